@@ -1,0 +1,51 @@
+"""Condition-number immunization: make released networks hard to fine-tune on harmful tasks, and measure it honestly.
+
+Public names are loaded on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from immunize.errors import UserError
+    from immunize.spectrum import (
+        condition_number,
+        immunization_ratio,
+        r_ill,
+        r_ill_of_features,
+        r_well,
+        r_well_of_features,
+        spectrum_of,
+    )
+
+__all__ = [
+    "UserError",
+    "__version__",
+    "condition_number",
+    "immunization_ratio",
+    "r_ill",
+    "r_ill_of_features",
+    "r_well",
+    "r_well_of_features",
+    "spectrum_of",
+]
+
+try:
+    __version__ = version("immunize")
+except PackageNotFoundError:  # a checkout that was never installed
+    __version__ = "0+unknown"
+
+_HOME = dict.fromkeys(__all__, "immunize.spectrum") | {"UserError": "immunize.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__ and name != "__version__":
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'immunize' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,35 @@
+"""Errors a user can cause and mend: shown as one clear message and a non-zero exit code, never as a traceback."""
+
+from __future__ import annotations
+
+__all__ = ["CheckpointError", "DataError", "DivergedError", "MissingDataError", "UserError"]
+
+
+class UserError(Exception):
+    """Something in the command, the configuration or the data is not as it has to be; the message says what to do."""
+
+
+class DataError(UserError):
+    """A data set was found but cannot be used as it is."""
+
+
+class MissingDataError(DataError):
+    """A data set was not found; the message names the file, where to get it, and the option that sets the folder."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint or record cannot be read, or does not fit the model it is loaded into."""
+
+
+class DivergedError(Exception):
+    """A term of the objective became non-finite. Caught by the run, which keeps the last finite parameters.
+
+    Args:
+        step: the optimizer step at which it happened, counted from 0.
+        term: the name of the first non-finite term.
+        value: its value.
+    """
+
+    def __init__(self, step: int, term: str, value: float) -> None:
+        self.step, self.term, self.value = step, term, value
+        super().__init__(f"the term '{term}' became {value} at step {step}")

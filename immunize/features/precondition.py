@@ -1,0 +1,85 @@
+"""The dummy layer of Appendix C.3: identity on the way forward, K⁻¹ on the way back.
+
+Algorithm 1 replaces ∇_θ R = Xᵀ∇_F R by K⁻¹Xᵀ∇_F R, K = XᵀX (line 6). As a layer, F = Xθ is returned unchanged and
+the backward pass applies the inverse, so that one `backward()` gives the whole update.
+
+With `nn.Linear`, W = θᵀ, so the inverse stands on the *input* side of W. The paper's Figure 4, read literally, and
+the released code solve on the output side instead; that variant is kept under the name ``literal`` for comparisons.
+
+For the linear extractor the same result needs no inverse at all (``inverse_free``: K⁻¹·2KθG = 2θG, see
+:mod:`immunize.spectrum.regularizers`); the layer is the general mechanism.
+
+Shapes: N samples, D input features, E output features.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["PRECONDITIONS", "Precondition", "preconditioned_linear"]
+
+Precondition = Literal["inverse_free", "dummy", "literal", "none"]
+PRECONDITIONS: tuple[Precondition, ...] = get_args(Precondition)
+
+
+def preconditioned_linear(
+    x: Tensor, theta: Tensor, *, ridge: float = 0.0, side: Literal["input", "output"] = "input"
+) -> Tensor:
+    """X θ, whose backward pass preconditions the gradient of θ with (XᵀX + εI)⁻¹.
+
+    On the input side the solve is done where it is smaller: (XᵀX + εI)⁻¹Xᵀ = Xᵀ(XXᵀ + εI)⁻¹.
+
+    Args:
+        x: (N, D).
+        theta: (D, E); (D, D) for ``side="output"``.
+        ridge: ε of C.3, absolute. 0 is Algorithm 1 itself and needs X of full rank; it is then the pseudo-inverse
+            K⁺ when N < D.
+        side: "input" is Algorithm 1; "output" is Figure 4 read literally.
+
+    Returns:
+        (N, E).
+
+    Raises:
+        ValueError: ε < 0, or the system is singular (set ε > 0).
+    """
+    if not 0 <= ridge < float("inf"):
+        raise ValueError(f"the preconditioner's ridge has to be a finite number ≥ 0, it is {ridge}")
+    if side not in ("input", "output"):
+        raise ValueError(f"side has to be input or output, it is {side!r}")
+    return _PreconditionedLinear.apply(x, theta, ridge, side)  # type: ignore[no-any-return]
+
+
+class _PreconditionedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, theta: Tensor, ridge: float, side: str) -> Tensor:
+        ctx.save_for_backward(x, theta)
+        ctx.ridge, ctx.side = ridge, side
+        return x @ theta
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, theta = ctx.saved_tensors
+        grad_x = grad @ theta.T if ctx.needs_input_grad[0] else None
+        if ctx.side == "output":
+            grad_theta = _solve(x.T @ x, grad.T @ x, ctx.ridge).T
+        elif x.shape[0] < x.shape[1]:
+            grad_theta = x.T @ _solve(x @ x.T, grad, ctx.ridge)
+        else:
+            grad_theta = _solve(x.T @ x, x.T @ grad, ctx.ridge)
+        return grad_x, grad_theta, None, None
+
+
+def _solve(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
+    damped = gram + ridge * torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
+    factor, info = torch.linalg.cholesky_ex(damped)
+    pivots = factor.diagonal().square()
+    # Rounding noise can make a singular matrix look definite; its smallest pivot then is noise as well.
+    noise = 10 * gram.shape[0] * torch.finfo(gram.dtype).eps * pivots.max()
+    if int(info) != 0 or bool(pivots.min() <= noise):
+        raise ValueError(f"XᵀX + {ridge:g}·I is singular to working precision; set a larger ridge")
+    return torch.cholesky_solve(right, factor)

@@ -1,0 +1,20 @@
+"""No immunization: θ and ω are trained on the supervised loss of the pre-training task alone."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from immunize.objective.base import Objective, Step
+
+__all__ = ["Plain"]
+
+
+class Plain(Objective):
+    """L(D_P, ω, θ), the control that every method is compared with (beside the identity)."""
+
+    def __init__(self) -> None:
+        super().__init__({"task": 1.0})
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        """The task loss."""
+        return {"task": step.pretrain_loss()}

@@ -1,0 +1,29 @@
+"""Baseline "Opt κ" (§5): minimize κ(H_P(θ)) - κ(H_H(θ)) itself by gradient descent."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from immunize.features import Precondition
+from immunize.objective.base import Objective, Step, kappa_term
+
+__all__ = ["OptKappa"]
+
+
+class OptKappa(Objective):
+    """κ(H_P(θ)) - κ(H_H(θ)), with the closed-form subgradient of κ (autograd through `eigh` reaches NaN).
+
+    Args:
+        precondition: "none" is the paper's plain gradient descent.
+    """
+
+    def __init__(self, precondition: Precondition = "none") -> None:
+        super().__init__({"kappa_pretrain": 1.0, "kappa_harmful": -1.0})
+        self.precondition = precondition
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        """κ of both Hessians; the second has weight -1."""
+        return {
+            "kappa_pretrain": kappa_term(step, step.pretrain, self.precondition),
+            "kappa_harmful": kappa_term(step, step.harmful, self.precondition),
+        }

@@ -1,0 +1,41 @@
+"""The paper's method, Eq. (11): L(D_P, ω, θ) + λ_P R_well(H_P(θ)) + λ_H R_ill(H_H(θ)), by Algorithm 1."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from immunize.features import Precondition
+from immunize.objective.base import Objective, Step, check_weight, ill_term, well_term
+
+__all__ = ["Ours"]
+
+
+class Ours(Objective):
+    """Eq. (11) with the regularizer gradients preconditioned as in Algorithm 1.
+
+    Args:
+        lambda_well: λ_P ≥ 0.
+        lambda_ill: λ_H ≥ 0.
+        precondition: see :meth:`~immunize.features.LinearExtractor.spectral_view`.
+
+    Raises:
+        ValueError: a negative λ.
+    """
+
+    def __init__(self, lambda_well: float, lambda_ill: float, precondition: Precondition = "inverse_free") -> None:
+        super().__init__(
+            {
+                "task": 1.0,
+                "well": check_weight("objective.lambda_well", lambda_well),
+                "ill": check_weight("objective.lambda_ill", lambda_ill),
+            }
+        )
+        self.precondition = precondition
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        """The task loss, R_well(H_P(θ)) and R_ill(H_H(θ))."""
+        return {
+            "task": step.pretrain_loss(),
+            "well": well_term(step, self.precondition),
+            "ill": ill_term(step, self.precondition),
+        }

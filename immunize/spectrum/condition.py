@@ -1,0 +1,319 @@
+"""Numerical rank, condition number and relative immunization ratio (Eqs. 1, 9, 15, 17).
+
+Everything is a function of the spectrum of H = FᵀF, where F holds the features of one data set. The non-zero
+eigenvalues of the D×D matrix FᵀF are those of the N×N matrix FFᵀ, and both are the squared singular values of F,
+so nothing here ever forms the larger of the two.
+
+Shapes: N samples, D features, r = min(N, D) singular values, k numerical rank.
+
+Three estimators of κ are kept apart by name, because they answer different questions:
+
+==========  =========================================  ==========================================================
+spectrum    σ_1 / σ_k over the numerical rank          Eq. (1), what the paper defines (default)
+released    (σ_1 + 1e-6) / min{λ_i + 1e-6 > 1e-6}      what the authors' code computes; the published tables use it
+ridge       (σ_1 + α) / (σ_D + α), α = ρ·tr(H)/D       fine-tuning with weight decay; finite for every matrix
+==========  =========================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "DEFAULT_RHO",
+    "ESTIMATORS",
+    "RELEASED_FLOOR",
+    "ConditionNumber",
+    "Estimator",
+    "ImmunizationRatio",
+    "Spectrum",
+    "compress_rows",
+    "condition_number",
+    "default_tolerance",
+    "immunization_ratio",
+    "spectrum_of",
+    "spectrum_of_gram",
+]
+
+Estimator = Literal["spectrum", "released", "ridge"]
+ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
+
+RELEASED_FLOOR = 1e-6
+"""The diagonal the released code adds to H, and its threshold for 'non-zero' (absolute, so it depends on units)."""
+
+SYMMETRY = 1e-9
+"""Largest asymmetry, relative to the largest entry, that counts as rounding in an accumulated Gram matrix."""
+
+DEFAULT_RHO = 1e-2
+"""Default ρ of the `ridge` estimator: weight decay of one percent of the mean eigenvalue."""
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The eigenvalues of H = FᵀF that can be non-zero, and what is needed to cut them at the numerical rank.
+
+    Attributes:
+        values: (r,) float64, non-negative, descending; r = min(N, D).
+        n_samples: N.
+        n_features: D; H has D - r further eigenvalues, all exactly zero.
+        tolerance: eigenvalues at or below ``tolerance * values[0]`` count as zero.
+    """
+
+    values: Tensor
+    n_samples: int
+    n_features: int
+    tolerance: float
+
+    @property
+    def rank(self) -> int:
+        """Numerical rank k of H; 0 for a matrix of zeros."""
+        return int((self.values > self.tolerance * self.values[0]).sum())
+
+    @property
+    def trace(self) -> float:
+        """tr(H), the squared Frobenius norm of F."""
+        return float(self.values.sum())
+
+
+@dataclass(frozen=True)
+class ConditionNumber:
+    """A condition number with the facts that say whether it can be trusted.
+
+    Attributes:
+        value: κ, at least 1.
+        estimator: which definition produced it.
+        n_samples: N.
+        n_features: D.
+        rank: k, the numerical rank of H.
+        tolerance: relative cut on the eigenvalues of H that gave k.
+        sigma_max: σ_1.
+        sigma_min: σ_k, the smallest eigenvalue above the cut.
+        gap_top: σ_1/σ_2; 1 means that the largest eigenvalue is not unique (inf if k = 1).
+        gap_bottom: σ_{k-1}/σ_k; 1 means that the smallest is not unique (inf if k = 1).
+        gap_cut: σ_k/σ_{k+1}, how clear the rank cut is (inf if nothing lies below it, or only zeros).
+        floor_hit: the denominator of the estimator was its floor (1e-6, or α) rather than a feature of the data.
+        rho: ρ of the `ridge` estimator, None for the others.
+    """
+
+    value: float
+    estimator: Estimator
+    n_samples: int
+    n_features: int
+    rank: int
+    tolerance: float
+    sigma_max: float
+    sigma_min: float
+    gap_top: float
+    gap_bottom: float
+    gap_cut: float
+    floor_hit: bool
+    rho: float | None = None
+
+
+@dataclass(frozen=True)
+class ImmunizationRatio:
+    """Eq. (15), and Eq. (17) when the baseline is θ_0 instead of the identity.
+
+    Attributes:
+        estimator: the estimator behind all four condition numbers.
+        kappa_pretrain: κ(H_P(θ)).
+        kappa_harmful: κ(H_H(θ)).
+        kappa_pretrain_baseline: κ(H_P) of the baseline extractor.
+        kappa_harmful_baseline: κ(H_H) of the baseline extractor.
+        ratio_harmful: (i), to be large.
+        ratio_pretrain: (ii), to be at most 1.
+        rir: (i)/(ii).
+    """
+
+    estimator: Estimator
+    kappa_pretrain: ConditionNumber
+    kappa_harmful: ConditionNumber
+    kappa_pretrain_baseline: ConditionNumber
+    kappa_harmful_baseline: ConditionNumber
+    ratio_harmful: float
+    ratio_pretrain: float
+    rir: float
+
+
+def default_tolerance(n_samples: int, n_features: int) -> float:
+    """Relative cut for the eigenvalues of a Gram matrix: ``max(N, D) * eps(float64)``.
+
+    An eigenvalue of H below this times σ_1 is not distinguishable from rounding when H is formed from N rows.
+    """
+    return max(n_samples, n_features) * torch.finfo(torch.float64).eps
+
+
+def spectrum_of(features: Tensor, *, tolerance: float | None = None, n_samples: int | None = None) -> Spectrum:
+    """Eigenvalues of H = FᵀF from the singular values of F, which keeps twice the digits that H itself would.
+
+    Args:
+        features: (N, D) float64.
+        tolerance: relative cut on the eigenvalues of H; default :func:`default_tolerance`.
+        n_samples: N to report and to use for the default tolerance, when `features` are compressed rows.
+
+    Raises:
+        TypeError: `features` are not float64.
+        ValueError: not a non-empty, finite matrix.
+    """
+    _check_matrix(features, "features")
+    rows, n_features = features.shape
+    n_samples = rows if n_samples is None else n_samples
+    # A tall matrix is reduced to its triangular factor first: same singular values, and D³ instead of N·D² work.
+    reduced = torch.linalg.qr(features, mode="r").R if rows > 2 * n_features else features
+    values = torch.linalg.svdvals(reduced).square()
+    cut = default_tolerance(n_samples, n_features) if tolerance is None else tolerance
+    return Spectrum(values, n_samples, n_features, cut)
+
+
+def spectrum_of_gram(gram: Tensor, n_samples: int, *, tolerance: float | None = None) -> Spectrum:
+    """Eigenvalues of a D×D matrix H that was accumulated elsewhere (streaming, several processes).
+
+    Args:
+        gram: (D, D) float64, symmetric positive semi-definite up to rounding.
+        n_samples: N, the number of rows it was accumulated from.
+        tolerance: relative cut; default :func:`default_tolerance`.
+
+    Raises:
+        TypeError: `gram` is not float64.
+        ValueError: not a square, finite matrix.
+    """
+    _check_matrix(gram, "gram")
+    if gram.shape[0] != gram.shape[1]:
+        raise ValueError(f"a Gram matrix is square, this one is {tuple(gram.shape)}")
+    if n_samples < 1:
+        raise ValueError(f"a Gram matrix comes from at least one sample, not {n_samples}")
+    if not bool((gram - gram.T).abs().max() <= SYMMETRY * gram.abs().max()):
+        raise ValueError("a Gram matrix is symmetric, this one is not")
+    n_features = gram.shape[0]
+    values = torch.linalg.eigvalsh(gram).flip(0).clamp_min(0)[: min(n_samples, n_features)]
+    cut = default_tolerance(n_samples, n_features) if tolerance is None else tolerance
+    return Spectrum(values, n_samples, n_features, cut)
+
+
+def compress_rows(x: Tensor) -> Tensor:
+    """The k rows Σ_kV_kᵀ of X = UΣVᵀ, which have the same K = XᵀX up to rounding and are linearly independent.
+
+    Everything that depends on the data only through K (every Hessian spectrum, hence both regularizers) can be
+    computed from these rows, for every θ, without looking at the N original ones again.
+
+    Args:
+        x: (N, D) float64.
+
+    Returns:
+        (k, D) float64, k the numerical rank of K by :func:`default_tolerance`; (0, D) for a matrix of zeros.
+
+    Raises:
+        TypeError: `x` is not float64.
+        ValueError: not a non-empty, finite matrix.
+    """
+    _check_matrix(x, "x")
+    tall = x.shape[0] > 2 * x.shape[1]
+    _, sigma, vh = torch.linalg.svd(torch.linalg.qr(x, mode="r").R if tall else x, full_matrices=False)
+    k = int((sigma.square() > default_tolerance(*x.shape) * sigma[0].square()).sum())
+    compressed: Tensor = sigma[:k, None] * vh[:k]
+    return compressed
+
+
+def condition_number(
+    spectrum: Spectrum, estimator: Estimator = "spectrum", *, rho: float = DEFAULT_RHO
+) -> ConditionNumber:
+    """κ(H) by one of the named estimators, with its validity facts.
+
+    The `released` estimator adds 1e-6 to every eigenvalue and takes the smallest that exceeds 1e-6. On a
+    rank-deficient H the computed zero eigenvalues are rounding noise of either sign, and one positive among them
+    decides the result; here zero eigenvalues count as infinitesimally positive, so that the value is the
+    (σ_1 + 1e-6)/1e-6 which that code returns all but always, and does not depend on the noise.
+
+    Args:
+        spectrum: eigenvalues of H.
+        estimator: "spectrum", "released" or "ridge".
+        rho: ρ of the `ridge` estimator, relative to the mean eigenvalue tr(H)/D; positive.
+
+    Raises:
+        ValueError: unknown estimator, ρ ≤ 0, or H = 0, which has no condition number.
+    """
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"unknown estimator {estimator!r}; there are {', '.join(ESTIMATORS)}")
+    k = spectrum.rank
+    if k == 0:
+        raise ValueError("a matrix of zeros has no condition number")
+    top, bottom = float(spectrum.values[0]), float(spectrum.values[k - 1])
+    deficient = k < spectrum.n_features
+    if estimator == "spectrum":
+        value, floor_hit = top / bottom, False
+    elif estimator == "released":
+        smallest = 0.0 if deficient else bottom
+        value, floor_hit = (top + RELEASED_FLOOR) / (smallest + RELEASED_FLOOR), smallest < RELEASED_FLOOR
+    else:
+        if not rho > 0:
+            raise ValueError(f"rho has to be positive, it is {rho}")
+        alpha = rho * spectrum.trace / spectrum.n_features
+        smallest = 0.0 if deficient else bottom
+        value, floor_hit = (top + alpha) / (smallest + alpha), smallest < alpha
+    return ConditionNumber(
+        value=value,
+        estimator=estimator,
+        n_samples=spectrum.n_samples,
+        n_features=spectrum.n_features,
+        rank=k,
+        tolerance=spectrum.tolerance,
+        sigma_max=top,
+        sigma_min=bottom,
+        gap_top=_ratio(spectrum.values, 0, 1, k),
+        gap_bottom=_ratio(spectrum.values, k - 2, k - 1, k),
+        gap_cut=_ratio(spectrum.values, k - 1, k, len(spectrum.values)),
+        floor_hit=floor_hit,
+        rho=rho if estimator == "ridge" else None,
+    )
+
+
+def immunization_ratio(
+    pretrain: Spectrum,
+    harmful: Spectrum,
+    pretrain_baseline: Spectrum,
+    harmful_baseline: Spectrum,
+    estimator: Estimator = "spectrum",
+    *,
+    rho: float = DEFAULT_RHO,
+) -> ImmunizationRatio:
+    """RIR = [κ(H_H(θ))/κ(H_H(θ_0))] / [κ(H_P(θ))/κ(H_P(θ_0))], Eqs. (15) and (17).
+
+    Args:
+        pretrain: spectrum of H_P(θ).
+        harmful: spectrum of H_H(θ).
+        pretrain_baseline: spectrum of H_P of the baseline: the identity in Eq. (15), θ_0 in Eq. (17).
+        harmful_baseline: spectrum of H_H of the same baseline.
+        estimator: one estimator for all four.
+        rho: ρ of the `ridge` estimator.
+
+    Raises:
+        ValueError: as :func:`condition_number`.
+    """
+    kappa_p, kappa_h, base_p, base_h = (
+        condition_number(s, estimator, rho=rho) for s in (pretrain, harmful, pretrain_baseline, harmful_baseline)
+    )
+    ratio_harmful, ratio_pretrain = kappa_h.value / base_h.value, kappa_p.value / base_p.value
+    return ImmunizationRatio(
+        estimator, kappa_p, kappa_h, base_p, base_h, ratio_harmful, ratio_pretrain, ratio_harmful / ratio_pretrain
+    )
+
+
+def _ratio(values: Tensor, upper: int, lower: int, end: int) -> float:
+    """values[upper]/values[lower], or inf when one of the two lies outside values[:end] or the lower is zero."""
+    if upper < 0 or lower >= end or float(values[lower]) == 0.0:
+        return math.inf
+    return float(values[upper] / values[lower])
+
+
+def _check_matrix(matrix: Tensor, name: str) -> None:
+    if matrix.dtype != torch.float64:
+        raise TypeError(f"{name} have to be float64 for a trustworthy spectrum, they are {matrix.dtype}")
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"{name} have to be a non-empty matrix, their shape is {tuple(matrix.shape)}")
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError(f"{name} contain NaN or infinite values")

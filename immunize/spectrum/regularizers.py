@@ -1,0 +1,205 @@
+"""R_well (Eq. 3), R_ill (Eq. 12) and κ (Eq. 1) with closed-form gradients (Eq. 13, Theorems 4.1, 4.2 and A.1).
+
+All three are functions of singular values only, and their gradients share the singular vectors of the argument:
+
+    ∇_S φ(S) = c·S + Σ_j b_j u_j v_jᵀ        with j in {1, k}
+
+so one rule (value, c, b_1, b_k) a function serves a general matrix S and a Hessian H = FᵀF alike. Backpropagating
+through eigenvectors instead divides by differences of eigenvalues, and through v = Fᵀu/√λ by eigenvalues: NaN where two
+coincide or one is zero. Here no such division occurs. The gradients are for first-order methods: the backward pass is
+not itself differentiable, and PyTorch treats second derivatives as zero or refuses them.
+
+Subgradients: where σ_1 (R_well, κ) or σ_k (R_ill, κ) is not unique, the function is not differentiable and the
+gradient returned is the one of the singular pair that LAPACK lists first (σ_1) or last above the rank cut (σ_k):
+an element of the Clarke subdifferential. Singular values below the rank cut count as zeros that stay zeros.
+
+Shapes: N samples, D features, k numerical rank; θ (D, D) acts on rows, F = Xθ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from immunize.spectrum.condition import default_tolerance
+from immunize.spectrum.extremes import Ends, gram_ends
+
+__all__ = ["kappa", "kappa_of_features", "r_ill", "r_ill_of_features", "r_well", "r_well_of_features"]
+
+
+class _Rule(NamedTuple):
+    """φ and its gradient, ∇_S φ = scale·S + top·σ_1·u_1v_1ᵀ + bottom·σ_k·u_kv_kᵀ.
+
+    `top` and `bottom` are given divided by σ_1 and σ_k: on the small side the rank-one terms appear as
+    σ_j v_jv_jᵀ = Fᵀu_ju_jᵀF, so nothing has to be divided by a σ_j that may be tiny.
+    """
+
+    value: Tensor
+    scale: Tensor
+    top: Tensor
+    bottom: Tensor
+
+
+_RuleFunction = Callable[[Ends, int], "_Rule"]
+
+
+def _well_rule(ends: Ends, divisor: int) -> _Rule:
+    # R = σ_1²/2 - Σσ²/(2p);  ∇ = σ_1u_1v_1ᵀ - S/p
+    value = 0.5 * ends.first**2 - ends.square_sum / (2 * divisor)
+    one = torch.ones_like(value)
+    return _Rule(value, -one / divisor, one, torch.zeros_like(value))
+
+
+def _ill_rule(ends: Ends, divisor: int) -> _Rule:
+    # R = 1/f, f = Σσ²/(2k) - σ_k²/2;  ∇ = (σ_ku_kv_kᵀ - S/k)/f²
+    del divisor
+    f = (ends.square_sum / (2 * ends.rank) - 0.5 * ends.last**2).clamp_min(0)  # rounding at κ = 1
+    inverse_square = f.square().reciprocal()
+    return _Rule(f.reciprocal(), -inverse_square / ends.rank, torch.zeros_like(f), inverse_square)
+
+
+def _kappa_rule(ends: Ends, divisor: int) -> _Rule:
+    # κ = σ_1/σ_k;  ∇ = u_1v_1ᵀ/σ_k - (σ_1/σ_k²)u_kv_kᵀ
+    del divisor
+    value = ends.first / ends.last
+    return _Rule(value, torch.zeros_like(value), 1 / (ends.first * ends.last), -value / ends.last**2)
+
+
+def r_well(s: Tensor, *, tolerance: float | None = None) -> Tensor:
+    """R_well(S) = ½‖S‖₂² - ‖S‖_F²/(2p), p = min(p_r, p_c) (Eq. 3, Nenov et al. 2024).
+
+    Differentiable once; see the module's note for the subgradient taken when σ_1 is not unique.
+
+    Args:
+        s: (p_r, p_c) float64.
+        tolerance: relative cut on singular values; default ``max(p_r, p_c) * eps``.
+
+    Raises:
+        TypeError: not float64.
+        ValueError: S = 0 or not a matrix.
+    """
+    return _MatrixTerm.apply(s, _well_rule, tolerance)  # type: ignore[no-any-return]
+
+
+def r_ill(s: Tensor, *, tolerance: float | None = None) -> Tensor:
+    """R_ill(S) = 1/(‖S‖_F²/(2k) - (σ_k)²/2), k the numerical rank (Eq. 12).
+
+    Where all k non-zero singular values are equal (κ = 1, so always for rank 1) it has a pole: the value is inf and
+    the gradient NaN, since no subgradient exists. Differentiable once; see the module's note for the subgradient taken
+    when σ_k is not unique. Arguments and errors as :func:`r_well`.
+    """
+    return _MatrixTerm.apply(s, _ill_rule, tolerance)  # type: ignore[no-any-return]
+
+
+def kappa(s: Tensor, *, tolerance: float | None = None) -> Tensor:
+    """κ(S) = σ_1/σ_k (Eq. 1) as a differentiable function. Arguments and errors as :func:`r_well`."""
+    return _MatrixTerm.apply(s, _kappa_rule, tolerance)  # type: ignore[no-any-return]
+
+
+def r_well_of_features(features: Tensor, theta: Tensor | None = None, *, tolerance: float | None = None) -> Tensor:
+    """R_well(FᵀF), never forming the larger of FᵀF and FFᵀ.
+
+    Args:
+        features: (N, D) float64, F. Compressed rows serve as well (see :func:`~immunize.spectrum.compress_rows`).
+        theta: None: the gradient flows into `features`, 2F·∇R (so into θ as ∇_θ R = 2Kθ∇R, Theorem 4.2).
+            (D, D): the gradient flows into θ alone, and is the one that Algorithm 1 uses after its
+            preconditioning, K⁻¹∇_θ R = 2θ∇R, for which K is not needed (exact for every invertible K; for a
+            singular one it differs from K⁺∇_θ R only in directions that no sample has).
+        tolerance: relative cut on the eigenvalues of H; default ``max(N, D) * eps``.
+
+    Returns:
+        Scalar float64. The divisor p of Eq. (3) is D, also where N < D.
+
+    Raises:
+        TypeError: not float64.
+        ValueError: features are all zero, or not a matrix.
+    """
+    return _FeatureTerm.apply(features, theta, _well_rule, tolerance)  # type: ignore[no-any-return]
+
+
+def r_ill_of_features(features: Tensor, theta: Tensor | None = None, *, tolerance: float | None = None) -> Tensor:
+    """R_ill(FᵀF) with k the numerical rank of the features given. Arguments as :func:`r_well_of_features`."""
+    return _FeatureTerm.apply(features, theta, _ill_rule, tolerance)  # type: ignore[no-any-return]
+
+
+def kappa_of_features(features: Tensor, theta: Tensor | None = None, *, tolerance: float | None = None) -> Tensor:
+    """κ(FᵀF) with its closed-form subgradient. Arguments as :func:`r_well_of_features`."""
+    return _FeatureTerm.apply(features, theta, _kappa_rule, tolerance)  # type: ignore[no-any-return]
+
+
+class _MatrixTerm(torch.autograd.Function):
+    """A spectral function of a general matrix, through one SVD."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, rule: _RuleFunction, tolerance: float | None) -> Tensor:
+        _check(s, "the matrix")
+        u, sigma, vh = torch.linalg.svd(s, full_matrices=False)
+        cut = default_tolerance(*s.shape) if tolerance is None else tolerance
+        k = int((sigma > cut * sigma[0]).sum())
+        if k == 0:
+            raise ValueError("the spectrum of a matrix of zeros (or NaN) has no non-zero part to regularize")
+        first, last = sigma[0], sigma[k - 1]
+        ends = Ends(k, first, last, u[:, [0, k - 1]], sigma.square().sum())
+        value, scale, top, bottom = rule(ends, min(s.shape))
+        ctx.save_for_backward(
+            scale * s
+            + (top * first) * torch.outer(u[:, 0], vh[0])
+            + (bottom * last) * torch.outer(u[:, k - 1], vh[k - 1])
+        )
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return grad * gradient, None, None
+
+
+class _FeatureTerm(torch.autograd.Function):
+    """A spectral function of H = FᵀF, from the ends of the smaller of FᵀF and FFᵀ."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, theta: Tensor | None, rule: _RuleFunction, tolerance: float | None
+    ) -> Tensor:
+        _check(features, "the features")
+        n, d = features.shape
+        ctx.wide = n <= d
+        gram = features @ features.T if ctx.wide else features.T @ features
+        ends = gram_ends(gram, default_tolerance(n, d) if tolerance is None else tolerance)
+        value, scale, top, bottom = rule(ends, d)
+        ctx.save_for_backward(
+            features, theta, gram, ends.vectors, torch.stack([ends.first, ends.last]), scale, top, bottom
+        )
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        features, theta, gram, ends, sigma, scale, top, bottom = ctx.saved_tensors
+        weights = 2 * grad * torch.stack([top, bottom])
+        scale = 2 * grad * scale
+        if ctx.wide:
+            # G = Fᵀ C F with C = scale·I + ends·diag(weights)·endsᵀ, an N×N matrix that is never formed.
+            if theta is None:  # F·G = (FFᵀ) C F, and FFᵀ only scales its own eigenvectors
+                inner = scale * (gram @ features) + (ends * (weights * sigma)) @ (ends.T @ features)
+                return inner, None, None, None
+            inner = scale * features + (ends * weights) @ (ends.T @ features)
+            return None, (theta @ features.T) @ inner, None, None
+        # G = scale·H + ends·diag(weights·σ)·endsᵀ
+        left = features if theta is None else theta
+        product = scale * (left @ gram) + ((left @ ends) * (weights * sigma)) @ ends.T
+        return (product, None, None, None) if theta is None else (None, product, None, None)
+
+
+def _check(matrix: Tensor, name: str) -> None:
+    if matrix.dtype != torch.float64:
+        raise TypeError(f"{name} have to be float64 for a trustworthy spectrum, they are {matrix.dtype}")
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"{name} have to be a non-empty matrix, their shape is {tuple(matrix.shape)}")
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError(f"{name} contain NaN or infinite values")

@@ -1,0 +1,158 @@
+"""The linear extractor: how θ starts, what it computes, and which gradient each spectral view sends to θ."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from immunize.features import PRECONDITIONS, LinearExtractor, Precondition
+from immunize.spectrum import compress_rows, condition_number, r_ill_of_features, r_well_of_features, spectrum_of
+from tests import reference as ref
+
+REGULARIZERS = {"well": (r_well_of_features, ref.r_well_gradient), "ill": (r_ill_of_features, ref.r_ill_gradient)}
+
+
+def extractor(n_features: int, seed: int, ridge: float = 0.0) -> LinearExtractor:
+    """With a θ that is neither orthogonal nor symmetric."""
+    module = LinearExtractor(n_features, init="identity", ridge=ridge)
+    with torch.no_grad():
+        module.theta.copy_(ref.extractor(n_features, seed))
+    return module
+
+
+def error(value: Tensor, expected: Tensor) -> float:
+    return float((value - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("d", [1, 2, 7, 79])
+def test_orthogonal_start_is_orthogonal_and_leaves_kappa_alone(d: int) -> None:
+    module = LinearExtractor(d, init="orthogonal", generator=ref.generator(1))
+    theta = module.theta.detach()
+    torch.testing.assert_close(theta.T @ theta, torch.eye(d, dtype=torch.float64), rtol=0, atol=1e-14)
+    x = ref.features_with_eigenvalues(torch.logspace(2, -2, d), d + 5, d, seed=2)
+    before, after = (condition_number(spectrum_of(f)).value for f in (x, module(x).detach()))
+    assert after == pytest.approx(before, rel=1e-10)
+    assert theta.is_contiguous()
+
+
+def test_orthogonal_start_is_uniform_over_rotations_and_reflections() -> None:
+    # Haar: E[θ_ij] = 0 and E[θ_ij²] = 1/D for every entry, also on the diagonal, where plain QR has one sign only
+    source = ref.generator(3)
+    draws = torch.stack([LinearExtractor(3, generator=source).theta.detach() for _ in range(3000)])
+    assert float(draws.mean(0).abs().max()) < 5 * (1 / 3 / 3000) ** 0.5
+    assert float((draws.square().mean(0) - 1 / 3).abs().max()) < 5 * 0.3 / 3000**0.5
+
+
+def test_uniform_start_fills_the_range_of_torch_linear() -> None:
+    theta = LinearExtractor(100, init="uniform", generator=ref.generator(4)).theta.detach()
+    assert -0.1 <= float(theta.min()) < -0.0999
+    assert 0.0999 < float(theta.max()) <= 0.1
+    assert abs(float(theta.mean())) < 5 * 0.1 / 3**0.5 / 100
+    assert float(theta.var()) == pytest.approx(0.01 / 3, rel=0.03)
+
+
+def test_identity_start_is_the_identity() -> None:
+    assert torch.equal(LinearExtractor(4, init="identity").theta.detach(), torch.eye(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("init", ["orthogonal", "uniform"])
+def test_the_generator_decides_the_start(init: str) -> None:
+    first, same, other = (
+        LinearExtractor(5, init=init, generator=ref.generator(s)).theta.detach()  # type: ignore[arg-type]
+        for s in (5, 5, 6)
+    )
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("init", ["orthogonal", "uniform", "identity"])
+def test_theta_is_one_square_float64_parameter(init: str) -> None:
+    module = LinearExtractor(6, init=init)  # type: ignore[arg-type]
+    assert [(name, p.shape, p.dtype) for name, p in module.named_parameters()] == [("theta", (6, 6), torch.float64)]
+    assert module.n_features == 6
+
+
+def test_theta_acts_on_rows() -> None:
+    module, x = extractor(6, seed=7), ref.gaussian(4, 6, seed=8)
+    expected = torch.stack([module.theta.detach().T @ row for row in x])
+    torch.testing.assert_close(module(x).detach(), expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_probe_is_applied_to_the_features(outputs: int) -> None:
+    module, x, w = extractor(6, seed=9), ref.gaussian(40, 6, seed=10), ref.gaussian(6, outputs, seed=11)
+    w.requires_grad_()
+    logits = module(x, w)
+    assert logits.shape == (40, outputs)
+    torch.testing.assert_close(logits, module(x) @ w, rtol=1e-12, atol=1e-12)
+    fast = torch.autograd.grad(logits.square().sum(), [module.theta, w])
+    slow = torch.autograd.grad((module(x) @ w).square().sum(), [module.theta, w])
+    assert all(error(a, b) < 1e-13 for a, b in zip(fast, slow, strict=True))
+
+
+@pytest.mark.parametrize("precondition", PRECONDITIONS)
+def test_every_view_has_the_same_features(precondition: Precondition) -> None:
+    module, x = extractor(6, seed=12), ref.gaussian(9, 6, seed=13)
+    view = module.spectral_view(x, precondition)
+    assert torch.equal(view.features.detach(), x @ module.theta.detach())
+    assert (view.theta is module.theta) == (precondition == "inverse_free")
+    assert view.features.requires_grad == (precondition != "inverse_free")
+
+
+@pytest.mark.parametrize("name", REGULARIZERS)
+@pytest.mark.parametrize("precondition", PRECONDITIONS)
+def test_every_view_sends_its_named_gradient_to_theta(precondition: Precondition, name: str) -> None:
+    function, slope = REGULARIZERS[name]
+    module, x = extractor(6, seed=14), ref.features_with_eigenvalues(torch.linspace(5, 1, 6), 20, 6, seed=15)
+    theta, k = module.theta.detach(), x.T @ x
+    view = module.spectral_view(x, precondition)
+    function(view.features, view.theta).backward()
+    plain = ref.theta_gradient(x, theta, slope)
+    expected = {
+        "inverse_free": torch.linalg.inv(k) @ plain,
+        "dummy": torch.linalg.inv(k) @ plain,
+        "literal": torch.linalg.solve(k, plain.T).T,
+        "none": plain,
+    }[precondition]
+    assert module.theta.grad is not None
+    assert error(module.theta.grad, expected) < 1e-9
+
+
+@pytest.mark.parametrize("precondition", PRECONDITIONS)
+@pytest.mark.parametrize("n", [30, 4])
+def test_compressed_rows_send_the_same_gradient(precondition: Precondition, n: int) -> None:
+    module = extractor(6, seed=16, ridge=0.1)
+    x = ref.features_with_eigenvalues(torch.linspace(5, 1, 4), n, 6, seed=17)
+    gradients = []
+    for rows in (x, compress_rows(x)):
+        view = module.spectral_view(rows, precondition)
+        gradients += torch.autograd.grad(r_ill_of_features(view.features, view.theta), module.theta)
+    assert error(gradients[1], gradients[0]) < 1e-11
+
+
+@pytest.mark.parametrize("precondition", ["dummy", "literal"])
+def test_the_ridge_of_the_extractor_reaches_the_layer(precondition: Precondition) -> None:
+    x = ref.features_with_eigenvalues([4.0, 2.0], 2, 6, seed=18)
+    module = extractor(6, seed=19, ridge=0.7)
+    view = module.spectral_view(x, precondition)
+    r_well_of_features(view.features, view.theta).backward()
+    inverse = torch.linalg.inv(x.T @ x + 0.7 * torch.eye(6, dtype=torch.float64))
+    plain = ref.theta_gradient(x, module.theta.detach(), lambda h: ref.r_well_gradient(h, 1e-12))
+    assert module.theta.grad is not None
+    assert error(module.theta.grad, inverse @ plain if precondition == "dummy" else plain @ inverse) < 1e-9
+
+
+def test_an_unknown_start_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="orthogonal, uniform, identity"):
+        LinearExtractor(3, init="zeros")  # type: ignore[arg-type]
+
+
+def test_a_negative_ridge_is_refused() -> None:
+    with pytest.raises(ValueError, match="finite number ≥ 0"):
+        LinearExtractor(3, ridge=-1.0)
+
+
+def test_an_unknown_precondition_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="inverse_free, dummy, literal, none"):
+        LinearExtractor(3).spectral_view(ref.gaussian(4, 3, seed=20), "newton")  # type: ignore[arg-type]

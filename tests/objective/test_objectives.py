@@ -1,0 +1,232 @@
+"""Each method's terms and weights, which parameters each term moves, and the whole step against Algorithm 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from immunize.features import LinearExtractor
+from immunize.objective import Objective, Side, Step, new_head, task_loss
+from immunize.objective.ill_only import IllOnly
+from immunize.objective.imma import Imma
+from immunize.objective.none import Plain
+from immunize.objective.opt_kappa import OptKappa
+from immunize.objective.ours import Ours
+from immunize.objective.well_only import WellOnly
+from immunize.spectrum import compress_rows
+from tests import reference as ref
+
+D = 5
+
+
+def side(n: int, seed: int, compressed: bool = False) -> Side:
+    x = ref.features_with_eigenvalues(torch.logspace(1, -1, min(n, D)), n, D, seed)
+    return Side(x, ref.gaussian(n, seed=seed + 1000), compress_rows(x) if compressed else x)
+
+
+def make_step(n_pretrain: int = 20, n_harmful: int = 15, compressed: bool = False) -> Step:
+    extractor = LinearExtractor(D, init="identity")
+    with torch.no_grad():
+        extractor.theta.copy_(ref.extractor(D, seed=1))
+    head = ref.gaussian(D, 1, seed=2).requires_grad_()
+    return Step(extractor, head, side(n_pretrain, 3, compressed), side(n_harmful, 4, compressed), task_loss("mse"))
+
+
+def poisoned(part: Side) -> Side:
+    """The same shapes, NaN everywhere: whoever looks at it shows it."""
+    return Side(*(torch.full_like(t, math.nan) for t in (part.x, part.y, part.rows)))
+
+
+def error(value: Tensor, expected: Tensor) -> float:
+    return float((value - expected).norm() / expected.norm())
+
+
+def reached(objective: Objective, step: Step) -> dict[str, tuple[bool, bool]]:
+    """For each term, whether it moves θ and whether it moves ω."""
+    out = {}
+    for name, term in objective.terms(step).items():
+        gradients = torch.autograd.grad(term, [step.extractor.theta, step.head], allow_unused=True, retain_graph=True)
+        theta, omega = (g is not None and bool(g.abs().max() > 0) for g in gradients)
+        out[name] = (theta, omega)
+    return out
+
+
+def h(part: Side, step: Step) -> Tensor:
+    return ref.hessian(part.x, step.extractor.theta.detach())
+
+
+BOTH, THETA = (True, True), (True, False)
+
+
+@pytest.mark.parametrize(
+    ("build", "weights", "moves"),
+    [
+        (lambda: Ours(3.0, 1e7), {"task": 1, "well": 3, "ill": 1e7}, {"task": BOTH, "well": THETA, "ill": THETA}),
+        (lambda: WellOnly(3.0), {"well": 3}, {"well": THETA}),
+        (lambda: IllOnly(1e7), {"ill": 1e7}, {"ill": THETA}),
+        (
+            OptKappa,
+            {"kappa_pretrain": 1, "kappa_harmful": -1},
+            {"kappa_pretrain": THETA, "kappa_harmful": THETA},
+        ),
+        (Plain, {"task": 1}, {"task": BOTH}),
+    ],
+    ids=["ours", "well_only", "ill_only", "opt_kappa", "none"],
+)
+def test_terms_weights_and_what_they_move(
+    build: Callable[[], Objective], weights: dict[str, float], moves: dict[str, tuple[bool, bool]]
+) -> None:
+    objective = build()
+    objective.bind(D, ref.generator(5))
+    assert objective.weights == weights
+    assert reached(objective, make_step()) == moves
+    assert list(objective.parameters()) == []
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(("n_pretrain", "n_harmful"), [(20, 15), (4, 3)])
+def test_values_of_the_terms(n_pretrain: int, n_harmful: int, compressed: bool) -> None:
+    step = make_step(n_pretrain, n_harmful, compressed)
+    theta, part = step.extractor.theta.detach(), step.pretrain
+    h_p, h_h = h(step.pretrain, step), h(step.harmful, step)
+    task = float((part.x @ theta @ step.head.detach().squeeze(1) - part.y).square().sum()) / n_pretrain
+    expected = {
+        "task": task,
+        "well": ref.r_well(h_p),
+        "ill": ref.r_ill(h_h, 1e-11),
+        "kappa_pretrain": ref.kappa(h_p, 1e-11),
+        "kappa_harmful": ref.kappa(h_h, 1e-11),
+    }
+    for objective in (Ours(1, 1), WellOnly(1), IllOnly(1), OptKappa(), Plain()):
+        for name, term in objective.terms(step).items():
+            assert term.ndim == 0
+            assert float(term.detach()) == pytest.approx(expected[name], rel=1e-9)
+
+
+@pytest.mark.parametrize("precondition", ["inverse_free", "dummy"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_one_step_of_ours_is_algorithm_1(precondition: str, compressed: bool) -> None:
+    step = make_step(compressed=compressed)
+    step.extractor.ridge = 0.0
+    theta, omega, part = step.extractor.theta, step.head, step.pretrain
+    eta, lambda_well, lambda_ill = 1e-3, 2.0, 50.0
+    objective = Ours(lambda_well, lambda_ill, precondition)  # type: ignore[arg-type]
+    total = sum((objective.weights[k] * v for k, v in objective.terms(step).items()), torch.zeros(()))
+    theta_slope, omega_slope = torch.autograd.grad(total, [theta, omega])
+    residual = part.x @ theta.detach() @ omega.detach().squeeze(1) - part.y
+    task_gradient = 2 / len(residual) * torch.outer(part.x.T @ residual, omega.detach().squeeze(1))
+    expected = ref.algorithm_1_step(theta.detach(), part.x, step.harmful.x, task_gradient, eta, lambda_well, lambda_ill)
+    moved = theta.detach() - eta * theta_slope
+    assert float((moved - expected).norm()) < 1e-9 * float((expected - theta.detach()).norm())
+    omega_expected = 2 / len(residual) * theta.detach().T @ part.x.T @ residual
+    assert error(omega_slope.squeeze(1), omega_expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("build", "slope", "name"),
+    [
+        (lambda: WellOnly(1), ref.r_well_gradient, "pretrain"),
+        (lambda: IllOnly(1), ref.r_ill_gradient, "harmful"),
+    ],
+    ids=["well_only", "ill_only"],
+)
+def test_single_regularizers_use_the_plain_gradient_by_default(
+    build: Callable[[], Objective], slope: Callable[[Tensor], Tensor], name: str
+) -> None:
+    step = make_step()
+    (term,) = build().terms(step).values()
+    (result,) = torch.autograd.grad(term, step.extractor.theta)
+    x = getattr(step, name).x
+    assert error(result, ref.theta_gradient(x, step.extractor.theta.detach(), slope)) < 1e-9
+
+
+@pytest.mark.parametrize("build", [lambda p: WellOnly(1, p), lambda p: IllOnly(1, p), OptKappa])
+def test_the_precondition_is_passed_on(build: Callable[[str], Objective]) -> None:
+    step = make_step()
+    for term, plain in zip(build("inverse_free").terms(step).items(), build("none").terms(step).values(), strict=True):
+        x = step.harmful.x if term[0] in ("ill", "kappa_harmful") else step.pretrain.x
+        (preconditioned,) = torch.autograd.grad(term[1], step.extractor.theta)
+        (slope,) = torch.autograd.grad(plain, step.extractor.theta)
+        assert error(x.T @ x @ preconditioned, slope) < 1e-10
+
+
+def test_opt_kappa_descends_kappa_of_pretrain_minus_kappa_of_harmful() -> None:
+    step, objective = make_step(), OptKappa()
+    theta = step.extractor.theta
+    total = sum((objective.weights[k] * v for k, v in objective.terms(step).items()), torch.zeros(()))
+    (slope,) = torch.autograd.grad(total, theta)
+
+    def difference(t: Tensor) -> Tensor:
+        kappas = [ref.kappa(ref.hessian(part.x, t)) for part in (step.pretrain, step.harmful)]
+        return torch.tensor(kappas[0] - kappas[1], dtype=torch.float64)
+
+    expected = ref.finite_difference_gradient(difference, theta.detach(), 1e-4)
+    assert error(slope, expected) < 1e-6
+
+
+@pytest.mark.parametrize("build", [lambda: WellOnly(1), Plain], ids=["well_only", "none"])
+def test_methods_without_harmful_data_do_not_look_at_it(build: Callable[[], Objective]) -> None:
+    step = make_step()
+    blind = Step(step.extractor, step.head, step.pretrain, poisoned(step.harmful), step.task_loss)
+    (term,) = build().terms(blind).values()
+    assert torch.isfinite(term)
+
+
+def test_ill_only_does_not_look_at_the_pretraining_data() -> None:
+    step = make_step()
+    blind = Step(step.extractor, step.head, poisoned(step.pretrain), step.harmful, step.task_loss)
+    (term,) = IllOnly(1).terms(blind).values()
+    assert torch.isfinite(term)
+
+
+def test_the_rank_cut_follows_the_samples_and_not_the_compressed_rows() -> None:
+    part = side(300, 6, compressed=True)
+    assert len(part.rows) == D
+    assert part.tolerance == 300 * 2**-52
+
+
+@pytest.mark.parametrize("bad", [-1.0, -1e-300, math.nan, math.inf])
+@pytest.mark.parametrize(
+    "build",
+    [lambda v: Ours(v, 1.0), lambda v: Ours(1.0, v), WellOnly, IllOnly],
+    ids=["ours well", "ours ill", "well_only", "ill_only"],
+)
+def test_a_negative_or_infinite_lambda_is_refused(build: Callable[[float], Objective], bad: float) -> None:
+    with pytest.raises(ValueError, match=r"lambda_(well|ill)"):
+        build(bad)
+
+
+def test_a_lambda_of_zero_is_allowed() -> None:
+    assert Ours(0, 0).weights == {"task": 1, "well": 0, "ill": 0}
+
+
+def test_every_weight_belongs_to_a_term() -> None:
+    step = make_step()
+    for objective in (Ours(1, 1), WellOnly(1), IllOnly(1), OptKappa(), Plain(), Imma()):
+        objective.bind(D)
+        assert set(objective.weights) == set(objective.terms(step))
+
+
+def test_new_head_is_drawn_as_torch_linear_draws_its_weight() -> None:
+    head = new_head(400, ref.generator(7))
+    assert (head.shape, head.dtype, head.requires_grad) == ((400, 1), torch.float64, True)
+    assert float(head.detach().abs().max()) <= 1 / 20
+    assert float(head.detach().var()) == pytest.approx(1 / 400 / 3, rel=0.15)
+    assert torch.equal(head, new_head(400, ref.generator(7)))
+
+
+def test_losses_are_means_over_samples() -> None:
+    z, y = ref.gaussian(9, seed=8), (ref.gaussian(9, seed=9) > 0).double()
+    assert float(task_loss("mse")(z, y)) == pytest.approx(float((z - y).square().sum()) / 9, rel=1e-14)
+    p = 1 / (1 + torch.exp(-z))
+    entropy = -(y * p.log() + (1 - y) * (1 - p).log())
+    assert float(task_loss("bce")(z, y)) == pytest.approx(float(entropy.sum()) / 9, rel=1e-13)
+
+
+def test_an_unknown_loss_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="mse, bce"):
+        task_loss("hinge")

@@ -1,0 +1,280 @@
+"""Every equation of the paper the slow, obvious way: explicit D×D matrices, full decompositions, loops over sums.
+
+Nothing here is fast, and nothing here imports the package: it is what the package is compared with. Equation and
+theorem numbers are the paper's. θ acts on rows (features = Xθ), so `torch.nn.Linear.weight` would be θᵀ.
+
+Shapes: N samples, D features, k numerical rank, p = min(rows, columns); X (N, D), θ (D, D), K = XᵀX and H (D, D).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+EPS = torch.finfo(torch.float64).eps
+RELEASED_FLOOR = 1e-6
+
+
+# --- matrices with prescribed spectra -----------------------------------------------------------------------------
+
+
+def generator(seed: int) -> torch.Generator:
+    """A CPU generator with the given seed."""
+    return torch.Generator().manual_seed(seed)
+
+
+def gaussian(*shape: int, seed: int) -> Tensor:
+    """Standard normal float64 numbers."""
+    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
+
+
+def orthogonal(n: int, seed: int | torch.Generator) -> Tensor:
+    """A random n×n orthogonal matrix."""
+    source = generator(seed) if isinstance(seed, int) else seed
+    return torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=source)).Q
+
+
+def matrix_with_singular_values(sigma: Sequence[float] | Tensor, rows: int, columns: int, seed: int) -> Tensor:
+    """U·Diag(σ)·Vᵀ (rows, columns) with random orthogonal U and V; missing singular values are zeros."""
+    sigma = torch.as_tensor(sigma, dtype=torch.float64)
+    middle = torch.zeros(rows, columns, dtype=torch.float64)
+    for i in range(len(sigma)):
+        middle[i, i] = sigma[i]
+    source = generator(seed)  # one source for both, so that other seeds share no singular vectors
+    return orthogonal(rows, source) @ middle @ orthogonal(columns, source).T
+
+
+def features_with_eigenvalues(sigma: Sequence[float] | Tensor, n_samples: int, n_features: int, seed: int) -> Tensor:
+    """F (N, D) whose H = FᵀF has the non-zero eigenvalues σ."""
+    sigma = torch.as_tensor(sigma, dtype=torch.float64)
+    return matrix_with_singular_values(sigma.sqrt(), n_samples, n_features, seed)
+
+
+def extractor(n_features: int, seed: int) -> Tensor:
+    """An invertible θ (D, D) with singular values between 0.5 and 2, not symmetric, not orthogonal."""
+    return matrix_with_singular_values(torch.linspace(2.0, 0.5, n_features), n_features, n_features, seed)
+
+
+# --- Hessian, rank, condition number, RIR -------------------------------------------------------------------------
+
+
+def hessian(x: Tensor, theta: Tensor | None = None) -> Tensor:
+    """H(θ) = θᵀKθ with K = XᵀX, Eq. (9); θ = I if None."""
+    k = x.T @ x
+    return k if theta is None else theta.T @ k @ theta
+
+
+def eigenvalues(h: Tensor) -> Tensor:
+    """All D eigenvalues of H, descending."""
+    return torch.linalg.eigvalsh(h).flip(0)
+
+
+def rank(h: Tensor, n_samples: int) -> int:
+    """Number of eigenvalues of H above max(N, D)·eps·σ_1."""
+    values = eigenvalues(h)
+    return sum(float(value) > max(n_samples, len(h)) * EPS * float(values[0]) for value in values)
+
+
+def kappa_spectrum(h: Tensor, n_samples: int) -> float:
+    """κ(H) = ‖H‖₂‖H⁺‖₂ = σ_1/σ_k, Eq. (1), over the numerically non-zero spectrum."""
+    values = eigenvalues(h)
+    return float(values[0] / values[rank(h, n_samples) - 1])
+
+
+def kappa_released(h: Tensor) -> float:
+    """κ as the released code computes it: eigenvalues of H + 1e-6·I, the smallest above 1e-6 in the denominator."""
+    values = torch.linalg.eigvalsh(h + RELEASED_FLOOR * torch.eye(len(h), dtype=torch.float64))
+    return float(values.max() / values[values > RELEASED_FLOOR].min())
+
+
+def kappa_ridge(h: Tensor, rho: float) -> float:
+    """κ(H + αI), α = ρ·tr(H)/D: the Hessian of probing with weight decay."""
+    alpha = rho * float(torch.trace(h)) / len(h)
+    values = torch.linalg.eigvalsh(h + alpha * torch.eye(len(h), dtype=torch.float64))
+    return float(values.max() / values.min())
+
+
+def immunization_ratio(kappa_h: float, kappa_p: float, kappa_h0: float, kappa_p0: float) -> tuple[float, float, float]:
+    """(i), (ii) and RIR of Eqs. (15) and (17)."""
+    ratio_harmful = kappa_h / kappa_h0
+    ratio_pretrain = kappa_p / kappa_p0
+    return ratio_harmful, ratio_pretrain, ratio_harmful / ratio_pretrain
+
+
+def proposition_3_2(theta: Tensor, k: Tensor) -> Tensor:
+    """The right-hand side of Eq. (10), one entry for each singular value of θ, in its (descending) order."""
+    u, sigma, _ = torch.linalg.svd(theta)
+    gamma, q = torch.linalg.eigh(k)
+    out = torch.zeros(len(theta), dtype=torch.float64)
+    for i in range(len(theta)):
+        for j in range(len(theta)):
+            out[i] += (sigma[i] * (u[:, i] @ q[:, j]) * gamma[j].clamp_min(0).sqrt()) ** 2
+    return out
+
+
+# --- regularizers of a general matrix -----------------------------------------------------------------------------
+
+
+def compact_svd(s: Tensor, tolerance: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """U (p_r, k), σ (k,), V (p_c, k) of S, from the full SVD; k counts σ_i > tolerance·σ_1."""
+    u, sigma, vh = torch.linalg.svd(s, full_matrices=True)
+    cut = max(s.shape) * EPS if tolerance is None else tolerance
+    k = sum(float(value) > cut * float(sigma[0]) for value in sigma)
+    return u[:, :k], sigma[:k], vh[:k].T
+
+
+def r_well(s: Tensor) -> float:
+    """Eq. (3): ½‖S‖₂² - ‖S‖_F²/(2p), p = min(rows, columns)."""
+    _, sigma, _ = compact_svd(s)
+    return 0.5 * float(sigma[0]) ** 2 - math.fsum(float(v) ** 2 for v in sigma) / (2 * min(s.shape))
+
+
+def r_ill(s: Tensor, tolerance: float | None = None) -> float:
+    """Eq. (12): 1/(‖S‖_F²/(2k) - σ_k²/2); a tolerance decides k, the norm is that of the whole of S."""
+    sigma = compact_svd(s, tolerance)[1]
+    return 1 / (math.fsum(float(v) ** 2 for v in s.flatten()) / (2 * len(sigma)) - 0.5 * float(sigma[-1]) ** 2)
+
+
+def ill_denominator(sigma: Tensor) -> float:
+    """f = Σσ²/(2k) - σ_k²/2, the denominator of Eq. (12), from the k non-zero singular values."""
+    return math.fsum(float(v) ** 2 for v in sigma) / (2 * len(sigma)) - 0.5 * float(sigma[-1]) ** 2
+
+
+def kappa(s: Tensor, tolerance: float | None = None) -> float:
+    """Eq. (1) for a general matrix."""
+    _, sigma, _ = compact_svd(s, tolerance)
+    return float(sigma[0] / sigma[-1])
+
+
+def _spectral_gradient(s: Tensor, derivative: Callable[[Tensor], list[float]], tolerance: float | None) -> Tensor:
+    """Σ_i (∂φ/∂σ_i) u_i v_iᵀ (Lewis 1995; Lemma B.2), one rank-one matrix at a time."""
+    u, sigma, v = compact_svd(s, tolerance)
+    out = torch.zeros_like(s)
+    for i, slope in enumerate(derivative(sigma)):
+        out += slope * torch.outer(u[:, i], v[:, i])
+    return out
+
+
+def r_well_gradient(s: Tensor, tolerance: float | None = None) -> Tensor:
+    """Theorem A.1 (3): σ_1 u_1v_1ᵀ - S/p."""
+
+    def derivative(sigma: Tensor) -> list[float]:
+        return [float(v) * ((i == 0) - 1 / min(s.shape)) for i, v in enumerate(sigma)]
+
+    return _spectral_gradient(s, derivative, tolerance)
+
+
+def r_ill_gradient(s: Tensor, tolerance: float | None = None) -> Tensor:
+    """Eq. (13): (σ_k u_kv_kᵀ - S/k)/(‖S‖_F²/(2k) - σ_k²/2)²."""
+
+    def derivative(sigma: Tensor) -> list[float]:
+        k, f = len(sigma), ill_denominator(sigma)
+        return [float(v) * ((i == k - 1) - 1 / k) / f**2 for i, v in enumerate(sigma)]
+
+    return _spectral_gradient(s, derivative, tolerance)
+
+
+def kappa_gradient(s: Tensor, tolerance: float | None = None) -> Tensor:
+    """u_1v_1ᵀ/σ_k - (σ_1/σ_k²)u_kv_kᵀ."""
+
+    def derivative(sigma: Tensor) -> list[float]:
+        slopes = [0.0] * len(sigma)
+        slopes[0] += 1 / float(sigma[-1])
+        slopes[-1] -= float(sigma[0]) / float(sigma[-1]) ** 2
+        return slopes
+
+    return _spectral_gradient(s, derivative, tolerance)
+
+
+# --- regularizers of H(θ), Algorithm 1, Figure 4 ------------------------------------------------------------------
+
+MatrixGradient = Callable[[Tensor], Tensor]
+
+
+def theta_gradient(x: Tensor, theta: Tensor, gradient: MatrixGradient) -> Tensor:
+    """Theorem 4.2: ∇_θ R(H(θ)) = 2Kθ·∇_H R, with K and H explicit."""
+    k = x.T @ x
+    return 2 * k @ theta @ gradient(theta.T @ k @ theta)
+
+
+def algorithm_1_direction(x: Tensor, theta: Tensor, gradient: MatrixGradient) -> Tensor:
+    """K⁻¹∇_θ R(H(θ)), a regularizer's part of line 6 of Algorithm 1, with the inverse of K formed."""
+    return torch.linalg.inv(x.T @ x) @ theta_gradient(x, theta, gradient)
+
+
+def algorithm_1_step(  # noqa: PLR0917
+    theta: Tensor,
+    x_pretrain: Tensor,
+    x_harmful: Tensor,
+    task_gradient: Tensor,
+    eta: float,
+    lambda_well: float,
+    lambda_ill: float,
+) -> Tensor:
+    """Line 6 of Algorithm 1: θ - η∇L - ηλ_P K_P⁻¹∇R_well(H_P) - ηλ_H K_H⁻¹∇R_ill(H_H)."""
+    return (
+        theta
+        - eta * task_gradient
+        - eta * lambda_well * algorithm_1_direction(x_pretrain, theta, r_well_gradient)
+        - eta * lambda_ill * algorithm_1_direction(x_harmful, theta, r_ill_gradient)
+    )
+
+
+def figure_4_weight_gradient(x: Tensor, grad_output: Tensor, lambda_reg: float) -> Tensor:
+    """The backward pass of Figure 4 as printed, for `weight` = θᵀ: solve(XᵀX + λI, grad_outputᵀ X)."""
+    base_grad_weight = grad_output.T @ x
+    xtx_reg = x.T @ x + lambda_reg * torch.eye(x.shape[1], dtype=torch.float64)
+    return torch.linalg.solve(xtx_reg, base_grad_weight)
+
+
+# --- linear probing -----------------------------------------------------------------------------------------------
+
+
+def minimum_norm_solution(x: Tensor, y: Tensor) -> Tensor:
+    """w* = X⁺y, the least-squares solution of smallest norm."""
+    return torch.linalg.pinv(x) @ y
+
+
+def optimal_least_squares_loss(x: Tensor, y: Tensor) -> float:
+    """min_w ‖Xw - y‖₂², Eq. (8): a sum over samples."""
+    return float((x @ minimum_norm_solution(x, y) - y).square().sum())
+
+
+def norm_ratio_curve(x: Tensor, y: Tensor, steps: int) -> Tensor:
+    """‖w_t - w*‖²/‖w_0 - w*‖², Eq. (16), t = 0 … steps, of gradient descent on ‖Xw - y‖² simulated step by step.
+
+    w_0 = 0 and w* is the minimum-norm solution. The step size is the exact line search's, α = gᵀg/(2‖Xg‖²), which
+    minimizes the loss along the gradient g = 2Xᵀ(Xw - y). Once the gradient is exactly zero, w stays.
+    """
+    w_star = minimum_norm_solution(x, y)
+    w = torch.zeros_like(w_star)
+    start = float((w - w_star).square().sum())
+    curve = []
+    for _ in range(steps + 1):
+        curve.append(float((w - w_star).square().sum()) / start)
+        gradient = 2 * x.T @ (x @ w - y)
+        curvature = float((x @ gradient).square().sum())
+        if curvature > 0:
+            w = w - float(gradient.square().sum()) / (2 * curvature) * gradient
+    return torch.tensor(curve, dtype=torch.float64)
+
+
+# --- finite differences -------------------------------------------------------------------------------------------
+
+
+def finite_difference_gradient(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:
+    """Central differences of a scalar function, one entry after the other, extrapolated once (error O(step⁴))."""
+    out = torch.zeros_like(at)
+    for index in range(at.numel()):
+        direction = torch.zeros_like(at).view(-1)
+        direction[index] = 1
+        direction = direction.view_as(at)
+
+        def slope(h: float, direction: Tensor = direction) -> Tensor:
+            return (function(at + h * direction) - function(at - h * direction)) / (2 * h)
+
+        out.view(-1)[index] = (4 * slope(step) - slope(2 * step)) / 3
+    return out

@@ -1,0 +1,285 @@
+"""Numerical rank, κ by three estimators and RIR, against spectra that are prescribed and against explicit H."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from immunize.spectrum import (
+    ESTIMATORS,
+    compress_rows,
+    condition_number,
+    default_tolerance,
+    immunization_ratio,
+    spectrum_of,
+    spectrum_of_gram,
+)
+from tests import reference as ref
+
+properties = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+
+FULL = [[3.0], [5.0, 2.0], [1e3, 40.0, 7.0, 7.0, 1e-2], [8.0, 8.0, 8.0, 1.0]]
+
+
+def ladder(k: int, kappa: float, top: float = 1.0) -> Tensor:
+    """k eigenvalues from `top` down to `top`/κ, equally spaced in the logarithm."""
+    return top * kappa ** -torch.linspace(0, 1, k, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("sigma", FULL)
+@pytest.mark.parametrize("extra_rows", [0, 1, 40])
+def test_full_rank_spectrum_is_recovered(sigma: list[float], extra_rows: int) -> None:
+    d = len(sigma)
+    features = ref.features_with_eigenvalues(sigma, d + extra_rows, d, seed=1)
+    spectrum = spectrum_of(features)
+    kappa = condition_number(spectrum)
+    assert spectrum.rank == d
+    torch.testing.assert_close(spectrum.values, torch.tensor(sigma, dtype=torch.float64), rtol=1e-11, atol=0)
+    assert kappa.value == pytest.approx(sigma[0] / sigma[-1], rel=1e-11)
+    assert spectrum.trace == pytest.approx(sum(sigma), rel=1e-13)
+
+
+@pytest.mark.parametrize(("n", "d"), [(5, 40), (40, 5), (12, 12), (60, 12)])
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("kappa", [1e1, 1e3, 1e5])
+def test_rank_deficient_kappa_is_over_the_non_zero_spectrum(n: int, d: int, k: int, kappa: float) -> None:
+    features = ref.features_with_eigenvalues(ladder(k, kappa), n, d, seed=2)
+    result = condition_number(spectrum_of(features))
+    assert (result.rank, result.n_samples, result.n_features) == (k, n, d)
+    assert result.value == pytest.approx(kappa if k > 1 else 1.0, rel=1e-10)
+
+
+def test_duplicated_columns_and_rows_lower_the_rank() -> None:
+    x = ref.gaussian(20, 6, seed=3)
+    assert spectrum_of(torch.cat([x, x[:, :2]], dim=1)).rank == 6
+    assert spectrum_of(torch.cat([x[:4], x[:3]])).rank == 4
+
+
+@pytest.mark.parametrize(("n", "d"), [(6, 30), (30, 6), (9, 9)])
+@pytest.mark.parametrize("rank_drop", [0, 2])
+def test_both_sides_agree_with_the_explicit_hessian(n: int, d: int, rank_drop: int) -> None:
+    features = ref.features_with_eigenvalues(ladder(min(n, d) - rank_drop, 1e4, top=50.0), n, d, seed=4)
+    h, spectrum = ref.hessian(features), spectrum_of(features)
+    assert spectrum.rank == ref.rank(h, n)
+    assert condition_number(spectrum).value == pytest.approx(ref.kappa_spectrum(h, n), rel=1e-9)
+    for rho in (1e-4, 1e-2, 1.0):
+        ridge = condition_number(spectrum, "ridge", rho=rho)
+        assert ridge.value == pytest.approx(ref.kappa_ridge(h, rho), rel=1e-9)
+        assert ridge.rho == rho
+
+
+@given(seed=st.integers(0, 10**6), exponent=st.floats(-12, 12), n=st.integers(2, 12), d=st.integers(2, 12))
+@properties
+def test_kappa_and_rank_ignore_units_and_rotations(seed: int, exponent: float, n: int, d: int) -> None:
+    k = 1 + seed % min(n, d)
+    features = ref.features_with_eigenvalues(ladder(k, 1e4), n, d, seed)
+    before = condition_number(spectrum_of(features))
+    moved = 10**exponent * ref.orthogonal(n, seed + 2) @ features @ ref.orthogonal(d, seed + 3)
+    after = condition_number(spectrum_of(moved))
+    assert after.rank == before.rank == k
+    assert after.value == pytest.approx(before.value, rel=1e-11)
+    ridge = [condition_number(spectrum_of(f), "ridge").value for f in (features, moved)]
+    assert ridge[0] == pytest.approx(ridge[1], rel=1e-11)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_rank_deficiency_is_seen_in_any_unit(scale: float) -> None:
+    features = scale * ref.features_with_eigenvalues(ladder(5, 1e5), 30, 9, seed=5)
+    assert spectrum_of(features).rank == 5
+    assert condition_number(spectrum_of(features)).value == pytest.approx(1e5, rel=1e-9)
+
+
+@pytest.mark.parametrize("kappa", [1e1, 1e3, 1e5])
+@pytest.mark.parametrize(("n", "d"), [(8, 20), (50, 20)])
+def test_released_does_not_see_conditioning_where_rank_is_deficient(kappa: float, n: int, d: int) -> None:
+    features = ref.features_with_eigenvalues(ladder(6, kappa, top=2.0), n, d, seed=6)
+    result = condition_number(spectrum_of(features), "released")
+    assert result.value == pytest.approx((2.0 + 1e-6) / 1e-6, rel=1e-12)
+    assert result.floor_hit
+    # The authors' arithmetic on the explicit matrix gives that number up to its own rounding noise over 1e-6.
+    assert result.value == pytest.approx(ref.kappa_released(ref.hessian(features)), rel=1e-8)
+
+
+@pytest.mark.parametrize("bottom", [3e-9, 3e-6, 1e-3, 1.0])
+def test_released_equals_the_reference_on_full_rank(bottom: float) -> None:
+    features = ref.features_with_eigenvalues(ladder(6, 10.0 / bottom, top=10.0), 25, 6, seed=7)
+    result = condition_number(spectrum_of(features), "released")
+    assert result.value == pytest.approx(ref.kappa_released(ref.hessian(features)), rel=1e-8)
+    assert result.value == pytest.approx((10 + 1e-6) / (bottom + 1e-6), rel=1e-12)
+    assert result.floor_hit == (bottom < 1e-6)
+
+
+def test_released_depends_on_units() -> None:
+    features = ref.features_with_eigenvalues([4.0, 1.0], 5, 2, seed=8)
+    small = condition_number(spectrum_of(1e-4 * features), "released").value
+    assert small == pytest.approx((4e-8 + 1e-6) / (1e-8 + 1e-6), rel=1e-12)
+
+
+@given(seed=st.integers(0, 10**6), exponent=st.floats(0, 14), n=st.integers(1, 9), d=st.integers(1, 9))
+@properties
+def test_ridge_is_finite_and_bounded_for_every_matrix(seed: int, exponent: float, n: int, d: int) -> None:
+    features = ref.features_with_eigenvalues(ladder(1 + seed % min(n, d), 10**exponent), n, d, seed)
+    for rho in (1e-6, 1e-2, 10.0):
+        result = condition_number(spectrum_of(features), "ridge", rho=rho)
+        # σ_1 ≤ tr(H), hence κ ≤ 1 + D/ρ whatever the matrix.
+        assert 1 <= result.value <= (1 + d / rho) * (1 + 1e-12)
+
+
+def test_ridge_formula_counts_features_without_samples_as_zero() -> None:
+    features = ref.features_with_eigenvalues([6.0, 3.0], 2, 5, seed=9)
+    alpha = 0.1 * 9 / 5
+    wide = condition_number(spectrum_of(features), "ridge", rho=0.1)
+    assert wide.value == pytest.approx((6 + alpha) / alpha, rel=1e-12)
+    assert wide.floor_hit
+    square = condition_number(spectrum_of(ref.features_with_eigenvalues([6.0, 3.0], 7, 2, seed=9)), "ridge", rho=0.1)
+    assert square.value == pytest.approx((6 + 0.45) / (3 + 0.45), rel=1e-12)
+    assert not square.floor_hit
+
+
+@pytest.mark.parametrize(("bottom", "hit"), [(0.04, True), (0.06, False)])
+def test_ridge_floor_is_hit_where_alpha_exceeds_the_smallest_eigenvalue(bottom: float, hit: bool) -> None:
+    features = ref.features_with_eigenvalues([10 - bottom, bottom], 4, 2, seed=9)
+    assert condition_number(spectrum_of(features), "ridge", rho=0.01).floor_hit is hit  # α = 0.01·10/2
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_validity_facts_travel_with_every_estimator(estimator: str) -> None:
+    features = ref.features_with_eigenvalues([12.0, 6.0, 3.0, 1.0], 9, 7, seed=10)
+    fact = condition_number(spectrum_of(features), estimator)  # type: ignore[arg-type]
+    assert (fact.estimator, fact.n_samples, fact.n_features, fact.rank) == (estimator, 9, 7, 4)
+    assert fact.tolerance == default_tolerance(9, 7) == 9 * 2**-52
+    assert fact.sigma_max == pytest.approx(12, rel=1e-12)
+    assert fact.sigma_min == pytest.approx(1, rel=1e-12)
+    assert fact.gap_top == pytest.approx(2, rel=1e-12)
+    assert fact.gap_bottom == pytest.approx(3, rel=1e-12)
+    assert fact.gap_cut > 1e20
+    assert fact.floor_hit == (estimator != "spectrum")
+    assert (fact.rho is None) == (estimator != "ridge")
+
+
+def test_gaps_of_ties_and_of_rank_one() -> None:
+    tied = condition_number(spectrum_of(ref.features_with_eigenvalues([4.0, 4.0, 1.0, 1.0], 6, 4, seed=11)))
+    assert tied.gap_top == pytest.approx(1, rel=1e-12)
+    assert tied.gap_bottom == pytest.approx(1, rel=1e-12)
+    assert tied.gap_cut == math.inf
+    one = condition_number(spectrum_of(ref.features_with_eigenvalues([4.0], 1, 3, seed=11)))
+    assert (one.value, one.gap_top, one.gap_bottom, one.gap_cut) == (1.0, math.inf, math.inf, math.inf)
+
+
+def test_gap_at_the_cut_shows_an_unclear_rank() -> None:
+    spectrum = spectrum_of(ref.features_with_eigenvalues([1.0, 0.2, 0.05], 4, 3, seed=12), tolerance=0.1)
+    result = condition_number(spectrum)
+    assert (result.rank, result.tolerance) == (2, 0.1)
+    assert result.value == pytest.approx(5, rel=1e-12)
+    assert result.gap_cut == pytest.approx(4, rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "d"), [(4, 9), (30, 9), (9, 9)])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("k", [4, 3])
+def test_gram_gives_the_spectrum_of_its_features(n: int, d: int, k: int, estimator: str) -> None:
+    features = ref.features_with_eigenvalues(ladder(k, 1e3), n, d, seed=13)
+    direct, streamed = spectrum_of(features), spectrum_of_gram(features.T @ features, n)
+    assert (streamed.n_samples, streamed.n_features, streamed.tolerance) == (n, d, direct.tolerance)
+    assert len(streamed.values) == len(direct.values)
+    assert streamed.rank == direct.rank == k
+    left, right = (condition_number(s, estimator).value for s in (direct, streamed))  # type: ignore[arg-type]
+    assert left == pytest.approx(right, rel=1e-9)
+
+
+def test_gram_accumulated_in_chunks_is_the_pooled_one() -> None:
+    features = ref.features_with_eigenvalues(ladder(6, 1e4), 100, 6, seed=14)
+    gram = sum((part.T @ part for part in features.split(17)), torch.zeros(6, 6, dtype=torch.float64))
+    assert condition_number(spectrum_of_gram(gram, 100)).value == pytest.approx(1e4, rel=1e-9)
+
+
+@pytest.mark.parametrize(("n", "d", "k"), [(200, 7, 7), (200, 7, 4), (9, 7, 7), (7, 7, 5), (3, 7, 3), (5, 7, 2)])
+def test_compressed_rows_keep_k_and_kappa_for_every_theta(n: int, d: int, k: int) -> None:
+    x = ref.features_with_eigenvalues(ladder(k, 1e4, top=30.0), n, d, seed=15)
+    rows, theta = compress_rows(x), ref.extractor(d, seed=16)
+    assert rows.shape == (k, d)
+    torch.testing.assert_close(rows.T @ rows, x.T @ x, rtol=0, atol=1e-13 * 30)
+    before = condition_number(spectrum_of(x @ theta))
+    after = condition_number(spectrum_of(rows @ theta, n_samples=n))
+    assert after.value == pytest.approx(before.value, rel=1e-10)
+    assert (after.rank, after.n_samples, after.tolerance) == (before.rank, n, before.tolerance)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_immunization_ratio_is_eq_15(estimator: str) -> None:
+    x_p, x_h, theta = ref.gaussian(30, 6, seed=17), ref.gaussian(25, 6, seed=18), ref.extractor(6, seed=19)
+    matrices = [x_p @ theta, x_h @ theta, x_p, x_h]
+    ratio = immunization_ratio(*map(spectrum_of, matrices), estimator, rho=0.05)  # type: ignore[arg-type]
+
+    def kappa(features: Tensor) -> float:
+        h = ref.hessian(features)
+        if estimator == "spectrum":
+            return ref.kappa_spectrum(h, len(features))
+        return ref.kappa_released(h) if estimator == "released" else ref.kappa_ridge(h, 0.05)
+
+    k_p, k_h, k_p0, k_h0 = map(kappa, matrices)
+    expected = ref.immunization_ratio(k_h, k_p, k_h0, k_p0)
+    assert (ratio.ratio_harmful, ratio.ratio_pretrain, ratio.rir) == pytest.approx(expected, rel=1e-9)
+    parts = (ratio.kappa_pretrain, ratio.kappa_harmful, ratio.kappa_pretrain_baseline, ratio.kappa_harmful_baseline)
+    assert [p.value for p in parts] == pytest.approx([k_p, k_h, k_p0, k_h0], rel=1e-9)
+    assert {p.estimator for p in parts} == {ratio.estimator} == {estimator}
+
+
+def test_the_baseline_itself_has_ratio_one_and_swapping_the_tasks_inverts_it() -> None:
+    s_p, s_h, b_p, b_h = (spectrum_of(ref.gaussian(20, 5, seed=s)) for s in range(4))
+    same = immunization_ratio(b_p, b_h, b_p, b_h)
+    assert (same.ratio_harmful, same.ratio_pretrain, same.rir) == (1, 1, 1)
+    forward, swapped = immunization_ratio(s_p, s_h, b_p, b_h), immunization_ratio(s_h, s_p, b_h, b_p)
+    assert forward.rir * swapped.rir == pytest.approx(1, rel=1e-13)
+
+
+def test_float32_is_a_type_error() -> None:
+    x = torch.ones(3, 2, dtype=torch.float32)
+    for function in (spectrum_of, compress_rows, lambda m: spectrum_of_gram(m.T @ m, 3)):
+        with pytest.raises(TypeError, match="float64"):
+            function(x)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_values_are_refused(bad: float) -> None:
+    x = torch.eye(3, dtype=torch.float64)
+    x[0, 1] = bad
+    for function in (spectrum_of, compress_rows, lambda m: spectrum_of_gram(m, 3)):
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            function(x)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (3,), (2, 3, 3)])
+def test_what_is_not_a_matrix_is_refused(shape: tuple[int, ...]) -> None:
+    for function in (spectrum_of, compress_rows, lambda m: spectrum_of_gram(m, 3)):
+        with pytest.raises(ValueError, match="non-empty matrix"):
+            function(torch.ones(shape, dtype=torch.float64))
+
+
+def test_a_gram_matrix_has_to_be_square() -> None:
+    with pytest.raises(ValueError, match="square"):
+        spectrum_of_gram(torch.ones(3, 2, dtype=torch.float64), 3)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_zeros_have_no_condition_number(estimator: str) -> None:
+    spectrum = spectrum_of(torch.zeros(4, 3, dtype=torch.float64))
+    assert spectrum.rank == 0
+    with pytest.raises(ValueError, match="zeros"):
+        condition_number(spectrum, estimator)  # type: ignore[arg-type]
+
+
+def test_unknown_estimator_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="spectrum, released, ridge"):
+        condition_number(spectrum_of(torch.eye(2, dtype=torch.float64)), "exact")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rho", [0.0, -1.0, math.nan])
+def test_rho_has_to_be_positive(rho: float) -> None:
+    with pytest.raises(ValueError, match="rho"):
+        condition_number(spectrum_of(torch.eye(2, dtype=torch.float64)), "ridge", rho=rho)

@@ -1,0 +1,470 @@
+"""R_well, R_ill and κ: values and closed-form gradients against explicit sums, finite differences and Algorithm 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from immunize.features import preconditioned_linear
+from immunize.spectrum import (
+    compress_rows,
+    kappa,
+    kappa_of_features,
+    r_ill,
+    r_ill_of_features,
+    r_well,
+    r_well_of_features,
+)
+from immunize.spectrum.extremes import Ends, gram_ends
+from tests import reference as ref
+
+MATRIX = {
+    "well": (r_well, ref.r_well, ref.r_well_gradient),
+    "ill": (r_ill, ref.r_ill, ref.r_ill_gradient),
+    "kappa": (kappa, ref.kappa, ref.kappa_gradient),
+}
+FEATURES = {
+    "well": (r_well_of_features, ref.r_well, ref.r_well_gradient),
+    "ill": (r_ill_of_features, ref.r_ill, ref.r_ill_gradient),
+    "kappa": (kappa_of_features, ref.kappa, ref.kappa_gradient),
+}
+SHAPES = [(4, 9), (9, 4), (6, 6)]
+FUNCTIONS = list(MATRIX)
+
+every_function = pytest.mark.parametrize("name", FUNCTIONS)
+every_shape = pytest.mark.parametrize(("rows", "columns"), SHAPES)
+properties = settings(deadline=None, derandomize=True, database=None, max_examples=50)
+
+
+def gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    at = at.clone().requires_grad_()
+    (out,) = torch.autograd.grad(function(at), at)
+    return out
+
+
+def error(value: Tensor, expected: Tensor) -> float:
+    """Relative error in the Frobenius norm."""
+    return float((value - expected).norm() / expected.norm())
+
+
+# --- against the reference ----------------------------------------------------------------------------------------
+
+
+@every_function
+@every_shape
+@pytest.mark.parametrize("drop", [0, 2])
+def test_matrix_value_and_gradient_are_the_reference(name: str, rows: int, columns: int, drop: int) -> None:
+    function, value, slope = MATRIX[name]
+    sigma = torch.logspace(1, -2, min(rows, columns) - drop, dtype=torch.float64)
+    s = ref.matrix_with_singular_values(sigma, rows, columns, seed=1)
+    assert float(function(s)) == pytest.approx(value(s), rel=1e-11)
+    assert error(gradient(function, s), slope(s)) < 1e-11
+
+
+@every_function
+@every_shape
+@pytest.mark.parametrize("drop", [0, 2])
+def test_feature_value_and_gradient_are_those_of_the_explicit_hessian(
+    name: str, rows: int, columns: int, drop: int
+) -> None:
+    function, value, slope = FEATURES[name]
+    sigma = torch.logspace(2, -2, min(rows, columns) - drop, dtype=torch.float64)
+    f = ref.features_with_eigenvalues(sigma, rows, columns, seed=2)
+    h = f.T @ f
+    assert float(function(f)) == pytest.approx(value(h), rel=1e-9)
+    assert error(gradient(function, f), 2 * f @ slope(h)) < 1e-9
+
+
+@every_function
+@every_shape
+@pytest.mark.parametrize("drop", [0, 1])
+def test_gradient_through_theta_is_theorem_4_2(name: str, rows: int, columns: int, drop: int) -> None:
+    function, _, slope = FEATURES[name]
+    sigma = torch.logspace(1, -1, min(rows, columns) - drop, dtype=torch.float64)
+    x = ref.features_with_eigenvalues(sigma, rows, columns, seed=3)
+    theta = ref.extractor(columns, seed=4)
+    result = gradient(lambda t: function(x @ t), theta)
+    assert error(result, ref.theta_gradient(x, theta, slope)) < 1e-9
+
+
+@every_function
+@pytest.mark.parametrize(("rows", "columns", "k"), [(200, 230, 200), (230, 200, 200), (210, 240, 150)])
+def test_large_side_agrees_with_the_reference(name: str, rows: int, columns: int, k: int) -> None:
+    # Beyond 192 the two ends are found iteratively, unless the small side is singular (the last case).
+    function, value, slope = FEATURES[name]
+    sigma = torch.cat([torch.tensor([9.0]), torch.linspace(8, 1, k - 2), torch.tensor([0.5])]).double()
+    f = ref.features_with_eigenvalues(sigma, rows, columns, seed=5)
+    h = f.T @ f
+    expected = 2 * f @ slope(h, tolerance=1e-12)
+    assert float(function(f)) == pytest.approx(value(h, 1e-12) if name != "well" else value(h), rel=1e-9)
+    assert error(gradient(function, f), expected) < 1e-9
+
+
+def unit_error(name: str, size: int, exponent: int) -> float:
+    """How far value and gradient at about 10^exponent·F are from those at F, rescaled."""
+    function, scale = FEATURES[name][0], 2.0 ** (exponent * 10 // 3)  # a power of two scales without rounding
+    degree = {"well": 4, "ill": -4, "kappa": 0}[name]
+    f = ref.gaussian(size, size + 100, seed=37)
+    value = error(function(scale * f) / scale**degree, function(f))
+    return max(value, error(scale ** (1 - degree) * gradient(function, scale * f), gradient(function, f)))
+
+
+@every_function
+@pytest.mark.parametrize(("size", "exponent"), [(5, -12), (5, -3), (5, 3), (5, 12), (200, -3), (200, 3)])
+def test_value_and_gradient_scale_with_the_units(name: str, size: int, exponent: int) -> None:
+    assert unit_error(name, size, exponent) < 1e-9
+
+
+@pytest.mark.parametrize("exponent", [-12, 12])
+def test_large_sides_scale_with_extreme_units_too(exponent: int) -> None:
+    assert max(unit_error(name, 200, exponent) for name in FUNCTIONS) < 1e-9
+
+
+@every_function
+@pytest.mark.parametrize("size", [4, 200])
+def test_result_is_repeatable_to_the_bit(name: str, size: int) -> None:
+    function = FEATURES[name][0]
+    f = ref.gaussian(size, size + 3, seed=6)
+    assert torch.equal(gradient(function, f), gradient(function, f))
+
+
+@every_function
+@pytest.mark.parametrize(("rows", "columns"), [(4, 9), (9, 4), (30, 9), (200, 250), (250, 200)])
+def test_only_the_smaller_gram_matrix_is_decomposed(
+    name: str, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def recording(gram: Tensor, tolerance: float) -> Ends:
+        sizes.append(gram.shape)
+        return gram_ends(gram, tolerance)
+
+    monkeypatch.setattr("immunize.spectrum.regularizers.gram_ends", recording)
+    gradient(FEATURES[name][0], ref.gaussian(rows, columns, seed=38))
+    assert sizes == [(min(rows, columns), min(rows, columns))]
+
+
+@pytest.mark.parametrize("name", ["ill", "kappa"])
+def test_a_rank_cut_of_the_caller_is_kept(name: str) -> None:
+    s = ref.matrix_with_singular_values([3.0, 2.0, 0.1], 3, 4, seed=39)
+    matrix, reference, _ = MATRIX[name]
+    assert float(matrix(s, tolerance=0.1)) == pytest.approx(reference(s, 0.1), rel=1e-12)
+    assert float(FEATURES[name][0](s, tolerance=0.1)) == pytest.approx(reference(s.T @ s, 0.1), rel=1e-12)
+
+
+def test_divisor_of_r_well_is_the_number_of_features_also_for_few_samples() -> None:
+    f = ref.features_with_eigenvalues([3.0, 1.0], 2, 5, seed=7)
+    assert float(r_well_of_features(f)) == pytest.approx(9 / 2 - 10 / (2 * 5), rel=1e-13)
+    assert float(r_well(f)) == pytest.approx(3 / 2 - 4 / (2 * 2), rel=1e-13)
+
+
+def test_r_ill_divides_by_the_rank_and_not_by_the_dimension() -> None:
+    f = ref.features_with_eigenvalues([4.0, 2.0, 1.0], 8, 6, seed=8)
+    assert float(r_ill_of_features(f)) == pytest.approx(1 / (21 / 6 - 1 / 2), rel=1e-13)
+
+
+@every_function
+def test_upstream_gradient_multiplies(name: str) -> None:
+    matrix, features = MATRIX[name][0], FEATURES[name][0]
+    f, theta = ref.gaussian(5, 7, seed=9), ref.extractor(7, seed=10)
+    for function, at in ((matrix, f), (features, f), (lambda t: features(f @ theta, t), theta)):
+        plain, scaled = gradient(function, at), gradient(lambda t, function=function: -3 * function(t), at)
+        assert error(scaled, -3 * plain) < 1e-14
+
+
+@every_function
+def test_compressed_rows_give_the_same_value_and_theta_gradient(name: str) -> None:
+    function = FEATURES[name][0]
+    theta = ref.extractor(6, seed=11)
+    for x in (ref.gaussian(40, 6, seed=12), ref.features_with_eigenvalues([5.0, 3.0, 2.0, 1.0], 40, 6, seed=12)):
+        rows = compress_rows(x)
+        assert float(function(rows @ theta)) == pytest.approx(float(function(x @ theta)), rel=1e-11)
+        for preconditioned in (False, True):
+            over_all, over_rows = (
+                gradient(lambda t, m=m: function(m @ theta, t) if preconditioned else function(m @ t), theta)  # noqa: B023
+                for m in (x, rows)
+            )
+            assert error(over_rows, over_all) < 1e-11
+
+
+# --- against finite differences -----------------------------------------------------------------------------------
+
+
+def check(function: Callable[[Tensor], Tensor], at: Tensor) -> None:
+    assert torch.autograd.gradcheck(function, (at.clone().requires_grad_(),), eps=1e-5, atol=1e-8, rtol=1e-6)
+
+
+@every_function
+@every_shape
+def test_gradcheck_of_a_matrix(name: str, rows: int, columns: int) -> None:
+    s = ref.matrix_with_singular_values(torch.linspace(3, 1, min(rows, columns)), rows, columns, seed=13)
+    check(MATRIX[name][0], s)
+
+
+@every_function
+@every_shape
+def test_gradcheck_of_features(name: str, rows: int, columns: int) -> None:
+    # With fewer rows than columns H is rank-deficient, and the function is smooth: its rank cannot change.
+    f = ref.features_with_eigenvalues(torch.linspace(4, 1, min(rows, columns)), rows, columns, seed=14)
+    check(FEATURES[name][0], f)
+
+
+@every_function
+@every_shape
+def test_gradcheck_of_theta(name: str, rows: int, columns: int) -> None:
+    x = ref.features_with_eigenvalues(torch.linspace(4, 1, min(rows, columns)), rows, columns, seed=15)
+    check(lambda t: FEATURES[name][0](x @ t), ref.extractor(columns, seed=16))
+
+
+@every_function
+@pytest.mark.parametrize(("rows", "columns"), [(9, 4), (6, 6), (7, 12)])
+def test_gradcheck_of_theta_where_the_data_are_rank_deficient(name: str, rows: int, columns: int) -> None:
+    # rank H(θ) = rank X = 3 for every invertible θ, so finite differences in θ stay on the manifold.
+    x = ref.features_with_eigenvalues([4.0, 2.0, 1.0], rows, columns, seed=17)
+    check(lambda t: FEATURES[name][0](x @ t), ref.extractor(columns, seed=18))
+
+
+@every_function
+def test_gradcheck_across_the_manifold_with_a_wide_rank_cut(name: str) -> None:
+    # A cut far above the perturbation keeps k; singular values that are zero move the value only to second order.
+    s = ref.matrix_with_singular_values([3.0, 2.0, 1.0], 5, 6, seed=19)
+    check(lambda t: MATRIX[name][0](t, tolerance=1e-2), s)
+    check(lambda t: FEATURES[name][0](t, tolerance=1e-4), s)
+
+
+@pytest.mark.parametrize("name", ["well", "ill", "kappa"])
+def test_gradient_agrees_with_the_value_about_singular_values_below_the_cut(name: str) -> None:
+    s = ref.matrix_with_singular_values([3.0, 2.0, 0.1], 3, 3, seed=20)
+    matrix, features = MATRIX[name][0], FEATURES[name][0]
+    expected = ref.finite_difference_gradient(lambda t: matrix(t, tolerance=0.1), s)
+    assert error(gradient(lambda t: matrix(t, tolerance=0.1), s), expected) < 1e-8
+    expected = ref.finite_difference_gradient(lambda t: features(t, tolerance=0.01), s)
+    assert error(gradient(lambda t: features(t, tolerance=0.01), s), expected) < 1e-8
+
+
+# --- ties, zeros, duplicates --------------------------------------------------------------------------------------
+
+
+def ends_by_eigenvectors(f: Tensor) -> Tensor:
+    """½σ_1² as a Rayleigh quotient with the eigenvector from `eigh` on the large side: R_well the naive way."""
+    h = f.T @ f
+    v = torch.linalg.eigh(h).eigenvectors[:, -1]
+    return 0.5 * (v @ h @ v) ** 2 - h.square().sum() / (2 * len(h))
+
+
+def mapped_eigenvectors(f: Tensor) -> Tensor:
+    """R_well with eigenvectors of the small side mapped across by v = Fᵀu/√λ."""
+    values, u = torch.linalg.eigh(f @ f.T)
+    v = f.T @ u / values.clamp_min(0).sqrt()
+    sigma = (f @ v).square().sum(0).nan_to_num(0.0)
+    return 0.5 * sigma.max() ** 2 - sigma.square().sum() / (2 * f.shape[1])
+
+
+def duplicated(distance: float) -> Tensor:
+    x = ref.gaussian(4, 7, seed=21)
+    return torch.cat([x, x[:2] + distance * ref.gaussian(2, 7, seed=22)])
+
+
+DEGENERATE = {
+    "tied top": torch.diag(torch.tensor([3.0, 3.0, 2.0, 1.0], dtype=torch.float64)),
+    "tied bottom": torch.diag(torch.tensor([3.0, 2.0, 1.0, 1.0], dtype=torch.float64)),
+    "zeros": torch.diag(torch.tensor([3.0, 2.0, 0.0, 0.0], dtype=torch.float64)),
+    "rotated tie": ref.features_with_eigenvalues([3.0, 3.0, 1.0, 1.0], 9, 5, seed=23),
+    "duplicate rows": duplicated(0.0),
+    "near-duplicate rows": duplicated(1e-10),
+}
+
+
+@pytest.mark.parametrize("case", DEGENERATE)
+@every_function
+def test_gradient_is_finite_and_moderate_where_the_spectrum_is_degenerate(case: str, name: str) -> None:
+    s = DEGENERATE[case]
+    for function, tolerance in ((MATRIX[name][0], 1e-8), (FEATURES[name][0], None)):
+        value = function(s, tolerance=tolerance)
+        slope = gradient(lambda t, f=function, tol=tolerance: f(t, tolerance=tol), s)
+        assert torch.isfinite(value)
+        assert torch.isfinite(slope).all()
+        # Euler: φ is homogeneous in S (degree 2, -2, 0; twice that in features), so <∇φ, S> is known at ties too.
+        degree = {"well": 2, "ill": -2, "kappa": 0}[name] * (1 if function is MATRIX[name][0] else 2)
+        assert float((slope * s).sum()) == pytest.approx(degree * float(value), abs=1e-9 * float(value))
+        assert float(slope.norm()) < 100 * float(value)
+
+
+@pytest.mark.parametrize(
+    ("naive", "case"),
+    [(ends_by_eigenvectors, "tied top"), (mapped_eigenvectors, "duplicate rows"), (mapped_eigenvectors, "zeros")],
+)
+def test_naive_autograd_is_nan_where_the_closed_form_is_the_limit(naive: Callable[[Tensor], Tensor], case: str) -> None:
+    s = DEGENERATE[case]
+    assert float(naive(s)) == pytest.approx(float(r_well_of_features(s)), rel=1e-12)
+    assert torch.isnan(gradient(naive, s)).any()
+    ours = gradient(r_well_of_features, s)
+    assert torch.isfinite(ours).all()
+    if case != "tied top":  # σ_1 is unique, R_well is differentiable, and finite differences know the answer
+        assert error(ours, ref.finite_difference_gradient(r_well_of_features, s)) < 1e-8
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("case", ["tied top", "rotated tie"])
+def test_r_well_gradient_at_a_tie_is_a_subgradient(case: str, seed: int) -> None:
+    # ½‖S‖₂² is convex in S, and so is ½‖FᵀF‖₂² in F: each lies above the plane the gradient (plus S/p) spans.
+    s = DEGENERATE[case]
+    other = s + 10.0 ** (seed % 5 - 3) * ref.gaussian(*s.shape, seed=100 + seed)
+    slope = gradient(r_well, s) + s / min(s.shape)
+    top, top_other = (float(torch.linalg.svdvals(m)[0]) for m in (s, other))
+    assert 0.5 * top_other**2 >= 0.5 * top**2 + float((slope * (other - s)).sum()) - 1e-12 * top**2
+    slope = gradient(r_well_of_features, s) + 2 * s @ (s.T @ s) / s.shape[1]
+    assert 0.5 * top_other**4 >= 0.5 * top**4 + float((slope * (other - s)).sum()) - 1e-12 * top**4
+
+
+@pytest.mark.parametrize("case", ["tied top", "tied bottom", "rotated tie"])
+def test_gradient_at_a_tie_uses_one_singular_pair(case: str) -> None:
+    s = DEGENERATE[case]
+    sigma = ref.compact_svd(s)[1]
+    f = ref.ill_denominator(sigma)
+    for slope, level in (
+        (gradient(r_well, s) + s / min(s.shape), float(sigma[0])),
+        (f**2 * gradient(r_ill, s) + s / len(sigma), float(sigma[-1])),
+    ):
+        u, values, vh = torch.linalg.svd(slope)
+        expected = torch.zeros_like(values)
+        expected[0] = level
+        torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(s @ vh[0], level * u[:, 0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [3, 200])
+def test_identity_has_kappa_one_and_a_finite_kappa_gradient(size: int) -> None:
+    eye = torch.eye(size, dtype=torch.float64)
+    assert float(kappa_of_features(eye)) == pytest.approx(1, abs=1e-13)
+    assert torch.isfinite(gradient(kappa_of_features, eye)).all()
+    assert float(r_well_of_features(eye)) == pytest.approx(0, abs=1e-13)
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 6), scale=st.floats(1e-3, 1e3))
+@properties
+def test_r_ill_at_kappa_one_is_infinite_up_to_rounding(seed: int, n: int, scale: float) -> None:
+    # The exact value is +∞; rounding may leave any f within a few ulp of zero, never a moderate result.
+    assert abs(float(r_ill(scale * ref.orthogonal(n, seed)))) > 1e13 / scale**2
+
+
+@pytest.mark.parametrize(("function", "scale", "size"), [(r_ill, 1.7, 3), (r_ill_of_features, 0.7, 3)])
+def test_r_ill_is_not_negative_at_kappa_one(function: Callable[[Tensor], Tensor], scale: float, size: int) -> None:
+    assert float(function(scale * torch.eye(size, dtype=torch.float64))) > 0
+
+
+# --- preconditioned: theta given ----------------------------------------------------------------------------------
+
+
+@every_function
+@pytest.mark.parametrize(("rows", "columns"), [(12, 5), (5, 5)])
+def test_given_theta_the_gradient_is_algorithm_1_with_an_explicit_inverse(name: str, rows: int, columns: int) -> None:
+    function, _, slope = FEATURES[name]
+    x = ref.features_with_eigenvalues(torch.logspace(1, -1, columns), rows, columns, seed=24)
+    theta = ref.extractor(columns, seed=25)
+    result = gradient(lambda t: function(x @ theta, t), theta)
+    assert error(result, ref.algorithm_1_direction(x, theta, slope)) < 1e-9
+    dummy = gradient(lambda t: function(preconditioned_linear(x, t)), theta)
+    assert error(result, dummy) < 1e-9
+
+
+@every_function
+@pytest.mark.parametrize(("rows", "columns", "k"), [(12, 5, 5), (5, 5, 5), (4, 9, 4), (12, 7, 3), (4, 9, 2)])
+def test_given_theta_the_gradient_is_2_theta_g(name: str, rows: int, columns: int, k: int) -> None:
+    function, _, slope = FEATURES[name]
+    x = ref.features_with_eigenvalues(torch.logspace(1, -1, k), rows, columns, seed=26)
+    theta = ref.extractor(columns, seed=27)
+    result = gradient(lambda t: function(x @ theta, t), theta)
+    assert error(result, 2 * theta @ slope(ref.hessian(x, theta), tolerance=1e-12)) < 1e-9
+
+
+@every_function
+@pytest.mark.parametrize(("rows", "columns", "k"), [(4, 9, 4), (12, 7, 3), (4, 9, 2)])
+def test_for_singular_k_the_projection_on_its_range_is_the_pseudo_inverse_step(
+    name: str, rows: int, columns: int, k: int
+) -> None:
+    function, _, slope = FEATURES[name]
+    x = ref.features_with_eigenvalues(torch.logspace(1, -1, k), rows, columns, seed=28)
+    theta = ref.extractor(columns, seed=29)
+    result = gradient(lambda t: function(x @ theta, t), theta)
+    gram = x.T @ x
+    pseudo_inverse = torch.linalg.pinv(gram, rtol=1e-10)
+    v = torch.linalg.svd(x).Vh[:k].T
+    expected = pseudo_inverse @ ref.theta_gradient(x, theta, lambda h: slope(h, tolerance=1e-12))
+    assert error(v @ (v.T @ result), expected) < 1e-9
+    assert error(result, expected) > 1e-3  # the rest is not zero: it lies where no sample does
+    assert float((x @ (result - expected)).norm()) < 1e-9 * float(result.norm())
+    if rows == k:
+        dummy = gradient(lambda t: function(preconditioned_linear(x, t)), theta)
+        assert error(v @ (v.T @ result), dummy) < 1e-9
+
+
+@every_function
+def test_k_times_the_preconditioned_gradient_is_the_finite_difference_gradient(name: str) -> None:
+    function = FEATURES[name][0]
+    x = ref.features_with_eigenvalues([5.0, 3.0, 1.0], 4, 5, seed=30)
+    theta = ref.extractor(5, seed=31)
+    result = gradient(lambda t: function(x @ theta, t), theta)
+    expected = ref.finite_difference_gradient(lambda t: function(x @ t), theta)
+    assert error(x.T @ x @ result, expected) < 1e-8
+
+
+@every_function
+def test_given_theta_nothing_flows_into_the_features(name: str) -> None:
+    f, theta = ref.gaussian(4, 6, seed=32).requires_grad_(), ref.extractor(6, seed=33).requires_grad_()
+    FEATURES[name][0](f, theta).backward()
+    assert f.grad is None
+    assert theta.grad is not None
+
+
+# --- contracts ----------------------------------------------------------------------------------------------------
+
+
+@every_function
+def test_second_derivatives_are_refused(name: str) -> None:
+    s = ref.gaussian(4, 5, seed=34).requires_grad_()
+    theta = ref.extractor(5, seed=35).requires_grad_()
+    terms = ((MATRIX[name][0](s), s), (FEATURES[name][0](s), s), (FEATURES[name][0](s.detach() @ theta, theta), theta))
+    for value, at in terms:
+        (slope,) = torch.autograd.grad(value.square(), at, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            slope.sum().backward()
+
+
+@every_function
+def test_float32_is_a_type_error(name: str) -> None:
+    for function in (MATRIX[name][0], FEATURES[name][0]):
+        with pytest.raises(TypeError, match="float64"):
+            function(torch.ones(3, 2))
+
+
+@every_function
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,), (2, 3, 3)])
+def test_what_is_not_a_matrix_is_refused(name: str, shape: tuple[int, ...]) -> None:
+    for function in (MATRIX[name][0], FEATURES[name][0]):
+        with pytest.raises(ValueError, match="non-empty matrix"):
+            function(torch.ones(shape, dtype=torch.float64))
+
+
+@every_function
+@pytest.mark.parametrize("size", [3, 200])
+def test_zeros_are_refused(name: str, size: int) -> None:
+    for function in (MATRIX[name][0], FEATURES[name][0]):
+        with pytest.raises(ValueError, match="zeros"):
+            function(torch.zeros(size, size + 1, dtype=torch.float64))
+
+
+@every_function
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_non_finite_values_are_a_value_error(name: str, bad: float) -> None:
+    s = ref.gaussian(4, 3, seed=36)
+    s[1, 1] = bad
+    for function in (MATRIX[name][0], FEATURES[name][0]):
+        with pytest.raises(ValueError, match="NaN"):
+            function(s)

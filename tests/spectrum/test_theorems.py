@@ -1,0 +1,403 @@
+"""Theorems A.1, 4.1, 4.2 and 4.3 on random spectra, full-rank and rank-deficient; Proposition 3.2; Figure 4 as printed.
+
+Every matrix has a prescribed spectrum, so that κ before a step is known and the rank after it is not a matter of a cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from immunize.features import preconditioned_linear
+from immunize.spectrum import (
+    ill_step_bound,
+    r_ill,
+    r_ill_of_features,
+    r_well,
+    r_well_of_features,
+    well_step_bound,
+)
+from immunize.spectrum.guarantees import eigenvalues_after_ill_step, eigenvalues_after_well_step
+from tests import reference as ref
+
+TRIALS = 1000
+properties = settings(deadline=None, derandomize=True, database=None, max_examples=150)
+
+
+def gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    at = at.clone().requires_grad_()
+    (out,) = torch.autograd.grad(function(at), at)
+    return out
+
+
+def kappa(matrix: Tensor, k: int) -> float:
+    """σ_1/σ_k with the rank k given."""
+    sigma = torch.linalg.svdvals(matrix)
+    return float(sigma[0] / sigma[k - 1])
+
+
+# --- Theorems A.1 and 4.1: a general matrix -----------------------------------------------------------------------
+
+
+class General(NamedTuple):
+    """A matrix (rows, columns) with singular values `sigma`, descending; p = min(rows, columns), k = len(sigma)."""
+
+    matrix: Tensor
+    sigma: Tensor
+
+    @property
+    def p(self) -> int:
+        return min(self.matrix.shape)
+
+    @property
+    def k(self) -> int:
+        return len(self.sigma)
+
+
+@st.composite
+def general_matrices(draw: st.DrawFn, least: int = 1, full_rank: bool | None = None) -> General:
+    """κ up to 1e3; ties among the singular values happen, and are what shrinking looks for."""
+    logs = draw(st.lists(st.integers(0, 30), min_size=least, max_size=6))
+    sigma = 10 ** (torch.tensor(sorted(logs, reverse=True), dtype=torch.float64) / 10 - 1)
+    rows, columns = (len(logs) + draw(st.integers(0, 3)) for _ in range(2))
+    if full_rank is not None:
+        rows = len(logs) if full_rank else max(rows, len(logs) + 1)
+        columns = columns if full_rank else max(columns, len(logs) + 1)
+    seed = draw(st.integers(0, 10**6))
+    return General(ref.matrix_with_singular_values(sigma, rows, columns, seed), sigma)
+
+
+@given(general_matrices())
+@properties
+def test_a1_1_r_well_is_zero_only_for_full_rank_and_kappa_one(case: General) -> None:
+    value, top = float(r_well(case.matrix)), float(case.sigma[0])
+    if case.k == case.p and case.sigma[0] == case.sigma[-1]:
+        assert abs(value) < 1e-13 * top**2
+    else:
+        # one singular value below σ_1 (or absent) contributes (σ_1² - σ_i²)/(2p)
+        smallest = float(case.sigma[-1]) if case.k == case.p else 0.0
+        assert value >= (top**2 - smallest**2) / (2 * case.p) - 1e-13 * top**2
+        assert value > 1e-3 * top**2
+
+
+@given(general_matrices())
+@properties
+def test_a1_2_r_well_bounds_log_kappa(case: General) -> None:
+    bound = case.p * float(r_well(case.matrix)) / float(case.sigma[-1]) ** 2
+    assert math.log(float(case.sigma[0] / case.sigma[-1])) <= bound + 1e-9
+
+
+@given(general_matrices(least=2), st.floats(0.02, 0.98))
+@properties
+def test_a1_4_a_step_below_the_bound_lowers_kappa(case: General, fraction: float) -> None:
+    assume(case.sigma[0] > case.sigma[1])
+    before = float(case.sigma[0] / case.sigma[-1])
+    eta = fraction * (before - 1) / ((1 - 1 / case.p) * before + 1 / case.p)
+    assert kappa(case.matrix - eta * gradient(r_well, case.matrix), case.k) < before
+
+
+@given(general_matrices(least=2))
+@properties
+def test_41_1_r_ill_is_positive_and_vanishes_as_kappa_grows(case: General) -> None:
+    # The two bounds of the proof: 2k/(k-1) ≤ R_ill·(κ² - 1)σ_k² ≤ 2k
+    assume(case.sigma[0] > case.sigma[-1])
+    scaled = float(r_ill(case.matrix)) * float(case.sigma[0] ** 2 - case.sigma[-1] ** 2)
+    assert 2 * case.k / (case.k - 1) * (1 - 1e-9) <= scaled <= 2 * case.k * (1 + 1e-9)
+
+
+@given(general_matrices(least=2))
+@properties
+def test_41_2_r_ill_bounds_the_inverse_of_log_kappa(case: General) -> None:
+    assume(case.sigma[0] > case.sigma[-1])
+    log_kappa = math.log(float(case.sigma[0] / case.sigma[-1]))
+    assert 1 / log_kappa <= float(case.sigma[0]) ** 2 * float(r_ill(case.matrix))
+
+
+@given(general_matrices(least=2), st.floats(0.02, 0.98))
+@properties
+def test_41_4_a_step_below_the_bound_raises_kappa(case: General, fraction: float) -> None:
+    assume(case.sigma[-2] > case.sigma[-1])
+    eta = fraction * case.k / (case.k - 1) * ref.ill_denominator(case.sigma) ** 2
+    after = kappa(case.matrix - eta * gradient(r_ill, case.matrix), case.k)
+    assert after > float(case.sigma[0] / case.sigma[-1])
+
+
+@pytest.mark.parametrize("full_rank", [True, False])
+def test_the_strategy_draws_both_contracts(full_rank: bool) -> None:
+    @given(general_matrices(full_rank=full_rank))
+    @properties
+    def check(case: General) -> None:
+        assert (case.k == case.p) is full_rank
+        assert ref.compact_svd(case.matrix)[1].shape == (case.k,)
+
+    check()
+
+
+# --- Theorems 4.2 and 4.3: H(θ) -----------------------------------------------------------------------------------
+
+
+class Trial(NamedTuple):
+    """X and θ with the prescribed non-zero eigenvalues of H(θ), and a uniform random number."""
+
+    x: Tensor
+    theta: Tensor
+    sigma: Tensor
+    uniform: float
+
+    @property
+    def k(self) -> int:
+        return len(self.sigma)
+
+    @property
+    def d(self) -> int:
+        return len(self.theta)
+
+    def kappa_after(self, theta: Tensor) -> float:
+        return kappa(self.x @ theta, self.k) ** 2
+
+    @property
+    def kappa_before(self) -> float:
+        return float(self.sigma[0] / self.sigma[-1])
+
+
+def trial(seed: int, full_rank: bool) -> Trial:
+    """D in 2…7, κ(H) from about 1 to 1e4; σ_1 and σ_k unique, ties in between in every third trial."""
+    source = ref.generator(seed)
+    draws = torch.rand(12, dtype=torch.float64, generator=source).tolist()
+    k = 2 + int(draws[0] * 4)
+    d = k if full_rank else k + 1 + int(draws[1] * 2)
+    n = (d if full_rank else k) + int(draws[2] * 4)
+    logs = torch.tensor(draws[3 : 3 + k], dtype=torch.float64).sort(descending=True).values
+    if seed % 3 == 0 and k > 3:
+        logs[2] = logs[1]
+    # 2 % between neighbours at both ends, so that a strict change is visible above rounding
+    decades = 10 ** (2 * draws[9] - 0.5) * logs + torch.linspace(0.02 * k, 0, k, dtype=torch.float64)
+    decades[1:-1] = decades[1:-1].clamp(float(decades[-1]) + 0.01, float(decades[0]) - 0.01)
+    sigma = 10 ** (decades.clamp(max=float(decades[-1]) + 4) + 6 * draws[10] - 3)
+    sigma[0] *= 1.02
+    theta = ref.extractor(d, seed + 1)
+    x = ref.features_with_eigenvalues(sigma, n, d, seed + 2) @ torch.linalg.inv(theta)
+    return Trial(x, theta, sigma, draws[11])
+
+
+both_contracts = pytest.mark.parametrize("full_rank", [True, False])
+REGULARIZERS = {"well": (r_well_of_features, ref.r_well_gradient), "ill": (r_ill_of_features, ref.r_ill_gradient)}
+
+
+def direction(name: str, case: Trial) -> Tensor:
+    """K⁻¹∇_θ R by the package, without an inverse."""
+    return gradient(lambda t: REGULARIZERS[name][0](case.x @ case.theta, t), case.theta)
+
+
+@both_contracts
+@pytest.mark.parametrize("name", REGULARIZERS)
+def test_42_gradient_in_theta(name: str, full_rank: bool) -> None:
+    function, slope = REGULARIZERS[name]
+    for seed in range(50):
+        case = trial(seed, full_rank)
+        result = gradient(lambda t, f=function, x=case.x: f(x @ t), case.theta)
+        expected = ref.theta_gradient(case.x, case.theta, lambda h, s=slope: s(h, tolerance=1e-11))
+        assert float((result - expected).norm()) < 1e-9 * float(expected.norm())
+
+
+@both_contracts
+def test_43_1_a_well_step_below_the_bound_lowers_kappa(full_rank: bool) -> None:
+    failures = 0
+    for seed in range(TRIALS):
+        case = trial(seed, full_rank)
+        eta = (0.01 + 0.98 * case.uniform) * well_step_bound(case.sigma, case.d)
+        failures += not case.kappa_after(case.theta - eta * direction("well", case)) < case.kappa_before
+    assert failures == 0
+
+
+@both_contracts
+def test_43_2_an_ill_step_below_the_bound_raises_kappa(full_rank: bool) -> None:
+    failures = unbounded = 0
+    for seed in range(TRIALS):
+        case = trial(seed, full_rank)
+        eta = (0.01 + 0.98 * case.uniform) * ill_step_bound(case.sigma)
+        if math.isinf(eta):
+            unbounded += 1
+            eta = 10 ** (5 * case.uniform - 3) * ref.ill_denominator(case.sigma) ** 2 / float(case.sigma[0])
+        failures += not case.kappa_after(case.theta - eta * direction("ill", case)) > case.kappa_before
+    assert failures == 0
+    assert 0 < unbounded < TRIALS  # both cases of the bound were tried
+
+
+@both_contracts
+def test_exact_maps_give_the_eigenvalues_of_the_updated_hessian(full_rank: bool) -> None:
+    for seed in range(200):
+        case = trial(seed, full_rank)
+        f = ref.ill_denominator(case.sigma)
+        steps = {"well": case.uniform / float(case.sigma[0]), "ill": case.uniform * f**2 / float(case.sigma[0])}
+        for name, eta in steps.items():
+            mapped = (
+                eigenvalues_after_well_step(case.sigma, case.d, eta)
+                if name == "well"
+                else eigenvalues_after_ill_step(case.sigma, eta)
+            )
+            h = ref.hessian(case.x, case.theta - eta * direction(name, case))
+            actual = ref.eigenvalues(h)
+            expected = torch.zeros(case.d, dtype=torch.float64)
+            expected[: case.k] = mapped.sort(descending=True).values
+            assert float((actual - expected).abs().max()) < 1e-10 * float(case.sigma[0])
+
+
+@pytest.mark.parametrize("step", [eigenvalues_after_ill_step, lambda s, eta: eigenvalues_after_well_step(s, 3, eta)])
+def test_exact_maps_leave_their_argument_alone(step: Callable[[Tensor, float], Tensor]) -> None:
+    sigma = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
+    step(sigma, 0.1)
+    assert sigma.tolist() == [3, 2, 1]
+
+
+def test_well_bound_is_sharp() -> None:
+    # At the bound σ_1' = σ_2'; just below it σ_1' is still the largest.
+    sigma = torch.tensor([9.0, 4.0, 1.0], dtype=torch.float64)
+    bound = well_step_bound(sigma, 3)
+    at = eigenvalues_after_well_step(sigma, 3, bound)
+    assert float(at[0]) == pytest.approx(float(at[1]), rel=1e-13)
+    below = eigenvalues_after_well_step(sigma, 3, 0.999 * bound)
+    assert below[0] > below[1] > below[2]
+
+
+def test_ill_bound_is_sharp_where_only_sigma_k_is_far_from_the_rest() -> None:
+    # κ is unchanged at the bound and lower beyond it.
+    sigma = torch.tensor([1.21, 1.2, 1.0], dtype=torch.float64)
+    bound = ill_step_bound(sigma)
+    assert math.isfinite(bound)
+    for fraction, sign in ((0.999, 1), (1.0, 0), (1.001, -1)):
+        after = eigenvalues_after_ill_step(sigma, fraction * bound)
+        change = float(after.max() / after.min()) / 1.21 - 1
+        assert change == pytest.approx(0, abs=1e-12) if sign == 0 else change * sign > 1e-4
+
+
+def test_bounds_where_an_end_is_tied_or_missing() -> None:
+    def values(*sigma: float) -> Tensor:
+        return torch.tensor(sigma, dtype=torch.float64)
+
+    assert well_step_bound(values(2, 2, 1), 3) == 0
+    assert well_step_bound(values(2), 3) == math.inf
+    assert ill_step_bound(values(2, 1, 1)) == 0
+    assert ill_step_bound(values(2)) == 0
+    assert ill_step_bound(values(10, 2, 1)) == math.inf
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_bounds_scale_with_the_units(scale: float) -> None:
+    # 2ηg is dimensionless: g ~ σ for R_well, and g ~ σ^-3 for R_ill
+    sigma = torch.tensor([1.4, 1.3, 1.2], dtype=torch.float64)
+    assert well_step_bound(scale * sigma, 3) == pytest.approx(well_step_bound(sigma, 3) / scale, rel=1e-12)
+    assert ill_step_bound(scale * sigma) == pytest.approx(ill_step_bound(sigma) * scale**3, rel=1e-12)
+
+
+# --- what the paper prints ----------------------------------------------------------------------------------------
+
+
+def printed_well_bound(sigma: Tensor, d: int) -> float:
+    """Theorem 4.3 (1): min{1/((1-1/D)σ_1), (√(σ_1σ_2) - σ_2)/((2/D)σ_2²)}."""
+    first, second = float(sigma[0]), float(sigma[1])
+    return min(1 / ((1 - 1 / d) * first), (math.sqrt(first * second) - second) / (2 / d * second**2))
+
+
+def printed_ill_bound(sigma: Tensor) -> float:
+    """Theorem 4.3 (2): f²/(1 - 2σ_k/k)."""
+    return ref.ill_denominator(sigma) ** 2 / (1 - 2 * float(sigma[-1]) / len(sigma))
+
+
+def test_printed_bound_of_part_1_admits_the_step_that_sends_sigma_1_to_zero() -> None:
+    sigma = torch.tensor([10.0, 1.0, 0.5], dtype=torch.float64)
+    eta = 1 / (2 * (1 - 1 / 3) * 10)
+    assert 0 < eta < printed_well_bound(sigma, 3)
+    assert eta > well_step_bound(sigma, 3)
+    theta = ref.extractor(3, seed=1)
+    x = ref.features_with_eigenvalues(sigma, 5, 3, seed=2) @ torch.linalg.inv(theta)
+    after = theta - eta * gradient(lambda t: r_well_of_features(x @ theta, t), theta)
+    assert float(ref.eigenvalues(ref.hessian(x, after))[-1]) < 1e-13
+    # a hair beside it H keeps its rank, and κ has risen from 20 to more than 1e6
+    after = theta - 0.9999 * eta * gradient(lambda t: r_well_of_features(x @ theta, t), theta)
+    assert kappa(x @ after, 3) ** 2 > 1e6
+
+
+def test_printed_bound_of_part_1_fails_in_random_trials() -> None:
+    failures = 0
+    for seed in range(300):
+        case = trial(seed, full_rank=True)
+        eta = case.uniform * printed_well_bound(case.sigma, case.d)
+        failures += case.kappa_after(case.theta - eta * direction("well", case)) >= case.kappa_before
+    assert failures > 30
+
+
+def test_printed_bound_of_part_2_admits_a_step_that_lowers_kappa() -> None:
+    # In other units (σ/1.2) the printed bound would forbid this very step: 1 - 2σ_k/k is dimensionally inconsistent.
+    sigma = 1.2 * torch.tensor([1.21, 1.2, 1.0], dtype=torch.float64)
+    eta = 1.1 * ill_step_bound(sigma)
+    assert eta < printed_ill_bound(sigma)
+    assert eta / 1.2**3 > printed_ill_bound(sigma / 1.2)
+    theta = ref.extractor(3, seed=3)
+    x = ref.features_with_eigenvalues(sigma, 5, 3, seed=4) @ torch.linalg.inv(theta)
+    after = theta - eta * gradient(lambda t: r_ill_of_features(x @ theta, t), theta)
+    assert kappa(x @ after, 3) ** 2 < 0.99 * 1.21
+
+
+def test_the_one_ill_step_within_the_bound_that_removes_an_eigenvalue_is_isolated() -> None:
+    sigma = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
+    eta = ref.ill_denominator(sigma) ** 2 / (2 * (1 - 1 / 3) * 1.0)
+    assert eta < ill_step_bound(sigma)
+    assert float(eigenvalues_after_ill_step(sigma, eta)[-1]) < 1e-30
+    for nearby in (0.999 * eta, 1.001 * eta):
+        after = eigenvalues_after_ill_step(sigma, nearby)
+        assert float(after[0] / after[-1]) > 1e5
+
+
+def test_literal_figure_4_moves_kappa_the_wrong_way_and_algorithm_1_never() -> None:
+    wrong = {(side, name): 0 for side in ("input", "output") for name in REGULARIZERS}
+    for seed in range(2000):
+        source = ref.generator(seed)
+        x = torch.randn(12, 6, dtype=torch.float64, generator=source)
+        theta = torch.randn(6, 6, dtype=torch.float64, generator=source)
+        before = kappa(x @ theta, 6)
+        for side, name in wrong:
+            step = gradient(
+                lambda t, s=side, n=name, x=x: REGULARIZERS[n][0](preconditioned_linear(x, t, side=s)),  # type: ignore[arg-type]
+                theta,
+            )
+            after = kappa(x @ (theta - 1e-5 * step * theta.norm() / step.norm()), 6)
+            wrong[side, name] += after >= before if name == "well" else after <= before
+    assert wrong["input", "well"] == wrong["input", "ill"] == 0
+    assert wrong["output", "well"] > 100
+    assert wrong["output", "ill"] > 100
+
+
+# --- Proposition 3.2 ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("k", [5, 3])
+def test_32_eq_10_gives_the_singular_values_where_theta_and_k_share_singular_vectors(seed: int, k: int) -> None:
+    x = ref.features_with_eigenvalues(torch.logspace(1, -1, k), 8, 5, seed)
+    u = torch.linalg.eigh(x.T @ x).eigenvectors
+    middle = torch.diag(torch.tensor([0.5, 3.0, 1.0, 2.0, 0.7], dtype=torch.float64))
+    theta = u @ middle @ ref.orthogonal(5, seed + 100).T
+    value = ref.proposition_3_2(theta, x.T @ x).sort(descending=True).values
+    torch.testing.assert_close(value, ref.eigenvalues(ref.hessian(x, theta)), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_32_eq_10_is_in_general_only_the_diagonal_in_the_basis_of_theta(seed: int) -> None:
+    x, theta = ref.gaussian(8, 5, seed=seed), ref.extractor(5, seed + 100)
+    h = ref.hessian(x, theta)
+    value = ref.proposition_3_2(theta, x.T @ x)
+    v = torch.linalg.svd(theta).Vh.T
+    torch.testing.assert_close(value, (v.T @ h @ v).diagonal(), rtol=1e-12, atol=0)
+    assert float(value.sum()) == pytest.approx(float(h.trace()), rel=1e-12)
+    actual, diagonal = ref.eigenvalues(h), value.sort(descending=True).values
+    assert float((actual - diagonal).abs().max()) > 0.01 * float(actual[0])
+    assert diagonal[0] < actual[0]  # Schur: the diagonal is majorized by the eigenvalues, so κ is understated
+    assert diagonal[-1] > actual[-1]
