@@ -1,0 +1,306 @@
+"""D_P and D_H side by side: the LightningDataModule of every immunization run (Alg. 1, lines 1-2; Eq. 11).
+
+Each training batch is ``{"pretrain": (x, y), "harmful": (x, y)}``. Where both data sets fit in memory, the default is
+full-batch: Algorithm 1 on the exact K, one pass being one step. Mini-batches are an option; the data sets then may have
+different numbers of batches, and Lightning's CombinedLoader mode says what happens to the shorter one.
+
+Shapes: N samples, D features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import torch
+from lightning import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
+
+from immunize.data.checks import check_part, check_same_width
+from immunize.data.loaders import batch_loader, whole_loader
+from immunize.data.parts import ROLES, Part, Role, Source, Splits, random_generator
+from immunize.errors import DataError
+
+__all__ = ["MODES", "CrossFitted", "PairParts", "PairedData"]
+
+Mode = Literal["max_size_cycle", "min_size"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+"""CombinedLoader's modes in which every batch holds rows of both data sets; an objective needs both."""
+
+VALIDATION_STREAM, SHUFFLE_STREAM = 0, 1
+MAX_VALIDATION_FRACTION = 0.9
+
+
+@dataclass(frozen=True)
+class PairParts:
+    """The same part of both data sets.
+
+    Attributes:
+        pretrain: rows of D_P.
+        harmful: rows of D_H.
+    """
+
+    pretrain: Part
+    harmful: Part
+
+    def of(self, role: Role) -> Part:
+        """The part of one data set."""
+        return self.pretrain if role == "pretrain" else self.harmful
+
+
+class CrossFitted:
+    """A source whose `fit` and `held_out` are two halves of another source's rows.
+
+    A source that has held-out rows of its own keeps its split.
+
+    Args:
+        source: what is cross-fitted.
+        seed: of the halves.
+    """
+
+    held_out_protocol = "split"
+
+    def __init__(self, source: Source, seed: int) -> None:
+        self.source, self.seed = source, seed
+        self.name, self.task = source.name, source.task
+
+    def require(self) -> None:
+        """Find the source's files."""
+        self.source.require()
+
+    def load(self) -> Splits:
+        """The two halves, or the source's own split."""
+        return self.source.cross_fit(self.seed) if self.source.held_out_protocol == "cross_fit" else self.source.load()
+
+    def cross_fit(self, seed: int) -> Splits:
+        """Refuse: halves are not halved again.
+
+        Args:
+            seed: ignored.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError(f"{self.name} is cross-fitted already")
+
+    def describe(self) -> dict[str, object]:
+        """The source's facts and the seed of the halves."""
+        return self.source.describe() | {"cross_fit_seed": self.seed}
+
+
+class PairedData(LightningDataModule):
+    """Both data sets of an experiment, checked, hashed and batched.
+
+    Args:
+        pretrain: D_P.
+        harmful: D_H.
+        batch_size: None for full-batch, else the rows of each data set in a mini-batch.
+        passes: full-batch only: how many times the whole pair is yielded within one epoch. It saves Lightning's work
+            between epochs, which would otherwise cost more than the step.
+        mode: CombinedLoader's mode, one of `MODES`.
+        validation_fraction: share of the fit rows of each data set that is set aside for early stopping, 0 to 0.9.
+        seed: of the validation split and of the shuffling.
+
+    Raises:
+        DataError: for values outside these ranges.
+    """
+
+    def __init__(
+        self,
+        pretrain: Source,
+        harmful: Source,
+        *,
+        batch_size: int | None = None,
+        passes: int = 1,
+        mode: str = "max_size_cycle",
+        validation_fraction: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.pretrain, self.harmful = pretrain, harmful
+        self.batch_size, self.passes, self.mode = batch_size, passes, mode
+        self.validation_fraction, self.seed = validation_fraction, seed
+        self._check_options()
+        self._fit: PairParts | None = None
+        self._validation: PairParts | None = None
+        self._held_out: PairParts | None = None
+        self._data_hash = ""
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether a training batch is the whole pair."""
+        return self.batch_size is None
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """For each role "regression" or "binary"."""
+        return {"pretrain": self.pretrain.task, "harmful": self.harmful.task}
+
+    @property
+    def held_out_protocol(self) -> str:
+        """How the pair comes by held-out rows: "cross_fit" if either data set has none of its own, else "split"."""
+        protocols = (self.pretrain.held_out_protocol, self.harmful.held_out_protocol)
+        return "cross_fit" if "cross_fit" in protocols else "split"
+
+    @property
+    def fit(self) -> PairParts:
+        """Rows the extractor is immunized with, without the validation rows. After `setup`."""
+        if self._fit is None:
+            raise RuntimeError("call setup() before asking for data")
+        return self._fit
+
+    @property
+    def validation(self) -> PairParts | None:
+        """Rows set aside for early stopping; None for a fraction of 0. After `setup`."""
+        return self._validation if self.fit else None
+
+    @property
+    def held_out(self) -> PairParts | None:
+        """Rows that training never sees; None if either data set has none and is cross-fitted. After `setup`."""
+        return self._held_out if self.fit else None
+
+    @property
+    def n_features(self) -> int:
+        """D, the same for both data sets. After `setup`."""
+        return int(self.fit.pretrain.x.shape[1])
+
+    @property
+    def data_hash(self) -> str:
+        """SHA-256 over names, shapes and bytes of all fit and held-out rows; validation rows count as fit rows."""
+        return self._data_hash if self.fit else ""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load both data sets, check them, and set validation rows aside; does nothing the second time.
+
+        Args:
+            stage: ignored: every stage needs the same rows.
+
+        Raises:
+            MissingDataError: if a data set is not there.
+            DataError: if one cannot be used, or they do not go together.
+        """
+        if self._fit is not None:
+            return
+        splits = {role: self._load(role) for role in ROLES}
+        fit = PairParts(splits["pretrain"].fit, splits["harmful"].fit)
+        check_same_width(fit.pretrain, fit.harmful, (self.pretrain.name, self.harmful.name))
+        self._check_batch_size(fit)
+        held_out = (splits["pretrain"].held_out, splits["harmful"].held_out)
+        if held_out[0] is not None and held_out[1] is not None:
+            self._held_out = PairParts(held_out[0], held_out[1])
+        self._data_hash = self._hash(splits)
+        if self.validation_fraction > 0:
+            fit, self._validation = self._set_aside(fit)
+        self._fit = fit
+
+    def train_dataloader(self) -> CombinedLoader:
+        """Batches of both data sets.
+
+        Returns:
+            a loader of ``{"pretrain": (x, y), "harmful": (x, y)}``; full-batch it has `passes` batches, which are views
+            of the rows and must not be written into.
+        """
+        return CombinedLoader({role: self._train_loader(role) for role in ROLES}, cast(Mode, self.mode))
+
+    def val_dataloader(self) -> CombinedLoader | list[Any]:
+        """The validation rows of both data sets as one batch; an empty list if there are none."""
+        if self.validation is None:
+            return []
+        return CombinedLoader({role: whole_loader(self.validation.of(role), 1) for role in ROLES}, "max_size_cycle")
+
+    def cross_fit_pair(self, seed: int) -> PairedData:
+        """The pair for a second extractor, fitted the same way on half of the rows and measured on the other half.
+
+        Args:
+            seed: of the halves.
+
+        Returns:
+            a new data module with the same options, not yet set up. Data sets with held-out rows of their own keep
+            their split.
+        """
+        return PairedData(
+            CrossFitted(self.pretrain, seed),
+            CrossFitted(self.harmful, seed),
+            batch_size=self.batch_size,
+            passes=self.passes,
+            mode=self.mode,
+            validation_fraction=self.validation_fraction,
+            seed=self.seed,
+        )
+
+    def _source(self, role: Role) -> Source:
+        return self.pretrain if role == "pretrain" else self.harmful
+
+    def _load(self, role: Role) -> Splits:
+        source = self._source(role)
+        splits = source.load()
+        check_part(splits.fit, f"{source.name} ({role}, fit)")
+        if splits.held_out is not None:
+            check_part(splits.held_out, f"{source.name} ({role}, held_out)")
+            if splits.held_out.x.shape[1] != splits.fit.x.shape[1]:
+                raise DataError(
+                    f"{source.name} ({role}): {splits.held_out.x.shape[1]} features held out and "
+                    f"{splits.fit.x.shape[1]} in fit; correct the source's load()"
+                )
+        return splits
+
+    def _train_loader(self, role: Role) -> torch.utils.data.DataLoader[Any]:
+        part = self.fit.of(role)
+        if self.batch_size is None:
+            return whole_loader(part, self.passes)
+        stream = random_generator(self.seed, SHUFFLE_STREAM, ROLES.index(role))
+        return batch_loader(part, self.batch_size, int(stream.integers(2**31)))
+
+    def _set_aside(self, fit: PairParts) -> tuple[PairParts, PairParts]:
+        """Split every data set's fit rows into what stays and what is for validation."""
+        stays, aside = [], []
+        for role in ROLES:
+            part = fit.of(role)
+            n_aside = round(len(part) * self.validation_fraction)
+            if min(n_aside, len(part) - n_aside) < 2:
+                raise DataError(
+                    f"validation_fraction={self.validation_fraction} splits the {len(part)} rows of "
+                    f"{self._source(role).name} ({role}) into {len(part) - n_aside} and {n_aside}, but both parts need "
+                    f"at least 2; choose another fraction"
+                )
+            rng = random_generator(self.seed, VALIDATION_STREAM, ROLES.index(role))
+            order = torch.from_numpy(rng.permutation(len(part)))
+            aside.append(part.take(order[:n_aside].sort().values))
+            stays.append(part.take(order[n_aside:].sort().values))
+        return PairParts(*stays), PairParts(*aside)
+
+    def _hash(self, splits: dict[Role, Splits]) -> str:
+        digest = hashlib.sha256()
+        for role in ROLES:
+            parts = {"fit": splits[role].fit, "held_out": splits[role].held_out}
+            for name, part in parts.items():
+                digest.update(f"{self._source(role).name}/{role}/{name}".encode())
+                for tensor in () if part is None else (part.x, part.y):
+                    digest.update(str(tuple(tensor.shape)).encode())
+                    digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def _check_options(self) -> None:
+        if self.mode not in MODES:
+            raise DataError(
+                f"mode is {self.mode!r}, but has to be one of {', '.join(MODES)}, so that every batch has rows of both"
+            )
+        if self.passes < 1:
+            raise DataError(f"passes={self.passes}, but an epoch needs at least 1")
+        if self.batch_size is not None and self.batch_size < 2:
+            raise DataError(f"batch_size={self.batch_size}, but a spectrum needs 2 rows (null takes all of them)")
+        if not 0 <= self.validation_fraction <= MAX_VALIDATION_FRACTION:
+            raise DataError(
+                f"validation_fraction={self.validation_fraction}, but it has to be between 0 and "
+                f"{MAX_VALIDATION_FRACTION}"
+            )
+
+    def _check_batch_size(self, fit: PairParts) -> None:
+        larger = max(len(fit.pretrain), len(fit.harmful))
+        if self.batch_size is not None and self.batch_size > larger:
+            raise DataError(
+                f"batch_size={self.batch_size} is larger than both data sets ({self.pretrain.name}: "
+                f"{len(fit.pretrain)} rows, {self.harmful.name}: {len(fit.harmful)} rows); choose a smaller one, or "
+                f"null for full-batch steps"
+            )

@@ -1,0 +1,167 @@
+"""What every data set of this package is made of: parts, splits, and the source that loads them (§5.1, App. C).
+
+An immunization experiment has two data sets, D_P (pre-training task) and D_H (harmful task). Each comes from a
+`Source` in one of two roles, and each has rows the extractor is immunized with (`fit`) and rows it never saw
+(`held_out`). How the second part comes about is the source's `held_out_protocol`:
+
+=========  ======================================================================================================
+split      the data set has test rows of its own (MNIST, digits, synthetic): `load` returns both parts
+cross_fit  the paper's protocol fits on every row (House Prices): `load` returns no held-out part, and
+           `cross_fit` returns a random half against the other half, for a second extractor fitted the same way
+=========  ======================================================================================================
+
+Shapes: N samples, D features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import numpy as np
+
+from immunize.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ROLES", "Part", "Role", "Source", "SourceBase", "Splits", "random_generator", "to_part"]
+
+Role = Literal["pretrain", "harmful"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""The two data sets of an experiment: D_P and D_H."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one data set.
+
+    Attributes:
+        x: (N, D) float64 features.
+        y: (N,) float64, the standardized target of a regression or the 0/1 label of a binary task.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    def take(self, rows: Tensor) -> Part:
+        """The rows with these indices.
+
+        Args:
+            rows: (M,) int64 indices.
+
+        Returns:
+            a part of M rows, copied.
+        """
+        return Part(self.x[rows], self.y[rows])
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The parts of one data set.
+
+    Attributes:
+        fit: rows the extractor is immunized with.
+        held_out: rows it never sees; None when the data set has none of its own and is cross-fitted.
+    """
+
+    fit: Part
+    held_out: Part | None
+
+
+class Source(Protocol):
+    """One data set in one role: what ``conf/harmful/*.yaml`` and ``conf/pretrain/*.yaml`` instantiate."""
+
+    @property
+    def name(self) -> str:
+        """Short name of the data set: "digits", "housing", "mnist", "synthetic"."""
+
+    @property
+    def task(self) -> str:
+        """What y holds: "regression" or "binary"."""
+
+    @property
+    def held_out_protocol(self) -> str:
+        """Where held-out rows come from: "split" or "cross_fit"."""
+
+    def require(self) -> None:
+        """Find the files, without reading them."""
+
+    def load(self) -> Splits:
+        """Read the data set and prepare it as its paper section says."""
+
+    def cross_fit(self, seed: int) -> Splits:
+        """A random half, prepared with its own statistics only, and the other half, prepared with the same ones."""
+
+    def describe(self) -> dict[str, object]:
+        """Short facts for the record; plain values that JSON can hold."""
+
+
+class SourceBase:
+    """What the sources have in common; a subclass sets the class attributes and defines `load`.
+
+    Args:
+        role: "pretrain" or "harmful".
+
+    Raises:
+        DataError: for any other role.
+    """
+
+    name: str
+    task: str
+    held_out_protocol: str = "split"
+
+    def __init__(self, role: str) -> None:
+        if role not in ROLES:
+            raise DataError(f"{self.name}: role is {role!r}, but has to be one of {', '.join(ROLES)}")
+        self.role: Role = role
+
+    def require(self) -> None:
+        """Find the files, without reading them; data that are embedded or generated need none."""
+
+    def cross_fit(self, seed: int) -> Splits:
+        """Refuse: only sources whose protocol is "cross_fit" override this.
+
+        Args:
+            seed: ignored.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError(f"{self.name} has held-out rows of its own and is not cross-fitted; use load() instead")
+
+
+def random_generator(seed: int, *stream: int) -> np.random.Generator:
+    """A generator of random numbers that is independent of every other generator and of the global state.
+
+    Args:
+        seed: what the user chose; 0 or more.
+        stream: further non-negative numbers that tell draws with the same seed apart.
+
+    Returns:
+        a numpy generator that depends on nothing but the arguments.
+
+    Raises:
+        DataError: for a seed that is negative or not a whole number.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise DataError(f"a seed has to be a whole number, 0 or more, not {seed!r}")
+    return np.random.default_rng([seed, *stream])
+
+
+def to_part(x: np.ndarray[Any, np.dtype[Any]], y: np.ndarray[Any, np.dtype[Any]]) -> Part:
+    """A part from arrays.
+
+    Args:
+        x: (N, D) features of any real dtype.
+        y: (N,) targets or labels.
+
+    Returns:
+        the same numbers as float64 tensors with memory of their own.
+    """
+    import torch  # here, so that missing data are reported before anything heavy is imported
+
+    return Part(torch.from_numpy(np.array(x, dtype=np.float64)), torch.from_numpy(np.array(y, dtype=np.float64)))

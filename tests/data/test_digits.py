@@ -1,0 +1,75 @@
+"""The embedded digits: balance, labels, scaling, and that held-out images are never seen."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from immunize.data import Digits, Part
+from immunize.data.digits import held_out_mask
+
+
+def originals(part: Part, digit: int) -> list[int]:
+    """Numbers of the embedded images that the rows of a part are, found by undoing the standardization."""
+    raw, labels = load_digits(return_X_y=True)
+    train = raw[~held_out_mask(labels)]
+    pixels = np.rint(part.x.numpy() * train.std() + train.mean())
+    rows = [np.flatnonzero((raw == image).all(axis=1) & (labels == digit)) for image in pixels]
+    assert all(len(found) == 1 for found in rows)
+    return [int(found[0]) for found in rows]
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (8, 3)])
+def test_each_role_holds_one_digit_with_one_label(pair: tuple[int, int]) -> None:
+    for role, digit, label in (("pretrain", pair[0], 0.0), ("harmful", pair[1], 1.0)):
+        splits = Digits(pair, role).load()
+        assert splits.held_out is not None
+        for part in (splits.fit, splits.held_out):
+            assert part.x.shape == (len(part), 64)
+            assert part.x.dtype == part.y.dtype == torch.float64
+            assert part.y.unique().tolist() == [label]
+        fit, held_out = originals(splits.fit, digit), originals(splits.held_out, digit)
+        assert not set(fit) & set(held_out)
+
+
+def test_both_roles_are_balanced_to_the_rarer_digit() -> None:
+    labels = load_digits().target
+    mask = held_out_mask(labels)
+    for pair in ((8, 3), (3, 8)):
+        for part, rows in (("fit", ~mask), ("held_out", mask)):
+            sizes = [len(getattr(Digits(pair, role).load(), part)) for role in ("pretrain", "harmful")]
+            assert sizes == [min((labels[rows] == digit).sum() for digit in pair)] * 2
+
+
+def test_a_third_of_each_digit_is_held_out_whatever_the_seed() -> None:
+    labels = load_digits().target
+    mask = held_out_mask(labels)
+    for digit in range(10):
+        assert mask[labels == digit].sum() == (labels == digit).sum() // 3
+    train = set(np.flatnonzero(~mask))
+    for seed in range(3):
+        assert set(originals(Digits((3, 8), "pretrain", seed).load().fit, 3)) <= train
+
+
+def test_scaling_is_that_of_all_training_pixels() -> None:
+    raw, labels = load_digits(return_X_y=True)
+    train = raw[~held_out_mask(labels)]
+    part = Digits((0, 1), "harmful").load().fit
+    expected = (raw[originals(part, 1)] - train.mean()) / train.std()
+    assert np.allclose(part.x.numpy(), expected, rtol=0, atol=1e-13)
+
+
+def test_same_seed_same_images_other_seed_other_images() -> None:
+    first, again, other = (Digits((3, 8), "pretrain", seed).load() for seed in (0, 0, 1))
+    assert torch.equal(first.fit.x, again.fit.x)
+    assert not torch.equal(first.fit.x, other.fit.x)
+
+
+def test_description_is_plain() -> None:
+    facts = Digits([0, 7], "harmful").describe()
+    assert (facts["digit"], facts["label"], facts["pair"]) == (7, 1, [0, 7])
+    assert json.loads(json.dumps(facts)) == facts

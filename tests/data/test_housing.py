@@ -1,0 +1,287 @@
+"""House Prices: the protocol of C.2 on a generated table with the real header, and on the real one where it is."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from immunize.data import Housing
+from immunize.data.housing import Standardizer, encode
+from immunize.data.housing_table import COLUMNS, read_local
+from immunize.errors import DataError, MissingDataError
+
+TEXT_COLUMNS = {"MSZoning", "Street", "Alley", "Neighborhood", "MasVnrType", "PoolQC"}
+N_ROWS = 61
+
+
+def fake_table() -> pd.DataFrame:
+    """A table with the real header: numbers, categories, missing entries, and constant columns."""
+    rng = np.random.default_rng(0)
+    table = {name: rng.integers(0, 50, N_ROWS).astype(object) for name in COLUMNS}
+    for name in TEXT_COLUMNS:
+        table[name] = rng.choice(["Abc", "None", "xyz", "10"], N_ROWS).astype(object)
+    table["Id"] = np.arange(1, N_ROWS + 1)
+    table["MSZoning"] = np.where(np.arange(N_ROWS) % 4 == 0, rng.choice(["RM", "FV"], N_ROWS), "RL")
+    table["LotFrontage"][::7] = np.nan
+    table["Alley"][::3] = np.nan
+    table["GarageArea"] = np.full(N_ROWS, 0.1)
+    return pd.DataFrame(table)[list(COLUMNS)]
+
+
+def write_csv(root: Path, table: pd.DataFrame) -> Path:
+    path = root / "house_prices" / "train.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table.to_csv(path, index=False, na_rep="NA")
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_csv(tmp_path, fake_table())
+    return tmp_path
+
+
+def naive(table: pd.DataFrame, role: str) -> tuple[np.ndarray, np.ndarray]:
+    """The protocol one cell at a time."""
+    rows = [row for _, row in table.iterrows() if (row["MSZoning"] == "RL") == (role == "harmful")]
+    columns = []
+    for name in [*(name for name in COLUMNS if name not in ("LotArea", "SalePrice")), target(role)]:
+        cells = [0 if pd.isna(row[name]) or row[name] == "None" else row[name] for row in rows]
+        if name in TEXT_COLUMNS:
+            words = sorted({str(cell) for cell in cells})
+            cells = [words.index(str(cell)) for cell in cells]
+        numbers = [float(cell) for cell in cells]
+        mean = sum(numbers) / len(numbers)
+        variance = sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)
+        std = 1.0 if len(set(numbers)) == 1 else variance**0.5
+        columns.append([(number - mean) / std for number in numbers])
+    array = np.array(columns).T
+    return array[:, :-1], array[:, -1]
+
+
+def target(role: str) -> str:
+    return "SalePrice" if role == "harmful" else "LotArea"
+
+
+@pytest.mark.parametrize("role", ["pretrain", "harmful"])
+def test_protocol_against_the_slow_way(root: Path, role: str) -> None:
+    splits = Housing(root, role).load()
+    x, y = naive(fake_table(), role)
+    assert splits.held_out is None
+    assert splits.fit.x.shape[1] == 79
+    assert splits.fit.x.dtype == splits.fit.y.dtype == torch.float64
+    assert np.allclose(splits.fit.x.numpy(), x, rtol=0, atol=1e-12)
+    assert np.allclose(splits.fit.y.numpy(), y, rtol=0, atol=1e-12)
+
+
+def test_columns_are_standardized_and_constants_are_zero(root: Path) -> None:
+    x = Housing(root, "harmful").load().fit.x
+    constant = x.std(dim=0, correction=1) == 0
+    assert torch.allclose(x.mean(dim=0), torch.zeros(79, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(x[:, ~constant].std(dim=0, correction=1), torch.ones(1, dtype=torch.float64))
+    features = [name for name in COLUMNS if name not in ("LotArea", "SalePrice")]
+    for name in ("MSZoning", "GarageArea"):  # 0.1 is where a rounded mean would leave 1e-17 to be blown up
+        assert bool((x[:, features.index(name)] == 0).all())
+
+
+def test_no_warning_is_printed(root: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Housing(root, "harmful").load()
+        Housing(root, "pretrain").cross_fit(0)
+
+
+def test_rows_takes_the_first_ones_of_the_role(root: Path) -> None:
+    table = fake_table()
+    first = table[table["MSZoning"] == "RL"].head(20)
+    assert np.allclose(Housing(root, "harmful", rows=20).load().fit.x.numpy(), naive(first, "harmful")[0], atol=1e-12)
+    assert len(Housing(root, "harmful", rows=10_000).load().fit) == (table["MSZoning"] == "RL").sum()
+
+
+def test_encode_numbers_categories_by_the_order_of_their_strings() -> None:
+    table = pd.DataFrame({"a": ["b", None, "B", "b"], "n": [1.5, np.nan, 2.0, 3.0]})
+    assert encode(table).tolist() == [[2, 1.5], [0, 0], [1, 2], [2, 3]]
+
+
+def test_standardizer_of_a_constant_column() -> None:
+    values = np.array([[0.1, 1.0], [0.1, 2.0], [0.1, 3.0]])
+    scale = Standardizer.of(values)
+    assert scale.std.tolist() == [1.0, 1.0]
+    assert scale.apply(values).tolist() == [[0.0, -1.0], [0.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("role", ["pretrain", "harmful"])
+def test_cross_fit_halves_every_row_once(root: Path, role: str) -> None:
+    table = fake_table()
+    ids = table[(table["MSZoning"] == "RL") == (role == "harmful")]["Id"].to_numpy(dtype=float)
+    splits = Housing(root, role).cross_fit(0)
+    assert splits.held_out is not None
+    assert len(splits.fit) == (len(ids) + 1) // 2
+    # Id is the first column and strictly increasing, so an affine map finds every row again.
+    halves = [splits.fit.x[:, 0].numpy(), splits.held_out.x[:, 0].numpy()]
+    together = np.sort(np.concatenate(halves))
+    assert np.allclose((together - together[0]) / (together[-1] - together[0]), (ids - ids[0]) / (ids[-1] - ids[0]))
+
+
+def test_cross_fit_statistics_are_those_of_the_fit_half(root: Path) -> None:
+    splits = Housing(root, "harmful").cross_fit(3)
+    assert splits.held_out is not None
+    fit = torch.column_stack([splits.fit.x, splits.fit.y])
+    held_out = torch.column_stack([splits.held_out.x, splits.held_out.y])
+    varying = fit.std(dim=0) > 0
+    assert torch.allclose(fit.mean(dim=0), torch.zeros(80, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(fit[:, varying].std(dim=0), torch.ones(1, dtype=torch.float64))
+    assert float(held_out.mean(dim=0).abs().max()) > 0.05  # not centred with its own mean
+
+
+def test_held_out_values_do_not_move_the_fit_half(root: Path) -> None:
+    before = Housing(root, "harmful").cross_fit(1)
+    assert before.held_out is not None
+    table = fake_table()
+    # Id is standardized with the fit half's numbers: invert the map on the held-out rows to know which they are.
+    ids = table[table["MSZoning"] == "RL"]["Id"].to_numpy(dtype=float)
+    both = torch.cat([before.fit.x[:, 0], before.held_out.x[:, 0]]).sort().values
+    slope = (ids[-1] - ids[0]) / float(both[-1] - both[0])
+    held_out_ids = np.rint((before.held_out.x[:, 0].numpy() - float(both[0])) * slope + ids[0])
+    changed = table["Id"].isin(held_out_ids)
+    table.loc[changed, "GrLivArea"] = 10_000
+    table.loc[changed, "SalePrice"] = 77
+    write_csv(root, table)
+    after = Housing(root, "harmful").cross_fit(1)
+    assert after.held_out is not None
+    assert torch.equal(before.fit.x, after.fit.x)
+    assert torch.equal(before.fit.y, after.fit.y)
+    assert not torch.equal(before.held_out.x, after.held_out.x)
+
+
+def test_cross_fit_depends_on_the_seed(root: Path) -> None:
+    source = Housing(root, "pretrain")
+    first, again, other = (source.cross_fit(seed).fit.x for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_cross_fit_needs_four_rows(root: Path) -> None:
+    with pytest.raises(DataError, match="3 rows are too few to cross-fit"):
+        Housing(root, "harmful", rows=3).cross_fit(0)
+
+
+def test_missing_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError) as caught:
+        Housing(tmp_path, "harmful").load()
+    path = tmp_path / "house_prices" / "train.csv"
+    for words in (str(path), "https://www.kaggle.com", "data_root=", "IMMUNIZE_DATA", "harmful.source=openml"):
+        assert words in str(caught.value)
+
+
+def set_column(name: str, value: Any) -> pd.DataFrame:
+    table = fake_table()
+    table[name] = value
+    return table
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (fake_table().drop(columns=["Street", "SalePrice"]), r"lacks 2 of 81 columns \(Street, SalePrice\)"),
+        (fake_table().assign(extra=1), r"1 columns too many \(extra\)"),
+        (fake_table().head(0), "has a header but no rows"),
+        (set_column("SalePrice", "much"), "target SalePrice has entries that are missing or not numbers"),
+        (set_column("LotArea", [np.nan] + [1.0] * (N_ROWS - 1)), "target LotArea has entries that are missing"),
+        (set_column("PoolArea", [np.inf] + [1.0] * (N_ROWS - 1)), "column PoolArea holds infinite numbers"),
+        (set_column("MSZoning", "RL"), "every row has MSZoning = RL"),
+        (set_column("MSZoning", "RM"), "no row has MSZoning = RL"),
+    ],
+)
+def test_wrong_tables_are_refused(tmp_path: Path, table: pd.DataFrame, message: str) -> None:
+    path = write_csv(tmp_path, table)
+    with pytest.raises(DataError, match=message) as caught:
+        Housing(tmp_path, "harmful").load()
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\x89PNG\r\n\xff\xfe\x00" * 20, "not a readable CSV file"),
+        (b'a,b\n1,2\n1,2,3,4\n"', "not a readable CSV file"),
+        (b"<html><body>Please log in</body></html>\n", "lacks 81 of 81 columns"),
+    ],
+)
+def test_files_that_are_no_table_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "house_prices" / "train.csv"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        read_local(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_one_row_of_a_role_is_too_few(tmp_path: Path) -> None:
+    write_csv(tmp_path, set_column("MSZoning", ["RM"] + ["RL"] * (N_ROWS - 1)))
+    with pytest.raises(DataError, match=r"housing \(pretrain\): the table has 1 row of this zone"):
+        Housing(tmp_path, "pretrain").load()
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(DataError, match="source is 'kaggle', but has to be one of auto, openml"):
+        Housing("data", "harmful", source="kaggle")
+    with pytest.raises(DataError, match="rows=1, but at least 2"):
+        Housing("data", "harmful", rows=1)
+
+
+def test_openml_copy_gives_the_same_numbers(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # OpenML's parser keeps "None" as text, gives whole numbers as floats, and categories as such.
+    frame = fake_table()
+    for name in COLUMNS:
+        frame[name] = frame[name].astype("category") if name in TEXT_COLUMNS else frame[name].astype(float)
+    calls: list[dict[str, Any]] = []
+
+    def fetch(**options: Any) -> SimpleNamespace:
+        calls.append(options)
+        return SimpleNamespace(frame=frame)
+
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
+    for role in ("pretrain", "harmful"):
+        online, local = Housing(root, role, source="openml").load().fit, Housing(root, role).load().fit
+        assert torch.equal(online.x, local.x)
+        assert torch.equal(online.y, local.y)
+    assert calls[0]["data_id"] == 42165
+    assert calls[0]["data_home"] == str(tmp_path)
+
+
+def test_openml_offline_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(**options: Any) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
+    with pytest.raises(MissingDataError, match=r"could not be downloaded from OpenML.*not known.*harmful\.source=auto"):
+        Housing(tmp_path, "harmful", source="openml").load()
+
+
+def test_description_is_plain() -> None:
+    facts = Housing("data", "harmful", rows=200).describe()
+    assert (facts["target"], facts["rows"], facts["zone"]) == ("SalePrice", "first 200", "MSZoning == RL")
+    assert json.loads(json.dumps(facts)) == facts
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("role", "n_rows", "rank", "condition"), [("pretrain", 309, 74, 254.13), ("harmful", 1151, 76, 209.04)]
+)
+def test_real_spectra(data_root: Path, role: str, n_rows: int, rank: int, condition: float) -> None:
+    x = Housing(data_root, role).load().fit.x
+    assert x.shape == (n_rows, 79)
+    values = torch.linalg.eigvalsh(x.T @ x).flip(0)
+    cut = max(x.shape) * torch.finfo(torch.float64).eps * values[0]
+    assert int((values > cut).sum()) == rank
+    assert float(values[0] / values[rank - 1]) == pytest.approx(condition, abs=0.005)

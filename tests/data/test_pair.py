@@ -1,0 +1,316 @@
+"""The paired data module: batches, validation rows, cross-fitting, hash, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+
+from immunize.data import Digits, PairedData, Part, Splits, Synthetic
+from immunize.errors import DataError
+
+
+class Rows:
+    """A source of numbered rows: x[i] = [i + 1, offset], y[i] = i."""
+
+    task = "regression"
+
+    def __init__(self, n: int, offset: float = 0.0, held_out: bool = True) -> None:
+        self.name, self.offset = f"rows{n}", offset
+        self.splits = Splits(self.make(range(n)), self.make(range(n, 2 * n)) if held_out else None)
+        self.held_out_protocol = "split" if held_out else "cross_fit"
+
+    def make(self, rows: range) -> Part:
+        y = torch.tensor(rows, dtype=torch.float64)
+        return Part(torch.stack([y + 1, torch.full_like(y, self.offset)], dim=1), y)
+
+    def load(self) -> Splits:
+        return self.splits
+
+    def cross_fit(self, seed: int) -> Splits:
+        order = torch.randperm(len(self.splits.fit), generator=torch.Generator().manual_seed(seed))
+        half = len(order) // 2
+        return Splits(self.splits.fit.take(order[:half]), self.splits.fit.take(order[half:]))
+
+    def describe(self) -> dict[str, object]:
+        return {"name": self.name}
+
+
+def module(n_pretrain: int = 10, n_harmful: int = 6, **options: Any) -> PairedData:
+    data = PairedData(Rows(n_pretrain), Rows(n_harmful, offset=1.0), **options)
+    data.setup()
+    return data
+
+
+def batches(data: PairedData) -> list[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+    return [batch for batch, _, _ in data.train_dataloader()]
+
+
+def with_x(x: torch.Tensor, y: torch.Tensor | None = None) -> PairedData:
+    source = Rows(4)
+    source.splits = Splits(Part(x, torch.zeros(len(x), dtype=torch.float64) if y is None else y), None)
+    return PairedData(Rows(4), source)
+
+
+def test_full_batch_yields_the_whole_pair_in_every_pass_without_copying() -> None:
+    data = module(passes=3)
+    assert data.full_batch
+    found = batches(data)
+    assert len(found) == 3
+    for batch in found:
+        assert set(batch) == {"pretrain", "harmful"}
+        for role in ("pretrain", "harmful"):
+            assert isinstance(batch[role], tuple)
+            x, y = batch[role]
+            part = getattr(data.fit, role)
+            assert torch.equal(x, part.x)
+            assert torch.equal(y, part.y)
+            assert x.data_ptr() == part.x.data_ptr()
+
+
+@pytest.mark.parametrize(("mode", "length"), [("max_size_cycle", 5), ("min_size", 3)])
+def test_mini_batches_visit_every_row_once_a_pass(mode: str, length: int) -> None:
+    data = module(batch_size=2, mode=mode)
+    assert not data.full_batch
+    found = batches(data)
+    assert len(found) == length
+    shorter = torch.cat([batch["harmful"][1] for batch in found[:3]])
+    assert sorted(shorter.tolist()) == list(range(6))
+    for batch in found:
+        assert batch["pretrain"][0].shape == (2, 2)
+        for role in ("pretrain", "harmful"):
+            x, y = batch[role]
+            assert torch.equal(x[:, 0], y + 1)  # features and targets stay together
+    if mode == "max_size_cycle":
+        assert sorted(torch.cat([batch["pretrain"][1] for batch in found]).tolist()) == list(range(10))
+
+
+def test_incomplete_last_batch_is_dropped_unless_it_is_the_only_one() -> None:
+    sizes = [(len(batch["pretrain"][1]), len(batch["harmful"][1])) for batch in batches(module(batch_size=8))]
+    assert sizes == [(8, 6)]
+    sizes = [(len(batch["pretrain"][1]), len(batch["harmful"][1])) for batch in batches(module(batch_size=4))]
+    assert sizes == [(4, 4), (4, 4)]
+
+
+def test_order_depends_on_the_seed_alone_and_differs_between_passes() -> None:
+    def order(data: PairedData) -> list[float]:
+        return torch.cat([batch["pretrain"][1] for batch in batches(data)]).tolist()
+
+    first, other = module(100, 100, batch_size=10, seed=1), module(100, 100, batch_size=10, seed=2)
+    torch.manual_seed(0)
+    expected = order(first)
+    state = torch.get_rng_state()
+    torch.manual_seed(99)
+    assert order(module(100, 100, batch_size=10, seed=1)) == expected
+    assert order(other) != expected
+    torch.manual_seed(0)
+    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn from the global generator
+    loader = first.train_dataloader()
+    passes = [torch.cat([batch["pretrain"][1] for batch, _, _ in loader]).tolist() for _ in range(2)]
+    assert passes[0] == expected
+    assert passes[1] != passes[0]
+    one_pass = [(batch["pretrain"][1].tolist(), batch["harmful"][1].tolist()) for batch in batches(first)]
+    assert any(pretrain != harmful for pretrain, harmful in one_pass)  # the two orders are independent
+
+
+def test_validation_rows_leave_the_fit_part() -> None:
+    data = module(20, 10, validation_fraction=0.2, seed=5)
+    assert data.validation is not None
+    for role, n in (("pretrain", 20), ("harmful", 10)):
+        stays, aside = getattr(data.fit, role), getattr(data.validation, role)
+        assert (len(stays), len(aside)) == (n - n // 5, n // 5)
+        assert sorted(torch.cat([stays.y, aside.y]).tolist()) == list(range(n))
+    loader = data.val_dataloader()
+    assert not isinstance(loader, list)
+    (batch,) = [batch for batch, _, _ in loader]
+    assert torch.equal(batch["pretrain"][0], data.validation.pretrain.x)
+    assert torch.equal(batch["harmful"][1], data.validation.harmful.y)
+    again, other = (module(20, 10, validation_fraction=0.2, seed=seed) for seed in (5, 6))
+    assert torch.equal(again.fit.pretrain.y, data.fit.pretrain.y)
+    assert not torch.equal(other.fit.pretrain.y, data.fit.pretrain.y)
+
+
+def test_without_validation_there_is_no_loader() -> None:
+    data = module()
+    assert data.validation is None
+    assert data.val_dataloader() == []
+
+
+def test_facts_after_setup() -> None:
+    data = module()
+    assert data.n_features == 2
+    assert data.tasks == {"pretrain": "regression", "harmful": "regression"}
+    assert data.held_out_protocol == "split"
+    assert data.held_out is not None
+    assert data.held_out.harmful.y.tolist() == [6, 7, 8, 9, 10, 11]
+
+
+def test_asking_before_setup_is_a_mistake_in_the_program() -> None:
+    for name in ("fit", "validation", "held_out", "n_features", "data_hash"):
+        with pytest.raises(RuntimeError, match="call setup"):
+            getattr(PairedData(Rows(4), Rows(4)), name)
+
+
+def test_setup_happens_once() -> None:
+    data = module(validation_fraction=0.3)
+    before = (data.fit, data.validation, data.held_out, data.data_hash)
+    data.setup("fit")
+    assert before == (data.fit, data.validation, data.held_out, data.data_hash)
+    assert before[0] is data.fit
+
+
+def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
+    data = PairedData(Rows(10, held_out=False), Rows(6), batch_size=2, passes=3, mode="min_size", seed=4)
+    data.setup()
+    assert data.held_out_protocol == "cross_fit"
+    assert data.held_out is None
+    second = data.cross_fit_pair(seed=7)
+    second.setup()
+    assert (second.batch_size, second.passes, second.mode, second.seed) == (2, 3, "min_size", 4)
+    assert second.held_out_protocol == "split"
+    assert second.held_out is not None
+    halves = torch.cat([second.fit.pretrain.y, second.held_out.pretrain.y])
+    assert len(second.fit.pretrain) == 5
+    assert sorted(halves.tolist()) == list(range(10))
+    assert second.held_out.harmful.y.tolist() == [6, 7, 8, 9, 10, 11]  # keeps its split
+    assert second.pretrain.describe() == {"name": "rows10", "cross_fit_seed": 7}
+    assert second.data_hash != data.data_hash
+    with pytest.raises(DataError, match="cross-fitted already"):
+        second.pretrain.cross_fit(0)
+
+
+def test_hash_is_of_the_data_and_nothing_else() -> None:
+    reference = module().data_hash
+    assert len(reference) == 64
+    assert module(batch_size=2, seed=9, passes=4, validation_fraction=0.4).data_hash == reference
+    assert module(n_pretrain=11).data_hash != reference
+    changed = PairedData(Rows(10), Rows(6, offset=1.0))
+    assert changed.harmful.load().held_out is not None
+    changed.harmful.load().held_out.y[0] += 1e-12  # type: ignore[union-attr]
+    changed.setup()
+    assert changed.data_hash != reference
+    renamed = PairedData(Rows(10), Rows(6, offset=1.0))
+    renamed.pretrain.name = "other"  # type: ignore[misc]
+    renamed.setup()
+    assert renamed.data_hash != reference
+
+
+def test_real_sources_hash_the_same_twice() -> None:
+    hashes = set()
+    for _ in range(2):
+        data = PairedData(Digits([0, 1], "pretrain"), Digits([0, 1], "harmful"))
+        data.setup()
+        hashes.add(data.data_hash)
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "sequential"}, "mode is 'sequential', but has to be one of max_size_cycle, min_size"),
+        ({"mode": "max_size"}, "mode is 'max_size'"),
+        ({"passes": 0}, "passes=0"),
+        ({"batch_size": 1}, "batch_size=1"),
+        ({"validation_fraction": -0.1}, "validation_fraction=-0.1"),
+        ({"validation_fraction": 0.95}, "validation_fraction=0.95"),
+        ({"validation_fraction": math.nan}, "validation_fraction=nan"),
+        ({"batch_size": 11}, r"larger than both data sets \(rows10: 10 rows, rows6: 6 rows\)"),
+        ({"validation_fraction": 0.1}, r"the 10 rows of rows10 \(pretrain\) into 9 and 1"),
+        ({"validation_fraction": 0.8}, r"the 6 rows of rows6 \(harmful\) into 1 and 5"),
+        ({"seed": -1, "validation_fraction": 0.5}, "seed has to be a whole number"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        module(**options)
+
+
+def test_nan_and_inf_are_counted_and_located() -> None:
+    x = torch.ones(4, 2, dtype=torch.float64)
+    x[0, 1], x[3, 1] = math.nan, -math.inf
+    with pytest.raises(DataError, match=r"rows4 \(harmful, fit\): 2 features are NaN or Inf, the first in column 1"):
+        with_x(x).setup()
+    y = torch.tensor([0.0, math.inf, 1.0, 2.0], dtype=torch.float64)
+    with pytest.raises(DataError, match=r"rows4 \(harmful, fit\): 1 targets are NaN or Inf"):
+        with_x(torch.ones(4, 2, dtype=torch.float64), y).setup()
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_too_few_rows(n: int) -> None:
+    with pytest.raises(DataError, match=rf"rows4 \(harmful, fit\): N = {n} rows"):
+        with_x(torch.ones(n, 2, dtype=torch.float64)).setup()
+
+
+def test_zeros_shapes_and_types() -> None:
+    with pytest.raises(DataError, match="a matrix of zeros"):
+        with_x(torch.zeros(4, 2, dtype=torch.float64)).setup()
+    with pytest.raises(DataError, match=r"rows4.*has 2 features.*rows4.*has 3; one extractor"):
+        with_x(torch.ones(4, 3, dtype=torch.float64)).setup()
+    with pytest.raises(DataError, match=r"torch\.float32 features"):
+        with_x(torch.ones(4, 2)).setup()
+    with pytest.raises(DataError, match=r"features of shape \(4, 2\) and targets of shape \(3,\)"):
+        with_x(torch.ones(4, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)).setup()
+
+
+def test_held_out_rows_are_checked_too() -> None:
+    source = Rows(4)
+    assert source.splits.held_out is not None
+    source.splits.held_out.x[2, 0] = math.nan
+    with pytest.raises(DataError, match=r"rows4 \(pretrain, held_out\): 1 features are NaN"):
+        PairedData(source, Rows(4)).setup()
+    narrow = Rows(4)
+    narrow.splits = Splits(narrow.splits.fit, Part(torch.ones(4, 1, dtype=torch.float64), narrow.splits.fit.y))
+    with pytest.raises(DataError, match="1 features held out and 2 in fit"):
+        PairedData(narrow, Rows(4)).setup()
+
+
+class Recorder(LightningModule):
+    """Does not learn; writes down what the trainer hands to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.train_sizes: list[tuple[int, int]] = []
+        self.validation_sizes: list[tuple[int, int]] = []
+
+    @staticmethod
+    def sizes(batch: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, int]:
+        return len(batch["pretrain"][0]), len(batch["harmful"][0])
+
+    def training_step(self, batch: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        self.train_sizes.append(self.sizes(batch))
+        return self.weight.sum()
+
+    def validation_step(self, batch: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.validation_sizes.append(self.sizes(batch))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25])
+def test_lightning_trains_on_the_pair(fraction: float) -> None:
+    data = PairedData(
+        Synthetic("pretrain", n_samples=16, n_features=4),
+        Synthetic("harmful", n_samples=40, n_features=4),
+        passes=3,
+        validation_fraction=fraction,
+    )
+    recorder = Recorder()
+    trainer = Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+    )
+    trainer.fit(recorder, datamodule=data)
+    kept = (12, 30) if fraction else (16, 40)
+    assert recorder.train_sizes == [kept] * 6
+    assert recorder.validation_sizes == ([(4, 10)] * 2 if fraction else [])

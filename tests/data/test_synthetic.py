@@ -1,0 +1,133 @@
+"""Synthetic pairs: spectra, angles and population are as prescribed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from immunize.data import Synthetic
+from immunize.data.synthetic import eigenvalues, rotate_pairs
+from immunize.errors import DataError
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n_features=st.integers(2, 12),
+    extra=st.integers(0, 20),
+    log_condition=st.floats(0, 6),
+    angle=st.floats(0, 90),
+    seed=st.integers(0, 1000),
+)
+def test_spectrum_is_exact(n_features: int, extra: int, log_condition: float, angle: float, seed: int) -> None:
+    condition, n_samples = 10**log_condition, n_features + extra
+    for role in ("pretrain", "harmful"):
+        source = Synthetic(
+            role, n_samples=n_samples, n_features=n_features, condition=condition, angle=angle, seed=seed
+        )
+        x = source.load().fit.x.numpy()
+        prescribed = n_samples * np.geomspace(1, 1 / condition, n_features)
+        # Singular values and not eigenvalues of XᵀX, whose error is relative to the largest one.
+        assert np.allclose(np.linalg.svd(x, compute_uv=False) ** 2, prescribed, rtol=1e-9)
+        basis = source.basis()
+        assert np.allclose(basis.T @ basis, np.eye(n_features), atol=1e-12)
+        assert np.allclose(x.T @ x, basis * prescribed @ basis.T, atol=1e-9 * n_samples)
+
+
+@pytest.mark.parametrize("angle", [0.0, 1.0, 30.0, 45.0, 89.0, 90.0])
+@pytest.mark.parametrize("n_features", [2, 6, 7])
+def test_every_singular_vector_has_the_prescribed_angle(angle: float, n_features: int) -> None:
+    options = {"n_samples": 40, "n_features": n_features, "condition": 50.0, "angle": angle, "seed": 3}
+    v_pretrain, v_harmful = (
+        torch.linalg.svd(Synthetic(role, **options).load().fit.x, full_matrices=False).Vh.T
+        for role in ("pretrain", "harmful")
+    )
+    cosines = (v_pretrain * v_harmful).sum(dim=0).abs()
+    expected = torch.full((n_features,), math.cos(math.radians(angle)), dtype=torch.float64)
+    if n_features % 2:
+        expected[-1] = 1.0
+    assert torch.allclose(cosines, expected, atol=1e-10)
+
+
+def test_ninety_degrees_swaps_neighbours_exactly() -> None:
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((4, 4)))[0]
+    swapped = rotate_pairs(basis, 90)
+    assert np.array_equal(swapped, np.stack([basis[:, 1], -basis[:, 0], basis[:, 3], -basis[:, 2]], axis=1))
+    assert np.array_equal(rotate_pairs(basis, 0), basis)
+
+
+def test_spectrum_may_differ_between_the_roles() -> None:
+    conditions = {"pretrain": 10.0, "harmful": 1000.0}
+    for role, condition in conditions.items():
+        s = torch.linalg.svdvals(Synthetic(role, condition=condition).load().fit.x) ** 2
+        assert float(s[0] / s[-1]) == pytest.approx(condition, rel=1e-10)
+
+
+def test_held_out_is_a_fresh_draw_of_the_same_population() -> None:
+    source = Synthetic("harmful", n_samples=200_000, n_features=4, condition=20.0, noise=0.5)
+    splits = source.load()
+    assert splits.held_out is not None
+    x, y = splits.held_out.x.numpy(), splits.held_out.y.numpy()
+    covariance = source.basis() * eigenvalues(4, 20.0) @ source.basis().T
+    assert np.allclose(x.T @ x / len(x), covariance, atol=0.02)
+    assert np.allclose(x.mean(axis=0), 0, atol=0.02)
+    assert y.mean() == pytest.approx(0, abs=0.02)
+    assert y.std() == pytest.approx(1, abs=0.02)
+    assert not set(map(tuple, x[:100])) & set(map(tuple, splits.fit.x.numpy()[:100]))
+
+
+def test_both_parts_share_one_linear_target() -> None:
+    splits = Synthetic("pretrain", n_samples=50, n_features=6, noise=0.0).load()
+    assert splits.held_out is not None
+    w = torch.linalg.lstsq(splits.fit.x, splits.fit.y[:, None]).solution
+    assert torch.allclose((splits.fit.x @ w)[:, 0], splits.fit.y, atol=1e-10)
+    assert torch.allclose((splits.held_out.x @ w)[:, 0], splits.held_out.y, atol=1e-9)
+
+
+def test_noise_is_relative_to_the_signal() -> None:
+    splits = Synthetic("pretrain", n_samples=100_000, n_features=3, noise=2.0).load()
+    w = torch.linalg.lstsq(splits.fit.x, splits.fit.y[:, None]).solution
+    residual = splits.fit.y - (splits.fit.x @ w)[:, 0]
+    assert float(residual.var()) == pytest.approx(4 / 5, abs=0.02)
+
+
+def test_seed_decides_everything_and_roles_differ() -> None:
+    first, again, other = (Synthetic("harmful", seed=seed).load().fit.x for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    left = Synthetic("pretrain", angle=0.0).load().fit.x
+    right = Synthetic("harmful", angle=0.0).load().fit.x
+    assert torch.allclose(left.T @ left, right.T @ right, atol=1e-9)  # aligned: the same K ...
+    assert not torch.allclose(left, right)  # ... from other rows
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_features": 0}, "n_features=0"),
+        ({"n_samples": 8, "n_features": 9}, "needs at least 9 samples"),
+        ({"n_samples": 1, "n_features": 1}, "needs at least 2 samples"),
+        ({"condition": 0.5}, "condition=0.5"),
+        ({"condition": math.inf}, "condition=inf"),
+        ({"condition": math.nan}, "condition=nan"),
+        ({"angle": -1}, "between 0 and 90"),
+        ({"angle": 91}, "between 0 and 90"),
+        ({"noise": -0.1}, "noise=-0.1"),
+        ({"noise": math.nan}, "noise=nan"),
+    ],
+)
+def test_options_are_checked(options: dict[str, float], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Synthetic("harmful", **options)
+
+
+def test_description_is_plain() -> None:
+    facts = Synthetic("pretrain", angle=30.0).describe()
+    assert facts["angle_degrees"] == 0.0
+    assert Synthetic("harmful", angle=30.0).describe()["angle_degrees"] == 30.0
+    assert json.loads(json.dumps(facts)) == facts
