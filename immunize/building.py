@@ -1,0 +1,59 @@
+"""From configuration nodes to objects, and the data sources found, before anything heavy is imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from immunize.errors import UserError
+
+if TYPE_CHECKING:
+    from immunize.data import Source
+
+__all__ = ["build", "build_sources"]
+
+
+def build(node: DictConfig, **arguments: Any) -> Any:
+    """Instantiate a `_target_`; what its constructor objects to is the user's to mend.
+
+    Args:
+        node: `_target_` and its arguments.
+        arguments: further ones, that the run itself provides.
+
+    Raises:
+        UserError: the constructor refused its arguments, or the configuration sets one that the run provides.
+    """
+    target = node.get("_target_")
+    if clash := sorted(str(key) for key in node if key in arguments):
+        raise UserError(f"{target}: {', '.join(clash)} cannot be set here, the run provides it")
+    try:
+        return instantiate(node, **arguments)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, UserError):
+            raise cause from None
+        if isinstance(cause, ValueError):
+            raise UserError(str(cause)) from error
+        if isinstance(cause, ImportError):
+            raise UserError(f"{target} needs a package that is not installed: {cause}") from error
+        raise UserError(f"{target}: {cause}" if cause else str(error)) from error
+
+
+def build_sources(cfg: DictConfig) -> tuple[Source, Source]:
+    """The sources of D_P and D_H, with their files found.
+
+    Raises:
+        UserError: a bad setting, a loss that does not suit the tasks, or a file that is not there.
+    """
+    pretrain, harmful = build(cfg.pretrain), build(cfg.harmful)
+    for source in (pretrain, harmful):
+        if cfg.objective.loss == "bce" and source.task != "binary":
+            raise UserError(
+                f"objective.loss=bce needs labels 0 and 1, but {source.name} ({source.role}) is a {source.task} task; "
+                f"choose objective.loss=mse"
+            )
+        source.require()
+    return pretrain, harmful

@@ -1,0 +1,66 @@
+"""Checkpoints of linear extractors: safetensors, which hold numbers only and execute nothing when loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from immunize.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["load_checkpoint", "save_checkpoint"]
+
+
+def save_checkpoint(path: Path, thetas: dict[str, Tensor], heads: dict[str, Tensor], *, config_hash: str) -> None:
+    """Write `theta.<fit>` (D, D), acting on rows, and `head.<fit>` (D, 1), whole or not at all.
+
+    Args:
+        path: the file.
+        thetas: "fit", and "cross_fit" where the data set is cross-fitted.
+        heads: ω of each.
+        config_hash: stored beside them.
+    """
+    from safetensors.torch import save_file
+
+    tensors = {f"theta.{name}": theta.contiguous() for name, theta in thetas.items()}
+    tensors |= {f"head.{name}": head.contiguous() for name, head in heads.items()}
+    partial = path.with_name(f".{path.name}.part")
+    save_file(tensors, partial, metadata={"format": "immunize.linear.1", "config_hash": config_hash})
+    os.replace(partial, path)
+
+
+def load_checkpoint(path: Path, n_features: int) -> dict[str, Tensor]:
+    """θ of each fit, by name.
+
+    Args:
+        path: the file.
+        n_features: D of the data it is to be used on.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, not ours, or of another shape or dtype, or not finite.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist: the run did not get as far as a checkpoint") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
+    thetas = {name.removeprefix("theta."): value for name, value in tensors.items() if name.startswith("theta.")}
+    if "fit" not in thetas:
+        raise CheckpointError(f"{path} holds no 'theta.fit'; it has {', '.join(sorted(tensors)) or 'nothing'}")
+    for name, theta in thetas.items():
+        if str(theta.dtype) != "torch.float64":
+            raise CheckpointError(f"{path}: theta.{name} is {theta.dtype}, spectra need torch.float64")
+        if not bool(theta.isfinite().all()):
+            raise CheckpointError(f"{path}: theta.{name} contains NaN or infinite values")
+        if tuple(theta.shape) != (n_features, n_features):
+            raise CheckpointError(
+                f"{path}: theta.{name} is {tuple(theta.shape)}, the data need ({n_features}, {n_features})"
+            )
+    return thetas

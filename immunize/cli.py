@@ -1,0 +1,92 @@
+"""What the entry points share: user errors become one message and exit code 1, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hydra.errors import CompactHydraException, HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from immunize.errors import UserError
+
+__all__ = ["entry_point", "explain_errors", "sigint_restored"]
+
+FULL_ERROR = "HYDRA_FULL_ERROR"
+"""Hydra's environment variable; set to 1 by the user, errors of every kind come with their traceback."""
+
+
+def explain_errors(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Decorate a Hydra task: its user errors become Hydra's kind of error that needs no traceback.
+
+    In a multirun the other jobs still run; Hydra reports the first failure at the end, with exit code 1.
+    """
+
+    @functools.wraps(task)
+    def wrapped(cfg: Any) -> Any:
+        try:
+            return task(cfg)
+        except (UserError, OmegaConfBaseException) as error:
+            raise CompactHydraException(f"error: {error}") from None
+
+    return wrapped
+
+
+def entry_point(main: Callable[[], None]) -> Callable[[], None]:
+    """Decorate a `main`: bad options end with Hydra's message, Ctrl-C with exit code 130, neither with a traceback."""
+
+    @functools.wraps(main)
+    def wrapped() -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a stdout that cannot show κ is no reason to fail
+        try:
+            main() if _full_error() else _explained(main)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            sys.exit(128 + signal.SIGINT)
+        except BrokenPipeError:  # `| head` closed our stdout
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+
+    return wrapped
+
+
+@contextlib.contextmanager
+def sigint_restored() -> Iterator[None]:
+    """Undo on leaving what is done to Ctrl-C within: Lightning has it ignored once it was pressed."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+def _explained(main: Callable[[], None]) -> None:
+    # Hydra explains its own errors only, shows others (an output folder that cannot be made) as a traceback, and
+    # lets some of its own pass (--help with a misspelt key). Told to let everything pass, it leaves that to us.
+    os.environ[FULL_ERROR] = "1"
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:
+        causes = [error.__cause__] if isinstance(error.__cause__, OmegaConfBaseException) else []
+        print(*filter(None, map(str, [error, *causes])), sep="\n", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    finally:
+        del os.environ[FULL_ERROR]
+
+
+def _full_error() -> bool:
+    return os.environ.get(FULL_ERROR) == "1"

@@ -1,0 +1,115 @@
+"""`python -m immunize.evaluate run=<folder>`: every number of a record again, from its checkpoint and data."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.building import build_sources
+from immunize.checkpoints import load_checkpoint
+from immunize.cli import entry_point, explain_errors
+from immunize.config import config_dir, register
+from immunize.errors import CheckpointError
+from immunize.records import CHECKPOINT, read_record
+
+__all__ = ["main", "run"]
+
+RELATIVE_TOLERANCE = 1e-6
+"""Numbers may differ by this much: another BLAS or thread count rounds differently, and κ amplifies rounding."""
+
+
+def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Recompute the numbers of a run.
+
+    Args:
+        folder: its output folder.
+        data_root: where data sets lie now; None is the environment variable IMMUNIZE_DATA, or where the run had them.
+
+    Returns:
+        The record with its numbers replaced by the recomputed ones, and the names of those that differ.
+
+    Raises:
+        UserError: an unreadable record or checkpoint, missing or different data.
+    """
+    record = read_record(folder)
+    if record["status"] != "finished":
+        raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
+    cfg = OmegaConf.create(_moved(record["config"], data_root or os.environ.get("IMMUNIZE_DATA")))
+    assert isinstance(cfg, DictConfig)
+    build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
+    from immunize.experiment import build_cross_fit, build_data, threads
+    from immunize.recording import evaluate_thetas
+
+    data = build_data(cfg)
+    thetas = load_checkpoint(folder / CHECKPOINT, data.n_features)
+    if data.data_hash != record["data_hash"]:
+        raise CheckpointError("the data are not those of the run: their hash differs from the record's")
+    pairs = {"fit": data}
+    if record["held_out_protocol"] == "cross_fit":
+        pairs["cross_fit"] = build_cross_fit(cfg, data)
+    if absent := pairs.keys() - thetas.keys():
+        raise CheckpointError(f"{folder / CHECKPOINT} lacks theta.{absent.pop()}, which the record has numbers of")
+    with threads(cfg, data.n_features):
+        again = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps)
+    compared = ("metrics", "verdicts", "steps_to_norm_ratio")
+    differing = [line for key in compared for line in _differences(record[key], again[key], key)]
+    return {**record, **again}, differing
+
+
+@entry_point
+def main() -> None:
+    """Entry point of `python -m immunize.evaluate` and `immunize-evaluate`."""
+    register()
+    _hydra_main()
+
+
+@hydra.main(version_base="1.3", config_path=config_dir(), config_name="evaluate")
+@explain_errors
+def _hydra_main(cfg: DictConfig) -> None:
+    from immunize.report import show_record
+
+    record, differing = run(Path(cfg.run), cfg.data_root)
+    show_record(record)
+    if differing:
+        print("these numbers differ from the record:", *differing, sep="\n  ")
+        sys.exit(1)
+    print(f"every number agrees with the record (relative tolerance {RELATIVE_TOLERANCE:g})")
+
+
+def _moved(config: dict[str, Any], data_root: str | None) -> dict[str, Any]:
+    """The run's configuration with its data folder replaced wherever it occurs."""
+    old = config["data_root"]
+
+    def replace(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: replace(item) for key, item in value.items()}
+        return data_root if data_root is not None and value == old else value
+
+    moved = replace(config)
+    assert isinstance(moved, dict)
+    return moved
+
+
+def _differences(old: Any, new: Any, name: str) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines = [f"{name}.{key}: only on one side" for key in sorted(old.keys() ^ new.keys())]
+        for key in old.keys() & new.keys():
+            lines += _differences(old[key], new[key], f"{name}.{key}")
+        return lines
+    if isinstance(old, float) and isinstance(new, float):
+        same = math.isclose(old, new, rel_tol=RELATIVE_TOLERANCE)
+    elif old is None and isinstance(new, float):
+        same = not math.isfinite(new)  # records store infinities as null
+    else:
+        same = old == new
+    return [] if same else [f"{name}: {old} in the record, {new} now"]
+
+
+if __name__ == "__main__":
+    main()

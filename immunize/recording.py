@@ -1,0 +1,194 @@
+"""From trained extractors to a record: evaluate, save the checkpoint, and lay every number out by name.
+
+Sees every room; used by the entry points only.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from immunize.checkpoints import save_checkpoint
+from immunize.data import PairedData
+from immunize.errors import UserError
+from immunize.evaluation import PartEvaluation, evaluate_part
+from immunize.experiment import Fit
+from immunize.records import (
+    CHECKPOINT,
+    FIGURE,
+    SCHEMA_VERSION,
+    config_hash,
+    finished,
+    peak_memory_mib,
+    provenance,
+    write_record,
+)
+from immunize.report import norm_ratio_figure, result_rows
+from immunize.spectrum import ConditionNumber, ImmunizationRatio
+from immunize.training.loggers import close_loggers, log_results
+
+__all__ = ["evaluate_fits", "evaluate_thetas", "new_record", "refuse_finished", "save"]
+
+
+def refuse_finished(folder: Path, overwrite: bool) -> None:
+    """Protect a finished record.
+
+    Raises:
+        UserError: the folder holds one, and `overwrite` is false.
+    """
+    if finished(folder) and not overwrite:
+        raise UserError(f"{folder} already holds a finished record; choose another folder or set overwrite=true")
+
+
+def new_record(cfg: DictConfig) -> dict[str, Any]:
+    """A record with everything that is known before training."""
+    config = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    assert isinstance(config, dict)
+    plain = {str(key): value for key, value in config.items()}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": "started",
+        "method": cfg.method.name,
+        "model": cfg.model.name,
+        "pretrain": None,
+        "harmful": None,
+        "seed": cfg.seed,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "config": plain,
+        "config_hash": config_hash(plain),
+        **provenance(),
+        "_clock": time.perf_counter(),
+    }
+
+
+def evaluate_fits(record: dict[str, Any], cfg: DictConfig, fits: dict[str, Fit], pairs: dict[str, PairedData]) -> None:
+    """Complete `record` in place with data facts, timings and, for finished fits, every number."""
+    data = pairs["fit"]
+    record.update(
+        status=next((f.status for f in fits.values() if f.status != "finished"), "finished"),
+        pretrain=data.pretrain.name,
+        harmful=data.harmful.name,
+        data={"pretrain": data.pretrain.describe(), "harmful": data.harmful.describe()},
+        data_hash=data.data_hash,
+        held_out_protocol=data.held_out_protocol,
+        training={name: {"steps": f.steps, "seconds": f.seconds, **f.facts} for name, f in fits.items()},
+    )
+    if record["status"] == "finished":
+        started = time.perf_counter()
+        record.update(evaluate_thetas({name: f.theta for name, f in fits.items()}, pairs, cfg.rho, cfg.probe_steps))
+        record["seconds_evaluating"] = time.perf_counter() - started
+    record["seconds"] = time.perf_counter() - record.pop("_clock")
+    record["peak_memory_mib"] = peak_memory_mib()
+    record["hardware"]["threads"] = torch.get_num_threads()  # those that were used, see `threads` in conf/train.yaml
+
+
+def evaluate_thetas(
+    thetas: dict[str, Tensor], pairs: dict[str, PairedData], rho: float, probe_steps: int
+) -> dict[str, Any]:
+    """`metrics`, `verdicts`, `steps_to_norm_ratio` and `curves` of a run.
+
+    Args:
+        thetas: "fit", and "cross_fit" where the data set is cross-fitted.
+        pairs: the data that each of them was fitted on.
+        rho: ρ of the `ridge` estimator.
+        probe_steps: length of the norm-ratio curves.
+    """
+    held_by = "cross_fit" if "cross_fit" in thetas else "fit"
+    fitted, held = pairs["fit"], pairs[held_by]
+    assert fitted.fit is not None
+    assert held.held_out is not None
+    parts = {
+        "fit": evaluate_part(thetas["fit"], fitted.fit, fitted.tasks, rho=rho, probe_steps=probe_steps),
+        "held_out": evaluate_part(thetas[held_by], held.held_out, held.tasks, rho=rho, probe_steps=probe_steps),
+    }
+    return {
+        "metrics": {
+            part: {estimator: _ratio_numbers(ratio) for estimator, ratio in of.ratios.items()}
+            for part, of in parts.items()
+        },
+        "verdicts": {
+            **asdict(parts["fit"].verdicts),
+            "part": "fit",
+            "held_out": asdict(parts["held_out"].verdicts),
+        },
+        "steps_to_norm_ratio": {part: _by_curve(of, "steps_to") for part, of in parts.items()},
+        "curves": {"norm_ratio": {part: _by_curve(of, "curve") for part, of in parts.items()}},
+    }
+
+
+def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: list[Logger]) -> None:
+    """Write checkpoint, figure and logger summary, and last the record that vouches for them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(
+        folder / CHECKPOINT,
+        {name: f.theta for name, f in fits.items()},
+        {name: f.module.head.detach() for name, f in fits.items()},
+        config_hash=record["config_hash"],
+    )
+    if record["status"] == "finished":
+        norm_ratio_figure(record, folder / FIGURE)
+        log_results(loggers, _flat(record["metrics"]), result_rows(record), _flat_curves(record), folder / FIGURE)
+    close_loggers(loggers, success=record["status"] == "finished")
+    write_record(folder, record)
+
+
+def _ratio_numbers(ratio: ImmunizationRatio) -> dict[str, Any]:
+    kappas = {
+        "kappa_pretrain": ratio.kappa_pretrain,
+        "kappa_harmful": ratio.kappa_harmful,
+        "kappa_pretrain_baseline": ratio.kappa_pretrain_baseline,
+        "kappa_harmful_baseline": ratio.kappa_harmful_baseline,
+    }
+    return {
+        **{name: kappa.value for name, kappa in kappas.items()},
+        "ratio_harmful": ratio.ratio_harmful,
+        "ratio_pretrain": ratio.ratio_pretrain,
+        "rir": ratio.rir,
+        "facts": {name: _validity(kappa) for name, kappa in kappas.items()},
+    }
+
+
+def _validity(kappa: ConditionNumber) -> dict[str, Any]:
+    facts = asdict(kappa)
+    del facts["value"], facts["estimator"]
+    return facts
+
+
+def _by_curve(part: PartEvaluation, what: str) -> dict[str, dict[str, Any]]:
+    laid_out: dict[str, dict[str, Any]] = {"pretrain": {}, "harmful": {}}
+    for (name, which), curve in part.curves.items():
+        if curve is None:
+            laid_out[name][which] = None if what == "curve" else {}
+        elif what == "curve":
+            steps, ratio = curve.thinned()
+            laid_out[name][which] = {"steps": steps, "ratio": ratio}
+        else:
+            laid_out[name][which] = {f"{threshold:g}": step for threshold, step in curve.steps_to.items()}
+    return laid_out
+
+
+def _flat(metrics: dict[str, Any]) -> dict[str, float]:
+    return {
+        f"{part}/{estimator}/{name}": value
+        for part, estimators in metrics.items()
+        for estimator, numbers in estimators.items()
+        for name, value in numbers.items()
+        if isinstance(value, float)
+    }
+
+
+def _flat_curves(record: dict[str, Any]) -> dict[str, tuple[list[int], list[float]]]:
+    return {
+        f"{part}/{name}/{which}": (curve["steps"], curve["ratio"])
+        for part, sets in record["curves"]["norm_ratio"].items()
+        for name, extractors in sets.items()
+        for which, curve in extractors.items()
+        if curve is not None
+    }

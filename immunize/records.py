@@ -1,0 +1,178 @@
+"""One record a run: every number with the estimator and the part of the data it belongs to, and what produced it.
+
+A record is a JSON object in `record.json`, written whole or not at all. Its `status` says whether to use it:
+"finished", "diverged" or "interrupted".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from immunize.errors import CheckpointError
+
+__all__ = [
+    "CHECKPOINT",
+    "FIGURE",
+    "RECORD",
+    "SCHEMA_VERSION",
+    "config_hash",
+    "finished",
+    "peak_memory_mib",
+    "provenance",
+    "read_record",
+    "write_record",
+]
+
+RECORD, CHECKPOINT, FIGURE = "record.json", "checkpoint.safetensors", "norm_ratio.png"
+SCHEMA_VERSION = 1
+
+# What does not change a number: where things lie, how they are shown, and the name a preset was called by.
+_NOT_HASHED = ("data_root", "overwrite", "logger", "log_every", "monitor_every", "experiment", "threads")
+_PACKAGES = ("immunize", "torch", "lightning", "hydra-core", "omegaconf", "numpy", "scipy", "pandas", "scikit-learn")
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """A hash of everything in the resolved configuration that can change a number.
+
+    Args:
+        config: the plain, resolved configuration of a run.
+    """
+    kept = {key: value for key, value in config.items() if key not in _NOT_HASHED}
+    kept = _without_paths(kept, str(config.get("data_root")))
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def provenance() -> dict[str, Any]:
+    """Git commit, package versions and hardware, as far as they can be told."""
+    return {
+        "git_commit": _git_commit(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "hardware": _hardware(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def peak_memory_mib() -> float:
+    """Largest resident set of this process so far, MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1024**2 if sys.platform == "darwin" else 1024), 1)
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> Path:
+    """Write `record.json` whole or not at all, and return its path. NaN and infinities become null."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, partial = folder / RECORD, folder / f".{RECORD}.part"
+    partial.write_text(json.dumps(_plain(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a run.
+
+    Raises:
+        CheckpointError: there is none, it is not one of ours, or it is of another version.
+    """
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} holds no {RECORD}: is it the output folder of a run?") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as a record: {error}") from None
+    if not isinstance(record, dict) or "status" not in record or "config" not in record:
+        raise CheckpointError(f"{path} is not a record of immunize.train")
+    if record.get("schema_version") != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{path} has schema version {record.get('schema_version')}, this version of immunize reads {SCHEMA_VERSION}"
+        )
+    return record
+
+
+def finished(folder: Path) -> bool:
+    """Whether the folder holds the record of a run that finished."""
+    try:
+        return bool(read_record(folder)["status"] == "finished")
+    except CheckpointError:
+        return False
+
+
+def _without_paths(value: Any, root: str) -> Any:
+    """The same configuration on another machine has the same hash: the data folder is not part of it."""
+    if isinstance(value, dict):
+        return {key: _without_paths(item, root) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(item, root) for item in value]
+    return "<data_root>" if value == root else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _git_commit() -> str | None:
+    here = Path(__file__).resolve().parent
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+        inside = subprocess.run(
+            ["git", "-C", str(here), "ls-files", "--error-unmatch", __file__],
+            capture_output=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # An installed copy may lie inside somebody else's repository, whose commit would be a lie.
+    return described.stdout.strip() if inside.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _hardware() -> dict[str, Any]:
+    import torch
+
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3, 1),
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

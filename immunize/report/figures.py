@@ -1,0 +1,42 @@
+"""Figures from records. Takes plain numbers, imports no other room and no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+__all__ = ["norm_ratio_figure"]
+
+# Blue and orange of the Okabe-Ito palette: distinct in print and for colour-blind readers.
+_COLOURS = {"immunized": "#0072B2", "identity": "#E69F00"}
+_TITLES = {"pretrain": "pre-training task $D_P$", "harmful": "harmful task $D_H$"}
+
+
+def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
+    """Fig. 1 of the paper for one run: norm ratio against probe steps, D_P and D_H, θ and the identity.
+
+    Args:
+        record: with `curves.norm_ratio.<part>.<data set>.<extractor>` = {"steps": [...], "ratio": [...]}.
+        path: the PNG to write.
+    """
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    curves = record["curves"]["norm_ratio"]
+    for axis, name in zip(axes, ("pretrain", "harmful"), strict=True):
+        for part, style in (("fit", "-"), ("held_out", "--")):
+            for which, curve in curves.get(part, {}).get(name, {}).items():
+                if curve is not None:
+                    label = f"{which}, {part.replace('_', ' ')}"
+                    axis.plot(curve["steps"], curve["ratio"], style, color=_COLOURS[which], label=label)
+        # step 0 has no place on a log axis, the linear stretch below 1 gives it one
+        axis.set(title=_TITLES[name], xlabel="gradient-descent steps, exact line search", xscale="symlog", yscale="log")
+        axis.set_xlim(left=0)
+        axis.set_ylim(1e-4, 1.5)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel(r"norm ratio $\|w_t-w^*\|^2 / \|w_0-w^*\|^2$")
+    axes[1].legend(loc="lower left", fontsize=8)
+    title = f"{record['method']}: {record['pretrain']} against {record['harmful']}, seed {record['seed']}"
+    figure.suptitle(title)
+    figure.savefig(path, dpi=150)

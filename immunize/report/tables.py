@@ -1,0 +1,101 @@
+"""The table of one run, from its record. Imports no other room and no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["result_rows", "show_record"]
+
+COLUMNS = [
+    "part",
+    "estimator",
+    "(i) harmful ↑",
+    "(ii) pretrain ↓",
+    "RIR ↑",
+    "κ(H_H), identity",
+    "κ(H_H), θ",
+    "κ(H_P), identity",
+    "κ(H_P), θ",
+]
+_KEYS = [
+    "ratio_harmful",
+    "ratio_pretrain",
+    "rir",
+    "kappa_harmful_baseline",
+    "kappa_harmful",
+    "kappa_pretrain_baseline",
+    "kappa_pretrain",
+]
+
+
+def result_rows(record: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Column names, and one row a part and estimator; the identity stands beside θ in each."""
+    rows = [
+        [part, estimator, *(numbers[key] for key in _KEYS)]
+        for part, estimators in record["metrics"].items()
+        for estimator, numbers in estimators.items()
+    ]
+    return COLUMNS, rows
+
+
+def show_record(record: dict[str, Any], console: Console | None = None) -> None:
+    """Print the numbers and verdicts of one run."""
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = 110  # in a pipe or a log nothing is gained by wrapping at 80
+    title = f"{record['method']}: {record['pretrain']} against {record['harmful']}, seed {record['seed']}"
+    if not record.get("metrics"):
+        console.print(f"{title}: {record['status']}, not evaluated")
+        return
+    table = Table(title=title)
+    for column in ("part", "estimator"):
+        table.add_column(column)
+    for column in ("(i) ↑", "(ii) ↓", "RIR ↑", "κ(H_H): I → θ", "κ(H_P): I → θ"):
+        table.add_column(column, justify="right")
+    for part, estimators in record["metrics"].items():
+        for index, (estimator, m) in enumerate(estimators.items()):
+            table.add_row(
+                "" if index else part.replace("_", " "),
+                estimator,
+                *(_number(m[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
+                f"{_number(m['kappa_harmful_baseline'])} → {_number(m['kappa_harmful'])}",
+                f"{_number(m['kappa_pretrain_baseline'])} → {_number(m['kappa_pretrain'])}",
+            )
+        table.add_section()
+    console.print(table)
+    verdicts = record["verdicts"]
+    for part, of_part in (("fit", verdicts), ("held_out", verdicts["held_out"])):
+        console.print(
+            f"Definition 3.1 on {part.replace('_', ' ')}, {of_part['estimator']}:", *_verdicts(of_part), sep="\n  "
+        )
+    console.print("probe steps to norm ratio 0.1 (gradient descent, exact line search), I → θ:")
+    for part, sets in record["steps_to_norm_ratio"].items():
+        for name, of in sets.items():
+            line = f"{_steps(of['identity'])} → {_steps(of['immunized'])}"
+            console.print(f"  {part.replace('_', ' '):9} {name:9} {line}")
+
+
+def _verdicts(v: dict[str, Any]) -> list[str]:
+    def word(passed: bool) -> str:
+        return "[green]yes[/green]" if passed else "[red]no[/red] "
+
+    losses = f"optimal loss {_number(v['loss_immunized'])}, best possible {_number(v['loss_plain'])}"
+    return [
+        f"(a) harmful task harder           {word(v['a'])}  (i) = {_number(v['ratio_harmful'])}",
+        f"(b) pre-training task no harder   {word(v['b'])}  (ii) = {_number(v['ratio_pretrain'])}",
+        f"(c) pre-training task still done  {word(v['c'])}  {losses}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _steps(steps_to: dict[str, int | None]) -> str:
+    if not steps_to:
+        return "nothing to learn"
+    value = steps_to["0.1"]
+    return "never" if value is None else f"{value:,}"

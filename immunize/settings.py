@@ -1,0 +1,75 @@
+"""What values a setting may have, checked before anything heavy is imported; types are the schemas' business.
+
+Settings that one class alone takes (λ, a guard mode, a pair of digits) are checked by its constructor, which runs
+before training as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.config import ObjectiveConfig, TrainConfig
+from immunize.errors import UserError
+
+__all__ = ["check_folder", "check_settings"]
+
+LARGEST_SEED = 2**32 - 2
+"""Numpy's largest less one, because ω takes the next seed after θ's."""
+
+Rule = tuple[str, Callable[[Any], bool], str]
+RULES: tuple[Rule, ...] = (
+    ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}"),
+    ("rho", lambda value: 0 < value < math.inf, "positive and finite"),
+    ("probe_steps", lambda value: value >= 1, "at least 1"),
+    ("monitor_every", lambda value: value >= 1, "at least 1"),
+    ("log_every", lambda value: value >= 1, "at least 1"),
+    ("threads", lambda value: value is None or value >= 1, "at least 1, or null"),
+    ("objective.epochs", lambda value: value >= 1, "at least 1"),
+    ("objective.learning_rate", lambda value: 0 < value < math.inf, "positive and finite"),
+    ("objective.batch_size", lambda value: value is None or value >= 2, "at least 2, or null for full-batch steps"),
+)
+EARLY_STOPPING_RULES: tuple[Rule, ...] = (
+    ("objective.validation_fraction", lambda value: 0 < value <= 0.9, "positive and at most 0.9 for early stopping"),
+    ("objective.check_every", lambda value: value >= 1, "at least 1"),
+)
+
+
+def check_settings(cfg: DictConfig) -> None:
+    """Check that every mandatory setting is there and every common one within its range.
+
+    Raises:
+        UserError: one is not.
+        OmegaConfBaseException: a missing value, or a reference to a setting that does not exist.
+    """
+    # Hydra refuses keys that a schema does not have, except with a "+" in front.
+    for name, node, schema in (("", cfg, TrainConfig), ("objective.", cfg.objective, ObjectiveConfig)):
+        if unknown := sorted(str(key) for key in node.keys() - schema.__dataclass_fields__.keys()):
+            raise UserError(f"there is no setting {name}{unknown[0]}; --help lists those there are")
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    for name, allowed, words in (*RULES, *(EARLY_STOPPING_RULES if cfg.objective.early_stopping else ())):
+        value = OmegaConf.select(cfg, name)
+        if not allowed(value):
+            raise UserError(f"{name} has to be {words}; it is {value}")
+
+
+def check_folder(folder: Path) -> None:
+    """Create the output folder and check that it can be written into, before hours of work depend on it.
+
+    Raises:
+        UserError: it cannot.
+    """
+    probe = folder / ".writable.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot write into the output folder {folder} ({error.strerror}); choose another with "
+            f"hydra.run.dir=<folder>"
+        ) from None

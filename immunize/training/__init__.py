@@ -1,0 +1,5 @@
+"""Minimizing an objective with Lightning."""
+
+from immunize.training.module import ImmunizationModule
+
+__all__ = ["ImmunizationModule"]

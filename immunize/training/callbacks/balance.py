@@ -1,0 +1,66 @@
+"""Choosing λ_P and λ_H by balancing gradient norms (Appendix C.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from immunize.training.module import Batch, ImmunizationModule
+
+__all__ = ["MULTIPLIERS", "GradientBalance"]
+
+MULTIPLIERS = (1, 2, 3, 5)
+"""The multiples that C.2 searches over."""
+
+
+class GradientBalance(Callback):
+    """Sets the weight of each regularizer so that its gradient norm is a multiple of the task loss's.
+
+        λ ← multiplier · ‖∇_θ L‖ / ‖∇_θ R‖          (R preconditioned as the method does)
+
+    With no task term in the method, both norms are balanced to 1. Terms other than "well" and "ill" keep their weight.
+
+    Args:
+        multiplier: one of `MULTIPLIERS`.
+        every: balance again every so many steps; 0 balances once, before the first step.
+
+    Raises:
+        ValueError: a multiplier that is not in the list, or `every` < 0.
+    """
+
+    def __init__(self, multiplier: float = 1, every: int = 0) -> None:
+        if multiplier not in MULTIPLIERS:
+            raise ValueError(f"objective.balance_multiplier has to be one of {MULTIPLIERS} (C.2), it is {multiplier}")
+        if every < 0:
+            raise ValueError(f"objective.balance_every cannot be negative, it is {every}")
+        self.multiplier, self.every = multiplier, every
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+        """Balance before the step."""
+        del batch_idx
+        step = trainer.global_step
+        if step == 0 or (self.every and step % self.every == 0):
+            assert isinstance(pl_module, ImmunizationModule)
+            self.balance(pl_module, batch)
+
+    def balance(self, module: ImmunizationModule, batch: Batch) -> None:
+        """Set the weights from the gradient norms at the current θ."""
+        terms = module.objective.terms(module.step_of(batch))
+        parameters = list(module.extractor.parameters())
+        reference = _gradient_norm(terms["task"], parameters) if "task" in terms else 1.0
+        for name in terms.keys() & {"well", "ill"}:
+            norm = _gradient_norm(terms[name], parameters)
+            if norm > 0:
+                module.objective.weights[name] = self.multiplier * reference / norm
+
+    def facts(self, module: ImmunizationModule) -> dict[str, Any]:
+        """For the record: the weights in force at the end."""
+        return {"multiplier": self.multiplier, "every": self.every, "weights": dict(module.objective.weights)}
+
+
+def _gradient_norm(term: Tensor, parameters: list[torch.nn.Parameter]) -> float:
+    gradients = torch.autograd.grad(term, parameters, allow_unused=True)
+    return float(sum(float(g.square().sum()) for g in gradients if g is not None) ** 0.5)

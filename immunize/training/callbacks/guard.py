@@ -1,0 +1,174 @@
+"""The theorem guard: did this step satisfy Theorem 4.3's conditions, and did κ move the way it promises?
+
+The theorem speaks of one preconditioned step on one regularizer. A real step adds both, the task loss, and an
+optimizer's scaling, so the promise can fail although the conditions hold (the paper's own Limitations, §4.4); the
+guard counts how often. In strict mode it shrinks the step, back along the line to where it started, until both
+condition numbers have moved the right way. It does so within the optimizer's step, so that nobody else sees the step
+that was not taken.
+
+"Right way": κ(H_P) does not rise (methods with a "well" term), κ(H_H) does not fall (methods with an "ill" term),
+both on the data of that step. A step that pushes a direction below the rank cut has moved neither the right way,
+although κ over the remaining spectrum may say so.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from immunize.objective import Side
+from immunize.spectrum import Spectrum, condition_number, ill_step_bound, spectrum_of, well_step_bound
+from immunize.training.module import Batch, ImmunizationModule
+
+__all__ = ["GuardCounts", "TheoremGuard"]
+
+log = logging.getLogger(__name__)
+
+ROUNDING = 1e-12
+"""Relative change of κ that counts as none in a full step; a shortened step gets no such slack, or it would be
+shortened until its wrong way fits in here."""
+
+HALVINGS = 40
+"""Shrinking gives up (and takes no step) after 2^-40 of the step."""
+
+
+@dataclass
+class GuardCounts:
+    """What the guard saw, in steps.
+
+    Attributes:
+        steps: all.
+        conditions_met: ηλ was within the bound of every regularizer the method has.
+        promises_kept: κ moved the right way, before any shrinking.
+        broken_although_met: conditions held, and κ still moved the wrong way.
+        shrunk: strict mode shortened the step.
+        abandoned: strict mode found no length at which both moved the right way, and took no step.
+    """
+
+    steps: int = 0
+    conditions_met: int = 0
+    promises_kept: int = 0
+    broken_although_met: int = 0
+    shrunk: int = 0
+    abandoned: int = 0
+
+
+class TheoremGuard(Callback):
+    """Checks every step against §5's conditions and Theorem 4.3's promise.
+
+    Args:
+        mode: "warn" counts and says once; "strict" also shrinks steps.
+
+    Raises:
+        ValueError: unknown mode.
+    """
+
+    def __init__(self, mode: Literal["warn", "strict"]) -> None:
+        if mode not in ("warn", "strict"):
+            raise ValueError(f"guard has to be off, warn or strict, it is {mode!r}")
+        self.mode = mode
+        self.counts = GuardCounts()
+        self._batch: Batch | None = None
+        self._start: Tensor | None = None
+        self._warned = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stand directly behind the optimizer; Lightning's next hook comes when others have looked at θ already."""
+        module = pl_module
+        assert isinstance(module, ImmunizationModule)
+        for optimizer in trainer.optimizers:
+            optimizer.register_step_post_hook(lambda *_: self._check(module))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+        """Remember the batch."""
+        del trainer, pl_module, batch_idx
+        self._batch = batch
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Remember θ and η."""
+        del trainer
+        assert isinstance(pl_module, ImmunizationModule)
+        self._start = pl_module.extractor.theta.detach().clone()
+        self._learning_rate = float(optimizer.param_groups[0]["lr"])
+
+    def _check(self, module: ImmunizationModule) -> None:
+        """Compare κ before and after the step, and shrink it in strict mode."""
+        assert self._start is not None
+        assert self._batch is not None
+        step = module.step_of(self._batch)
+        sides = {"well": step.pretrain, "ill": step.harmful}
+        sides = {name: side for name, side in sides.items() if name in module.objective.weights}
+        if not sides:
+            return
+        before = {name: _spectrum(side, self._start) for name, side in sides.items()}
+        met = self._conditions(module, before)
+        theta = module.extractor.theta
+        kept = _moved_right(sides, before, theta.detach())
+        self._count(met, kept)
+        if not kept and self.mode == "strict":
+            self._shrink(theta, sides, before)
+
+    def _conditions(self, module: ImmunizationModule, before: dict[str, Spectrum]) -> bool:
+        weights = module.objective.weights
+        bounds = {
+            "well": lambda s: well_step_bound(s.values[: s.rank], s.n_features),
+            "ill": lambda s: ill_step_bound(s.values[: s.rank]),
+        }
+        return all(self._learning_rate * weights[name] < bounds[name](spectrum) for name, spectrum in before.items())
+
+    def _count(self, met: bool, kept: bool) -> None:
+        self.counts.steps += 1
+        self.counts.conditions_met += met
+        self.counts.promises_kept += kept
+        self.counts.broken_although_met += met and not kept
+        if not kept and not self._warned:
+            self._warned = True
+            within = "within" if met else "outside"
+            log.warning(
+                "guard: step %d moved a condition number the wrong way (step size %s the theorem's bounds); "
+                "later ones are counted in the record",
+                self.counts.steps - 1,
+                within,
+            )
+
+    def _shrink(self, theta: torch.nn.Parameter, sides: dict[str, Side], before: dict[str, Spectrum]) -> None:
+        assert self._start is not None
+        move = theta.detach() - self._start
+        for halving in range(1, HALVINGS + 1):
+            candidate = self._start + move * 0.5**halving
+            if _moved_right(sides, before, candidate, slack=0.0):
+                self.counts.shrunk += 1
+                break
+        else:
+            candidate = self._start
+            self.counts.abandoned += 1
+        with torch.no_grad():
+            theta.copy_(candidate)
+
+    def facts(self) -> dict[str, Any]:
+        """For the record."""
+        return {"mode": self.mode, **asdict(self.counts)}
+
+
+def _spectrum(side: Side, theta: Tensor) -> Spectrum:
+    return spectrum_of(side.rows @ theta, tolerance=side.tolerance)
+
+
+def _moved_right(sides: dict[str, Side], before: dict[str, Spectrum], theta: Tensor, slack: float = ROUNDING) -> bool:
+    for name, side in sides.items():
+        size = float((side.rows @ theta).square().sum())
+        if not 0 < size < math.inf:  # overflow, NaN or zeros: there is no spectrum to speak of
+            return False
+        after = _spectrum(side, theta)
+        old, new = condition_number(before[name]).value, condition_number(after).value
+        wrong = new > old * (1 + slack) if name == "well" else new < old * (1 - slack)
+        if wrong or after.rank < before[name].rank:
+            return False
+    return True

@@ -1,0 +1,81 @@
+"""Loggers that need more than their constructor, and what a run writes to them at its end."""
+
+from __future__ import annotations
+
+import netrc
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger, WandbLogger
+
+__all__ = ["close_loggers", "log_results", "wandb_logger"]
+
+
+def wandb_logger(project: str, save_dir: str, **options: Any) -> WandbLogger:
+    """A W&B logger that stays offline unless the user is logged in, so that no account is ever needed.
+
+    WANDB_MODE, where set, decides instead.
+
+    Args:
+        project: the W&B project.
+        save_dir: where `wandb/` is created.
+        options: further arguments of Lightning's WandbLogger.
+    """
+    offline = "WANDB_MODE" not in os.environ and not _logged_in()
+    return WandbLogger(project=project, save_dir=save_dir, offline=offline, **options)
+
+
+def log_results(
+    loggers: Iterable[Logger],
+    numbers: Mapping[str, float],
+    table: tuple[list[str], list[list[Any]]],
+    curves: Mapping[str, tuple[list[int], list[float]]],
+    figure: Path,
+) -> None:
+    """Write the final numbers to every logger; a W&B run also gets the table, the norm-ratio curves and the figure.
+
+    Args:
+        loggers: those of the run.
+        numbers: flat names to values.
+        table: column names and rows of the final table.
+        curves: name to (steps, norm ratios).
+        figure: the norm-ratio figure, PNG.
+    """
+    for logger in loggers:
+        if not isinstance(logger, WandbLogger):
+            logger.log_metrics(dict(numbers))
+            continue
+        import wandb
+
+        run = logger.experiment
+        run.define_metric("norm_ratio/*", step_metric="probe_step")
+        for name, (steps, ratios) in curves.items():
+            for step, ratio in zip(steps, ratios, strict=True):
+                run.log({"probe_step": step, f"norm_ratio/{name}": ratio})
+        columns: list[str | int]
+        columns, rows = list(table[0]), table[1]
+        run.log({**numbers, "results": wandb.Table(columns=columns, data=rows), "figure": wandb.Image(str(figure))})
+
+
+def close_loggers(loggers: Iterable[Logger], *, success: bool) -> None:
+    """Close every logger. A W&B run left open would be continued by the next run of a multirun.
+
+    Args:
+        loggers: those of the run.
+        success: whether the run finished.
+    """
+    for logger in loggers:
+        logger.finalize("success" if success else "failed")
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish(exit_code=0 if success else 1)
+
+
+def _logged_in() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return netrc.netrc().authenticators("api.wandb.ai") is not None
+    except (FileNotFoundError, netrc.NetrcParseError):
+        return False

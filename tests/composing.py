@@ -1,0 +1,173 @@
+"""What the tests of training, records and commands share: composed configurations, tiny runs, watched trainings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_class, instantiate
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from immunize import train
+from immunize.checkpoints import load_checkpoint
+from immunize.config import config_dir, register
+from immunize.data import PairedData
+from immunize.experiment import build_data, build_extractor
+from immunize.objective import Objective, new_head, task_loss
+from immunize.records import CHECKPOINT
+from immunize.training import ImmunizationModule
+
+D = 6
+TINY = (
+    "harmful=synthetic",
+    f"harmful.n_features={D}",
+    "harmful.n_samples=40",
+    "harmful.condition=20",
+    "objective.epochs=30",
+    "objective.lambda_ill=1e5",
+    "probe_steps=200",
+    "logger=none",
+)
+SGD = ("objective.optimizer._target_=torch.optim.SGD", "~objective.optimizer.betas", "~objective.optimizer.eps")
+METHODS = ("ours", "ill_only", "well_only", "imma", "opt_kappa", "none")
+
+
+def compose_config(*overrides: str) -> DictConfig:
+    """`conf/train.yaml` with overrides."""
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose("train", list(overrides))
+
+
+def tiny(*overrides: str) -> DictConfig:
+    """A full-rank synthetic pair, (40, 6) each, trained for 30 full-batch steps in a tenth of a second."""
+    return compose_config(*TINY, *overrides)
+
+
+def run_tiny(folder: Path, *overrides: str) -> dict[str, Any]:
+    """The record of a tiny run."""
+    return train.run(tiny(*overrides), folder)
+
+
+def theta_of(folder: Path, n_features: int = D) -> Tensor:
+    """θ of a run."""
+    return load_checkpoint(folder / CHECKPOINT, n_features)["fit"]
+
+
+def data_of(cfg: DictConfig) -> PairedData:
+    """The pair, set up."""
+    return build_data(cfg)
+
+
+def module_of(cfg: DictConfig, data: PairedData, objective: Objective | None = None) -> ImmunizationModule:
+    """The module of a run; `objective` replaces the configured method."""
+    generator = torch.Generator().manual_seed(cfg.seed + 1)
+    if objective is None:
+        method = OmegaConf.to_container(cfg.method, resolve=True)
+        assert isinstance(method, dict)
+        objective = instantiate({key: value for key, value in method.items() if key != "name"})
+        assert isinstance(objective, Objective)
+    objective.bind(data.n_features, generator)
+    options = {key: value for key, value in cfg.objective.optimizer.items() if key != "_target_"}
+    optimizer = functools.partial(
+        get_class(cfg.objective.optimizer["_target_"]), lr=cfg.objective.learning_rate, **options
+    )
+    return ImmunizationModule(
+        build_extractor(cfg, data.n_features),
+        new_head(data.n_features, generator),
+        objective,
+        task_loss(cfg.objective.loss),
+        optimizer,
+        full_batch=data.full_batch,
+        log_every=1,
+    )
+
+
+def fit_module(
+    module: ImmunizationModule,
+    data: PairedData,
+    *callbacks: pl.Callback,
+    loggers: Sequence[Logger] = (),
+    check_every: int | None = None,
+    epochs: int = 1,
+) -> pl.Trainer:
+    """Train with the given callbacks alone, in their order."""
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        logger=list(loggers) or False,
+        callbacks=list(callbacks),
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        limit_val_batches=1.0 if check_every else 0,
+        num_sanity_val_steps=0,
+        val_check_interval=check_every,
+        check_val_every_n_epoch=None if check_every else 1,
+    )
+    trainer.fit(module, datamodule=data)
+    return trainer
+
+
+class Trajectory(pl.Callback):
+    """θ and ω before the first step and after every step, the batches, and the weights in force in each."""
+
+    def __init__(self) -> None:
+        self.thetas: list[Tensor] = []
+        self.heads: list[Tensor] = []
+        self.batches: list[dict[str, tuple[Tensor, Tensor]]] = []
+        self.weights: list[dict[str, float]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._look(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, ImmunizationModule)
+        self._look(pl_module)
+        self.batches.append(batch)
+        self.weights.append(dict(pl_module.objective.weights))
+
+    def _look(self, module: pl.LightningModule) -> None:
+        assert isinstance(module, ImmunizationModule)
+        self.thetas.append(module.extractor.theta.detach().clone())
+        self.heads.append(module.head.detach().clone())
+
+
+class MemoryLogger(Logger):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    @property
+    def name(self) -> str:
+        return "memory"
+
+    @property
+    def version(self) -> str:
+        return "0"
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def of(self, key: str) -> dict[int | None, float]:
+        """Step to value, for the rows that have the key."""
+        return {step: row[key] for step, row in self.rows if key in row}
+
+
+def gap(value: Tensor, expected: Tensor) -> float:
+    """Relative distance of two tensors."""
+    return float((value - expected).norm() / expected.norm())

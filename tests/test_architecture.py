@@ -1,0 +1,171 @@
+"""The two laws of docs/architecture.md, enforced: data flows one way, and a room imports only what its line allows."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "immunize"
+FILES = sorted(PACKAGE.rglob("*.py"))
+LONGEST_FILE = 320
+
+ROOMS = {"data", "features", "spectrum", "objective", "training", "evaluation", "report"}
+ENTRY_POINTS = {"train", "evaluate", "experiment", "recording"}
+"""These see everything, and no room sees them."""
+SHARED = {"errors", "config", "cli", "records", "checkpoints", "building", "settings", "immunize"}
+"""Single files that belong to no room and import none; "immunize" is the package's own `__init__`."""
+
+ALLOWED = {
+    "spectrum": set(),
+    "report": set(),
+    "data": set(),
+    "features": {"spectrum"},
+    "objective": {"features", "spectrum"},
+    "training": {"objective", "features", "spectrum", "data"},
+    "evaluation": {"features", "spectrum", "data"},
+}
+"""The rooms that each room may import, beside itself."""
+ALLOWED_SHARED = {room: {"errors"} for room in ALLOWED} | {"spectrum": set(), "report": {"errors", "cli", "config"}}
+"""The shared files that each room may import. Report has an entry point of its own, `python -m immunize.report`."""
+
+
+def place_of(module: str) -> str:
+    """The room or file directly under `immunize` that a dotted name belongs to."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "immunize"
+
+
+def place_of_file(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return "immunize" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def imports_of(path: Path, *, typing_only: bool = True) -> set[str]:
+    """Dotted names of everything a file imports, also within functions; `typing_only` includes TYPE_CHECKING blocks."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped: set[ast.AST] = set()
+    if not typing_only:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                skipped.update(inner for statement in node.body for inner in ast.walk(statement))
+    found = set()
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            found.add(node.module)
+            if node.module == "immunize":
+                found.update(f"immunize.{alias.name}" for alias in node.names)
+    return found
+
+
+def own_imports(path: Path, *, typing_only: bool = True) -> set[str]:
+    """The places within `immunize` that a file imports."""
+    names = imports_of(path, typing_only=typing_only)
+    return {place_of(name) for name in names if name.partition(".")[0] == "immunize"}
+
+
+def test_every_place_has_a_rule() -> None:
+    assert {place_of_file(path) for path in FILES} <= ROOMS | ENTRY_POINTS | SHARED
+    assert ALLOWED.keys() == ROOMS
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_room_imports_only_what_its_line_allows(room: str) -> None:
+    allowed = {room} | ALLOWED[room] | ALLOWED_SHARED[room]
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        assert own_imports(path) <= allowed, path.relative_to(ROOT)
+
+
+@pytest.mark.parametrize("place", sorted(SHARED - {"immunize", "building"}))
+def test_shared_file_imports_no_room(place: str) -> None:
+    assert not own_imports(PACKAGE / f"{place}.py") & (ROOMS | ENTRY_POINTS)
+
+
+def test_building_sees_data_as_a_type_only() -> None:
+    assert own_imports(PACKAGE / "building.py") & (ROOMS | ENTRY_POINTS) == {"data"}
+    assert not own_imports(PACKAGE / "building.py", typing_only=False) & (ROOMS | ENTRY_POINTS)
+
+
+def test_places_form_no_cycle() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        if path != PACKAGE / "__init__.py":  # loads its names on first use
+            place = place_of_file(path)
+            graph.setdefault(place, set()).update(own_imports(path) - {place, "immunize"})
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imports go in a circle: {' -> '.join(error.args[1])}")
+
+
+def test_modules_form_no_cycle_when_imported() -> None:
+    """Within rooms too, as far as imports at the top of files go."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    graph = {
+        name: {other for other in imports_of(path, typing_only=False) if other in names and other != name}
+        for name, path in names.items()
+        if path.name != "__init__.py"
+    }
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("module", ["immunize.report", "immunize.records", "immunize.config", "immunize.data"])
+def test_importing_it_imports_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("place", ["report", "records", "cli", "config", "errors", "settings"])
+def test_no_torch_in_its_source(place: str) -> None:
+    paths = sorted((PACKAGE / place).rglob("*.py")) or [PACKAGE / f"{place}.py"]
+    for path in paths:
+        heavy = {name for name in imports_of(path) if name.partition(".")[0] in ("torch", "lightning")}
+        assert heavy <= ({"torch"} if place == "records" else set())  # records asks torch for the hardware, lazily
+
+
+def test_training_is_blind_to_methods() -> None:
+    methods = {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
+    for path in sorted((PACKAGE / "training").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        compared = {
+            part.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Compare)
+            for part in ast.walk(node)
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        }
+        assert not compared & methods, path
+        assert not any("objective." in name and name != "immunize.objective" for name in imports_of(path)), path
+
+
+def test_files_are_short_enough_to_read() -> None:
+    too_long = {
+        str(path.relative_to(ROOT)): lines
+        for path in FILES
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_FILE
+    }
+    assert too_long == {}
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    for path in FILES:
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        assert docstring, path
+
+
+def test_nothing_executes_what_a_checkpoint_holds() -> None:
+    for path in FILES:
+        source = path.read_text(encoding="utf-8")
+        assert "pickle" not in imports_of(path)
+        assert "torch.load(" not in source or "weights_only=True" in source, path

@@ -1,0 +1,347 @@
+"""What a user can get wrong: one clear message on stderr, an exit code that says so, and nothing lost.
+
+The commands run in this process, through `main` as the console script does, so that fifty of them cost seconds.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from immunize import evaluate, train
+
+TINY = ["objective.epochs=2", "probe_steps=10", "logger=none"]
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+
+class Command:
+    """Runs an entry point with arguments, in an empty working directory."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
+        monkeypatch.chdir(folder)
+        monkeypatch.delenv("IMMUNIZE_DATA", raising=False)
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def __call__(self, *arguments: str, main: Any = train.main) -> Outcome:
+        self.monkeypatch.setattr(sys, "argv", ["immunize-train", *arguments])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = self.capsys.readouterr()
+        return Outcome(code, out, err, self.folder / "run")
+
+    def refused(self, *arguments: str, main: Any = train.main) -> str:
+        """The message of a command that has to fail before anything is computed."""
+        own = ["hydra.run.dir=run", *TINY] if main is train.main else []
+        outcome = self(*own, *arguments, main=main)
+        assert outcome.code == 1, outcome
+        assert "Traceback" not in outcome.err
+        assert outcome.err.strip()
+        assert outcome.out == ""
+        assert ": step " not in outcome.err  # no line of progress: found before training
+        return outcome.err
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+# What Hydra refuses: names and types.
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("method=foo", ["method/foo", "ill_only", "opt_kappa"]),
+        ("harmful=foo", ["harmful/foo", "digits", "mnist"]),
+        ("objective=unknown", ["objective/unknown", "linear_digits"]),
+        ("model=deep", ["model/deep", "linear"]),
+        ("logger=foo", ["logger/foo", "csv"]),
+        ("sede=1", ["sede", "Could not override"]),
+        ("+sede=1", ["no setting sede"]),
+        ("+objective.lamda_well=1", ["lamda_well"]),
+        ("harmful.pear=[0,1]", ["harmful.pear"]),
+        ("pretrain.pear=[0,1]", ["pretrain.pear"]),
+        ("objective.lamda_well=1", ["lamda_well"]),
+        ("objective.optimizer.betta=1", ["betta"]),
+        ("method.foo=1", ["method.foo"]),
+        ("model.foo=1", ["model.foo"]),
+        ("trainer.foo=1", ["trainer.foo"]),
+        ("logger.foo=1", ["logger.foo"]),
+        ("seed=abc", ["seed", "abc"]),
+        ("seed=1.5", ["seed", "1.5"]),
+        ("seed=null", ["seed"]),
+        ("objective.epochs=many", ["objective.epochs", "many"]),
+        ("objective.lambda_ill=[1]", ["objective.lambda_ill"]),
+        ("overwrite=maybe", ["overwrite", "maybe"]),
+        ("guard=maybe", ["guard", "maybe", "off, warn, strict"]),
+        ("harmful.pair=[0,1", ["input '[0,1'"]),
+        ("objective", ["objective"]),
+    ],
+)
+def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: str, words: list[str]) -> None:
+    message = command.refused(override)
+    for word in words:
+        assert word in message
+
+
+# What this package refuses: values.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ("seed=-1", ["seed has to be", "-1"]),
+        ("seed=99999999999", ["seed has to be", "99999999999"]),
+        ("rho=0", ["rho has to be positive"]),
+        ("rho=nan", ["rho has to be positive"]),
+        ("probe_steps=0", ["probe_steps has to be at least 1"]),
+        ("monitor_every=0", ["monitor_every has to be at least 1"]),
+        ("log_every=0", ["log_every has to be at least 1"]),
+        ("threads=0", ["threads has to be at least 1"]),
+        ("pairing=sequential", ["sequential", "max_size_cycle"]),
+        ("objective.epochs=0", ["objective.epochs has to be at least 1"]),
+        ("objective.epochs=-5", ["objective.epochs has to be at least 1", "-5"]),
+        ("objective.learning_rate=-1", ["objective.learning_rate has to be positive"]),
+        ("objective.learning_rate=inf", ["objective.learning_rate has to be positive and finite"]),
+        ("objective.batch_size=1", ["objective.batch_size has to be at least 2"]),
+        ("objective.batch_size=100000", ["batch_size=100000", "larger than both data sets"]),
+        ("objective.lambda_well=-1", ["objective.lambda_well", "-1"]),
+        ("objective.lambda_ill=-1", ["objective.lambda_ill", "-1"]),
+        ("objective.lambda_ill=nan", ["objective.lambda_ill", "finite"]),
+        ("method=ill_only objective.lambda_ill=-1", ["objective.lambda_ill"]),
+        ("method=well_only objective.lambda_well=-1", ["objective.lambda_well"]),
+        ("method=imma method.inner_steps=0", ["method.inner_steps", "at least 1"]),
+        ("method=imma method.inner_learning_rate=0", ["method.inner_learning_rate", "positive"]),
+        ("objective.loss=l1", ["objective.loss", "l1", "mse, bce"]),
+        ("harmful=synthetic objective.loss=bce", ["objective.loss=bce", "regression", "objective.loss=mse"]),
+        ("objective.balance=true objective.balance_multiplier=4", ["balance_multiplier", "(1, 2, 3, 5)"]),
+        ("objective.balance=true objective.balance_every=-1", ["balance_every"]),
+        ("objective.early_stopping=true objective.patience=0", ["objective.patience"]),
+        ("objective.early_stopping=true objective.check_every=0", ["objective.check_every"]),
+        ("objective.early_stopping=true objective.validation_fraction=0", ["objective.validation_fraction"]),
+        ("objective.early_stopping=true objective.validation_fraction=1.5", ["objective.validation_fraction"]),
+        ("objective.optimizer._target_=torch.optim.Adamm", ["torch.optim.Adamm"]),
+        ("objective.optimizer.betas=[2,3]", ["objective.optimizer", "beta"]),
+        ("+objective.optimizer.betta=1", ["objective.optimizer", "betta"]),
+        ("+objective.optimizer.lr=1", ["lr cannot be set here"]),
+        ("model.init=foo", ["model.init", "foo", "orthogonal"]),
+        ("model.ridge=-1", ["model.ridge"]),
+        ("model.ridge=abc", ["LinearExtractor"]),
+        ("method.precondition=foo", ["method.precondition", "foo", "inverse_free"]),
+        ("+method.foo=1", ["foo"]),
+        ("+harmful.pear=[0,1]", ["pear"]),
+        ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),
+        ("trainer.devices=0", ["devices"]),
+        ("trainer.accelerator=foo", ["foo"]),
+        ("objective=defaults method=ours", ["lambda_well"]),
+        ("harmful.pair=[3,3]", ["pair", "twice", "harmful.pair=[0,1]"]),
+        ("harmful.pair=[0,10]", ["no digit 10", "harmful.pair=[0,1]"]),
+        ("harmful.pair=[0]", ["not two whole numbers"]),
+        ("harmful.pair=[a,b]", ["not two whole numbers"]),
+        ("harmful.pair=5", ["not two whole numbers"]),
+        ("harmful.seed=-1", ["seed", "-1"]),
+        ("harmful=synthetic harmful.angle=100", ["angle"]),
+        ("harmful=synthetic harmful.condition=0", ["condition"]),
+        ("harmful=synthetic harmful.n_samples=3", ["n_samples"]),
+        ("harmful=housing harmful.rows=1", ["rows"]),
+        ("harmful=housing harmful.source=web", ["source", "openml"]),
+        ("pretrain=synthetic", ["objective.loss=mse"]),
+        ("pretrain=synthetic objective.loss=mse", ["32 features", "64", "pretrain="]),
+        ("harmful=synthetic pretrain=digits", ["64 features", "32"]),
+    ],
+)
+def test_impossible_values_are_refused_before_training(command: Command, overrides: str, words: list[str]) -> None:
+    message = command.refused(*overrides.split())
+    for word in words:
+        assert word in message
+    assert not (command.folder / "run" / "record.json").exists()
+
+
+def test_missing_data_names_file_source_and_option(command: Command) -> None:
+    message = command.refused("harmful=mnist", "data_root=nowhere")
+    for word in ("nowhere/MNIST/raw/train-images-idx3-ubyte", "https://", "data_root=", "IMMUNIZE_DATA"):
+        assert word in message
+    message = command.refused("harmful=housing", "data_root=nowhere")
+    for word in ("nowhere/house_prices/train.csv", "https://", "data_root=", "IMMUNIZE_DATA"):
+        assert word in message
+
+
+def test_data_root_of_the_environment_is_the_default(command: Command) -> None:
+    command.monkeypatch.setenv("IMMUNIZE_DATA", "elsewhere")
+    assert "elsewhere/house_prices/train.csv" in command.refused("harmful=housing")
+    assert "named/house_prices/train.csv" in command.refused("harmful=housing", "data_root=named")
+
+
+@pytest.mark.data
+def test_data_sets_of_different_widths_are_refused(data_root: Path, command: Command) -> None:
+    message = command.refused("harmful=mnist", "pretrain=digits", f"data_root={data_root}")
+    assert "64 features" in message
+    assert "784" in message
+    message = command.refused("harmful=digits", "pretrain=housing", "objective.loss=mse", f"data_root={data_root}")
+    assert "79 features" in message
+
+
+def test_logger_package_that_is_not_installed(command: Command) -> None:
+    real = builtins.__import__
+
+    def no_tensorboard(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] in ("tensorboard", "tensorboardX"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return real(name, *args, **kwargs)
+
+    command.monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARD_AVAILABLE", False)
+    command.monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE", False)
+    command.monkeypatch.setattr(builtins, "__import__", no_tensorboard)
+    message = command.refused("logger=tensorboard")
+    assert "needs a package that is not installed" in message
+    assert "tensorboard" in message
+
+
+# Output folders.
+
+
+def test_finished_record_is_kept_unless_overwritten(command: Command) -> None:
+    first = command("hydra.run.dir=run", *TINY)
+    assert first.code == 0
+    before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    message = command.refused("seed=5")
+    assert "already holds a finished record" in message
+    assert "overwrite=true" in message
+    assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
+    again = command("hydra.run.dir=run", *TINY, "seed=5", "overwrite=true")
+    assert again.code == 0
+    assert json.loads((first.folder / "record.json").read_text())["seed"] == 5
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_output_folder_that_cannot_be_made(command: Command, folder: str) -> None:
+    (command.folder / "file").write_text("not a folder")
+    message = command.refused(f"hydra.run.dir={folder}")
+    assert "file" in message
+
+
+def test_output_folder_that_cannot_be_written_into(command: Command) -> None:
+    def refuse(self: Path, *args: Any, **kwargs: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    command.monkeypatch.setattr(Path, "touch", refuse)  # tests may run as root, whom no permission stops
+    message = command.refused()
+    assert "cannot write into the output folder" in message
+    assert "Permission denied" in message
+    assert "hydra.run.dir=" in message
+
+
+# Other ways to end.
+
+
+def test_help_with_a_wrong_override(command: Command) -> None:
+    outcome = command("--help", "harmful.pear=[0,1]")
+    assert outcome.code == 1
+    assert "harmful.pear" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_failing_run_of_a_multirun_lets_the_others_run(command: Command) -> None:
+    outcome = command("-m", *TINY, "hydra.sweep.dir=sweep", "seed=0,1", "objective.lambda_well=-1,1", "method=ours")
+    assert outcome.code == 1
+    assert "objective.lambda_well" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert len(list(command.folder.rglob("record.json"))) == 2
+
+
+def test_diverging_run_keeps_a_record_and_says_where(command: Command) -> None:
+    outcome = command("hydra.run.dir=run", *TINY, "objective.epochs=50", "objective.learning_rate=1e200")
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.err
+    record = json.loads((outcome.folder / "record.json").read_text())
+    assert record["status"] == "diverged"
+    diverged = record["training"]["fit"]["diverged"]
+    assert diverged["term"]
+    assert f"at step {diverged['step']}" in outcome.err
+    assert (outcome.folder / "checkpoint.safetensors").is_file()
+    assert outcome.out.splitlines()[-1] == str(outcome.folder / "record.json")
+
+
+def test_broken_command_shows_its_traceback_when_hydra_is_told_to(command: Command) -> None:
+    command.monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(Exception, match=r"harmful\.pear"):
+        command("harmful.pear=[0,1]")
+
+
+# Evaluation.
+
+
+@pytest.fixture
+def run_folder(command: Command) -> Path:
+    outcome = command("hydra.run.dir=run", *TINY)
+    assert outcome.code == 0
+    return outcome.folder
+
+
+def test_evaluate_needs_a_run(command: Command) -> None:
+    assert "run" in command.refused(main=evaluate.main)
+    (command.folder / "empty").mkdir()
+    assert "holds no record.json" in command.refused("run=empty", main=evaluate.main)
+    assert "holds no record.json" in command.refused("run=absent", main=evaluate.main)
+    (command.folder / "empty" / "record.json").write_text("{")
+    assert "cannot be read" in command.refused("run=empty", main=evaluate.main)
+
+
+def test_evaluate_agrees_with_the_record(command: Command, run_folder: Path) -> None:
+    before = (run_folder / "record.json").read_bytes()
+    outcome = command("run=run", main=evaluate.main)
+    assert outcome.code == 0, outcome.err
+    assert "every number agrees" in outcome.out
+    assert (run_folder / "record.json").read_bytes() == before
+
+
+def test_evaluate_names_the_numbers_that_differ(command: Command, run_folder: Path) -> None:
+    path = run_folder / "record.json"
+    record = json.loads(path.read_text())
+    record["metrics"]["fit"]["spectrum"]["rir"] *= 2
+    path.write_text(json.dumps(record))
+    outcome = command("run=run", main=evaluate.main)
+    assert outcome.code == 1
+    assert "metrics.fit.spectrum.rir" in outcome.out
+    assert "metrics.fit.released" not in outcome.out
+
+
+def test_evaluate_refuses_a_checkpoint_of_another_shape(command: Command, run_folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"theta.fit": torch.eye(5, dtype=torch.float64)}, run_folder / "checkpoint.safetensors")
+    message = command.refused("run=run", main=evaluate.main)
+    assert "(5, 5)" in message
+    assert "(64, 64)" in message
+
+
+def test_evaluate_refuses_a_damaged_or_absent_checkpoint(command: Command, run_folder: Path) -> None:
+    (run_folder / "checkpoint.safetensors").write_bytes(b"\x80\x04garbage")
+    assert "cannot be read as safetensors" in command.refused("run=run", main=evaluate.main)
+    (run_folder / "checkpoint.safetensors").unlink()
+    assert "does not exist" in command.refused("run=run", main=evaluate.main)
+
+
+def test_evaluate_refuses_other_data(command: Command, run_folder: Path) -> None:
+    path = run_folder / "record.json"
+    record = json.loads(path.read_text())
+    record["data_hash"] = "0" * 64
+    path.write_text(json.dumps(record))
+    assert "hash differs" in command.refused("run=run", main=evaluate.main)

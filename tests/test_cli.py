@@ -1,0 +1,197 @@
+"""The commands as a user runs them: in a process of their own, outside the checkout.
+
+Each costs about five seconds of imports, so what can be asked of one command is asked of one command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("IMMUNIZE_DATA", "HYDRA_FULL_ERROR")} | {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "NO_COLOR": "1",
+}
+TINY = ["objective.epochs=3", "probe_steps=20"]
+HEAVY = ("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy", "timm", "torchvision", "wandb")
+
+# What `[project.scripts]` makes: import main from the module, call it.
+CONSOLE = "import sys; sys.argv[0] = 'immunize-train'; from immunize.train import main; sys.exit(main())"
+# A shell that starts CI in the background has SIGINT ignored, and children inherit that.
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CONSOLE
+PROBE = """
+import atexit, sys
+atexit.register(lambda: print("loaded:", *(name for name in {heavy!r} if name in sys.modules), file=sys.stderr))
+sys.argv[0] = "immunize-train"
+from {module} import main
+main()
+"""
+
+
+def run(*arguments: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def loaded_by(module: str, *arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], set[str], float]:
+    """Run an entry point; also the heavy packages it imported, and the seconds it took."""
+    started = time.perf_counter()
+    done = run("-c", PROBE.format(heavy=HEAVY, module=module), *arguments, cwd=cwd)
+    seconds = time.perf_counter() - started
+    words = done.stderr.rpartition("loaded:")[2].split()
+    return done, set(words), seconds
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """`python -m immunize.train` from an empty folder."""
+    cwd = tmp_path_factory.mktemp("default")
+    return run("-m", "immunize.train", *TINY, cwd=cwd), cwd
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A multirun over methods and seeds with a list among its overrides, through the console script's call."""
+    cwd = tmp_path_factory.mktemp("sweep")
+    arguments = ["-m", "method=ours,none", "seed=0,1", "harmful.pair=[3,5]", "logger=none", *TINY]
+    return run("-c", CONSOLE, *arguments, cwd=cwd), cwd
+
+
+def test_default_run_ends_with_the_path_of_its_record(
+    default_run: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, cwd = default_run
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.splitlines()[-1])
+    assert path.name == "record.json"
+    assert path.is_relative_to(cwd / "outputs")
+    record = json.loads(path.read_text())
+    assert (record["status"], record["method"], record["harmful"], record["seed"]) == ("finished", "ours", "digits", 0)
+    assert "RIR" in done.stdout
+    assert "\x1b[" not in done.stdout
+
+
+def test_default_run_writes_into_its_folder_and_nowhere_else(
+    default_run: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, cwd = default_run
+    folder = Path(done.stdout.splitlines()[-1]).parent
+    files = {path for path in cwd.rglob("*") if path.is_file()}
+    assert {path.name for path in files} == {"record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv"}
+    assert {path.parent for path in files} == {folder}
+
+
+def test_default_run_reports_progress_in_plain_lines_and_warns_of_nothing(
+    default_run: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    lines = default_run[0].stderr.splitlines()
+    assert lines
+    assert all(line.startswith("fit: step ") for line in lines), lines
+
+
+def test_evaluate_confirms_the_default_run(
+    default_run: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(default_run[0].stdout.splitlines()[-1]).parent
+    done = run("-m", "immunize.evaluate", f"run={folder}", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every number agrees" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_multirun_writes_one_record_into_one_folder_each(
+    sweep: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, cwd = sweep
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(path.read_text()) for path in cwd.rglob("record.json")]
+    assert len(records) == 4
+    assert {(record["method"], record["seed"]) for record in records} == {
+        (method, seed) for method in ("ours", "none") for seed in (0, 1)
+    }
+    assert all(record["config"]["pretrain"]["pair"] == [3, 5] for record in records)
+
+
+def test_multirun_folders_have_names_that_need_no_quoting(
+    sweep: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    names = {path.parent.name for path in sweep[1].rglob("record.json")}
+    assert len(names) == 4
+    assert all("harmful.pair=3,5" in name for name in names)
+    assert not any(set(name) & set("[]'\"/ {}") for name in names)
+
+
+@pytest.mark.parametrize("module", ["immunize.train", "immunize.evaluate"])
+def test_help_is_quick_and_imports_nothing_heavy(module: str, tmp_path: Path) -> None:
+    done, loaded, seconds = loaded_by(module, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"python -m {module}" in done.stdout
+    assert loaded == set()
+    assert seconds < 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_is_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    done, loaded, seconds = loaded_by("immunize.train", "harmful=mnist", "data_root=nowhere", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "nowhere/MNIST/raw/train-images-idx3-ubyte" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not loaded & {"torch", "lightning"}
+    assert seconds < 3
+
+
+def test_importing_the_package_is_free(tmp_path: Path) -> None:
+    code = f"import sys, immunize; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    assert run("-c", code, cwd=tmp_path).stdout.split() == []
+
+
+def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, "objective.epochs=20000", "monitor_every=1000", "hydra.run.dir=run"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "step 2000/20000" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["status"] == "interrupted"
+    assert 2000 <= record["training"]["fit"]["steps"] < 20000
+    assert (tmp_path / "run" / "checkpoint.safetensors").is_file()
+    assert out.splitlines()[-1] == str(tmp_path / "run" / "record.json")
+
+    done = run("-m", "immunize.evaluate", "run=run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "interrupted" in done.stderr
+
+
+def test_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m immunize.train --help | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "Traceback" not in done.stderr

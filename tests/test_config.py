@@ -1,0 +1,227 @@
+"""Every YAML under conf/ composes into a configuration, and every `_target_` in it becomes an object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.config import (
+    EvaluateConfig,
+    ObjectiveConfig,
+    ReportConfig,
+    TrainConfig,
+    config_dir,
+    folder_name,
+    register,
+)
+
+ROOT = Path(__file__).parents[1]
+CONF = ROOT / "conf"
+YAMLS = sorted(CONF.rglob("*.yaml"))
+PRIMARY = {"train": TrainConfig, "evaluate": EvaluateConfig, "report": ReportConfig}
+GROUPS = ["model", "harmful", "pretrain", "method", "objective", "trainer", "logger", "experiment"]
+N_FEATURES = 6
+
+
+@pytest.fixture(autouse=True)
+def hydra() -> Iterator[None]:
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        yield
+
+
+def choices(group: str) -> list[str]:
+    return [path.stem for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+def composed(*overrides: str, primary: str = "train") -> DictConfig:
+    return compose(primary, overrides=list(overrides))
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    container = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def in_group(group: str, choice: str) -> DictConfig:
+    """A composed train configuration with one choice of one group."""
+    if group == "pretrain":  # D_P as it comes with its own D_H
+        return composed(f"harmful={choice}", f"pretrain={choice}")
+    return composed(f"{group}={choice}")
+
+
+def test_conf_is_found_from_the_package() -> None:
+    assert Path(config_dir()) == CONF
+    assert Path(config_dir()).is_absolute()
+
+
+def test_every_yaml_belongs_to_something_tested_here() -> None:
+    for path in YAMLS:
+        first = path.relative_to(CONF).parts[0].removesuffix(".yaml")
+        assert first in {*GROUPS, *PRIMARY, "hydra"}, path
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: str(path.relative_to(CONF)))
+def test_yaml_begins_with_a_comment(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert len(first) > 20
+
+
+@pytest.mark.parametrize("primary", PRIMARY)
+def test_primary_config_composes_with_a_value_for_every_field(primary: str) -> None:
+    cfg = composed(
+        *(f"{name}=x" for name in ("run", "runs") if name in {f.name for f in fields(PRIMARY[primary])}),
+        primary=primary,
+    )
+    assert set(resolved(cfg)) == {field.name for field in fields(PRIMARY[primary])}
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"), [(group, choice) for group in GROUPS for choice in choices(group)], ids="=".join
+)
+def test_choice_composes_and_resolves(group: str, choice: str) -> None:
+    if (group, choice) == ("objective", "defaults"):
+        pytest.skip("what the rows share; not a row of its own")
+    resolved(in_group(group, choice))
+
+
+@pytest.mark.parametrize("name", [name for name in choices("objective") if name != "defaults"])
+def test_objective_row_names_its_source_and_sets_every_hyper_parameter(name: str) -> None:
+    comment = " ".join(
+        line.lstrip("# ") for line in (CONF / "objective" / f"{name}.yaml").read_text().splitlines() if line[:1] == "#"
+    )
+    assert "Source: " in comment
+    assert "Table 4" in comment or "ours" in comment
+    assert set(resolved(composed(f"objective={name}"))["objective"]) == {
+        field.name for field in fields(ObjectiveConfig)
+    }
+
+
+@pytest.mark.parametrize("harmful", choices("harmful"))
+@pytest.mark.parametrize("model", choices("model"))
+def test_every_pair_has_a_row_of_hyper_parameters(model: str, harmful: str) -> None:
+    cfg = composed(f"model={model}", f"harmful={harmful}")
+    assert cfg.objective.epochs >= 1
+    assert cfg.pretrain._target_ == cfg.harmful._target_
+
+
+def test_pretraining_data_follow_the_harmful_data_unless_given() -> None:
+    follows = resolved(composed("harmful=synthetic", "harmful.n_features=8"))
+    assert follows["pretrain"]["n_features"] == 8
+    given = resolved(composed("harmful=synthetic", "harmful.n_features=64", "pretrain=digits"))
+    assert given["pretrain"]["_target_"].endswith("Digits")
+
+
+# Instantiation.
+
+
+@pytest.mark.parametrize("choice", choices("method"))
+def test_method_instantiates(choice: str) -> None:
+    from immunize.building import build
+    from immunize.objective import Objective
+
+    cfg = composed(f"method={choice}")
+    assert cfg.method.name == choice
+    node = {key: value for key, value in resolved(cfg)["method"].items() if key != "name"}
+    objective = build(OmegaConf.create(node))
+    assert isinstance(objective, Objective)
+    objective.bind(N_FEATURES)
+
+
+@pytest.mark.parametrize("choice", choices("model"))
+def test_model_instantiates(choice: str) -> None:
+    from immunize.experiment import build_extractor
+
+    cfg = composed(f"model={choice}")
+    assert cfg.model.name == choice
+    assert build_extractor(cfg, N_FEATURES).n_features == N_FEATURES
+
+
+@pytest.mark.parametrize("choice", [name for name in choices("objective") if name != "defaults"])
+def test_optimizer_of_a_row_instantiates(choice: str) -> None:
+    import torch
+
+    from immunize.building import build
+
+    objective = composed(f"objective={choice}").objective
+    factory = build(objective.optimizer, lr=objective.learning_rate, _partial_=True)
+    optimizer = factory([torch.nn.Parameter(torch.zeros(2))])
+    assert optimizer.param_groups[0]["lr"] == objective.learning_rate
+
+
+@pytest.mark.parametrize("choice", choices("trainer"))
+def test_trainer_instantiates(choice: str) -> None:
+    from lightning.pytorch import Trainer
+
+    from immunize.building import build
+
+    trainer = build(composed(f"trainer={choice}").trainer, logger=False, enable_progress_bar=False)
+    assert isinstance(trainer, Trainer)
+
+
+@pytest.mark.parametrize("choice", choices("logger"))
+def test_logger_instantiates(choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning.pytorch.loggers import Logger
+
+    from immunize.experiment import build_loggers
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    if choice == "tensorboard":
+        pytest.importorskip("tensorboard")
+    loggers = build_loggers(composed(f"logger={choice}"), tmp_path)
+    assert len(loggers) == (0 if choice == "none" else 1)
+    assert all(isinstance(logger, Logger) for logger in loggers)
+
+
+@pytest.mark.parametrize("choice", ["digits", "synthetic"])
+def test_pair_instantiates_and_loads(choice: str) -> None:
+    from immunize.experiment import build_data
+
+    data = build_data(composed(f"harmful={choice}"))
+    assert data.n_features == data.fit.harmful.x.shape[1]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("choice", ["housing", "mnist"])
+def test_pair_on_real_files_instantiates_and_loads(choice: str, data_root: Path) -> None:
+    from immunize.experiment import build_data
+
+    data = build_data(composed(f"harmful={choice}", f"data_root={data_root}"))
+    assert data.n_features == {"housing": 79, "mnist": 784}[choice]
+
+
+def test_every_data_set_is_loaded_by_one_of_the_two_tests_above() -> None:
+    assert set(choices("harmful")) == set(choices("pretrain")) == {"digits", "synthetic", "housing", "mnist"}
+
+
+# Folder names of a multirun.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ("", "7"),
+        ("method=ours,seed=0", "7_method=ours,seed=0"),
+        ("harmful.pair=[0,1]", "7_harmful.pair=0,1"),
+        ("objective.lambda_ill=1e+20", "7_objective.lambda_ill=1e+20"),
+        ("data=/a b/../c", "7_data=-a-b-..-c"),
+        ("note='κ'", "7_note=-"),
+    ],
+)
+def test_folder_name(overrides: str, name: str) -> None:
+    assert folder_name(7, overrides) == name.rstrip("-=")
+
+
+def test_folder_name_is_never_over_long_nor_ambiguous() -> None:
+    long = ",".join(f"key{i}={i}" for i in range(100))
+    names = {folder_name(number, long) for number in range(20)}
+    assert len(names) == 20
+    assert all(len(name) <= 120 for name in names)

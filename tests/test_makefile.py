@@ -1,0 +1,81 @@
+"""The Makefile: every target is documented, `make help` lists them all, and nothing depends on where it is called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "Makefile").read_text(encoding="utf-8")
+PHONY = re.findall(r"^\.PHONY:(.*)$", TEXT, re.M)[0].split()
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    # `make test` runs these tests, and its own variables would make every other make a child of it.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_every_target_has_a_comment_and_is_phony() -> None:
+    targets = dict(re.findall(r"^([a-z0-9_]+):(.*)$", TEXT, re.M))
+    assert set(targets) == set(PHONY)
+    assert all(re.search(r"## \S+", rest) for rest in targets.values())
+
+
+def test_the_promised_targets_are_there() -> None:
+    assert {"help", "install", "demo", "test", "lint", "types", "bench", "clean"} <= set(PHONY)
+
+
+def test_help_lists_every_target_and_is_the_default() -> None:
+    listed = make("help")
+    assert listed.returncode == 0
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == PHONY
+    assert make().stdout == listed.stdout
+
+
+def test_it_can_be_called_from_elsewhere(tmp_path: Path) -> None:
+    assert make("-C", str(ROOT), "help", cwd=tmp_path).returncode == 0
+    assert make("-C", str(ROOT), "-n", "demo", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("target", PHONY)
+def test_target_can_be_planned(target: str) -> None:
+    assert make("-n", target).returncode == 0
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "lint", "types", "bench"])
+def test_target_sets_up_what_it_needs(target: str, tmp_path: Path) -> None:
+    """In a fresh checkout the plan begins with making the environment."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    plan = make("-n", target, cwd=tmp_path).stdout
+    assert "-m venv .venv" in plan
+    assert plan.index("-m venv .venv") < plan.index("pip install")
+
+
+def test_old_python_is_refused_with_advice(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    old = tmp_path / "old-python"
+    old.write_text("#!/bin/sh\nexit 1\n")  # what the version check of an older Python ends with
+    old.chmod(0o755)
+    done = make("install", f"PYTHON={old}", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "Python 3.11 or newer is needed" in done.stdout
+    assert not (tmp_path / ".venv").exists()

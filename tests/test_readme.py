@@ -1,0 +1,123 @@
+"""Every `python -m immunize...` line in the README's bash blocks runs as written, only shorter.
+
+Appended are few epochs. Lines that need real data run where IMMUNIZE_DATA is set. They run in a folder that holds what
+earlier lines of the README would have left there: `outputs/demo` of `make demo`, and a `multirun`. What stands in
+<angle brackets> is `outputs/demo` too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+NEEDS_DATA = re.compile(r"\b(harmful|pretrain)=(housing|mnist)\b")
+SHORTER = {"immunize.train": ["objective.epochs=20", "probe_steps=100"]}
+FOLDER = re.compile(r"<[^>]*>")
+DEMO = "outputs/demo"
+
+
+def blocks_of(*languages: str) -> list[str]:
+    """The README's fenced blocks in these languages; none if there is no README."""
+    if not README.is_file():
+        return []
+    return re.findall(rf"^```(?:{'|'.join(languages)})\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def readme_commands() -> list[str]:
+    """The lines of all ```bash blocks that call a module of this package, continuation lines joined."""
+    blocks = blocks_of("bash", "sh", "console")
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    called = (
+        line.partition("  #")[0].strip() for line in lines
+    )  # no comments, so that they are not part of test names
+    return list(dict.fromkeys(line for line in called if re.search(r"\bpython -m immunize\b", line)))
+
+
+def arguments_of(command: str) -> list[str]:
+    """What follows `python -m`, without the comment at the end."""
+    words = shlex.split(FOLDER.sub(lambda found: found.group().replace(" ", "_"), command), comments=True)
+    return words[words.index("-m") + 1 :]
+
+
+def run(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the outputs of a short run, as `make demo` and as a multirun leave them."""
+    cwd = tmp_path_factory.mktemp("earlier")
+    done = run(["immunize.train", *SHORTER["immunize.train"], f"hydra.run.dir={DEMO}"], cwd)
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(cwd / DEMO, cwd / "multirun" / "2000-01-01" / "00-00-00" / "0_seed=0")
+    return cwd
+
+
+def check(command: str, cwd: Path, earlier: Path) -> None:
+    shutil.copytree(earlier, cwd, dirs_exist_ok=True)
+    before = set(cwd.rglob("record.json"))
+    module, *rest = [FOLDER.sub(DEMO, word) for word in arguments_of(command)]
+    shorter = [] if "--help" in rest else SHORTER.get(module, [])
+    done = run([module, *rest, *shorter], cwd)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    if shorter:
+        assert set(cwd.rglob("record.json")) - before
+        assert done.stdout.splitlines()[-1].endswith("record.json")
+
+
+def test_readme_shows_how_to_train_and_to_evaluate() -> None:
+    shown = " ".join(readme_commands())
+    assert "python -m immunize.train" in shown
+    assert "python -m immunize.evaluate" in shown
+
+
+@pytest.mark.parametrize("command", [line for line in readme_commands() if not NEEDS_DATA.search(line)])
+def test_readme_command(command: str, tmp_path: Path, earlier: Path) -> None:
+    check(command, tmp_path, earlier)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("command", [line for line in readme_commands() if NEEDS_DATA.search(line)])
+def test_readme_command_on_real_data(command: str, data_root: Path, tmp_path: Path, earlier: Path) -> None:
+    assert data_root.is_dir()
+    check(re.sub(r"\s+data_root=\S+", "", command), tmp_path, earlier)
+
+
+@pytest.mark.parametrize("code", blocks_of("python"))
+def test_readme_python(code: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_targets_in_the_readme_exist() -> None:
+    blocks = blocks_of("bash", "sh", "console")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^\s*(?:\$ )?make ([a-z0-9_]+)", "\n".join(blocks), re.M))
+    assert targets <= set(re.findall(r"^([a-z0-9_]+):", makefile, re.M))

@@ -1,0 +1,186 @@
+"""A term that becomes non-finite, and Ctrl-C: the run ends in order, with a record and usable parameters."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from immunize import train
+from immunize.objective import Step
+from immunize.objective.ours import Ours
+from immunize.records import read_record
+from tests.composing import SGD, D, run_tiny, theta_of
+
+Terms = dict[str, Tensor]
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[Terms], Terms]], None]:
+    """Change what `ours` computes in its n-th step (from 0) of every training."""
+    original = Ours.terms
+
+    def install(number: int, change: Callable[[Terms], Terms]) -> None:
+        counts: dict[int, int] = {}
+
+        def terms(self: Ours, step: Step) -> Terms:
+            count = counts.get(id(self), 0)
+            counts[id(self)] = count + 1
+            computed = original(self, step)
+            return change(computed) if count == number else computed
+
+        monkeypatch.setattr(Ours, "terms", terms)
+
+    return install
+
+
+def spoil(name: str, value: float) -> Callable[[Terms], Terms]:
+    return lambda terms: {key: term * value if key == name else term for key, term in terms.items()}
+
+
+def strict_json(path: Path) -> Any:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+@pytest.mark.parametrize("name", ["task", "well", "ill"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_non_finite_term_is_named_with_its_step(
+    name: str, value: float, tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None]
+) -> None:
+    at_step(5, spoil(name, value))
+    record = run_tiny(tmp_path)
+    assert record["status"] == "diverged"
+    assert record["training"]["fit"]["diverged"] == {"step": 5, "term": name, "value": str(value)}
+    assert record["training"]["fit"]["steps"] == 5
+    assert strict_json(tmp_path / "record.json") == read_record(tmp_path)
+
+
+def test_checkpoint_holds_the_parameters_of_the_last_step_with_finite_terms(
+    tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_tiny(tmp_path / "short", "objective.epochs=4")
+    at_step(5, spoil("ill", float("nan")))
+    record = run_tiny(tmp_path / "run")
+    assert record["status"] == "diverged"
+    assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "short"))
+    written = {path.name for path in (tmp_path / "run").iterdir()}
+    assert written == {"record.json", "checkpoint.safetensors"}
+    assert "metrics" not in record
+    for key in ("method", "seed", "config", "config_hash", "data_hash", "seconds", "git_commit", "versions"):
+        assert key in record
+
+
+def test_divergence_in_the_first_step_keeps_the_start(
+    tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None]
+) -> None:
+    at_step(0, spoil("task", float("nan")))
+    record = run_tiny(tmp_path)
+    assert record["training"]["fit"]["diverged"]["step"] == 0
+    assert theta_of(tmp_path).isfinite().all()
+
+
+@pytest.mark.parametrize("learning_rate", ["1e3", "1e60", "1e200", "1e305"])
+@pytest.mark.parametrize("method", ["ours", "well_only", "none"])
+def test_enormous_learning_rates_end_as_divergence(method: str, learning_rate: str, tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, f"method={method}", *SGD, f"objective.learning_rate={learning_rate}")
+    assert record["status"] == "diverged"
+    diverged = record["training"]["fit"]["diverged"]
+    terms = {"ours": {"task", "well", "ill"}, "well_only": {"well"}, "none": {"task"}}[method]
+    assert diverged["term"] in terms
+    assert 0 <= diverged["step"] < 30
+    assert theta_of(tmp_path).isfinite().all()
+    assert strict_json(tmp_path / "record.json")["status"] == "diverged"
+
+
+def test_term_with_the_overflowing_gradient_is_the_one_named(tmp_path: Path) -> None:
+    overrides = (*SGD, "objective.learning_rate=1", "objective.lambda_well=1e290", "objective.lambda_ill=1")
+    record = run_tiny(tmp_path, *overrides)
+    assert record["training"]["fit"]["diverged"]["term"] == "well"
+    record = run_tiny(tmp_path, *SGD, "objective.learning_rate=1e300", "objective.lambda_well=0", "objective.lambda_ill=1e9")
+    assert record["training"]["fit"]["diverged"]["term"] == "ill"
+
+
+@pytest.mark.parametrize("monitor_every", [1, 100])
+def test_overflow_in_the_very_last_step_is_seen(monitor_every: int, tmp_path: Path) -> None:
+    overrides = (*SGD, "objective.epochs=1", "objective.learning_rate=1e305", f"monitor_every={monitor_every}")
+    record = run_tiny(tmp_path, *overrides)
+    assert record["status"] == "diverged"
+    assert record["training"]["fit"]["diverged"]["step"] == 0
+    assert theta_of(tmp_path).isfinite().all()
+
+
+@pytest.mark.parametrize("extra", [["guard=warn"], ["objective.early_stopping=true", "objective.check_every=1"], ["objective.balance=true", "objective.balance_every=1"], ["objective.batch_size=16"]])  # fmt: skip
+def test_divergence_under_every_callback(extra: list[str], tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, *SGD, "objective.learning_rate=1e200", "monitor_every=1", *extra)
+    assert record["status"] == "diverged"
+    assert theta_of(tmp_path).isfinite().all()
+
+
+def interrupt(terms: Terms) -> Terms:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_within_a_step_keeps_what_was_reached(
+    tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None]
+) -> None:
+    run_tiny(tmp_path / "short", "objective.epochs=7")
+    handler = signal.getsignal(signal.SIGINT)
+    at_step(7, interrupt)
+    record = run_tiny(tmp_path / "run")
+    assert record["status"] == "interrupted"
+    assert record["training"]["fit"]["steps"] == 7
+    assert "metrics" not in record
+    assert read_record(tmp_path / "run")["status"] == "interrupted"
+    assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "short"))
+    assert signal.getsignal(signal.SIGINT) is handler  # Lightning has Ctrl-C ignored from then on
+
+
+def test_ctrl_c_during_the_evaluation_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def evaluate(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("immunize.recording.evaluate_part", evaluate)
+    record = run_tiny(tmp_path)
+    assert record["status"] == "interrupted"
+    assert record["training"]["fit"]["steps"] == 30
+    assert theta_of(tmp_path).shape == (D, D)
+
+
+def test_an_interrupted_run_may_be_repeated_in_its_folder(
+    tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        del patched
+        at_step(3, interrupt)
+        assert run_tiny(tmp_path)["status"] == "interrupted"
+    monkeypatch.undo()
+    assert run_tiny(tmp_path)["status"] == "finished"
+
+
+def test_command_ends_with_130_and_the_records_path(
+    tmp_path: Path,
+    at_step: Callable[[int, Callable[[Terms], Terms]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    at_step(3, interrupt)
+    folder = tmp_path / "run"
+    arguments = [f"hydra.run.dir={folder}", "logger=none", "objective.epochs=20"]
+    monkeypatch.setattr(sys, "argv", ["immunize-train", *arguments])
+    with pytest.raises(SystemExit) as end:
+        train.main()
+    assert end.value.code == 130
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1] == str(folder / "record.json")
+    assert "Traceback" not in captured.err
+    assert read_record(folder)["status"] == "interrupted"

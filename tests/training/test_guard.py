@@ -1,0 +1,271 @@
+"""The theorem guard against condition numbers and bounds computed from explicit Hessians."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from immunize.data import PairedData
+from immunize.objective import Objective, Step
+from immunize.training.callbacks import TheoremGuard
+from tests import reference as ref
+from tests.composing import SGD, D, Trajectory, data_of, fit_module, gap, module_of, run_tiny, theta_of, tiny
+
+SLACK = 1e-12
+"""Of the guard itself: a relative change of κ that counts as none."""
+
+
+def kappa(x: Tensor, theta: Tensor) -> float:
+    """κ(H(θ)) from singular values of Xθ, which have the digits to see a change of 1e-12."""
+    sigma = torch.linalg.svdvals(x @ theta)
+    return float((sigma[0] / sigma[-1]) ** 2)
+
+
+def well_bound(x: Tensor, theta: Tensor) -> float:
+    """numerics.md §5 (1)."""
+    s = ref.eigenvalues(ref.hessian(x, theta))
+    one, two = float(s[0]), float(s[1])
+    return (math.sqrt(one) - math.sqrt(two)) / (2 * ((1 - 1 / D) * one**1.5 + two**1.5 / D))
+
+
+def ill_bound(x: Tensor, theta: Tensor) -> float:
+    """numerics.md §5 (2)."""
+    s = ref.eigenvalues(ref.hessian(x, theta))
+    f = float(s.square().sum()) / (2 * D) - float(s[-1]) ** 2 / 2
+    bracket = (1 - 1 / D) * float(s[-1]) - float(s[0]) / D
+    return math.inf if bracket <= 0 else f**2 / bracket
+
+
+def counted(seen: Trajectory, data: PairedData, eta: float) -> dict[str, int]:
+    """What the guard has to count, from the trajectory."""
+    counts = {"steps": 0, "conditions_met": 0, "promises_kept": 0, "broken_although_met": 0}
+    p, h = data.fit.pretrain.x, data.fit.harmful.x
+    for before, after, weights in zip(seen.thetas, seen.thetas[1:], seen.weights, strict=False):
+        met = kept = True
+        if "well" in weights:
+            met &= eta * weights["well"] < well_bound(p, before)
+            kept &= kappa(p, after) <= kappa(p, before)
+        if "ill" in weights:
+            met &= eta * weights["ill"] < ill_bound(h, before)
+            kept &= kappa(h, after) >= kappa(h, before)
+        counts["steps"] += 1
+        counts["conditions_met"] += met
+        counts["promises_kept"] += kept
+        counts["broken_although_met"] += met and not kept
+    return counts
+
+
+def watched(*overrides: str, mode: str = "warn") -> tuple[TheoremGuard, Trajectory, PairedData]:
+    cfg = tiny(*overrides)
+    data, seen, guard = data_of(cfg), Trajectory(), TheoremGuard(mode)  # type: ignore[arg-type]
+    fit_module(module_of(cfg, data), data, seen, guard)  # seen stands first: shortened steps must be final for it too
+    return guard, seen, data
+
+
+def single(method: str, eta: float) -> tuple[str, ...]:
+    """Plain preconditioned gradient descent on one regularizer with λ = 1: the setting of Theorem 4.3."""
+    weights = ("objective.lambda_well=1", "objective.lambda_ill=1")
+    return (f"method={method}", "method.precondition=inverse_free", *SGD, *weights, f"objective.learning_rate={eta}")
+
+
+def start_bounds() -> tuple[float, float]:
+    cfg = tiny()
+    data = data_of(cfg)
+    theta = module_of(cfg, data).extractor.theta.detach()
+    return well_bound(data.fit.pretrain.x, theta), ill_bound(data.fit.harmful.x, theta)
+
+
+def test_every_promise_is_kept_within_the_bound_of_r_well() -> None:
+    eta = 0.05 * start_bounds()[0]  # the bound falls as σ_1 and σ_2 approach each other
+    guard, seen, data = watched(*single("well_only", eta), "objective.epochs=20")
+    assert guard.facts() == {
+        "mode": "warn", "steps": 20, "conditions_met": 20, "promises_kept": 20, "broken_although_met": 0,
+        "shrunk": 0, "abandoned": 0,
+    }  # fmt: skip
+    x = data.fit.pretrain.x
+    kappas = [kappa(x, theta) for theta in seen.thetas]
+    assert all(new < old for old, new in zip(kappas, kappas[1:], strict=False))
+
+
+def test_every_promise_is_kept_within_the_bound_of_r_ill() -> None:
+    data = data_of(tiny())
+    sigma = ref.eigenvalues(ref.hessian(data.fit.harmful.x))
+    f = float(sigma.square().sum()) / (2 * D) - float(sigma[-1]) ** 2 / 2
+    eta = f**2 / float(sigma[0])  # the bound is infinite here: σ_k is far below the mean
+    assert start_bounds()[1] == math.inf
+    guard, seen, data = watched(*single("ill_only", eta), "objective.epochs=20")
+    facts = guard.facts()
+    assert (facts["steps"], facts["conditions_met"], facts["promises_kept"]) == (20, 20, 20)
+    kappas = [kappa(data.fit.harmful.x, theta) for theta in seen.thetas]
+    assert all(new > old for old, new in zip(kappas, kappas[1:], strict=False))
+    assert kappas[-1] > 2 * kappas[0]
+
+
+def test_steps_outside_the_bound_are_counted_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    eta = 20 * start_bounds()[0]
+    guard, seen, data = watched(*single("well_only", eta), "objective.epochs=1")
+    facts = guard.facts()
+    assert (facts["conditions_met"], facts["promises_kept"], facts["broken_although_met"]) == (0, 0, 0)
+    x = data.fit.pretrain.x
+    assert kappa(x, seen.thetas[1]) > kappa(x, seen.thetas[0])
+    assert [r.message for r in caplog.records if "wrong way" in r.message] == [
+        "guard: step 0 moved a condition number the wrong way (step size outside the theorem's bounds); "
+        "later ones are counted in the record"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "eta"),
+    [
+        (("objective.lambda_ill=1e4", "objective.lambda_well=1e-3", "objective.learning_rate=0.02"), 0.02),
+        ((*SGD, "objective.lambda_ill=3e4", "objective.lambda_well=1", "objective.learning_rate=1e-3"), 1e-3),
+        (("method=ill_only", *SGD, "objective.lambda_ill=1e3", "objective.learning_rate=0.1"), 0.1),
+        (("method=well_only", "objective.lambda_well=1", "objective.learning_rate=0.3"), 0.3),
+    ],
+)
+def test_counts_equal_those_of_the_trajectory(overrides: tuple[str, ...], eta: float) -> None:
+    guard, seen, data = watched(*overrides)
+    expected = counted(seen, data, eta)
+    facts = guard.facts()
+    assert {name: facts[name] for name in expected} == expected
+    assert facts["shrunk"] == facts["abandoned"] == 0
+
+
+def test_some_promises_are_broken_although_the_conditions_hold() -> None:
+    """§4.4, Limitations: the theorem says nothing of both regularizers and the task loss together."""
+    guard, _, _ = watched(*SGD, "objective.lambda_well=1e-6", "objective.lambda_ill=1e-6", "objective.learning_rate=0.1")
+    facts = guard.facts()
+    assert facts["conditions_met"] == facts["steps"] == 30
+    assert 0 < facts["broken_although_met"] == 30 - facts["promises_kept"]
+
+
+def test_warning_changes_nothing_of_the_training() -> None:
+    _, guarded, _ = watched()
+    cfg = tiny()
+    data, alone = data_of(cfg), Trajectory()
+    fit_module(module_of(cfg, data), data, alone)
+    assert all(torch.equal(a, b) for a, b in zip(guarded.thetas, alone.thetas, strict=True))
+
+
+def test_methods_without_regularizers_are_not_counted() -> None:
+    for method in ("none", "opt_kappa", "imma"):
+        guard, _, _ = watched(f"method={method}", "objective.epochs=3")
+        assert guard.counts.steps == 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        single("well_only", 1e6),
+        ("method=ill_only", "objective.learning_rate=10"),
+        ("method=well_only", "objective.learning_rate=50"),
+        (*SGD, "objective.lambda_well=1", "objective.lambda_ill=1e4", "objective.learning_rate=1"),
+        ("objective.learning_rate=10",),
+        ("objective.learning_rate=0.01",),
+    ],
+    ids=["well", "ill plain Adam", "well plain Adam", "both SGD", "both Adam absurd", "both Adam"],
+)
+def test_strict_never_lets_a_condition_number_move_the_wrong_way(overrides: tuple[str, ...]) -> None:
+    guard, seen, data = watched(*overrides, mode="strict")
+    weights = seen.weights[0]
+    p, h = data.fit.pretrain.x, data.fit.harmful.x
+    for before, after in zip(seen.thetas, seen.thetas[1:], strict=False):
+        assert ref.rank(ref.hessian(p, after), len(p)) == D
+        if "well" in weights:
+            assert kappa(p, after) <= kappa(p, before) * (1 + SLACK)
+        if "ill" in weights:
+            assert kappa(h, after) >= kappa(h, before) * (1 - SLACK)
+    facts = guard.facts()
+    assert facts["shrunk"] + facts["abandoned"] == 30 - facts["promises_kept"] > 0
+
+
+def test_strict_does_not_creep_the_wrong_way_within_its_own_rounding() -> None:
+    """Shortening a bad step until its harm fits into the slack would be no guard at all."""
+    guard, seen, _ = watched("objective.lambda_ill=1e12", mode="strict")
+    assert guard.counts.abandoned == 30  # Adam's steps have here no length at which both numbers move as they should
+    assert all(torch.equal(theta, seen.thetas[0]) for theta in seen.thetas)
+    assert not torch.equal(seen.heads[0], seen.heads[-1])  # only θ is held
+
+
+def test_strict_shortens_steps_to_where_they_help() -> None:
+    guard, seen, data = watched(*single("well_only", 20 * start_bounds()[0]), mode="strict")
+    assert guard.counts.shrunk > 0
+    assert guard.counts.abandoned == 0
+    x = data.fit.pretrain.x
+    assert kappa(x, seen.thetas[-1]) < 0.9 * kappa(x, seen.thetas[0])
+    # A shortened step lies on the line from θ to the full step, at a power of one half.
+    full, _, _ = watched_full_step(20 * start_bounds()[0])
+    ratio = float((seen.thetas[1] - seen.thetas[0]).norm() / (full - seen.thetas[0]).norm())
+    assert gap((seen.thetas[1] - seen.thetas[0]) / ratio, full - seen.thetas[0]) < 1e-9
+    assert math.log2(ratio) == pytest.approx(round(math.log2(ratio)), abs=1e-9)
+    assert ratio < 1
+
+
+def watched_full_step(eta: float) -> tuple[Tensor, Trajectory, PairedData]:
+    cfg = tiny(*single("well_only", eta), "objective.epochs=1")
+    data, seen = data_of(cfg), Trajectory()
+    fit_module(module_of(cfg, data), data, seen)
+    return seen.thetas[1], seen, data
+
+
+def test_strict_survives_steps_beyond_the_range_of_numbers() -> None:
+    guard, seen, _ = watched(*single("well_only", 1e300), "objective.epochs=3", mode="strict")
+    assert guard.counts.abandoned == 3
+    assert torch.equal(seen.thetas[-1], seen.thetas[0])
+
+
+class KillsTheLastDirection(Objective):
+    """With SGD and η = 1, θ' = θ(I - v_k v_kᵀ): σ_k vanishes, and κ of what is left is smaller."""
+
+    def __init__(self, x: Tensor, theta: Tensor) -> None:
+        super().__init__({"well": 1.0})
+        v = torch.linalg.svd(x @ theta).Vh[-1]
+        self.slope = theta @ torch.outer(v, v)
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        return {"well": (step.extractor.theta * self.slope).sum()}
+
+
+def test_losing_a_direction_is_not_a_lower_condition_number() -> None:
+    cfg = tiny(*SGD, "objective.learning_rate=1", "objective.epochs=1")
+    data = data_of(cfg)
+    x = data.fit.pretrain.x
+    start = module_of(cfg, data).extractor.theta.detach()
+    facts = {}
+    for mode in ("warn", "strict"):
+        seen, guard = Trajectory(), TheoremGuard(mode)  # type: ignore[arg-type]
+        fit_module(module_of(cfg, data, KillsTheLastDirection(x, start)), data, seen, guard)
+        facts[mode] = guard.facts()
+        rank = ref.rank(ref.hessian(x, seen.thetas[1]), len(x))
+        assert rank == (D - 1 if mode == "warn" else D)
+    assert facts["warn"]["promises_kept"] == 0
+    assert facts["strict"]["promises_kept"] == 0
+
+
+def test_strict_run_is_monitored_at_the_steps_that_were_taken(tmp_path: Path) -> None:
+    """Nobody may log the κ of a step that the guard took back."""
+    overrides = (*single("well_only", 20 * start_bounds()[0]), "objective.epochs=4", "guard=strict", "monitor_every=1")
+    record = run_tiny(tmp_path, *overrides, "logger=csv", "log_every=1")
+    assert record["training"]["fit"]["guard"]["shrunk"] > 0
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    table = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+    last = [float(row["kappa_pretrain"]) for row in table if row["kappa_pretrain"]][3]
+    assert last == pytest.approx(record["metrics"]["fit"]["spectrum"]["kappa_pretrain"], rel=1e-9)
+    assert theta_of(tmp_path).isfinite().all()
+
+
+def test_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="guard"):
+        TheoremGuard("maybe")  # type: ignore[arg-type]
+
+
+def test_guard_counts_are_in_the_record(tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, "guard=warn", "objective.epochs=7")
+    facts = record["training"]["fit"]["guard"]
+    assert facts["steps"] == 7
+    assert facts["mode"] == "warn"
+    assert "guard" not in run_tiny(tmp_path / "off", "objective.epochs=2")["training"]["fit"]

@@ -1,0 +1,240 @@
+"""One method-blind module: its steps against Algorithm 1 written out, its batches, and what it logs."""
+
+from __future__ import annotations
+
+import ast
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import immunize.training
+from immunize.experiment import build_extractor
+from immunize.objective import Objective, Step
+from tests import reference as ref
+from tests.composing import (
+    METHODS,
+    SGD,
+    D,
+    Trajectory,
+    compose_config,
+    data_of,
+    fit_module,
+    gap,
+    module_of,
+    run_tiny,
+    theta_of,
+    tiny,
+)
+
+CLASSES = {"Ours", "IllOnly", "WellOnly", "Imma", "OptKappa", "Plain"}
+
+
+def test_no_method_is_named_in_training() -> None:
+    folder = Path(immunize.training.__file__).parent
+    files = list(folder.rglob("*.py"))
+    assert len(files) >= 8
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in METHODS, f"{path}:{node.lineno} names the method {node.value!r}"
+            if isinstance(node, ast.Name | ast.alias):
+                name = node.id if isinstance(node, ast.Name) else node.name
+                assert name not in CLASSES, f"{path} uses {name}"
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("immunize.objective"):
+                assert node.module == "immunize.objective", f"{path} imports {node.module}"
+
+
+def mse_gradients(x: Tensor, y: Tensor, theta: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    """Of mean (Xθω - y)², by hand."""
+    residual = 2 * (x @ theta @ head - y[:, None]) / len(y)
+    return x.T @ residual @ head.T, (x @ theta).T @ residual
+
+
+class HandAdam:
+    """Kingma & Ba (2015), with C.2's β and ε."""
+
+    def __init__(self, eta: float) -> None:
+        self.eta, self.t = eta, 0
+        self.m: dict[str, Tensor] = {}
+        self.v: dict[str, Tensor] = {}
+
+    def step(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.t += 1
+        out = {}
+        for name, g in gradients.items():
+            self.m[name] = 0.9 * self.m.get(name, torch.zeros_like(g)) + 0.1 * g
+            self.v[name] = 0.999 * self.v.get(name, torch.zeros_like(g)) + 0.001 * g**2
+            m_hat, v_hat = self.m[name] / (1 - 0.9**self.t), self.v[name] / (1 - 0.999**self.t)
+            out[name] = parameters[name] - self.eta * m_hat / (v_hat.sqrt() + 1e-8)
+        return out
+
+
+def test_full_batch_steps_are_algorithm_1_with_an_explicit_inverse_and_adam() -> None:
+    lambda_well, lambda_ill, eta = 0.01, 2e4, 0.01
+    cfg = tiny("objective.epochs=8", f"objective.lambda_well={lambda_well}", f"objective.lambda_ill={lambda_ill}")
+    data, seen = data_of(cfg), Trajectory()
+    module = module_of(cfg, data)
+    fit_module(module, data, seen)
+
+    p, h = data.fit.pretrain, data.fit.harmful
+    adam = HandAdam(eta)
+    at = {"theta": seen.thetas[0], "head": seen.heads[0]}
+    for step in range(8):
+        task, head = mse_gradients(p.x, p.y, at["theta"], at["head"])
+        well = lambda_well * ref.algorithm_1_direction(p.x, at["theta"], ref.r_well_gradient)
+        ill = lambda_ill * ref.algorithm_1_direction(h.x, at["theta"], ref.r_ill_gradient)
+        if step == 0:  # no term may be too small for this test to see
+            norms = torch.stack([task.norm(), well.norm(), ill.norm()])
+            assert norms.min() > 1e-3 * norms.max()
+        at = adam.step(at, {"theta": task + well + ill, "head": head})
+        assert gap(seen.thetas[step + 1], at["theta"]) < 1e-9
+        assert gap(seen.heads[step + 1], at["head"]) < 1e-9
+    assert len(seen.batches) == 8
+    assert gap(seen.thetas[-1], seen.thetas[0]) > 1e-2
+
+
+def test_sgd_step_is_line_6_of_algorithm_1() -> None:
+    cfg = tiny(*SGD, "objective.epochs=1", "objective.learning_rate=1e-3", "objective.lambda_ill=3e4")
+    data, seen = data_of(cfg), Trajectory()
+    fit_module(module_of(cfg, data), data, seen)
+    p, h = data.fit.pretrain, data.fit.harmful
+    task, _ = mse_gradients(p.x, p.y, seen.thetas[0], seen.heads[0])
+    expected = ref.algorithm_1_step(seen.thetas[0], p.x, h.x, task, 1e-3, 1.0, 3e4)
+    assert gap(seen.thetas[1] - seen.thetas[0], expected - seen.thetas[0]) < 1e-9
+
+
+class Looks(Objective):
+    """Collects the rows it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__({"task": 1.0})
+        self.steps: list[Step] = []
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        self.steps.append(step)
+        return {"task": step.pretrain_loss()}
+
+
+def rows(x: Tensor) -> set[bytes]:
+    return {row.numpy().tobytes() for row in x}
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("max_size_cycle", 5), ("min_size", 3)])
+def test_mini_batches_pair_both_data_sets(mode: str, steps: int) -> None:
+    cfg = tiny("objective.batch_size=8", "pretrain.n_samples=24", f"pairing={mode}")
+    data, objective = data_of(cfg), Looks()
+    trainer = fit_module(module_of(cfg, data, objective), data, epochs=2)
+    assert trainer.global_step == 2 * steps == len(objective.steps)
+    pretrain, harmful = rows(data.fit.pretrain.x), rows(data.fit.harmful.x)
+    seen: dict[str, set[bytes]] = {"pretrain": set(), "harmful": set()}
+    for step in objective.steps:
+        assert step.pretrain.x.shape == step.harmful.x.shape == (8, D)
+        assert step.pretrain.rows is step.pretrain.x  # nothing is compressed, or mixed up with another batch
+        seen["pretrain"] |= rows(step.pretrain.x)
+        seen["harmful"] |= rows(step.harmful.x)
+    assert seen["pretrain"] <= pretrain
+    assert seen["harmful"] <= harmful
+    if mode == "max_size_cycle":
+        assert seen["harmful"] == harmful
+        assert seen["pretrain"] == pretrain
+
+
+def test_mini_batch_step_is_algorithm_1_on_that_batch() -> None:
+    cfg = tiny(*SGD, "objective.batch_size=16", "objective.learning_rate=1e-3")
+    data, seen = data_of(cfg), Trajectory()
+    fit_module(module_of(cfg, data), data, seen)
+    for step, batch in enumerate(seen.batches):
+        (xp, yp), (xh, _) = batch["pretrain"], batch["harmful"]
+        task, _ = mse_gradients(xp, yp, seen.thetas[step], seen.heads[step])
+        expected = ref.algorithm_1_step(seen.thetas[step], xp, xh, task, 1e-3, 1.0, 1e5)
+        assert gap(seen.thetas[step + 1] - seen.thetas[step], expected - seen.thetas[step]) < 1e-9
+    assert len(seen.batches) == 2
+
+
+def test_dummy_layer_gives_the_trajectory_of_the_inverse_free_form() -> None:
+    thetas = {}
+    for precondition in ("inverse_free", "dummy"):
+        cfg = tiny("objective.epochs=10", f"method.precondition={precondition}", "model.ridge=0")
+        data, seen = data_of(cfg), Trajectory()
+        fit_module(module_of(cfg, data), data, seen)
+        thetas[precondition] = seen.thetas
+    assert gap(thetas["dummy"][-1], thetas["dummy"][0]) > 1e-2
+    for dummy, inverse_free in zip(thetas["dummy"], thetas["inverse_free"], strict=True):
+        assert gap(dummy, inverse_free) < 1e-9
+
+
+@pytest.mark.parametrize("precondition", ["literal", "none"])
+def test_other_preconditions_are_not_algorithm_1(precondition: str) -> None:
+    thetas = []
+    for name in ("inverse_free", precondition):
+        cfg = tiny("objective.epochs=3", f"method.precondition={name}")
+        data, seen = data_of(cfg), Trajectory()
+        fit_module(module_of(cfg, data), data, seen)
+        thetas.append(seen.thetas[-1])
+    assert gap(thetas[1], thetas[0]) > 1e-4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_is_measured(method: str, tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, f"method={method}", "objective.epochs=20")
+    assert record["status"] == "finished"
+    assert record["training"]["fit"]["steps"] == 20
+    start = build_extractor(tiny(), D).theta.detach()
+    assert gap(theta_of(tmp_path), start) > 1e-4
+    facts = record["metrics"]["fit"]["spectrum"]["facts"]
+    assert {name: fact["rank"] for name, fact in facts.items()} == dict.fromkeys(facts, D)
+    assert len(facts) == 4
+
+
+def test_methods_differ(tmp_path: Path) -> None:
+    thetas = []
+    for method in METHODS:
+        run_tiny(tmp_path / method, f"method={method}", "objective.epochs=5")
+        thetas.append(theta_of(tmp_path / method))
+    for i, one in enumerate(thetas):
+        for other in thetas[:i]:
+            assert gap(one, other) > 1e-6
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_loss_and_terms_of_every_step_are_logged(tmp_path: Path) -> None:
+    run_tiny(tmp_path, "logger=csv", "log_every=1", "objective.epochs=6", "objective.lambda_well=3")
+    table = [row for row in csv_rows(tmp_path / "metrics.csv") if row["loss"]]
+    assert [int(row["step"]) for row in table] == list(range(6))
+    for row in table:
+        task, well, ill = (float(row[f"term/{name}"]) for name in ("task", "well", "ill"))
+        assert float(row["loss"]) == pytest.approx(task + 3 * well + 1e5 * ill, rel=1e-12)
+
+    cfg = tiny()
+    data = data_of(cfg)
+    module = module_of(cfg, data)
+    theta, head = module.extractor.theta.detach(), module.head.detach()
+    p, h = data.fit.pretrain, data.fit.harmful
+    first = {name: float(table[0][f"term/{name}"]) for name in ("task", "well", "ill")}
+    residual = (p.x @ theta @ head).squeeze(-1) - p.y
+    assert first["task"] == pytest.approx(float(residual.square().mean()), rel=1e-9)
+    assert first["well"] == pytest.approx(ref.r_well(ref.hessian(p.x, theta)), rel=1e-9)
+    assert first["ill"] == pytest.approx(ref.r_ill(ref.hessian(h.x, theta)), rel=1e-9)
+
+
+def test_log_every_thins_the_rows(tmp_path: Path) -> None:
+    run_tiny(tmp_path, "logger=csv", "log_every=4", "objective.epochs=10")
+    table = csv_rows(tmp_path / "metrics.csv")
+    assert [int(row["step"]) for row in table if row["loss"]] == [0, 4, 8]
+
+
+def test_digits_run_full_batch_with_binary_loss(tmp_path: Path) -> None:
+    from immunize.train import run
+
+    cfg = compose_config("objective.epochs=5", "probe_steps=100", "logger=none")
+    record: dict[str, Any] = run(cfg, tmp_path)
+    assert (record["status"], record["harmful"], record["held_out_protocol"]) == ("finished", "digits", "split")
+    assert theta_of(tmp_path, 64).shape == (64, 64)

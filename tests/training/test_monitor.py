@@ -1,0 +1,106 @@
+"""The monitor's numbers against explicit Hessians, and when it looks; progress as lines and as a bar."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from immunize.training.callbacks import ImmunityMonitor, progress
+from immunize.training.callbacks.progress import PlainProgress, RirProgressBar
+from tests import reference as ref
+from tests.composing import MemoryLogger, Trajectory, data_of, fit_module, module_of, run_tiny, tiny
+
+
+def test_numbers_are_those_of_the_explicit_hessians() -> None:
+    cfg = tiny("objective.epochs=7")
+    data, seen, logger = data_of(cfg), Trajectory(), MemoryLogger()
+    monitor = ImmunityMonitor(data.fit, every=3)
+    fit_module(module_of(cfg, data), data, seen, monitor, loggers=[logger])
+    assert sorted(step for step in logger.of("RIR") if step is not None) == [3, 6, 7]  # the last step always
+    p, h = data.fit.pretrain.x, data.fit.harmful.x
+    base_p, base_h = (ref.kappa_spectrum(ref.hessian(x), len(x)) for x in (p, h))
+    for step in (3, 6, 7):
+        hess_p, hess_h = (ref.hessian(x, seen.thetas[step]) for x in (p, h))
+        kappa_p, kappa_h = ref.kappa_spectrum(hess_p, len(p)), ref.kappa_spectrum(hess_h, len(h))
+        i, ii, rir = ref.immunization_ratio(kappa_h, kappa_p, base_h, base_p)
+        expected = {
+            "RIR": rir,
+            "ratio_harmful": i,
+            "ratio_pretrain": ii,
+            "kappa_pretrain": kappa_p,
+            "kappa_harmful": kappa_h,
+            "R_well": ref.r_well(hess_p),
+            "R_ill": ref.r_ill(hess_h),
+        }
+        for name, value in expected.items():
+            assert logger.of(name)[step] == pytest.approx(value, rel=1e-9), name
+    assert monitor.latest["RIR"] == logger.of("RIR")[7]
+
+
+def test_rank_deficient_data_are_cut_by_the_true_number_of_samples() -> None:
+    """Digits have constant columns; the monitor works on compressed rows and has to find the same κ."""
+    from tests.composing import compose_config
+
+    cfg = compose_config("objective.epochs=2", "probe_steps=10", "logger=none")
+    data, seen, logger = data_of(cfg), Trajectory(), MemoryLogger()
+    fit_module(module_of(cfg, data), data, seen, ImmunityMonitor(data.fit, every=1), loggers=[logger])
+    x = data.fit.harmful.x
+    hess = ref.hessian(x, seen.thetas[2])
+    rank = ref.rank(ref.hessian(x), len(x))
+    assert rank < x.shape[1]
+    values = ref.eigenvalues(hess)
+    # eigenvalues of the explicit Hessian carry an error of eps·σ_1, that is eps·κ relative to σ_k
+    tolerance = ref.EPS * float(values[0] / values[rank - 1]) * 100
+    assert logger.of("kappa_harmful")[2] == pytest.approx(float(values[0] / values[rank - 1]), rel=tolerance)
+
+
+def test_last_look_is_not_repeated() -> None:
+    cfg = tiny("objective.epochs=6")
+    data, logger = data_of(cfg), MemoryLogger()
+    fit_module(module_of(cfg, data), data, ImmunityMonitor(data.fit, every=3), loggers=[logger])
+    assert [step for step, row in logger.rows if "RIR" in row] == [3, 6]
+
+
+def test_interval_below_one_is_refused() -> None:
+    data = data_of(tiny())
+    with pytest.raises(ValueError, match="monitor_every"):
+        ImmunityMonitor(data.fit, every=0)
+
+
+def test_progress_is_plain_lines_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_tiny(tmp_path, "objective.epochs=40", "monitor_every=10")
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    steps = [line for line in lines if line.startswith("fit: step ")]
+    assert [line.split()[2] for line in steps] == [f"{step}/40" for step in range(4, 41, 4)]
+    assert "RIR" not in steps[0]
+    assert all("RIR " in line for line in steps[3:])
+    assert all(line.endswith(" s left") for line in steps)
+    assert steps[-1].endswith(" 0 s left")
+    assert "\x1b" not in captured.err + captured.out
+    assert captured.out == ""
+
+
+def test_progress_of_mini_batches_counts_optimizer_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_tiny(tmp_path, "objective.batch_size=8", "objective.epochs=4")
+    steps = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fit: step ")]
+    assert steps[-1].startswith("fit: step 20/20 ")
+
+
+def test_progress_is_a_bar_with_the_rir_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = data_of(tiny())
+    monitor = ImmunityMonitor(data.fit, every=1)
+    assert isinstance(progress(monitor, "fit"), PlainProgress)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    bar = progress(monitor, "fit")
+    assert isinstance(bar, RirProgressBar)
+    cfg = tiny("objective.epochs=3")
+    trainer = fit_module(module_of(cfg, data_of(cfg)), data_of(cfg), monitor)
+    assert bar.get_metrics(trainer, trainer.lightning_module)["RIR"] == f"{monitor.latest['RIR']:.4g}"
+    record = run_tiny(tmp_path, "objective.epochs=3")
+    assert record["status"] == "finished"
+    assert "fit: step" not in capsys.readouterr().err
