@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from immunize.errors import UserError
     from immunize.spectrum import (
+        closed_form,
         condition_number,
         immunization_ratio,
         r_ill,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "UserError",
     "__version__",
+    "closed_form",
     "condition_number",
     "immunization_ratio",
     "r_ill",

@@ -94,8 +94,7 @@ def build_extractor(cfg: DictConfig, n_features: int) -> LinearExtractor:
     Raises:
         UserError: a bad `model` setting.
     """
-    node = OmegaConf.create({key: value for key, value in cfg.model.items() if key != "name"})
-    extractor: LinearExtractor = build(node, n_features=n_features, generator=_generator(cfg.seed))
+    extractor: LinearExtractor = build(_without_name(cfg.model), n_features=n_features, generator=_generator(cfg.seed))
     return extractor
 
 
@@ -145,10 +144,12 @@ def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str 
     callbacks = _build_callbacks(cfg, data, label)
     trainer = _build_trainer(cfg, data, loggers, list(callbacks.values()))
     started = time.perf_counter()
-    status, facts = "finished", {}
+    status: str = "finished"
+    facts = _solve(cfg, module, data)
     try:
-        with _quiet():
-            trainer.fit(module, datamodule=data)
+        if "closed_form" not in facts:
+            with _quiet():
+                trainer.fit(module, datamodule=data)
     except (DivergedError, ValueError, RuntimeError) as error:
         diverged = error if isinstance(error, DivergedError) else _overflow(module, data, trainer.global_step)
         if diverged is None:
@@ -168,8 +169,38 @@ def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str 
     return Fit(status, module, seconds, trainer.global_step, facts)
 
 
+def _solve(cfg: DictConfig, module: ImmunizationModule, data: PairedData) -> dict[str, Any]:
+    """Set θ where no training is needed (the method's own `solve`), or where one starts from it (`init`).
+
+    Returns:
+        facts for the record: under "closed_form" if θ is final, under "init" if it is a start, else empty.
+
+    Raises:
+        UserError: the data do not allow it.
+    """
+    facts: dict[str, Any] = {}
+    solvers = {"closed_form": module.objective}
+    if cfg.init is not None:
+        solvers["init"] = build(_without_name(cfg.init))
+    for name, objective in solvers.items():
+        try:
+            solved = objective.solve(data.fit.pretrain.x, data.fit.harmful.x)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        if solved is not None:
+            theta, facts[name] = solved
+            with torch.no_grad():
+                module.extractor.theta.copy_(theta)
+    return facts
+
+
+def _without_name(node: DictConfig) -> DictConfig:
+    """What a class is built from: everything but the name it goes by in records."""
+    return OmegaConf.create({key: value for key, value in _resolved(node).items() if key != "name"})
+
+
 def _build_module(cfg: DictConfig, data: PairedData) -> ImmunizationModule:
-    objective = build(OmegaConf.create({k: v for k, v in _resolved(cfg.method).items() if k != "name"}))
+    objective = build(_without_name(cfg.method))
     generator = _generator(cfg.seed + 1)
     precondition = getattr(objective, "precondition", "none")
     if precondition not in PRECONDITIONS:

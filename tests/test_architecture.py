@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 320
 
 ROOMS = {"data", "features", "spectrum", "objective", "training", "evaluation", "report"}
-ENTRY_POINTS = {"train", "evaluate", "experiment", "recording"}
+ENTRY_POINTS = {"train", "evaluate", "forecast", "experiment", "recording"}
 """These see everything, and no room sees them."""
 SHARED = {"errors", "config", "cli", "records", "checkpoints", "building", "settings", "immunize"}
 """Single files that belong to no room and import none; "immunize" is the package's own `__init__`."""

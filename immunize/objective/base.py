@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,16 @@ class Objective(nn.Module, ABC):
 
     def bind(self, n_features: int, generator: torch.Generator | None = None) -> None:
         """Create the parameters that depend on D; most methods have none."""
+
+    def solve(self, pretrain: Tensor, harmful: Tensor) -> tuple[Tensor, dict[str, Any]] | None:
+        """θ and facts about it, for a method that needs no training; None for every other.
+
+        Args:
+            pretrain: (N_P, D) float64, the rows of D_P.
+            harmful: (N_H, D) float64, the rows of D_H.
+        """
+        del pretrain, harmful
+        return None
 
     @abstractmethod
     def terms(self, step: Step) -> dict[str, Tensor]:

@@ -32,8 +32,8 @@ class Imma(Objective):
 
     def __init__(self, inner_steps: int = 1, inner_learning_rate: float = 1e-2) -> None:
         super().__init__({"outer": 1.0, "heads": 1.0})
-        if inner_steps < 1:
-            raise ValueError(f"method.inner_steps has to be at least 1, it is {inner_steps}")
+        if not isinstance(inner_steps, int) or inner_steps < 1:
+            raise ValueError(f"method.inner_steps has to be a whole number of at least 1, it is {inner_steps}")
         if not 0 < inner_learning_rate < float("inf"):
             raise ValueError(f"method.inner_learning_rate has to be positive and finite, it is {inner_learning_rate}")
         self.inner_steps, self.inner_learning_rate = inner_steps, inner_learning_rate

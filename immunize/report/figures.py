@@ -7,6 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from immunize.report.naming import run_title
+
 __all__ = ["norm_ratio_figure"]
 
 # Blue and orange of the Okabe-Ito palette: distinct in print and for colour-blind readers.
@@ -36,7 +38,8 @@ def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
         axis.set_ylim(1e-4, 1.5)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(r"norm ratio $\|w_t-w^*\|^2 / \|w_0-w^*\|^2$")
-    axes[1].legend(loc="lower left", fontsize=8)
-    title = f"{record['method']}: {record['pretrain']} against {record['harmful']}, seed {record['seed']}"
-    figure.suptitle(title)
+    drawn = [axis for axis in axes if axis.lines]  # a task with nothing to learn has no curve
+    if drawn:
+        drawn[-1].legend(loc="lower left", fontsize=8)
+    figure.suptitle(run_title(record))
     figure.savefig(path, dpi=150)

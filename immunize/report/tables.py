@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from immunize.report.naming import run_title
+
 __all__ = ["result_rows", "show_record"]
 
 COLUMNS = [
@@ -46,7 +48,7 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     console = console or Console()
     if not console.is_terminal:
         console.width = 110  # in a pipe or a log nothing is gained by wrapping at 80
-    title = f"{record['method']}: {record['pretrain']} against {record['harmful']}, seed {record['seed']}"
+    title = run_title(record)
     if not record.get("metrics"):
         console.print(f"{title}: {record['status']}, not evaluated")
         return

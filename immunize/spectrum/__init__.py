@@ -1,5 +1,6 @@
 """Pure linear algebra on tensors: condition numbers, regularizers, guarantees. Imports no other room."""
 
+from immunize.spectrum.budget import BudgetChoice, BudgetTrial, choose_budget
 from immunize.spectrum.condition import (
     DEFAULT_RHO,
     ESTIMATORS,
@@ -15,6 +16,8 @@ from immunize.spectrum.condition import (
     spectrum_of_gram,
 )
 from immunize.spectrum.guarantees import ill_step_bound, well_step_bound
+from immunize.spectrum.optimum import HarmfulForecast, Immunizer, frontier
+from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum, harmful_bound, rir_bound
 from immunize.spectrum.regularizers import (
     kappa,
     kappa_of_features,
@@ -23,25 +26,49 @@ from immunize.spectrum.regularizers import (
     r_well,
     r_well_of_features,
 )
+from immunize.spectrum.shrinkage import (
+    SHRINKAGE_GRID,
+    ClosedForm,
+    ShrinkageChoice,
+    choose_shrinkage,
+    closed_form,
+    ledoit_wolf,
+)
 
 __all__ = [
     "DEFAULT_RHO",
     "ESTIMATORS",
+    "SHRINKAGE_GRID",
+    "BudgetChoice",
+    "BudgetTrial",
+    "ClosedForm",
     "ConditionNumber",
     "Estimator",
+    "GeneralizedSpectrum",
+    "HarmfulForecast",
     "ImmunizationRatio",
+    "Immunizer",
+    "ShrinkageChoice",
     "Spectrum",
+    "choose_budget",
+    "choose_shrinkage",
+    "closed_form",
     "compress_rows",
     "condition_number",
     "default_tolerance",
+    "frontier",
+    "generalized_spectrum",
+    "harmful_bound",
     "ill_step_bound",
     "immunization_ratio",
     "kappa",
     "kappa_of_features",
+    "ledoit_wolf",
     "r_ill",
     "r_ill_of_features",
     "r_well",
     "r_well_of_features",
+    "rir_bound",
     "spectrum_of",
     "spectrum_of_gram",
     "well_step_bound",

@@ -1,0 +1,68 @@
+"""The best linear map, known in closed form (docs/closed_form.md): no training at all.
+
+Also the start of other methods: `init=closed_form` sets θ this way before the first step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from immunize.objective.base import Objective, Step
+from immunize.spectrum import closed_form
+
+__all__ = ["ClosedForm"]
+
+
+class ClosedForm(Objective):
+    """θ = W·diag(d) on the frontier κ(H_P) ≤ B, from the generalized eigenproblem of (K_H, K_P).
+
+    Args:
+        budget: B ≥ 1, or "auto": the largest for which (a) and (b) of Definition 3.1 hold on rows set aside.
+        shrinkage: ρ ≥ 0, or "auto" (cross-validated), or "ledoit_wolf".
+        seed: of the rows set aside for "auto".
+
+    Raises:
+        ValueError: a budget below 1, a negative ρ, or an unknown word.
+    """
+
+    def __init__(self, budget: float | str = 1.0, shrinkage: float | str = 1e-3, seed: int = 0) -> None:
+        super().__init__({"task": 1.0})
+        if isinstance(budget, str) and budget != "auto":
+            raise ValueError(f'method.budget has to be a number of at least 1, or "auto", it is {budget!r}')
+        if not isinstance(budget, str) and not 1 <= budget < float("inf"):
+            raise ValueError(f"method.budget has to be at least 1, it is {budget}")
+        if isinstance(shrinkage, str) and shrinkage not in ("auto", "ledoit_wolf"):
+            raise ValueError(f'method.shrinkage is a number, "auto" or "ledoit_wolf", not {shrinkage!r}')
+        if not isinstance(shrinkage, str) and not 0 <= shrinkage < float("inf"):
+            raise ValueError(f"method.shrinkage cannot be negative, it is {shrinkage}")
+        self.budget, self.shrinkage, self.seed = budget, shrinkage, seed
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        """The task loss; θ is not trained on it, see :meth:`solve`."""
+        return {"task": step.pretrain_loss()}
+
+    def solve(self, pretrain: Tensor, harmful: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """θ, and what the theory forecasts.
+
+        Args:
+            pretrain: (N_P, D) float64, the rows of D_P.
+            harmful: (N_H, D) float64, the rows of D_H.
+
+        Raises:
+            ValueError: fewer rows than features without shrinkage, or too few to set any aside.
+        """
+        best = closed_form(pretrain, harmful, budget=self.budget, shrinkage=self.shrinkage, seed=self.seed)
+        spent, chosen = best.budget_choice, best.shrinkage_choice
+        return best.theta, {
+            "budget": best.budget,
+            "shrinkage": list(best.shrinkage),
+            "shrinkage_chosen_by": chosen.how if chosen else "given",
+            "budget_feasible": spent.feasible if spent else None,
+            "budget_reason": spent.reason if spent else None,
+            "forecast_rir": best.rir,
+            "forecast_kappa_pretrain": best.kappa_pretrain,
+            "kappa_gen": best.worst.kappa_gen,
+            "notes": list(best.notes),
+        }

@@ -1,0 +1,256 @@
+"""The generalized symmetric eigenproblem (K_H, K_P): what two Gram matrices let a linear map do.
+
+    WᵀK_PW = I,  WᵀK_HW = diag(μ)
+
+Two contracts, kept apart:
+
+=======  =============================================================================================================
+ρ = 0    on range(K_P). Directions only D_P has (μ = 0) do not count, those no sample has are scaled as a whole; if D_H
+         has directions that D_P lacks, the supremum of RIR is infinite, which is reported, and no θ attains it
+ρ > 0    K + ρ·tr(K)/D·I for both, on all of R^D (D, not the rank: the α of the `ridge` estimator). Directions no sample
+         has share one μ = α_H/α_P, never an extreme one, so there too θ is a multiple of the identity
+=======  =============================================================================================================
+
+Shapes: N samples, D features, r = D (ρ > 0) or rank(K_P) (ρ = 0).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from immunize.spectrum.condition import Spectrum, condition_number, default_tolerance
+
+__all__ = ["ALIGNED", "GeneralizedSpectrum", "generalized_spectrum", "harmful_bound", "rir_bound", "with_identity"]
+
+ALIGNED = 1e-6
+"""κ_gen within this of 1 counts as 1: the covariances are proportional, and what is left of μ is rounding."""
+
+NEGATIVE = 1e-10
+"""A Gram matrix may have eigenvalues down to -1e-10·σ_1 from rounding; below that it is not one."""
+
+
+@dataclass(frozen=True)
+class GeneralizedSpectrum:
+    """The generalized eigenvalues of (K_H, K_P), the directions that belong to them, and the bounds they imply.
+
+    Attributes:
+        mu: (r,) float64, descending, non-negative; exact zeros where only D_P has samples (ρ = 0 only).
+        directions: (D, D); the first r columns are W. For ρ = 0 the others span null(K_P), all of one length: the
+            geometric mean of the singular values of W.
+        duals: (D, D), the inverse of `directions`.
+        frame: (D, D) orthogonal, such that ``directions @ frame.T`` is K_P^{-1/2} where K_P has a range.
+        rank_pretrain: rank of K_P, without ρ.
+        rank_harmful: rank of K_H, without ρ.
+        pretrain_only: dimension of what only D_P has, rank(joint range) - rank(K_H).
+        harmful_only: dimension of what only D_H has, rank(joint range) - rank(K_P).
+        unseen: dimension of what no sample has, D - rank(joint range).
+        shrinkage: (ρ_P, ρ_H).
+        kappa_pretrain: κ(K_P), with its ρ; the `ridge` estimator for ρ > 0, `spectrum` for ρ = 0.
+        kappa_harmful: κ(K_H), likewise.
+    """
+
+    mu: Tensor
+    directions: Tensor
+    duals: Tensor
+    frame: Tensor
+    rank_pretrain: int
+    rank_harmful: int
+    pretrain_only: int
+    harmful_only: int
+    unseen: int
+    shrinkage: tuple[float, float]
+    kappa_pretrain: float
+    kappa_harmful: float
+
+    @property
+    def attainable(self) -> bool:
+        """Whether some θ attains the bound: not where D_H has directions of its own and ρ = 0."""
+        return self.harmful_only == 0 or self.shrinkage[0] > 0
+
+    @property
+    def kappa_gen(self) -> float:
+        """μ_max/μ_min over the non-zero μ; infinite where the supremum is."""
+        if self.rank_harmful == 1 and self.shrinkage[0] == 0:
+            return 1.0  # κ of a matrix of rank one, whatever θ is
+        if not self.attainable:
+            return math.inf
+        return float(self.mu[0] / self.mu[self.mu > 0][-1])
+
+    @property
+    def rir_star(self) -> float:
+        """The largest RIR of any invertible linear map."""
+        return rir_bound(self.kappa_gen, self.kappa_pretrain, self.kappa_harmful)
+
+    @property
+    def aligned(self) -> bool:
+        """K_H is a multiple of K_P (to `ALIGNED`) on what both have: every linear map moves both κ together."""
+        return self.kappa_gen <= 1 + ALIGNED
+
+    @property
+    def exponents(self) -> Tensor:
+        """(D,) t with d² = B^t on the frontier: log μ scaled to [0, 1] (see :func:`frontier`).
+
+        0 for all where the covariances are aligned; for ρ = 0 the mean of the others on null(K_P).
+        """
+        t = torch.zeros(len(self.frame), dtype=torch.float64)
+        if self.aligned or not self.attainable:
+            return t
+        bottom = self.mu[self.mu > 0][-1]
+        t[: len(self.mu)] = (self.mu / bottom).clamp_min(1).log() / math.log(self.kappa_gen)
+        t[len(self.mu) :] = t[: len(self.mu)].mean()
+        return t.clamp(0, 1)
+
+
+def harmful_bound(kappa_gen: float, kappa_pretrain: float) -> float:
+    """Largest κ(H_H(θ)) of any θ with the given κ(H_P(θ)): κ_gen·κ(H_P(θ))."""
+    return kappa_gen * kappa_pretrain
+
+
+def rir_bound(kappa_gen: float, kappa_pretrain: float, kappa_harmful: float) -> float:
+    """RIR* = κ_gen·κ(K_P)/κ(K_H), the largest RIR of any θ, from the raw covariances' κ."""
+    return kappa_gen * kappa_pretrain / kappa_harmful
+
+
+def generalized_spectrum(
+    gram_pretrain: Tensor,
+    gram_harmful: Tensor,
+    *,
+    n_samples: tuple[int, int] | None = None,
+    shrinkage: float | tuple[float, float] = 0.0,
+    tolerance: float | None = None,
+) -> GeneralizedSpectrum:
+    """Solve the generalized symmetric eigenproblem (K_H, K_P) by whitening: two complete `eigh`, no SVD.
+
+        K_P = E diag(λ) Eᵀ,  M = λ^{-1/2}EᵀK_HEλ^{-1/2} = U diag(μ) Uᵀ,  W = Eλ^{-1/2}U,  W⁻¹ = Uᵀλ^{1/2}Eᵀ
+
+    Args:
+        gram_pretrain: (D, D) float64, K_P; any positive multiple serves (a covariance).
+        gram_harmful: (D, D) float64, K_H.
+        n_samples: (N_P, N_H) the matrices were accumulated from; None counts both as large enough.
+        shrinkage: ρ of K + ρ·tr(K)/D·I, one number or (ρ_P, ρ_H).
+        tolerance: relative rank cut; default :func:`~immunize.spectrum.default_tolerance`.
+
+    Raises:
+        TypeError: a matrix is not float64.
+        ValueError: not a covariance (NaN, not symmetric, a negative eigenvalue, all zero), different sizes, negative
+            ρ, one ρ zero and the other not, or fewer samples than features with ρ = 0.
+    """
+    size = len(gram_pretrain)
+    _check_gram(gram_pretrain, "K_P")
+    _check_gram(gram_harmful, "K_H")
+    if gram_harmful.shape != gram_pretrain.shape:
+        raise ValueError(f"K_P is {size}×{size} and K_H {len(gram_harmful)}×{len(gram_harmful)}: one map serves both")
+    n_pretrain, n_harmful = (size, size) if n_samples is None else n_samples
+    rho = _check_shrinkage(shrinkage, min(n_pretrain, n_harmful), size)
+
+    values, vectors = torch.linalg.eigh(gram_pretrain)
+    values, vectors = values.flip(0), vectors.flip(1)
+    pretrain = _spectrum(values, n_pretrain, tolerance, "K_P")
+    harmful = _spectrum(torch.linalg.eigvalsh(gram_harmful).flip(0), n_harmful, tolerance, "K_H")
+    rank = pretrain.rank
+    seen = _compress(gram_harmful, vectors[:, rank:])
+    cut = harmful.tolerance * float(harmful.values[0])
+    harmful_only = int((torch.linalg.eigvalsh(seen) > cut).sum()) if rank < size else 0
+
+    if rho[0] > 0:
+        scale = (values.clamp_min(0) + rho[0] * pretrain.trace / size).sqrt()
+        gram = gram_harmful + rho[1] * harmful.trace / size * torch.eye(size, dtype=torch.float64)
+        mu, inner = _whitened(gram, vectors / scale)
+        positive = size
+    else:
+        scale = values[:rank].sqrt()
+        gram = gram_harmful if harmful_only == 0 else _schur_complement(gram_harmful, vectors[:, rank:], cut)
+        mu, inner = _whitened(gram, vectors[:, :rank] / scale)
+        # The number of non-zero μ is the rank of K_H on range(K_P) (Sylvester), which K_H's own rank cut decides.
+        positive = min(harmful.rank - harmful_only, int((mu > 0).sum()))
+        scale = torch.cat([scale, scale.log().mean().exp().expand(size - rank)])
+        inner = with_identity(inner, size)
+    mu[positive:] = 0
+    return GeneralizedSpectrum(
+        mu=mu,
+        directions=(vectors / scale) @ inner,
+        duals=inner.T @ (scale[:, None] * vectors.T),
+        frame=vectors @ inner,
+        rank_pretrain=rank,
+        rank_harmful=harmful.rank,
+        pretrain_only=rank + harmful_only - harmful.rank,
+        harmful_only=harmful_only,
+        unseen=size - rank - harmful_only,
+        shrinkage=rho,
+        kappa_pretrain=_kappa(pretrain, rho[0]),
+        kappa_harmful=_kappa(harmful, rho[1]),
+    )
+
+
+def _whitened(gram: Tensor, whitener: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, descending and not negative, and eigenvectors of WᵀKW."""
+    values, vectors = torch.linalg.eigh(_compress(gram, whitener))
+    return values.flip(0).clamp_min(0), vectors.flip(1)
+
+
+def _compress(gram: Tensor, basis: Tensor) -> Tensor:
+    """BᵀKB, symmetric to the last bit."""
+    product = basis.T @ gram @ basis
+    symmetric: Tensor = (product + product.T) / 2
+    return symmetric
+
+
+def with_identity(block: Tensor, size: int) -> Tensor:
+    """(size, size), `block` in the upper left corner and ones on the rest of the diagonal."""
+    whole = torch.eye(size, dtype=torch.float64)
+    whole[: len(block), : len(block)] = block
+    return whole
+
+
+def _schur_complement(gram: Tensor, null: Tensor, cut: float) -> Tensor:
+    """K_H less what its part outside range(K_P) explains: its quadratic form minimized over that part."""
+    values, vectors = torch.linalg.eigh(_compress(gram, null))
+    own = null @ vectors[:, values > cut]
+    cross = gram @ own
+    complement: Tensor = gram - (cross / values[values > cut]) @ cross.T
+    return complement
+
+
+def _spectrum(values: Tensor, n_samples: int, tolerance: float | None, name: str) -> Spectrum:
+    """Spectrum of a Gram matrix from its eigenvalues, descending."""
+    size = len(values)
+    if float(values[-1]) < -NEGATIVE * float(values.abs().max()):
+        raise ValueError(f"{name} has the negative eigenvalue {float(values[-1]):.3g}, so it is no covariance")
+    if not float(values[0]) > 0:
+        raise ValueError(f"{name} is a matrix of zeros, which has no condition number")
+    cut = default_tolerance(n_samples, size) if tolerance is None else tolerance
+    return Spectrum(values.clamp_min(0)[: min(n_samples, size)], n_samples, size, cut)
+
+
+def _kappa(spectrum: Spectrum, rho: float) -> float:
+    """κ(K + ρ·tr(K)/D·I): the `ridge` estimator, or `spectrum` for ρ = 0."""
+    return condition_number(spectrum, "ridge", rho=rho).value if rho > 0 else condition_number(spectrum).value
+
+
+def _check_gram(gram: Tensor, name: str) -> None:
+    if gram.dtype != torch.float64:
+        raise TypeError(f"{name} has to be float64 for a trustworthy spectrum, it is {gram.dtype}")
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or 0 in gram.shape:
+        raise ValueError(f"{name} has to be a square matrix, its shape is {tuple(gram.shape)}")
+    if not bool(torch.isfinite(gram).all()):
+        raise ValueError(f"{name} contains NaN or infinite values")
+    if float((gram - gram.T).abs().max()) > NEGATIVE * float(gram.abs().max()):
+        raise ValueError(f"{name} is not symmetric, so it is no covariance")
+
+
+def _check_shrinkage(shrinkage: float | tuple[float, float], n_samples: int, size: int) -> tuple[float, float]:
+    rho = shrinkage if isinstance(shrinkage, tuple) else (float(shrinkage), float(shrinkage))
+    if not all(math.isfinite(value) and value >= 0 for value in rho):
+        raise ValueError(f"shrinkage is a finite number, 0 or more; it is {shrinkage}")
+    if (rho[0] > 0) != (rho[1] > 0):
+        raise ValueError(f"shrinkage has to be positive for both data sets or zero for both; it is {rho}")
+    if rho[0] == 0 and n_samples < size:
+        raise ValueError(
+            f"N = {n_samples} samples cannot determine a covariance of D = {size} features: set shrinkage to a "
+            f'positive number (such as 1e-3), "auto" or "ledoit_wolf"'
+        )
+    return rho

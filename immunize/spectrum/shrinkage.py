@@ -1,0 +1,301 @@
+"""The closed form from rows of data: how much to trust their covariance (ρ), and how much of κ(H_P) to spend (B).
+
+The map of `spectrum.optimum` is optimal for the K it is given, and a K from few samples is not the K of the next ones.
+Both hyper-parameters are therefore chosen on rows that the map was not computed from:
+
+ρ   "auto": cross-validation. Every row is mapped by θ = (K_P + ρ·tr(K_P)/D·I)^{-1/2} of the folds it does not belong
+    to, and the ρ with the largest RIR (`ridge` estimator) of rows so mapped is taken. (For B = 1, RIR depends on ρ_P
+    alone.)
+    "ledoit_wolf": (1 - δ)S + δ·tr(S)/D·I of Ledoit and Wolf (2004) is K + ρ·tr(K)/D·I with ρ = δ/(1 - δ), up to a
+    factor; δ for each data set from scikit-learn, about the origin (K is not centred). It minimizes the expected
+    Frobenius error of the covariance, which says little about its small eigenvalues.
+B   "auto": the largest B for which conditions (a) and (b) of Definition 3.1 hold on validation rows.
+
+Shapes: N samples, D features; θ (D, D) acts on rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from immunize.spectrum.budget import BudgetChoice, choose_budget, kappa_of_gram
+from immunize.spectrum.condition import DEFAULT_RHO, Estimator, default_tolerance
+from immunize.spectrum.optimum import Immunizer, frontier
+from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
+
+__all__ = [
+    "SHRINKAGE_GRID",
+    "ClosedForm",
+    "ShrinkageChoice",
+    "choose_shrinkage",
+    "closed_form",
+    "ledoit_wolf",
+]
+
+Array = Tensor | npt.NDArray[Any]
+Rows = Array | list[Array] | tuple[Array, ...]
+Shrinkage = float | str
+
+SHRINKAGE_GRID = tuple(10.0 ** (exponent / 2) for exponent in range(-8, 1))
+"""ρ from 1e-4 to 1 in half decades (ours)."""
+
+FEW_SAMPLES = 5
+"""Below this many samples of D_P a feature, cross-validation uses ten folds instead of three (ours)."""
+
+LARGEST_SHRINKAGE = 1e3
+"""Ledoit-Wolf's δ reaches 1 where nothing but noise is seen; ρ = δ/(1 - δ) is cut here."""
+
+
+@dataclass(frozen=True)
+class ShrinkageChoice:
+    """How ρ was chosen.
+
+    Attributes:
+        pretrain: ρ_P.
+        harmful: ρ_H, one for each harmful data set.
+        how: "given", "auto" or "ledoit_wolf".
+        scores: for "auto", each ρ tried with the log RIR of rows mapped without having been seen.
+    """
+
+    pretrain: float
+    harmful: tuple[float, ...]
+    how: str
+    scores: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class ClosedForm(Immunizer):
+    """An :class:`~immunize.spectrum.Immunizer` and how its hyper-parameters were chosen.
+
+    Attributes:
+        shrinkage_choice: how ρ was chosen.
+        budget_choice: how B was chosen; None where it was given.
+    """
+
+    shrinkage_choice: ShrinkageChoice | None = None
+    budget_choice: BudgetChoice | None = None
+
+
+def closed_form(
+    x_pretrain: Array,
+    x_harmful: Rows,
+    *,
+    budget: float | str = 1.0,
+    shrinkage: Shrinkage = 1e-3,
+    validation: tuple[Array, Rows] | None = None,
+    validation_fraction: float = 0.2,
+    seed: int = 0,
+    estimator: Estimator = "spectrum",
+    rho: float = DEFAULT_RHO,
+    harder_by: float = 2.0,
+    ease_limit: float = 1.0,
+    largest_budget: float | None = None,
+    rotation: Tensor | None = None,
+) -> ClosedForm:
+    """The best linear map for a pre-training and one or several harmful data sets, with its inverse.
+
+        theta = closed_form(x_p, x_h, budget=10.0, shrinkage="auto")
+        features = x @ theta.theta;  head = theta.inverse @ w      # features @ head = x @ w
+
+    Args:
+        x_pretrain: (N_P, D) real numbers, array or tensor; computed with in float64.
+        x_harmful: (N_H, D), or a list of several data sets for the best worst case.
+        budget: B, the κ(H_P) that is allowed (1 whitens D_P), or "auto" (:func:`choose_budget`).
+        shrinkage: ρ, or "auto" (:func:`choose_shrinkage`), or "ledoit_wolf".
+        validation: (rows of D_P, rows of D_H) on which "auto" chooses B. Without it a fraction of the rows is split
+            off to choose B, and the map is then computed from all rows.
+        validation_fraction: that fraction, of each data set.
+        seed: of the splits.
+        estimator: behind (i) and (ii) of "auto" budget. Note that `ridge` bounds κ by 1 + D/ρ, hence (i) too.
+        rho: ρ of the `ridge` estimator, there and for "auto" shrinkage.
+        harder_by: (a) holds where (i) is at least this, and above 1.
+        ease_limit: (b) holds where (ii) is at most this; below 1 leaves room for the difference between rows.
+        largest_budget: the largest B that "auto" tries, see :func:`choose_budget`.
+        rotation: (D, D) orthogonal, see :func:`~immunize.spectrum.frontier`.
+
+    Raises:
+        ValueError: rows that are empty, not finite, all zero or of different widths; fewer rows than features without
+            shrinkage; a budget below 1; an unknown word; too few rows to split.
+    """
+    pretrain = _rows(x_pretrain, "x_pretrain")
+    harmful = _row_sets(x_harmful, "x_harmful", pretrain.shape[1])
+    if isinstance(budget, str) and budget != "auto":
+        raise ValueError(f'budget is a number of at least 1, or "auto", not {budget!r}')
+    chosen = _choose(pretrain, harmful, shrinkage, rho, seed)
+    sets = [pretrain, *harmful]
+    grams, counts = [x.T @ x for x in sets], [len(x) for x in sets]
+    spectra = _spectra(grams, counts, chosen)
+    spent = None
+    if isinstance(budget, str):
+        if validation is not None:
+            held = [_rows(validation[0], "validation D_P")]
+            held += _row_sets(validation[1], "validation D_H", pretrain.shape[1], len(harmful))
+            _row_sets(held[0], "validation D_P", pretrain.shape[1])
+            partial = spectra
+        else:
+            held = [_part(x, validation_fraction, seed + index) for index, x in enumerate(sets)]
+            counts = [len(x) - len(part) for x, part in zip(sets, held, strict=True)]
+            partial = _spectra([k - part.T @ part for k, part in zip(grams, held, strict=True)], counts, chosen)
+        spent = choose_budget(
+            partial,
+            held[0],
+            held[1:],
+            estimator=estimator,
+            rho=rho,
+            harder_by=harder_by,
+            ease_limit=ease_limit,
+            largest=largest_budget,
+        )
+        budget = spent.budget
+    best = frontier(spectra, budget, rotation=rotation)
+    if spent is not None:
+        best = best.with_notes(spent.reason)
+    inherited = {field.name: getattr(best, field.name) for field in fields(Immunizer)}
+    return ClosedForm(**inherited, shrinkage_choice=chosen, budget_choice=spent)
+
+
+def choose_shrinkage(
+    x_pretrain: Tensor,
+    x_harmful: Sequence[Tensor],
+    *,
+    grid: Sequence[float] = SHRINKAGE_GRID,
+    folds: int | None = None,
+    seed: int = 0,
+    rho: float = DEFAULT_RHO,
+) -> ShrinkageChoice:
+    """The ρ of `grid` with the largest cross-fitted log RIR (worst harmful data set, `ridge`), B = 1.
+
+    With θ_f the map of all rows of D_P but those of fold f, and K_f the Gram matrices of fold f,
+
+        H_P = Σ_f θ_fK_{P,f}θ_f,   H_H = Σ_f θ_fK_{H,f}θ_f,   θ_f = (K_P + αI)^{-1/2} of the other folds (symmetric,
+                                                              so that the folds' features have common coordinates)
+
+    hold every row mapped by a θ that has not seen it. Ratios of single folds would be those of N/K samples, too few
+    for a spectrum just where ρ matters. One `eigh` a fold serves every ρ.
+
+    Args:
+        x_pretrain: (N, D) float64.
+        x_harmful: one or several (N, D) float64.
+        grid: positive ρ to try.
+        folds: number of folds; default 10 where N_P < 5D, otherwise 3 (where N is large, two thirds of it tell the
+            same ρ).
+        seed: of the random folds.
+        rho: ρ of the `ridge` estimator, not of the map.
+
+    Raises:
+        ValueError: fewer rows than twice the folds, fewer than 2 folds, or a grid that is empty or not positive.
+    """
+    size = x_pretrain.shape[1]
+    if folds is None:
+        folds = 10 if len(x_pretrain) < FEW_SAMPLES * size else 3
+    if folds < 2 or not grid or not all(value > 0 for value in grid):
+        raise ValueError("cross-validation needs at least 2 folds, and a grid of positive shrinkages")
+    sets = [x_pretrain, *x_harmful]
+    parts = _in_joint_range([_fold_grams(x, folds, seed + index) for index, x in enumerate(sets)], sets)
+    totals = [part.sum(0) for part in parts]
+    hessians = torch.zeros(len(grid), len(sets), *totals[0].shape, dtype=torch.float64)
+    for fold in range(folds):
+        rest = totals[0] - parts[0][fold]
+        values, vectors = torch.linalg.eigh(rest / rest.trace())  # one scale for the maps of all folds
+        values = values.clamp_min(0)
+        inner = [vectors.T @ part[fold] @ vectors for part in parts]
+        for index, shrinkage in enumerate(grid):
+            root = (values + shrinkage * values.sum() / size).rsqrt()
+            for which, gram in enumerate(inner):
+                hessians[index, which] += vectors @ (root[:, None] * gram * root) @ vectors.T
+    base = [kappa_of_gram(gram, len(x), "ridge", rho, size) for gram, x in zip(totals, sets, strict=True)]
+    scores = []
+    for mapped in hessians:
+        logs = [
+            math.log(kappa_of_gram(gram, len(x), "ridge", rho, size) / kappa)
+            for gram, x, kappa in zip(mapped, sets, base, strict=True)
+        ]
+        scores.append(min(logs[1:]) - logs[0])
+    best = float(grid[scores.index(max(scores))])
+    return ShrinkageChoice(best, (best,) * len(x_harmful), "auto", tuple(zip(map(float, grid), scores, strict=True)))
+
+
+def ledoit_wolf(x: Tensor) -> float:
+    """ρ of Ledoit and Wolf (2004) for K = XᵀX, from scikit-learn's δ: ρ = δ/(1 - δ), at most `LARGEST_SHRINKAGE`."""
+    from sklearn.covariance import ledoit_wolf_shrinkage
+
+    delta = float(ledoit_wolf_shrinkage(x.numpy(), assume_centered=True))
+    # δ = 0 (exact multiples of one row, say) would ask for no shrinkage; the smallest ρ of the grid stands for it.
+    rho: float = delta / max(1 - delta, 1e-12)
+    return float(np.clip(rho, SHRINKAGE_GRID[0], LARGEST_SHRINKAGE))
+
+
+def _choose(pretrain: Tensor, harmful: list[Tensor], how: Shrinkage, rho: float, seed: int) -> ShrinkageChoice:
+    if how == "auto":
+        return choose_shrinkage(pretrain, harmful, rho=rho, seed=seed)
+    if how == "ledoit_wolf":
+        return ShrinkageChoice(ledoit_wolf(pretrain), tuple(ledoit_wolf(x) for x in harmful), "ledoit_wolf")
+    if isinstance(how, str):
+        raise ValueError(f'shrinkage is a number, "auto" or "ledoit_wolf", not {how!r}')
+    return ShrinkageChoice(float(how), (float(how),) * len(harmful), "given")
+
+
+def _spectra(grams: list[Tensor], counts: list[int], chosen: ShrinkageChoice) -> list[GeneralizedSpectrum]:
+    return [
+        generalized_spectrum(grams[0], gram, n_samples=(counts[0], count), shrinkage=(chosen.pretrain, rho))
+        for gram, count, rho in zip(grams[1:], counts[1:], chosen.harmful, strict=True)
+    ]
+
+
+def _fold_grams(x: Tensor, folds: int, seed: int) -> Tensor:
+    """(folds, D, D): the Gram matrix of each of so many random parts of the rows."""
+    if len(x) < 2 * folds:
+        raise ValueError(f"{len(x)} rows are too few for {folds} folds of at least 2: give shrinkage as a number")
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x)))
+    return torch.stack([x[rows].T @ x[rows] for rows in order.tensor_split(folds)])
+
+
+def _in_joint_range(parts: list[Tensor], sets: list[Tensor]) -> list[Tensor]:
+    """The same matrices in an orthonormal basis of the directions that any sample has: fewer columns, same spectra."""
+    size = sets[0].shape[1]
+    grams = [part.sum(0) for part in parts]
+    values, vectors = torch.linalg.eigh(torch.stack([gram / gram.trace() for gram in grams]).sum(0))
+    basis = vectors[:, values > default_tolerance(sum(len(x) for x in sets), size) * values[-1]]
+    return [basis.T @ part @ basis for part in parts] if basis.shape[1] < size else parts
+
+
+def _part(x: Tensor, fraction: float, seed: int) -> Tensor:
+    """A random part of the rows, of the given fraction."""
+    if not 0 < fraction < 1:
+        raise ValueError(f"validation_fraction lies between 0 and 1, it is {fraction}")
+    held = max(2, round(fraction * len(x)))
+    if len(x) - held < 2:
+        raise ValueError(f"{len(x)} rows are too few to split: give validation=, or budget as a number")
+    return x[torch.from_numpy(np.random.default_rng(seed).permutation(len(x)))[:held]]
+
+
+def _rows(x: Array, name: str) -> Tensor:
+    rows = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x, dtype=np.float64))
+    rows = rows.to(device="cpu", dtype=torch.float64)
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise ValueError(f"{name} has to be a non-empty matrix (rows, features), its shape is {tuple(rows.shape)}")
+    if not bool(torch.isfinite(rows).all()):
+        raise ValueError(f"{name} contains NaN or infinite values; fill or drop them first")
+    if not bool(rows.any()):
+        raise ValueError(f"{name} is a matrix of zeros, which has no condition number")
+    return rows
+
+
+def _row_sets(x: Rows, name: str, width: int, count: int | None = None) -> list[Tensor]:
+    sets = [_rows(one, name) for one in x] if isinstance(x, list | tuple) else [_rows(x, name)]
+    if not sets:
+        raise ValueError(f"{name} is an empty list: at least one harmful data set is needed")
+    if count is not None and len(sets) != count:
+        raise ValueError(f"{name} holds {len(sets)} data sets, but there are {count} harmful ones")
+    for rows in sets:
+        if rows.shape[1] != width:
+            raise ValueError(f"{name} has {rows.shape[1]} features and D_P has {width}: one map serves both")
+    return sets

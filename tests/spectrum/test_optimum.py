@@ -1,0 +1,395 @@
+"""RIR* is a bound and is attained; the frontier; singular pairs; several harmful data sets; bad input."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from immunize.spectrum import (
+    GeneralizedSpectrum,
+    Immunizer,
+    condition_number,
+    frontier,
+    generalized_spectrum,
+    harmful_bound,
+    immunization_ratio,
+    rir_bound,
+    spectrum_of,
+)
+from tests import reference as ref
+
+TRIALS = 1000
+
+
+def gram(sigma: Tensor, size: int, seed: int) -> Tensor:
+    """A Gram matrix (size, size) with the given non-zero eigenvalues."""
+    x = ref.features_with_eigenvalues(sigma, max(len(sigma), size), size, seed)
+    return x.T @ x
+
+
+def random_gram(size: int, seed: int) -> Tensor:
+    """Full rank, κ up to 1e3."""
+    logs = torch.rand(size, dtype=torch.float64, generator=ref.generator(seed))
+    return gram(10 ** (3 * logs), size, seed + 1)
+
+
+def shrunk(k: Tensor, rho: float) -> Tensor:
+    return k + rho * k.trace() / len(k) * torch.eye(len(k), dtype=torch.float64)
+
+
+def kappa(k: Tensor, rank: int | None = None) -> float:
+    values = torch.linalg.eigvalsh(k)
+    return float(values[-1] / values[-(len(k) if rank is None else rank)])
+
+
+def after(theta: Tensor, k: Tensor, rank: int | None = None) -> float:
+    return kappa(theta.T @ k @ theta, rank)
+
+
+# --- the theorem --------------------------------------------------------------------------------------------------
+
+
+def test_no_theta_exceeds_the_bounds_and_the_closed_form_attains_them() -> None:
+    closest = 0.0
+    for seed in range(TRIALS):
+        source = ref.generator(seed)
+        d = int(torch.randint(2, 31, (1,), generator=source))
+        k_p, k_h = random_gram(d, 10 * seed + 1), random_gram(d, 10 * seed + 5)
+        theta = torch.randn(d, d, dtype=torch.float64, generator=source)
+        if seed % 2:  # half of them near the optimum, where the bound is tight
+            theta = frontier(generalized_spectrum(k_p, k_h)).theta + 10.0 ** -(seed % 7) * theta
+        s = generalized_spectrum(k_p, k_h)
+        base = kappa(k_h) / kappa(k_p)
+        rir = after(theta, k_h) / after(theta, k_p) / base
+        assert rir <= s.rir_star * (1 + 1e-8)
+        assert after(theta, k_h) <= harmful_bound(s.kappa_gen, after(theta, k_p)) * (1 + 1e-8)
+        closest = max(closest, rir / s.rir_star)
+
+        best = frontier(s)
+        attained = after(best.theta, k_h) / after(best.theta, k_p) / base
+        assert attained == pytest.approx(s.rir_star, rel=1e-6)
+        assert best.rir == pytest.approx(s.rir_star, rel=1e-9)
+    assert closest > 0.99
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_generalized_eigenvalues_agree_with_scipy(seed: int) -> None:
+    from scipy.linalg import eigh
+
+    k_p, k_h = random_gram(12, seed), random_gram(12, seed + 50)
+    s = generalized_spectrum(k_p, k_h)
+    expected = torch.from_numpy(eigh(k_h.numpy(), k_p.numpy(), eigvals_only=True)).flip(0)
+    torch.testing.assert_close(s.mu, expected, rtol=1e-9, atol=0)
+    w = s.directions
+    torch.testing.assert_close(w.T @ k_p @ w, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-10)
+    torch.testing.assert_close(w.T @ k_h @ w, torch.diag(s.mu), rtol=0, atol=1e-10 * float(s.mu[0]))
+    assert s.rir_star == pytest.approx(rir_bound(float(s.mu[0] / s.mu[-1]), kappa(k_p), kappa(k_h)))
+
+
+@pytest.mark.parametrize("budget", [1.0, 1.7, 10.0, 1e3, 1e5])
+@pytest.mark.parametrize("rho", [0.0, 1e-2])
+def test_frontier_spends_exactly_the_budget(budget: float, rho: float) -> None:
+    k_p, k_h = gram(torch.logspace(2, 0, 15), 15, 1), gram(torch.logspace(1, 0, 15), 15, 2)
+    s = generalized_spectrum(k_p, k_h, shrinkage=rho)
+    best = frontier(s, budget)
+    assert best.kappa_pretrain == pytest.approx(budget, rel=1e-12)
+    assert best.worst.kappa == pytest.approx(harmful_bound(s.kappa_gen, budget), rel=1e-12)
+    assert after(best.theta, shrunk(k_p, rho)) == pytest.approx(budget, rel=1e-8)
+    assert after(best.theta, shrunk(k_h, rho)) == pytest.approx(s.kappa_gen * budget, rel=1e-8 * max(1, budget / 1e3))
+    assert best.rir == pytest.approx(s.rir_star, rel=1e-12)
+    assert best.ratio_pretrain == pytest.approx(budget / kappa(shrunk(k_p, rho)))
+    identity = torch.eye(15, dtype=torch.float64)
+    torch.testing.assert_close(best.theta @ best.inverse, identity, rtol=0, atol=1e-9)
+    torch.testing.assert_close(best.inverse @ best.theta, identity, rtol=0, atol=1e-9)
+
+
+def test_rotation_changes_no_kappa_and_without_one_whitening_is_symmetric() -> None:
+    k_p, k_h = random_gram(9, 1), random_gram(9, 2)
+    s, q = generalized_spectrum(k_p, k_h), ref.orthogonal(9, 3)
+    plain, turned = frontier(s, 7.0), frontier(s, 7.0, rotation=q)
+    torch.testing.assert_close(turned.theta, plain.theta @ q, rtol=0, atol=1e-12)
+    assert after(turned.theta, k_h) == pytest.approx(after(plain.theta, k_h))
+    torch.testing.assert_close(turned.theta @ turned.inverse, torch.eye(9, dtype=torch.float64), rtol=0, atol=1e-9)
+    whitening = frontier(s).theta
+    torch.testing.assert_close(whitening, whitening.T, rtol=0, atol=1e-12)
+    torch.testing.assert_close(whitening @ k_p @ whitening, torch.eye(9, dtype=torch.float64), rtol=0, atol=1e-9)
+    with pytest.raises(ValueError, match="not orthogonal"):
+        frontier(s, rotation=2 * q)
+    with pytest.raises(ValueError, match="rotation has to be"):
+        frontier(s, rotation=q[:3])
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e6])
+def test_units_do_not_matter(scale: float) -> None:
+    k_p, k_h = random_gram(8, 1), random_gram(8, 2)
+    for rho in (0.0, 1e-3):
+        one, other = (
+            generalized_spectrum(k_p, k_h, shrinkage=rho),
+            generalized_spectrum(scale * k_p, k_h / scale, shrinkage=rho),
+        )
+        assert other.rir_star == pytest.approx(one.rir_star, rel=1e-9)
+        torch.testing.assert_close(other.exponents, one.exponents, rtol=0, atol=1e-9)
+
+
+# --- singular pairs -----------------------------------------------------------------------------------------------
+
+
+def embedded(inner: Tensor, basis: Tensor) -> Tensor:
+    return basis @ inner @ basis.T
+
+
+def test_directions_no_sample_has_are_scaled_as_a_whole() -> None:
+    basis = ref.orthogonal(10, 1)
+    seen, unseen = basis[:, :7], basis[:, 7:]
+    k_p, k_h = embedded(random_gram(7, 2), seen), embedded(random_gram(7, 4), seen)
+    s = generalized_spectrum(k_p, k_h)
+    assert (s.rank_pretrain, s.rank_harmful, s.unseen, s.pretrain_only, s.harmful_only) == (7, 7, 3, 0, 0)
+    inner = generalized_spectrum(random_gram(7, 2), random_gram(7, 4))
+    assert s.rir_star == pytest.approx(inner.rir_star, rel=1e-9)
+    for rho, budget in [(0.0, 1.0), (0.0, 20.0), (1e-3, 1.0), (1e-3, 20.0)]:
+        best = frontier(generalized_spectrum(k_p, k_h, shrinkage=rho), budget)
+        image = best.theta @ unseen
+        factor = float((unseen.T @ image).trace()) / 3
+        torch.testing.assert_close(image, factor * unseen, rtol=0, atol=1e-9 * factor)
+        torch.testing.assert_close(best.theta @ best.inverse, torch.eye(10, dtype=torch.float64), rtol=0, atol=1e-9)
+        sigma = torch.linalg.svdvals(best.theta)
+        assert float(sigma[-1]) <= factor * (1 + 1e-9)
+        assert factor <= float(sigma[0]) * (1 + 1e-9)
+        if rho == 0:
+            assert after(best.theta, k_p, 7) == pytest.approx(budget, rel=1e-8)
+            assert after(best.theta, k_h, 7) == pytest.approx(s.kappa_gen * budget, rel=1e-8)
+    assert any("no sample" in note for note in frontier(s).notes)
+
+
+def test_directions_only_the_pretraining_data_have_do_not_count() -> None:
+    k_p = random_gram(10, 1)
+    k_h = gram(torch.logspace(2, 0, 6), 10, 2)
+    s = generalized_spectrum(k_p, k_h)
+    assert (s.pretrain_only, s.harmful_only, s.unseen) == (4, 0, 0)
+    assert int((s.mu > 0).sum()) == 6
+    for seed in range(200):
+        theta = ref.gaussian(10, 10, seed=seed)
+        assert after(theta, k_h, 6) <= s.kappa_gen * after(theta, k_p) * (1 + 1e-8)
+    for budget in (1.0, 50.0):
+        best = frontier(s, budget)
+        assert after(best.theta, k_p) == pytest.approx(budget, rel=1e-8)
+        assert after(best.theta, k_h, 6) == pytest.approx(s.kappa_gen * budget, rel=1e-8)
+
+
+def test_directions_only_the_harmful_data_have_make_the_supremum_infinite() -> None:
+    basis = ref.orthogonal(10, 1)
+    k_p, k_h = embedded(random_gram(6, 2), basis[:, :6]), embedded(random_gram(7, 4), basis[:, 2:9])
+    s = generalized_spectrum(k_p, k_h)
+    assert (s.rank_pretrain, s.rank_harmful, s.pretrain_only, s.harmful_only, s.unseen) == (6, 7, 2, 3, 1)
+    assert s.rir_star == math.inf
+    assert not s.attainable
+    # the proof's sequence: κ(H_P) stays, κ(H_H) grows without bound
+    n = basis[:, 8]
+    grown = [torch.eye(10, dtype=torch.float64) + t * torch.outer(n, n) for t in (10.0, 1e3)]
+    assert all(after(theta, k_p, 6) == pytest.approx(kappa(k_p, 6)) for theta in grown)
+    assert after(grown[1], k_h, 7) > 1e3 * after(grown[0], k_h, 7)
+    with pytest.raises(ValueError, match=r"3 directions .* set shrinkage"):
+        frontier(s)
+
+    ridge = generalized_spectrum(k_p, k_h, shrinkage=1e-3)
+    assert ridge.attainable
+    assert (ridge.pretrain_only, ridge.harmful_only, ridge.unseen) == (2, 3, 1)
+    assert any("only" in note or "no sample of D_P" in note for note in frontier(ridge).notes)
+    smaller = generalized_spectrum(k_p, k_h, shrinkage=1e-5)
+    assert smaller.kappa_gen > 50 * ridge.kappa_gen
+
+
+def test_the_finite_mu_of_a_singular_pair_are_those_of_the_schur_complement() -> None:
+    k_p, k_h = torch.zeros(5, 5, dtype=torch.float64), random_gram(5, 3)
+    k_p[:3, :3] = random_gram(3, 1)
+    s = generalized_spectrum(k_p, k_h)
+    schur = k_h[:3, :3] - k_h[:3, 3:] @ torch.linalg.solve(k_h[3:, 3:], k_h[3:, :3])
+    torch.testing.assert_close(s.mu, generalized_spectrum(k_p[:3, :3], schur).mu, rtol=1e-8, atol=0)
+
+
+def test_harmful_data_of_rank_one_cannot_be_made_harder() -> None:
+    k_p = random_gram(4, 1)
+    v = ref.gaussian(4, seed=2)
+    assert generalized_spectrum(k_p, torch.outer(v, v)).kappa_gen == 1
+
+
+def test_shrinkage_tends_to_the_unshrunk_optimum() -> None:
+    k_p, k_h = random_gram(8, 1), random_gram(8, 2)
+    exact = generalized_spectrum(k_p, k_h)
+    errors = [abs(generalized_spectrum(k_p, k_h, shrinkage=rho).rir_star / exact.rir_star - 1) for rho in (1e-5, 1e-8)]
+    assert errors[1] < 1e-5
+    assert errors[1] < errors[0] / 100
+    best = frontier(generalized_spectrum(k_p, k_h, shrinkage=1e-9), 5.0)
+    torch.testing.assert_close(best.theta, frontier(exact, 5.0).theta, rtol=0, atol=1e-5)
+    # ρ → ∞: nothing is known, θ is a multiple of I
+    wide = frontier(generalized_spectrum(k_p, k_h, shrinkage=1e9), 1.0)
+    assert wide.kappa_pretrain_baseline == pytest.approx(1, abs=1e-6)
+    assert float(torch.linalg.cond(wide.theta)) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("rho", [0.0, 1e-3])
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_identical_data_give_a_verdict_and_no_crash(rho: float, factor: float) -> None:
+    k = random_gram(8, 1)
+    best = frontier(generalized_spectrum(k, factor * k, shrinkage=rho), 10.0)
+    assert best.worst.aligned
+    assert best.rir == pytest.approx(1, rel=1e-9)
+    assert best.kappa_pretrain == 1
+    assert any("cannot be immunized" in note for note in best.notes)
+    torch.testing.assert_close(best.theta @ best.inverse, torch.eye(8, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+# --- several harmful data sets ------------------------------------------------------------------------------------
+
+
+def several(
+    size: int, seeds: tuple[int, ...], rho: float = 1e-3
+) -> tuple[Tensor, list[Tensor], list[GeneralizedSpectrum]]:
+    k_p = random_gram(size, 1)
+    harmful = [random_gram(size, seed) for seed in seeds]
+    return k_p, harmful, [generalized_spectrum(k_p, k, shrinkage=rho) for k in harmful]
+
+
+def test_without_a_budget_all_optima_are_attained_at_once() -> None:
+    k_p, harmful, spectra = several(12, (10, 20, 30))
+    best = frontier(spectra)
+    for one, k, s in zip(best.harmful, harmful, spectra, strict=True):
+        assert one.rir == pytest.approx(s.rir_star, rel=1e-9)
+        base = kappa(shrunk(k, 1e-3)) / kappa(shrunk(k_p, 1e-3))
+        measured = after(best.theta, shrunk(k, 1e-3)) / after(best.theta, shrunk(k_p, 1e-3)) / base
+        assert measured == pytest.approx(s.rir_star, rel=1e-8)
+
+
+@pytest.mark.parametrize("budget", [3.0, 30.0, 1e3])
+@pytest.mark.parametrize("rho", [0.0, 1e-3])
+def test_worst_case_is_bounded_and_beats_every_single_optimum(budget: float, rho: float) -> None:
+    k_p, harmful, spectra = several(12, (10, 20, 30, 40), rho)
+    best = frontier(spectra, budget)
+    assert 1 <= best.kappa_pretrain <= budget * (1 + 1e-9)
+    assert after(best.theta, shrunk(k_p, rho)) == pytest.approx(best.kappa_pretrain, rel=1e-8)
+    for one, k in zip(best.harmful, harmful, strict=True):
+        assert one.rir <= one.rir_star * (1 + 1e-9)
+        assert after(best.theta, shrunk(k, rho)) == pytest.approx(one.kappa, rel=1e-7)
+    torch.testing.assert_close(best.theta @ best.inverse, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-9)
+
+    def worst(map_: Immunizer) -> float:
+        """Smallest (i) over the harmful data sets: what a budget buys."""
+        return min(after(map_.theta, shrunk(k, rho)) / kappa(shrunk(k, rho)) for k in harmful)
+
+    singles = [worst(frontier(s, budget)) for s in spectra]
+    assert worst(best) >= 0.999 * max(singles)
+
+
+def test_data_sets_that_do_not_compete_all_reach_their_bound_with_a_budget() -> None:
+    # extreme directions of M_1 are axes 0 and 1, of M_2 axes 2 and 3
+    k_1 = torch.diag(torch.tensor([9.0, 0.1, 1.0, 1.1, 1.2], dtype=torch.float64))
+    k_2 = torch.diag(torch.tensor([1.0, 1.1, 5.0, 0.3, 1.2], dtype=torch.float64))
+    k_p = torch.eye(5, dtype=torch.float64)
+    spectra = [generalized_spectrum(k_p, k) for k in (k_1, k_2)]
+    best = frontier(spectra, 100.0)
+    assert [one.kappa for one in best.harmful] == pytest.approx([9000, 100 * 5 / 0.3], rel=1e-6)
+
+
+def test_one_data_set_in_a_list_is_the_single_frontier_and_twice_the_same_changes_nothing() -> None:
+    _, _, (s,) = several(9, (10,))
+    single = frontier(s, 20.0)
+    torch.testing.assert_close(frontier([s], 20.0).theta, single.theta)
+    twice = frontier([s, s], 20.0)
+    assert twice.rir == pytest.approx(single.rir, rel=1e-6)
+    torch.testing.assert_close(twice.theta @ twice.theta.T, single.theta @ single.theta.T, rtol=0, atol=1e-8)
+
+
+def test_an_aligned_data_set_among_several_is_named() -> None:
+    k_p, _, (s,) = several(6, (10,))
+    aligned = generalized_spectrum(k_p, 2 * k_p, shrinkage=1e-3)
+    best = frontier([s, aligned], 9.0)
+    assert [one.aligned for one in best.harmful] == [False, True]
+    assert best.harmful[0].rir == pytest.approx(s.rir_star, rel=1e-6)
+    assert best.harmful[1].rir == pytest.approx(1, rel=1e-6)
+    assert frontier([aligned, aligned], 9.0).kappa_pretrain == pytest.approx(1, rel=1e-9)
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+
+def test_bad_covariances_are_refused() -> None:
+    k = random_gram(4, 1)
+    nan = k.clone()
+    nan[1, 2] = math.nan
+    negative = k - 2 * float(torch.linalg.eigvalsh(k)[0]) * torch.eye(4, dtype=torch.float64)
+    skew = k.clone()
+    skew[0, 1] += 1
+    for bad, reason in [
+        (random_gram(5, 1), "one map serves both"),
+        (nan, "NaN"),
+        (negative, "negative eigenvalue"),
+        (skew, "not symmetric"),
+        (torch.zeros(4, 4, dtype=torch.float64), "zeros"),
+        (k[:3], "square"),
+    ]:
+        with pytest.raises(ValueError, match=reason):
+            generalized_spectrum(k, bad)
+        with pytest.raises(ValueError, match=reason):
+            generalized_spectrum(bad, k)
+    with pytest.raises(TypeError, match="float64"):
+        generalized_spectrum(k.float(), k)
+
+
+def test_bad_options_are_refused() -> None:
+    k_p, k_h = random_gram(4, 1), random_gram(4, 2)
+    for rho in (-1e-3, math.nan, math.inf):
+        with pytest.raises(ValueError, match="shrinkage"):
+            generalized_spectrum(k_p, k_h, shrinkage=rho)
+    with pytest.raises(ValueError, match="both data sets"):
+        generalized_spectrum(k_p, k_h, shrinkage=(0.0, 1e-3))
+    with pytest.raises(ValueError, match=r"N = 3 samples .* set shrinkage"):
+        generalized_spectrum(k_p, k_h, n_samples=(3, 10))
+    s = generalized_spectrum(k_p, k_h)
+    for budget in (0.5, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="budget"):
+            frontier(s, budget)
+    with pytest.raises(ValueError, match="at least one"):
+        frontier([])
+    with pytest.raises(ValueError, match="share one pre-training"):
+        frontier([s, generalized_spectrum(k_h, k_p)], 2.0)
+
+
+# --- real data ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.data
+def test_house_prices_on_all_rows(data_root: Path) -> None:
+    from immunize.data import Housing
+
+    x_p, x_h = (Housing(data_root, role).load().fit.x for role in ("pretrain", "harmful"))
+    s = generalized_spectrum(x_p.T @ x_p, x_h.T @ x_h, n_samples=(len(x_p), len(x_h)), shrinkage=1e-3)
+    assert (s.rank_pretrain, s.rank_harmful) == (74, 76)
+    best = frontier(s)
+    spectra = [spectrum_of(x) for x in (x_p @ best.theta, x_h @ best.theta, x_p, x_h)]
+    ratio = immunization_ratio(*spectra)
+    assert ratio.kappa_pretrain_baseline.value == pytest.approx(254, rel=0.01)
+    assert ratio.kappa_pretrain.value == pytest.approx(1.03, abs=0.01)
+    assert ratio.kappa_harmful.value == pytest.approx(9214, rel=0.01)
+    assert ratio.rir > 10_000
+    spent = frontier(s, 5.0)
+    kappa_p, kappa_h = (condition_number(spectrum_of(x @ spent.theta)).value for x in (x_p, x_h))
+    assert kappa_p <= 5
+    assert kappa_h / ratio.kappa_harmful_baseline.value > 100
+
+
+@pytest.mark.data
+def test_mnist_carries_over_to_test_images(data_root: Path) -> None:
+    from immunize.data import Mnist
+
+    p, h = (Mnist(data_root, [0, 1], role).load() for role in ("pretrain", "harmful"))
+    assert p.held_out is not None
+    assert h.held_out is not None
+    k_p, k_h = p.fit.x.T @ p.fit.x, h.fit.x.T @ h.fit.x
+    for rho, expected in [(0.1, 32), (1e-2, 23), (1e-3, 8.5)]:  # numerics: RIR by `ridge` on test images
+        theta = frontier(generalized_spectrum(k_p, k_h, shrinkage=rho)).theta
+        rows = [p.held_out.x @ theta, h.held_out.x @ theta, p.held_out.x, h.held_out.x]
+        assert immunization_ratio(*(spectrum_of(x) for x in rows), "ridge").rir == pytest.approx(expected, rel=0.05)
