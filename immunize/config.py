@@ -90,6 +90,7 @@ class TrainConfig:
     objective: ObjectiveConfig = MISSING
     trainer: Any = MISSING
     logger: Any = MISSING
+    init: Any = None
     experiment: str | None = None
     seed: int = MISSING
     guard: GuardMode = MISSING
