@@ -1,0 +1,464 @@
+"""The appended layer: same logits, the theory's RIR on the released features, and what it costs in float32."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from collections import OrderedDict
+from functools import cache
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from immunize.evaluation import norm_ratio_curve
+from immunize.features import AppendedHead, append_map, released_features
+from immunize.spectrum import closed_form, immunization_ratio, spectrum_of
+from tests import reference as ref
+
+timm = pytest.importorskip("timm")
+
+ROOT = Path(__file__).parents[2]
+CLASSES = 7
+NETWORKS = {
+    "resnet18": {},
+    "vit_tiny_patch16_224": {"img_size": 32, "depth": 3},
+    "convnext_atto": {},
+}
+"""Random weights, nothing is downloaded."""
+NARROW = {
+    "resnet10t": {"channels": (8, 16, 24, 32), "output_stride": 8},
+    "vit_tiny_patch16_224": {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 2},
+    "convnext_atto": {"dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1)},
+}
+"""Few enough features for their covariance to be known from 160 images."""
+
+
+@cache
+def _network(name: str, narrow: bool) -> nn.Module:
+    torch.manual_seed(0)
+    arguments = NARROW[name] if narrow else NETWORKS[name]
+    model = timm.create_model(name, num_classes=CLASSES, pretrained=False, **arguments)
+    nn.init.normal_(model.get_classifier().bias)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # the statistics of these images, as training would have left them
+    with torch.no_grad():
+        model.train()(torch.cat([images(64, seed=8), images(64, seed=9, roughness=1.5)]).float())
+    return model.eval()
+
+
+def network(name: str, dtype: torch.dtype = torch.float32, *, narrow: bool = False) -> nn.Module:
+    return copy.deepcopy(_network(name, narrow)).to(dtype)
+
+
+def images(n: int, seed: int, *, roughness: float = 0.5) -> Tensor:
+    """Random images (n, 3, 32, 32) of variance 1, in float64, with a power-law spectrum; less roughness is smoother."""
+    noise = torch.fft.fft2(ref.gaussian(n, 3 * 32 * 32, seed=seed).view(n, 3, 32, 32))
+    frequency = torch.fft.fftfreq(32, dtype=torch.float64)
+    radius = (frequency[:, None].square() + frequency.square() + 32**-2).sqrt()
+    field = torch.fft.ifft2(noise * radius ** (roughness - 1)).real
+    return field / field.std()
+
+
+def map_of(size: int, cond: float, seed: int = 3, *, orthogonal_columns: bool = False) -> tuple[Tensor, Tensor]:
+    """θ with singular values from 1 to cond, symmetric unless its columns are to be orthogonal; and θ⁻¹."""
+    q = torch.linalg.qr(ref.gaussian(size, size, seed=seed)).Q
+    sigma = torch.logspace(0, torch.tensor(float(cond)).log10().item(), size, dtype=torch.float64)
+    left = torch.eye(size, dtype=torch.float64) if orthogonal_columns else q
+    return (q * sigma) @ left.T, (left / sigma) @ q.T
+
+
+def relative(value: Tensor, expected: Tensor) -> float:
+    return float((value - expected).abs().max() / expected.abs().max())
+
+
+def two_layers() -> nn.Sequential:
+    torch.manual_seed(1)
+    layers = {"trunk": nn.Linear(6, 5), "relu": nn.ReLU(), "head": nn.Linear(5, 3)}
+    return nn.Sequential(OrderedDict(layers)).double()
+
+
+# --- the logits -----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cond", [1, 30, 1000])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_logits_are_the_original_ones_and_features_are_mapped(
+    name: str, dtype: torch.dtype, tolerance: float, cond: float
+) -> None:
+    model = network(name, dtype)
+    before = copy.deepcopy(model.state_dict())
+    x = images(24, seed=4).to(dtype)
+    theta, inverse = map_of(model.get_classifier().in_features, cond)
+    released = append_map(model, theta, inverse)
+    logits = model(x)
+    assert logits.std(0).max() > 1e-3  # not only a bias
+    assert relative(released(x), logits) < tolerance
+    assert relative(released_features(released, x), released_features(model, x) @ theta.to(dtype)) < tolerance
+    assert isinstance(released.get_classifier(), AppendedHead)
+    assert not any(isinstance(module, AppendedHead) for module in model.modules())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NETWORKS)
+def test_closed_form_of_its_own_features_keeps_the_logits(name: str) -> None:
+    """The map that will be used: ρ = 1e-3 and a budget, D_P logits within 1e-4 (float32) and 1e-9 (float64)."""
+    x_pretrain, x_harmful = images(48, seed=5), images(48, seed=6, roughness=1.5)
+    model = network(name, torch.float64)
+    best = closed_form(
+        released_features(model, x_pretrain), released_features(model, x_harmful), budget=10.0, shrinkage=1e-3
+    )
+    assert relative(append_map(model, best.theta, best.inverse)(x_pretrain), model(x_pretrain)) < 1e-9
+    model, x_pretrain = model.float(), x_pretrain.float()
+    assert relative(append_map(model, best.theta, best.inverse)(x_pretrain), model(x_pretrain)) < 1e-4
+
+
+@torch.no_grad()
+def test_the_fold_is_the_formula() -> None:
+    model, (theta, inverse) = two_layers(), map_of(5, 10)
+    released = append_map(model, theta, inverse)
+    appended = released[2]
+    assert isinstance(appended, AppendedHead)
+    assert torch.equal(appended.map.weight, theta.T)
+    assert appended.map.bias is None
+    assert relative(appended.head.weight, model[2].weight @ torch.linalg.inv(theta).T) < 1e-13
+    assert torch.equal(appended.head.bias, model[2].bias)
+    assert (appended.in_features, appended.out_features) == (5, 3)
+
+
+@torch.no_grad()
+def test_an_inverse_within_the_tolerance_does_not_limit_float64() -> None:
+    model, (theta, inverse) = two_layers(), map_of(5, 10)
+    x = ref.gaussian(9, 6, seed=7)
+    assert relative(append_map(model, theta, inverse * (1 + 5e-7))(x), model(x)) < 1e-13
+
+
+# --- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+def small_vit(dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
+    return network("vit_tiny_patch16_224", dtype), images(24, seed=8).to(dtype)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cond", [1e4, 1e6])
+def test_a_map_too_ill_conditioned_for_float32_is_refused_and_can_be_turned(cond: float) -> None:
+    model, x = small_vit(torch.float32)
+    theta, inverse = map_of(192, cond)
+    with pytest.raises(ValueError, match="turn=True"):
+        append_map(model, theta, inverse)
+    assert relative(append_map(model, theta, inverse, tolerance=1.0)(x), model(x)) > 5e-5  # rightly so
+    turned = append_map(model, theta, inverse, turn=True)
+    assert relative(turned(x), model(x)) < 5e-6
+    assert relative(append_map(model.double(), theta, inverse)(x.double()), model(x.double())) < 1e-9
+
+
+@torch.no_grad()
+def test_accuracy_depends_on_the_angles_between_columns_not_on_cond() -> None:
+    model, x = small_vit(torch.float32)
+    assert relative(append_map(model, *map_of(192, 1e8, orthogonal_columns=True))(x), model(x)) < 5e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cond", [1, 1e2, 1e4])
+def test_expected_error_bounds_the_measured_one(cond: float) -> None:
+    model, x = small_vit(torch.float32)
+    theta, inverse = map_of(192, cond)
+    with pytest.raises(ValueError, match="would change by about") as refused:
+        append_map(model, theta, inverse, tolerance=0.0)
+    expected = float(re.search(r"about (\S+) \(relative\)", str(refused.value))[1])  # type: ignore[index]
+    measured = relative(append_map(model, theta, inverse, tolerance=1.0)(x), model(x))
+    assert expected / 100 < measured + 1e-7 < 2 * expected
+
+
+@torch.no_grad()
+def test_turning_changes_neither_spectrum_nor_logits() -> None:
+    model, x = small_vit(torch.float64)
+    theta, inverse = map_of(192, 100)
+    plain, turned = append_map(model, theta, inverse), append_map(model, theta, inverse, turn=True)
+    weight = turned.get_classifier().map.weight
+    gram = weight @ weight.T  # of the columns of θV
+    assert float((gram - gram.diag().diag()).abs().max() / gram.max()) < 1e-12
+    values = [spectrum_of(released_features(one, x)).values for one in (plain, turned)]
+    assert relative(values[1], values[0]) < 1e-11
+
+
+def test_half_precision_is_refused_unless_asked_for() -> None:
+    model, (theta, inverse) = two_layers().bfloat16(), map_of(5, 2)
+    with pytest.raises(ValueError, match="wider dtype"):
+        append_map(model, theta, inverse)
+    released = append_map(model, theta, inverse, tolerance=1.0)
+    assert released[2].map.weight.dtype == torch.bfloat16  # type: ignore[index,union-attr]
+    with pytest.raises(ValueError, match="cannot be stored"):
+        append_map(two_layers().half(), theta * 1e6, inverse / 1e6, tolerance=1e3)
+
+
+# --- what it is for -------------------------------------------------------------------------------------------------
+
+
+@cache
+def features(name: str) -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor]:
+    """A network with more images than features: it, images of D_P and D_H, and their features, in float64."""
+    model = network(name, torch.float64, narrow=True)
+    x_pretrain, x_harmful = images(160, seed=10), images(160, seed=11, roughness=1.5)
+    with torch.no_grad():
+        return model, x_pretrain, x_harmful, released_features(model, x_pretrain), released_features(model, x_harmful)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("shrinkage", "tolerance"), [(0.0, 1e-6), (1e-7, 1e-2)])
+@pytest.mark.parametrize("budget", [1.0, 20.0])
+@pytest.mark.parametrize("name", NARROW)
+def test_rir_of_the_released_features_is_the_theory(
+    name: str, budget: float, shrinkage: float, tolerance: float
+) -> None:
+    """RIR_θ0 = κ_gen·κ(K_P)/κ(K_H), computed from images through the released network."""
+    model, x_pretrain, x_harmful, f_pretrain, f_harmful = features(name)
+    bound = closed_form(f_pretrain, f_harmful, shrinkage=0.0).worst
+    best = closed_form(f_pretrain, f_harmful, budget=budget, shrinkage=shrinkage)
+    released = append_map(model, best.theta, best.inverse)
+    rows = (released_features(released, x_pretrain), released_features(released, x_harmful), f_pretrain, f_harmful)
+    measured = immunization_ratio(*(spectrum_of(row) for row in rows))
+    assert bound.rir_star > 10
+    assert measured.rir == pytest.approx(bound.rir_star, rel=tolerance)
+    if shrinkage == 0:
+        assert measured.kappa_pretrain.value == pytest.approx(budget, rel=tolerance)
+        assert measured.kappa_harmful.value == pytest.approx(bound.kappa_gen * budget, rel=tolerance)
+
+
+def steps_of_a_probe(f: Tensor, targets: Tensor) -> int:
+    """Steps of gradient descent with exact line search to a norm ratio of 0.1."""
+    u, sigma, _ = torch.linalg.svd(f, full_matrices=False)
+    kept = sigma.square() > 1e-12 * sigma[0].square()
+    reached = norm_ratio_curve(sigma[kept].square(), (u.T @ targets)[kept] / sigma[kept]).steps_to[0.1]
+    return 20_000 if reached is None else reached
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize("name", ["resnet10t", "convnext_atto"])
+def test_probing_the_released_features_is_slower_on_harmful_data(name: str, turn: bool) -> None:
+    model, x_pretrain, x_harmful, f_pretrain, f_harmful = features(name)
+    kappa = closed_form(f_pretrain, f_harmful, shrinkage=0.0).kappa_pretrain_baseline
+    best = closed_form(f_pretrain, f_harmful, shrinkage=0.0, budget=kappa)  # (ii) = 1: D_P as before
+    released = append_map(model, best.theta, best.inverse, turn=turn)
+    for seed in range(3):
+        labels = ref.gaussian(len(x_harmful), 1, seed=seed)[:, 0].sign()
+        before, after = (steps_of_a_probe(f, labels) for f in (f_harmful, released_features(released, x_harmful)))
+        assert after > 5 * before, (before, after)
+        assert after > 5 * steps_of_a_probe(released_features(released, x_pretrain), labels)
+
+
+@torch.no_grad()
+def test_a_probe_on_pretraining_data_is_faster_once_whitened() -> None:
+    model, x_pretrain, _, f_pretrain, f_harmful = features("resnet10t")
+    best = closed_form(f_pretrain, f_harmful, shrinkage=0.0)
+    released = append_map(model, best.theta, best.inverse)
+    labels = ref.gaussian(len(x_pretrain), 1, seed=0)[:, 0].sign()
+    assert steps_of_a_probe(released_features(released, x_pretrain), labels) == 1
+    assert steps_of_a_probe(f_pretrain, labels) > 10
+
+
+@torch.no_grad()
+def test_what_it_does_not_stop() -> None:
+    """Least squares finds the same probe, and the layer can be taken away: said in docs/appended_layer.md."""
+    model, _, x_harmful, f_pretrain, f_harmful = features("vit_tiny_patch16_224")
+    best = closed_form(f_pretrain, f_harmful, shrinkage=1e-6, budget=10.0)
+    released = append_map(model, best.theta, best.inverse)
+    labels = ref.gaussian(len(x_harmful), 1, seed=0)
+    fitted = [f @ torch.linalg.pinv(f, rtol=1e-9) @ labels for f in (f_harmful, released_features(released, x_harmful))]
+    assert relative(fitted[1], fitted[0]) < 1e-6
+    removed = append_map(released, best.inverse, best.theta)
+    assert relative(released_features(removed, x_harmful), f_harmful) < 1e-9
+    assert relative(removed(x_harmful), model(x_harmful)) < 1e-9
+    assert relative(released.forward_head(released.forward_features(x_harmful), pre_logits=True), f_harmful) < 1e-12
+
+
+# --- as a module ----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["torch", "safetensors", "whole"])
+def test_it_is_saved_and_loaded(how: str, tmp_path: Path) -> None:
+    model = network("resnet18")
+    released, x = append_map(model, *map_of(512, 30)), images(4, seed=12).float()
+    eye = torch.eye(512, dtype=torch.float64)
+    again = append_map(timm.create_model("resnet18", num_classes=CLASSES, pretrained=False).eval(), eye, eye)
+    if how == "torch":
+        torch.save(released.state_dict(), tmp_path / "released.pt")
+        again.load_state_dict(torch.load(tmp_path / "released.pt", weights_only=True))
+    elif how == "safetensors":
+        safetensors.torch.save_file(released.state_dict(), tmp_path / "released.safetensors")
+        again.load_state_dict(safetensors.torch.load_file(tmp_path / "released.safetensors"))
+    else:
+        buffer = io.BytesIO()
+        torch.save(released, buffer)
+        buffer.seek(0)
+        again = torch.load(buffer, weights_only=False)
+    assert torch.equal(again(x), released(x))
+    assert torch.equal(released_features(again, x), released_features(released, x))
+    assert {"fc.map.weight", "fc.head.weight", "fc.head.bias"} <= released.state_dict().keys()
+    assert "fc.weight" not in released.state_dict()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_requires_grad_mode_and_the_random_state_are_kept(trained: bool) -> None:
+    model = two_layers().requires_grad_(False).train(trained)
+    model[2].requires_grad_(trained)
+    state = torch.get_rng_state()
+    released = append_map(model, *map_of(5, 10))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [p.requires_grad for p in released[2].parameters()] == [trained] * 3  # type: ignore[index]
+    assert not released[0].weight.requires_grad  # type: ignore[index,union-attr]
+    assert all(module.training is trained for module in released.modules())
+
+
+def test_gradients_of_the_loss_with_respect_to_the_trunk_are_unchanged() -> None:
+    model, x = two_layers(), ref.gaussian(9, 6, seed=13)
+    released = append_map(model, *map_of(5, 10))
+    for one in (model, released):
+        one(x).square().sum().backward()
+    assert relative(released[0].weight.grad, model[0].weight.grad) < 1e-12  # type: ignore[index,union-attr,arg-type]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("turn", [False, True])
+def test_a_second_map_joins_the_first_in_one_layer(turn: bool) -> None:
+    model, x = two_layers(), ref.gaussian(9, 6, seed=14)
+    first, second = map_of(5, 10), map_of(5, 20, seed=15)
+    twice = append_map(append_map(model, *first), *second, turn=turn)
+    assert sum(isinstance(module, nn.Linear) for module in twice.modules()) == 3
+    assert relative(twice(x), model(x)) < 1e-12
+    mapped = released_features(model, x) @ first[0] @ second[0]
+    if turn:
+        assert relative(spectrum_of(released_features(twice, x)).values, spectrum_of(mapped).values) < 1e-12
+    else:
+        assert relative(released_features(twice, x), mapped) < 1e-13
+    by_name = append_map(append_map(model, *first), *second, head="head.head")  # not nested either
+    assert relative(released_features(by_name, x), mapped) < 1e-13
+
+
+@torch.no_grad()
+def test_heads_of_plain_modules() -> None:
+    maps, x = map_of(5, 10), ref.gaussian(9, 6, seed=16)
+    alone = nn.Linear(5, 3).double()
+    f = ref.gaussian(9, 5, seed=17)
+    assert relative(append_map(alone, *maps)(f), alone(f)) < 1e-13
+    numbered = nn.Sequential(*two_layers())
+    with pytest.raises(ValueError, match=r"give head=, one of '0', '2'"):
+        append_map(numbered, *maps)
+    assert relative(append_map(numbered, *maps, head="2")(x), numbered(x)) < 1e-13
+    without_bias = nn.Sequential(nn.Linear(5, 3, bias=False)).double()
+    assert relative(append_map(without_bias, *maps)(f), without_bias(f)) < 1e-13
+
+
+@torch.no_grad()
+def test_a_name_in_pretrained_cfg_and_timms_own_linear_are_understood() -> None:
+    from timm.layers import Linear
+
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(6, 5), Linear(5, 3)).double()
+    model.pretrained_cfg = {"classifier": "1"}  # type: ignore[assignment]
+    x = ref.gaussian(9, 6, seed=18)
+    assert relative(append_map(model, *map_of(5, 10))(x), model(x)) < 1e-13
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+class Cosine(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(nn.functional.normalize(x), nn.functional.normalize(self.weight))
+
+
+def bad_heads() -> dict[str, tuple[nn.Module, str]]:
+    shared = nn.Linear(5, 5)
+    distilled = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1, num_classes=3)
+    headless = timm.create_model("resnet10t", num_classes=0)
+    nan = nn.Linear(5, 3)
+    nn.init.constant_(nan.weight, float("nan"))
+    return {
+        "none": (nn.Sequential(nn.ReLU()), "no linear head"),
+        "timm without a head": (headless, "no linear head"),
+        "timm with two": (distilled, "several linear heads: give head=, one of 'head', 'head_dist'"),
+        "conventional names twice": (nn.ModuleDict({"fc": nn.Linear(5, 3), "head": nn.Linear(5, 3)}), "several"),
+        "shared": (nn.ModuleDict({"fc": shared, "body": shared}), "several names"),
+        "weight norm": (nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), "parametrization"),
+        "lazy": (nn.LazyLinear(3), "no values yet"),
+        "meta": (nn.Linear(5, 3, device="meta"), "no values yet"),
+        "nan": (nan, "NaN"),
+        "cosine": (Cosine(5, 3), "does not compute"),
+    }
+
+
+@pytest.mark.parametrize("case", sorted(bad_heads()))
+def test_a_head_that_cannot_be_folded_is_named(case: str) -> None:
+    model, message = bad_heads()[case]
+    with pytest.raises(ValueError, match=message):
+        append_map(model, *map_of(5, 10))
+
+
+@pytest.mark.parametrize(
+    ("head", "message"), [("fc", "no module 'fc'; its linear layers are 'trunk', 'head'"), ("relu", "'relu' is a ReLU")]
+)
+def test_a_wrong_name_is_answered_with_the_right_ones(head: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        append_map(two_layers(), *map_of(5, 10), head=head)
+
+
+def test_wrong_maps_are_refused() -> None:
+    model, (theta, inverse) = two_layers(), map_of(5, 10)
+    nan = theta.clone()
+    nan[0, 0] = float("nan")
+    for bad, error, message in [
+        ((theta.float(), inverse), TypeError, "theta has to be float64"),
+        ((theta, inverse[:4]), ValueError, "inverse has to be 5×5"),
+        ((*map_of(6, 10),), ValueError, "the width of the features"),
+        ((nan, inverse), ValueError, "NaN"),
+        ((theta, inverse * (1 + 1e-5)), ValueError, "not inverse to each other"),
+        ((theta, theta), ValueError, "not inverse to each other"),
+        ((torch.zeros_like(theta), inverse), ValueError, "not inverse to each other"),
+    ]:
+        with pytest.raises(error, match=message):
+            append_map(model, *bad)
+
+
+def test_a_head_that_is_not_used_once_has_no_released_features() -> None:
+    class Twice(nn.Module):
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            self.fc, self.times = nn.Linear(5, 5), times
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(self.times):
+                x = self.fc(x)
+            return x
+
+    x = torch.zeros(2, 5)
+    for times in (0, 2):
+        model = Twice(times)
+        with pytest.raises(ValueError, match=f"{times} times"):
+            released_features(model, x)
+        assert not model.fc._forward_pre_hooks
+    assert released_features(Twice(1), x) is x
+
+
+# --- the documentation ----------------------------------------------------------------------------------------------
+
+
+def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "appended_layer.md").read_text(encoding="utf-8")
+    torch.manual_seed(0)
+    scope: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
+        exec(compile(block, "docs/appended_layer.md", "exec"), scope)
+    assert (tmp_path / "released.pt").is_file()
+    assert isinstance(scope["again"], nn.Module)
