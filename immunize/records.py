@@ -28,6 +28,7 @@ __all__ = [
     "config_hash",
     "finished",
     "peak_memory_mib",
+    "plain",
     "provenance",
     "read_record",
     "write_record",
@@ -68,11 +69,11 @@ def peak_memory_mib() -> float:
     return round(peak / (1024**2 if sys.platform == "darwin" else 1024), 1)
 
 
-def write_record(folder: Path, record: dict[str, Any]) -> Path:
-    """Write `record.json` whole or not at all, and return its path. NaN and infinities become null."""
+def write_record(folder: Path, record: dict[str, Any], name: str = RECORD) -> Path:
+    """Write a record whole or not at all, and return its path. NaN and infinities become null."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, partial = folder / RECORD, folder / f".{RECORD}.part"
-    partial.write_text(json.dumps(_plain(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path, partial = folder / name, folder / f".{name}.part"
+    partial.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(partial, path)
     return path
 
@@ -116,11 +117,12 @@ def _without_paths(value: Any, root: str) -> Any:
     return "<data_root>" if value == root else value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The same with everything that JSON cannot hold replaced: NaN and infinities by null, tuples by lists."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

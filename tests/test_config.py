@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import (
     EvaluateConfig,
+    ForecastConfig,
     ObjectiveConfig,
     ReportConfig,
     TrainConfig,
@@ -24,8 +25,13 @@ from immunize.config import (
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 YAMLS = sorted(CONF.rglob("*.yaml"))
-PRIMARY = {"train": TrainConfig, "evaluate": EvaluateConfig, "report": ReportConfig}
-GROUPS = ["model", "harmful", "pretrain", "method", "objective", "trainer", "logger", "experiment"]
+PRIMARY = {
+    "train": TrainConfig,
+    "evaluate": EvaluateConfig,
+    "report": ReportConfig,
+    "forecast": ForecastConfig,
+}
+GROUPS = ["model", "harmful", "pretrain", "method", "objective", "init", "trainer", "logger", "experiment"]
 N_FEATURES = 6
 
 

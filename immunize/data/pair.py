@@ -9,7 +9,6 @@ Shapes: N samples, D features.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -19,7 +18,7 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from immunize.data.checks import check_part, check_same_width
 from immunize.data.loaders import batch_loader, whole_loader
-from immunize.data.parts import ROLES, Part, Role, Source, Splits, random_generator
+from immunize.data.parts import ROLES, Part, Role, Source, Splits, hash_of, random_generator
 from immunize.errors import DataError
 
 __all__ = ["MODES", "CrossFitted", "PairParts", "PairedData"]
@@ -189,7 +188,7 @@ class PairedData(LightningDataModule):
         held_out = (splits["pretrain"].held_out, splits["harmful"].held_out)
         if held_out[0] is not None and held_out[1] is not None:
             self._held_out = PairParts(held_out[0], held_out[1])
-        self._data_hash = self._hash(splits)
+        self._data_hash = hash_of({role: self._source(role).name for role in ROLES}, splits)
         if self.validation_fraction > 0:
             fit, self._validation = self._set_aside(fit)
         self._fit = fit
@@ -269,17 +268,6 @@ class PairedData(LightningDataModule):
             aside.append(part.take(order[:n_aside].sort().values))
             stays.append(part.take(order[n_aside:].sort().values))
         return PairParts(*stays), PairParts(*aside)
-
-    def _hash(self, splits: dict[Role, Splits]) -> str:
-        digest = hashlib.sha256()
-        for role in ROLES:
-            parts = {"fit": splits[role].fit, "held_out": splits[role].held_out}
-            for name, part in parts.items():
-                digest.update(f"{self._source(role).name}/{role}/{name}".encode())
-                for tensor in () if part is None else (part.x, part.y):
-                    digest.update(str(tuple(tensor.shape)).encode())
-                    digest.update(tensor.contiguous().numpy().data)
-        return digest.hexdigest()
 
     def _check_options(self) -> None:
         if self.mode not in MODES:

@@ -15,6 +15,8 @@ Shapes: N samples, D features.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -25,7 +27,7 @@ from immunize.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ROLES", "Part", "Role", "Source", "SourceBase", "Splits", "random_generator", "to_part"]
+__all__ = ["ROLES", "Part", "Role", "Source", "SourceBase", "Splits", "hash_of", "random_generator", "to_part"]
 
 Role = Literal["pretrain", "harmful"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -150,6 +152,23 @@ def random_generator(seed: int, *stream: int) -> np.random.Generator:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise DataError(f"a seed has to be a whole number, 0 or more, not {seed!r}")
     return np.random.default_rng([seed, *stream])
+
+
+def hash_of(names: Mapping[Role, str], splits: Mapping[Role, Splits]) -> str:
+    """SHA-256 over names, shapes and bytes of the fit and held-out rows of both data sets.
+
+    Args:
+        names: of D_P and D_H.
+        splits: their rows.
+    """
+    digest = hashlib.sha256()
+    for role in ROLES:
+        for name, part in (("fit", splits[role].fit), ("held_out", splits[role].held_out)):
+            digest.update(f"{names[role]}/{role}/{name}".encode())
+            for tensor in () if part is None else (part.x, part.y):
+                digest.update(str(tuple(tensor.shape)).encode())
+                digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def to_part(x: np.ndarray[Any, np.dtype[Any]], y: np.ndarray[Any, np.dtype[Any]]) -> Part:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from immunize.data import ROLES, PairParts
+from immunize.data import ROLES
 from immunize.evaluation.decomposition import Decomposition, compress, decompose
 from immunize.evaluation.probe import DEFAULT_STEPS, NormRatioCurve, norm_ratio_curve
 from immunize.spectrum import DEFAULT_RHO, ESTIMATORS, Estimator, ImmunizationRatio, immunization_ratio
+
+if TYPE_CHECKING:
+    from immunize.data import PairParts
 
 __all__ = ["HARDER_BY", "LOSS_SLACK", "PartEvaluation", "Verdicts", "evaluate_part", "least_squares_targets"]
 

@@ -1,0 +1,279 @@
+"""`python -m immunize.forecast`: before any training, can this pair of data sets be immunized at all?
+
+`main` only parses; :func:`run` loads, computes (:mod:`immunize.evaluation.alignment`), puts the numbers into words
+(:mod:`immunize.evaluation.verdict`) and returns the record. Nothing is trained, so the data come from their sources
+directly, without Lightning.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.building import build
+from immunize.cli import entry_point, explain_errors
+from immunize.config import ForecastConfig, config_dir, register
+from immunize.errors import DataError, UserError
+from immunize.settings import LARGEST_SEED, Rule, check_folder
+
+if TYPE_CHECKING:
+    from immunize.data import Part, Source
+    from immunize.evaluation.alignment import DataSetFacts, Forecast, MeasuredMap
+    from immunize.spectrum import ConditionNumber
+
+__all__ = ["FIGURE", "FORECAST", "main", "run"]
+
+FORECAST, FIGURE = "forecast.json", "forecast.png"
+
+WORDS = ("auto", "ledoit_wolf")
+RULES: tuple[Rule, ...] = (
+    ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}"),
+    ("top_k", lambda value: value >= 1, "at least 1"),
+    ("budget", lambda value: 1 <= value < math.inf, "at least 1 and finite: it is a bound on κ(H_P)"),
+    ("rho", lambda value: 0 < value < math.inf, "positive and finite"),
+    ("threads", lambda value: value >= 1, "at least 1"),
+    (
+        "shrinkage",
+        lambda value: value in WORDS if isinstance(value, str) else _is_number(value) and 0 <= value < math.inf,
+        f"a finite number, 0 or more, or one of {', '.join(WORDS)}",
+    ),
+)
+
+
+def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+    """Forecast, and write `forecast.json` and `forecast.png` into `folder`.
+
+    Args:
+        cfg: the composed configuration (`conf/forecast.yaml`).
+        folder: the output folder.
+
+    Returns:
+        The record, as written.
+
+    Raises:
+        UserError: anything in the configuration or the data that the user has to mend.
+    """
+    started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.perf_counter()
+    _check_settings(cfg)
+    sources = build(cfg.pretrain), build(cfg.harmful)
+    for source in sources:
+        source.require()  # missing files are reported before the heavy imports below, which take seconds
+    check_folder(folder)
+    if (folder / FORECAST).exists() and not cfg.overwrite:
+        raise UserError(f"{folder} already holds a forecast; choose another folder or set overwrite=true")
+    import torch
+
+    from immunize.evaluation.alignment import forecast
+    from immunize.evaluation.verdict import judge
+    from immunize.records import SCHEMA_VERSION, config_hash, peak_memory_mib, plain, provenance, write_record
+    from immunize.report.forecast import forecast_figure
+
+    torch.set_num_threads(cfg.threads)
+    data = _load(sources, cfg.seed)
+    try:
+        found = forecast(
+            data.fit,
+            (data.fit if data.protocol == "split" else data.half, data.held_out),
+            top_k=cfg.top_k,
+            shrinkage=cfg.shrinkage,
+            budget=cfg.budget,
+            rho=cfg.rho,
+            seed=cfg.seed,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    config = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(config, dict)
+    settings = {str(key): value for key, value in config.items()}
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "forecast",
+        "status": "finished",
+        "pretrain": sources[0].name,
+        "harmful": sources[1].name,
+        "seed": cfg.seed,
+        "started": started,
+        "config": settings,
+        "config_hash": config_hash(settings),
+        **provenance(),
+        "data": {"pretrain": sources[0].describe(), "harmful": sources[1].describe()},
+        "data_hash": data.hash,
+        "held_out_protocol": data.protocol,
+        **_numbers(found),
+        "verdict": asdict(judge(found, tunable=not isinstance(cfg.shrinkage, str))),
+    }
+    record = plain(record)
+    forecast_figure(record, folder / FIGURE)
+    record["seconds"] = time.perf_counter() - clock
+    record["peak_memory_mib"] = peak_memory_mib()
+    write_record(folder, record, FORECAST)
+    return record
+
+
+@entry_point
+def main() -> None:
+    """Entry point of `python -m immunize.forecast` and `immunize-forecast`."""
+    register()
+    _hydra_main()
+
+
+@hydra.main(version_base="1.3", config_path=config_dir(), config_name="forecast")
+@explain_errors
+def _hydra_main(cfg: DictConfig) -> None:
+    """One job: print the tables and the verdict, then the record's path as the last line of stdout."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from immunize.report.forecast import show_forecast
+
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    show_forecast(run(cfg, folder))
+    print(folder / FORECAST, flush=True)
+
+
+# --- the data -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Rows of D_P and D_H: all of the fit part; where cross-fitted the half to fit on; and those to measure on."""
+
+    fit: tuple[Any, Any]
+    half: tuple[Any, Any]
+    held_out: tuple[Any, Any]
+    protocol: str
+    hash: str
+
+
+def _load(sources: Sequence[Source], seed: int) -> _Data:
+    """Load and check both data sets as `PairedData` does, with the same hash, halves and messages."""
+    from immunize.data.checks import check_part, check_same_width
+    from immunize.data.parts import ROLES, hash_of
+
+    protocol = "cross_fit" if any(source.held_out_protocol == "cross_fit" for source in sources) else "split"
+    splits = [source.load() for source in sources]
+    halves = [
+        source.cross_fit(seed) if source.held_out_protocol == "cross_fit" else own
+        for source, own in zip(sources, splits, strict=True)
+    ]
+    held_out: list[Part] = []
+    for source, role, own, half in zip(sources, ROLES, splits, halves, strict=True):
+        if half.held_out is None:
+            raise DataError(f"{source.name} ({role}): there are no held-out rows; correct the source's load()")
+        held_out.append(half.held_out)
+        for name, part in (("fit", own.fit), ("half", half.fit), ("held_out", half.held_out)):
+            check_part(part, f"{source.name} ({role}, {name})")
+    names = (sources[0].name, sources[1].name)
+    check_same_width(splits[0].fit, splits[1].fit, names)
+    return _Data(
+        fit=(splits[0].fit.x, splits[1].fit.x),
+        half=(halves[0].fit.x, halves[1].fit.x),
+        held_out=(held_out[0].x, held_out[1].x),
+        protocol=protocol,
+        hash=hash_of(dict(zip(ROLES, names, strict=True)), dict(zip(ROLES, splits, strict=True))),
+    )
+
+
+# --- the record ---------------------------------------------------------------------------------------------------
+
+
+def _numbers(found: Forecast) -> dict[str, Any]:
+    """Every number by name, with the part and the estimator it belongs to."""
+    theory, aligned = found.spectrum, found.alignment
+    return {
+        "data_sets": {"part": "fit", "pretrain": _facts(found.pretrain), "harmful": _facts(found.harmful)},
+        "alignment": {
+            "part": "fit",
+            "top_k": aligned.top_k,
+            "score": aligned.score,
+            "normalized": aligned.normalized,
+            "chance": aligned.chance,
+            "cosines": aligned.cosines.tolist(),
+            "principal_angles_degrees": aligned.angles.tolist(),
+            "smallest_gap": aligned.smallest_gap,
+        },
+        "joint_range": {
+            "part": "fit",
+            "pretrain_only": theory.pretrain_only,
+            "harmful_only": theory.harmful_only,
+            "unseen": theory.unseen,
+        },
+        "bound": {
+            "part": "fit",
+            "estimator": "ridge" if theory.shrinkage[0] > 0 else "spectrum",
+            "rho": list(theory.shrinkage),
+            "kappa_gen": theory.kappa_gen,
+            "kappa_pretrain": theory.kappa_pretrain,
+            "kappa_harmful": theory.kappa_harmful,
+            "rir_star": theory.rir_star,
+        },
+        "maps": {"fit": _map(found.fit, found.budget), "held_out": _map(found.held_out, found.budget)},
+        "metrics": {"fit": _ratios(found.fit), "held_out": _ratios(found.held_out)},
+        "curves": {
+            "eigenvalues": {
+                "pretrain": found.pretrain.eigenvalues.tolist(),
+                "harmful": found.harmful.eigenvalues.tolist(),
+            },
+            "generalized_eigenvalues": theory.mu.tolist(),
+        },
+    }
+
+
+def _facts(facts: DataSetFacts) -> dict[str, Any]:
+    laid_out = {key: value for key, value in vars(facts).items() if key not in ("kappa", "eigenvalues")}
+    laid_out["effective_ranks"] = asdict(facts.effective_ranks)
+    return laid_out | {"kappa": {name: _kappa(kappa) for name, kappa in facts.kappa.items()}}
+
+
+def _map(one: MeasuredMap, budget: float) -> dict[str, Any]:
+    return {
+        "budget": budget,
+        "shrinkage": list(one.shrinkage),
+        "fitted_on": list(one.fitted_on),
+        "measured_on": list(one.measured_on),
+    }
+
+
+def _ratios(one: MeasuredMap) -> dict[str, Any]:
+    names = ("kappa_pretrain", "kappa_harmful", "kappa_pretrain_baseline", "kappa_harmful_baseline")
+    return {
+        estimator: {
+            **{name: getattr(ratio, name).value for name in names},
+            "ratio_harmful": ratio.ratio_harmful,
+            "ratio_pretrain": ratio.ratio_pretrain,
+            "rir": ratio.rir,
+            "facts": {name: _kappa(getattr(ratio, name)) for name in names},
+        }
+        for estimator, ratio in one.ratios.items()
+    }
+
+
+def _kappa(kappa: ConditionNumber) -> dict[str, Any]:
+    return {key: value for key, value in vars(kappa).items() if key != "estimator"}
+
+
+# --- the settings -------------------------------------------------------------------------------------------------
+
+
+def _check_settings(cfg: DictConfig) -> None:
+    """Refuse unknown keys, missing values and values out of range before anything heavy is imported."""
+    if unknown := sorted(str(key) for key in cfg.keys() - ForecastConfig.__dataclass_fields__.keys()):
+        raise UserError(f"there is no setting {unknown[0]}; --help lists those there are")
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    for name, allowed, words in RULES:
+        if not allowed(cfg[name]):
+            raise UserError(f"{name} has to be {words}; it is {cfg[name]}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+if __name__ == "__main__":
+    main()

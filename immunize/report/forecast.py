@@ -1,0 +1,186 @@
+"""Tables and figure of a forecast, from its record alone. Imports no other room and no torch."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["forecast_figure", "show_forecast"]
+
+# Of the Okabe-Ito palette: distinct in print and for colour-blind readers.
+_COLOURS = {"pretrain": "#0072B2", "harmful": "#D55E00"}
+_NAMES = {"pretrain": "$K_P$", "harmful": "$K_H$"}
+_INK, _MUTED = "#222222", "#777777"
+_PIPE_WIDTH = 110
+
+
+def show_forecast(record: dict[str, Any], console: Console | None = None) -> None:
+    """Print the numbers, the notes and the verdict.
+
+    Args:
+        record: of `immunize.forecast`.
+        console: where to; stdout by default.
+    """
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH  # in a pipe or a log nothing is gained by wrapping at 80
+    console.print(_data_table(record))
+    for line in _alignment_lines(record):
+        console.print(line, markup=False, highlight=False)
+    console.print(_ratio_table(record))
+    verdict = record["verdict"]
+    for note in verdict["notes"]:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    style = "green" if verdict["immunizable"] else "red"
+    console.print(f"verdict: {verdict['sentence']}", style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def forecast_figure(record: dict[str, Any], path: Path) -> None:
+    """Spectra of K_P and K_H, generalized eigenvalues, and alignment of the leading singular vectors.
+
+    Args:
+        record: of `immunize.forecast`.
+        path: the PNG to write.
+    """
+    figure = Figure(figsize=(11, 4.0), layout="constrained")
+    axes = figure.subplots(1, 3)
+    _draw_spectra(axes[0], record)
+    _draw_generalized(axes[1], record)
+    _draw_alignment(axes[2], record)
+    for axis in axes:
+        axis.title.set_fontsize(10)
+        axis.grid(alpha=0.25, linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    sentence = "\n".join(textwrap.wrap(record["verdict"]["sentence"], 140))
+    figure.suptitle(f"{_title(record)}\n{sentence}", fontsize=10)
+    figure.savefig(path, dpi=150)
+
+
+def _title(record: dict[str, Any]) -> str:
+    sides = []
+    for role in ("pretrain", "harmful"):
+        facts = record["data"][role]
+        sides.append(f"{record[role]} {facts['digit']}" if "digit" in facts else str(record[role]))
+    return f"D_P = {sides[0]}, D_H = {sides[1]}"
+
+
+def _data_table(record: dict[str, Any]) -> Table:
+    table = Table(title=f"Forecast: {_title(record)}", title_justify="left")
+    table.add_column("fit rows")
+    for name in ("N", "D", "N/D", "rank", "N/rank", "eff. rank", "part. ratio", "κ spectrum", "κ ridge", "κ limit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for role, name in (("pretrain", "D_P"), ("harmful", "D_H")):
+        facts = record["data_sets"][role]
+        ranks = facts["effective_ranks"]
+        table.add_row(
+            name,
+            f"{facts['n_samples']:,}",
+            f"{facts['n_features']:,}",
+            _number(facts["samples_per_feature"]),
+            f"{facts['rank']:,}",
+            _number(facts["samples_per_direction"]),
+            _number(ranks["entropy"]),
+            _number(ranks["participation"]),
+            _number(facts["kappa"]["spectrum"]["value"]),
+            _number(facts["kappa"]["ridge"]["value"]),
+            _number(facts["whitening_limit"]),
+        )
+    return table
+
+
+def _alignment_lines(record: dict[str, Any]) -> list[str]:
+    aligned, joint, bound = record["alignment"], record["joint_range"], record["bound"]
+    angles, k = aligned["principal_angles_degrees"], aligned["top_k"]
+    return [
+        "κ limit: what whitening this many Gaussian rows leaves on new ones",
+        f"alignment of the top {k} singular vectors: Σ|u·v| = {aligned['score']:.3g}, {aligned['normalized']:.2f} of "
+        f"{k} (chance {aligned['chance']:.2f}); principal angles {angles[0]:.0f}° to {angles[-1]:.0f}°",
+        f"directions only D_P has: {joint['pretrain_only']}, only D_H: {joint['harmful_only']}, neither: "
+        f"{joint['unseen']}",
+        f"bound, K + ρ·tr(K)/D·I with {_rho(bound['rho'])}: κ_gen = {_number(bound['kappa_gen'])}, κ(K_P) = "
+        f"{_number(bound['kappa_pretrain'])}, κ(K_H) = {_number(bound['kappa_harmful'])}, RIR* = "
+        f"{_number(bound['rir_star'])}",
+    ]
+
+
+def _ratio_table(record: dict[str, Any]) -> Table:
+    budget = record["maps"]["fit"]["budget"]
+    table = Table(title=f"The closed form with budget {budget:g}, measured", title_justify="left")
+    for column in ("part", "map from rows", "shrinkage", "measured on", "estimator"):
+        table.add_column(column)
+    for column in ("(i) ↑", "(ii) ↓", "RIR ↑"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for part, estimators in record["metrics"].items():
+        one = record["maps"][part]
+        for index, (estimator, m) in enumerate(estimators.items()):
+            rho = m["facts"]["kappa_pretrain"]["rho"]
+            first = [part.replace("_", " "), _counts(one["fitted_on"]), _rho(one["shrinkage"])]
+            first.append(_counts(one["measured_on"]))
+            table.add_row(
+                *([""] * len(first) if index else first),
+                estimator if rho is None else f"{estimator}, ρ = {rho:g}",
+                *(_number(m[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
+            )
+        table.add_section()
+    return table
+
+
+def _draw_spectra(axis: Axes, record: dict[str, Any]) -> None:
+    for role, values in record["curves"]["eigenvalues"].items():
+        kept = values[: record["data_sets"][role]["rank"]]
+        label = f"{_NAMES[role]}, rank {len(kept)} of {record['data_sets'][role]['n_features']}"
+        line = "-" if role == "pretrain" else "--"  # both are seen where one covers the other
+        axis.plot(range(1, len(kept) + 1), kept, line, color=_COLOURS[role], label=label, **_style(kept))
+    axis.set(title="spectra of the data", xlabel="index", ylabel="eigenvalue of $K/N$", yscale="log")
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _draw_generalized(axis: Axes, record: dict[str, Any]) -> None:
+    mu = [value for value in record["curves"]["generalized_eigenvalues"] if value > 0]
+    axis.plot(range(1, len(mu) + 1), mu, color=_INK, **_style(mu))
+    bound = record["bound"]
+    text = f"κ_gen = {_number(bound['kappa_gen'])}\nRIR* = {_number(bound['rir_star'])}\n{_rho(bound['rho'])}"
+    axis.text(0.97, 0.95, text, transform=axis.transAxes, ha="right", va="top", fontsize=8)
+    axis.set(title="generalized eigenvalues of $(K_H, K_P)$", xlabel="index", ylabel=r"$\mu$", yscale="log")
+    if mu[0] < 10 * mu[-1]:  # a log axis without a decade has no labels worth reading, and magnifies rounding
+        axis.set_ylim(mu[-1] / 10, mu[0] * 10)
+
+
+def _draw_alignment(axis: Axes, record: dict[str, Any]) -> None:
+    aligned = record["alignment"]
+    index = list(range(1, aligned["top_k"] + 1))
+    axis.bar(index, aligned["cosines"], color="#C4C4C4", label=r"$|u_i^\top v_i|$")
+    cosines = [math.cos(math.radians(angle)) for angle in aligned["principal_angles_degrees"]]
+    axis.plot(index, cosines, "o-", color="#009E73", markersize=4, linewidth=1.2, label="cos of principal angle $i$")
+    axis.axhline(aligned["chance"], color=_MUTED, linestyle=":", linewidth=1.2, label=r"$|u_i^\top v_i|$ by chance")
+    axis.set(title=f"top {len(index)} singular vectors of $K_P$, $K_H$", xlabel="index $i$", ylim=(0, 1.36))
+    axis.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])  # what is above is the legend's
+    axis.locator_params(axis="x", integer=True)
+    axis.legend(frameon=False, fontsize=8, loc="upper right")
+
+
+def _style(values: list[float]) -> dict[str, Any]:
+    """A line for many values, marks too for a few."""
+    return {"linewidth": 1.4} if len(values) > 40 else {"linewidth": 1.0, "marker": "o", "markersize": 3}
+
+
+def _counts(pair: list[int]) -> str:
+    return f"{pair[0]:,} and {pair[1]:,}"
+
+
+def _rho(pair: list[float]) -> str:
+    return f"ρ = {pair[0]:g}" if pair[0] == pair[1] else f"ρ_P = {pair[0]:.3g}, ρ_H = {pair[1]:.3g}"
+
+
+def _number(value: float | None) -> str:
+    """Three significant digits, thousands separated up to a million; infinities are null in a record."""
+    if value is None:
+        return "∞"
+    return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"

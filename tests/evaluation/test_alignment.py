@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from immunize.data import Synthetic
+from immunize.evaluation.alignment import align, describe_rows, effective_ranks, forecast, measure, whitening_limit
+from immunize.evaluation.verdict import budget_window, judge
+from immunize.spectrum import frontier, immunization_ratio, spectrum_of
+
+D = 8
+
+
+def rows(n: int, scales: list[float] | Tensor, seed: int) -> Tensor:
+    """Gaussian rows with independent columns of the given standard deviations."""
+    generator = torch.Generator().manual_seed(seed)
+    wanted = torch.as_tensor(scales, dtype=torch.float64)
+    return torch.randn(n, len(wanted), dtype=torch.float64, generator=generator) * wanted
+
+
+def synthetic(angle: float, **options: float) -> tuple[Tensor, Tensor]:
+    """Fit rows of the pair with prescribed spectra and angle."""
+    parts = [
+        Synthetic(role, n_samples=60, n_features=D, angle=angle, **options).load().fit.x  # type: ignore[arg-type]
+        for role in ("pretrain", "harmful")
+    ]
+    return parts[0], parts[1]
+
+
+def grams(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return pair[0].T @ pair[0], pair[1].T @ pair[1]
+
+
+RISING, FALLING = torch.logspace(0, -1, D), torch.logspace(-1, 0, D)
+
+
+# Effective ranks and rows.
+
+
+def test_effective_ranks_of_equal_eigenvalues_are_their_number() -> None:
+    ranks = effective_ranks(torch.tensor([3.0, 3.0, 3.0, 0.0], dtype=torch.float64))
+    assert ranks.entropy == pytest.approx(3)
+    assert ranks.participation == pytest.approx(3)
+
+
+def test_effective_ranks_against_their_definitions() -> None:
+    values = torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64)
+    p = [0.5, 0.25, 0.125, 0.125]
+    for scale in (1.0, 1e-9):
+        ranks = effective_ranks(scale * values)
+        assert ranks.entropy == pytest.approx(math.exp(-sum(q * math.log(q) for q in p)))
+        assert ranks.participation == pytest.approx(1 / sum(q * q for q in p))
+
+
+def test_whitening_limit_is_what_whitening_leaves() -> None:
+    x = rows(3000, torch.ones(300), seed=0)
+    values = torch.linalg.eigvalsh(x.T @ x)
+    assert float(values[-1] / values[0]) == pytest.approx(whitening_limit(3000, 300), rel=0.05)
+    assert whitening_limit(10, 10) == math.inf
+    assert whitening_limit(10, 1) < whitening_limit(10, 2)
+    assert [round(whitening_limit(n, 1), 1) for n in (10, 2)] == [3.7, 34.0]  # as the documentation says
+
+
+def test_rows_are_described_by_their_numbers() -> None:
+    x = rows(40, [3, 2, 1, 0], seed=1)
+    facts = describe_rows(x)
+    assert (facts.n_samples, facts.n_features, facts.rank) == (40, 4, 3)
+    assert facts.samples_per_feature == 10
+    assert facts.samples_per_direction == pytest.approx(40 / 3)
+    torch.testing.assert_close(facts.eigenvalues, torch.linalg.eigvalsh(x.T @ x / 40).flip(0), atol=1e-14, rtol=1e-9)
+
+
+# Alignment.
+
+
+@pytest.mark.parametrize("angle", [0.0, 30.0, 90.0])
+def test_prescribed_angle_is_found(angle: float) -> None:
+    found = align(*grams(synthetic(angle)), 3)
+    cosine = math.cos(math.radians(angle))
+    torch.testing.assert_close(found.cosines, torch.full((3,), cosine, dtype=torch.float64), atol=1e-9, rtol=0)
+    assert found.score == pytest.approx(3 * cosine, abs=1e-9)
+    assert found.normalized == pytest.approx(cosine, abs=1e-9)
+    # v_1, v_2 span what u_1, u_2 span, whatever the angle; v_3 leaves the span of the first three by it
+    torch.testing.assert_close(found.angles, torch.tensor([0, 0, angle], dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+def test_alignment_depends_neither_on_scale_nor_on_order_of_the_two() -> None:
+    first, second = grams((rows(50, RISING, 0), rows(50, FALLING, 1)))
+    there, back = align(first, 1e6 * second, 4), align(second, first, 4)
+    torch.testing.assert_close(there.cosines, back.cosines)
+    torch.testing.assert_close(there.angles, back.angles)
+    assert there.smallest_gap == pytest.approx(back.smallest_gap)
+
+
+def test_all_directions_span_everything() -> None:
+    found = align(*grams((rows(50, RISING, 0), rows(50, FALLING, 1))), D)
+    assert float(found.angles.max()) < 1e-5
+    assert found.score < D
+
+
+def test_random_directions_align_by_chance() -> None:
+    found = align(*grams((rows(2000, torch.ones(200), 0), rows(2000, torch.ones(200), 1))), 200)
+    assert found.normalized == pytest.approx(found.chance, rel=0.1)
+
+
+def test_vectors_that_are_not_unique_show_in_the_gap() -> None:
+    eye = torch.eye(D, dtype=torch.float64)
+    assert align(eye, eye, 3).smallest_gap == 1
+    assert align(torch.diag(4.0 ** torch.arange(D, dtype=torch.float64)), eye, 3).smallest_gap == 1
+
+
+@pytest.mark.parametrize("top_k", [0, -1, D + 1])
+def test_more_vectors_than_there_are(top_k: int) -> None:
+    with pytest.raises(ValueError, match=f"top_k={top_k} .* D = {D}"):
+        align(*grams(synthetic(30)), top_k)
+
+
+# The map, measured.
+
+
+@pytest.mark.parametrize("n", [5, 40])
+def test_measured_rir_is_that_of_the_features(n: int) -> None:
+    pair = rows(n, RISING, 0), rows(n + 1, FALLING, 1)
+    theta = rows(D, torch.ones(D), 2)
+    found = measure(theta, pair, rho=0.1)
+    for name, ratio in found.items():
+        wanted = immunization_ratio(
+            *(spectrum_of(x @ theta) for x in pair), *(spectrum_of(x) for x in pair), name, rho=0.1
+        )
+        assert ratio.rir == pytest.approx(wanted.rir, rel=1e-9)
+        assert ratio.ratio_harmful == pytest.approx(wanted.ratio_harmful, rel=1e-9)
+        assert ratio.kappa_pretrain.n_samples == n
+
+
+def test_bound_is_attained_on_the_rows_of_the_fit() -> None:
+    fit = synthetic(40, condition=50)
+    found = forecast(fit, (fit, fit), top_k=3, shrinkage=1e-10)
+    assert found.fit.ratios["spectrum"].rir == pytest.approx(found.spectrum.rir_star, rel=1e-6)
+    assert found.held_out.ratios == found.fit.ratios
+
+
+def test_budget_window_holds_what_it_promises() -> None:
+    fit = rows(500, RISING, 0), rows(500, FALLING, 1)
+    found = forecast(fit, (fit, fit), top_k=3, shrinkage=1e-10)
+    low, high = budget_window(found.spectrum)
+    for budget, meets in ((low * 1.001, True), (high * 0.999, True), (high * 1.1, False)):
+        ratio = measure(frontier(found.spectrum, budget).theta, fit)["spectrum"]
+        assert (ratio.ratio_harmful >= 2 and ratio.ratio_pretrain <= 1) == meets
+
+
+def test_words_for_shrinkage_are_chosen_on_the_rows_of_each_map() -> None:
+    fit = rows(90, RISING, 0), rows(90, FALLING, 1)
+    half = fit[0][:45], fit[1][:45]
+    found = forecast(fit, (half, (fit[0][45:], fit[1][45:])), top_k=3, shrinkage="ledoit_wolf")
+    assert found.fit.shrinkage == found.spectrum.shrinkage
+    assert found.held_out.shrinkage != found.fit.shrinkage
+    assert (found.held_out.fitted_on, found.held_out.measured_on) == ((45, 45), (45, 45))
+
+
+@pytest.mark.parametrize("shrinkage", [-1.0, math.nan, "much"])
+def test_impossible_shrinkage(shrinkage: float | str) -> None:
+    fit = synthetic(30)
+    with pytest.raises(ValueError, match="shrinkage"):
+        forecast(fit, (fit, fit), top_k=3, shrinkage=shrinkage)
+
+
+# Verdicts.
+
+
+def verdict_of(
+    fit: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor] | None = None, **options: float
+) -> tuple[bool, str, str]:
+    found = judge(forecast(fit, (fit, held_out or fit), top_k=3, **options))  # type: ignore[arg-type]
+    return found.immunizable, found.code, found.sentence
+
+
+def test_identical_data_get_a_verdict() -> None:
+    x = rows(100, RISING, 0)
+    immunizable, code, sentence = verdict_of((x, x.clone()))
+    assert (immunizable, code) == (False, "identical")
+    assert "cannot be immunized" in sentence
+    assert "κ_gen = 1" in sentence
+
+
+def test_proportional_covariances_are_aligned() -> None:
+    x = rows(100, RISING, 0)
+    assert verdict_of((x, 3 * x))[:2] == (False, "aligned")
+
+
+def test_slightly_rotated_covariances_are_aligned() -> None:
+    immunizable, code, sentence = verdict_of(synthetic(2))
+    assert (immunizable, code) == (False, "aligned")
+    assert sentence.startswith("cannot be immunized: the covariances are aligned (κ_gen = 1.")
+
+
+def test_harmful_data_that_are_as_hard_as_can_be() -> None:
+    immunizable, code, sentence = verdict_of(
+        (rows(5000, torch.ones(D), 0), rows(5000, torch.logspace(0, -2, D), 1)), shrinkage=1e-6
+    )
+    assert (immunizable, code) == (False, "already_hard")
+    assert "κ(K_H)" in sentence
+
+
+def test_too_few_rows() -> None:
+    scales = torch.logspace(0, -1, 60)
+    fit, held_out = ((rows(80, scales, s), rows(80, scales.flip(0), s + 1)) for s in (0, 2))
+    immunizable, code, sentence = verdict_of(fit, held_out, shrinkage=1e-6)
+    assert (immunizable, code) == (False, "few_rows")
+    assert "not enough samples to know K_P: held-out RIR* is " in sentence
+    assert "80 rows for 60 columns" in sentence
+    assert "shrinkage=auto" in sentence
+
+
+def test_too_few_rows_of_the_harmful_data() -> None:
+    fit = rows(5000, RISING, 0), rows(20, FALLING, 1)
+    found = forecast(fit, (fit, (rows(5000, FALLING, 2), fit[1])), top_k=3)
+    assert judge(found).sentence.startswith("not enough samples to know K_H")
+    assert "shrinkage=auto" not in judge(found, tunable=False).sentence
+
+
+def test_held_out_rows_of_another_distribution() -> None:
+    fit = rows(2000, RISING, 0), rows(2000, FALLING, 1)
+    assert verdict_of(fit, (fit[1], fit[0]))[:2] == (False, "not_carried_over")
+
+
+def test_a_pair_that_can_be_immunized() -> None:
+    fit = rows(2000, RISING, 0), rows(2000, FALLING, 1)
+    held_out = rows(1000, RISING, 2), rows(1000, FALLING, 3)
+    immunizable, code, sentence = verdict_of(fit, held_out)
+    assert (immunizable, code) == (True, "possible")
+    assert sentence.startswith("can be immunized: held-out RIR* is ")
+
+
+def test_a_pair_that_can_be_immunized_weakly() -> None:
+    fit = rows(4000, torch.ones(D), 0), rows(4000, torch.ones(D), 1)
+    fit[0][:, 0] *= 1.4
+    fit[1][:, 1] *= 1.4
+    assert verdict_of(fit)[1] == "weak"
+
+
+def test_notes_name_the_estimators_that_disagree() -> None:
+    fit = rows(2000, RISING, 0), rows(2000, FALLING, 1)
+    found = forecast(fit, (fit, fit), top_k=3)
+    ratios = dict(found.held_out.ratios)
+    ratios["spectrum"] = replace(ratios["spectrum"], rir=0.5, ratio_pretrain=7.0)
+    doubtful = replace(found, held_out=replace(found.held_out, ratios=ratios))
+    assert not any("disagree" in note for note in judge(found).notes)
+    assert any("disagree" in note and "(ii) = 7" in note for note in judge(doubtful).notes)
+    assert judge(doubtful).code == "possible"

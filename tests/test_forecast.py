@@ -1,0 +1,308 @@
+"""`python -m immunize.forecast`: what it writes, what it prints, what it refuses, and how long it takes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from rich.console import Console
+
+from immunize import forecast
+from immunize.config import config_dir, register
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("IMMUNIZE_DATA", "HYDRA_FULL_ERROR")} | {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "NO_COLOR": "1",
+}
+HEAVY = ("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy")
+PROBE = """
+import atexit, sys
+atexit.register(lambda: print("loaded:", *(name for name in {heavy!r} if name in sys.modules), file=sys.stderr))
+from immunize.forecast import main
+main()
+"""
+SMALL = ("harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=60", "top_k=3")
+PNG = b"\x89PNG"
+
+
+def composed(*overrides: str) -> DictConfig:
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose("forecast", list(overrides))
+
+
+def call(*arguments: str, cwd: Path, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    start = ["-m", "immunize.forecast"] if code is None else ["-c", code]
+    return subprocess.run(
+        [sys.executable, *start, *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def loaded(done: subprocess.CompletedProcess[str]) -> set[str]:
+    return set(done.stderr.rpartition("loaded:")[2].split())
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The message of a command that has to fail, run in this process and in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("IMMUNIZE_DATA", "HYDRA_FULL_ERROR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def command(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["immunize-forecast", "hydra.run.dir=run", *arguments])
+        with pytest.raises(SystemExit) as end:
+            forecast.main()
+        out, err = capsys.readouterr()
+        assert end.value.code == 1
+        assert out == ""
+        assert "Traceback" not in err
+        return err
+
+    return command
+
+
+# What a run leaves.
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    cwd = tmp_path_factory.mktemp("default")
+    return call(cwd=cwd, code=PROBE.format(heavy=HEAVY)), cwd
+
+
+def test_default_run_ends_with_the_path_of_its_record(
+    default_run: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, cwd = default_run
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.splitlines()[-1])
+    assert path.name == "forecast.json"
+    assert path.is_relative_to(cwd / "outputs" / "forecast")
+    assert {file.name for file in cwd.rglob("*") if file.is_file()} == {"forecast.json", "forecast.png"}
+    assert (path.parent / "forecast.png").read_bytes()[:4] == PNG
+
+
+def test_default_run_prints_tables_and_verdict_without_wrapping(
+    default_run: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, _ = default_run
+    record = json.loads(Path(done.stdout.splitlines()[-1]).read_text())
+    lines = done.stdout.splitlines()
+    assert f"verdict: {record['verdict']['sentence']}" in lines
+    assert "\x1b[" not in done.stdout
+    assert "…" not in done.stdout
+    for word in ("Σ|u·v|", "principal angles", "κ_gen", "RIR*", "N/D", "part. ratio", "only D_H: 3"):
+        assert word in done.stdout
+    assert done.stderr.splitlines()[:-1] == []  # warns of nothing; the last line is the probe's
+
+
+def test_default_run_does_without_lightning(default_run: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    assert "torch" in loaded(default_run[0])
+    assert "lightning" not in loaded(default_run[0])
+
+
+def test_record_names_every_number_with_part_and_estimator(tmp_path: Path) -> None:
+    record = forecast.run(composed(*SMALL, "shrinkage=0.001"), tmp_path)
+    assert json.loads((tmp_path / "forecast.json").read_text()) == json.loads(json.dumps(record))
+    assert (record["kind"], record["status"], record["harmful"]) == ("forecast", "finished", "synthetic")
+    for key in ("config", "config_hash", "data_hash", "git_commit", "versions", "hardware", "seconds", "started"):
+        assert record[key] is not None or key == "git_commit"
+    for part in ("fit", "held_out"):
+        for estimator in ("ridge", "spectrum"):
+            numbers = record["metrics"][part][estimator]
+            assert numbers["rir"] == pytest.approx(numbers["ratio_harmful"] / numbers["ratio_pretrain"])
+            assert numbers["facts"]["kappa_pretrain"]["n_samples"] == 60
+    assert record["metrics"]["fit"]["ridge"]["facts"]["kappa_harmful"]["rho"] == 0.01
+    assert record["bound"]["rho"] == [0.001, 0.001]
+    assert (record["bound"]["estimator"], record["bound"]["part"]) == ("ridge", "fit")
+    assert len(record["alignment"]["principal_angles_degrees"]) == 3
+    assert len(record["curves"]["generalized_eigenvalues"]) == 6
+
+
+def test_same_command_gives_the_same_numbers(tmp_path: Path) -> None:
+    one, two = (forecast.run(composed(*SMALL), tmp_path / name) for name in "ab")
+    for key in ("data_sets", "alignment", "bound", "metrics", "verdict", "curves", "data_hash", "config_hash"):
+        assert one[key] == two[key]
+
+
+@pytest.mark.parametrize("overrides", [("harmful=digits",), SMALL])
+def test_data_hash_is_that_of_a_training(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    from immunize.building import build
+    from immunize.data import PairedData
+
+    cfg = composed(*overrides)
+    pair = PairedData(build(cfg.pretrain), build(cfg.harmful))
+    pair.setup()
+    assert forecast.run(cfg, tmp_path)["data_hash"] == pair.data_hash
+
+
+@pytest.mark.parametrize("shrinkage", ["auto", "ledoit_wolf", "0.1", "0"])
+def test_shrinkage_as_word_or_number(shrinkage: str, tmp_path: Path) -> None:
+    record = forecast.run(composed(*SMALL, f"shrinkage={shrinkage}"), tmp_path)
+    used = record["maps"]["held_out"]["shrinkage"]
+    if shrinkage[0].isdigit():
+        assert used == [float(shrinkage)] * 2
+    else:
+        assert used[0] > 0
+
+
+def test_budget_buys_harm_with_ease(tmp_path: Path) -> None:
+    cheap, dear = (forecast.run(composed(*SMALL, f"budget={b}"), tmp_path / str(b)) for b in (1, 20))
+    for name in ("ratio_harmful", "ratio_pretrain"):
+        assert dear["metrics"]["fit"]["spectrum"][name] > 2 * cheap["metrics"]["fit"]["spectrum"][name]
+
+
+def test_report_is_made_from_the_record_alone(tmp_path: Path) -> None:
+    from immunize.report.forecast import forecast_figure, show_forecast
+
+    forecast.run(composed(*SMALL), tmp_path)
+    record = json.loads((tmp_path / "forecast.json").read_text())
+    record["bound"]["kappa_gen"] = record["bound"]["rir_star"] = None  # an infinity, as JSON has it
+    shown = io.StringIO()
+    show_forecast(record, Console(file=shown))
+    assert "κ_gen = ∞" in shown.getvalue()
+    forecast_figure(record, tmp_path / "again.png")
+    assert (tmp_path / "again.png").read_bytes()[:4] == PNG
+    code = "import sys, immunize.report.forecast; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    assert call(cwd=tmp_path, code=code).returncode == 0
+
+
+def test_identical_data_get_a_verdict_and_no_crash(tmp_path: Path) -> None:
+    record = forecast.run(composed("harmful=digits", "pretrain.pair=[1,0]"), tmp_path)  # the digit 1 on both sides
+    assert record["verdict"]["code"] == "identical"
+    assert record["bound"]["kappa_gen"] == pytest.approx(1, abs=1e-6)
+    assert record["alignment"]["normalized"] == pytest.approx(1)
+    assert (tmp_path / "forecast.png").is_file()
+
+
+def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    done = call("--help", cwd=tmp_path, code=PROBE.format(heavy=HEAVY))
+    assert done.returncode == 0
+    assert "python -m immunize.forecast" in done.stdout
+    assert loaded(done) == set()
+    assert list(tmp_path.iterdir()) == []
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ("shrinkage=-1", ["shrinkage has to be", "0 or more", "-1"]),
+        ("shrinkage=nan", ["shrinkage has to be", "nan"]),
+        ("shrinkage=inf", ["shrinkage has to be"]),
+        ("shrinkage=much", ["shrinkage has to be", "auto, ledoit_wolf", "much"]),
+        ("shrinkage=true", ["shrinkage has to be"]),
+        ("shrinkage=null", ["shrinkage has to be"]),
+        ("shrinkage=[1]", ["shrinkage has to be"]),
+        ("shrinkage=0", ["directions that no sample of D_P has", "shrinkage"]),
+        ("harmful=housing shrinkage=0 data_root=nowhere", ["nowhere/house_prices/train.csv"]),
+        ("top_k=65", ["top_k=65", "D = 64"]),
+        ("top_k=0", ["top_k has to be at least 1"]),
+        ("budget=0.5", ["budget has to be at least 1", "0.5"]),
+        ("budget=inf", ["budget has to be"]),
+        ("rho=0", ["rho has to be positive"]),
+        ("rho=-1", ["rho has to be positive"]),
+        ("seed=-1", ["seed has to be"]),
+        ("threads=0", ["threads has to be at least 1"]),
+        ("top_k=many", ["top_k", "many"]),
+        ("rhoo=1", ["rhoo"]),
+        ("+rhoo=1", ["no setting rhoo"]),
+        ("method=ours", ["method"]),
+        ("harmful=foo", ["harmful/foo", "digits", "mnist"]),
+        ("harmful.pear=[0,1]", ["harmful.pear"]),
+        ("harmful.pair=[3,3]", ["twice"]),
+        ("pretrain=synthetic", ["32 features", "64"]),
+        ("harmful=mnist data_root=nowhere", ["nowhere/MNIST/raw", "data_root=", "IMMUNIZE_DATA"]),
+    ],
+)
+def test_bad_input_is_refused_with_one_message(refused: Any, tmp_path: Path, overrides: str, words: list[str]) -> None:
+    message = refused(*overrides.split())
+    for word in words:
+        assert word in message
+    assert not (tmp_path / "run" / "forecast.json").exists()
+
+
+def test_missing_data_are_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    done = call("harmful=housing", "data_root=nowhere", cwd=tmp_path, code=PROBE.format(heavy=HEAVY))
+    assert done.returncode == 1
+    assert "nowhere/house_prices/train.csv" in done.stderr
+    assert not loaded(done) & {"torch", "lightning", "scipy"}
+
+
+def test_forecast_is_kept_unless_overwritten(refused: Any, tmp_path: Path) -> None:
+    forecast.run(composed(*SMALL), tmp_path / "run")
+    before = (tmp_path / "run" / "forecast.json").read_bytes()
+    assert "overwrite=true" in refused(*SMALL)
+    assert (tmp_path / "run" / "forecast.json").read_bytes() == before
+    forecast.run(composed(*SMALL, "seed=1", "overwrite=true"), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "forecast.json").read_text())["seed"] == 1
+
+
+# Real data.
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("harmful", "limit"), [("mnist", 10), ("housing", 5)])
+def test_forecast_is_quick(harmful: str, limit: float, data_root: Path, tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = call(f"harmful={harmful}", f"data_root={data_root}", cwd=tmp_path, code=PROBE.format(heavy=HEAVY))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    # processor time of one thread: what it takes on a machine that does nothing else
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert seconds < limit
+
+
+@pytest.mark.data
+def test_verdicts_on_real_data(data_root: Path, tmp_path: Path) -> None:
+    root = f"data_root={data_root}"
+    mnist = forecast.run(composed("harmful=mnist", "harmful.pair=[3,8]", root), tmp_path / "mnist")
+    assert mnist["verdict"]["code"] == "possible"
+    assert mnist["held_out_protocol"] == "split"
+    housing = forecast.run(composed("harmful=housing", "shrinkage=0.001", root), tmp_path / "housing")
+    assert housing["verdict"]["code"] == "few_rows"
+    assert "155 rows for 79 columns" in housing["verdict"]["sentence"]
+    assert housing["metrics"]["fit"]["spectrum"]["rir"] > 10_000
+    assert housing["metrics"]["held_out"]["ridge"]["ratio_pretrain"] > 1
+    assert housing["held_out_protocol"] == "cross_fit"
+
+
+@pytest.mark.data
+def test_halves_are_those_of_a_training(data_root: Path) -> None:
+    from immunize.building import build
+    from immunize.data import PairedData
+
+    cfg = composed("harmful=housing", f"data_root={data_root}")
+    sources = build(cfg.pretrain), build(cfg.harmful)
+    data = forecast._load(sources, 3)
+    pair = PairedData(*sources)
+    pair.setup()
+    halves = pair.cross_fit_pair(3)
+    halves.setup()
+    assert data.hash == pair.data_hash
+    assert halves.held_out is not None
+    for index, role in enumerate(("pretrain", "harmful")):
+        assert data.fit[index].equal(pair.fit.of(role).x)  # type: ignore[arg-type]
+        assert data.half[index].equal(halves.fit.of(role).x)  # type: ignore[arg-type]
+        assert data.held_out[index].equal(halves.held_out.of(role).x)  # type: ignore[arg-type]
