@@ -20,6 +20,9 @@ from immunize.records import CHECKPOINT, read_record
 
 __all__ = ["main", "run"]
 
+COMPARED = ("metrics", "verdicts", "steps_to_norm_ratio")
+"""Parts of a record that are recomputed and compared."""
+
 RELATIVE_TOLERANCE = 1e-6
 """Numbers may differ by this much: another BLAS or thread count rounds differently, and κ amplifies rounding."""
 
@@ -38,6 +41,8 @@ def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], lis
         UserError: an unreadable record or checkpoint, missing or different data.
     """
     record = read_record(folder)
+    if missing := [key for key in COMPARED if key not in record and record["status"] == "finished"]:
+        raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
     cfg = OmegaConf.create(_moved(record["config"], data_root or os.environ.get("IMMUNIZE_DATA")))
@@ -57,8 +62,7 @@ def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], lis
         raise CheckpointError(f"{folder / CHECKPOINT} lacks theta.{absent.pop()}, which the record has numbers of")
     with threads(cfg, data.n_features):
         again = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps)
-    compared = ("metrics", "verdicts", "steps_to_norm_ratio")
-    differing = [line for key in compared for line in _differences(record[key], again[key], key)]
+    differing = [line for key in COMPARED for line in _differences(record[key], again[key], key)]
     return {**record, **again}, differing
 
 

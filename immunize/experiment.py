@@ -152,6 +152,8 @@ def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str 
                 trainer.fit(module, datamodule=data)
     except (DivergedError, ValueError, RuntimeError) as error:
         diverged = error if isinstance(error, DivergedError) else _overflow(module, data, trainer.global_step)
+        if diverged is None and isinstance(error, ValueError):  # a setting that only the data show to be wrong
+            raise UserError(str(error)) from error
         if diverged is None:
             raise
         status = "diverged"
@@ -229,14 +231,16 @@ def _build_module(cfg: DictConfig, data: PairedData) -> ImmunizationModule:
 def _build_callbacks(cfg: DictConfig, data: PairedData, label: str) -> dict[str, Callback]:
     objective = cfg.objective
     try:
-        monitor = ImmunityMonitor(data.fit, cfg.monitor_every)
-        callbacks: dict[str, Callback] = {"monitor": monitor, "progress": progress(monitor, label)}
+        callbacks: dict[str, Callback] = {}
+        if objective.early_stopping:
+            callbacks["early_stopping"] = ValidationStop(objective.patience)
         if objective.balance:
             callbacks["balance"] = GradientBalance(objective.balance_multiplier, objective.balance_every)
         if cfg.guard.value != "off":
             callbacks["guard"] = TheoremGuard(cfg.guard.value)
-        if objective.early_stopping:
-            callbacks["early_stopping"] = ValidationStop(objective.patience)
+        # Lightning calls them in this order: the last look is at the θ that early stopping put back.
+        monitor = ImmunityMonitor(data.fit, cfg.monitor_every)
+        callbacks |= {"monitor": monitor, "progress": progress(monitor, label)}
     except ValueError as error:
         raise UserError(str(error)) from None
     return callbacks

@@ -132,6 +132,7 @@ def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: li
         {name: f.module.head.detach() for name, f in fits.items()},
         config_hash=record["config_hash"],
     )
+    (folder / FIGURE).unlink(missing_ok=True)  # of a run that this one overwrites
     if record["status"] == "finished":
         norm_ratio_figure(record, folder / FIGURE)
         log_results(loggers, _flat(record["metrics"]), result_rows(record), _flat_curves(record), folder / FIGURE)

@@ -51,6 +51,12 @@ def check_settings(cfg: DictConfig) -> None:
         if unknown := sorted(str(key) for key in node.keys() - schema.__dataclass_fields__.keys()):
             raise UserError(f"there is no setting {name}{unknown[0]}; --help lists those there are")
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    objective = cfg.objective
+    if objective.early_stopping and objective.batch_size is None and objective.check_every > objective.epochs:
+        raise UserError(
+            f"objective.check_every={objective.check_every} looks at the validation split only after the last of "
+            f"{objective.epochs} steps; choose a smaller one for early stopping"
+        )
     for name, allowed, words in (*RULES, *(EARLY_STOPPING_RULES if cfg.objective.early_stopping else ())):
         value = OmegaConf.select(cfg, name)
         if not allowed(value):

@@ -104,6 +104,7 @@ def fit_module(
         max_epochs=epochs,
         logger=list(loggers) or False,
         callbacks=list(callbacks),
+        log_every_n_steps=1,
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,

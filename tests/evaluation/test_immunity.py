@@ -154,6 +154,17 @@ def test_the_bound_of_a_is_a_factor_of_two() -> None:
         assert v.a is harder
 
 
+def test_the_bound_of_b_forgives_rounding_and_no_more() -> None:
+    parts = pair()
+    vectors = torch.linalg.svd(parts.pretrain.x).Vh.T
+    for rise, eased in ((3e-10, True), (3e-9, False)):
+        stretch = torch.ones(D, dtype=torch.float64)
+        stretch[0] = (1 + rise) ** 0.5
+        v = evaluate(vectors @ torch.diag(stretch) @ vectors.T, parts).verdicts
+        assert v.ratio_pretrain - 1 == pytest.approx(rise, rel=1e-3)
+        assert v.b is eased
+
+
 def test_singular_extractor_that_kills_a_needed_direction_fails_c() -> None:
     parts = pair()
     v = torch.linalg.svd(parts.pretrain.x).Vh[2]

@@ -106,7 +106,9 @@ def test_term_with_the_overflowing_gradient_is_the_one_named(tmp_path: Path) -> 
     overrides = (*SGD, "objective.learning_rate=1", "objective.lambda_well=1e290", "objective.lambda_ill=1")
     record = run_tiny(tmp_path, *overrides)
     assert record["training"]["fit"]["diverged"]["term"] == "well"
-    record = run_tiny(tmp_path, *SGD, "objective.learning_rate=1e300", "objective.lambda_well=0", "objective.lambda_ill=1e9")
+    record = run_tiny(
+        tmp_path, *SGD, "objective.learning_rate=1e300", "objective.lambda_well=0", "objective.lambda_ill=1e9"
+    )
     assert record["training"]["fit"]["diverged"]["term"] == "ill"
 
 
@@ -119,7 +121,15 @@ def test_overflow_in_the_very_last_step_is_seen(monitor_every: int, tmp_path: Pa
     assert theta_of(tmp_path).isfinite().all()
 
 
-@pytest.mark.parametrize("extra", [["guard=warn"], ["objective.early_stopping=true", "objective.check_every=1"], ["objective.balance=true", "objective.balance_every=1"], ["objective.batch_size=16"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["guard=warn"],
+        ["objective.early_stopping=true", "objective.check_every=1"],
+        ["objective.balance=true", "objective.balance_every=1"],
+        ["objective.batch_size=16"],
+    ],
+)
 def test_divergence_under_every_callback(extra: list[str], tmp_path: Path) -> None:
     record = run_tiny(tmp_path, *SGD, "objective.learning_rate=1e200", "monitor_every=1", *extra)
     assert record["status"] == "diverged"

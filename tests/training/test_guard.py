@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_every_promise_is_kept_within_the_bound_of_r_well() -> None:
     }  # fmt: skip
     x = data.fit.pretrain.x
     kappas = [kappa(x, theta) for theta in seen.thetas]
-    assert all(new < old for old, new in zip(kappas, kappas[1:], strict=False))
+    assert all(new < old for old, new in itertools.pairwise(kappas))
 
 
 def test_every_promise_is_kept_within_the_bound_of_r_ill() -> None:
@@ -101,7 +102,7 @@ def test_every_promise_is_kept_within_the_bound_of_r_ill() -> None:
     facts = guard.facts()
     assert (facts["steps"], facts["conditions_met"], facts["promises_kept"]) == (20, 20, 20)
     kappas = [kappa(data.fit.harmful.x, theta) for theta in seen.thetas]
-    assert all(new > old for old, new in zip(kappas, kappas[1:], strict=False))
+    assert all(new > old for old, new in itertools.pairwise(kappas))
     assert kappas[-1] > 2 * kappas[0]
 
 
@@ -137,7 +138,9 @@ def test_counts_equal_those_of_the_trajectory(overrides: tuple[str, ...], eta: f
 
 def test_some_promises_are_broken_although_the_conditions_hold() -> None:
     """§4.4, Limitations: the theorem says nothing of both regularizers and the task loss together."""
-    guard, _, _ = watched(*SGD, "objective.lambda_well=1e-6", "objective.lambda_ill=1e-6", "objective.learning_rate=0.1")
+    guard, _, _ = watched(
+        *SGD, "objective.lambda_well=1e-6", "objective.lambda_ill=1e-6", "objective.learning_rate=0.1"
+    )
     facts = guard.facts()
     assert facts["conditions_met"] == facts["steps"] == 30
     assert 0 < facts["broken_although_met"] == 30 - facts["promises_kept"]
@@ -173,7 +176,7 @@ def test_strict_never_lets_a_condition_number_move_the_wrong_way(overrides: tupl
     guard, seen, data = watched(*overrides, mode="strict")
     weights = seen.weights[0]
     p, h = data.fit.pretrain.x, data.fit.harmful.x
-    for before, after in zip(seen.thetas, seen.thetas[1:], strict=False):
+    for before, after in itertools.pairwise(seen.thetas):
         assert ref.rank(ref.hessian(p, after), len(p)) == D
         if "well" in weights:
             assert kappa(p, after) <= kappa(p, before) * (1 + SLACK)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
+from lightning.pytorch import Trainer
 
+from immunize.data import PairParts, Part
 from immunize.training.callbacks import ImmunityMonitor, progress
 from immunize.training.callbacks.progress import PlainProgress, RirProgressBar
 from tests import reference as ref
@@ -54,6 +59,30 @@ def test_rank_deficient_data_are_cut_by_the_true_number_of_samples() -> None:
     # eigenvalues of the explicit Hessian carry an error of eps·σ_1, that is eps·κ relative to σ_k
     tolerance = ref.EPS * float(values[0] / values[rank - 1]) * 100
     assert logger.of("kappa_harmful")[2] == pytest.approx(float(values[0] / values[rank - 1]), rel=tolerance)
+
+
+def test_compressed_rows_are_cut_as_the_rows_they_stand_for() -> None:
+    """An eigenvalue between D·eps and N·eps: with N rows behind it, it is noise."""
+    n, d = 8000, 6
+    parts = []
+    for seed in (1, 2):
+        u = torch.linalg.qr(ref.gaussian(n, d, seed=seed)).Q
+        root = torch.tensor([1, 0.5, 0.2, 0.1, 0.05, 1e-11], dtype=torch.float64).sqrt()
+        x = (u * root) @ ref.orthogonal(d, seed).T
+        parts.append(Part(x, x[:, 0]))
+    cfg = tiny()
+    module = module_of(cfg, data_of(cfg))
+    vectors = torch.linalg.svd(parts[0].x, full_matrices=False).Vh.T
+    shrink = torch.ones(d, dtype=torch.float64)
+    shrink[-1] = 0.1  # σ_6/σ_1 from 1e-11 to 1e-13; N·eps is 1.8e-12
+    theta = vectors @ torch.diag(shrink) @ vectors.T
+    with torch.no_grad():
+        module.extractor.theta.copy_(theta)
+    monitor = ImmunityMonitor(PairParts(*parts), every=1)
+    monitor.on_train_batch_end(cast(Trainer, SimpleNamespace(global_step=1)), module, None, None, 0)
+    sigma = torch.linalg.svdvals(parts[0].x @ theta).square()
+    assert d * ref.EPS < float(sigma[5] / sigma[0]) < n * ref.EPS
+    assert monitor.latest["kappa_pretrain"] == pytest.approx(float(sigma[0] / sigma[4]), rel=1e-9)
 
 
 def test_last_look_is_not_repeated() -> None:

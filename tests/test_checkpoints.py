@@ -1,0 +1,143 @@
+"""Checkpoints: what is written is read, and nothing else is; nothing in a file is ever executed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from immunize.checkpoints import load_checkpoint, save_checkpoint
+from immunize.errors import CheckpointError
+from tests import reference as ref
+from tests.composing import D, run_tiny
+
+
+def theta(seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return ref.gaussian(D, D, seed=seed).to(dtype)
+
+
+def test_round_trip_is_exact(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    # a transposed view and numbers at the ends of the range, in the memory order that a user might have
+    thetas = {"fit": theta(1).T, "cross_fit": theta(2) * 1e300}
+    heads = {"fit": ref.gaussian(D, 1, seed=3), "cross_fit": ref.gaussian(D, 1, seed=4)}
+    save_checkpoint(path, thetas, heads, config_hash="abc")
+    loaded = load_checkpoint(path, D)
+    assert loaded.keys() == thetas.keys()
+    for name, value in thetas.items():
+        assert loaded[name].dtype == torch.float64
+        assert torch.equal(loaded[name], value)
+    with safe_open(path, "pt") as file:
+        assert file.metadata()["config_hash"] == "abc"
+        assert sorted(file.keys()) == ["head.cross_fit", "head.fit", "theta.cross_fit", "theta.fit"]
+        assert torch.equal(file.get_tensor("head.fit"), heads["fit"])
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_run_writes_theta_head_and_config_hash(tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, "objective.epochs=2")
+    with safe_open(tmp_path / "checkpoint.safetensors", "pt") as file:
+        assert file.metadata()["config_hash"] == record["config_hash"]
+        assert {name: tuple(file.get_tensor(name).shape) for name in file.keys()} == {  # noqa: SIM118 (not a dict)
+            "theta.fit": (D, D),
+            "head.fit": (D, 1),
+        }
+
+
+def test_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, {"fit": theta(1)}, {}, config_hash="old")
+
+    def half(tensors: dict[str, Tensor], to: Path, metadata: dict[str, str]) -> None:
+        Path(to).write_bytes(b"half of")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", half)
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(path, {"fit": theta(2)}, {}, config_hash="new")
+    assert torch.equal(load_checkpoint(path, D)["fit"], theta(1))
+
+
+def absent(path: Path) -> None:
+    del path
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def truncated(path: Path) -> None:
+    save_checkpoint(path, {"fit": theta()}, {}, config_hash="")
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def without_theta(path: Path) -> None:
+    save_file({"weight": theta(), "theta.cross_fit": theta()}, path)
+
+
+def single_precision(path: Path) -> None:
+    save_file({"theta.fit": theta(dtype=torch.float32)}, path)
+
+
+def not_finite(path: Path) -> None:
+    value = theta()
+    value[2, 3] = torch.nan
+    save_file({"theta.fit": value}, path)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (absent, "does not exist"),
+        (folder, "cannot be read"),
+        (truncated, "cannot be read"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+        (lambda path: path.write_text("{}"), "cannot be read"),
+        (without_theta, "no 'theta.fit'; it has theta.cross_fit, weight"),
+        (lambda path: save_file({}, path), "it has nothing"),
+        (lambda path: save_file({"theta.fit": torch.eye(3, dtype=torch.float64)}, path), r"\(3, 3\).*\(6, 6\)"),
+        (lambda path: save_file({"theta.fit": torch.ones(D, dtype=torch.float64)}, path), r"\(6,\).*\(6, 6\)"),
+        (single_precision, "float32"),
+        (not_finite, "NaN"),
+    ],
+)
+def test_what_is_not_a_checkpoint_for_these_data_is_refused(
+    make: Callable[[Path], object], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    make(path)
+    with pytest.raises(CheckpointError, match=words) as error:
+        load_checkpoint(path, D)
+    assert str(path) in str(error.value)
+
+
+class Malicious:
+    """Creates a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("torch_format", [False, True])
+def test_a_pickle_is_refused_without_being_executed(torch_format: bool, tmp_path: Path) -> None:
+    path, trap = tmp_path / "checkpoint.safetensors", tmp_path / "executed"
+    if torch_format:
+        torch.save({"theta.fit": Malicious(trap)}, path)
+    else:
+        path.write_bytes(pickle.dumps({"theta.fit": Malicious(trap)}))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(path, D)
+    assert not trap.exists()
+    if not torch_format:  # the trap works
+        pickle.loads(path.read_bytes())
+        assert trap.exists()

@@ -1,0 +1,253 @@
+"""`immunize.evaluate`: recomputes a run from its checkpoint, agrees with an honest record, and names changes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from immunize import evaluate, recording, train
+from immunize.checkpoints import load_checkpoint, save_checkpoint
+from immunize.errors import CheckpointError, MissingDataError
+from immunize.records import CHECKPOINT, RECORD, read_record, write_record
+from tests.composing import D, compose_config, run_tiny, theta_of
+
+NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluate") / "run"
+    run_tiny(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A copy of a run, to be tampered with."""
+    return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    record = json.loads((folder / RECORD).read_text())
+    change(record)
+    (folder / RECORD).write_text(json.dumps(record))
+
+
+def test_honest_run_agrees(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    record, differing = evaluate.run(folder)
+    assert differing == []
+    stored = read_record(folder)
+    for key in NUMBERS:
+        assert json.loads(json.dumps(record[key]).replace("Infinity", "null")) == stored[key]
+    assert record["config_hash"] == stored["config_hash"]
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_numbers_come_from_the_checkpoint_not_from_the_record(folder: Path) -> None:
+    expected = read_record(folder)["metrics"]["fit"]["spectrum"]["kappa_harmful"]
+
+    def wipe(record: dict[str, Any]) -> None:
+        record["metrics"]["fit"]["spectrum"]["kappa_harmful"] = 1.0
+
+    edit(folder, wipe)
+    record, differing = evaluate.run(folder)
+    assert record["metrics"]["fit"]["spectrum"]["kappa_harmful"] == expected
+    assert differing == [f"metrics.fit.spectrum.kappa_harmful: 1.0 in the record, {expected} now"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metrics.fit.spectrum.rir", lambda old: old * (1 + 1e-4)),
+        ("metrics.held_out.ridge.ratio_pretrain", lambda old: -old),
+        ("metrics.fit.released.kappa_pretrain_baseline", lambda old: None),
+        ("metrics.fit.spectrum.facts.kappa_harmful.rank", lambda old: old - 1),
+        ("metrics.held_out.spectrum.facts.kappa_pretrain.gap_bottom", lambda old: old * 2),
+        ("verdicts.b", lambda old: not old),
+        ("verdicts.loss_immunized", lambda old: old * 0.99),
+        ("verdicts.held_out.a", lambda old: not old),
+        ("steps_to_norm_ratio.fit.harmful.immunized.0.1", lambda old: 1),
+        ("steps_to_norm_ratio.held_out.pretrain.identity.0.01", lambda old: 3),
+    ],
+)
+def test_tampered_number_is_named_and_no_other(path: str, value: Callable[[Any], Any], folder: Path) -> None:
+    head, _, last = path.rpartition(".0.")
+    keys = [*head.split("."), "0." + last] if head else path.split(".")
+
+    def change(record: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            record = record[key]
+        assert record[keys[-1]] != value(record[keys[-1]])
+        record[keys[-1]] = value(record[keys[-1]])
+
+    edit(folder, change)
+    _, differing = evaluate.run(folder)
+    assert len(differing) == 1
+    assert differing[0].startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_number_on_one_side_only_is_named(added: bool, folder: Path) -> None:
+    def change(record: dict[str, Any]) -> None:
+        numbers = record["metrics"]["fit"]["spectrum"]
+        if added:
+            numbers["kappa_extra"] = 3.0
+        else:
+            del numbers["rir"]
+
+    edit(folder, change)
+    name = "kappa_extra" if added else "rir"
+    assert evaluate.run(folder)[1] == [f"metrics.fit.spectrum.{name}: only on one side"]
+
+
+def test_rounding_is_not_a_difference(folder: Path) -> None:
+    def change(record: dict[str, Any]) -> None:
+        record["metrics"]["fit"]["spectrum"]["rir"] *= 1 + 1e-9
+
+    edit(folder, change)
+    assert evaluate.run(folder)[1] == []
+
+
+def test_infinities_are_null_in_the_record_and_agree(folder: Path) -> None:
+    facts = read_record(folder)["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]
+    assert facts["gap_cut"] is None  # nothing lies below the cut
+    record, differing = evaluate.run(folder)
+    assert math.isinf(record["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]["gap_cut"])
+    assert differing == []
+
+
+def test_tampered_checkpoint_is_noticed_in_every_number_of_theta(folder: Path) -> None:
+    theta = theta_of(folder).clone()
+    theta[1, 2] += 0.01
+    save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash="")
+    _, differing = evaluate.run(folder)
+    names = {line.partition(":")[0] for line in differing}
+    for part in ("fit", "held_out"):
+        for estimator in ("spectrum", "released", "ridge"):
+            assert f"metrics.{part}.{estimator}.rir" in names
+            assert f"metrics.{part}.{estimator}.kappa_harmful" in names
+    assert not any("baseline" in name for name in names)  # the identity is what it was
+
+
+def test_other_data_are_refused(folder: Path) -> None:
+    def change(record: dict[str, Any]) -> None:
+        record["config"]["harmful"]["seed"] = record["config"]["pretrain"]["seed"] = 1
+
+    edit(folder, change)
+    with pytest.raises(CheckpointError, match="hash differs"):
+        evaluate.run(folder)
+
+
+def test_early_stopped_run_is_measured_on_the_rows_it_was_fitted_on(tmp_path: Path) -> None:
+    run_tiny(tmp_path, "objective.early_stopping=true", "objective.check_every=5")
+    record, differing = evaluate.run(tmp_path)
+    assert differing == []
+    assert record["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]["n_samples"] == 32
+
+
+@pytest.mark.parametrize("status", ["diverged", "interrupted"])
+def test_unfinished_run_has_nothing_to_check(status: str, folder: Path) -> None:
+    edit(folder, lambda record: record.update(status=status))
+    with pytest.raises(CheckpointError, match=status):
+        evaluate.run(folder)
+
+
+@pytest.mark.parametrize("tensors", [{"theta.fit": torch.eye(3, dtype=torch.float64)}, {"theta.fit": torch.eye(D)}])
+def test_checkpoint_that_does_not_fit_is_refused(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    save_file(tensors, folder / CHECKPOINT)
+    with pytest.raises(CheckpointError, match=r"theta\.fit is"):
+        evaluate.run(folder)
+
+
+def test_missing_checkpoint_is_refused(folder: Path) -> None:
+    (folder / CHECKPOINT).unlink()
+    with pytest.raises(CheckpointError, match="does not exist"):
+        evaluate.run(folder)
+
+
+def test_threads_are_those_of_the_run_and_the_callers_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding depends on the number of threads, and gaps at a rank cut are made of rounding."""
+    used = []
+    original = recording.evaluate_thetas
+
+    def watched(*args: Any) -> dict[str, Any]:
+        used.append(torch.get_num_threads())
+        return original(*args)
+
+    monkeypatch.setattr(recording, "evaluate_thetas", watched)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        assert evaluate.run(folder)[1] == []
+        assert used == [read_record(folder)["hardware"]["threads"]] == [1]
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_digits_agree_although_their_spectrum_is_cut(tmp_path: Path) -> None:
+    """Rank-deficient: gap_cut is a ratio to rounding noise, and has to come out the same again."""
+    train.run(compose_config("objective.epochs=5", "probe_steps=100", "logger=none"), tmp_path)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert evaluate.run(tmp_path)[1] == []
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setattr(sys, "argv", ["immunize-evaluate", "run=copy"])
+    evaluate.main()
+    assert "every number agrees" in capsys.readouterr().out
+    theta = theta_of(folder)
+    save_checkpoint(folder / CHECKPOINT, {"fit": theta.T}, {}, config_hash="")
+    with pytest.raises(SystemExit) as end:
+        evaluate.main()
+    assert end.value.code == 1
+    captured = capsys.readouterr()
+    assert "metrics.fit.spectrum.rir: " in captured.out
+    assert "Traceback" not in captured.err
+    assert {path.name for path in folder.iterdir()} == {RECORD, CHECKPOINT, "norm_ratio.png"}
+    assert [path.name for path in folder.parent.iterdir()] == ["copy"]
+
+
+@pytest.mark.data
+def test_cross_fitted_run_agrees(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    overrides = ("harmful=housing", f"data_root={data_root}", "objective.epochs=5", "probe_steps=50", "logger=none")
+    train.run(compose_config(*overrides), folder)
+    monkeypatch.delenv("IMMUNIZE_DATA", raising=False)
+    assert evaluate.run(folder)[1] == []
+
+    thetas = load_checkpoint(folder / CHECKPOINT, 79)
+    assert thetas.keys() == {"fit", "cross_fit"}
+    swapped = {"fit": thetas["cross_fit"], "cross_fit": thetas["fit"]}
+    save_checkpoint(folder / CHECKPOINT, swapped, {}, config_hash="")
+    names = {line.partition(":")[0] for line in evaluate.run(folder)[1]}
+    assert {"metrics.fit.spectrum.rir", "metrics.held_out.spectrum.rir"} <= names
+
+    save_checkpoint(folder / CHECKPOINT, {"fit": thetas["fit"]}, {}, config_hash="")
+    with pytest.raises(CheckpointError, match=r"lacks theta\.cross_fit"):
+        evaluate.run(folder)
+
+    save_checkpoint(folder / CHECKPOINT, thetas, {}, config_hash="")
+    record = read_record(folder)
+    moved = json.loads(json.dumps(record).replace(str(data_root), "/nowhere"))
+    write_record(folder, moved)
+    with pytest.raises(MissingDataError, match="/nowhere/house_prices"):
+        evaluate.run(folder)
+    assert evaluate.run(folder, str(data_root))[1] == []  # the data have moved: said by option,
+    monkeypatch.setenv("IMMUNIZE_DATA", str(data_root))  # or by the environment
+    assert evaluate.run(folder)[1] == []

@@ -1,0 +1,380 @@
+"""Records: what they hold, that they are JSON, that they are written whole, and that equal runs give equal numbers."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import platform
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+import immunize
+from immunize.errors import CheckpointError, UserError
+from immunize.records import RECORD, SCHEMA_VERSION, config_hash, finished, read_record, write_record
+from immunize.spectrum import ESTIMATORS
+from tests import reference as ref
+from tests.composing import D, compose_config, data_of, run_tiny, theta_of, tiny
+
+PARTS = ("fit", "held_out")
+NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("run")
+    return folder, run_tiny(folder)
+
+
+@pytest.fixture
+def record(run: tuple[Path, dict[str, Any]]) -> dict[str, Any]:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    stored: dict[str, Any] = json.loads((run[0] / RECORD).read_text(encoding="utf-8"), parse_constant=refuse)
+    return stored
+
+
+# What a record holds.
+
+
+def test_the_folder_holds_the_three_files_of_a_run(run: tuple[Path, dict[str, Any]]) -> None:
+    assert {path.name for path in run[0].iterdir()} == {"record.json", "checkpoint.safetensors", "norm_ratio.png"}
+
+
+def test_the_record_returned_is_the_record_written(run: tuple[Path, dict[str, Any]]) -> None:
+    returned = json.loads(json.dumps(run[1], allow_nan=True).replace("Infinity", "null"))
+    assert returned == read_record(run[0])
+
+
+def test_what_the_run_was(record: dict[str, Any]) -> None:
+    assert record["schema_version"] == SCHEMA_VERSION
+    assert record["status"] == "finished"
+    assert (record["method"], record["model"]) == ("ours", "linear")
+    assert (record["pretrain"], record["harmful"]) == ("synthetic", "synthetic")
+    assert record["seed"] == 0
+    assert record["held_out_protocol"] == "split"
+    assert record["data"]["harmful"]["role"] == "harmful"
+    assert record["data"]["pretrain"]["n_samples"] == 40
+    assert record["training"]["fit"]["steps"] == 30
+    assert not [key for key in record if key.startswith("_")]
+
+
+def test_every_number_is_there_with_its_part_and_estimator(record: dict[str, Any]) -> None:
+    assert set(record["metrics"]) == set(PARTS)
+    for part in PARTS:
+        assert set(record["metrics"][part]) == set(ESTIMATORS)
+        for numbers in record["metrics"][part].values():
+            for name in ("kappa_pretrain", "kappa_harmful", "kappa_pretrain_baseline", "kappa_harmful_baseline"):
+                assert isinstance(numbers[name], float)
+                assert numbers[name] >= 1
+                facts = numbers["facts"][name]
+                assert (facts["n_samples"], facts["n_features"], facts["rank"]) == (40, D, D)
+                assert facts["tolerance"] == pytest.approx(40 * ref.EPS)
+                assert facts["gap_bottom"] >= 1
+                assert isinstance(facts["floor_hit"], bool)
+            for name in ("ratio_harmful", "ratio_pretrain", "rir"):
+                assert isinstance(numbers[name], float)
+            assert numbers["rir"] == pytest.approx(numbers["ratio_harmful"] / numbers["ratio_pretrain"], rel=1e-12)
+
+
+def test_numbers_are_those_of_the_checkpoint(run: tuple[Path, dict[str, Any]], record: dict[str, Any]) -> None:
+    theta, data = theta_of(run[0]), data_of(tiny())
+    assert data.held_out is not None
+    for part, of in (("fit", data.fit), ("held_out", data.held_out)):
+        for name in ("pretrain", "harmful"):
+            x = of.of(name).x  # type: ignore[arg-type]
+            numbers = record["metrics"][part]
+            hess, base = ref.hessian(x, theta), ref.hessian(x)
+            for estimator, kappa in (
+                ("spectrum", lambda h: ref.kappa_spectrum(h, 40)),
+                ("released", ref.kappa_released),
+                ("ridge", lambda h: ref.kappa_ridge(h, 0.01)),
+            ):
+                assert numbers[estimator][f"kappa_{name}"] == pytest.approx(kappa(hess), rel=1e-9)
+                assert numbers[estimator][f"kappa_{name}_baseline"] == pytest.approx(kappa(base), rel=1e-9)
+            steps = record["steps_to_norm_ratio"][part][name]
+            for which, features in (("immunized", x @ theta), ("identity", x)):
+                naive = ref.norm_ratio_curve(features, of.of(name).y, 200)  # type: ignore[arg-type]
+                curve = record["curves"]["norm_ratio"][part][name][which]
+                assert curve["steps"][0] == 0
+                for step, value in zip(curve["steps"], curve["ratio"], strict=True):
+                    if naive[step] > 1e-9:
+                        assert value == pytest.approx(float(naive[step]), rel=1e-9)
+                for threshold in ("0.1", "0.01"):
+                    passed = [step for step, value in enumerate(naive) if value <= float(threshold)]
+                    assert steps[which][threshold] == (passed[0] if passed else None)
+
+
+def test_verdicts_follow_from_their_numbers(record: dict[str, Any]) -> None:
+    assert record["verdicts"]["part"] == "fit"
+    for part, v in (("fit", record["verdicts"]), ("held_out", record["verdicts"]["held_out"])):
+        numbers = record["metrics"][part]["spectrum"]
+        assert v["estimator"] == "spectrum"
+        assert (v["ratio_harmful"], v["ratio_pretrain"]) == (numbers["ratio_harmful"], numbers["ratio_pretrain"])
+        assert v["a"] is (v["ratio_harmful"] >= 2)
+        assert v["b"] is (v["ratio_pretrain"] <= 1 + 1e-9)
+        assert v["c"] is (v["loss_immunized"] - v["loss_plain"] <= 0.01 * v["loss_zero"])
+
+
+def test_provenance(record: dict[str, Any]) -> None:
+    assert record["versions"]["python"] == platform.python_version()
+    assert record["versions"]["torch"] == version("torch")
+    ours = record["versions"]["immunize"]
+    assert (ours or "0+unknown") == immunize.__version__  # a checkout need not be installed
+    for package in ("lightning", "hydra-core", "numpy", "scipy", "pandas", "scikit-learn"):
+        assert record["versions"][package]
+    hardware = record["hardware"]
+    assert hardware["cores"] == os.cpu_count()
+    assert hardware["processor"]
+    assert hardware["memory_gib"] > 0.1
+    assert hardware["accelerators"] == [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    assert record["git_commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", record["git_commit"])
+    assert 0 < record["training"]["fit"]["seconds"] <= record["seconds"] < 60
+    assert 0 <= record["seconds_evaluating"] <= record["seconds"]
+    assert 50 < record["peak_memory_mib"] < 50_000
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", record["started"])
+    assert isinstance(record["command"], str)
+
+
+def test_threads_are_those_that_were_used(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert run_tiny(tmp_path / "one", "objective.epochs=1")["hardware"]["threads"] == 1  # the default for small D
+        assert run_tiny(tmp_path / "three", "objective.epochs=1", "threads=3")["hardware"]["threads"] == 3
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_configuration_is_enough_to_repeat_the_run(record: dict[str, Any], tmp_path: Path) -> None:
+    assert record["config"] == OmegaConf.to_container(tiny(), resolve=True, enum_to_str=True)
+    from immunize import train
+
+    cfg = tiny("seed=5", "method=none")  # a composed configuration with other values, filled from the record
+    OmegaConf.set_readonly(cfg, False)
+    cfg.method = OmegaConf.create(record["config"]["method"])
+    cfg.seed = record["config"]["seed"]
+    again = train.run(cfg, tmp_path)
+    assert again["config_hash"] == record["config_hash"]
+    assert again["metrics"]["fit"]["spectrum"]["rir"] == record["metrics"]["fit"]["spectrum"]["rir"]
+
+
+# The same run again.
+
+
+def test_same_seed_same_numbers_other_seed_other_numbers(
+    run: tuple[Path, dict[str, Any]], record: dict[str, Any], tmp_path: Path
+) -> None:
+    run_tiny(tmp_path / "same")
+    torch.manual_seed(12345)  # nothing may depend on the state that a caller leaves
+    same = read_record(tmp_path / "same")
+    for key in (*NUMBERS, "config_hash", "data_hash", "data"):
+        assert same[key] == record[key], key
+    assert torch.equal(theta_of(tmp_path / "same"), theta_of(run[0]))
+
+    other = run_tiny(tmp_path / "other", "seed=1")
+    assert other["metrics"]["fit"]["spectrum"]["rir"] != record["metrics"]["fit"]["spectrum"]["rir"]
+    assert other["config_hash"] != record["config_hash"]
+    assert other["data_hash"] == record["data_hash"]
+
+
+@pytest.mark.parametrize("extra", [["objective.batch_size=8"], ["method=imma"], ["objective.early_stopping=true"]])
+def test_same_seed_same_numbers_in_every_mode(extra: list[str], tmp_path: Path) -> None:
+    records = []
+    for name in "ab":
+        torch.rand(len(records) + 1)
+        records.append(run_tiny(tmp_path / name, "objective.epochs=10", *extra))
+    for key in NUMBERS:
+        assert records[0][key] == records[1][key]
+    assert records[0]["training"]["fit"]["steps"] == records[1]["training"]["fit"]["steps"]
+
+
+def test_loggers_and_monitoring_change_no_number(record: dict[str, Any], tmp_path: Path) -> None:
+    other = run_tiny(tmp_path, "logger=csv", "log_every=1", "monitor_every=1", "guard=warn")
+    for key in NUMBERS:
+        assert json.loads(json.dumps(other[key]).replace("Infinity", "null")) == record[key]
+
+
+# Hashes.
+
+
+def hash_of(*overrides: str) -> str:
+    config = OmegaConf.to_container(compose_config("harmful=housing", *overrides), resolve=True, enum_to_str=True)
+    assert isinstance(config, dict)
+    return config_hash({str(key): value for key, value in config.items()})
+
+
+def test_config_hash_ignores_what_changes_no_number() -> None:
+    base = hash_of()
+    assert re.fullmatch(r"[0-9a-f]{16}", base)
+    for override in (
+        "data_root=/somewhere/else", "logger=none", "logger=wandb", "overwrite=true", "threads=2", "log_every=3",
+        "monitor_every=7",
+    ):  # fmt: skip
+        assert hash_of(override) == base, override
+
+
+def test_config_hash_follows_what_changes_numbers() -> None:
+    seen = {hash_of()}
+    for override in (
+        "seed=1", "objective.lambda_well=2", "objective.lambda_ill=3", "objective.epochs=7", "method=ill_only",
+        "method=none", "objective.learning_rate=0.5", "harmful.rows=200", "rho=0.1", "probe_steps=9",
+        "objective.batch_size=32", "guard=strict", "guard=warn", "model.init=identity", "method.precondition=dummy",
+        "objective.balance=true", "objective.early_stopping=true", "harmful=synthetic", "pairing=min_size",
+    ):  # fmt: skip
+        value = hash_of(override)
+        assert value not in seen, override
+        seen.add(value)
+
+
+def test_config_hash_is_of_values_not_of_their_order() -> None:
+    config = OmegaConf.to_container(tiny(), resolve=True, enum_to_str=True)
+    assert isinstance(config, dict)
+    backwards = dict(reversed(list(config.items())))
+    assert config_hash(backwards) == config_hash(config)  # type: ignore[arg-type]
+    before = copy.deepcopy(config)
+    config_hash(config)  # type: ignore[arg-type]
+    assert config == before
+
+
+def test_data_hash_is_of_the_data(record: dict[str, Any]) -> None:
+    data = data_of(tiny())
+    assert data.held_out is not None
+    digest = hashlib.sha256()
+    for role in ("pretrain", "harmful"):
+        for name, parts in (("fit", data.fit), ("held_out", data.held_out)):
+            part = parts.of(role)
+            digest.update(f"synthetic/{role}/{name}".encode())
+            for tensor in (part.x, part.y):
+                digest.update(str(tuple(tensor.shape)).encode() + tensor.numpy().tobytes())
+    assert record["data_hash"] == digest.hexdigest()
+    hashes = {data_of(tiny(extra)).data_hash for extra in ("harmful.seed=1", "harmful.noise=0.2", "harmful.angle=44")}
+    assert len(hashes) == 3
+    assert record["data_hash"] not in hashes
+    assert data_of(tiny("seed=9", "objective.early_stopping=true")).data_hash == record["data_hash"]
+
+
+# Reading and writing.
+
+
+def test_infinities_and_nan_become_null(tmp_path: Path) -> None:
+    values = {"a": float("nan"), "b": [1.5, float("inf")], 3: (float("-inf"), True), "c": None, "d": {"e": 1e308}}
+    path = write_record(tmp_path, values)
+    assert path == tmp_path / RECORD
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text) == {"a": None, "b": [1.5, None], "3": [None, True], "c": None, "d": {"e": 1e308}}
+    assert "NaN" not in text
+    assert "Infinity" not in text
+
+
+def test_floats_survive_to_the_last_bit(tmp_path: Path) -> None:
+    values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -2.5]
+    write_record(tmp_path, {"values": values})
+    assert json.loads((tmp_path / RECORD).read_text())["values"] == values
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def test_write_that_fails_midway_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_record(tmp_path, {"status": "finished", "number": 1})
+    before = (tmp_path / RECORD).read_bytes()
+    original = Path.write_text
+
+    def half(self: Path, text: str, **options: Any) -> int:
+        original(self, text[: len(text) // 2], **options)
+        raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", half)
+        with pytest.raises(Interrupted):
+            write_record(tmp_path, {"status": "finished", "number": 2})
+    assert (tmp_path / RECORD).read_bytes() == before
+    with pytest.raises(TypeError):
+        write_record(tmp_path, {"status": "finished", "not json": object()})
+    assert (tmp_path / RECORD).read_bytes() == before
+    write_record(tmp_path, {"status": "finished", "number": 3})  # what was left behind is in nobody's way
+    assert json.loads((tmp_path / RECORD).read_text())["number"] == 3
+
+
+def whole(**changes: Any) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, "status": "finished", "config": {}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "holds no record.json"),
+        ("", "cannot be read"),
+        ('{"status": "finished",', "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        ("[1, 2]", "not a record"),
+        ("null", "not a record"),
+        ('{"status": "finished"}', "not a record"),
+        ('{"config": {}}', "not a record"),
+        (json.dumps(whole(schema_version=SCHEMA_VERSION + 1)), f"version {SCHEMA_VERSION + 1}.*reads {SCHEMA_VERSION}"),
+        (json.dumps({"status": "finished", "config": {}}), "version None"),
+    ],
+)
+def test_what_is_not_a_record_is_refused(text: str | bytes | None, words: str, tmp_path: Path) -> None:
+    if isinstance(text, bytes):
+        (tmp_path / RECORD).write_bytes(text)
+    elif text is not None:
+        (tmp_path / RECORD).write_text(text)
+    with pytest.raises(CheckpointError, match=words) as error:
+        read_record(tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert not finished(tmp_path)
+
+
+def test_folder_in_place_of_a_record_is_refused(tmp_path: Path) -> None:
+    (tmp_path / RECORD).mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize(("status", "expected"), [("finished", True), ("diverged", False), ("interrupted", False)])
+def test_finished_is_of_finished_runs_only(status: str, expected: bool, tmp_path: Path) -> None:
+    write_record(tmp_path, whole(status=status))
+    assert finished(tmp_path) is expected
+
+
+def test_finished_record_is_protected(tmp_path: Path) -> None:
+    run_tiny(tmp_path, "objective.epochs=2")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(UserError, match="overwrite=true"):
+        run_tiny(tmp_path, "objective.epochs=3", "logger=csv")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert run_tiny(tmp_path, "objective.epochs=3", "overwrite=true")["training"]["fit"]["steps"] == 3
+    assert read_record(tmp_path)["training"]["fit"]["steps"] == 3
+
+
+@pytest.mark.parametrize("status", ["diverged", "interrupted"])
+def test_unfinished_record_is_not_protected(status: str, tmp_path: Path) -> None:
+    write_record(tmp_path, whole(status=status))
+    assert run_tiny(tmp_path, "objective.epochs=2")["status"] == "finished"
+
+
+@pytest.mark.data
+def test_cross_fitted_run(data_root: Path, tmp_path: Path) -> None:
+    from immunize import train
+
+    overrides = ("harmful=housing", f"data_root={data_root}", "objective.epochs=5", "probe_steps=50", "logger=none")
+    record = train.run(compose_config(*overrides), tmp_path)
+    assert record["held_out_protocol"] == "cross_fit"
+    assert set(record["training"]) == {"fit", "cross_fit"}
+    facts = {part: record["metrics"][part]["spectrum"]["facts"]["kappa_harmful"] for part in PARTS}
+    assert facts["fit"]["n_samples"] == 1151  # every row with MSZoning = RL
+    assert facts["held_out"]["n_samples"] in (575, 576)
+    assert record["metrics"]["fit"]["spectrum"]["kappa_pretrain_baseline"] == pytest.approx(254.13, abs=5e-3)
+    assert record["metrics"]["fit"]["spectrum"]["kappa_harmful_baseline"] == pytest.approx(209.04, abs=5e-3)

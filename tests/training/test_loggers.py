@@ -1,0 +1,245 @@
+"""What each logger stores, read back from its files. W&B runs offline: no account, no network."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from immunize.spectrum import ESTIMATORS
+from immunize.training.loggers import wandb_logger
+from tests.composing import SGD, run_tiny
+
+WATCHED = ("RIR", "ratio_harmful", "ratio_pretrain", "R_well", "R_ill", "kappa_pretrain", "kappa_harmful")
+STEPS = ("objective.epochs=6", "log_every=1", "monitor_every=2", "probe_steps=20")
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def metric_names(record: dict[str, Any]) -> dict[str, float]:
+    """The final numbers by the names that loggers get."""
+    return {
+        f"{part}/{estimator}/{name}": record["metrics"][part][estimator][name]
+        for part in ("fit", "held_out")
+        for estimator in ESTIMATORS
+        for name in ("rir", "ratio_harmful", "ratio_pretrain", "kappa_pretrain", "kappa_harmful")
+    }
+
+
+def test_none_writes_nothing_but_the_run(tmp_path: Path) -> None:
+    run_tiny(tmp_path, *STEPS, "logger=none")
+    assert files(tmp_path) == {"record.json", "checkpoint.safetensors", "norm_ratio.png"}
+
+
+def test_csv(tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, *STEPS, "logger=csv")
+    assert files(tmp_path) == {"record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv"}
+    with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows if row["loss"]] == list(range(6))
+    assert [int(row["step"]) for row in rows if row["RIR"]] == [2, 4, 6]
+    for name in WATCHED:
+        assert sum(bool(row[name]) for row in rows) == 3, name
+    final = [row for row in rows if row["RIR"]][-1]
+    numbers = record["metrics"]["fit"]["spectrum"]
+    assert float(final["RIR"]) == pytest.approx(numbers["rir"], rel=1e-9)
+    assert float(final["ratio_harmful"]) == pytest.approx(numbers["ratio_harmful"], rel=1e-9)
+    assert float(final["ratio_pretrain"]) == pytest.approx(numbers["ratio_pretrain"], rel=1e-9)
+    last = rows[-1]
+    for name, value in metric_names(record).items():
+        assert float(last[name]) == value
+
+
+def test_csv_of_an_overwritten_run_starts_anew(tmp_path: Path) -> None:
+    run_tiny(tmp_path, *STEPS, "logger=csv")
+    run_tiny(tmp_path, *STEPS, "logger=csv", "overwrite=true", "objective.epochs=3")
+    with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file) if row["loss"]] == [0, 1, 2]
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record = run_tiny(tmp_path, *STEPS, "logger=tensorboard")
+    events = list(tmp_path.rglob("events.out.tfevents.*"))
+    assert events
+    seen: dict[str, dict[int, float]] = {}
+    for path in events:
+        accumulator = EventAccumulator(str(path))
+        accumulator.Reload()
+        for tag in accumulator.Tags()["scalars"]:
+            seen.setdefault(tag, {}).update({event.step: event.value for event in accumulator.Scalars(tag)})
+    assert list(seen["loss"]) == list(range(6))
+    for name in WATCHED:
+        assert sorted(seen[name]) == [2, 4, 6], name
+    for name, value in metric_names(record).items():  # event files are float32
+        assert list(seen[name].values()) == [pytest.approx(value, rel=2**-23)]
+
+
+# Weights & Biases.
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without account, and a network that is not to be touched."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
+        monkeypatch.setenv(name, "")  # recorded first, so that what Lightning sets meanwhile is undone as well
+        monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    connect = socket.socket.connect
+
+    def local_only(self: socket.socket, address: Any) -> None:
+        if isinstance(address, tuple) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+            raise AssertionError(f"connection to {address}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+def stored(path: Path) -> Iterator[Any]:
+    """The records of a .wandb file: LevelDB's log format behind seven bytes of W&B's own."""
+    from wandb.proto import wandb_internal_pb2
+
+    content = path.read_bytes()
+    assert content[:4] == b":W&B"
+    at, parts = 7, b""
+    while at + 7 <= len(content):
+        if 32768 - at % 32768 < 7:  # a block's last bytes are too few for another head
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", content[at : at + 7])
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+class StoredRun:
+    """One offline run: its history rows, summary, exit code and files."""
+
+    def __init__(self, folder: Path) -> None:
+        (self.path,) = folder.rglob("run-*.wandb")
+        self.history: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self.exits: list[int] = []
+        for record in stored(self.path):
+            kind = record.WhichOneof("record_type")
+            if kind == "history":
+                self.history.append({self._key(item): json.loads(item.value_json) for item in record.history.item})
+            elif kind == "summary":
+                self.summary |= {self._key(item): json.loads(item.value_json) for item in record.summary.update}
+            elif kind == "exit":
+                self.exits.append(record.exit.exit_code)
+
+    @staticmethod
+    def _key(item: Any) -> str:
+        return item.key or ".".join(item.nested_key)
+
+    def of(self, key: str, by: str = "trainer/global_step") -> dict[int, Any]:
+        return {row[by]: row[key] for row in self.history if key in row}
+
+
+@pytest.mark.usefixtures("offline")
+def test_offline_wandb_run_stores_everything(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    record = run_tiny(folder, *STEPS, "logger=wandb")
+    run = StoredRun(folder)
+    assert run.path.parent.name.startswith("offline-run-")
+    assert run.exits == [0]
+
+    loss = run.of("loss")
+    assert sorted(loss) == list(range(6))
+    for name in ("task", "well", "ill"):
+        assert sorted(run.of(f"term/{name}")) == list(range(6))
+    weights = {"task": 1, "well": 1, "ill": 1e5}
+    for step, value in loss.items():
+        terms = sum(weight * run.of(f"term/{name}")[step] for name, weight in weights.items())
+        assert value == pytest.approx(terms, rel=1e-12)
+    for name in WATCHED:
+        assert sorted(run.of(name)) == [2, 4, 6], name
+    numbers = record["metrics"]["fit"]["spectrum"]
+    for name, key in (("RIR", "rir"), ("ratio_harmful",) * 2, ("ratio_pretrain",) * 2):
+        assert run.of(name)[6] == pytest.approx(numbers[key], rel=1e-9)
+
+    for part in ("fit", "held_out"):
+        for name in ("pretrain", "harmful"):
+            for which in ("immunized", "identity"):
+                curve = record["curves"]["norm_ratio"][part][name][which]
+                found = run.of(f"norm_ratio/{part}/{name}/{which}", by="probe_step")
+                assert found == dict(zip(curve["steps"], curve["ratio"], strict=True))
+
+    final = run.history[-1]
+    for name, value in metric_names(record).items():
+        assert final[name] == value
+        assert run.summary[name] == value
+    assert final["results._type"] == "table-file"
+    table = json.loads((run.path.parent / "files" / final["results.path"]).read_text())
+    assert table["columns"][:2] == ["part", "estimator"]
+    assert [row[:2] for row in table["data"]] == [[p, e] for p in ("fit", "held_out") for e in ESTIMATORS]
+    rir = table["columns"].index("RIR ↑")
+    assert [row[rir] for row in table["data"]] == [
+        record["metrics"][p][e]["rir"] for p in ("fit", "held_out") for e in ESTIMATORS
+    ]
+    assert final["figure._type"] == "image-file"
+    assert (run.path.parent / "files" / final["figure.path"]).read_bytes() == (folder / "norm_ratio.png").read_bytes()
+
+
+@pytest.mark.usefixtures("offline")
+def test_runs_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
+    """A multirun is one process, and W&B continues a run that was left open."""
+    rir = {}
+    for name, seed in (("a", 0), ("b", 1)):
+        rir[name] = run_tiny(tmp_path / name, *STEPS, "logger=wandb", f"seed={seed}")["metrics"]["fit"]["spectrum"][
+            "rir"
+        ]
+    for name, value in rir.items():
+        run = StoredRun(tmp_path / name)
+        assert run.exits == [0]
+        assert [row["fit/spectrum/rir"] for row in run.history if "fit/spectrum/rir" in row] == [value]
+        assert sorted(run.of("loss")) == list(range(6))
+
+
+@pytest.mark.usefixtures("offline")
+def test_diverged_wandb_run_is_closed_as_failed(tmp_path: Path) -> None:
+    record = run_tiny(tmp_path / "run", "logger=wandb", "log_every=1", *SGD, "objective.learning_rate=1e200")
+    assert record["status"] == "diverged"
+    run = StoredRun(tmp_path / "run")
+    assert run.exits == [1]
+    assert 0 in run.of("loss")
+
+
+@pytest.mark.usefixtures("offline")
+def test_offline_unless_logged_in_or_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline() -> bool:
+        return bool(wandb_logger("p", str(tmp_path))._offline)
+
+    assert offline()
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    assert not offline()
+    monkeypatch.delenv("WANDB_API_KEY")
+    netrc = Path(os.environ["HOME"]) / ".netrc"
+    netrc.write_text("machine example.org login a password b\n")
+    netrc.chmod(0o600)
+    assert offline()
+    netrc.write_text("machine api.wandb.ai login user password " + "0" * 40 + "\n")
+    assert not offline()
+    netrc.write_text("this is not a netrc file\n")
+    assert offline()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert wandb_logger("p", str(tmp_path))._wandb_init["project"] == "p"
