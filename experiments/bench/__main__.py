@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from immunize.experiment import ONE_THREAD_UP_TO
 from immunize.features import LinearExtractor
 from immunize.records import provenance
 from immunize.spectrum import compress_rows, default_tolerance, r_ill_of_features, r_well_of_features
@@ -93,11 +94,16 @@ def measure(d: int, rows: int, full: bool) -> dict[str, object]:
             return printed_step(theta, k_pretrain, k_harmful, cut)
         return printed_step(theta, pretrain.T @ pretrain, harmful.T @ harmful, cut)
 
+    every = torch.get_num_threads()
+    torch.set_num_threads(1 if d <= ONE_THREAD_UP_TO else every)  # as training does
+    used = torch.get_num_threads()
     fast_seconds, printed_seconds = time_in_turns(lambda: fast_step(extractor, *fast_rows, cut), printed)
+    torch.set_num_threads(every)
     return {
         "D": d,
         "rows": rows,
         "mode": "full" if full else "mini-batch",
+        "threads": used,
         "fast_ms": round(1e3 * fast_seconds, 3),
         "printed_ms": round(1e3 * printed_seconds, 3),
         "speedup": round(printed_seconds / fast_seconds, 2),
@@ -107,7 +113,7 @@ def measure(d: int, rows: int, full: bool) -> dict[str, object]:
 def main() -> None:
     """Measure, print, and write the CSV with the machine's name beside it."""
     results = [measure(*case) for case in CASES]
-    table = Table(title=f"one Algorithm 1 step, {torch.get_num_threads()} threads, float64")
+    table = Table(title="one Algorithm 1 step, float64")
     for column in results[0]:
         table.add_column(column, justify="right")
     for row in results:

@@ -37,10 +37,10 @@ class Ends(NamedTuple):
     """
 
     rank: int
-    first: Tensor
-    last: Tensor
+    first: float
+    last: float
     vectors: Tensor
-    square_sum: Tensor
+    square_sum: float
 
 
 def gram_ends(gram: Tensor, tolerance: float) -> Ends:
@@ -61,7 +61,7 @@ def gram_ends(gram: Tensor, tolerance: float) -> Ends:
     k = int((values > tolerance * values[-1]).sum())
     if k == 0:
         raise ValueError("the spectrum of a matrix of zeros (or NaN) has no non-zero part to regularize")
-    return Ends(k, values[-1], values[-k], vectors[:, [-1, -k]], values.square().sum())
+    return Ends(k, values[-1].item(), values[-k].item(), vectors[:, [-1, -k]], values.dot(values).item())
 
 
 def _iterative(gram: Tensor, tolerance: float) -> Ends | None:
@@ -89,5 +89,5 @@ def _iterative(gram: Tensor, tolerance: float) -> Ends | None:
     residuals = matrix @ vectors - vectors * [first[0], last]
     if not np.abs(residuals).max() <= RESIDUAL * first[0]:
         return None
-    ends = torch.as_tensor(trace * np.array([first[0], last]))
-    return Ends(size, ends[0], ends[1], torch.from_numpy(vectors), gram.square().sum())
+    norm = torch.linalg.vector_norm(gram).item()
+    return Ends(size, trace * float(first[0]), trace * float(last), torch.from_numpy(vectors), norm * norm)

@@ -18,6 +18,7 @@ Shapes: N samples, D features, k numerical rank; θ (D, D) acts on rows, F = Xθ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,42 +32,42 @@ from immunize.spectrum.extremes import Ends, gram_ends
 __all__ = ["kappa", "kappa_of_features", "r_ill", "r_ill_of_features", "r_well", "r_well_of_features"]
 
 
-class _Rule(NamedTuple):
+class _Rule(NamedTuple):  # plain floats, multiplied and not raised to powers: overflow is inf and no exception
     """φ and its gradient, ∇_S φ = scale·S + top·σ_1·u_1v_1ᵀ + bottom·σ_k·u_kv_kᵀ.
 
     `top` and `bottom` are given divided by σ_1 and σ_k: on the small side the rank-one terms appear as
     σ_j v_jv_jᵀ = Fᵀu_ju_jᵀF, so nothing has to be divided by a σ_j that may be tiny.
     """
 
-    value: Tensor
-    scale: Tensor
-    top: Tensor
-    bottom: Tensor
+    value: float
+    scale: float
+    top: float
+    bottom: float
 
 
-_RuleFunction = Callable[[Ends, int], "_Rule"]
+_RuleFunction = Callable[[Ends, int], _Rule]
 
 
 def _well_rule(ends: Ends, divisor: int) -> _Rule:
     # R = σ_1²/2 - Σσ²/(2p);  ∇ = σ_1u_1v_1ᵀ - S/p
-    value = 0.5 * ends.first**2 - ends.square_sum / (2 * divisor)
-    one = torch.ones_like(value)
-    return _Rule(value, -one / divisor, one, torch.zeros_like(value))
+    return _Rule(0.5 * ends.first * ends.first - ends.square_sum / (2 * divisor), -1 / divisor, 1.0, 0.0)
 
 
 def _ill_rule(ends: Ends, divisor: int) -> _Rule:
     # R = 1/f, f = Σσ²/(2k) - σ_k²/2;  ∇ = (σ_ku_kv_kᵀ - S/k)/f²
     del divisor
-    f = (ends.square_sum / (2 * ends.rank) - 0.5 * ends.last**2).clamp_min(0)  # rounding at κ = 1
-    inverse_square = f.square().reciprocal()
-    return _Rule(f.reciprocal(), -inverse_square / ends.rank, torch.zeros_like(f), inverse_square)
+    f = ends.square_sum / (2 * ends.rank) - 0.5 * ends.last * ends.last
+    if not f > 0:  # κ = 1, or rounding there
+        return _Rule(math.inf, math.nan, math.nan, math.nan)
+    inverse = 1 / f
+    return _Rule(inverse, -inverse * inverse / ends.rank, 0.0, inverse * inverse)
 
 
 def _kappa_rule(ends: Ends, divisor: int) -> _Rule:
     # κ = σ_1/σ_k;  ∇ = u_1v_1ᵀ/σ_k - (σ_1/σ_k²)u_kv_kᵀ
     del divisor
-    value = ends.first / ends.last
-    return _Rule(value, torch.zeros_like(value), 1 / (ends.first * ends.last), -value / ends.last**2)
+    value, inverse = ends.first / ends.last, 1 / ends.last
+    return _Rule(value, 0.0, inverse / ends.first, -value * inverse * inverse)
 
 
 def r_well(s: Tensor, *, tolerance: float | None = None) -> Tensor:
@@ -142,15 +143,15 @@ class _MatrixTerm(torch.autograd.Function):
         k = int((sigma > cut * sigma[0]).sum())
         if k == 0:
             raise ValueError("the spectrum of a matrix of zeros (or NaN) has no non-zero part to regularize")
-        first, last = sigma[0], sigma[k - 1]
-        ends = Ends(k, first, last, u[:, [0, k - 1]], sigma.square().sum())
+        first, last = sigma[0].item(), sigma[k - 1].item()
+        ends = Ends(k, first, last, u[:, [0, k - 1]], sigma.dot(sigma).item())
         value, scale, top, bottom = rule(ends, min(s.shape))
         ctx.save_for_backward(
             scale * s
             + (top * first) * torch.outer(u[:, 0], vh[0])
             + (bottom * last) * torch.outer(u[:, k - 1], vh[k - 1])
         )
-        return value
+        return s.new_tensor(value)
 
     @staticmethod
     @once_differentiable
@@ -168,31 +169,31 @@ class _FeatureTerm(torch.autograd.Function):
     ) -> Tensor:
         _check(features, "the features")
         n, d = features.shape
-        ctx.wide = n <= d
+        ctx.wide = n < d
         gram = features @ features.T if ctx.wide else features.T @ features
         ends = gram_ends(gram, default_tolerance(n, d) if tolerance is None else tolerance)
-        value, scale, top, bottom = rule(ends, d)
-        ctx.save_for_backward(
-            features, theta, gram, ends.vectors, torch.stack([ends.first, ends.last]), scale, top, bottom
-        )
-        return value
+        rule_out = rule(ends, d)
+        ctx.rule, ctx.sigma = rule_out, (ends.first, ends.last)
+        ctx.save_for_backward(features, theta, gram, ends.vectors)
+        return features.new_tensor(rule_out.value)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        features, theta, gram, ends, sigma, scale, top, bottom = ctx.saved_tensors
-        weights = 2 * grad * torch.stack([top, bottom])
-        scale = 2 * grad * scale
-        if ctx.wide:
-            # G = Fᵀ C F with C = scale·I + ends·diag(weights)·endsᵀ, an N×N matrix that is never formed.
-            if theta is None:  # F·G = (FFᵀ) C F, and FFᵀ only scales its own eigenvectors
-                inner = scale * (gram @ features) + (ends * (weights * sigma)) @ (ends.T @ features)
-                return inner, None, None, None
-            inner = scale * features + (ends * weights) @ (ends.T @ features)
-            return None, (theta @ features.T) @ inner, None, None
-        # G = scale·H + ends·diag(weights·σ)·endsᵀ
-        left = features if theta is None else theta
-        product = scale * (left @ gram) + ((left @ ends) * (weights * sigma)) @ ends.T
+        features, theta, gram, ends = ctx.saved_tensors
+        _, scale, top, bottom = ctx.rule
+        weights = gram.new_tensor([top, bottom])
+        scaled = gram.new_tensor([top * ctx.sigma[0], bottom * ctx.sigma[1]])
+        if not ctx.wide:
+            # G = scale·H + ends·diag(scaled)·endsᵀ
+            left = features if theta is None else theta
+            product = torch.addmm((left @ ends * scaled) @ ends.T, left, gram, alpha=scale)
+        # G = Fᵀ C F with C = scale·I + ends·diag(weights)·endsᵀ, an N×N matrix that is never formed.
+        elif theta is None:  # F·G = (FFᵀ) C F, and FFᵀ only scales its own eigenvectors
+            product = torch.addmm((ends * scaled) @ (ends.T @ features), gram, features, alpha=scale)
+        else:
+            product = (theta @ features.T) @ torch.add((ends * weights) @ (ends.T @ features), features, alpha=scale)
+        product = product.mul_(2 * grad)
         return (product, None, None, None) if theta is None else (None, product, None, None)
 
 
