@@ -90,8 +90,7 @@ class TrainConfig:
     objective: ObjectiveConfig = MISSING
     trainer: Any = MISSING
     logger: Any = MISSING
-    init: Any = None
-    experiment: str | None = None
+    init: Any = MISSING
     seed: int = MISSING
     guard: GuardMode = MISSING
     data_root: str = MISSING

@@ -33,6 +33,9 @@ from immunize.training.callbacks import GradientBalance, ImmunityMonitor, Theore
 __all__ = ["Fit", "build_cross_fit", "build_data", "build_extractor", "build_loggers", "fit", "threads"]
 
 
+HEAD_STREAM = 2**40
+"""Added to the seed for ω, so that no run's ω comes from the draw of another run's θ."""
+
 ONE_THREAD_UP_TO = 256
 """Largest D for which LAPACK is at least as fast on one thread, and far faster when the cores are busy."""
 
@@ -141,7 +144,7 @@ def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str 
     """
     seed_everything(cfg.seed, workers=True, verbose=False)
     module = _build_module(cfg, data)
-    callbacks = _build_callbacks(cfg, data, label)
+    callbacks = _build_callbacks(cfg, data, module, label)
     trainer = _build_trainer(cfg, data, loggers, list(callbacks.values()))
     started = time.perf_counter()
     status: str = "finished"
@@ -182,7 +185,7 @@ def _solve(cfg: DictConfig, module: ImmunizationModule, data: PairedData) -> dic
     """
     facts: dict[str, Any] = {}
     solvers = {"closed_form": module.objective}
-    if cfg.init is not None:
+    if cfg.init.get("_target_") is not None:
         solvers["init"] = build(_without_name(cfg.init))
     for name, objective in solvers.items():
         try:
@@ -203,7 +206,7 @@ def _without_name(node: DictConfig) -> DictConfig:
 
 def _build_module(cfg: DictConfig, data: PairedData) -> ImmunizationModule:
     objective = build(_without_name(cfg.method))
-    generator = _generator(cfg.seed + 1)
+    generator = _generator(cfg.seed + HEAD_STREAM)
     precondition = getattr(objective, "precondition", "none")
     if precondition not in PRECONDITIONS:
         raise UserError(f"unknown method.precondition {precondition!r}; there are {', '.join(PRECONDITIONS)}")
@@ -228,7 +231,7 @@ def _build_module(cfg: DictConfig, data: PairedData) -> ImmunizationModule:
     )
 
 
-def _build_callbacks(cfg: DictConfig, data: PairedData, label: str) -> dict[str, Callback]:
+def _build_callbacks(cfg: DictConfig, data: PairedData, module: ImmunizationModule, label: str) -> dict[str, Callback]:
     objective = cfg.objective
     try:
         callbacks: dict[str, Callback] = {}
@@ -237,6 +240,10 @@ def _build_callbacks(cfg: DictConfig, data: PairedData, label: str) -> dict[str,
         if objective.balance:
             callbacks["balance"] = GradientBalance(objective.balance_multiplier, objective.balance_every)
         if cfg.guard.value != "off":
+            if not {"well", "ill"} & module.objective.weights.keys():
+                raise UserError(
+                    f"guard={cfg.guard.value} watches R_well and R_ill; method={cfg.method.name} has neither"
+                )
             callbacks["guard"] = TheoremGuard(cfg.guard.value)
         # Lightning calls them in this order: the last look is at the θ that early stopping put back.
         monitor = ImmunityMonitor(data.fit, cfg.monitor_every)

@@ -5,6 +5,7 @@ Sees every room; used by the entry points only.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from immunize.checkpoints import save_checkpoint
-from immunize.data import PairedData
+from immunize.data import ROLES, PairedData
 from immunize.errors import UserError
 from immunize.evaluation import PartEvaluation, evaluate_part
 from immunize.experiment import Fit
@@ -28,6 +29,7 @@ from immunize.records import (
     finished,
     peak_memory_mib,
     provenance,
+    reset_peak_memory,
     write_record,
 )
 from immunize.report import norm_ratio_figure, result_rows
@@ -48,7 +50,8 @@ def refuse_finished(folder: Path, overwrite: bool) -> None:
 
 
 def new_record(cfg: DictConfig) -> dict[str, Any]:
-    """A record with everything that is known before training."""
+    """A record with everything that is known before training; the peak of memory is counted from here."""
+    reset_peak_memory()
     config = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(config, dict)
     plain = {str(key): value for key, value in config.items()}
@@ -64,18 +67,19 @@ def new_record(cfg: DictConfig) -> dict[str, Any]:
         "config": plain,
         "config_hash": config_hash(plain),
         **provenance(),
-        "_clock": time.perf_counter(),
     }
 
 
-def evaluate_fits(record: dict[str, Any], cfg: DictConfig, fits: dict[str, Fit], pairs: dict[str, PairedData]) -> None:
-    """Complete `record` in place with data facts, timings and, for finished fits, every number."""
+def evaluate_fits(
+    record: dict[str, Any], cfg: DictConfig, fits: dict[str, Fit], pairs: dict[str, PairedData], clock: float
+) -> None:
+    """Complete `record` in place with data facts, timings since `clock` and, for finished fits, every number."""
     data = pairs["fit"]
     record.update(
         status=next((f.status for f in fits.values() if f.status != "finished"), "finished"),
         pretrain=data.pretrain.name,
         harmful=data.harmful.name,
-        data={"pretrain": data.pretrain.describe(), "harmful": data.harmful.describe()},
+        data={role: data.source(role).describe() | {"fit_rows": len(data.fit.of(role))} for role in ROLES},
         data_hash=data.data_hash,
         held_out_protocol=data.held_out_protocol,
         training={name: {"steps": f.steps, "seconds": f.seconds, **f.facts} for name, f in fits.items()},
@@ -84,7 +88,7 @@ def evaluate_fits(record: dict[str, Any], cfg: DictConfig, fits: dict[str, Fit],
         started = time.perf_counter()
         record.update(evaluate_thetas({name: f.theta for name, f in fits.items()}, pairs, cfg.rho, cfg.probe_steps))
         record["seconds_evaluating"] = time.perf_counter() - started
-    record["seconds"] = time.perf_counter() - record.pop("_clock")
+    record["seconds"] = time.perf_counter() - clock
     record["peak_memory_mib"] = peak_memory_mib()
     record["hardware"]["threads"] = torch.get_num_threads()  # those that were used, see `threads` in conf/train.yaml
 
@@ -124,20 +128,25 @@ def evaluate_thetas(
 
 
 def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: list[Logger]) -> None:
-    """Write checkpoint, figure and logger summary, and last the record that vouches for them."""
+    """Write checkpoint and record, then what can be drawn from them again: the figure and the loggers' summary."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / FIGURE).unlink(missing_ok=True)  # of a run that this one overwrites
     save_checkpoint(
         folder / CHECKPOINT,
         {name: f.theta for name, f in fits.items()},
         {name: f.module.head.detach() for name, f in fits.items()},
         config_hash=record["config_hash"],
     )
-    (folder / FIGURE).unlink(missing_ok=True)  # of a run that this one overwrites
-    if record["status"] == "finished":
-        norm_ratio_figure(record, folder / FIGURE)
-        log_results(loggers, _flat(record["metrics"]), result_rows(record), _flat_curves(record), folder / FIGURE)
-    close_loggers(loggers, success=record["status"] == "finished")
     write_record(folder, record)
+    done = record["status"] == "finished"
+    try:
+        if done:
+            norm_ratio_figure(record, folder / FIGURE)
+            final = (_flat(record["metrics"]), result_rows(record), _flat_curves(record), folder / FIGURE)
+            log_results(loggers, *final, step=fits["fit"].steps)
+        close_loggers(loggers, success=done)
+    except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe
+        logging.getLogger(__name__).warning("the record is written, but not the figure or the log: %s", error)
 
 
 def _ratio_numbers(ratio: ImmunizationRatio) -> dict[str, Any]:

@@ -6,18 +6,21 @@ A record is a JSON object in `record.json`, written whole or not at all. Its `st
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from immunize import __version__
 from immunize.errors import CheckpointError
 
 __all__ = [
@@ -31,15 +34,19 @@ __all__ = [
     "plain",
     "provenance",
     "read_record",
+    "reset_peak_memory",
     "write_record",
 ]
 
 RECORD, CHECKPOINT, FIGURE = "record.json", "checkpoint.safetensors", "norm_ratio.png"
 SCHEMA_VERSION = 1
 
-# What does not change a number: where things lie, how they are shown, and the name a preset was called by.
-_NOT_HASHED = ("data_root", "overwrite", "logger", "log_every", "monitor_every", "experiment", "threads")
-_PACKAGES = ("immunize", "torch", "lightning", "hydra-core", "omegaconf", "numpy", "scipy", "pandas", "scikit-learn")
+# What changes no number but by rounding: where things lie, how they are shown, how many threads compute.
+_NOT_HASHED = ("data_root", "overwrite", "logger", "log_every", "monitor_every", "threads")
+_PACKAGES = (
+    *("torch", "torchvision", "lightning", "timm", "hydra-core", "omegaconf", "numpy", "scipy", "pandas"),
+    *("scikit-learn", "matplotlib", "safetensors", "wandb"),
+)
 
 
 def config_hash(config: dict[str, Any]) -> str:
@@ -57,14 +64,27 @@ def provenance() -> dict[str, Any]:
     """Git commit, package versions and hardware, as far as they can be told."""
     return {
         "git_commit": _git_commit(),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "immunize": __version__,
+            **{name: _version(name) for name in _PACKAGES},
+        },
         "hardware": _hardware(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
     }
 
 
+def reset_peak_memory() -> None:
+    """Let :func:`peak_memory_mib` count from here, where the system can (Linux); in a multirun one process has many."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
 def peak_memory_mib() -> float:
-    """Largest resident set of this process so far, MiB."""
+    """Largest resident set since :func:`reset_peak_memory`, MiB; elsewhere than on Linux since the process began."""
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return round(int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024, 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (1024**2 if sys.platform == "darwin" else 1024), 1)
 
@@ -126,6 +146,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _command() -> str:
+    """The command that would repeat this run alone: in a multirun, the overrides of this job."""
+    program = Path(sys.argv[0])
+    module = f"immunize.{program.stem}" if program.suffix == ".py" and program.parent.name == "immunize" else None
+    words = [program.name] if module is None else ["python", "-m", module]
+    with contextlib.suppress(ImportError, ValueError):
+        from hydra.core.hydra_config import HydraConfig
+
+        return shlex.join([*words, *HydraConfig.get().overrides.task])
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def _git_commit() -> str | None:

@@ -18,8 +18,8 @@ from immunize.errors import UserError
 
 __all__ = ["check_folder", "check_settings"]
 
-LARGEST_SEED = 2**32 - 2
-"""Numpy's largest less one, because ω takes the next seed after θ's."""
+LARGEST_SEED = 2**32 - 1
+"""Numpy's largest."""
 
 Rule = tuple[str, Callable[[Any], bool], str]
 RULES: tuple[Rule, ...] = (
@@ -29,6 +29,8 @@ RULES: tuple[Rule, ...] = (
     ("monitor_every", lambda value: value >= 1, "at least 1"),
     ("log_every", lambda value: value >= 1, "at least 1"),
     ("threads", lambda value: value is None or value >= 1, "at least 1, or null"),
+    ("objective.lambda_well", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
+    ("objective.lambda_ill", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
     ("objective.epochs", lambda value: value >= 1, "at least 1"),
     ("objective.learning_rate", lambda value: 0 < value < math.inf, "positive and finite"),
     ("objective.batch_size", lambda value: value is None or value >= 2, "at least 2, or null for full-batch steps"),

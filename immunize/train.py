@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     from immunize.recording import evaluate_fits, new_record, refuse_finished, save
 
     refuse_finished(folder, cfg.overwrite)
+    clock = time.perf_counter()
     record = new_record(cfg)
     data = build_data(cfg)
     loggers = build_loggers(cfg, folder)
@@ -57,12 +59,12 @@ def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
                 fits[name] = fit(cfg, pair, loggers if name == "fit" else [], label=name.replace("_", "-"))
                 if fits[name].status != "finished":
                     break
-            evaluate_fits(record, cfg, fits, pairs)
+            evaluate_fits(record, cfg, fits, pairs, clock)
         except KeyboardInterrupt:  # between or after the trainings, which see to it themselves
             if not fits:
                 raise
             fits = {name: replace(done, status="interrupted") for name, done in fits.items()}
-            evaluate_fits(record, cfg, fits, pairs)
+            evaluate_fits(record, cfg, fits, pairs, clock)
         save(record, folder, fits, loggers)
     return record
 
@@ -79,14 +81,13 @@ def main() -> None:
 def _hydra_main(cfg: DictConfig) -> float | None:
     """One job: print the table, then the record's path as the last line of stdout."""
     from hydra.core.hydra_config import HydraConfig
-    from rich.console import Console
 
     from immunize.records import RECORD
     from immunize.report import show_record
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     record = run(cfg, folder)
-    show_record(record, Console())
+    show_record(record)
     print(folder / RECORD, flush=True)
     if record["status"] == "interrupted":
         raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from immunize import train
 from immunize.checkpoints import load_checkpoint
 from immunize.config import config_dir, register
 from immunize.data import PairedData
-from immunize.experiment import build_data, build_extractor
+from immunize.experiment import HEAD_STREAM, build_data, build_extractor
 from immunize.objective import Objective, new_head, task_loss
 from immunize.records import CHECKPOINT
 from immunize.training import ImmunizationModule
@@ -68,7 +68,7 @@ def data_of(cfg: DictConfig) -> PairedData:
 
 def module_of(cfg: DictConfig, data: PairedData, objective: Objective | None = None) -> ImmunizationModule:
     """The module of a run; `objective` replaces the configured method."""
-    generator = torch.Generator().manual_seed(cfg.seed + 1)
+    generator = torch.Generator().manual_seed(cfg.seed + HEAD_STREAM)
     if objective is None:
         method = OmegaConf.to_container(cfg.method, resolve=True)
         assert isinstance(method, dict)

@@ -187,7 +187,9 @@ def test_same_seed_same_numbers_other_seed_other_numbers(
     assert other["data_hash"] == record["data_hash"]
 
 
-@pytest.mark.parametrize("extra", [["objective.batch_size=8"], ["method=imma"], ["objective.early_stopping=true"]])
+@pytest.mark.parametrize(
+    "extra", [["objective.batch_size=8"], ["method=imma"], ["objective.early_stopping=true", "objective.check_every=5"]]
+)
 def test_same_seed_same_numbers_in_every_mode(extra: list[str], tmp_path: Path) -> None:
     records = []
     for name in "ab":

@@ -141,7 +141,8 @@ class Standardizer:
 
     Attributes:
         mean: (D,) float64.
-        std: (D,) float64, N - 1 in the denominator; 1 for a constant column.
+        std: (D,) float64, N - 1 in the denominator; infinite for a constant column, which is thereby dropped (0) from
+            every set of rows. Left in raw units, a rare value met only in other rows would dwarf every other column.
     """
 
     mean: Array
@@ -161,7 +162,7 @@ class Standardizer:
         # rounding error, divided by an equally small standard deviation, would become a feature of size one.
         constant = values.max(axis=0) == values.min(axis=0)
         mean = np.where(constant, values[0], values.mean(axis=0))
-        return cls(mean, np.where(constant, 1.0, values.std(axis=0, ddof=1)))
+        return cls(mean, np.where(constant, np.inf, values.std(axis=0, ddof=1)))
 
     def apply(self, values: Array) -> Array:
         """Standardize rows.

@@ -188,7 +188,7 @@ class PairedData(LightningDataModule):
         held_out = (splits["pretrain"].held_out, splits["harmful"].held_out)
         if held_out[0] is not None and held_out[1] is not None:
             self._held_out = PairParts(held_out[0], held_out[1])
-        self._data_hash = hash_of({role: self._source(role).name for role in ROLES}, splits)
+        self._data_hash = hash_of({role: self.source(role).name for role in ROLES}, splits)
         if self.validation_fraction > 0:
             fit, self._validation = self._set_aside(fit)
         self._fit = fit
@@ -228,11 +228,12 @@ class PairedData(LightningDataModule):
             seed=self.seed,
         )
 
-    def _source(self, role: Role) -> Source:
+    def source(self, role: Role) -> Source:
+        """The source of one data set."""
         return self.pretrain if role == "pretrain" else self.harmful
 
     def _load(self, role: Role) -> Splits:
-        source = self._source(role)
+        source = self.source(role)
         splits = source.load()
         check_part(splits.fit, f"{source.name} ({role}, fit)")
         if splits.held_out is not None:
@@ -260,7 +261,7 @@ class PairedData(LightningDataModule):
             if min(n_aside, len(part) - n_aside) < 2:
                 raise DataError(
                     f"validation_fraction={self.validation_fraction} splits the {len(part)} rows of "
-                    f"{self._source(role).name} ({role}) into {len(part) - n_aside} and {n_aside}, but both parts need "
+                    f"{self.source(role).name} ({role}) into {len(part) - n_aside} and {n_aside}, but both parts need "
                     f"at least 2; choose another fraction"
                 )
             rng = random_generator(self.seed, VALIDATION_STREAM, ROLES.index(role))

@@ -5,9 +5,9 @@ things are knobs. With V_P a random orthonormal basis,
 
     K_P = N V_P Λ_P V_Pᵀ,    K_H = N V_H Λ_H V_Hᵀ,    V_H = V_P R(angle),
 
-where Λ holds D log-spaced eigenvalues from 1 down to 1/condition and R rotates the pairs of basis vectors (v_1, v_2),
-(v_3, v_4), ... by `angle`: |⟨v_P,i, v_H,i⟩| = cos(angle) for every i. At 0 degrees the data sets are aligned, at 90
-neighbours have changed places. If D is odd, the last vector stays where it is.
+where Λ holds D log-spaced eigenvalues from 1 down to 1/condition and R rotates the pairs of basis vectors
+(v_1, v_{1+D/2}), (v_2, v_{2+D/2}), ... by `angle`: |⟨v_P,i, v_H,i⟩| = cos(angle) for every i. At 0 degrees the data
+sets are aligned, at 90 the two halves of the spectrum have changed places. If D is odd, the last vector stays.
 
 In-sample both spectra are exact, not only in expectation: `fit` is X = √N U Λ^½ Vᵀ with U an orthonormalized Gaussian,
 so XᵀX = K. Held-out rows are fresh Gaussian draws with the covariance V Λ Vᵀ = K/N.
@@ -147,7 +147,10 @@ def eigenvalues(n_features: int, condition: float) -> Array:
 
 
 def rotate_pairs(basis: Array, degrees: float) -> Array:
-    """V R(angle): rotate the columns (1, 2), (3, 4), ... within the planes they span.
+    """V R(angle): rotate the columns (1, 1 + D/2), (2, 2 + D/2), ... within the planes they span.
+
+    Partners lie half a spectrum apart: turned into each other, directions that D_P has strongly become ones that D_H
+    has weakly, and the pair can be immunized the better the larger the angle.
 
     Args:
         basis: (D, D) orthonormal columns.
@@ -159,8 +162,8 @@ def rotate_pairs(basis: Array, degrees: float) -> Array:
     # Exact at the ends: cos(90°) in floating point is 6e-17 and would leave the data sets not quite swapped.
     cos, sin = (0.0, 1.0) if degrees == 90 else (math.cos(math.radians(degrees)), math.sin(math.radians(degrees)))
     rotated = basis.copy()
-    paired = basis.shape[1] // 2 * 2
-    first, second = basis[:, 0:paired:2], basis[:, 1:paired:2]
-    rotated[:, 0:paired:2] = cos * first + sin * second
-    rotated[:, 1:paired:2] = cos * second - sin * first
+    half = basis.shape[1] // 2
+    first, second = basis[:, :half], basis[:, half : 2 * half]
+    rotated[:, :half] = cos * first + sin * second
+    rotated[:, half : 2 * half] = cos * second - sin * first
     return rotated

@@ -28,7 +28,7 @@ def show_forecast(record: dict[str, Any], console: Console | None = None) -> Non
         record: of `immunize.forecast`.
         console: where to; stdout by default.
     """
-    console = console or Console()
+    console = console or Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH  # in a pipe or a log nothing is gained by wrapping at 80
     console.print(_data_table(record))

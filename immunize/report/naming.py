@@ -8,10 +8,10 @@ __all__ = ["data_name", "run_title"]
 
 
 def data_name(record: dict[str, Any], role: str) -> str:
-    """The data set in one role, with its digit where it is one digit's images: "mnist 3", "housing"."""
+    """The data set in one role, with its digit or target: "mnist 3", "housing SalePrice"."""
     facts = (record.get("data") or {}).get(role) or {}
-    digit = facts.get("digit")
-    return f"{record[role]}" if digit is None else f"{record[role]} {digit}"
+    which = facts.get("digit", facts.get("target"))
+    return str(record[role]) if which is None else f"{record[role]} {which}"
 
 
 def run_title(record: dict[str, Any]) -> str:

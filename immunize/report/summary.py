@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from immunize.report.naming import data_name
+
 __all__ = ["load_records", "summary_table", "write_summary"]
+
+_APART = ("seed", "method", "data_root", "logger", "log_every", "monitor_every", "threads", "overwrite")
 
 # header, part, estimator, number
 _COLUMNS = [
@@ -25,33 +29,36 @@ _COLUMNS = [
 
 
 def load_records(folder: Path) -> list[dict[str, Any]]:
-    """Every finished record below a folder (`record.json`), or in its `results.jsonl`, sorted by method and seed.
+    """Every finished record below a folder (`record.json`), or in its `results.jsonl`, sorted by data, method and seed.
 
     Args:
         folder: a multirun folder, or one with a `results.jsonl`.
 
     Raises:
         FileNotFoundError: there is none.
+        ValueError: a file is not a record, or the records are of different schema versions.
     """
     collected = folder / "results.jsonl"
     if collected.is_file():
-        records = [json.loads(line) for line in collected.read_text(encoding="utf-8").splitlines()]
+        records = [_parsed(line, collected) for line in collected.read_text(encoding="utf-8").splitlines()]
     else:
-        records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.rglob("record.json")]
+        records = [_parsed(path.read_text(encoding="utf-8"), path) for path in folder.rglob("record.json")]
     finished = [record for record in records if record.get("status") == "finished"]
     if not finished:
         raise FileNotFoundError(f"{folder} holds no finished record")
-    return sorted(finished, key=lambda r: (r["harmful"], r["method"], r["seed"]))
+    if len(versions := {record.get("schema_version") for record in finished}) > 1:
+        raise ValueError(f"{folder} mixes records of schema versions {sorted(map(str, versions))}")
+    return sorted(finished, key=lambda r: (_data(r), r["method"], r["seed"]))
 
 
 def summary_table(records: Iterable[dict[str, Any]]) -> str:
-    """Markdown: one row a method and data set, mean ± standard deviation (n - 1) over its runs."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    """Markdown: one row for runs that differ in nothing but the seed, mean ± standard deviation (n - 1) over them."""
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
-        groups[record["harmful"], record["method"]].append(record)
+        groups[_but_for_the_seed(record)].append(record)
     header = ["data", "method", "runs", *(f"{name} {part} {est}" for name, part, est, _ in _COLUMNS), "(a) (b) (c) fit"]
     lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
-    lines += ["| " + " | ".join(_row(*key, runs)) + " |" for key, runs in sorted(groups.items(), key=_by_rir)]
+    lines += ["| " + " | ".join(_row(runs)) + " |" for runs in sorted(groups.values(), key=_by_rir)]
     return "\n".join(lines) + "\n"
 
 
@@ -63,13 +70,33 @@ def write_summary(records: list[dict[str, Any]], out: Path) -> None:
     (out / "table.md").write_text(summary_table(records), encoding="utf-8")
 
 
-def _by_rir(item: tuple[tuple[str, str], list[dict[str, Any]]]) -> tuple[str, float]:
-    (data, _), runs = item
-    return data, -float(np.mean(_numbers(runs, "fit", "spectrum", "rir")))
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as a record: {error}") from None
+    if not isinstance(record, dict) or "status" not in record:
+        raise ValueError(f"{path} is not a record of immunize.train")
+    return record
 
 
-def _row(data: str, method: str, runs: list[dict[str, Any]]) -> Iterator[str]:
-    yield from (data, method, str(len(runs)))
+def _data(record: dict[str, Any]) -> str:
+    return " | ".join(dict.fromkeys((data_name(record, "pretrain"), data_name(record, "harmful")))).replace("|", "→")
+
+
+def _but_for_the_seed(record: dict[str, Any]) -> str:
+    """What runs of one row have in common: data and configuration, less the seed and where things lie."""
+    config = {key: value for key, value in record["config"].items() if key not in _APART}
+    method = {key: value for key, value in record["config"].get("method", {}).items() if key != "seed"}
+    return json.dumps([record["data_hash"], method, config], sort_keys=True)
+
+
+def _by_rir(runs: list[dict[str, Any]]) -> tuple[str, float]:
+    return _data(runs[0]), -float(np.mean(_numbers(runs, "fit", "spectrum", "rir")))
+
+
+def _row(runs: list[dict[str, Any]]) -> Iterator[str]:
+    yield from (_data(runs[0]), runs[0]["method"], str(len(runs)))
     for _, part, estimator, name in _COLUMNS:
         values = _numbers(runs, part, estimator, name)
         spread = f" ± {_short(values.std(ddof=1))}" if len(values) > 1 else ""

@@ -11,6 +11,9 @@ from immunize.report.naming import run_title
 
 __all__ = ["result_rows", "show_record"]
 
+EXACT = 1e-9
+"""A best possible loss below this share of the targets' mean square is zero up to rounding."""
+
 COLUMNS = [
     "part",
     "estimator",
@@ -45,7 +48,7 @@ def result_rows(record: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
 
 def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     """Print the numbers and verdicts of one run."""
-    console = console or Console()
+    console = console or Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 110  # in a pipe or a log nothing is gained by wrapping at 80
     title = run_title(record)
@@ -74,9 +77,10 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
             f"Definition 3.1 on {part.replace('_', ' ')}, {of_part['estimator']}:", *_verdicts(of_part), sep="\n  "
         )
     console.print("probe steps to norm ratio 0.1 (gradient descent, exact line search), I → θ:")
+    limit = record["config"]["probe_steps"]
     for part, sets in record["steps_to_norm_ratio"].items():
         for name, of in sets.items():
-            line = f"{_steps(of['identity'])} → {_steps(of['immunized'])}"
+            line = f"{_steps(of['identity'], limit)} → {_steps(of['immunized'], limit)}"
             console.print(f"  {part.replace('_', ' '):9} {name:9} {line}")
 
 
@@ -85,6 +89,8 @@ def _verdicts(v: dict[str, Any]) -> list[str]:
         return "[green]yes[/green]" if passed else "[red]no[/red] "
 
     losses = f"optimal loss {_number(v['loss_immunized'])}, best possible {_number(v['loss_plain'])}"
+    if v["loss_plain"] <= EXACT * v["loss_zero"]:
+        losses = "says little: any features fit these targets exactly"
     return [
         f"(a) harmful task harder           {word(v['a'])}  (i) = {_number(v['ratio_harmful'])}",
         f"(b) pre-training task no harder   {word(v['b'])}  (ii) = {_number(v['ratio_pretrain'])}",
@@ -96,8 +102,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _steps(steps_to: dict[str, int | None]) -> str:
+def _steps(steps_to: dict[str, int | None], limit: int) -> str:
     if not steps_to:
         return "nothing to learn"
     value = steps_to["0.1"]
-    return "never" if value is None else f"{value:,}"
+    return f"> {limit:,}" if value is None else f"{value:,}"

@@ -33,6 +33,8 @@ def log_results(
     table: tuple[list[str], list[list[Any]]],
     curves: Mapping[str, tuple[list[int], list[float]]],
     figure: Path,
+    *,
+    step: int,
 ) -> None:
     """Write the final numbers to every logger; a W&B run also gets the table, the norm-ratio curves and the figure.
 
@@ -42,18 +44,19 @@ def log_results(
         table: column names and rows of the final table.
         curves: name to (steps, norm ratios).
         figure: the norm-ratio figure, PNG.
+        step: the step they belong to.
     """
     for logger in loggers:
         if not isinstance(logger, WandbLogger):
-            logger.log_metrics(dict(numbers))
+            logger.log_metrics(dict(numbers), step=step)
             continue
         import wandb
 
         run = logger.experiment
         run.define_metric("norm_ratio/*", step_metric="probe_step")
         for name, (steps, ratios) in curves.items():
-            for step, ratio in zip(steps, ratios, strict=True):
-                run.log({"probe_step": step, f"norm_ratio/{name}": ratio})
+            for probe_step, ratio in zip(steps, ratios, strict=True):
+                run.log({"probe_step": probe_step, f"norm_ratio/{name}": ratio})
         columns: list[str | int]
         columns, rows = list(table[0]), table[1]
         run.log({**numbers, "results": wandb.Table(columns=columns, data=rows), "figure": wandb.Image(str(figure))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,7 +115,8 @@ def test_encode_numbers_categories_by_the_order_of_their_strings() -> None:
 def test_standardizer_of_a_constant_column() -> None:
     values = np.array([[0.1, 1.0], [0.1, 2.0], [0.1, 3.0]])
     scale = Standardizer.of(values)
-    assert scale.std.tolist() == [1.0, 1.0]
+    assert scale.std.tolist() == [math.inf, 1.0]
+    assert scale.apply(np.array([[7.0, 2.0]])).tolist() == [[0.0, 0.0]]  # unknown to these rows, so dropped from others
     assert scale.apply(values).tolist() == [[0.0, -1.0], [0.0, 0.0], [0.0, 1.0]]
 
 

@@ -72,7 +72,7 @@ def walk(seed: int, epochs: int, patience: int) -> tuple[ValidationStop, Traject
 
 
 def test_best_parameters_are_put_back_and_patience_ends_the_training() -> None:
-    stop, seen, logger, data, steps, theta = walk(seed=7, epochs=60, patience=3)
+    stop, seen, logger, data, steps, theta = walk(seed=2, epochs=60, patience=3)
     values = {step: log_rir(data, seen.thetas[step]) for step in range(2, steps + 1, 2)}
     logged = logger.of("val/log_rir")
     assert logged.keys() == values.keys()
@@ -89,7 +89,7 @@ def test_best_parameters_are_put_back_and_patience_ends_the_training() -> None:
 
 
 def test_more_patience_takes_more_steps() -> None:
-    assert walk(seed=7, epochs=60, patience=1)[4] < walk(seed=7, epochs=60, patience=4)[4] < 60
+    assert walk(seed=2, epochs=60, patience=1)[4] < walk(seed=2, epochs=60, patience=4)[4] < 60
 
 
 def test_a_run_stops_early_and_evaluates_what_it_kept(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_methods_without_regularizers_are_not_counted() -> None:
     "overrides",
     [
         single("well_only", 1e6),
-        ("method=ill_only", "objective.learning_rate=10"),
+        ("method=ill_only", "objective.learning_rate=1"),
         ("method=well_only", "objective.learning_rate=50"),
         (*SGD, "objective.lambda_well=1", "objective.lambda_ill=1e4", "objective.learning_rate=1"),
         ("objective.learning_rate=10",),

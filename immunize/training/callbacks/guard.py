@@ -152,6 +152,18 @@ class TheoremGuard(Callback):
         with torch.no_grad():
             theta.copy_(candidate)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say how it went."""
+        del trainer, pl_module
+        c = self.counts
+        log.info("guard: %d of %d steps moved both condition numbers as promised", c.promises_kept, c.steps)
+        if self.mode == "strict" and c.shrunk + c.abandoned:
+            log.warning(
+                "guard: %d steps were shortened and %d not taken, because no length kept the promise",
+                c.shrunk,
+                c.abandoned,
+            )
+
     def facts(self) -> dict[str, Any]:
         """For the record."""
         return {"mode": self.mode, **asdict(self.counts)}
