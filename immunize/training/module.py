@@ -172,10 +172,6 @@ class ImmunizationModule(LightningModule):
         sides = {name: Side(x, y, x) for name, (x, y) in batch.items()}
         return Step(self.extractor, self.head, sides["pretrain"], sides["harmful"], self.task_loss)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Nothing of ours goes into Lightning's pickled checkpoints; records keep safetensors."""
-        del checkpoint
-
 
 def _diverged(step: int, terms: dict[str, Tensor], loss: Tensor) -> DivergedError:
     for name, term in terms.items():

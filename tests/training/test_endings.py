@@ -194,3 +194,15 @@ def test_command_ends_with_130_and_the_records_path(
     assert captured.out.splitlines()[-1] == str(folder / "record.json")
     assert "Traceback" not in captured.err
     assert read_record(folder)["status"] == "interrupted"
+
+
+def test_a_figure_that_cannot_be_drawn_does_not_cost_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("immunize.recording.norm_ratio_figure", full_disk)
+    run_tiny(tmp_path)
+    assert read_record(tmp_path)["status"] == "finished"
+    assert "no space left" in caplog.text

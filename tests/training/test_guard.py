@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from immunize.data import PairedData
+from immunize.errors import UserError
 from immunize.objective import Objective, Step
 from immunize.training.callbacks import TheoremGuard
 from tests import reference as ref
@@ -272,3 +273,8 @@ def test_guard_counts_are_in_the_record(tmp_path: Path) -> None:
     assert facts["steps"] == 7
     assert facts["mode"] == "warn"
     assert "guard" not in run_tiny(tmp_path / "off", "objective.epochs=2")["training"]["fit"]
+
+
+def test_a_run_refuses_to_guard_a_method_without_regularizers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="method=none has neither"):
+        run_tiny(tmp_path, "method=none", "guard=warn")
