@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test lint types bench house_prices clean
+.PHONY: help install demo sanity test lint types bench house_prices table1 fig1 table2 fig2 search_housing search_mnist sweep_lambda clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -24,6 +24,9 @@ demo: $(STAMP) ## immunize a linear extractor on embedded data, offline: a table
 	@$(BIN)/python -m immunize.train hydra.run.dir=outputs/demo overwrite=true
 	@echo "figure: outputs/demo/norm_ratio.png"
 
+sanity: $(STAMP) ## one MNIST pair, three checks and every named warning (docs/sanity_check.md); needs MNIST
+	@$(BIN)/python -m experiments.sanity_mnist
+
 test: $(STAMP) ## run the test suite (set IMMUNIZE_DATA to include the tests on real data)
 	@$(BIN)/python -m pytest -m "not wheel"
 
@@ -33,11 +36,48 @@ lint: $(STAMP) ## ruff: style, docstrings, formatting
 types: $(STAMP) ## mypy, strict
 	@$(BIN)/mypy
 
-bench: $(STAMP) ## time one Algorithm 1 step against the reference path
+bench: $(STAMP) ## seconds and memory of a step and of an MNIST run, and how they grow, in experiments/bench; about 12 minutes
 	@$(BIN)/python -m experiments.bench
 
 house_prices: $(STAMP) ## House Prices, every method, 5 seeds: records, table and figure in experiments/house_prices
 	@$(BIN)/python -m experiments.house_prices
+
+# FAST=1 makes the reduced version of a sweep; what it leaves lies below outputs/ only.
+fast := $(if $(filter 1,$(FAST)),_fast)
+define sweep
+@$(BIN)/python -m immunize.train experiment=$(1)$(fast)
+endef
+define report
+@$(BIN)/python -m $(2) experiment=$(1) runs=outputs/$(or $(3),$(1))$(fast) out=$(if $(fast),outputs/$(1)$(fast)/report,experiments/$(1))
+endef
+
+table1: $(STAMP) ## Table 1: House Prices, every method, 5 seeds, in experiments/table1; FAST=1: a reduced version in outputs
+	$(call sweep,table1)
+	$(call report,table1,immunize.report)
+
+fig1: $(STAMP) ## Figure 1: norm-ratio curves on House Prices, from the runs of table1, which are made if they are not there
+	$(call sweep,table1)
+	$(call report,fig1,immunize.report,table1)
+
+table2: $(STAMP) ## Table 2: MNIST, 90 pairs, every method, 3 seeds, in experiments/table2; FAST=1: a reduced version
+	$(call sweep,table2)
+	$(call report,table2,immunize.report)
+
+fig2: $(STAMP) ## Figure 2: heat maps of log(RIR) over digit pairs, from the runs of table2, which are made if they are not there
+	$(call sweep,table2)
+	$(call report,fig2,immunize.report,table2)
+
+search_housing: $(STAMP) ## choose each method's hyper-parameters for Table 1 on a validation split; FAST=1: a reduced version
+	$(call sweep,search_housing)
+	$(call report,search_housing,experiments.search)
+
+search_mnist: $(STAMP) ## the same for Table 2
+	$(call sweep,search_mnist)
+	$(call report,search_mnist,experiments.search)
+
+sweep_lambda: $(STAMP) ## (i) against (ii) over λ_H/λ_P on House Prices, in experiments/sweep_lambda; FAST=1: a reduced version
+	$(call sweep,sweep_lambda)
+	$(call report,sweep_lambda,immunize.report)
 
 clean: ## remove outputs and caches, not the .venv
 	rm -rf outputs multirun build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

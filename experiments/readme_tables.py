@@ -1,4 +1,7 @@
-"""Puts each table of results into README.md, between its `<!-- table: FILE -->` and `<!-- /table -->` lines."""
+"""Puts each table of results into README.md, between its `<!-- table: FILE -->` and `<!-- /table -->` lines.
+
+`FILE#2` is the second table of FILE, without its heading and notes.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,19 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PLACE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- table: ([^#\s]+)(?:#(\d+))? -->\n).*?(<!-- /table -->)", re.DOTALL)
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 
 def with_tables(readme: str) -> str:
     """README.md with every table as its file has it."""
-    return PLACE.sub(lambda m: f"{m[1]}{(ROOT / m[2]).read_text(encoding='utf-8')}{m[3]}", readme)
+    return PLACE.sub(lambda m: f"{m[1]}{table(ROOT / m[2], m[3])}{m[4]}", readme)
+
+
+def table(path: Path, number: str | None) -> str:
+    """A file, or one of the tables in it, counted from 1."""
+    text = path.read_text(encoding="utf-8")
+    return text if number is None else TABLE.findall(text)[int(number) - 1]
 
 
 def main() -> None:

@@ -32,21 +32,24 @@ def save_checkpoint(path: Path, thetas: dict[str, Tensor], heads: dict[str, Tens
     os.replace(partial, path)
 
 
-def load_checkpoint(path: Path, n_features: int) -> dict[str, Tensor]:
+def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = None) -> dict[str, Tensor]:
     """θ of each fit, by name.
 
     Args:
         path: the file.
         n_features: D of the data it is to be used on.
+        config_hash: of the record that it has to belong to; None takes any.
 
     Raises:
-        CheckpointError: the file is missing, damaged, not ours, or of another shape or dtype, or not finite.
+        CheckpointError: the file is missing, damaged, not ours, of another run, of another shape or dtype, or not
+            finite.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     try:
-        tensors = load_file(path)
+        with safe_open(path, "pt") as file:
+            stored = (file.metadata() or {}).get("config_hash")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist: the run did not get as far as a checkpoint") from None
     except (SafetensorError, OSError) as error:
@@ -63,4 +66,9 @@ def load_checkpoint(path: Path, n_features: int) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{path}: theta.{name} is {tuple(theta.shape)}, the data need ({n_features}, {n_features})"
             )
+    if config_hash is not None and stored != config_hash:
+        raise CheckpointError(
+            f"{path} belongs to another run than the record beside it: it was written by the configuration "
+            f"{stored or 'of no hash'}, the record by {config_hash}; put the run's own files back, or run it again"
+        )
     return thetas

@@ -1,4 +1,4 @@
-"""Configuration schemas, registered in Hydra's ConfigStore, and where `conf/` lies. Imports nothing of ours.
+"""Configuration schemas and resolvers, registered with Hydra and OmegaConf, and where `conf/` lies.
 
 The schemas give types, so that `seed=abc` or a misspelt key is refused by Hydra itself before anything heavy is
 imported. Values live in `conf/` only: a field without a default here is set there.
@@ -10,16 +10,18 @@ left open for outside packages to add their own.
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 __all__ = [
     "EvaluateConfig",
+    "ExperimentConfig",
     "ForecastConfig",
     "GuardMode",
     "ObjectiveConfig",
@@ -27,6 +29,7 @@ __all__ = [
     "TrainConfig",
     "config_dir",
     "folder_name",
+    "hash_of_run",
     "register",
 ]
 
@@ -80,6 +83,19 @@ class ObjectiveConfig:
 
 
 @dataclass
+class ExperimentConfig:
+    """The sweep that a run belongs to; no number depends on it.
+
+    Attributes:
+        name: of the preset in `conf/experiment/`; null for none.
+        reduced: a shorter version of it, whose numbers are not to be reported.
+    """
+
+    name: str | None = MISSING
+    reduced: bool = MISSING
+
+
+@dataclass
 class TrainConfig:
     """`python -m immunize.train`; every key is explained in `conf/train.yaml`."""
 
@@ -91,16 +107,20 @@ class TrainConfig:
     trainer: Any = MISSING
     logger: Any = MISSING
     init: Any = MISSING
+    experiment: ExperimentConfig = MISSING
     seed: int = MISSING
     guard: GuardMode = MISSING
     data_root: str = MISSING
     pairing: str = MISSING
     overwrite: bool = MISSING
+    resume: bool = MISSING
     rho: float = MISSING
     probe_steps: int = MISSING
     monitor_every: int = MISSING
+    figure: bool = MISSING
     log_every: int = MISSING
     threads: int | None = MISSING
+    selection: str | None = MISSING
 
 
 @dataclass
@@ -132,7 +152,9 @@ class ReportConfig:
     """`python -m immunize.report`; every key is explained in `conf/report.yaml`."""
 
     runs: str = MISSING
+    experiment: str | None = MISSING
     out: str | None = MISSING
+    published: str = MISSING
 
 
 def config_dir() -> str:
@@ -153,9 +175,23 @@ def folder_name(number: int | str, overrides: str) -> str:
     return f"{number}_{re.sub(r'[^A-Za-z0-9._=,+-]+', '-', bare)}"[:LONGEST_NAME].rstrip("_-,.=")
 
 
+def hash_of_run(_root_: DictConfig) -> str:
+    """What a preset calls a run's folder: the `config_hash` of its record, known before the run.
+
+    Args:
+        _root_: the composed configuration of one run, with or without Hydra's own node.
+    """
+    from immunize.records import config_hash, resolved
+
+    return config_hash(resolved(_root_))
+
+
 def register() -> None:
-    """Register the schemas under the names that the primary configs start with, and the resolver of folder names."""
+    """Register the schemas under the names that the primary configs start with, and the resolvers of folder names."""
     OmegaConf.register_new_resolver("immunize.folder_name", folder_name, replace=True)
+    OmegaConf.register_new_resolver("immunize.config_hash", hash_of_run, replace=True)
+    # Where the plugin hydra-joblib-launcher is installed as well, Hydra reminds at length that it has the same name.
+    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/joblib' is validated against ConfigStore schema")
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)

@@ -52,7 +52,7 @@ def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], lis
     from immunize.recording import evaluate_thetas
 
     data = build_data(cfg)
-    thetas = load_checkpoint(folder / CHECKPOINT, data.n_features)
+    thetas = load_checkpoint(folder / CHECKPOINT, data.n_features, config_hash=record["config_hash"])
     if data.data_hash != record["data_hash"]:
         raise CheckpointError("the data are not those of the run: their hash differs from the record's")
     pairs = {"fit": data}
@@ -61,7 +61,7 @@ def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], lis
     if absent := pairs.keys() - thetas.keys():
         raise CheckpointError(f"{folder / CHECKPOINT} lacks theta.{absent.pop()}, which the record has numbers of")
     with threads(cfg, data.n_features):
-        again = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps)
+        again = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection"))
     differing = [line for key in COMPARED for line in _differences(record[key], again[key], key)]
     return {**record, **again}, differing
 

@@ -1,4 +1,4 @@
-"""From a composed configuration to objects: the data pair, the module, the trainer. Used by every entry point.
+"""The trainings of a run: the data pair, the columns θ is trained in, and what came of it. Used by every entry point.
 
 Sees every room; no room sees it.
 """
@@ -12,29 +12,30 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.loggers import Logger
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
-from immunize.building import build, build_sources
+from immunize.assembling import build_callbacks, build_init, build_module, build_objective, build_trainer
+from immunize.building import build_sources
 from immunize.data import ROLES, PairedData
 from immunize.errors import DivergedError, UserError
-from immunize.features import PRECONDITIONS, LinearExtractor
-from immunize.objective import new_head, task_loss
+from immunize.objective import Objective
+from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
 from immunize.training import ImmunizationModule
-from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop, progress
+from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop
 
-__all__ = ["Fit", "build_cross_fit", "build_data", "build_extractor", "build_loggers", "fit", "threads"]
+__all__ = ["COLUMNS", "Fit", "build_cross_fit", "build_data", "fit", "threads"]
 
+COLUMNS = ("auto", "joint", "all")
+"""Values of `model.columns`."""
 
-HEAD_STREAM = 2**40
-"""Added to the seed for ω, so that no run's ω comes from the draw of another run's θ."""
+JOINT_FROM, JOINT_BELOW = 256, 0.9
+"""`model.columns=auto` trains on the joint range where D is at least the first, and n/D at most the second."""
 
 ONE_THREAD_UP_TO = 256
 """Largest D for which LAPACK is at least as fast on one thread, and far faster when the cores are busy."""
@@ -49,7 +50,8 @@ class Fit:
         module: the trained module, with the last finite parameters if it diverged.
         seconds: wall time of the training.
         steps: optimizer steps taken.
-        facts: what the callbacks have to say (guard, balance, early stopping, divergence).
+        facts: what the callbacks have to say (warnings, guard, balance, early stopping, divergence).
+        basis: (D, n) of the joint range, if θ was trained there; None if in all D columns.
     """
 
     status: str
@@ -57,11 +59,19 @@ class Fit:
     seconds: float
     steps: int
     facts: dict[str, Any] = field(default_factory=dict)
+    basis: Tensor | None = None
 
     @property
     def theta(self) -> Tensor:
         """θ, (D, D) float64."""
-        return self.module.extractor.theta.detach()
+        theta = self.module.extractor.theta.detach()
+        return theta if self.basis is None else lift_map(theta, self.basis)
+
+    @property
+    def head(self) -> Tensor:
+        """ω, (D, 1) float64."""
+        head = self.module.head.detach()
+        return head if self.basis is None else self.basis @ head
 
 
 def build_data(cfg: DictConfig) -> PairedData:
@@ -77,7 +87,7 @@ def build_data(cfg: DictConfig) -> PairedData:
         batch_size=objective.batch_size,
         passes=objective.epochs if full_batch else 1,
         mode=cfg.pairing,
-        validation_fraction=objective.validation_fraction if objective.early_stopping else 0.0,
+        validation_fraction=objective.validation_fraction if objective.early_stopping or cfg.selection else 0.0,
         seed=cfg.seed,
     )
     data.setup()
@@ -89,27 +99,6 @@ def build_cross_fit(cfg: DictConfig, data: PairedData) -> PairedData:
     pair = data.cross_fit_pair(cfg.seed)
     pair.setup()
     return pair
-
-
-def build_extractor(cfg: DictConfig, n_features: int) -> LinearExtractor:
-    """f_θ at its start.
-
-    Raises:
-        UserError: a bad `model` setting.
-    """
-    extractor: LinearExtractor = build(_without_name(cfg.model), n_features=n_features, generator=_generator(cfg.seed))
-    return extractor
-
-
-def build_loggers(cfg: DictConfig, folder: Path) -> list[Logger]:
-    """The logger that the configuration names, writing into `folder`; none for `logger=none`.
-
-    Raises:
-        UserError: a package that the logger needs is missing.
-    """
-    if cfg.logger.get("_target_") is None:
-        return []
-    return [build(cfg.logger, save_dir=str(folder))]
 
 
 @contextlib.contextmanager
@@ -130,31 +119,42 @@ def threads(cfg: DictConfig, n_features: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str = "fit") -> Fit:
-    """Train θ on `data` as configured. A divergence or Ctrl-C ends the training, not the process.
+def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str = "fit", quiet: bool = False) -> Fit:
+    """Find θ for `data` as configured. A divergence or Ctrl-C ends the training, not the process.
 
     Args:
         cfg: the composed configuration.
         data: the pair, set up.
         loggers: where metrics go; empty for none.
         label: what to call this training in messages.
+        quiet: show no progress.
 
     Raises:
         UserError: a setting that the method, callbacks or trainer refuse.
     """
     seed_everything(cfg.seed, workers=True, verbose=False)
-    module = _build_module(cfg, data)
-    callbacks = _build_callbacks(cfg, data, module, label)
-    trainer = _build_trainer(cfg, data, loggers, list(callbacks.values()))
     started = time.perf_counter()
+    objective = build_objective(cfg)
+    solved = _solve(objective, data)
+    start = None if solved else _solve(build_init(cfg), data)
+    basis = None if solved else _columns(cfg, data)
+    seen = data if basis is None else data.in_coordinates(basis)
+    module = build_module(cfg, seen, objective)
+    facts: dict[str, Any] = {"columns": {"of": data.n_features, "trained": seen.n_features}}
+    for name, found in (("closed_form", solved), ("init", start)):
+        if found is not None:
+            theta, facts[name] = found
+            with torch.no_grad():
+                module.extractor.theta.copy_(theta if basis is None else restrict_map(theta, basis))
+    callbacks = build_callbacks(cfg, seen, module, label, quiet)
+    trainer = build_trainer(cfg, seen, loggers, list(callbacks.values()))
     status: str = "finished"
-    facts = _solve(cfg, module, data)
     try:
-        if "closed_form" not in facts:
+        if solved is None:
             with _quiet():
-                trainer.fit(module, datamodule=data)
+                trainer.fit(module, datamodule=seen)
     except (DivergedError, ValueError, RuntimeError) as error:
-        diverged = error if isinstance(error, DivergedError) else _overflow(module, data, trainer.global_step)
+        diverged = error if isinstance(error, DivergedError) else _overflow(module, seen, trainer.global_step)
         if diverged is None and isinstance(error, ValueError):  # a setting that only the data show to be wrong
             raise UserError(str(error)) from error
         if diverged is None:
@@ -171,105 +171,35 @@ def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str 
         status = "interrupted"
     seconds = time.perf_counter() - started
     facts.update(_facts(callbacks, module))
-    return Fit(status, module, seconds, trainer.global_step, facts)
+    return Fit(status, module, seconds, trainer.global_step, facts, basis)
 
 
-def _solve(cfg: DictConfig, module: ImmunizationModule, data: PairedData) -> dict[str, Any]:
-    """Set θ where no training is needed (the method's own `solve`), or where one starts from it (`init`).
-
-    Returns:
-        facts for the record: under "closed_form" if θ is final, under "init" if it is a start, else empty.
+def _solve(objective: Objective | None, data: PairedData) -> tuple[Tensor, dict[str, Any]] | None:
+    """θ (D, D) and facts about it from an objective that computes it; None from one that trains it.
 
     Raises:
         UserError: the data do not allow it.
     """
-    facts: dict[str, Any] = {}
-    solvers = {"closed_form": module.objective}
-    if cfg.init.get("_target_") is not None:
-        solvers["init"] = build(_without_name(cfg.init))
-    for name, objective in solvers.items():
-        try:
-            solved = objective.solve(data.fit.pretrain.x, data.fit.harmful.x)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        if solved is not None:
-            theta, facts[name] = solved
-            with torch.no_grad():
-                module.extractor.theta.copy_(theta)
-    return facts
-
-
-def _without_name(node: DictConfig) -> DictConfig:
-    """What a class is built from: everything but the name it goes by in records."""
-    return OmegaConf.create({key: value for key, value in _resolved(node).items() if key != "name"})
-
-
-def _build_module(cfg: DictConfig, data: PairedData) -> ImmunizationModule:
-    objective = build(_without_name(cfg.method))
-    generator = _generator(cfg.seed + HEAD_STREAM)
-    precondition = getattr(objective, "precondition", "none")
-    if precondition not in PRECONDITIONS:
-        raise UserError(f"unknown method.precondition {precondition!r}; there are {', '.join(PRECONDITIONS)}")
-    objective.bind(data.n_features, generator)
     try:
-        loss = task_loss(cfg.objective.loss)
+        return None if objective is None else objective.solve(data.fit.pretrain.x, data.fit.harmful.x)
     except ValueError as error:
         raise UserError(str(error)) from None
-    optimizer = build(cfg.objective.optimizer, lr=cfg.objective.learning_rate, _partial_=True)
-    try:  # what the optimizer refuses, it refuses when it gets its parameters
-        optimizer([torch.nn.Parameter(torch.zeros(1))])
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"objective.optimizer: {error}") from error
-    return ImmunizationModule(
-        build_extractor(cfg, data.n_features),
-        new_head(data.n_features, generator),
-        objective,
-        loss,
-        optimizer,
-        full_batch=data.full_batch,
-        log_every=cfg.log_every,
-    )
 
 
-def _build_callbacks(cfg: DictConfig, data: PairedData, module: ImmunizationModule, label: str) -> dict[str, Callback]:
-    objective = cfg.objective
-    try:
-        callbacks: dict[str, Callback] = {}
-        if objective.early_stopping:
-            callbacks["early_stopping"] = ValidationStop(objective.patience)
-        if objective.balance:
-            callbacks["balance"] = GradientBalance(objective.balance_multiplier, objective.balance_every)
-        if cfg.guard.value != "off":
-            if not {"well", "ill"} & module.objective.weights.keys():
-                raise UserError(
-                    f"guard={cfg.guard.value} watches R_well and R_ill; method={cfg.method.name} has neither"
-                )
-            callbacks["guard"] = TheoremGuard(cfg.guard.value)
-        # Lightning calls them in this order: the last look is at the θ that early stopping put back.
-        monitor = ImmunityMonitor(data.fit, cfg.monitor_every)
-        callbacks |= {"monitor": monitor, "progress": progress(monitor, label)}
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return callbacks
+def _columns(cfg: DictConfig, data: PairedData) -> Tensor | None:
+    """The basis in which θ is trained, (D, n); None for all D columns.
 
-
-def _build_trainer(cfg: DictConfig, data: PairedData, loggers: list[Logger], callbacks: list[Callback]) -> Trainer:
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    objective = cfg.objective
-    trainer: Trainer = build(
-        cfg.trainer,
-        max_epochs=1 if data.full_batch else objective.epochs,
-        logger=loggers or False,
-        callbacks=callbacks,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
-        limit_val_batches=1.0 if objective.early_stopping else 0,
-        num_sanity_val_steps=0,
-        val_check_interval=objective.check_every if objective.early_stopping else None,
-        check_val_every_n_epoch=None if objective.early_stopping else 1,
-    )
-    return trainer
+    Raises:
+        UserError: an unknown `model.columns`.
+    """
+    wanted = cfg.model.get("columns", "all")
+    if wanted not in COLUMNS:
+        raise UserError(f"unknown model.columns {wanted!r}; there are {', '.join(COLUMNS)}")
+    if wanted == "all" or (wanted == "auto" and data.n_features < JOINT_FROM):
+        return None
+    parts = [pair.of(role).x for pair in (data.fit, data.validation) if pair is not None for role in ROLES]
+    basis = joint_basis(*(compress_rows(x) for x in parts))
+    return None if wanted == "auto" and basis.shape[1] > JOINT_BELOW * data.n_features else basis
 
 
 def _overflow(module: ImmunizationModule, data: PairedData, step: int) -> DivergedError | None:
@@ -299,18 +229,8 @@ def _quiet() -> Iterator[None]:
 def _facts(callbacks: dict[str, Callback], module: ImmunizationModule) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for name, callback in callbacks.items():
-        if isinstance(callback, GradientBalance):
+        if isinstance(callback, GradientBalance | ImmunityMonitor):
             facts[name] = callback.facts(module)
         elif isinstance(callback, TheoremGuard | ValidationStop):
             facts[name] = callback.facts()
     return facts
-
-
-def _resolved(node: DictConfig) -> dict[str, Any]:
-    container = OmegaConf.to_container(node, resolve=True)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.loggers import Logger
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
 from immunize.checkpoints import save_checkpoint
@@ -30,6 +30,7 @@ from immunize.records import (
     peak_memory_mib,
     provenance,
     reset_peak_memory,
+    resolved,
     write_record,
 )
 from immunize.report import norm_ratio_figure, result_rows
@@ -52,9 +53,7 @@ def refuse_finished(folder: Path, overwrite: bool) -> None:
 def new_record(cfg: DictConfig) -> dict[str, Any]:
     """A record with everything that is known before training; the peak of memory is counted from here."""
     reset_peak_memory()
-    config = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    assert isinstance(config, dict)
-    plain = {str(key): value for key, value in config.items()}
+    plain = resolved(cfg)
     return {
         "schema_version": SCHEMA_VERSION,
         "status": "started",
@@ -81,12 +80,13 @@ def evaluate_fits(
         harmful=data.harmful.name,
         data={role: data.source(role).describe() | {"fit_rows": len(data.fit.of(role))} for role in ROLES},
         data_hash=data.data_hash,
-        held_out_protocol=data.held_out_protocol,
+        held_out_protocol=data.held_out_protocol if cfg.selection is None else None,
         training={name: {"steps": f.steps, "seconds": f.seconds, **f.facts} for name, f in fits.items()},
     )
     if record["status"] == "finished":
         started = time.perf_counter()
-        record.update(evaluate_thetas({name: f.theta for name, f in fits.items()}, pairs, cfg.rho, cfg.probe_steps))
+        thetas = {name: f.theta for name, f in fits.items()}
+        record.update(evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.selection))
         record["seconds_evaluating"] = time.perf_counter() - started
     record["seconds"] = time.perf_counter() - clock
     record["peak_memory_mib"] = peak_memory_mib()
@@ -94,7 +94,11 @@ def evaluate_fits(
 
 
 def evaluate_thetas(
-    thetas: dict[str, Tensor], pairs: dict[str, PairedData], rho: float, probe_steps: int
+    thetas: dict[str, Tensor],
+    pairs: dict[str, PairedData],
+    rho: float,
+    probe_steps: int,
+    selection: str | None = None,
 ) -> dict[str, Any]:
     """`metrics`, `verdicts`, `steps_to_norm_ratio` and `curves` of a run.
 
@@ -103,14 +107,16 @@ def evaluate_thetas(
         pairs: the data that each of them was fitted on.
         rho: ρ of the `ridge` estimator.
         probe_steps: length of the norm-ratio curves.
+        selection: "validation" measures on the validation rows of "fit" instead of the held-out part.
     """
     held_by = "cross_fit" if "cross_fit" in thetas else "fit"
     fitted, held = pairs["fit"], pairs[held_by]
     assert fitted.fit is not None
-    assert held.held_out is not None
+    other, rows = ("held_out", held.held_out) if selection is None else (selection, held.validation)
+    assert rows is not None
     parts = {
         "fit": evaluate_part(thetas["fit"], fitted.fit, fitted.tasks, rho=rho, probe_steps=probe_steps),
-        "held_out": evaluate_part(thetas[held_by], held.held_out, held.tasks, rho=rho, probe_steps=probe_steps),
+        other: evaluate_part(thetas[held_by], rows, held.tasks, rho=rho, probe_steps=probe_steps),
     }
     return {
         "metrics": {
@@ -120,7 +126,7 @@ def evaluate_thetas(
         "verdicts": {
             **asdict(parts["fit"].verdicts),
             "part": "fit",
-            "held_out": asdict(parts["held_out"].verdicts),
+            other: asdict(parts[other].verdicts),
         },
         "steps_to_norm_ratio": {part: _by_curve(of, "steps_to") for part, of in parts.items()},
         "curves": {"norm_ratio": {part: _by_curve(of, "curve") for part, of in parts.items()}},
@@ -134,15 +140,17 @@ def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: li
     save_checkpoint(
         folder / CHECKPOINT,
         {name: f.theta for name, f in fits.items()},
-        {name: f.module.head.detach() for name, f in fits.items()},
+        {name: f.head for name, f in fits.items()},
         config_hash=record["config_hash"],
     )
     write_record(folder, record)
     done = record["status"] == "finished"
     try:
         if done:
-            norm_ratio_figure(record, folder / FIGURE)
-            final = (_flat(record["metrics"]), result_rows(record), _flat_curves(record), folder / FIGURE)
+            figure = folder / FIGURE if record["config"]["figure"] else None
+            if figure is not None:
+                norm_ratio_figure(record, figure)
+            final = (_flat(record["metrics"]), result_rows(record), _flat_curves(record), figure)
             log_results(loggers, *final, step=fits["fit"].steps)
         close_loggers(loggers, success=done)
     except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe

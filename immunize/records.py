@@ -20,6 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from immunize import __version__
 from immunize.errors import CheckpointError
 
@@ -28,6 +30,7 @@ __all__ = [
     "FIGURE",
     "RECORD",
     "SCHEMA_VERSION",
+    "SWEEP",
     "config_hash",
     "finished",
     "peak_memory_mib",
@@ -35,14 +38,23 @@ __all__ = [
     "provenance",
     "read_record",
     "reset_peak_memory",
+    "resolved",
     "write_record",
 ]
 
 RECORD, CHECKPOINT, FIGURE = "record.json", "checkpoint.safetensors", "norm_ratio.png"
+SWEEP = "sweep.json"
+"""In the folder of a sweep that can be continued: which of the runs there are its own, by their config hashes. Runs
+with settings of before stay in the folder until somebody removes them."""
+
 SCHEMA_VERSION = 1
 
-# What changes no number but by rounding: where things lie, how they are shown, how many threads compute.
-_NOT_HASHED = ("data_root", "overwrite", "logger", "log_every", "monitor_every", "threads")
+# What changes no number but by rounding: where things lie, how they are shown, which sweep they belong to, how many
+# threads compute.
+_NOT_HASHED = (
+    *("data_root", "overwrite", "resume", "experiment", "threads"),
+    *("logger", "log_every", "monitor_every", "figure"),
+)
 _PACKAGES = (
     *("torch", "torchvision", "lightning", "timm", "hydra-core", "omegaconf", "numpy", "scipy", "pandas"),
     *("scikit-learn", "matplotlib", "safetensors", "wandb"),
@@ -58,6 +70,18 @@ def config_hash(config: dict[str, Any]) -> str:
     kept = {key: value for key, value in config.items() if key not in _NOT_HASHED}
     kept = _without_paths(kept, str(config.get("data_root")))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """The plain, resolved configuration of a run, without Hydra's own node.
+
+    Raises:
+        OmegaConfBaseException: a reference to a setting that does not exist.
+    """
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    plain_config = OmegaConf.to_container(own, resolve=True, enum_to_str=True)
+    assert isinstance(plain_config, dict)
+    return {str(key): value for key, value in plain_config.items()}
 
 
 def provenance() -> dict[str, Any]:

@@ -21,6 +21,9 @@ __all__ = ["check_folder", "check_settings"]
 LARGEST_SEED = 2**32 - 1
 """Numpy's largest."""
 
+PAIRINGS, LOSSES, MULTIPLIERS = ("max_size_cycle", "min_size"), ("mse", "bce"), (1, 2, 3, 5)
+"""What `immunize.data.MODES`, `immunize.objective.losses` and `GradientBalance` accept; their rooms import torch."""
+
 Rule = tuple[str, Callable[[Any], bool], str]
 RULES: tuple[Rule, ...] = (
     ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}"),
@@ -31,13 +34,26 @@ RULES: tuple[Rule, ...] = (
     ("threads", lambda value: value is None or value >= 1, "at least 1, or null"),
     ("objective.lambda_well", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
     ("objective.lambda_ill", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
+    ("pairing", lambda value: value in PAIRINGS, f"one of {', '.join(PAIRINGS)}, so that every batch has rows of both"),
+    ("objective.loss", lambda value: value in LOSSES, f"one of {', '.join(LOSSES)}"),
+    ("selection", lambda value: value in (None, "validation"), "validation, or null"),
     ("objective.epochs", lambda value: value >= 1, "at least 1"),
     ("objective.learning_rate", lambda value: 0 < value < math.inf, "positive and finite"),
     ("objective.batch_size", lambda value: value is None or value >= 2, "at least 2, or null for full-batch steps"),
 )
+FRACTION = "objective.validation_fraction"
 EARLY_STOPPING_RULES: tuple[Rule, ...] = (
-    ("objective.validation_fraction", lambda value: 0 < value <= 0.9, "positive and at most 0.9 for early stopping"),
+    (FRACTION, lambda value: 0 < value <= 0.9, "positive and at most 0.9 for early stopping"),
     ("objective.check_every", lambda value: value >= 1, "at least 1"),
+    ("objective.patience", lambda value: value >= 1, "at least 1"),
+)
+BALANCE_RULES: tuple[Rule, ...] = (
+    ("objective.balance_multiplier", lambda value: value in MULTIPLIERS, f"one of {MULTIPLIERS} (C.2)"),
+    ("objective.balance_every", lambda value: value >= 0, "at least 0; 0 balances once, before the first step"),
+)
+SELECTION_RULES: tuple[Rule, ...] = (
+    (FRACTION, lambda value: 0 < value <= 0.9, "positive and at most 0.9 for selection=validation"),
+    ("objective.early_stopping", lambda value: not value, "false for selection=validation: both need the same rows"),
 )
 
 
@@ -54,15 +70,18 @@ def check_settings(cfg: DictConfig) -> None:
             raise UserError(f"there is no setting {name}{unknown[0]}; --help lists those there are")
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     objective = cfg.objective
+    selecting = SELECTION_RULES if cfg.selection is not None else ()
+    stopping = EARLY_STOPPING_RULES if objective.early_stopping else ()
+    balancing = BALANCE_RULES if objective.balance else ()
+    for name, allowed, words in (*RULES, *selecting, *stopping, *balancing):
+        value = OmegaConf.select(cfg, name)
+        if not allowed(value):
+            raise UserError(f"{name} has to be {words}; it is {value}")
     if objective.early_stopping and objective.batch_size is None and objective.check_every > objective.epochs:
         raise UserError(
             f"objective.check_every={objective.check_every} looks at the validation split only after the last of "
             f"{objective.epochs} steps; choose a smaller one for early stopping"
         )
-    for name, allowed, words in (*RULES, *(EARLY_STOPPING_RULES if cfg.objective.early_stopping else ())):
-        value = OmegaConf.select(cfg, name)
-        if not allowed(value):
-            raise UserError(f"{name} has to be {words}; it is {value}")
 
 
 def check_folder(folder: Path) -> None:

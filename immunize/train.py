@@ -15,14 +15,15 @@ from omegaconf import DictConfig
 
 from immunize.building import build_sources
 from immunize.cli import entry_point, explain_errors, sigint_restored
-from immunize.config import config_dir, register
+from immunize.config import config_dir, hash_of_run, register
 from immunize.errors import UserError
 from immunize.settings import check_folder, check_settings
+from immunize.sweeping import done_record, value_of
 
 __all__ = ["main", "run"]
 
 
-def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
     """Immunize, evaluate, and write `record.json`, `checkpoint.safetensors` and `norm_ratio.png` into `folder`.
 
     Where the data set has no held-out part of its own (House Prices), a second extractor is fitted the same way on a
@@ -31,17 +32,21 @@ def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     Args:
         cfg: the composed configuration (`conf/train.yaml`).
         folder: the output folder.
+        quiet: show no progress.
 
     Returns:
-        The record, as written.
+        The record, as written; with `resume`, the one that is there if it needs no repeating.
 
     Raises:
         UserError: anything in the configuration or the data that the user has to mend.
     """
     check_settings(cfg)
+    if cfg.resume and not cfg.overwrite and (record := done_record(folder, hash_of_run(cfg))) is not None:
+        return record
     build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
     check_folder(folder)
-    from immunize.experiment import build_cross_fit, build_data, build_loggers, fit, threads
+    from immunize.assembling import build_loggers
+    from immunize.experiment import build_cross_fit, build_data, fit, threads
     from immunize.recording import evaluate_fits, new_record, refuse_finished, save
 
     refuse_finished(folder, cfg.overwrite)
@@ -51,12 +56,12 @@ def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     loggers = build_loggers(cfg, folder)
 
     pairs, fits = {"fit": data}, {}
-    if data.held_out_protocol == "cross_fit":
+    if data.held_out_protocol == "cross_fit" and cfg.selection is None:
         pairs["cross_fit"] = build_cross_fit(cfg, data)
     with sigint_restored(), threads(cfg, data.n_features):
         try:
             for name, pair in pairs.items():
-                fits[name] = fit(cfg, pair, loggers if name == "fit" else [], label=name.replace("_", "-"))
+                fits[name] = fit(cfg, pair, loggers if name == "fit" else [], label=name.replace("_", "-"), quiet=quiet)
                 if fits[name].status != "finished":
                     break
             evaluate_fits(record, cfg, fits, pairs, clock)
@@ -79,22 +84,25 @@ def main() -> None:
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
 @explain_errors
 def _hydra_main(cfg: DictConfig) -> float | None:
-    """One job: print the table, then the record's path as the last line of stdout."""
+    """One job: print the table, then the record's path as the last line of stdout; in a sweep, nothing."""
     from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
 
     from immunize.records import RECORD
     from immunize.report import show_record
 
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    record = run(cfg, folder)
-    show_record(record)
-    print(folder / RECORD, flush=True)
+    hydra_cfg = HydraConfig.get()
+    folder = Path(hydra_cfg.runtime.output_dir)
+    in_sweep = hydra_cfg.mode == RunMode.MULTIRUN
+    record = run(cfg, folder, quiet=in_sweep)
+    if not in_sweep:
+        show_record(record)
+        print(folder / RECORD, flush=True)
     if record["status"] == "interrupted":
         raise KeyboardInterrupt
-    if record["status"] != "finished":
+    if record["status"] != "finished" and not in_sweep:  # for a sweep it is one result among many
         raise UserError(f"the run {record['status']}: its record says where, the checkpoint holds the last finite θ")
-    value = record["metrics"]["fit"]["spectrum"]["rir"]
-    return None if value is None else float(value)
+    return value_of(record)
 
 
 if __name__ == "__main__":

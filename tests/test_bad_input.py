@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,13 +115,13 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
         ("monitor_every=0", ["monitor_every has to be at least 1"]),
         ("log_every=0", ["log_every has to be at least 1"]),
         ("threads=0", ["threads has to be at least 1"]),
-        ("pairing=sequential", ["sequential", "max_size_cycle"]),
+        ("pairing=sequential", ["pairing has to be one of max_size_cycle", "sequential"]),
         ("objective.epochs=0", ["objective.epochs has to be at least 1"]),
         ("objective.epochs=-5", ["objective.epochs has to be at least 1", "-5"]),
         ("objective.learning_rate=-1", ["objective.learning_rate has to be positive"]),
         ("objective.learning_rate=inf", ["objective.learning_rate has to be positive and finite"]),
         ("objective.batch_size=1", ["objective.batch_size has to be at least 2"]),
-        ("objective.batch_size=100000", ["batch_size=100000", "larger than both data sets"]),
+        ("objective.batch_size=100000", ["objective.batch_size=100000", "larger than both data sets"]),
         ("objective.lambda_well=-1", ["objective.lambda_well", "-1"]),
         ("objective.lambda_ill=-1", ["objective.lambda_ill", "-1"]),
         ("objective.lambda_ill=nan", ["objective.lambda_ill", "finite"]),
@@ -130,9 +131,12 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
         ("method=imma method.inner_learning_rate=0", ["method.inner_learning_rate", "positive"]),
         ("objective.loss=l1", ["objective.loss", "l1", "mse, bce"]),
         ("harmful=synthetic objective.loss=bce", ["objective.loss=bce", "regression", "objective.loss=mse"]),
-        ("objective.balance=true objective.balance_multiplier=4", ["balance_multiplier", "(1, 2, 3, 5)"]),
-        ("objective.balance=true objective.balance_every=-1", ["balance_every"]),
-        ("objective.early_stopping=true objective.patience=0", ["objective.patience"]),
+        (
+            "objective.balance=true objective.balance_multiplier=4",
+            ["objective.balance_multiplier has to be one of (1, 2, 3, 5)"],
+        ),
+        ("objective.balance=true objective.balance_every=-1", ["objective.balance_every has to be at least 0"]),
+        ("objective.early_stopping=true objective.patience=0", ["objective.patience has to be at least 1"]),
         ("objective.early_stopping=true objective.check_every=0", ["objective.check_every"]),
         ("objective.early_stopping=true objective.validation_fraction=0", ["objective.validation_fraction"]),
         ("objective.early_stopping=true objective.validation_fraction=1.5", ["objective.validation_fraction"]),
@@ -149,7 +153,7 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
         ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),
         ("trainer.devices=0", ["devices"]),
         ("trainer.accelerator=foo", ["foo"]),
-        ("objective=defaults method=ours", ["lambda_well"]),
+        ("objective=defaults", ["objective/defaults", "linear_digits"]),
         ("harmful.pair=[3,3]", ["pair", "twice", "harmful.pair=[0,1]"]),
         ("harmful.pair=[0,10]", ["no digit 10", "harmful.pair=[0,1]"]),
         ("harmful.pair=[0]", ["not two whole numbers"]),
@@ -171,6 +175,46 @@ def test_impossible_values_are_refused_before_training(command: Command, overrid
     for word in words:
         assert word in message
     assert not (command.folder / "run" / "record.json").exists()
+
+
+SCALARS = [
+    "pairing=sequential", "objective.loss=l1", "objective.batch_size=1", "objective.epochs=0", "threads=0",
+    "objective.balance=true objective.balance_multiplier=4", "objective.balance=true objective.balance_every=-1",
+    "objective.early_stopping=true objective.patience=0", "objective.lambda_ill=-1", "selection=test", "rho=0",
+]  # fmt: skip
+
+
+def test_scalars_are_refused_before_the_heavy_imports() -> None:
+    code = f"""
+import sys
+from hydra import compose, initialize_config_dir
+from immunize import train
+from immunize.config import config_dir, register
+from immunize.errors import UserError
+register()
+with initialize_config_dir(config_dir(), version_base="1.3"):
+    for overrides in {SCALARS!r}:
+        try:
+            train.run(compose("train", overrides.split()), None)
+        except UserError as error:
+            words = str(error)
+            assert overrides.split()[-1].partition("=")[0] in words, words
+        else:
+            sys.exit(overrides + " was accepted")
+        assert not {{"torch", "lightning"}} & set(sys.modules), overrides
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_settings_and_rooms_accept_the_same_words() -> None:
+    """The rules cannot import the rooms, which import torch."""
+    from immunize import settings
+    from immunize.data.pair import MODES
+    from immunize.objective.losses import LOSSES
+    from immunize.training.callbacks.balance import MULTIPLIERS
+
+    assert (settings.PAIRINGS, settings.MULTIPLIERS, set(settings.LOSSES)) == (MODES, MULTIPLIERS, set(LOSSES))
 
 
 def test_missing_data_names_file_source_and_option(command: Command) -> None:

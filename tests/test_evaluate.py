@@ -129,7 +129,7 @@ def test_infinities_are_null_in_the_record_and_agree(folder: Path) -> None:
 def test_tampered_checkpoint_is_noticed_in_every_number_of_theta(folder: Path) -> None:
     theta = theta_of(folder).clone()
     theta[1, 2] += 0.01
-    save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash="")
+    save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash=read_record(folder)["config_hash"])
     _, differing = evaluate.run(folder)
     names = {line.partition(":")[0] for line in differing}
     for part in ("fit", "held_out"):
@@ -206,13 +206,26 @@ def test_digits_agree_although_their_spectrum_is_cut(tmp_path: Path) -> None:
         torch.set_num_threads(before)
 
 
+def test_checkpoint_of_another_run_is_refused(folder: Path) -> None:
+    """Even with the very same θ: it is not known to be this run's."""
+    theta, own = theta_of(folder), read_record(folder)["config_hash"]
+    for other in ("0123456789abcdef", ""):
+        save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash=other)
+        with pytest.raises(CheckpointError, match="belongs to another run") as error:
+            evaluate.run(folder)
+        assert own in str(error.value)
+        assert str(folder / CHECKPOINT) in str(error.value)
+    save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash=own)
+    assert evaluate.run(folder)[1] == []
+
+
 def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(folder.parent)
     monkeypatch.setattr(sys, "argv", ["immunize-evaluate", "run=copy"])
     evaluate.main()
     assert "every number agrees" in capsys.readouterr().out
     theta = theta_of(folder)
-    save_checkpoint(folder / CHECKPOINT, {"fit": theta.T}, {}, config_hash="")
+    save_checkpoint(folder / CHECKPOINT, {"fit": theta.T}, {}, config_hash=read_record(folder)["config_hash"])
     with pytest.raises(SystemExit) as end:
         evaluate.main()
     assert end.value.code == 1
@@ -234,15 +247,15 @@ def test_cross_fitted_run_agrees(data_root: Path, tmp_path: Path, monkeypatch: p
     thetas = load_checkpoint(folder / CHECKPOINT, 79)
     assert thetas.keys() == {"fit", "cross_fit"}
     swapped = {"fit": thetas["cross_fit"], "cross_fit": thetas["fit"]}
-    save_checkpoint(folder / CHECKPOINT, swapped, {}, config_hash="")
+    save_checkpoint(folder / CHECKPOINT, swapped, {}, config_hash=read_record(folder)["config_hash"])
     names = {line.partition(":")[0] for line in evaluate.run(folder)[1]}
     assert {"metrics.fit.spectrum.rir", "metrics.held_out.spectrum.rir"} <= names
 
-    save_checkpoint(folder / CHECKPOINT, {"fit": thetas["fit"]}, {}, config_hash="")
+    save_checkpoint(folder / CHECKPOINT, {"fit": thetas["fit"]}, {}, config_hash=read_record(folder)["config_hash"])
     with pytest.raises(CheckpointError, match=r"lacks theta\.cross_fit"):
         evaluate.run(folder)
 
-    save_checkpoint(folder / CHECKPOINT, thetas, {}, config_hash="")
+    save_checkpoint(folder / CHECKPOINT, thetas, {}, config_hash=read_record(folder)["config_hash"])
     record = read_record(folder)
     moved = json.loads(json.dumps(record).replace(str(data_root), "/nowhere"))
     write_record(folder, moved)

@@ -9,25 +9,31 @@ Shapes: N samples, D features.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 import torch
 from lightning import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
 
 from immunize.data.checks import check_part, check_same_width
+from immunize.data.cross_fitted import CrossFitted
 from immunize.data.loaders import batch_loader, whole_loader
-from immunize.data.parts import ROLES, Part, Role, Source, Splits, hash_of, random_generator
+from immunize.data.parts import ROLES, Part, Role, Source, Splits, fingerprint_of, hash_of, random_generator
 from immunize.errors import DataError
+from immunize.remembering import remembered
 
-__all__ = ["MODES", "CrossFitted", "PairParts", "PairedData"]
+__all__ = ["MODES", "PairParts", "PairedData"]
 
 Mode = Literal["max_size_cycle", "min_size"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 """CombinedLoader's modes in which every batch holds rows of both data sets; an objective needs both."""
 
 VALIDATION_STREAM, SHUFFLE_STREAM = 0, 1
+_LATEST: dict[tuple[Hashable, ...], tuple[dict[Role, Splits], str]] = {}
 MAX_VALIDATION_FRACTION = 0.9
 
 
@@ -47,45 +53,14 @@ class PairParts:
         """The part of one data set."""
         return self.pretrain if role == "pretrain" else self.harmful
 
+    def in_coordinates(self, basis: Tensor) -> PairParts:
+        """Both parts with each row x replaced by x @ basis, (D, n)."""
+        return PairParts(*(Part(_product(part.x, basis), part.y) for part in (self.pretrain, self.harmful)))
 
-class CrossFitted:
-    """A source whose `fit` and `held_out` are two halves of another source's rows.
 
-    A source that has held-out rows of its own keeps its split.
-
-    Args:
-        source: what is cross-fitted.
-        seed: of the halves.
-    """
-
-    held_out_protocol = "split"
-
-    def __init__(self, source: Source, seed: int) -> None:
-        self.source, self.seed = source, seed
-        self.name, self.task = source.name, source.task
-
-    def require(self) -> None:
-        """Find the source's files."""
-        self.source.require()
-
-    def load(self) -> Splits:
-        """The two halves, or the source's own split."""
-        return self.source.cross_fit(self.seed) if self.source.held_out_protocol == "cross_fit" else self.source.load()
-
-    def cross_fit(self, seed: int) -> Splits:
-        """Refuse: halves are not halved again.
-
-        Args:
-            seed: ignored.
-
-        Raises:
-            DataError: always.
-        """
-        raise DataError(f"{self.name} is cross-fitted already")
-
-    def describe(self) -> dict[str, object]:
-        """The source's facts and the seed of the halves."""
-        return self.source.describe() | {"cross_fit_seed": self.seed}
+@remembered(2)
+def _product(x: Tensor, basis: Tensor) -> Tensor:
+    return x @ basis
 
 
 class PairedData(LightningDataModule):
@@ -181,14 +156,13 @@ class PairedData(LightningDataModule):
         """
         if self._fit is not None:
             return
-        splits = {role: self._load(role) for role in ROLES}
+        splits, self._data_hash = self._splits()
         fit = PairParts(splits["pretrain"].fit, splits["harmful"].fit)
         check_same_width(fit.pretrain, fit.harmful, (self.pretrain.name, self.harmful.name))
         self._check_batch_size(fit)
         held_out = (splits["pretrain"].held_out, splits["harmful"].held_out)
         if held_out[0] is not None and held_out[1] is not None:
             self._held_out = PairParts(held_out[0], held_out[1])
-        self._data_hash = hash_of({role: self.source(role).name for role in ROLES}, splits)
         if self.validation_fraction > 0:
             fit, self._validation = self._set_aside(fit)
         self._fit = fit
@@ -207,6 +181,21 @@ class PairedData(LightningDataModule):
         if self.validation is None:
             return []
         return CombinedLoader({role: whole_loader(self.validation.of(role), 1) for role in ROLES}, "max_size_cycle")
+
+    def in_coordinates(self, basis: Tensor) -> PairedData:
+        """The same pair with each row x of `fit` and `validation` replaced by its coordinates x @ basis.
+
+        Args:
+            basis: (D, n) float64 with orthonormal columns that span these rows.
+
+        Returns:
+            a pair of n features, set up, without held-out rows, which the basis need not span.
+        """
+        other = copy.copy(self)
+        other._fit = self.fit.in_coordinates(basis)
+        other._validation = None if self.validation is None else self.validation.in_coordinates(basis)
+        other._held_out = None
+        return other
 
     def cross_fit_pair(self, seed: int) -> PairedData:
         """The pair for a second extractor, fitted the same way on half of the rows and measured on the other half.
@@ -231,6 +220,18 @@ class PairedData(LightningDataModule):
     def source(self, role: Role) -> Source:
         """The source of one data set."""
         return self.pretrain if role == "pretrain" else self.harmful
+
+    def _splits(self) -> tuple[dict[Role, Splits], str]:
+        """The rows of both data sets and their hash; those of the last pair are kept, for the other runs of a sweep."""
+        prints = tuple(fingerprint_of(self.source(role)) for role in ROLES)
+        if prints in _LATEST:
+            return _LATEST[prints]
+        splits = {role: self._load(role) for role in ROLES}
+        loaded = splits, hash_of({role: self.source(role).name for role in ROLES}, splits)
+        if None not in prints:
+            _LATEST.clear()
+            _LATEST[prints] = loaded
+        return loaded
 
     def _load(self, role: Role) -> Splits:
         source = self.source(role)
@@ -260,7 +261,7 @@ class PairedData(LightningDataModule):
             n_aside = round(len(part) * self.validation_fraction)
             if min(n_aside, len(part) - n_aside) < 2:
                 raise DataError(
-                    f"validation_fraction={self.validation_fraction} splits the {len(part)} rows of "
+                    f"objective.validation_fraction={self.validation_fraction} splits the {len(part)} rows of "
                     f"{self.source(role).name} ({role}) into {len(part) - n_aside} and {n_aside}, but both parts need "
                     f"at least 2; choose another fraction"
                 )
@@ -273,15 +274,17 @@ class PairedData(LightningDataModule):
     def _check_options(self) -> None:
         if self.mode not in MODES:
             raise DataError(
-                f"mode is {self.mode!r}, but has to be one of {', '.join(MODES)}, so that every batch has rows of both"
+                f"pairing is {self.mode!r}, but has to be one of {', '.join(MODES)}: every batch needs rows of both"
             )
         if self.passes < 1:
             raise DataError(f"passes={self.passes}, but an epoch needs at least 1")
         if self.batch_size is not None and self.batch_size < 2:
-            raise DataError(f"batch_size={self.batch_size}, but a spectrum needs 2 rows (null takes all of them)")
+            raise DataError(
+                f"objective.batch_size={self.batch_size}, but a spectrum needs 2 rows (null takes all of them)"
+            )
         if not 0 <= self.validation_fraction <= MAX_VALIDATION_FRACTION:
             raise DataError(
-                f"validation_fraction={self.validation_fraction}, but it has to be between 0 and "
+                f"objective.validation_fraction={self.validation_fraction}, but it has to be between 0 and "
                 f"{MAX_VALIDATION_FRACTION}"
             )
 
@@ -289,7 +292,7 @@ class PairedData(LightningDataModule):
         larger = max(len(fit.pretrain), len(fit.harmful))
         if self.batch_size is not None and self.batch_size > larger:
             raise DataError(
-                f"batch_size={self.batch_size} is larger than both data sets ({self.pretrain.name}: "
+                f"objective.batch_size={self.batch_size} is larger than both data sets ({self.pretrain.name}: "
                 f"{len(fit.pretrain)} rows, {self.harmful.name}: {len(fit.harmful)} rows); choose a smaller one, or "
                 f"null for full-batch steps"
             )

@@ -16,7 +16,7 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -27,7 +27,18 @@ from immunize.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ROLES", "Part", "Role", "Source", "SourceBase", "Splits", "hash_of", "random_generator", "to_part"]
+__all__ = [
+    "ROLES",
+    "Part",
+    "Role",
+    "Source",
+    "SourceBase",
+    "Splits",
+    "fingerprint_of",
+    "hash_of",
+    "random_generator",
+    "to_part",
+]
 
 Role = Literal["pretrain", "harmful"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -100,6 +111,16 @@ class Source(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record; plain values that JSON can hold."""
+
+
+def fingerprint_of(source: Source) -> Hashable:
+    """What the source's `load` depends on, if it says so with a method `fingerprint`; None: load anew each time.
+
+    Args:
+        source: any; the method is optional, and returns settings, and path, size and time of every file.
+    """
+    own = getattr(source, "fingerprint", None)
+    return None if own is None else own()
 
 
 class SourceBase:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from immunize.data import ROLES
-from immunize.evaluation.decomposition import Decomposition, compress, decompose
+from immunize.evaluation.decomposition import Decomposition, Rows, compress, decompose
 from immunize.evaluation.probe import DEFAULT_STEPS, NormRatioCurve, norm_ratio_curve
+from immunize.remembering import remembered
 from immunize.spectrum import DEFAULT_RHO, ESTIMATORS, Estimator, ImmunizationRatio, immunization_ratio
 
 if TYPE_CHECKING:
@@ -96,12 +97,9 @@ def evaluate_part(
         ValueError: features that are not finite, or all zero.
     """
     with torch.no_grad():
-        identity: dict[str, Decomposition] = {}
-        immunized: dict[str, Decomposition] = {}
-        for role in ROLES:
-            part = parts.of(role)
-            rows = compress(part.x, least_squares_targets(part.y, tasks[role]))
-            identity[role], immunized[role] = decompose(rows), decompose(rows, theta)
+        baselines = {role: _baseline(parts.of(role).x, parts.of(role).y, tasks[role], probe_steps) for role in ROLES}
+        identity: dict[str, Decomposition] = {role: of.decomposition for role, of in baselines.items()}
+        immunized: dict[str, Decomposition] = {role: decompose(of.rows, theta) for role, of in baselines.items()}
         ratios = {
             estimator: immunization_ratio(
                 immunized["pretrain"].spectrum,
@@ -113,10 +111,9 @@ def evaluate_part(
             )
             for estimator in ESTIMATORS
         }
-        curves = {
-            (name, which): _curve(decomposition, probe_steps)
-            for which, of in (("immunized", immunized), ("identity", identity))
-            for name, decomposition in of.items()
+        curves: dict[tuple[str, str], NormRatioCurve | None] = {
+            **{(role, "immunized"): _curve(of, probe_steps) for role, of in immunized.items()},
+            **{(role, "identity"): of.curve for role, of in baselines.items()},
         }
     return PartEvaluation(ratios, _verdicts(ratios["spectrum"], immunized["pretrain"], identity["pretrain"]), curves)
 
@@ -135,6 +132,22 @@ def least_squares_targets(y: Tensor, task: str) -> Tensor:
     if task == "binary":
         return 2 * y - 1
     raise ValueError(f"unknown task {task!r}")
+
+
+@dataclass(frozen=True)
+class _Baseline:
+    """What does not depend on θ: the rows, and what the identity makes of them."""
+
+    rows: Rows
+    decomposition: Decomposition
+    curve: NormRatioCurve | None
+
+
+@remembered(4)  # two data sets, two parts
+def _baseline(x: Tensor, y: Tensor, task: str, probe_steps: int) -> _Baseline:
+    rows = compress(x, least_squares_targets(y, task))
+    decomposition = decompose(rows)
+    return _Baseline(rows, decomposition, _curve(decomposition, probe_steps))
 
 
 def _verdicts(ratio: ImmunizationRatio, immunized: Decomposition, identity: Decomposition) -> Verdicts:

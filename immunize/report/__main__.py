@@ -1,4 +1,7 @@
-"""`python -m immunize.report runs=<folder> [out=<folder>]`: a table of many runs, from their records alone."""
+"""`python -m immunize.report`: tables and figures of many runs, from their records alone.
+
+`runs=<folder> [out=<folder>]` summarizes any runs; with `experiment=<name>` it writes the report of that experiment.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from omegaconf import DictConfig
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, register
 from immunize.errors import UserError
-from immunize.report.summary import load_records, summary_table, write_summary
 
 
 @entry_point
@@ -20,16 +22,27 @@ def main() -> None:
     _hydra_main()
 
 
-@hydra.main(version_base="1.3", config_path=config_dir(), config_name="report")
+@hydra.main(version_base="1.3", config_path=f"{config_dir()}/report", config_name="report")
 @explain_errors
 def _hydra_main(cfg: DictConfig) -> None:
     try:
-        records = load_records(Path(cfg.runs))
+        print(_report(cfg), end="")
     except (FileNotFoundError, ValueError) as error:
         raise UserError(str(error)) from None
-    print(summary_table(records), end="")
-    if cfg.out is not None:
-        write_summary(records, Path(cfg.out))
+
+
+def _report(cfg: DictConfig) -> str:
+    folder, out = Path(cfg.runs), None if cfg.out is None else Path(cfg.out)
+    if cfg.experiment is not None:
+        from immunize.report.experiments import Request, report_experiment
+
+        return report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published)))
+    from immunize.report.summary import load_records, summary_table, write_summary
+
+    records = load_records(folder)
+    if out is not None:
+        write_summary(records, out)
+    return summary_table(records)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Figures from records. Takes plain numbers, imports no other room and no torch."""
+"""Figures from records: of one run, and what all figures share. Imports no other room and no torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 
 from immunize.report.naming import run_title
 
-__all__ = ["norm_ratio_figure"]
+__all__ = ["STEPS_LABEL", "TASKS", "norm_ratio_figure", "save_figure"]
 
 # Blue and orange of the Okabe-Ito palette: distinct in print and for colour-blind readers.
 _COLOURS = {"immunized": "#0072B2", "identity": "#E69F00"}
-_TITLES = {"pretrain": "pre-training task $D_P$", "harmful": "harmful task $D_H$"}
+TASKS = {"pretrain": "pre-training task $D_P$", "harmful": "harmful task $D_H$"}
+STEPS_LABEL = "gradient-descent steps, exact line search"
 
 
 def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
@@ -26,14 +27,14 @@ def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     curves = record["curves"]["norm_ratio"]
-    for axis, name in zip(axes, ("pretrain", "harmful"), strict=True):
-        for part, style in (("fit", "-"), ("held_out", "--")):
+    for axis, (name, title) in zip(axes, TASKS.items(), strict=True):
+        for part, style in (("fit", "-"), ("held_out", "--"), ("validation", "--")):
             for which, curve in curves.get(part, {}).get(name, {}).items():
                 if curve is not None:
                     label = f"{which}, {part.replace('_', ' ')}"
                     axis.plot(curve["steps"], curve["ratio"], style, color=_COLOURS[which], label=label)
         # step 0 has no place on a log axis, the linear stretch below 1 gives it one
-        axis.set(title=_TITLES[name], xlabel="gradient-descent steps, exact line search", xscale="symlog", yscale="log")
+        axis.set(title=title, xlabel=STEPS_LABEL, xscale="symlog", yscale="log")
         axis.set_xlim(left=0)
         axis.set_ylim(1e-4, 1.5)
         axis.grid(alpha=0.3)
@@ -43,3 +44,10 @@ def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
         drawn[-1].legend(loc="lower left", fontsize=8)
     figure.suptitle(run_title(record))
     figure.savefig(path, dpi=150)
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """Write a figure as `<stem>.png` and `<stem>.pdf`; the same figure gives the same bytes."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(stem.with_suffix(".png"), dpi=150, metadata={"Software": None})
+    figure.savefig(stem.with_suffix(".pdf"), metadata={"CreationDate": None})

@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from immunize.report.naming import pair_title
+
 __all__ = ["forecast_figure", "show_forecast"]
 
 # Of the Okabe-Ito palette: distinct in print and for colour-blind readers.
@@ -59,20 +61,12 @@ def forecast_figure(record: dict[str, Any], path: Path) -> None:
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
     sentence = "\n".join(textwrap.wrap(record["verdict"]["sentence"], 140))
-    figure.suptitle(f"{_title(record)}\n{sentence}", fontsize=10)
+    figure.suptitle(f"{pair_title(record)}\n{sentence}", fontsize=10)
     figure.savefig(path, dpi=150)
 
 
-def _title(record: dict[str, Any]) -> str:
-    sides = []
-    for role in ("pretrain", "harmful"):
-        facts = record["data"][role]
-        sides.append(f"{record[role]} {facts['digit']}" if "digit" in facts else str(record[role]))
-    return f"D_P = {sides[0]}, D_H = {sides[1]}"
-
-
 def _data_table(record: dict[str, Any]) -> Table:
-    table = Table(title=f"Forecast: {_title(record)}", title_justify="left")
+    table = Table(title=f"Forecast: {pair_title(record)}", title_justify="left")
     table.add_column("fit rows")
     for name in ("N", "D", "N/D", "rank", "N/rank", "eff. rank", "part. ratio", "κ spectrum", "κ ridge", "κ limit"):
         table.add_column(name, justify="right", no_wrap=True)

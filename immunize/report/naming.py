@@ -1,10 +1,13 @@
-"""How a run is called in titles. Imports no other room and no torch."""
+"""What runs, methods and pairs of data sets are called in titles and tables. Imports no other room and no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["data_name", "run_title"]
+__all__ = ["data_name", "in_order", "pair_label", "pair_title", "run_title"]
+
+_METHODS = ("ours", "closed_form", "opt_kappa", "imma", "ill_only", "well_only", "none")
 
 
 def data_name(record: dict[str, Any], role: str) -> str:
@@ -14,7 +17,26 @@ def data_name(record: dict[str, Any], role: str) -> str:
     return str(record[role]) if which is None else f"{record[role]} {which}"
 
 
+def pair_title(record: dict[str, Any]) -> str:
+    """The two data sets of a run or forecast, D_P first: "mnist 3 against mnist 8"."""
+    return f"{data_name(record, 'pretrain')} against {data_name(record, 'harmful')}"
+
+
+def pair_label(record: dict[str, Any]) -> str:
+    """The pair as short as it can be told: "3→8" for digits, else "LotArea→SalePrice", else the data sets' names."""
+    facts = record.get("data") or {}
+    sides = []
+    for role in ("pretrain", "harmful"):
+        of = facts.get(role) or {}
+        sides.append(str(of.get("digit", of.get("target", record[role]))))
+    return "→".join(sides)
+
+
 def run_title(record: dict[str, Any]) -> str:
     """Method, D_P, D_H and seed of a run."""
-    pair = f"{data_name(record, 'pretrain')} against {data_name(record, 'harmful')}"
-    return f"{record['method']}: {pair}, seed {record['seed']}"
+    return f"{record['method']}: {pair_title(record)}, seed {record['seed']}"
+
+
+def in_order(methods: Iterable[str]) -> list[str]:
+    """Methods in the order of the tables: ours, the closed form, the baselines; then others by name."""
+    return sorted(set(methods), key=lambda m: (_METHODS.index(m) if m in _METHODS else len(_METHODS), m))

@@ -54,6 +54,7 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     title = run_title(record)
     if not record.get("metrics"):
         console.print(f"{title}: {record['status']}, not evaluated")
+        _show_warnings(record, console)
         return
     table = Table(title=title)
     for column in ("part", "estimator"):
@@ -72,7 +73,7 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
         table.add_section()
     console.print(table)
     verdicts = record["verdicts"]
-    for part, of_part in (("fit", verdicts), ("held_out", verdicts["held_out"])):
+    for part, of_part in (("fit", verdicts), *((p, verdicts[p]) for p in ("held_out", "validation") if p in verdicts)):
         console.print(
             f"Definition 3.1 on {part.replace('_', ' ')}, {of_part['estimator']}:", *_verdicts(of_part), sep="\n  "
         )
@@ -82,6 +83,19 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
         for name, of in sets.items():
             line = f"{_steps(of['identity'], limit)} → {_steps(of['immunized'], limit)}"
             console.print(f"  {part.replace('_', ' '):9} {name:9} {line}")
+    _show_warnings(record, console)
+
+
+def _show_warnings(record: dict[str, Any], console: Console) -> None:
+    """The failure signatures that the trainings of a run showed, if any."""
+    trainings = record.get("training") or {}
+    warnings = [(name, one) for name, facts in trainings.items() for one in facts.get("warnings", [])]
+    if warnings:
+        console.print("warnings:")
+    for name, one in warnings:
+        until = "" if one["at_end"] else ", no longer at the end"
+        where = f"{name.replace('_', '-')}, step {one['step']}{until}"
+        console.print(f"  {one['name']} ({where}): {one['text']}", markup=False)
 
 
 def _verdicts(v: dict[str, Any]) -> list[str]:

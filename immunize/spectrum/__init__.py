@@ -8,7 +8,6 @@ from immunize.spectrum.condition import (
     Estimator,
     ImmunizationRatio,
     Spectrum,
-    compress_rows,
     condition_number,
     default_tolerance,
     immunization_ratio,
@@ -18,6 +17,7 @@ from immunize.spectrum.condition import (
 from immunize.spectrum.guarantees import ill_step_bound, well_step_bound
 from immunize.spectrum.optimum import HarmfulForecast, Immunizer, frontier
 from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum, harmful_bound, rir_bound
+from immunize.spectrum.ranges import compress_rows, joint_basis, lift_map, restrict_map
 from immunize.spectrum.regularizers import (
     kappa,
     kappa_of_features,
@@ -61,13 +61,16 @@ __all__ = [
     "harmful_bound",
     "ill_step_bound",
     "immunization_ratio",
+    "joint_basis",
     "kappa",
     "kappa_of_features",
     "ledoit_wolf",
+    "lift_map",
     "r_ill",
     "r_ill_of_features",
     "r_well",
     "r_well_of_features",
+    "restrict_map",
     "rir_bound",
     "spectrum_of",
     "spectrum_of_gram",

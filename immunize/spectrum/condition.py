@@ -32,7 +32,6 @@ __all__ = [
     "Estimator",
     "ImmunizationRatio",
     "Spectrum",
-    "compress_rows",
     "condition_number",
     "default_tolerance",
     "immunization_ratio",
@@ -160,7 +159,7 @@ def spectrum_of(features: Tensor, *, tolerance: float | None = None, n_samples: 
         TypeError: `features` are not float64.
         ValueError: not a non-empty, finite matrix.
     """
-    _check_matrix(features, "features")
+    check_matrix(features, "features")
     rows, n_features = features.shape
     n_samples = rows if n_samples is None else n_samples
     # A tall matrix is reduced to its triangular factor first: same singular values, and D³ instead of N·D² work.
@@ -182,7 +181,7 @@ def spectrum_of_gram(gram: Tensor, n_samples: int, *, tolerance: float | None = 
         TypeError: `gram` is not float64.
         ValueError: not a square, finite matrix.
     """
-    _check_matrix(gram, "gram")
+    check_matrix(gram, "gram")
     if gram.shape[0] != gram.shape[1]:
         raise ValueError(f"a Gram matrix is square, this one is {tuple(gram.shape)}")
     if n_samples < 1:
@@ -193,30 +192,6 @@ def spectrum_of_gram(gram: Tensor, n_samples: int, *, tolerance: float | None = 
     values = torch.linalg.eigvalsh(gram).flip(0).clamp_min(0)[: min(n_samples, n_features)]
     cut = default_tolerance(n_samples, n_features) if tolerance is None else tolerance
     return Spectrum(values, n_samples, n_features, cut)
-
-
-def compress_rows(x: Tensor) -> Tensor:
-    """The k rows Σ_kV_kᵀ of X = UΣVᵀ, which have the same K = XᵀX up to rounding and are linearly independent.
-
-    Everything that depends on the data only through K (every Hessian spectrum, hence both regularizers) can be
-    computed from these rows, for every θ, without looking at the N original ones again.
-
-    Args:
-        x: (N, D) float64.
-
-    Returns:
-        (k, D) float64, k the numerical rank of K by :func:`default_tolerance`; (0, D) for a matrix of zeros.
-
-    Raises:
-        TypeError: `x` is not float64.
-        ValueError: not a non-empty, finite matrix.
-    """
-    _check_matrix(x, "x")
-    tall = x.shape[0] > 2 * x.shape[1]
-    _, sigma, vh = torch.linalg.svd(torch.linalg.qr(x, mode="r").R if tall else x, full_matrices=False)
-    k = int((sigma.square() > default_tolerance(*x.shape) * sigma[0].square()).sum())
-    compressed: Tensor = sigma[:k, None] * vh[:k]
-    return compressed
 
 
 def condition_number(
@@ -310,7 +285,7 @@ def _ratio(values: Tensor, upper: int, lower: int, end: int) -> float:
     return float(values[upper] / values[lower])
 
 
-def _check_matrix(matrix: Tensor, name: str) -> None:
+def check_matrix(matrix: Tensor, name: str) -> None:
     if matrix.dtype != torch.float64:
         raise TypeError(f"{name} have to be float64 for a trustworthy spectrum, they are {matrix.dtype}")
     if matrix.ndim != 2 or 0 in matrix.shape:

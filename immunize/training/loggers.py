@@ -32,7 +32,7 @@ def log_results(
     numbers: Mapping[str, float],
     table: tuple[list[str], list[list[Any]]],
     curves: Mapping[str, tuple[list[int], list[float]]],
-    figure: Path,
+    figure: Path | None,
     *,
     step: int,
 ) -> None:
@@ -43,7 +43,7 @@ def log_results(
         numbers: flat names to values.
         table: column names and rows of the final table.
         curves: name to (steps, norm ratios).
-        figure: the norm-ratio figure, PNG.
+        figure: the norm-ratio figure, PNG; None if none was drawn.
         step: the step they belong to.
     """
     for logger in loggers:
@@ -59,7 +59,8 @@ def log_results(
                 run.log({"probe_step": probe_step, f"norm_ratio/{name}": ratio})
         columns: list[str | int]
         columns, rows = list(table[0]), table[1]
-        run.log({**numbers, "results": wandb.Table(columns=columns, data=rows), "figure": wandb.Image(str(figure))})
+        drawn = {} if figure is None else {"figure": wandb.Image(str(figure))}
+        run.log({**numbers, "results": wandb.Table(columns=columns, data=rows), **drawn})
 
 
 def close_loggers(loggers: Iterable[Logger], *, success: bool) -> None:

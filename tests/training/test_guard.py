@@ -44,7 +44,7 @@ def ill_bound(x: Tensor, theta: Tensor) -> float:
 
 def counted(seen: Trajectory, data: PairedData, eta: float) -> dict[str, int]:
     """What the guard has to count, from the trajectory."""
-    counts = {"steps": 0, "conditions_met": 0, "promises_kept": 0, "broken_although_met": 0}
+    counts = {"steps": 0, "eta_lambda_within_bounds": 0, "promises_kept": 0, "broken_within_bounds": 0}
     p, h = data.fit.pretrain.x, data.fit.harmful.x
     for before, after, weights in zip(seen.thetas, seen.thetas[1:], seen.weights, strict=False):
         met = kept = True
@@ -55,9 +55,9 @@ def counted(seen: Trajectory, data: PairedData, eta: float) -> dict[str, int]:
             met &= eta * weights["ill"] < ill_bound(h, before)
             kept &= kappa(h, after) >= kappa(h, before)
         counts["steps"] += 1
-        counts["conditions_met"] += met
+        counts["eta_lambda_within_bounds"] += met
         counts["promises_kept"] += kept
-        counts["broken_although_met"] += met and not kept
+        counts["broken_within_bounds"] += met and not kept
     return counts
 
 
@@ -85,8 +85,8 @@ def test_every_promise_is_kept_within_the_bound_of_r_well() -> None:
     eta = 0.05 * start_bounds()[0]  # the bound falls as σ_1 and σ_2 approach each other
     guard, seen, data = watched(*single("well_only", eta), "objective.epochs=20")
     assert guard.facts() == {
-        "mode": "warn", "steps": 20, "conditions_met": 20, "promises_kept": 20, "broken_although_met": 0,
-        "shrunk": 0, "abandoned": 0,
+        "mode": "warn", "theorem_step": True, "steps": 20, "eta_lambda_within_bounds": 20, "promises_kept": 20,
+        "broken_within_bounds": 0, "shrunk": 0, "abandoned": 0,
     }  # fmt: skip
     x = data.fit.pretrain.x
     kappas = [kappa(x, theta) for theta in seen.thetas]
@@ -101,7 +101,7 @@ def test_every_promise_is_kept_within_the_bound_of_r_ill() -> None:
     assert start_bounds()[1] == math.inf
     guard, seen, data = watched(*single("ill_only", eta), "objective.epochs=20")
     facts = guard.facts()
-    assert (facts["steps"], facts["conditions_met"], facts["promises_kept"]) == (20, 20, 20)
+    assert (facts["steps"], facts["eta_lambda_within_bounds"], facts["promises_kept"]) == (20, 20, 20)
     kappas = [kappa(data.fit.harmful.x, theta) for theta in seen.thetas]
     assert all(new > old for old, new in itertools.pairwise(kappas))
     assert kappas[-1] > 2 * kappas[0]
@@ -111,11 +111,11 @@ def test_steps_outside_the_bound_are_counted_as_such(caplog: pytest.LogCaptureFi
     eta = 20 * start_bounds()[0]
     guard, seen, data = watched(*single("well_only", eta), "objective.epochs=1")
     facts = guard.facts()
-    assert (facts["conditions_met"], facts["promises_kept"], facts["broken_although_met"]) == (0, 0, 0)
+    assert (facts["eta_lambda_within_bounds"], facts["promises_kept"], facts["broken_within_bounds"]) == (0, 0, 0)
     x = data.fit.pretrain.x
     assert kappa(x, seen.thetas[1]) > kappa(x, seen.thetas[0])
     assert [r.message for r in caplog.records if "wrong way" in r.message] == [
-        "guard: step 0 moved a condition number the wrong way (step size outside the theorem's bounds); "
+        "guard: step 0 moved a condition number the wrong way (ηλ outside the theorem's bounds); "
         "later ones are counted in the record"
     ]
 
@@ -137,14 +137,36 @@ def test_counts_equal_those_of_the_trajectory(overrides: tuple[str, ...], eta: f
     assert facts["shrunk"] == facts["abandoned"] == 0
 
 
+@pytest.mark.parametrize(
+    ("overrides", "exact"),
+    [
+        (single("well_only", 1e-3), True),
+        (single("ill_only", 1e-3), True),
+        (("method=well_only", *SGD), False),  # not preconditioned
+        ((*single("well_only", 1e-3), "method.precondition=dummy"), False),  # with its ε
+        ((*single("well_only", 1e-3), "+objective.optimizer.momentum=0.9"), False),
+        ((*single("well_only", 1e-3), "+objective.optimizer.weight_decay=0.1"), False),
+        (("method=well_only", "method.precondition=inverse_free"), False),  # Adam
+        (SGD, False),  # two regularizers and the task loss
+    ],
+)
+def test_guard_says_whether_the_bounds_are_the_conditions_of_the_theorem(
+    overrides: tuple[str, ...], exact: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard, _, _ = watched(*overrides, "objective.epochs=2")
+    assert guard.facts()["theorem_step"] is exact
+    wrong = [record.message for record in caplog.records if "wrong way" in record.message]
+    assert all(("which do not cover this kind of step" in message) != exact for message in wrong)
+
+
 def test_some_promises_are_broken_although_the_conditions_hold() -> None:
     """§4.4, Limitations: the theorem says nothing of both regularizers and the task loss together."""
     guard, _, _ = watched(
         *SGD, "objective.lambda_well=1e-6", "objective.lambda_ill=1e-6", "objective.learning_rate=0.1"
     )
     facts = guard.facts()
-    assert facts["conditions_met"] == facts["steps"] == 30
-    assert 0 < facts["broken_although_met"] == 30 - facts["promises_kept"]
+    assert facts["eta_lambda_within_bounds"] == facts["steps"] == 30
+    assert 0 < facts["broken_within_bounds"] == 30 - facts["promises_kept"]
 
 
 def test_warning_changes_nothing_of_the_training() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import immunize.training
-from immunize.experiment import build_extractor
+from immunize.assembling import build_extractor
 from immunize.objective import Objective, Step
 from tests import reference as ref
 from tests.composing import (

@@ -5,5 +5,6 @@ from immunize.training.callbacks.early_stop import ValidationStop
 from immunize.training.callbacks.guard import TheoremGuard
 from immunize.training.callbacks.monitor import ImmunityMonitor
 from immunize.training.callbacks.progress import progress
+from immunize.training.callbacks.signatures import FailureSignatures
 
-__all__ = ["GradientBalance", "ImmunityMonitor", "TheoremGuard", "ValidationStop", "progress"]
+__all__ = ["FailureSignatures", "GradientBalance", "ImmunityMonitor", "TheoremGuard", "ValidationStop", "progress"]

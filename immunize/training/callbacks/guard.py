@@ -1,10 +1,12 @@
-"""The theorem guard: did this step satisfy Theorem 4.3's conditions, and did κ move the way it promises?
+"""The theorem guard: was ηλ within Theorem 4.3's bounds, and did κ move the way the theorem promises?
 
-The theorem speaks of one preconditioned step on one regularizer. A real step adds both, the task loss, and an
-optimizer's scaling, so the promise can fail although the conditions hold (the paper's own Limitations, §4.4); the
-guard counts how often. In strict mode it shrinks the step, back along the line to where it started, until both
-condition numbers have moved the right way. It does so within the optimizer's step, so that nobody else sees the step
-that was not taken.
+The theorem speaks of one preconditioned gradient step of length ηλ on one regularizer. A real step adds both, the task
+loss (the paper's own Limitations, §4.4), and an optimizer's scaling: Adam divides every coordinate of the gradient by
+a running size of its own, so that its step has no ηλ to compare, and the bounds say nothing about it. The guard
+therefore counts two things apart: whether ηλ was within the bounds, which are the theorem's conditions only where
+`theorem_step` is true, and whether κ moved as promised, which is what matters, whatever the step. In strict mode it
+shrinks the step, back along the line to where it started, until both condition numbers have moved the right way. It
+does so within the optimizer's step, so that nobody else sees the step that was not taken.
 
 "Right way": κ(H_P) does not rise (methods with a "well" term), κ(H_H) does not fall (methods with an "ill" term),
 both on the data of that step. A step that pushes a direction below the rank cut has moved neither the right way,
@@ -23,6 +25,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from immunize.features import Precondition
 from immunize.objective import Side
 from immunize.spectrum import Spectrum, condition_number, ill_step_bound, spectrum_of, well_step_bound
 from immunize.training.module import Batch, ImmunizationModule
@@ -35,6 +38,9 @@ ROUNDING = 1e-12
 """Relative change of κ that counts as none in a full step; a shortened step gets no such slack, or it would be
 shortened until its wrong way fits in here."""
 
+INVERSE_FREE: Precondition = "inverse_free"
+"""The preconditioning that is K⁻¹∇R without an ε, see :mod:`immunize.features.precondition`."""
+
 HALVINGS = 40
 """Shrinking gives up (and takes no step) after 2^-40 of the step."""
 
@@ -45,23 +51,23 @@ class GuardCounts:
 
     Attributes:
         steps: all.
-        conditions_met: ηλ was within the bound of every regularizer the method has.
+        eta_lambda_within_bounds: η·λ, as configured, was within the bound of every regularizer the method has.
         promises_kept: κ moved the right way, before any shrinking.
-        broken_although_met: conditions held, and κ still moved the wrong way.
+        broken_within_bounds: ηλ was within the bounds, and κ still moved the wrong way.
         shrunk: strict mode shortened the step.
         abandoned: strict mode found no length at which both moved the right way, and took no step.
     """
 
     steps: int = 0
-    conditions_met: int = 0
+    eta_lambda_within_bounds: int = 0
     promises_kept: int = 0
-    broken_although_met: int = 0
+    broken_within_bounds: int = 0
     shrunk: int = 0
     abandoned: int = 0
 
 
 class TheoremGuard(Callback):
-    """Checks every step against §5's conditions and Theorem 4.3's promise.
+    """Checks every step against the bounds on ηλ (corrected, docs/numerics.md) and Theorem 4.3's promise.
 
     Args:
         mode: "warn" counts and says once; "strict" also shrinks steps.
@@ -78,11 +84,13 @@ class TheoremGuard(Callback):
         self._batch: Batch | None = None
         self._start: Tensor | None = None
         self._warned = False
+        self._theorem_step = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stand directly behind the optimizer; Lightning's next hook comes when others have looked at θ already."""
         module = pl_module
         assert isinstance(module, ImmunizationModule)
+        self._theorem_step = _takes_theorem_steps(trainer.optimizers, module)
         for optimizer in trainer.optimizers:
             optimizer.register_step_post_hook(lambda *_: self._check(module))
 
@@ -108,14 +116,14 @@ class TheoremGuard(Callback):
         if not sides:
             return
         before = {name: _spectrum(side, self._start) for name, side in sides.items()}
-        met = self._conditions(module, before)
+        within = self._within_bounds(module, before)
         theta = module.extractor.theta
         kept = _moved_right(sides, before, theta.detach())
-        self._count(met, kept)
+        self._count(within, kept)
         if not kept and self.mode == "strict":
             self._shrink(theta, sides, before)
 
-    def _conditions(self, module: ImmunizationModule, before: dict[str, Spectrum]) -> bool:
+    def _within_bounds(self, module: ImmunizationModule, before: dict[str, Spectrum]) -> bool:
         weights = module.objective.weights
         bounds = {
             "well": lambda s: well_step_bound(s.values[: s.rank], s.n_features),
@@ -123,19 +131,19 @@ class TheoremGuard(Callback):
         }
         return all(self._learning_rate * weights[name] < bounds[name](spectrum) for name, spectrum in before.items())
 
-    def _count(self, met: bool, kept: bool) -> None:
+    def _count(self, within: bool, kept: bool) -> None:
         self.counts.steps += 1
-        self.counts.conditions_met += met
+        self.counts.eta_lambda_within_bounds += within
         self.counts.promises_kept += kept
-        self.counts.broken_although_met += met and not kept
+        self.counts.broken_within_bounds += within and not kept
         if not kept and not self._warned:
             self._warned = True
-            within = "within" if met else "outside"
             log.warning(
-                "guard: step %d moved a condition number the wrong way (step size %s the theorem's bounds); "
+                "guard: step %d moved a condition number the wrong way (ηλ %s the theorem's bounds%s); "
                 "later ones are counted in the record",
                 self.counts.steps - 1,
-                within,
+                "within" if within else "outside",
+                "" if self._theorem_step else ", which do not cover this kind of step",
             )
 
     def _shrink(self, theta: torch.nn.Parameter, sides: dict[str, Side], before: dict[str, Spectrum]) -> None:
@@ -165,8 +173,23 @@ class TheoremGuard(Callback):
             )
 
     def facts(self) -> dict[str, Any]:
-        """For the record."""
-        return {"mode": self.mode, **asdict(self.counts)}
+        """For the record; `theorem_step` says whether the bounds on ηλ are the theorem's conditions in this run."""
+        return {"mode": self.mode, "theorem_step": self._theorem_step, **asdict(self.counts)}
+
+
+def _takes_theorem_steps(optimizers: list[Optimizer], module: ImmunizationModule) -> bool:
+    """θ' = θ - ηλ·K⁻¹∇R exactly: plain gradient descent on one preconditioned regularizer and nothing else."""
+    terms = module.objective.weights.keys()
+    if len(terms) != 1 or not terms <= {"well", "ill"}:
+        return False
+    if getattr(module.objective, "precondition", None) != INVERSE_FREE:
+        return False
+    extras = ("momentum", "weight_decay", "dampening", "maximize")
+    return all(
+        isinstance(optimizer, torch.optim.SGD) and not any(group[name] for name in extras)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    )
 
 
 def _spectrum(side: Side, theta: Tensor) -> Spectrum:

@@ -1,14 +1,18 @@
-"""Watching κ, RIR, R_well and R_ill during training, on the data θ is fitted on."""
+"""Watching κ, RIR, R_well and R_ill during training, on the data θ is fitted on, and what looks like a failure."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from immunize.data import ROLES, PairParts, Role
+from immunize.errors import DivergedError
 from immunize.spectrum import (
+    ImmunizationRatio,
     Spectrum,
     compress_rows,
     default_tolerance,
@@ -17,6 +21,7 @@ from immunize.spectrum import (
     r_well_of_features,
     spectrum_of,
 )
+from immunize.training.callbacks.signatures import FailureSignatures, Look
 from immunize.training.module import ImmunizationModule
 
 __all__ = ["ImmunityMonitor"]
@@ -28,12 +33,18 @@ class ImmunityMonitor(Callback):
     Args:
         parts: the data to watch.
         every: steps between two looks; the last step is always looked at.
+        label: what the training is called in messages.
+        quiet: keep recognized failures for the record without a message.
+
+    Attributes:
+        latest: the numbers of the last look that was logged.
+        signatures: the failures recognized so far; it sees the start of the training as well.
 
     Raises:
         ValueError: `every` < 1.
     """
 
-    def __init__(self, parts: PairParts, every: int) -> None:
+    def __init__(self, parts: PairParts, every: int, label: str = "fit", *, quiet: bool = False) -> None:
         if every < 1:
             raise ValueError(f"monitor_every has to be at least 1, it is {every}")
         self.every = every
@@ -41,6 +52,14 @@ class ImmunityMonitor(Callback):
         self._rows = {role: compress_rows(parts.of(role).x) for role in ROLES}
         self._samples = {role: len(parts.of(role)) for role in ROLES}
         self._baseline = {role: self._spectrum(role, None) for role in ROLES}
+        self._seen: Look | None = None
+        self._theta: torch.Tensor | None = None
+        self.signatures = FailureSignatures(self._rows, self._samples, label, quiet=quiet)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Judge the start, which is logged nowhere."""
+        assert isinstance(pl_module, ImmunizationModule)
+        self.signatures.see(self._look(pl_module, trainer.global_step, pl_module.objective.weights))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -48,33 +67,61 @@ class ImmunityMonitor(Callback):
         """Look, every so many steps."""
         del outputs, batch, batch_idx
         if trainer.global_step % self.every == 0:
-            self._look(pl_module)
+            self.signatures.see(self._logged_look(trainer, pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The last look."""
-        if trainer.global_step % self.every:
-            self._look(pl_module)
+        """The last look, at the θ that is kept; early stopping may have put another one back."""
+        assert isinstance(pl_module, ImmunizationModule)
+        look = self._seen
+        if look is None or look.step != trainer.global_step or not self._is_seen(pl_module):
+            look = self._logged_look(trainer, pl_module)
+        self.signatures.see(look, last=True)
 
-    def _look(self, module: LightningModule) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """A divergence may have a name, visible at the θ at which it happened."""
+        assert isinstance(pl_module, ImmunizationModule)
+        if not isinstance(exception, DivergedError):
+            return
+        theta = pl_module.extractor.theta.detach()
+        sizes = [float((self._rows[role] @ theta).square().sum()) for role in ROLES]
+        if all(0 < size < math.inf for size in sizes):
+            self.signatures.see(self._look(pl_module, trainer.global_step, pl_module.objective.weights))
+
+    def facts(self, module: ImmunizationModule) -> list[dict[str, Any]]:
+        """For the record: the failures recognized. A θ that was computed and not trained is judged here."""
+        if self._seen is None:
+            self.signatures.see(self._look(module, 0, ("solved",)), last=True)
+        return self.signatures.facts()
+
+    def _is_seen(self, module: ImmunizationModule) -> bool:
+        return self._theta is not None and torch.equal(self._theta, module.extractor.theta.detach())
+
+    def _look(self, module: ImmunizationModule, step: int, terms: Collection[str]) -> Look:
+        self._theta = module.extractor.theta.detach().clone()
+        spectra = {role: self._spectrum(role, self._theta) for role in ROLES}
+        ratio = immunization_ratio(
+            spectra["pretrain"], spectra["harmful"], self._baseline["pretrain"], self._baseline["harmful"]
+        )
+        self._seen = Look(step, ratio, spectra, tuple(terms))
+        return self._seen
+
+    def _logged_look(self, trainer: Trainer, module: LightningModule) -> Look:
         assert isinstance(module, ImmunizationModule)
-        with torch.no_grad():
-            theta = module.extractor.theta
-            ratio = immunization_ratio(
-                self._spectrum("pretrain", theta),
-                self._spectrum("harmful", theta),
-                self._baseline["pretrain"],
-                self._baseline["harmful"],
-            )
-            self.latest = {
-                "RIR": ratio.rir,
-                "ratio_harmful": ratio.ratio_harmful,
-                "ratio_pretrain": ratio.ratio_pretrain,
-                "kappa_pretrain": ratio.kappa_pretrain.value,
-                "kappa_harmful": ratio.kappa_harmful.value,
-                "R_well": float(r_well_of_features(self._rows["pretrain"] @ theta, tolerance=self._cut("pretrain"))),
-                "R_ill": float(r_ill_of_features(self._rows["harmful"] @ theta, tolerance=self._cut("harmful"))),
-            }
+        look = self._look(module, trainer.global_step, module.objective.weights)
+        self.latest = self._numbers(look.ratio, module.extractor.theta.detach())
         module.log_now(self.latest)
+        return look
+
+    def _numbers(self, ratio: ImmunizationRatio, theta: torch.Tensor) -> dict[str, float]:
+        return {
+            "RIR": ratio.rir,
+            "ratio_harmful": ratio.ratio_harmful,
+            "ratio_pretrain": ratio.ratio_pretrain,
+            "kappa_pretrain": ratio.kappa_pretrain.value,
+            "kappa_harmful": ratio.kappa_harmful.value,
+            "R_well": float(r_well_of_features(self._rows["pretrain"] @ theta, tolerance=self._cut("pretrain"))),
+            "R_ill": float(r_ill_of_features(self._rows["harmful"] @ theta, tolerance=self._cut("harmful"))),
+        }
 
     def _cut(self, name: Role) -> float:
         return default_tolerance(self._samples[name], self._rows[name].shape[1])

@@ -1,0 +1,242 @@
+"""`make search_housing`, `make search_mnist`: each method's hyper-parameters for Tables 1 and 2, from records.
+
+    python -m experiments.search experiment=search_housing runs=outputs/search_housing out=experiments/search_housing
+
+Writes results.csv (every configuration) and README.md into `out` and, unless the search was a reduced one, the rows
+that the presets take, conf/objective/tuned/linear_<data>/<method>.yaml. A configuration's score is the mean of
+log RIR (`spectrum`) on the validation rows over pairs and seeds; a run that diverged makes it the worst.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SEARCHED = {
+    "objective.learning_rate": "η",
+    "objective.lambda_ill": "λ_H",
+    "method.inner_learning_rate": "inner η",
+}
+"""Settings that a search may vary, and what they are called."""
+
+NO_SEARCH = {"closed_form": "ours"}
+"""A method that trains nothing, and whose row it takes."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of one method.
+
+    Attributes:
+        method: its name.
+        settings: the settings that the method's grid varies, with their values.
+        logs: log RIR on the validation rows, by (data, seed); -inf of a run that has none.
+    """
+
+    method: str
+    settings: dict[str, float]
+    logs: dict[tuple[str, int], float]
+
+    @property
+    def failed(self) -> int:
+        """Runs that diverged or have no RIR."""
+        return sum(value == -math.inf for value in self.logs.values())
+
+    @property
+    def score(self) -> float:
+        """Mean log RIR."""
+        return sum(self.logs.values()) / len(self.logs)
+
+    @property
+    def rank(self) -> tuple[float, int, float]:
+        """Larger is better: the score, and where runs of every configuration failed, the fewest of them."""
+        rest = [value for value in self.logs.values() if value > -math.inf]
+        return self.score, -self.failed, sum(rest) / len(rest) if rest else -math.inf
+
+
+def main(arguments: list[str]) -> None:
+    """Read the records and write what was chosen."""
+    given = dict(argument.split("=", 1) for argument in arguments)
+    name, runs, out = given["experiment"], Path(given["runs"]), Path(given["out"])
+    own = json.loads((runs / "sweep.json").read_text(encoding="utf-8"))["runs"]
+    paths = [path for digest in own if (path := runs / digest / "record.json").is_file()]
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    trials = trials_of([record for record in records if record["status"] in ("finished", "diverged")])
+    best = {method: max(of, key=lambda trial: trial.rank) for method, of in trials.items()}
+    data = name.removeprefix("search_")
+    reduced = any(record["config"]["experiment"]["reduced"] for record in records)
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "results.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows_of(trials, best))
+    readme = readme_of(name, records, trials, best, reduced)
+    (out / "README.md").write_text(readme, encoding="utf-8")
+    folder = (out if reduced else ROOT / "conf" / "objective") / "tuned" / f"linear_{data}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for method, row in {**best, **{name: best[other] for name, other in NO_SEARCH.items()}}.items():
+        text = yaml_of(method, row, trials[row.method], data)
+        (folder / f"{method}.yaml").write_text(text, encoding="utf-8")
+    print(readme, end="")
+
+
+def trials_of(records: list[dict[str, Any]]) -> dict[str, list[Trial]]:
+    """The configurations of every method, those of a method in the order of their settings.
+
+    Args:
+        records: of all runs that are over.
+
+    Raises:
+        SystemExit: there is none, or a configuration lacks runs that others have.
+    """
+    if not records:
+        raise SystemExit("there is no record; run the search first")
+    by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_method[record["method"]].append(record)
+    trials = {}
+    for method, of in by_method.items():
+        varied = [key for key in SEARCHED if len({_setting(record, key) for record in of}) > 1]
+        logs: dict[tuple[float, ...], dict[tuple[str, int], float]] = defaultdict(dict)
+        for record in of:
+            logs[tuple(_setting(record, key) for key in varied)][_part(record)] = _log_rir(record)
+        trials[method] = [
+            Trial(method, dict(zip(varied, values, strict=True)), logs[values]) for values in sorted(logs)
+        ]
+    wanted = {_part(record) for record in records}
+    lacking = sum(trial.logs.keys() != wanted for of in trials.values() for trial in of)
+    if lacking or len({len(of) for of in trials.values()}) > 1:
+        counts = ", ".join(f"{method} {len(of)}" for method, of in trials.items())
+        raise SystemExit(
+            f"the search is not complete: configurations by method: {counts}; {lacking} of them lack runs. "
+            f"The same command again continues it"
+        )
+    return trials
+
+
+def rows_of(trials: dict[str, list[Trial]], best: dict[str, Trial]) -> list[list[str]]:
+    """results.csv: header and a line a configuration."""
+    header = ["method", *SEARCHED, "runs", "failed", "mean_log_rir_validation", "chosen"]
+    lines = [
+        [
+            trial.method,
+            *(_number(trial.settings[key]) if key in trial.settings else "" for key in SEARCHED),
+            str(len(trial.logs)),
+            str(trial.failed),
+            f"{trial.score:.6g}",
+            "yes" if best[trial.method] is trial else "",
+        ]
+        for of in trials.values()
+        for trial in of
+    ]
+    return [header, *lines]
+
+
+def readme_of(
+    name: str, records: list[dict[str, Any]], trials: dict[str, list[Trial]], best: dict[str, Trial], reduced: bool
+) -> str:
+    """What was searched, how, and what was chosen."""
+    first, hardware = records[0], records[0]["hardware"]
+    parts = sorted({_part(record) for record in records})
+    fraction = first["config"]["objective"]["validation_fraction"]
+    lines = [
+        f"# {name}: hyper-parameters by a validation split"
+        + (" (reduced: nothing is to be chosen by it)" if reduced else ""),
+        "",
+        "| | |",
+        "| --- | --- |",
+        f"| command | `make {name}{' FAST=1' if reduced else ''}` |",
+        f"| commit | {', '.join(sorted({str(record['git_commit']) for record in records}))} |",
+        f"| date | {min(record['started'] for record in records)[:10]} |",
+        f"| machine | {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB |",
+        f"| time | {sum(record['seconds'] for record in records):.0f} s of runs, one process a core |",
+        f"| runs | {len(records)}: {len(next(iter(trials.values())))} configurations a method, each on "
+        f"{'; '.join(f'{data} seed {seed}' for data, seed in parts)} |",
+        f"| split | θ is fitted on {1 - fraction:.0%} of the `fit` rows and judged on the other {fraction:.0%}; "
+        "held-out rows are not looked at |",
+        "| score | mean of log RIR (`spectrum`) on the validation rows; a run that diverged makes it the worst |",
+        "",
+        "| method | grid | chosen | mean log RIR, validation | failed runs of all | chosen at the edge of its grid |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for method, trial in best.items():
+        of = trials[method]
+        edges = [SEARCHED[key] for key, value in trial.settings.items() if value in _ends(of, key)]
+        chosen = ", ".join(f"{SEARCHED[key]} = {_number(value)}" for key, value in trial.settings.items())
+        failed = f"{sum(t.failed for t in of)} of {sum(len(t.logs) for t in of)}"
+        lines.append(
+            f"| `{method}` | {_grid(of)} | {chosen} | {trial.score:.3g} | {failed} | {', '.join(edges) or 'no'} |"
+        )
+    others = ", ".join(f"`{method}` trains nothing and takes the row of `{row}`" for method, row in NO_SEARCH.items())
+    lines += ["", f"Every configuration is in results.csv. {others}.", ""]
+    return "\n".join(lines)
+
+
+def yaml_of(method: str, trial: Trial, trials: list[Trial], data: str) -> str:
+    """A row of hyper-parameters, naming where it comes from."""
+    title = {"housing": "House Prices", "mnist": "MNIST pairs"}[data]
+    source = f"ours, chosen by experiment=search_{data} (experiments/search_{data})"
+    taken = "" if method == trial.method else f" for method={trial.method}"
+    lines = [
+        "# @package _global_",
+        f"# {title}, linear model, method={method}: objective=tuned/linear_{data}/{method}",
+        f"# Source: {source}{taken}, by the mean log RIR on a",
+        f"# validation split of `fit`; grid: {_grid(trials)}.",
+        "defaults:",
+        f"  - /objective/linear_{data}@objective",
+        "  - _self_",
+    ]
+    by_node: dict[str, list[str]] = defaultdict(list)
+    for key, value in trial.settings.items():
+        node, setting = key.split(".")
+        by_node[node].append(f"  {setting}: {_number(value)}")
+    for node, settings in by_node.items():
+        lines += [f"{node}:", *settings]
+    return "\n".join(lines) + "\n"
+
+
+def _grid(trials: list[Trial]) -> str:
+    keys = list(trials[0].settings)
+    if not keys:
+        return "none"
+    return ", ".join(
+        f"{SEARCHED[key]} in {{{', '.join(_number(value) for value in sorted({t.settings[key] for t in trials}))}}}"
+        for key in keys
+    )
+
+
+def _ends(trials: list[Trial], key: str) -> tuple[float, float]:
+    values = [trial.settings[key] for trial in trials]
+    return min(values), max(values)
+
+
+def _setting(record: dict[str, Any], key: str) -> float:
+    node, setting = key.split(".")
+    value = record["config"][node].get(setting)
+    return math.nan if value is None else float(value)
+
+
+def _part(record: dict[str, Any]) -> tuple[str, int]:
+    digits = record["config"]["harmful"].get("pair")
+    return (record["harmful"] if digits is None else f"{record['harmful']} {digits}"), record["seed"]
+
+
+def _log_rir(record: dict[str, Any]) -> float:
+    if record["status"] != "finished":
+        return -math.inf
+    rir = record["metrics"]["validation"]["spectrum"]["rir"]
+    return math.log(rir) if rir is not None and rir > 0 else -math.inf
+
+
+def _number(value: float) -> str:
+    """As YAML reads it as a number again."""
+    return f"{value:g}" if 1e-4 <= value < 1e4 else f"{value:.1e}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

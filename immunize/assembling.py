@@ -1,0 +1,181 @@
+"""From configuration nodes to the parts of one training: extractor, module, callbacks, trainer, loggers.
+
+Sees every room; no room sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.building import build
+from immunize.data import PairedData
+from immunize.errors import UserError
+from immunize.features import PRECONDITIONS, LinearExtractor
+from immunize.objective import Objective, new_head, task_loss
+from immunize.training import ImmunizationModule
+from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop, progress
+
+__all__ = [
+    "build_callbacks",
+    "build_extractor",
+    "build_init",
+    "build_loggers",
+    "build_module",
+    "build_objective",
+    "build_trainer",
+]
+
+HEAD_STREAM = 2**40
+"""Added to the seed for ω, so that no run's ω comes from the draw of another run's θ."""
+
+NOT_ARGUMENTS = ("name", "columns")
+"""Keys of a node that its class does not take: the name it goes by in records, and what the training itself reads."""
+
+
+def build_extractor(cfg: DictConfig, n_features: int) -> LinearExtractor:
+    """f_θ at its start.
+
+    Raises:
+        UserError: a bad `model` setting.
+    """
+    extractor: LinearExtractor = build(_arguments(cfg.model), n_features=n_features, generator=_generator(cfg.seed))
+    return extractor
+
+
+def build_loggers(cfg: DictConfig, folder: Path) -> list[Logger]:
+    """The logger that the configuration names, writing into `folder`; none for `logger=none`.
+
+    Raises:
+        UserError: a package that the logger needs is missing.
+    """
+    if cfg.logger.get("_target_") is None:
+        return []
+    return [build(cfg.logger, save_dir=str(folder))]
+
+
+def build_objective(cfg: DictConfig) -> Objective:
+    """The method.
+
+    Raises:
+        UserError: a bad `method` setting.
+    """
+    objective: Objective = build(_arguments(cfg.method))
+    precondition = getattr(objective, "precondition", "none")
+    if precondition not in PRECONDITIONS:
+        raise UserError(f"unknown method.precondition {precondition!r}; there are {', '.join(PRECONDITIONS)}")
+    return objective
+
+
+def build_init(cfg: DictConfig) -> Objective | None:
+    """What computes the start of θ; None where θ starts as `model.init` says.
+
+    Raises:
+        UserError: a bad `init` setting.
+    """
+    return None if cfg.init.get("_target_") is None else build(_arguments(cfg.init))
+
+
+def build_module(cfg: DictConfig, data: PairedData, objective: Objective) -> ImmunizationModule:
+    """θ, ω and the method, ready to train on `data`.
+
+    Raises:
+        UserError: a bad setting of `model` or `objective`.
+    """
+    generator = _generator(cfg.seed + HEAD_STREAM)
+    objective.bind(data.n_features, generator)
+    try:
+        loss = task_loss(cfg.objective.loss)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    optimizer = build(cfg.objective.optimizer, lr=cfg.objective.learning_rate, _partial_=True)
+    try:  # what the optimizer refuses, it refuses when it gets its parameters
+        optimizer([torch.nn.Parameter(torch.zeros(1))])
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"objective.optimizer: {error}") from error
+    return ImmunizationModule(
+        build_extractor(cfg, data.n_features),
+        new_head(data.n_features, generator),
+        objective,
+        loss,
+        optimizer,
+        full_batch=data.full_batch,
+        log_every=cfg.log_every,
+    )
+
+
+def build_callbacks(
+    cfg: DictConfig, data: PairedData, module: ImmunizationModule, label: str, quiet: bool
+) -> dict[str, Callback]:
+    """What watches the training, by name, in the order in which Lightning is to call them.
+
+    Args:
+        cfg: the composed configuration.
+        data: the pair as the module sees it.
+        module: what is trained.
+        label: what to call this training in messages.
+        quiet: show no progress.
+
+    Raises:
+        UserError: a setting that one of them refuses.
+    """
+    objective = cfg.objective
+    try:
+        callbacks: dict[str, Callback] = {}
+        if objective.early_stopping:
+            callbacks["early_stopping"] = ValidationStop(objective.patience)
+        if objective.balance:
+            callbacks["balance"] = GradientBalance(objective.balance_multiplier, objective.balance_every)
+        if cfg.guard.value != "off":
+            if not {"well", "ill"} & module.objective.weights.keys():
+                raise UserError(
+                    f"guard={cfg.guard.value} watches R_well and R_ill; method={cfg.method.name} has neither"
+                )
+            callbacks["guard"] = TheoremGuard(cfg.guard.value)
+        # Lightning calls them in this order: the last look is at the θ that early stopping put back.
+        monitor = ImmunityMonitor(data.fit, cfg.monitor_every, label, quiet=quiet)
+        callbacks |= {"warnings": monitor} | ({} if quiet else {"progress": progress(monitor, label)})
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return callbacks
+
+
+def build_trainer(cfg: DictConfig, data: PairedData, loggers: list[Logger], callbacks: list[Callback]) -> Trainer:
+    """Lightning's trainer for this training.
+
+    Raises:
+        UserError: a bad `trainer` setting.
+    """
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    objective = cfg.objective
+    trainer: Trainer = build(
+        cfg.trainer,
+        max_epochs=1 if data.full_batch else objective.epochs,
+        logger=loggers or False,
+        callbacks=callbacks,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
+        limit_val_batches=1.0 if objective.early_stopping else 0,
+        num_sanity_val_steps=0,
+        val_check_interval=objective.check_every if objective.early_stopping else None,
+        check_val_every_n_epoch=None if objective.early_stopping else 1,
+    )
+    return trainer
+
+
+def _arguments(node: DictConfig) -> DictConfig:
+    """What a class is built from: everything but `NOT_ARGUMENTS`."""
+    container = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(container, dict)
+    return OmegaConf.create({str(key): value for key, value in container.items() if key not in NOT_ARGUMENTS})
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,145 @@
+"""What made the runs of an experiment, as the head of its README: all of it from the records."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from immunize.report.cells import NOTHING, short
+from immunize.report.layout import Table
+from immunize.report.naming import data_name
+from immunize.report.runs import Runs
+
+__all__ = ["provenance", "settings_table"]
+
+_SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
+_WEIGHTS = ("lambda_well", "lambda_ill")
+_NOT_SETTINGS = ("_target_", "name", "seed", *_WEIGHTS)
+
+
+def provenance(runs: Runs) -> str:
+    """A Markdown table: runs, commits, dates, machines, wall time, memory, data, versions."""
+    records = runs.records
+    rows = [
+        ("runs", runs.completeness()),
+        ("methods", ", ".join(f"`{method}`" for method in runs.methods)),
+        ("seeds", ", ".join(map(str, runs.seeds))),
+        ("commit", _counted(str(record.get("git_commit")) for record in records)),
+        ("date", _dates(records)),
+        ("machine", _counted(_machine(record["hardware"]) for record in records)),
+        ("threads a run", _counted(str(record["hardware"]["threads"]) for record in records)),
+        ("wall time", _wall_time(records)),
+        ("largest peak memory of a process", _memory(records)),
+        ("data", _data(runs)),
+        ("data hash", _data_hash(runs)),
+        ("held out", _counted(str(record.get("held_out_protocol")) for record in records)),
+        ("versions", _counted(_versions(record) for record in records)),
+    ]
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]) + "\n"
+
+
+def settings_table(runs: Runs) -> Table:
+    """The hyper-parameters of every method, from its records' configuration, and what a run took."""
+    rows = []
+    for method in runs.methods:
+        found = [record for record in runs.records if record["method"] == method]
+        config = found[0]["config"]
+        objective, method_config = config["objective"], config["method"]
+        extras = [f"{k}={v}" for k, v in method_config.items() if k not in _NOT_SETTINGS]
+        rows.append(
+            [
+                f"`{method}`",
+                short(objective["learning_rate"]),
+                *(short(method_config[name]) if name in method_config else NOTHING for name in _WEIGHTS),
+                f"{objective['epochs']:,}",
+                "all rows" if objective["batch_size"] is None else f"{objective['batch_size']:,}",
+                str(objective["optimizer"]["_target_"]).rpartition(".")[2],
+                ", ".join(f"`{extra}`" for extra in extras) or NOTHING,
+                _median(record["training"]["fit"]["steps"] for record in found if "training" in record),
+                _median(record["seconds"] for record in found if "seconds" in record),
+            ]
+        )
+    columns = ("method", "η", "λ_P", "λ_H", "epochs", "batch", "optimizer", "own settings", "steps", "seconds a run")
+    note = "Epochs as configured, steps as done; steps and seconds are medians over the runs."
+    return Table("Hyper-parameters", f"{runs.name}-settings", [("", columns)], rows, [note])
+
+
+def _counted(texts: Iterable[str]) -> str:
+    """Different texts with the number of their runs; the number is left out where there is one text."""
+    counts = Counter(texts)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return "; ".join(f"{text} ({count:,} runs)" for text, count in counts.most_common())
+
+
+def _dates(records: Sequence[dict[str, Any]]) -> str:
+    days = sorted({record["started"][:10] for record in records})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def _machine(hardware: dict[str, Any]) -> str:
+    accelerators = ", ".join(hardware["accelerators"])
+    text = f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, {hardware['system']}"
+    return f"{text}, {accelerators}" if accelerators else text
+
+
+def _wall_time(records: Sequence[dict[str, Any]]) -> str:
+    timed = [record for record in records if "seconds" in record]
+    if not timed:
+        return NOTHING
+    total = sum(record["seconds"] for record in timed)
+    starts = [datetime.fromisoformat(record["started"]) for record in timed]
+    ends = [start + timedelta(seconds=r["seconds"]) for start, r in zip(starts, timed, strict=True)]
+    span = (max(ends) - min(starts)).total_seconds()
+    return (
+        f"{_duration(total)} summed over {len(timed):,} runs; from the start of the first to the end of the last "
+        f"{_duration(span)}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _memory(records: Sequence[dict[str, Any]]) -> str:
+    peaks = [record["peak_memory_mib"] for record in records if record.get("peak_memory_mib") is not None]
+    return f"{max(peaks):,.0f} MiB" if peaks else NOTHING
+
+
+def _data(runs: Runs) -> str:
+    if len(runs.pairs) > 1:
+        names = sorted({f"{record['pretrain']} and {record['harmful']}" for record in runs.records})
+        return f"{len(runs.pairs)} pairs of {', '.join(names)}; {_rows(runs, 'pretrain')} rows in `fit`"
+    record = runs.records[0]
+    return ", ".join(
+        f"{name} = {data_name(record, role)} ({_rows(runs, role)} rows)"
+        for name, role in (("D_P", "pretrain"), ("D_H", "harmful"))
+    )
+
+
+def _rows(runs: Runs, role: str) -> str:
+    sizes = sorted({record["data"][role]["fit_rows"] for record in runs.records})
+    return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+
+
+def _data_hash(runs: Runs) -> str:
+    hashes = sorted({str(record["data_hash"]) for record in runs.records})
+    if len(hashes) == 1:
+        return f"`{hashes[0]}`"
+    return f"`{hashlib.sha256(''.join(hashes).encode()).hexdigest()}`, SHA-256 of the {len(hashes)} sorted hashes"
+
+
+def _versions(record: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {record['versions'].get(name)}" for name in _SHOWN)
+
+
+def _median(values: Iterable[float]) -> str:
+    found = list(values)
+    return short(float(np.median(found))) if found else NOTHING

@@ -1,0 +1,198 @@
+"""The runs of one experiment: which there are, which are missing, and their numbers by method and pair of data sets."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from immunize.report.naming import in_order, pair_label
+
+__all__ = ["EXPERIMENT_STATUSES", "FAST", "RunId", "Runs", "experiment_of"]
+
+EXPERIMENT_STATUSES = ("finished", "diverged")
+"""A diverged run is an outcome of its method; an interrupted one is a missing run."""
+
+FAST = "_fast"
+"""What the presets of reduced experiments are called by, after the experiment's name."""
+
+RunId = tuple[str, str, int]
+"""Pair, method, seed."""
+
+_NOT_COMPARED = (
+    *("seed", "data_root", "overwrite", "resume", "experiment", "logger", "log_every", "monitor_every", "threads"),
+    "method.seed",
+)
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Checked records of one experiment; make it with :meth:`of`.
+
+    Attributes:
+        records: finished and diverged runs.
+        name: `experiment.name` of all of them.
+        reduced: `experiment.reduced` of all of them: a shortened version, whose numbers are not the experiment's.
+        missing: runs that the preset or the other runs lead to expect, and that are not there.
+    """
+
+    records: Sequence[dict[str, Any]]
+    name: str
+    reduced: bool
+    missing: Sequence[RunId]
+
+    @classmethod
+    def of(cls, records: Sequence[dict[str, Any]], name: str, expected: Iterable[RunId] | None = None) -> Runs:
+        """Check that the records are runs of one experiment that may be put into one table.
+
+        Args:
+            records: finished and diverged runs, each once.
+            name: the experiment they have to be of.
+            expected: the runs that belong to it; by default every method on every pair with every seed that occurs.
+
+        Raises:
+            ValueError: runs of another experiment or of more than one, full and reduced ones together, a run twice,
+                runs of one method with different settings, or a pair with different data.
+        """
+        found = {experiment_of(record) for record in records}
+        if names := {other for other, _ in found} - {name}:
+            raise ValueError(f"experiment={name} needs runs of {name}; there are also runs of {_listed(names)}")
+        if len(found) > 1:
+            raise ValueError(f"full and reduced runs of {name} are in one folder; report them apart")
+        _check_settings(records)
+        ids = [run_id(record) for record in records]
+        if expected is None:
+            pairs, methods, seeds = (dict.fromkeys(part) for part in zip(*ids, strict=True))
+            expected = [(p, m, s) for p in pairs for m in methods for s in seeds]
+        missing = sorted(set(expected) - set(ids))
+        return cls(tuple(records), name, next(iter(found))[1], missing)
+
+    @property
+    def preset(self) -> str:
+        """The name of the preset in conf/experiment that makes these runs."""
+        return f"{self.name}{FAST}" if self.reduced else self.name
+
+    @property
+    def methods(self) -> list[str]:
+        """In the order of the tables."""
+        return in_order(record["method"] for record in self.records)
+
+    @property
+    def pairs(self) -> list[str]:
+        """Labels of the pairs of data sets, sorted."""
+        return sorted({pair_label(record) for record in self.records})
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds, ascending."""
+        return sorted({record["seed"] for record in self.records})
+
+    @property
+    def finished(self) -> list[dict[str, Any]]:
+        """The runs that have numbers."""
+        return [record for record in self.records if record["status"] == "finished"]
+
+    def of_method(self, method: str) -> list[dict[str, Any]]:
+        """Its finished runs."""
+        return [record for record in self.finished if record["method"] == method]
+
+    def diverged(self, method: str) -> int:
+        """How many of its runs diverged."""
+        return sum(r["method"] == method and r["status"] == "diverged" for r in self.records)
+
+    def by_pair(self, method: str) -> dict[str, list[dict[str, Any]]]:
+        """Its finished runs by pair."""
+        groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for record in self.of_method(method):
+            groups[pair_label(record)].append(record)
+        return dict(sorted(groups.items()))
+
+    def numbers(self, method: str, part: str, estimator: str, name: str) -> dict[str, list[float | None]]:
+        """A number of `metrics`, by pair, one a finished run; None where it is not finite."""
+        return {
+            pair: [run["metrics"][part][estimator][name] for run in runs] for pair, runs in self.by_pair(method).items()
+        }
+
+    def count_text(self, method: str) -> str:
+        """How many runs a row stands for: "5", or "3 + 2 diverged"."""
+        diverged = self.diverged(method)
+        return f"{len(self.of_method(method))}" + (f" + {diverged} diverged" if diverged else "")
+
+    def size_text(self) -> str:
+        """The runs in a heading: "n = 5", or "n = 3 to 5"."""
+        sizes = sorted({len(self.of_method(method)) for method in self.methods})
+        return f"n = {sizes[0]}" if len(sizes) == 1 else f"n = {sizes[0]} to {sizes[-1]}"
+
+    def mark(self, text: str) -> str:
+        """A title, marked where the runs are reduced ones."""
+        return f"REDUCED {text}" if self.reduced else text
+
+    def completeness(self) -> str:
+        """One sentence: how many runs there are, which are missing, which diverged."""
+        present, total = len(self.records), len(self.records) + len(self.missing)
+        text = f"{present:,} of {total:,} runs"
+        if self.missing:
+            shown = ", ".join(f"`{m}` {p} seed {s}" for p, m, s in self.missing[:_MOST_NAMED])
+            more = len(self.missing) - _MOST_NAMED
+            text += f"; missing: {shown}" + (f" and {more:,} more" if more > 0 else "")
+        if diverged := {m: self.diverged(m) for m in self.methods if self.diverged(m)}:
+            text += "; diverged: " + ", ".join(f"{count} of `{m}`" for m, count in diverged.items())
+        return text + "."
+
+
+def run_id(record: dict[str, Any]) -> RunId:
+    """Pair, method and seed of a run."""
+    return pair_label(record), record["method"], record["seed"]
+
+
+def experiment_of(record: dict[str, Any]) -> tuple[str, bool]:
+    """`experiment.name` of a run, "none" where it has none, and `experiment.reduced`."""
+    node = record["config"].get("experiment") or {}
+    reduced = bool(node.get("reduced", False))
+    name = str(node.get("name") or "none")
+    return name.removesuffix(FAST) if reduced else name, reduced
+
+
+def _check_settings(records: Sequence[dict[str, Any]]) -> None:
+    settings: dict[str, dict[str, str]] = {}
+    hashes: dict[str, str | None] = {}
+    seen: set[RunId] = set()
+    for record in records:
+        flat = _flat(record["config"])
+        if differing := _differences(settings.setdefault(record["method"], flat), flat):
+            raise ValueError(
+                f"runs of method {record['method']} differ in {_listed(differing)}; move those of an older "
+                "configuration out of the folder"
+            )
+        if record.get("data_hash") != hashes.setdefault(pair_label(record), record.get("data_hash")):
+            raise ValueError(f"runs on {pair_label(record)} were made on different data: their data hashes differ")
+        if (one := run_id(record)) in seen:
+            raise ValueError(f"the run {one[1]}, {one[0]}, seed {one[2]} is there twice")
+        seen.add(one)
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """What has to agree between runs of a method: its settings less the seeds, the digits of a pair, and folders."""
+    leaves: dict[str, str] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if name in _NOT_COMPARED or key in ("pair", "root"):
+            continue
+        if isinstance(value, dict):
+            leaves.update(_flat(value, f"{name}."))
+        else:
+            leaves[name] = json.dumps(value, sort_keys=True)
+    return leaves
+
+
+def _differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
+    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = len(ordered) - _MOST_NAMED
+    return ", ".join(ordered[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

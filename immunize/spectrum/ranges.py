@@ -1,0 +1,115 @@
+"""The range of data sets: fewer rows, and fewer columns, that stand for all of them.
+
+Every Hessian XθθᵀXᵀ depends on θ only through these directions, so a linear extractor can be trained in n ≤ D
+coordinates of the joint range (n = 575 of D = 784 for MNIST's 0 and 1) and put back into D columns afterwards. The
+spectra of H_P and H_H are the same in both, exactly.
+
+Shapes: N samples, D features, n dimension of the joint range.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from immunize.remembering import remembered
+from immunize.spectrum.condition import check_matrix, default_tolerance
+
+__all__ = ["compress_rows", "joint_basis", "lift_map", "restrict_map"]
+
+ROTATION_SEED = 0
+"""Of the rotation of the basis: the same for every run, so that the coordinates depend on the data alone."""
+
+
+@remembered(8)
+def compress_rows(x: Tensor) -> Tensor:
+    """The k rows Σ_kV_kᵀ of X = UΣVᵀ, which have the same K = XᵀX up to rounding and are linearly independent.
+
+    Everything that depends on the data only through K (every Hessian spectrum, hence both regularizers) can be
+    computed from these rows, for every θ, without looking at the N original ones again.
+
+    Args:
+        x: (N, D) float64.
+
+    Returns:
+        (k, D) float64, k the numerical rank of K by :func:`default_tolerance`; (0, D) for a matrix of zeros.
+
+    Raises:
+        TypeError: `x` is not float64.
+        ValueError: not a non-empty, finite matrix.
+    """
+    check_matrix(x, "x")
+    tall = x.shape[0] > 2 * x.shape[1]
+    _, sigma, vh = torch.linalg.svd(torch.linalg.qr(x, mode="r").R if tall else x, full_matrices=False)
+    k = int((sigma.square() > default_tolerance(*x.shape) * sigma[0].square()).sum())
+    compressed: Tensor = sigma[:k, None] * vh[:k]
+    return compressed
+
+
+@remembered(4)
+def joint_basis(*rows: Tensor) -> Tensor:
+    """An orthonormal basis of the span of all rows, in general position.
+
+    The basis is rotated at random (always the same way), because element-wise optimizers such as Adam depend on the
+    basis: in singular vectors nearly all entries of a gradient are noise around zero, which Adam scales up to full
+    steps. On MNIST's 0 and 1 the same 300 steps of `ours` reach an RIR of 62 there, and 376 in general position.
+
+    Args:
+        rows: (N_i, D) float64 each, samples or compressed rows; each counts alike, whatever its scale.
+
+    Returns:
+        (D, n) float64 with orthonormal columns. n is the numerical rank of all rows together, singular values at or
+        below ``max(ΣN_i, D) * eps`` times the largest counting as zero.
+
+    Raises:
+        ValueError: no rows, rows of different widths, or only zeros.
+    """
+    if not rows or any(one.shape[1] != other.shape[1] for one, other in pairwise(rows)):
+        raise ValueError(f"a joint range needs rows of one width, got {[tuple(one.shape) for one in rows]}")
+    sizes = [float(torch.linalg.matrix_norm(one)) for one in rows]
+    if not max(sizes) > 0:
+        raise ValueError("rows of zeros span nothing")
+    stacked = torch.cat([one / size for one, size in zip(rows, sizes, strict=True) if size > 0])
+    tall = stacked.shape[0] > 2 * stacked.shape[1]
+    _, sigma, vh = torch.linalg.svd(torch.linalg.qr(stacked, mode="r").R if tall else stacked, full_matrices=False)
+    n = int((sigma > max(stacked.shape) * torch.finfo(torch.float64).eps * sigma[0]).sum())
+    gaussian = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(ROTATION_SEED))
+    basis: Tensor = vh[:n].T @ torch.linalg.qr(gaussian).Q
+    return basis.contiguous()
+
+
+def lift_map(theta: Tensor, basis: Tensor) -> Tensor:
+    """θ on the joint range as a map of all D columns.
+
+    Directions outside the joint range, which no sample has, are scaled as a whole by |det θ|^{1/n}, the geometric
+    mean of θ's singular values (by 1 if θ is singular), and stay orthogonal to the rest.
+
+    Args:
+        theta: (n, n) float64.
+        basis: (D, n) from :func:`joint_basis`.
+
+    Returns:
+        (D, D) float64; for rows x in the joint range, x @ lifted has the Gram matrix of (x @ basis) @ theta.
+    """
+    log_det = float(torch.linalg.slogdet(theta).logabsdet) / theta.shape[0]
+    scale = torch.tensor(log_det, dtype=torch.float64).exp()
+    scale = scale if bool(torch.isfinite(scale)) and float(scale) > 0 else torch.ones_like(scale)
+    outside = torch.eye(basis.shape[0], dtype=torch.float64) - basis @ basis.T
+    lifted: Tensor = basis @ theta @ basis.T + scale * outside
+    return lifted
+
+
+def restrict_map(theta: Tensor, basis: Tensor) -> Tensor:
+    """The map on the joint range with the same H as θ, for every data set in that range.
+
+    Args:
+        theta: (D, D) float64.
+        basis: (D, n).
+
+    Returns:
+        (n, n) float64 lower triangular L with LLᵀ = basisᵀθθᵀbasis: H keeps its spectrum, features are rotated.
+    """
+    lower: Tensor = torch.linalg.qr((basis.T @ theta).T, mode="r").R.T
+    return lower.contiguous()

@@ -1,0 +1,21 @@
+"""Many runs: which there are, which of them are done, where they run, and how far they are.
+
+Hydra finds its launchers and sweeper in `hydra_plugins/immunize_sweeps.py`, the only place it looks for them.
+"""
+
+from immunize.sweeping.cluster import ClusterLauncher
+from immunize.sweeping.grids import GridSweeper
+from immunize.sweeping.outcome import DONE, Outcome, done_record, value_of
+from immunize.sweeping.pool import PoolLauncher
+from immunize.sweeping.serial import SerialLauncher
+
+__all__ = [
+    "DONE",
+    "ClusterLauncher",
+    "GridSweeper",
+    "Outcome",
+    "PoolLauncher",
+    "SerialLauncher",
+    "done_record",
+    "value_of",
+]

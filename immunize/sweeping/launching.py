@@ -1,0 +1,136 @@
+"""What the launchers share: skip what is done, hand out the rest, count, and end as the user expects."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.records import RECORD, SWEEP, write_record
+from immunize.sweeping.job import Jobs, job_return, words
+from immunize.sweeping.outcome import Outcome, done_record, value_of
+from immunize.sweeping.plan import Plan
+from immunize.sweeping.progress import Progress
+
+__all__ = ["Job", "SweepLauncher"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be done.
+
+    Attributes:
+        number: of the run in the sweep.
+        overrides: that make it.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+
+
+class SweepLauncher(Launcher):
+    """Runs the jobs of a sweep; a subclass says where (:meth:`outcomes`)."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Hydra's way to say what is to be launched."""
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self.hashes: list[str] = []
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Do every job that is not done, and show how far it is.
+
+        Args:
+            job_overrides: a list of overrides a job.
+            initial_job_idx: number of the first.
+
+        Returns:
+            One return a job, in their order; those of failed ones hold the error.
+        """
+        jobs = [Job(initial_job_idx + index, tuple(lines)) for index, lines in enumerate(job_overrides)]
+        self.jobs = Jobs(self.hydra_context, self.task_function, self.config, Singleton.get_state())
+        self.jobs.prepare()
+        Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+        experiment = self.config.get("experiment")
+        name = experiment.name if experiment is not None and experiment.name is not None else "sweep"
+        self.progress = Progress(name, len(jobs))
+        self.ended: dict[Job, Outcome] = {}
+        self.twins: dict[Job, Job] = {}
+        self.errors: set[str] = set()
+        try:
+            for job, outcome in self.outcomes(self._undone(jobs)):
+                self._end(job, outcome)
+            for job, first in self.twins.items():
+                self._end(job, replace(self.ended[first], found=True, messages=self.ended[first].messages[:1]))
+        except KeyboardInterrupt:
+            if self.config.get("resume"):
+                self.progress.note(f"{name}: interrupted; the same command continues here")
+            raise
+        finally:
+            self.progress.close()
+            self._tell_its_own()
+        if strangers := self._strangers():
+            self.progress.note(f"{name}: {strangers} runs in its folder are not of this sweep, but of other settings")
+        return [job_return(job.overrides, self.ended[job]) for job in jobs]
+
+    @abstractmethod
+    def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
+        """Do the jobs, in any order, and yield what became of each as soon as it is known.
+
+        Args:
+            jobs: taken from when there is room for another; looking for the next one may take a moment, since
+                those that are done are passed over.
+        """
+
+    def _undone(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """The jobs that have to be done; the others are counted."""
+        plan = Plan(self.hydra_context, self.config)
+        first_with: dict[str, Job] = {}
+        started = False
+        for job in jobs:
+            place = plan.folder_and_hash(job.overrides)
+            if place is not None:
+                folder, digest = place
+                if digest in first_with:  # two names for the same run
+                    self.twins[job] = first_with[digest]
+                    continue
+                first_with[digest] = job
+                self.hashes.append(digest)
+                if (record := done_record(folder, digest)) is not None:
+                    self._end(job, Outcome(record["status"], value_of(record), found=True))
+                    continue
+            if not started:
+                started = True
+                self.progress.start_clock()
+            yield job
+
+    def _tell_its_own(self) -> None:
+        """Write `sweep.json` for a sweep whose runs are found again by their hash."""
+        if self.hashes:
+            experiment = OmegaConf.to_container(self.config.experiment)
+            write_record(Path(str(self.config.hydra.sweep.dir)), {"experiment": experiment, "runs": self.hashes}, SWEEP)
+
+    def _strangers(self) -> int:
+        """Runs in the folder that a sweep of before has left, with other settings."""
+        if not self.hashes:
+            return 0
+        there = {path.parent.name for path in Path(str(self.config.hydra.sweep.dir)).glob(f"*/{RECORD}")}
+        return len(there - set(self.hashes))
+
+    def _end(self, job: Job, outcome: Outcome) -> None:
+        self.ended[job] = outcome
+        self.progress.add(outcome)
+        if outcome.status == "failed" and not outcome.found:
+            error = outcome.messages[0]
+            shown = f"\n{error}" if error not in self.errors else f" ({error.splitlines()[-1]})"
+            self.errors.add(error)
+            self.progress.note(f"{self.progress.name}: failed: {words(job.overrides)}{shown}")
+        elif outcome.messages and not outcome.found:
+            more = f" (and {len(outcome.messages) - 1} more)" if len(outcome.messages) > 1 else ""
+            self.progress.note(f"{self.progress.name}: {words(job.overrides)}: {outcome.messages[0]}{more}")

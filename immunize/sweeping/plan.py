@@ -1,0 +1,122 @@
+"""Which runs a sweep consists of, and which of them are done, without composing each configuration from its files.
+
+Hydra takes a tenth of a second to compose a configuration, minutes for all runs of a large sweep. Runs that differ in
+the values of the same settings alone share the composed rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.config import hash_of_run
+
+__all__ = ["Plan", "jobs_of"]
+
+BY_HASH = "${immunize.config_hash:}"
+"""`hydra.sweep.subdir` of a sweep whose runs are found again by their configuration."""
+
+
+def jobs_of(
+    params: Mapping[str, object], grids: Sequence[Mapping[str, object]], arguments: Sequence[str]
+) -> list[list[str]]:
+    """The runs of a sweep, as lists of overrides.
+
+    Args:
+        params: setting to values, "0,1,2" or "range(0,3)", common to all grids.
+        grids: further ones; the sweep is one grid after another. Empty is a single grid of `params`.
+        arguments: overrides of the command line; a setting that stands there is taken from there.
+
+    Raises:
+        HydraException: an override that cannot be parsed, or whose values cannot be listed.
+    """
+    parser = OverridesParser.create()
+    jobs: list[list[str]] = []
+    for grid in grids or ({},):
+        lines = [f"{key}={value}" for key, value in {**params, **grid}.items()]
+        choices: dict[str, list[str]] = {}
+        for override in parser.parse_overrides([*lines, *arguments]):
+            choices[override.get_key_element()] = _choices(override)
+        jobs += [list(job) for job in itertools.product(*choices.values())]
+    return [list(job) for job in dict.fromkeys(map(tuple, jobs))]
+
+
+class Plan:
+    """Where the runs of a sweep go, as far as that can be told cheaply.
+
+    Args:
+        context: Hydra's.
+        master: the configuration of the sweep.
+    """
+
+    def __init__(self, context: HydraContext, master: DictConfig) -> None:
+        self._loader, self._master = context.config_loader, master
+        self._composed: dict[tuple[tuple[str, ...], tuple[str, ...]], DictConfig] = {}
+        self._parsed = lru_cache(maxsize=None)(self._parse)
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """The configuration of one run, with Hydra's own node.
+
+        Raises:
+            HydraException: it cannot be composed.
+        """
+        return self._loader.load_sweep_config(self._master, list(overrides))
+
+    def check(self, jobs: Sequence[Sequence[str]]) -> None:
+        """Compose one run of each kind, so that a misspelt name ends the sweep before it begins.
+
+        Raises:
+            HydraException: one cannot be composed.
+        """
+        for job in jobs:
+            self._base(job)
+
+    def folder_and_hash(self, overrides: Sequence[str]) -> tuple[Path, str] | None:
+        """The output folder and config hash of a run; None unless the sweep finds its runs again by their hash."""
+        base, values = self._base(overrides)
+        if not base.resume or base.overwrite:
+            return None
+        sweep = OmegaConf.to_container(base.hydra.sweep, resolve=False)
+        assert isinstance(sweep, dict)
+        if sweep["subdir"] != BY_HASH:
+            return None
+        for override in values:  # as Hydra applies them; every run of this kind sets all of them
+            OmegaConf.update(base, override.key_or_group, override.value(), merge=True)
+        digest = hash_of_run(base)
+        return Path(str(self._master.hydra.sweep.dir)) / digest, digest
+
+    def _base(self, overrides: Sequence[str]) -> tuple[DictConfig, list[Override]]:
+        parsed = [(line, *self._parsed(line)) for line in overrides]
+        kind = tuple(line for line, _, plain in parsed if not plain)
+        values = [override for _, override, plain in parsed if plain]
+        key = (kind, tuple(override.key_or_group for override in values))
+        if key not in self._composed:
+            self._composed[key] = self.compose(overrides)
+        return self._composed[key], values
+
+    def _parse(self, line: str) -> tuple[Override, bool]:
+        """An override, and whether it sets nothing but a value."""
+        (override,) = OverridesParser.create().parse_overrides([line])
+        changes = override.is_add() or override.is_delete() or override.is_force_add() or override.package is not None
+        key = override.key_or_group
+        group = "." not in key and bool(self._loader.get_group_options(key))
+        plain = not (changes or group or override.is_hydra_override() or isinstance(override.value(), dict))
+        return override, plain
+
+
+def _choices(override: Override) -> list[str]:
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    if not override.is_discrete_sweep():
+        kind = "" if override.value_type is None else override.value_type.name
+        raise HydraException(f"{key}: a grid has no values of the kind {kind}; list them, or choose another sweeper")
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]

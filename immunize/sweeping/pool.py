@@ -1,0 +1,177 @@
+"""Runs side by side on the cores of this machine: hydra/launcher=joblib.
+
+The processes are those of joblib's pool (loky), which live as long as the sweep does: importing torch and Lightning
+costs more than a short run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+from hydra.errors import CompactHydraException
+
+from immunize.sweeping.job import Jobs
+from immunize.sweeping.launching import Job, SweepLauncher
+from immunize.sweeping.outcome import Outcome
+
+__all__ = ["PoolLauncher", "threads_a_worker"]
+
+THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+"""Variables that cap the threads of a process which has not imported torch or numpy yet."""
+
+TIMES = 3
+"""A run during which a worker process died is begun so often at most."""
+
+QUEUED = 1
+"""Runs a worker that wait for it, so that it never waits for the next one."""
+
+_jobs: Jobs | None = None
+
+
+def threads_a_worker(cores: int, n_jobs: int) -> int:
+    """Threads for each of `n_jobs` processes, so that together they have no more than there are cores."""
+    return max(1, cores // n_jobs)
+
+
+class PoolLauncher(SweepLauncher):
+    """A pool of processes.
+
+    Args:
+        n_jobs: how many; -1 is one a core.
+
+    Raises:
+        CompactHydraException: for another number below 1.
+    """
+
+    def __init__(self, n_jobs: int, **others: Any) -> None:
+        del others  # the settings of hydra-joblib-launcher: where it is installed, Hydra adds them to ours
+        if n_jobs == 0 or n_jobs < -1:
+            raise CompactHydraException(
+                f"error: hydra.launcher.n_jobs has to be at least 1, or -1 for one a core; it is {n_jobs}"
+            )
+        self.n_jobs = n_jobs
+
+    def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
+        """Side by side. A run whose process dies (killed, out of memory) is begun again, up to `TIMES` times."""
+        pool = _Pool(self.jobs, self.n_jobs)
+        begun: Counter[Job] = Counter()
+        again: list[Job] = []
+        try:
+            while True:
+                while pool.has_room() and (job := again.pop(0) if again else next(jobs, None)) is not None:
+                    begun[job] += 1
+                    pool.begin(job)
+                if not pool.running:
+                    break
+                died = None
+                for job, future in pool.over():
+                    error = future.exception()
+                    if error is None:
+                        yield job, future.result()
+                        continue
+                    died = error
+                    if begun[job] < TIMES:
+                        again.append(job)
+                    else:
+                        yield job, Outcome("failed", messages=(f"error: its process died {TIMES} times: {error}",))
+                if died is not None:
+                    again += pool.running.values()
+                    pool.end()
+                    self.progress.note(f"{self.progress.name}: a worker process died; its runs are begun again")
+        finally:
+            pool.end()
+
+
+class _Pool:
+    """Processes that start with the first run, and anew with the first after `end`."""
+
+    def __init__(self, jobs: Jobs, n_jobs: int) -> None:
+        from loky import cpu_count
+
+        self.jobs, self.n_jobs = jobs, cpu_count() if n_jobs == -1 else n_jobs
+        self.threads = threads_a_worker(cpu_count(), self.n_jobs)
+        self.running: dict[Future[Outcome], Job] = {}
+        self._executor: Any = None
+
+    def has_room(self) -> bool:
+        """Whether a run that is begun now waits for little or nothing."""
+        return len(self.running) < self.n_jobs * (1 + QUEUED)
+
+    def begin(self, job: Job) -> None:
+        """Hand a run to the processes."""
+        if self._executor is not None:
+            self.running[self._executor.submit(_run, job)] = job
+            return
+        from loky import ProcessPoolExecutor
+
+        self._executor = ProcessPoolExecutor(
+            self.n_jobs,
+            initializer=_enter,
+            initargs=(self.jobs, os.getpid()),
+            env=dict.fromkeys(THREADS, str(self.threads)),
+        )
+        with _sigint_ignored():  # inherited by the processes, which start here
+            self.running[self._executor.submit(_run, job)] = job
+
+    def over(self) -> list[tuple[Job, Future[Outcome]]]:
+        """Wait until a run is over, and return all that are."""
+        done, _ = wait(self.running, return_when=FIRST_COMPLETED)
+        return [(self.running.pop(future), future) for future in done]
+
+    def end(self) -> None:
+        """Kill the processes, whatever they do."""
+        self.running.clear()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, kill_workers=True)
+            self._executor = None
+
+
+@contextlib.contextmanager
+def _sigint_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _enter(jobs: Jobs, parent: int) -> None:
+    global _jobs  # noqa: PLW0603  what a worker process knows
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    jobs.enter()
+    _jobs = jobs
+
+
+def _watch(parent: int) -> None:
+    """End this process when the one that started it was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _run(job: Job) -> Outcome:
+    assert _jobs is not None
+    try:
+        return _jobs.run(job.number, job.overrides)
+    finally:
+        sys.stdout.flush()

@@ -1,0 +1,229 @@
+"""The Optuna study: real runs, what it searches, how it goes on where it stopped, and its Pareto set."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.sweep_lambda import study
+from experiments.sweep_lambda.study import PARETO, run_study
+from immunize.errors import UserError
+from immunize.records import RECORD, read_record
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ["harmful=digits", "objective.epochs=20", "probe_steps=100"]
+TINY = ["harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=40", "objective.epochs=5", "probe_steps=50"]
+TRIALS = 4
+
+
+def arguments(out: Path, *more: str, base: list[str] = TINY) -> list[str]:
+    return [f"out={out}", *base, *more]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def records_of(out: Path) -> dict[str, dict[str, Any]]:
+    return {path.parent.name: read_record(path.parent) for path in sorted(out.glob(f"*/{RECORD}"))}
+
+
+def opened(out: Path) -> Any:
+    import optuna
+
+    return optuna.load_study(study_name="tradeoff", storage=f"sqlite:///{out / 'study.db'}")
+
+
+@pytest.fixture(scope="module")
+def stopped_and_continued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """Four trials on digits in two calls, and the records after the first call."""
+    out = tmp_path_factory.mktemp("study")
+    run_study(arguments(out, f"n_trials={TRIALS - 1}", base=DIGITS))
+    before = records_of(out)
+    run_study(arguments(out, f"n_trials={TRIALS}", base=DIGITS))
+    return out, before
+
+
+def test_trials_are_real_runs_with_their_records(
+    stopped_and_continued: tuple[Path, dict[str, dict[str, Any]]],
+) -> None:
+    out, _ = stopped_and_continued
+    records = records_of(out)
+    assert len(records) == TRIALS
+    assert len({record["config"]["objective"]["lambda_ill"] for record in records.values()}) == TRIALS
+    for folder, record in records.items():
+        assert record["config_hash"] == folder
+        assert 1e4 <= record["config"]["objective"]["lambda_ill"] <= 1e16
+        assert record["training"]["fit"]["steps"] == 20
+        assert set(record["metrics"]) == {"fit", "validation"}  # what is reported is never looked at
+
+
+def test_the_same_command_again_goes_on(stopped_and_continued: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+    out, before = stopped_and_continued
+    after = records_of(out)
+    assert len(before) == TRIALS - 1
+    assert {name: after[name] for name in before} == before
+    assert len(opened(out).trials) == TRIALS
+
+
+def test_front_is_that_of_the_records(stopped_and_continued: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+    out, _ = stopped_and_continued
+    numbers = {name: record["metrics"]["validation"]["spectrum"] for name, record in records_of(out).items()}
+    best = {
+        name
+        for name, one in numbers.items()
+        if not any(
+            other["ratio_harmful"] >= one["ratio_harmful"]
+            and other["ratio_pretrain"] <= one["ratio_pretrain"]
+            and other is not one
+            for other in numbers.values()
+        )
+    }
+    rows = rows_of(out / PARETO)
+    assert {row["folder"] for row in rows} == best
+    for row in rows:
+        assert (row["part"], row["estimator"]) == ("validation", "spectrum")
+        for name in ("ratio_harmful", "ratio_pretrain", "rir"):
+            assert float(row[name]) == pytest.approx(numbers[row["folder"]][name], rel=1e-12)
+    assert [float(row["ratio_pretrain"]) for row in rows] == sorted(float(row["ratio_pretrain"]) for row in rows)
+
+
+def test_command_of_the_front_is_the_run_with_held_out_rows(
+    stopped_and_continued: tuple[Path, dict[str, dict[str, Any]]],
+) -> None:
+    out, _ = stopped_and_continued
+    row = rows_of(out / PARETO)[0]
+    words = shlex.split(row["command"])
+    assert words[:3] == ["python", "-m", "immunize.train"]
+    assert words[3:] == [*DIGITS, f"objective.lambda_ill={row['objective.lambda_ill']}"]
+
+
+def test_trial_of_a_killed_process_is_repeated(tmp_path: Path) -> None:
+    run_study(arguments(tmp_path, "n_trials=1"))
+    cut_off = opened(tmp_path).ask()
+    value = cut_off.suggest_float("objective.lambda_ill", 1e4, 1e16, log=True)
+    run_study(arguments(tmp_path, "n_trials=2"))
+    states = [trial.state.name for trial in opened(tmp_path).trials]
+    assert states == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert opened(tmp_path).trials[-1].params == {"objective.lambda_ill": value}
+    assert value in [record["config"]["objective"]["lambda_ill"] for record in records_of(tmp_path).values()]
+
+
+def test_record_that_a_killed_process_had_finished_is_found(tmp_path: Path) -> None:
+    run_study(arguments(tmp_path, "n_trials=1"))
+    before = records_of(tmp_path)
+    cut_off = opened(tmp_path)
+    cut_off.enqueue_trial(cut_off.trials[0].params)
+    cut_off.ask().suggest_float("objective.lambda_ill", 1e4, 1e16, log=True)
+    run_study(arguments(tmp_path, "n_trials=2"))
+    assert records_of(tmp_path) == before
+    assert [trial.state.name for trial in opened(tmp_path).trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+
+
+def test_ctrl_c_leaves_the_trial_for_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("immunize.train.run", lambda *_, **__: {"status": "interrupted"})
+    with pytest.raises(KeyboardInterrupt):
+        run_study(arguments(tmp_path, "n_trials=1"))
+    monkeypatch.undo()
+    left = opened(tmp_path).trials[0]
+    assert left.state.name == "RUNNING"
+    run_study(arguments(tmp_path, "n_trials=1"))
+    assert opened(tmp_path).trials[1].params == left.params
+
+
+def test_diverged_trial_counts_and_is_not_on_the_front(tmp_path: Path) -> None:
+    run_study(arguments(tmp_path, "n_trials=2", "objective.learning_rate=1e200"))
+    assert [record["status"] for record in records_of(tmp_path).values()] == ["diverged"] * 2
+    assert [trial.state.name for trial in opened(tmp_path).trials] == ["FAIL"] * 2
+    assert rows_of(tmp_path / PARETO) == []
+    run_study(arguments(tmp_path, "n_trials=2", "objective.learning_rate=1e200"))
+    assert len(opened(tmp_path).trials) == 2
+
+
+def test_whatever_is_written_as_a_sweep_is_searched(tmp_path: Path) -> None:
+    space = ["objective.learning_rate=choice(0.01,0.02)", "objective.epochs=int(interval(3,4))", "method=ill_only,ours"]
+    run_study(arguments(tmp_path, "n_trials=5", *space, "estimator=ridge"))
+    for record in records_of(tmp_path).values():
+        assert record["config"]["objective"]["learning_rate"] in (0.01, 0.02)
+        assert record["training"]["fit"]["steps"] in (3, 4)
+        assert record["method"] in ("ill_only", "ours")
+        assert record["config"]["objective"]["lambda_ill"] == 1e8  # the row's, since the space is another
+    assert {row["estimator"] for row in rows_of(tmp_path / PARETO)} == {"ridge"}
+    searched = {"objective.learning_rate", "objective.epochs", "method"}
+    assert all(set(trial.params) == searched for trial in opened(tmp_path).trials)
+
+
+def test_selection_can_be_left_out(tmp_path: Path) -> None:
+    run_study(arguments(tmp_path, "n_trials=1", "selection=null"))
+    assert {row["part"] for row in rows_of(tmp_path / PARETO)} == {"fit"}
+
+
+# What is refused.
+
+
+def test_study_of_other_settings_is_not_mixed_in(tmp_path: Path) -> None:
+    run_study(arguments(tmp_path, "n_trials=1"))
+    with pytest.raises(UserError, match=r"was begun with .*objective\.epochs=5.*another study_name"):
+        run_study(arguments(tmp_path, "n_trials=2", "objective.learning_rate=0.5"))
+    run_study(arguments(tmp_path, "n_trials=1", "objective.learning_rate=0.5", "study_name=other"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("n_trials=0", "n_trials has to be at least 1"),
+        ("estimator=kappa", "estimator has to be one of spectrum, released, ridge"),
+        ("storage=nonsense", "storage=nonsense cannot be used"),
+        ("storage=sqlite:////no/such/folder/study.db", "cannot be used"),
+        ("objective.lambda_ill=interval(9,1)", "the interval is empty"),
+        ("objective.lambda_ill=tag(log,interval(0,1))", "has to begin above 0"),
+        ("objective.epochs=0", r"objective\.epochs has to be at least 1"),
+    ],
+)
+def test_bad_setting_is_a_user_error(override: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        run_study([f"out={tmp_path}", *(one for one in TINY if one.partition("=")[0] not in override), override])
+    assert records_of(tmp_path) == {}
+
+
+def test_missing_optuna_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UserError, match=r"needs Optuna, which is not installed: pip install -e '\.\[optuna\]'"):
+        run_study(arguments(tmp_path))
+
+
+def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "experiments.sweep_lambda.study", *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_misspelt_key_is_one_message_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    done = command("n_trails=3", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "n_trails" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not any(line.endswith((" torch", " lightning", " optuna")) for line in done.stderr.splitlines())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_explains_every_setting_of_its_own(tmp_path: Path) -> None:
+    done = command("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for name in study.StudyConfig.__dataclass_fields__:
+        assert f"    {name}=" in done.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,76 @@
+"""Records of many runs for the tests of reports: one real run, its numbers varied by method, pair and seed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+METHODS = ("none", "ill_only", "well_only", "imma", "opt_kappa", "ours", "closed_form")
+PARTS = ("fit", "held_out")
+ESTIMATORS = ("spectrum", "released", "ridge")
+Record = dict[str, Any]
+
+
+def record_of(base: Record, method: str, seed: int, *, pair: tuple[int, int] | None = None, name: str) -> Record:
+    """The base record as a run of another method, seed and pair, every measured number changed."""
+    record = copy.deepcopy(base)
+    random_ = random.Random(f"{method} {seed} {pair}")
+    record |= {"method": method, "seed": seed, "config_hash": f"{random_.getrandbits(64):016x}"}
+    record["config"] |= {"seed": seed, "experiment": {"name": name, "reduced": False}}
+    record["config"]["method"] = {"_target_": f"immunize.objective.{method}", "name": method}
+    if pair is not None:
+        record["data_hash"] = f"hash of {pair}"
+        for role, digit in zip(("pretrain", "harmful"), pair, strict=True):
+            record["data"][role] = {"digit": digit, "fit_rows": 40}
+            record["config"][role]["pair"] = list(pair)
+    record["training"]["fit"].pop("warnings", None)
+    for part in PARTS:
+        for numbers in record["metrics"][part].values():
+            numbers["ratio_harmful"] *= random_.lognormvariate(0, 0.7)
+            numbers["ratio_pretrain"] *= random_.lognormvariate(0, 0.7)
+            numbers["rir"] = numbers["ratio_harmful"] / numbers["ratio_pretrain"]
+    for verdicts in (record["verdicts"], record["verdicts"]["held_out"]):
+        verdicts.update({name: random_.random() < 0.6 for name in "abc"})
+    for part, verdicts in (("fit", record["verdicts"]), ("held_out", record["verdicts"]["held_out"])):
+        numbers = record["metrics"][part][verdicts["estimator"]]
+        verdicts.update({name: numbers[name] for name in ("ratio_harmful", "ratio_pretrain")})
+    for of_part in record["steps_to_norm_ratio"].values():
+        for of_role in of_part.values():
+            of_role["immunized"]["0.1"] = random_.choice([None, random_.randrange(1, 200)])
+    for of_part in record["curves"]["norm_ratio"].values():
+        for of_role in of_part.values():
+            curve = of_role["immunized"]
+            power = random_.uniform(0.5, 2)
+            curve["ratio"] = [value**power for value in curve["ratio"]]
+    return record
+
+
+def table1_records(base: Record, seeds: Sequence[int] = range(5), methods: Iterable[str] = METHODS) -> list[Record]:
+    """All runs of a Table 1."""
+    return [record_of(base, method, seed, name="table1") for method in methods for seed in seeds]
+
+
+def table2_records(
+    base: Record, pairs: Sequence[tuple[int, int]], seeds: Sequence[int] = range(3), methods: Iterable[str] = METHODS
+) -> list[Record]:
+    """All runs of a Table 2 on some pairs of digits."""
+    return [record_of(base, m, s, pair=p, name="table2") for m in methods for p in pairs for s in seeds]
+
+
+def diverged(record: Record) -> Record:
+    """The same run, had it diverged: no numbers."""
+    lost = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
+    return {key: value for key, value in record.items() if key not in lost} | {"status": "diverged"}
+
+
+def written(records: Iterable[Record], folder: Path) -> Path:
+    """A folder of runs, each with its `record.json`, as a sweep leaves it."""
+    for index, record in enumerate(records):
+        run = folder / f"run{index:04d}"
+        run.mkdir(parents=True)
+        (run / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    return folder

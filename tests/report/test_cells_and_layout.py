@@ -1,0 +1,148 @@
+"""Cells of tables against plain recomputation, and tables as Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from immunize.report.cells import NOTHING, short, summary_of, summary_text
+from immunize.report.layout import Table, tex
+
+numbers = st.floats(min_value=1e-6, max_value=1e9)
+
+
+@given(st.lists(numbers, min_size=2, max_size=9))
+def test_one_pair_gives_mean_and_standard_deviation(values: list[float]) -> None:
+    found = summary_of([values])
+    assert found is not None
+    assert found.mean == pytest.approx(statistics.fmean(values))
+    assert found.spread == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-6 * max(values))
+    assert found.median == pytest.approx(statistics.median(values))
+    assert found.geometric == pytest.approx(math.exp(statistics.fmean(map(math.log, values))))
+    assert (found.runs, found.infinite) == (len(values), 0)
+
+
+@given(st.lists(st.lists(numbers, min_size=2, max_size=4), min_size=2, max_size=6))
+def test_many_pairs_give_the_mean_over_pairs_of_both(groups: list[list[float]]) -> None:
+    """The convention of Table 2: "computed over 3 random seeds and averaged over all digit pairs"."""
+    found = summary_of(groups)
+    assert found is not None
+    assert found.mean == pytest.approx(statistics.fmean(statistics.fmean(of) for of in groups))
+    spread = statistics.fmean(statistics.stdev(of) for of in groups)
+    assert found.spread == pytest.approx(spread, rel=1e-6, abs=1e-6 * max(map(max, groups)))
+
+
+def test_pairs_count_alike_however_many_seeds_they_have() -> None:
+    found = summary_of([[1.0, 1.0, 1.0], [4.0]])
+    assert found is not None
+    assert found.mean == 2.5
+    assert found.spread == 0.0  # of the one pair that has a spread
+
+
+@pytest.mark.parametrize(
+    ("groups", "text"),
+    [
+        ([[2.0, 4.0]], "3 ± 1.41"),
+        ([[3.0]], "3"),
+        ([[3.0], [5.0]], "4"),
+        ([[]], NOTHING),
+        ([], NOTHING),
+        ([[None, None]], "∞"),
+        ([[2.0, 4.0, None]], "3 ± 1.41 (∞ in 1 of 3)"),
+        ([[1.0, 1.0, 100.0]], "34 ± 57.2 (median 1, geo. mean 4.64)"),
+        ([[-1.0, 1.0, 1.0]], "0.333 ± 1.15 (median 1)"),
+    ],
+)
+def test_cell_text(groups: list[list[float | None]], text: str) -> None:
+    assert summary_text(groups) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1.0, "1"),
+        (0.1234, "0.123"),
+        (99.95, "100"),
+        (123.4, "123"),
+        (12345.6, "12,346"),
+        (1.5e6, "1.50e+06"),
+        (0.00012, "1.20e-04"),
+        (math.inf, "inf"),
+    ],
+)
+def test_short(value: float, text: str) -> None:
+    assert short(value) == text
+
+
+TABLE = Table(
+    "A_title & more",
+    "a-label",
+    [("", ("method", "runs")), ("fit, spectrum", ("(i) ↑", "RIR ↑"))],
+    [["`ill_only`", "5", "1.20e-04 ± 3", "a|b"], ["`ours`", "4 + 1 diverged", "–", "∞"]],
+    ["50 % of `a_b` {x}"],
+)
+
+
+def test_markdown_heads_every_column_with_its_group() -> None:
+    assert TABLE.markdown() == (
+        "## A_title & more\n"
+        "\n"
+        "| method | runs | (i) ↑ fit, spectrum | RIR ↑ fit, spectrum |\n"
+        "| --- | --- | --- | --- |\n"
+        "| `ill_only` | 5 | 1.20e-04 ± 3 | a\\|b |\n"
+        "| `ours` | 4 + 1 diverged | – | ∞ |\n"
+        "\n"
+        "- 50 % of `a_b` {x}\n"
+    )
+
+
+def test_latex() -> None:
+    assert TABLE.latex() == "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+            r"\caption{A\_title \& more}",
+            r"\label{tab:a-label}",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            r"\begin{tabular}{llrr}",
+            r"\toprule",
+            r"\multicolumn{2}{l}{} & \multicolumn{2}{c}{fit, spectrum} \\",
+            r"\cmidrule(lr){3-4}",
+            r"method & runs & (i) $\uparrow$ & RIR $\uparrow$ \\",
+            r"\midrule",
+            r"\texttt{ill\_only} & 5 & $1.20\times10^{-4}$ $\pm$ 3 & a|b \\",
+            r"\texttt{ours} & 4 + 1 diverged & -- & $\infty$ \\",
+            r"\bottomrule",
+            r"\end{tabular}}",
+            r"\par\smallskip\parbox{\linewidth}{\scriptsize 50 \% of \texttt{a\_b} \{x\}}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("100% & $5 #1 a_b", r"100\% \& \$5 \#1 a\_b"),
+        ("~ ^ \\", r"\textasciitilde{} \textasciicircum{} \textbackslash{}"),
+        ("κ ≥ 1 → λ", r"$\kappa$ $\ge$ 1 $\to$ $\lambda$"),
+        ("`held_out` 2.5e+07", r"\texttt{held\_out} $2.5\times10^{7}$"),
+        ("[text_a](../link_b)", r"text\_a"),
+        ("σ₁/1e-06", r"$\sigma$$_1$/$1\times10^{-6}$"),
+    ],
+)
+def test_tex_escapes(text: str, escaped: str) -> None:
+    assert tex(text) == escaped
+
+
+@given(st.text(alphabet=st.sampled_from("ab1 &%$#_{}~^\\±→↑<>κ")))
+def test_nothing_special_is_left_bare(text: str) -> None:
+    left = re.sub(r"\\text[a-z]+\{\}|\\[&%$#_{}]|\$\\?[a-z<>]+\$", "", tex(text))
+    assert not set(left) & set("&%$#_{}~^\\±→↑<>κ")

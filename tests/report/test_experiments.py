@@ -1,0 +1,553 @@
+"""Reports of experiments: every cell against the records, refusals, and what is said of missing and diverged runs."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from immunize.evaluation.immunity import HARDER_BY
+from immunize.report import results
+from immunize.report.cells import short
+from immunize.report.curves import IDENTITY, curves_of, read_curves, write_curves
+from immunize.report.expected import expected_runs, swept
+from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
+from immunize.report.heatmaps import log_rir
+from immunize.report.published import read_published
+from immunize.report.runs import Runs
+from tests.report.making import METHODS, PARTS, Record, diverged, table1_records, table2_records, written
+
+ROOT = Path(__file__).parents[2]
+PAIRS = [(0, 1), (1, 0), (3, 8), (8, 3)]
+Tables = dict[str, list[dict[str, str]]]
+
+
+def reported(name: str, records: list[Record], folder: Path, published: Path | None = None) -> tuple[str, Path]:
+    """What is printed, and the folder written."""
+    runs, out = written(records, folder / "runs"), folder / "out"
+    return report_experiment(Request(name, runs, out, published or ROOT / f"experiments/{name}/published.csv")), out
+
+
+def tables_of(markdown: str) -> Tables:
+    """Heading to rows, each column to its cell."""
+    found: Tables = {}
+    for section in re.split(r"^## ", markdown, flags=re.M)[1:]:
+        title, _, body = section.partition("\n")
+        lines = [line for line in body.splitlines() if line.startswith("| ")]
+        head, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+        found[title] = [dict(zip(head, row, strict=True)) for row in rows]
+    return found
+
+
+def row(tables: Tables, heading: str, method: str) -> dict[str, str]:
+    rows = next(rows for title, rows in tables.items() if heading in title)
+    return next(one for one in rows if one["method"] == f"`{method}`")
+
+
+@pytest.fixture
+def table1(base: Record) -> list[Record]:
+    return table1_records(base)
+
+
+@pytest.fixture
+def table2(base: Record) -> list[Record]:
+    return table2_records(base, PAIRS)
+
+
+# Cells.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_table1_cells_are_those_of_the_records(method: str, table1: list[Record], tmp_path: Path) -> None:
+    tables = tables_of(reported("table1", table1, tmp_path)[0])
+    runs = [record for record in table1 if record["method"] == method]
+    for estimator in ("spectrum", "released", "ridge"):
+        cells = row(tables, f"by `{estimator}`", method)
+        for part in PARTS:
+            for column, key in (("(i) ↑", "ratio_harmful"), ("(ii) ↓", "ratio_pretrain"), ("RIR ↑", "rir")):
+                values = [run["metrics"][part][estimator][key] for run in runs]
+                expected = f"{short(statistics.fmean(values))} ± {short(statistics.stdev(values))}"
+                if statistics.stdev(values) > statistics.fmean(values):
+                    expected += f" (median {short(statistics.median(values))}, geo. mean "
+                    expected += f"{short(statistics.geometric_mean(values))})"
+                assert cells[f"{column} {part}, {estimator}, n = 5"] == expected
+    verdicts = row(tables, "Definition 3.1", method)
+    for part in PARTS:
+        of = [run["verdicts"] if part == "fit" else run["verdicts"]["held_out"] for run in runs]
+        for name in "abc":
+            assert verdicts[f"({name}) {part}, spectrum, n = 5"] == f"{sum(v[name] for v in of)}/5"
+        assert verdicts[f"all {part}, spectrum, n = 5"] == f"{sum(v['a'] and v['b'] and v['c'] for v in of)}/5"
+
+
+def test_steps_are_medians_and_say_when_they_are_not_reached(table1: list[Record], tmp_path: Path) -> None:
+    ours = [record for record in table1 if record["method"] == "ours"]
+    reached: list[int | None] = [5, 7, None, 1, 90]
+    for record, steps in zip(ours, reached, strict=True):
+        record["steps_to_norm_ratio"]["fit"]["pretrain"] = {"identity": {"0.1": 12}, "immunized": {"0.1": steps}}
+        record["steps_to_norm_ratio"]["fit"]["harmful"] = {"identity": {}, "immunized": {"0.1": None}}
+    cells = row(tables_of(reported("table1", table1, tmp_path)[0]), "Probe steps", "ours")
+    assert cells["D_P: I → θ fit, n = 5"] == "12 → 7"
+    assert cells["D_H: I → θ fit, n = 5"] == "– → > 2,000"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_table2_averages_over_pairs_as_the_paper(method: str, table2: list[Record], tmp_path: Path) -> None:
+    tables = tables_of(reported("table2", table2, tmp_path)[0])
+    by_pair = [
+        [r["metrics"]["fit"]["released"]["rir"] for r in table2 if (r["method"], r["data_hash"]) == (method, key)]
+        for key in {record["data_hash"] for record in table2}
+    ]
+    mean = statistics.fmean(statistics.fmean(of) for of in by_pair)
+    spread = statistics.fmean(statistics.stdev(of) for of in by_pair)
+    cell = row(tables, "by `released`", method)["RIR ↑ fit, released, n = 12"]
+    assert cell.partition(" (")[0] == f"{short(mean)} ± {short(spread)}"
+    cells = row(tables, "RIR over the 4 pairs on `fit` by `released`", method)
+    means = sorted(map(statistics.fmean, by_pair))
+    quantiles = np.quantile(means, [0, 0.25, 0.5, 0.75, 1])
+    for column, value in zip(("min", "25 %", "median", "75 %", "max"), quantiles, strict=True):
+        assert cells[f"{column} fit, released, n = 12"] == short(float(value))
+    above = sum(min(of) > 1 for of in by_pair)
+    assert cells["pairs with RIR > 1 at every seed fit, released, n = 12"] == f"{above}/4"
+    assert f"({short(means[0])})" in cells["worst pairs fit, released, n = 12"].split(", ")[0]
+
+
+def test_published_numbers_stand_beside_ours(table1: list[Record], tmp_path: Path) -> None:
+    tables = tables_of(reported("table1", table1, tmp_path)[0])
+    cells = row(tables, "by `released`", "opt_kappa")
+    assert cells["RIR ↑ paper, Table 1"] == "92.6 ± 4.49"
+    assert cells["(ii) ↓ paper, Table 1"] == "0.016 ± 0.001"
+    assert row(tables, "by `released`", "none")["RIR ↑ paper, Table 1"] == "–"
+
+
+def test_missing_published_numbers_are_said_to_be_missing(table1: list[Record], tmp_path: Path) -> None:
+    text, _ = reported("table1", table1, tmp_path, tmp_path / "nowhere.csv")
+    assert "There is no published column: the file of published numbers is missing." in text
+    assert "paper, Table" not in text
+    assert "in the paper" not in text
+
+
+def test_the_threshold_that_is_told_is_the_one_applied() -> None:
+    assert results.HARDER_BY == HARDER_BY
+
+
+@pytest.mark.parametrize(
+    ("rir", "ratio", "told"),
+    [
+        (2.0, 0.5, "these come out as in the paper: `opt_kappa` (succeeds)"),
+        (0.9, 0.5, "`opt_kappa` fails here but not in the paper: RIR is 92.6 in Table 1 and 0.9 here"),
+        (
+            2.0,
+            1.5,
+            "`opt_kappa` fails here but not in the paper: RIR is 92.6 in Table 1 and 2 here, (ii) is 0.016 and 1.5",
+        ),
+    ],
+)
+def test_what_differs_from_the_paper_is_told(rir: float, ratio: float, told: str, base: Record, tmp_path: Path) -> None:
+    records = table1_records(base, methods=["opt_kappa"])
+    for record in records:
+        record["metrics"]["fit"]["released"] |= {"rir": rir, "ratio_pretrain": ratio}
+    assert told in reported("table1", records, tmp_path)[0]
+
+
+def test_a_baseline_that_fails_in_the_paper_only(base: Record, tmp_path: Path) -> None:
+    records = table1_records(base, methods=["ill_only"])
+    for record in records:
+        record["metrics"]["fit"]["released"] |= {"rir": 3.0, "ratio_pretrain": 0.5}
+    assert "`ill_only` fails in the paper but not here" in reported("table1", records, tmp_path)[0]
+
+
+def test_validity_is_counted_from_the_facts(table1: list[Record], tmp_path: Path) -> None:
+    for index, record in enumerate(table1[:3]):
+        for estimator in record["metrics"]["fit"].values():
+            facts = estimator["facts"]["kappa_harmful"]
+            facts |= {"rank": 4 + index, "gap_bottom": 1 + 1e-8, "gap_cut": 7.5, "floor_hit": index == 0}
+            estimator["facts"]["kappa_pretrain"]["gap_cut"] = None
+    text, _ = reported("table1", table1, tmp_path)
+    note = next(line for line in text.splitlines() if line.startswith("- `fit`, 35 runs"))
+    pretrain, harmful = note.split("; ")
+    assert "a gap of at least ∞ at the rank cut" in pretrain
+    assert "numerical rank 4 to 6 of 6" in harmful
+    assert "σ₁ tied in 0 and the smallest σ in 3 runs, a gap of at least 7.5 at the rank cut" in harmful
+    assert "hits its floor in 1 runs" in harmful
+
+
+def test_failure_signatures_are_counted(table1: list[Record], tmp_path: Path) -> None:
+    for record in table1:
+        count = record["seed"] if record["method"] in ("imma", "ours") else 0
+        record["training"]["fit"]["warnings"] = [{"name": "sigma_min_tied"}] * count
+    text, _ = reported("table1", table1, tmp_path)
+    assert "by runs: `sigma_min_tied` in 4 of `ours`, 4 of `imma`." in text
+
+
+# Which runs.
+
+
+def test_missing_and_diverged_runs_are_told(table1: list[Record], tmp_path: Path) -> None:
+    kept = [diverged(r) if (r["method"], r["seed"]) in {("imma", 1), ("imma", 2)} else r for r in table1]
+    kept = [r for r in kept if (r["method"], r["seed"]) != ("ours", 4)]
+    text, out = reported("table1", kept, tmp_path)
+    readme = (out / "README.md").read_text(encoding="utf-8")
+    for shown in (text, readme):
+        assert "34 of 35 runs; missing: `ours` synthetic→synthetic seed 4; diverged: 2 of `imma`." in shown
+    assert row(tables_of(text), "by `spectrum`", "imma")["runs"] == "3 + 2 diverged"
+    assert len((out / "results.jsonl").read_text(encoding="utf-8").splitlines()) == 34
+
+
+def test_a_method_of_which_every_run_diverged_is_shown(table1: list[Record], tmp_path: Path) -> None:
+    records = [diverged(r) if r["method"] == "imma" else r for r in table1]
+    tables = tables_of(reported("table1", records, tmp_path)[0])
+    cells = row(tables, "by `spectrum`", "imma")
+    assert cells.pop("runs") == "0 + 5 diverged"
+    assert set(list(cells.values())[1:]) == {"–"}
+
+
+def test_one_seed_has_no_spread(base: Record, tmp_path: Path) -> None:
+    text, _ = reported("table1", table1_records(base, seeds=[0]), tmp_path)
+    cells = row(tables_of(text), "by `spectrum`, one run", "ours")
+    assert not any("±" in cell for cell in cells.values())
+
+
+@pytest.mark.parametrize("name", ["table1", "fig1"])
+def test_runs_of_another_experiment_are_refused(name: str, table1: list[Record], tmp_path: Path) -> None:
+    table1[4]["config"]["experiment"]["name"] = "table2"
+    table1[5]["config"]["experiment"] = {"name": None, "reduced": False}
+    with pytest.raises(ValueError, match="needs runs of table1; there are also runs of none, table2"):
+        reported(name, table1, tmp_path)
+
+
+def _reduce_one(records: list[Record]) -> None:
+    records[0]["config"]["experiment"]["reduced"] = True
+
+
+def _retune_one(records: list[Record]) -> None:
+    records[0]["config"]["objective"]["learning_rate"] = 123.0
+
+
+def _double(records: list[Record]) -> None:
+    records.append(copy.deepcopy(records[0]))
+
+
+def _swap_data(records: list[Record]) -> None:
+    records[0]["data_hash"] = "other"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_reduce_one, "full and reduced runs of table1 are in one folder"),
+        (_retune_one, "runs of method none differ in objective.learning_rate"),
+        (_double, "the run none, synthetic→synthetic, seed 0 is there twice"),
+        (_swap_data, "runs on synthetic→synthetic were made on different data"),
+    ],
+)
+def test_runs_that_do_not_belong_together_are_refused(
+    change: Callable[[list[Record]], None], message: str, table1: list[Record], tmp_path: Path
+) -> None:
+    change(table1)
+    with pytest.raises(ValueError, match=message):
+        reported("table1", table1, tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folder_without_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no finished record"):
+        reported("table1", [], tmp_path)
+
+
+def test_unknown_experiment_lists_the_known() -> None:
+    with pytest.raises(ValueError, match=f"unknown experiment 'table9'; there are {', '.join(EXPERIMENTS)}"):
+        report_experiment(Request("table9", Path(), None, Path()))
+
+
+def test_reduced_runs_are_marked_and_kept_apart(table1: list[Record], tmp_path: Path) -> None:
+    for record in table1:
+        record["config"]["experiment"]["reduced"] = True
+    text, out = reported("table1", table1, tmp_path)
+    assert all(title.startswith("REDUCED ") for title in tables_of(text))
+    readme = (out / "README.md").read_text(encoding="utf-8")
+    assert readme.startswith("# REDUCED Table 1")
+    assert "make table1 FAST=1" in readme
+    assert "experiment=table1_fast" in readme
+    assert (out / "table.tex").read_text(encoding="utf-8").count(r"\caption{REDUCED ") == len(tables_of(text))
+    committed = tmp_path / "committed"
+    committed.mkdir()
+    with pytest.raises(ValueError, match="reduced runs are not written into"):
+        report_experiment(Request("table1", tmp_path / "runs", committed, committed / "published.csv"))
+    assert not list(committed.iterdir())
+
+
+def test_the_presets_say_which_runs_there_are(table1: list[Record]) -> None:
+    expected = expected_runs("table1", table1)
+    assert expected is not None
+    assert len(expected) == 7 * 5
+    assert {method for _, method, _ in expected} == set(METHODS)
+    params = swept(ROOT / "conf/experiment/table2.yaml")
+    assert len(params["harmful.pair"]) == 90
+    for record in table1:
+        record["config"]["experiment"]["reduced"] = True
+    fast = expected_runs("table1", table1)
+    assert fast is not None
+    assert len(fast) < len(expected)
+    assert expected_runs("no_such_preset", table1) is None
+
+
+def test_without_a_preset_every_combination_that_occurs_is_expected(table2: list[Record]) -> None:
+    runs = Runs.of(table2[1:], "table2")
+    assert list(runs.missing) == [("0→1", "none", 0)]
+
+
+# From the committed folder.
+
+
+@pytest.mark.parametrize(
+    ("name", "maker"), [("table1", table1_records), ("table2", lambda b: table2_records(b, PAIRS))]
+)
+def test_report_from_results_jsonl_is_the_report_from_runs(
+    name: str, maker: Callable[[Record], list[Record]], base: Record, tmp_path: Path
+) -> None:
+    records = maker(base)
+    records[2] = diverged(records[2])
+    published = ROOT / f"experiments/{name}/published.csv"
+    first, out = reported(name, records, tmp_path)
+    second = report_experiment(Request(name, out, tmp_path / "again", published))
+    assert second == first
+    files = {path.name for path in out.iterdir()}
+    assert {"README.md", "results.jsonl", "common.json", "table.md", "table.tex"} <= files
+    assert {path.name for path in (tmp_path / "again").iterdir()} == files
+    for file in files:
+        assert (tmp_path / "again" / file).read_bytes() == (out / file).read_bytes(), file
+
+
+def test_nothing_is_written_without_out(table1: list[Record], tmp_path: Path) -> None:
+    written(table1, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for name in ("table1", "fig1"):
+        report_experiment(Request(name, tmp_path, None, Path("none.csv")))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_provenance_is_in_the_readme(table1: list[Record], tmp_path: Path) -> None:
+    table1[0]["git_commit"] = "another"
+    table1[0]["started"] = "2001-02-03T04:05:06Z"
+    readme = (reported("table1", table1, tmp_path)[1] / "README.md").read_text(encoding="utf-8")
+    first = table1[1]
+    for text in (
+        "python -m immunize.train experiment=table1\n",
+        "python -m immunize.report experiment=table1 runs=outputs/table1 out=experiments/table1\n",
+        f"{first['git_commit']} (34 runs); another (1 runs)",
+        f"2001-02-03 to {first['started'][:10]}",
+        first["hardware"]["processor"],
+        f"{sum(r['seconds'] for r in table1):.0f} s summed over 35 runs",
+        first["data_hash"],
+        f"torch {first['versions']['torch']}",
+        "| `ours` | 0.0",
+    ):
+        assert text in readme
+
+
+# Figures 1 and 2.
+
+
+def test_fig1_curves_are_means_over_the_seeds(table1: list[Record], tmp_path: Path) -> None:
+    curves = curves_of(Runs.of(table1, "table1"))
+    assert {(c.part, c.data_set, c.extractor) for c in curves} == {
+        (part, role, one) for part in PARTS for role in ("pretrain", "harmful") for one in (*METHODS, IDENTITY)
+    }
+    for curve in curves:
+        assert curve.runs == 5
+        which = "identity" if curve.extractor == IDENTITY else "immunized"
+        of = [r for r in table1 if r["method"] == ("ours" if curve.extractor == IDENTITY else curve.extractor)]
+        found = [r["curves"]["norm_ratio"][curve.part][curve.data_set][which] for r in of]
+        ratios = np.array([one["ratio"] for one in found])
+        assert curve.steps.tolist() == found[0]["steps"]
+        for drawn, expected in ((curve.mean, ratios.mean(0)), (curve.low, ratios.min(0)), (curve.high, ratios.max(0))):
+            np.testing.assert_allclose(drawn, expected, rtol=1e-12)
+    write_curves(curves, tmp_path / "curves.csv")
+    for one, other in zip(read_curves(tmp_path / "curves.csv"), curves, strict=True):
+        assert (one.part, one.data_set, one.extractor, one.runs) == (
+            other.part,
+            other.data_set,
+            other.extractor,
+            other.runs,
+        )
+        np.testing.assert_array_equal(one.mean, other.mean)
+
+
+def test_a_curve_that_ends_early_stays_where_it_ended(base: Record) -> None:
+    records = table1_records(base, seeds=[0, 1], methods=["ours"])
+    place = records[0]["curves"]["norm_ratio"]["fit"]["pretrain"]
+    place["immunized"] = {"steps": [0, 1, 2], "ratio": [1.0, 0.25, 0.0]}
+    full = records[1]["curves"]["norm_ratio"]["fit"]["pretrain"]["immunized"]
+    curves = curves_of(Runs.of(records, "table1"))
+    found = next(c for c in curves if (c.part, c.data_set, c.extractor) == ("fit", "pretrain", "ours"))
+    assert found.steps[-1] == full["steps"][-1]
+    assert found.low[1] == pytest.approx(min(0.25, full["ratio"][1]))
+    assert found.mean[-1] == pytest.approx(full["ratio"][-1] / 2)
+
+
+@pytest.mark.slow
+def test_fig1_can_be_drawn_again_from_its_folder(table1: list[Record], tmp_path: Path) -> None:
+    _, out = reported("fig1", table1, tmp_path)
+    figures = sorted(path.name for path in out.glob("norm_ratio*"))
+    assert len(figures) == 8
+    report_experiment(Request("fig1", out, tmp_path / "again", Path("none.csv")))
+    for figure in figures:
+        assert (tmp_path / "again" / figure).read_bytes() == (out / figure).read_bytes(), figure
+
+
+def test_fig1_needs_the_curves(table1: list[Record], tmp_path: Path) -> None:
+    _, out = reported("table1", table1, tmp_path)
+    with pytest.raises(ValueError, match="hold no curves"):
+        report_experiment(Request("fig1", out, tmp_path / "fig1", Path("none.csv")))
+
+
+def test_fig2_cells_are_logarithms_of_the_mean_over_seeds(table2: list[Record]) -> None:
+    values = log_rir(Runs.of(table2, "table2"), "ours", "held_out", "ridge")
+    for p in range(10):
+        for h in range(10):
+            of = [r for r in table2 if (r["method"], r["data_hash"]) == ("ours", f"hash of {(p, h)}")]
+            if (p, h) in PAIRS:
+                mean = statistics.fmean(r["metrics"]["held_out"]["ridge"]["rir"] for r in of)
+                assert values[p, h] == pytest.approx(np.log(mean))
+            else:
+                assert np.isnan(values[p, h])
+
+
+def test_fig2_counts_pairs_and_draws_from_results_alone(table2: list[Record], tmp_path: Path) -> None:
+    _, out = reported("table2", table2, tmp_path)
+    published = ROOT / "experiments/fig2/published.csv"
+    text = report_experiment(Request("fig2", out, tmp_path / "fig2", published))
+    for method in METHODS:
+        by_pair = [
+            [r["metrics"]["fit"]["spectrum"]["rir"] for r in table2 if (r["method"], r["data_hash"]) == (method, key)]
+            for key in {record["data_hash"] for record in table2}
+        ]
+        cells = row(tables_of(text), "Pairs with RIR ≥ 1", method)
+        assert cells["fit, spectrum n = 12"] == f"{sum(statistics.fmean(of) >= 1 for of in by_pair)}/4"
+    assert row(tables_of(text), "Pairs with RIR ≥ 1", "opt_kappa")["§5.1, not failed paper"] == "58/90"
+    drawn = {path.name for path in (tmp_path / "fig2").iterdir()}
+    stems = {
+        f"log_rir_{estimator}_{part}{more}"
+        for part, estimator in (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
+        for more in ("", "_more")
+    }
+    assert drawn == {f"{stem}.{kind}" for stem in stems for kind in ("png", "pdf")} | {"README.md"}
+
+
+def test_fig2_needs_digits(table1: list[Record], tmp_path: Path) -> None:
+    for record in table1:
+        record["config"]["experiment"]["name"] = "table2"
+    with pytest.raises(ValueError, match="needs pairs of digits; the runs hold synthetic→synthetic"):
+        reported("fig2", table1, tmp_path)
+
+
+# The paper's numbers.
+
+
+def test_published_cells_of_fig2_give_the_means_of_table_2() -> None:
+    """Which shows the transcription right, the logarithm natural, and the cells to be of the mean over seeds."""
+    cells = read_published(ROOT / "experiments/fig2/published.csv")
+    means = read_published(ROOT / "experiments/table2/published.csv")
+    for method in ("ill_only", "imma", "opt_kappa", "ours"):
+        values = [p.value for p in cells if (p.method, p.quantity) == (method, "log_rir")]
+        assert len(values) == 90
+        mean = next(p.value for p in means if (p.method, p.quantity) == (method, "rir"))
+        assert statistics.fmean(np.exp(values)) == pytest.approx(mean, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["table1", "table2"])
+def test_published_tables_are_complete(name: str) -> None:
+    rows = read_published(ROOT / f"experiments/{name}/published.csv")
+    assert len(rows) == 4 * 3
+    assert {row.source for row in rows} == {f"Table {name[-1]}"}
+    for method in ("ill_only", "imma", "opt_kappa", "ours"):
+        values = {row.quantity: row.value for row in rows if row.method == method}
+        assert set(values) == {"ratio_harmful", "ratio_pretrain", "rir"}
+        if method != "opt_kappa":  # whose RIR spreads over seeds, so that the mean of ratios is another number
+            ratio = values["ratio_harmful"] / values["ratio_pretrain"]
+            assert values["rir"] == pytest.approx(ratio, rel=0.65)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("a,b\n1,2\n", "needs the columns source, method"), (None, "line 2: could not convert")],
+)
+def test_damaged_published_file_is_named(content: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "published.csv"
+    if content is None:
+        lines = (ROOT / "experiments/table1/published.csv").read_text(encoding="utf-8").splitlines()
+        content = "\n".join([lines[0], lines[1].replace("90.02", "ninety")])
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_published(path)
+
+
+# The command.
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "immunize.report", *arguments],
+        cwd=cwd,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_command_writes_the_report(table1: list[Record], tmp_path: Path) -> None:
+    written(table1, tmp_path / "outputs/table1")
+    done = command("experiment=table1", "runs=outputs/table1", "out=experiments/table1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (tmp_path / "experiments/table1/table.md").read_text(encoding="utf-8")
+    assert {path.name for path in tmp_path.iterdir()} == {"outputs", "experiments"}
+    with (tmp_path / "experiments/table1/results.jsonl").open(encoding="utf-8") as file:
+        assert all(json.loads(line)["status"] == "finished" for line in file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["experiment=table1", "runs=."], "error: . holds no finished record"),
+        (["experiment=table9", "runs=."], "error: unknown experiment 'table9'"),
+        (["runs=."], "error: . holds no finished record"),
+        (["rnus=."], "rnus"),
+    ],
+)
+def test_errors_are_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = command(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_names_every_experiment(tmp_path: Path) -> None:
+    done = command("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for name in EXPERIMENTS:
+        assert f"experiment={name} " in done.stdout
+
+
+def test_reports_of_experiments_need_no_torch() -> None:
+    code = "import sys, immunize.report.experiments; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_curves_csv_is_a_csv(table1: list[Record], tmp_path: Path) -> None:
+    path = tmp_path / "curves.csv"
+    write_curves(curves_of(Runs.of(table1, "table1")), path)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {r["reduced"] for r in rows} == {"false"}
+    assert all(float(r["low"]) <= float(r["mean"]) * (1 + 1e-12) for r in rows)

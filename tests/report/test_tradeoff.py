@@ -1,0 +1,268 @@
+"""The trade-off report: the front, the means, what may be put together, and every file from records alone."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from immunize.config import config_dir
+from immunize.records import read_record
+from immunize.report.expected import swept
+from immunize.report.tradeoff import ESTIMATORS, PARTS, TradeOff, on_front
+from immunize.report.tradeoff_figure import labels
+from immunize.report.tradeoff_report import report_tradeoff, tradeoff_tables, write_csv
+from tests.composing import run_tiny
+
+PRESET = Path(config_dir()) / "experiment" / "sweep_lambda.yaml"
+NUMBER = st.floats(0.01, 100)
+Record = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    folder = tmp_path_factory.mktemp("tradeoff")
+    run_tiny(folder, "experiment.name=sweep_lambda")
+    return read_record(folder)
+
+
+def at(record: Record, ill: float, seed: int, numbers: tuple[float | None, float | None] = (3.0, 0.5)) -> Record:
+    """The record as a run with other weights would have it, its (i) and (ii) on `fit` by `spectrum` set."""
+    new = copy.deepcopy(record)
+    new["seed"] = new["config"]["seed"] = seed
+    new["config"]["objective"] |= {"lambda_well": 2.0, "lambda_ill": ill}
+    new["config"]["method"] |= {"lambda_well": 2.0, "lambda_ill": ill}
+    i, ii = numbers
+    new["metrics"]["fit"]["spectrum"] |= {"ratio_harmful": i, "ratio_pretrain": ii}
+    return new
+
+
+@pytest.fixture
+def records(stored: Record) -> list[Record]:
+    """Three weights, two seeds: the middle one is beaten by the last, the first has the smallest (ii)."""
+    numbers = {20.0: [(1.0, 0.1), (4.0, 0.4)], 2e3: [(2.0, 0.9), (2.0, 0.9)], 2e5: [(9.0, 0.3), (4.0, 0.3)]}
+    return [at(stored, ill, seed, pair) for ill, pairs in numbers.items() for seed, pair in enumerate(pairs)]
+
+
+def write_runs(records: list[Record], folder: Path) -> Path:
+    for index, record in enumerate(records):
+        (folder / str(index)).mkdir(parents=True)
+        (folder / str(index) / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    return folder
+
+
+# The front.
+
+
+@given(st.lists(st.tuples(NUMBER, NUMBER), max_size=12))
+def test_front_has_exactly_what_nothing_beats(values: list[tuple[float, float]]) -> None:
+    front = on_front(values)
+    assert len(front) == len(values)
+    for (i, ii), kept in zip(values, front, strict=True):
+        beaten = any((a >= i and b < ii) or (a > i and b <= ii) for a, b in values)
+        assert kept is not beaten
+    assert any(front) is bool(values)
+
+
+def test_points_are_geometric_means_over_seeds(records: list[Record]) -> None:
+    points = TradeOff.of(records).points("fit", "spectrum")
+    assert [p.ratio for p in points] == [10.0, 1e3, 1e5]
+    assert [p.harmful for p in points] == pytest.approx([2.0, 2.0, 6.0])
+    assert [p.pretrain for p in points] == pytest.approx([0.2, 0.9, 0.3])
+    assert [p.efficient for p in points] == [True, False, True]
+    assert points[2].rir == pytest.approx(math.sqrt(9 / 0.3 * 4 / 0.3))  # the geometric mean of RIR
+
+
+def test_every_part_and_estimator_has_its_own_front(records: list[Record]) -> None:
+    trade = TradeOff.of(records)
+    for part in PARTS:
+        for estimator in ESTIMATORS:
+            points = trade.points(part, estimator)
+            assert [p.efficient for p in points] == on_front([(p.harmful, p.pretrain) for p in points])
+            expected = [record["metrics"][part][estimator]["ratio_harmful"] for record in records[:2]]
+            assert points[0].harmful == pytest.approx(math.sqrt(expected[0] * expected[1]))
+
+
+def test_infinite_number_of_one_seed_makes_the_mean_infinite(records: list[Record], tmp_path: Path) -> None:
+    records[4]["metrics"]["fit"]["spectrum"]["ratio_harmful"] = None  # as records store it
+    trade = TradeOff.of(records)
+    assert trade.points("fit", "spectrum")[2].harmful == math.inf
+    text = report_tradeoff(write_runs(records, tmp_path / "runs"), tmp_path / "out", tmp_path)
+    assert "| 1e+05 | 2 | ∞ | 0.3 | ∞ | yes |" in text
+
+
+def test_diverged_runs_are_counted_and_have_no_point(records: list[Record]) -> None:
+    for record in records[2:4]:
+        record["status"] = "diverged"
+        del record["metrics"], record["verdicts"]
+    trade = TradeOff.of(records)
+    assert [p.ratio for p in trade.points("fit", "spectrum")] == [10.0, 1e5]
+    row = next(row for row in tradeoff_tables(trade)[0].rows if row[0] == "1e+03")
+    assert row[1] == "0 + 2 diverged"
+    assert set(row[2:]) == {"–"}
+    assert "diverged: 2 of `ours`" in trade.runs.completeness()
+
+
+def test_weights_are_those_that_the_method_has(records: list[Record]) -> None:
+    for record in records:
+        record["config"]["objective"] |= {"lambda_well": 1.0, "lambda_ill": 1.0}  # method.lambda_ill=... was given
+    assert [p.ratio for p in TradeOff.of(records).points("fit", "spectrum")] == [10.0, 1e3, 1e5]
+
+
+# What may be put together.
+
+
+def test_missing_run_is_named(records: list[Record]) -> None:
+    trade = TradeOff.of(records[:-1])
+    assert "5 of 6 runs; missing: `ours` λ_H/λ_P = 100000 seed 1" in trade.runs.completeness()
+
+
+def test_runs_of_the_preset_that_are_not_there_are_missing(records: list[Record]) -> None:
+    grid = swept(PRESET)
+    assert len(grid["objective.lambda_ill"]) == 13
+    assert grid["seed"] == [0, 1, 2]
+    wanted = [at(records[0], ill, seed) for ill in grid["objective.lambda_ill"] for seed in grid["seed"]]
+    for record in wanted:
+        for node in ("objective", "method"):
+            record["config"][node]["lambda_well"] = 1.0
+    assert TradeOff.of(wanted, PRESET).runs.completeness() == "39 of 39 runs."
+    without = [record for record in wanted if record["config"]["objective"]["lambda_ill"] != 1e7]
+    assert "36 of 39 runs; missing: `ours` λ_H/λ_P = 1e+07 seed 0" in TradeOff.of(without, PRESET).runs.completeness()
+
+
+def another_method(record: Record) -> None:
+    record["method"] = "ill_only"
+
+
+def another_rate(record: Record) -> None:
+    record["config"]["objective"]["learning_rate"] = 0.5
+
+
+def another_experiment(record: Record) -> None:
+    record["config"]["experiment"]["name"] = "table1"
+
+
+def reduced(record: Record) -> None:
+    record["config"]["experiment"]["reduced"] = True
+
+
+def the_first_again(record: Record) -> None:
+    record["config"]["objective"]["lambda_ill"] = record["config"]["method"]["lambda_ill"] = 20.0
+    record["seed"] = 0
+
+
+def other_data(record: Record) -> None:
+    record["data_hash"] = "other"
+
+
+def measured_on_validation(record: Record) -> None:
+    record["metrics"]["validation"] = record["metrics"].pop("held_out")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (another_method, "trade-off is that of one method"),
+        (another_rate, "differ in objective.learning_rate"),
+        (another_experiment, "there are also runs of table1"),
+        (reduced, "full and reduced runs"),
+        (the_first_again, "there twice"),
+        (other_data, "made on different data"),
+        (measured_on_validation, "selection=validation have no held-out numbers"),
+    ],
+)
+def test_records_that_do_not_belong_together_are_refused(change: Any, message: str, records: list[Record]) -> None:
+    change(records[-1])
+    with pytest.raises(ValueError, match=message):
+        TradeOff.of(records)
+
+
+# The files.
+
+
+def test_table_has_the_numbers_of_the_records(records: list[Record]) -> None:
+    spectrum, ridge, released = tradeoff_tables(TradeOff.of(records))
+    assert [table.title.split("`")[1] for table in (spectrum, ridge, released)] == list(ESTIMATORS)
+    assert list(spectrum.rows[0][:6]) == ["10", "2", "2", "0.2", "10", "yes"]
+    assert list(spectrum.rows[1][:6]) == ["1e+03", "2", "2", "0.9", "2.22", ""]
+    verdicts = [record["verdicts"] for record in records[:2]]
+    assert spectrum.rows[0][6] == " ".join(f"{sum(v[name] for v in verdicts)}/2" for name in "abc")
+    assert all(
+        len(row) == sum(len(names) for _, names in table.groups) for table in (spectrum, ridge) for row in table.rows
+    )
+
+
+def test_csv_has_the_numbers_of_the_records(records: list[Record], tmp_path: Path) -> None:
+    path = tmp_path / "tradeoff.csv"
+    write_csv(TradeOff.of(records), path)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(PARTS) * len(ESTIMATORS) * 3
+    for row in rows:
+        found = [
+            record["metrics"][row["part"]][row["estimator"]]
+            for record in records
+            if record["config"]["objective"]["lambda_ill"] / 2 == float(row["lambda_ratio"])
+        ]
+        for name in ("ratio_harmful", "ratio_pretrain"):
+            values = [numbers[name] for numbers in found]
+            assert float(row[name]) == pytest.approx(float(np.exp(np.mean(np.log(values)))))
+            assert (float(row[f"{name}_min"]), float(row[f"{name}_max"])) == (min(values), max(values))
+
+
+def test_report_writes_every_file_and_can_be_made_again_from_them(records: list[Record], tmp_path: Path) -> None:
+    runs, out, again = write_runs(records, tmp_path / "runs"), tmp_path / "out", tmp_path / "again"
+    text = report_tradeoff(runs, out, tmp_path)
+    names = {"README.md", "table.md", "table.tex", "tradeoff.csv", "tradeoff.png", "tradeoff.pdf"}
+    assert {path.name for path in out.iterdir()} == {*names, "results.jsonl", "common.json"}
+    assert report_tradeoff(out, again, tmp_path) == text
+    for name in names:
+        assert (again / name).read_bytes() == (out / name).read_bytes(), name
+    readme = (out / "README.md").read_text(encoding="utf-8")
+    assert text in readme
+    assert "REDUCED" not in readme
+    assert "python -m immunize.train experiment=sweep_lambda\n" in readme
+    assert report_tradeoff(runs, None, tmp_path) == text
+
+
+def test_reduced_runs_are_marked_and_never_put_over_the_committed_results(
+    records: list[Record], tmp_path: Path
+) -> None:
+    for record in records:
+        reduced(record)
+    runs = write_runs(records, tmp_path / "runs")
+    with pytest.raises(ValueError, match="reduced runs are not written into"):
+        report_tradeoff(runs, tmp_path / "committed", tmp_path / "committed")
+    assert not (tmp_path / "committed").exists()
+    text = report_tradeoff(runs, tmp_path / "out", tmp_path / "committed")
+    assert text.count("## REDUCED ") == len(ESTIMATORS)
+    readme = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert readme.startswith("# REDUCED ")
+    assert "make sweep_lambda FAST=1" in readme
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([], []),
+        ([(1e4, 0.1, 0.1), (1e5, 0.9, 0.9)], [("$10^{4}$", 0), ("$10^{5}$", 1)]),
+        (
+            [(1e4, 0.1, 0.1), (1e5, 0.11, 0.1), (1e6, 0.12, 0.1), (1e7, 0.5, 0.5)],
+            [("$10^{4}$–$10^{6}$", 1), ("$10^{7}$", 3)],
+        ),
+        ([(1e4, 0.1, 0.1), (1e6, 0.9, 0.9), (1e7, 0.11, 0.1)], [("$10^{4}$, $10^{7}$", 0), ("$10^{6}$", 1)]),
+        ([(0.0, 0.1, 0.1), (2.5, 0.5, 0.5), (math.inf, 0.9, 0.9)], [("0", 0), ("2.5", 1), (r"$\infty$", 2)]),
+    ],
+)
+def test_labels_of_points_that_are_close_are_put_together(
+    points: list[tuple[float, float, float]], expected: list[tuple[str, int]]
+) -> None:
+    assert labels(points) == expected

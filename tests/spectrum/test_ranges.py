@@ -1,0 +1,121 @@
+"""Training in the coordinates of the joint range: same Hessians, same gradients, θ put back into D columns."""
+
+import pytest
+import torch
+
+from immunize.spectrum import (
+    compress_rows,
+    joint_basis,
+    lift_map,
+    r_ill_of_features,
+    r_well_of_features,
+    restrict_map,
+    spectrum_of,
+)
+
+D, RANK_P, RANK_H, SHARED = 12, 5, 4, 2
+
+
+@pytest.fixture
+def pair():
+    """Two data sets whose ranges share two directions: the joint range has 5 + 4 - 2 = 7 of 12."""
+    generator = torch.Generator().manual_seed(3)
+    directions = torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator)).Q
+    p = torch.randn(40, RANK_P, dtype=torch.float64, generator=generator) @ directions[:, :RANK_P].T
+    start = RANK_P - SHARED
+    h = (
+        1e4
+        * torch.randn(30, RANK_H, dtype=torch.float64, generator=generator)
+        @ directions[:, start : start + RANK_H].T
+    )
+    return p, h
+
+
+def random_map(n, seed=0):
+    return torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_basis_is_orthonormal_and_spans_all_rows_whatever_their_scale(pair):
+    basis = joint_basis(*pair)
+    assert basis.shape == (D, RANK_P + RANK_H - SHARED)
+    assert torch.allclose(basis.T @ basis, torch.eye(basis.shape[1], dtype=torch.float64), atol=1e-13)
+    for rows in pair:
+        assert torch.allclose(rows @ basis @ basis.T, rows, atol=1e-12 * float(rows.abs().max()))
+
+
+def test_the_basis_depends_on_the_data_alone(pair):
+    torch.manual_seed(1)
+    first = joint_basis(*pair)
+    joint_basis.forget()
+    torch.manual_seed(2)
+    assert torch.equal(joint_basis(*pair), first)
+
+
+def test_compressed_rows_span_the_same(pair):
+    basis, other = joint_basis(*pair), joint_basis(*map(compress_rows, pair))
+    assert torch.allclose(basis @ basis.T, other @ other.T, atol=1e-10)
+
+
+def test_the_basis_is_in_general_position(pair):
+    """No coordinate belongs to a singular vector: every one of them sees both data sets."""
+    basis = joint_basis(*pair)
+    for rows in pair:
+        sizes = (rows @ basis).norm(dim=0)
+        assert float(sizes.min()) > 0.05 * float(sizes.max())
+
+
+def test_the_spectrum_of_the_lifted_map_is_that_of_the_map(pair):
+    basis = joint_basis(*pair)
+    theta = random_map(basis.shape[1])
+    for rows in pair:
+        inside = spectrum_of((rows @ basis) @ theta)
+        lifted = spectrum_of(rows @ lift_map(theta, basis))
+        k = inside.rank
+        assert lifted.rank == k
+        assert torch.allclose(lifted.values[:k], inside.values[:k], rtol=1e-9, atol=0)
+
+
+def test_gradients_of_the_regularizers_are_those_of_all_columns(pair):
+    """Algorithm 1's 2θG, computed in all D columns and restricted, equals the one computed in the joint range."""
+    basis = joint_basis(*pair)
+    small = random_map(basis.shape[1]).requires_grad_()
+    large = lift_map(small.detach(), basis).requires_grad_()
+    for rows, term in zip(pair, (r_well_of_features, r_ill_of_features), strict=True):
+        (in_range,) = torch.autograd.grad(term((rows @ basis) @ small.detach(), small), small)
+        (everywhere,) = torch.autograd.grad(term(rows @ large.detach(), large), large)
+        divisors = (basis.shape[1], D) if term is r_well_of_features else (1, 1)
+        restricted = basis.T @ everywhere @ basis
+        if term is r_ill_of_features:
+            assert torch.allclose(restricted, in_range, rtol=1e-9, atol=1e-12 * float(in_range.abs().max()))
+        else:  # R_well's divisor p is the number of columns: the difference is -2θH(1/n - 1/D)
+            h = small.detach().T @ (rows @ basis).T @ (rows @ basis) @ small.detach()
+            shift = -2 * small.detach() @ h * (1 / divisors[0] - 1 / divisors[1])
+            assert torch.allclose(restricted + shift, in_range, rtol=1e-9, atol=1e-12 * float(in_range.abs().max()))
+
+
+def test_what_no_sample_has_is_scaled_by_the_geometric_mean(pair):
+    basis = joint_basis(*pair)
+    theta = 3 * torch.linalg.qr(random_map(basis.shape[1])).Q
+    lifted = lift_map(theta, basis)
+    assert torch.allclose(torch.linalg.svdvals(lifted), torch.full((D,), 3.0, dtype=torch.float64), rtol=1e-12)
+
+
+def test_a_singular_map_is_lifted_all_the_same(pair):
+    basis = joint_basis(*pair)
+    lifted = lift_map(torch.zeros(basis.shape[1], basis.shape[1], dtype=torch.float64), basis)
+    assert torch.allclose(lifted, torch.eye(D, dtype=torch.float64) - basis @ basis.T)
+
+
+def test_restricting_a_map_keeps_every_hessian_spectrum(pair):
+    basis, theta = joint_basis(*pair), random_map(D)
+    inside = restrict_map(theta, basis)
+    for rows in pair:
+        expected = spectrum_of(rows @ theta)
+        found = spectrum_of(rows @ basis @ inside)
+        assert torch.allclose(found.values[: expected.rank], expected.values[: expected.rank], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("rows", [(), (torch.zeros(2, 3, dtype=torch.float64),), (torch.ones(2, 3), torch.ones(2, 4))])
+def test_rows_that_span_nothing_are_refused(rows):
+    with pytest.raises(ValueError, match=r"span nothing|one width"):
+        joint_basis(*rows)

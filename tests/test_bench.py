@@ -1,0 +1,341 @@
+"""`make bench`: what it measures is what it says, its promises are checked, and the committed results keep them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.bench import __main__ as bench
+from experiments.bench import machine, mnist, scaling, step
+from experiments.bench.figure import scaling_figure
+from experiments.bench.point import FEWEST, Point
+from immunize.errors import UserError
+from immunize.features import LinearExtractor
+from immunize.spectrum import default_tolerance
+
+HERE = Path(bench.__file__).parent
+NUMBERS = ("threads", "exponent", "r2", "last_exponent")
+
+
+def committed(name: str) -> list[dict[str, Any]]:
+    with (HERE / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def committed_points() -> list[dict[str, Any]]:
+    """scaling.csv as it was measured."""
+    text = {"mode"}
+    return [
+        {key: value if key in text else None if value == "" else json.loads(value) for key, value in row.items()}
+        for row in committed("scaling.csv")
+    ]
+
+
+def row_at(point: Point, step_ms: float, memory_mib: float) -> dict[str, Any]:
+    return {**vars(point), "step_ms": step_ms, "memory_mib": memory_mib}
+
+
+def grid() -> list[dict[str, Any]]:
+    """A made-up study: mini-batch steps cost D²·B, full-batch steps D³; memory is 64D² bytes."""
+    rows = []
+    for d in (79, 256, 784, 2048):
+        memory = 64 * d * d / 2**20
+        rows += [row_at(Point("mini-batch", d, 4096, b, 1), 1e-6 * d * d * b, memory) for b in (16, 64, 256)]
+        rows.append(row_at(Point("full", d, 4096, None, 1), 1e-9 * d**3, memory))
+    return rows
+
+
+def fits_of(rows: list[dict[str, Any]], **wanted: object) -> list[dict[str, Any]]:
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+# Exponents.
+
+
+def test_exponent_of_a_power_is_found() -> None:
+    exponent, r2 = scaling.fit_exponent([1, 10, 100], [5.0, 50.0 * 10**0.5, 500.0 * 10])
+    assert exponent == pytest.approx(1.5)
+    assert r2 == pytest.approx(1.0)
+
+
+def test_r2_says_how_bad_a_fit_is() -> None:
+    sizes = np.array([1.0, 2.0, 4.0, 8.0])
+    costs = np.array([1.0, 5.0, 2.0, 9.0])
+    exponent, r2 = scaling.fit_exponent(list(sizes), list(costs))
+    correlation = np.corrcoef(np.log(sizes), np.log(costs))[0, 1]
+    assert r2 == pytest.approx(correlation**2)
+    assert exponent == pytest.approx(correlation * np.log(costs).std() / np.log(sizes).std())
+
+
+def test_series_differ_in_one_variable_only() -> None:
+    fitted = scaling.exponents(grid())
+    for b in (16, 64, 256):
+        (one,) = fits_of(fitted, quantity="step_ms", mode="mini-batch", variable="D", B=b)
+        assert one["exponent"] == pytest.approx(2)
+        assert (one["D"], one["N"]) == ("79 256 784 2048", 4096)
+    (one,) = fits_of(fitted, quantity="step_ms", mode="full", variable="D")
+    assert one["exponent"] == pytest.approx(3)
+    for one in fits_of(fitted, quantity="step_ms", variable="B"):
+        assert one["exponent"] == pytest.approx(1)
+    assert not fits_of(fitted, variable="N")  # one value of N is no series
+
+
+def test_memory_below_what_can_be_told_is_left_out() -> None:
+    fitted = fits_of(scaling.exponents(grid()), quantity="memory_mib", variable="D")
+    assert fitted
+    for one in fitted:
+        assert one["D"] == "256 784 2048"  # at 79 it is 0.4 MiB
+        assert one["exponent"] == pytest.approx(2)
+
+
+@pytest.mark.parametrize("quantity", scaling.QUANTITIES)
+def test_growth_faster_than_d_squared_is_broken_promise(quantity: str) -> None:
+    rows = grid()
+    assert scaling.broken_promises(scaling.exponents(rows)) == []
+    for row in rows:
+        if row["batch"] == 64:
+            row[quantity] *= (row["d"] / 79) ** 0.1
+    (message,) = scaling.broken_promises(scaling.exponents(rows))
+    assert "D^2.1" in message
+    assert quantity in message
+    assert "B = 64" in message
+
+
+def test_promise_without_measurement_is_refused() -> None:
+    with pytest.raises(ValueError, match="no mini-batch step"):
+        scaling.broken_promises(scaling.exponents(fits_of(grid(), mode="full")))
+
+
+def test_points_cover_both_modes_and_all_sizes() -> None:
+    points = scaling.points()
+    assert len(points) == len(set(points))
+    for mode, batches in (("full", {None}), ("mini-batch", set(scaling.BATCH_SIZES))):
+        for batch in batches:
+            chosen = {point.d for point in points if (point.mode, point.batch) == (mode, batch)}
+            assert set(scaling.D_VALUES) <= chosen
+        assert {point.n for point in points if point.mode == mode and point.d == scaling.D_FIXED} == set(
+            scaling.N_VALUES
+        )
+    assert all(point.n >= point.d for point in points)
+
+
+@pytest.mark.slow
+def test_measuring_runs_real_steps_and_sees_their_memory() -> None:
+    d = 600
+    mini = Point("mini-batch", d, 640, 16, 1)
+    full = replace(mini, mode="full", batch=None, d=12)
+    rows = list(scaling.measure_points([mini, full], 0.0))
+    assert [(row["mode"], row["d"], row["batch"]) for row in rows] == [("mini-batch", d, 16), ("full", 12, None)]
+    for row in rows:
+        assert row["steps"] == FEWEST
+        assert 0 < row["step_ms_quartile_1"] <= row["step_ms"] <= row["step_ms_quartile_3"] < 60_000
+        assert row["first_ms"] > 0
+    matrices = rows[0]["memory_mib"] * 2**20 / (8 * d * d)
+    assert matrices >= 4  # the gradient of θ, two moments of Adam, the copy of the last finite θ
+    assert matrices < 30
+    assert rows[1]["memory_mib"] < rows[0]["memory_mib"]
+
+
+def test_figure_is_drawn_as_png_and_pdf(tmp_path: Path) -> None:
+    rows = grid()
+    scaling_figure(rows, scaling.exponents(rows), tmp_path / "scaling")
+    assert (tmp_path / "scaling.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "scaling.pdf").read_bytes()[:4] == b"%PDF"
+
+
+# The committed results.
+
+
+def test_committed_exponents_follow_from_the_committed_points() -> None:
+    again = scaling.exponents(committed_points())
+    assert [{key: "" if value is None else str(value) for key, value in row.items()} for row in again] == committed(
+        "exponents.csv"
+    )
+
+
+def test_committed_mini_batch_steps_grow_no_faster_than_d_squared() -> None:
+    fitted = [row | {key: float(row[key]) for key in NUMBERS} for row in committed("exponents.csv")]
+    assert scaling.broken_promises(fitted) == []
+    over_d = [row for row in fitted if (row["mode"], row["variable"]) == ("mini-batch", "D")]
+    assert {row["B"] for row in over_d} == {str(b) for b in scaling.BATCH_SIZES}
+    assert all(row["exponent"] <= 2 for row in over_d)
+
+
+def test_committed_points_are_the_points() -> None:
+    found = {(row["mode"], row["d"], row["n"], row["batch"]) for row in committed_points()}
+    assert found == {(point.mode, point.d, point.n, point.batch) for point in scaling.points()}
+
+
+def test_committed_mnist_runs_keep_the_limits() -> None:
+    rows = [
+        {key: json.loads(value) if key not in ("objective", "command") else value for key, value in row.items()}
+        for row in committed("mnist.csv")
+    ]
+    assert [row["objective"] for row in rows] == list(mnist.LIMITS_S)
+    assert mnist.judge(rows) == []
+    assert {row["limit_s"] for row in rows} == set(mnist.LIMITS_S.values())
+    (released,) = committed("released_code.csv")
+    for row in rows:
+        assert row["seconds"] < float(released["seconds"])
+        assert row["rir_fit_spectrum"] > float(released["rir_fit_spectrum"])
+    assert rows[1]["rir_fit_released"] >= float(released["rir_fit_released"])
+
+
+@pytest.mark.parametrize("part", bench.PARTS)
+def test_committed_results_name_their_machine(part: str) -> None:
+    facts = json.loads((HERE / "machine.json").read_text(encoding="utf-8"))[part]
+    assert facts["hardware"]["cores"] >= 1
+    assert facts["date"]
+    assert facts["command"] == f"python -m experiments.bench {part}"
+
+
+# MNIST.
+
+
+def good() -> list[dict[str, Any]]:
+    common = {"peak_gb": 1.0, "rir_fit_released": 200.0, "rir_fit_spectrum": 40.0}
+    return [
+        {"objective": name, "seconds": 0.9 * limit, "limit_s": limit, **common}
+        for name, limit in mnist.LIMITS_S.items()
+    ]
+
+
+def test_limits_that_are_kept() -> None:
+    assert mnist.judge(good()) == []
+
+
+@pytest.mark.parametrize(
+    ("index", "key", "value", "words"),
+    [
+        (0, "seconds", 90.1, "90.1 s"),
+        (1, "seconds", 31.0, "at most 30 s"),
+        (0, "peak_gb", 1.51, "1.51 GB"),
+        (1, "rir_fit_released", 199.0, "released RIR 199"),
+        (1, "rir_fit_spectrum", 39.0, "spectrum RIR 39"),
+    ],
+)
+def test_limit_that_is_not_kept(index: int, key: str, value: float, words: str) -> None:
+    rows = good()
+    rows[index][key] = value
+    (message,) = mnist.judge(rows)
+    assert words in message
+    assert rows[index]["objective"] in message
+
+
+@pytest.mark.slow
+def test_run_is_measured_from_start_to_exit_of_a_process() -> None:
+    tiny = ["harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=40", "probe_steps=100"]
+    row = mnist.measure([*tiny, "objective.epochs=7"])
+    assert row["steps"] == 7
+    assert row["seconds"] > row["training_s"] + row["evaluation_s"] >= 0
+    assert 0.1 < row["peak_gb"] < 4
+    assert row["peak_gb"] == pytest.approx(row["peak_mib"] * 2**20 / 1e9, abs=0.01)
+    assert all(row[f"rir_{part}_{name}"] > 0 for part in mnist.PARTS for name in mnist.ESTIMATORS)
+
+
+@pytest.mark.slow
+def test_run_that_fails_is_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"objective\.epochs=0 ended with 1"):
+        mnist.measure(["objective.epochs=0"])
+
+
+# One step.
+
+
+@pytest.mark.parametrize("rows", [64, 40])
+def test_both_paths_compute_the_same_step(rows: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    d = 40
+    pretrain, harmful = (torch.randn(rows, d, dtype=torch.float64, generator=generator) for _ in range(2))
+    extractor = LinearExtractor(d, generator=generator)
+    cut = default_tolerance(rows, d)
+    fast = step.fast_step(extractor, pretrain, harmful, cut)
+    k_pretrain, k_harmful = pretrain.T @ pretrain, harmful.T @ harmful
+    printed = step.printed_step(extractor.theta.detach(), k_pretrain, k_harmful, cut)
+    assert float((fast - printed).norm() / printed.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_case_is_measured(full: bool) -> None:
+    row = step.measure(8, 16, full, seconds=0.0)
+    assert row["mode"] == ("full" if full else "mini-batch")
+    assert row["threads"] == 1
+    assert row["fast_ms"] > 0  # type: ignore[operator]
+    assert row["printed_ms"] > 0  # type: ignore[operator]
+
+
+# The command.
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """The parts replaced by ones that take no time; their outcomes can be set, and who ran is noted."""
+    outcome: dict[str, Any] = dict.fromkeys(bench.PARTS, True) | {"ran": []}
+
+    def stand_in(name: str) -> types.SimpleNamespace:
+        part = name.rpartition(".")[2]
+
+        def run(out: Path) -> bool:
+            outcome["ran"].append(part)
+            if isinstance(outcome[part], Exception):
+                raise outcome[part]
+            return bool(outcome[part])
+
+        return types.SimpleNamespace(run=run)
+
+    monkeypatch.setattr(bench, "HERE", tmp_path)
+    monkeypatch.setattr(bench.importlib, "import_module", stand_in)
+    return outcome
+
+
+def test_all_parts_run_by_default(parts: dict[str, Any], tmp_path: Path) -> None:
+    assert bench.main([]) == 0
+    assert parts["ran"] == list(bench.PARTS)
+    assert json.loads((tmp_path / "machine.json").read_text()).keys() == set(bench.PARTS)
+
+
+@pytest.mark.parametrize("part", bench.PARTS)
+def test_one_part_alone_leaves_what_is_known_of_the_others(part: str, parts: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "machine.json").write_text('{"other": 1}')
+    assert bench.main([part]) == 0
+    assert parts["ran"] == [part]
+    assert json.loads((tmp_path / "machine.json").read_text()).keys() == {"other", part}
+
+
+@pytest.mark.parametrize("part", bench.PARTS)
+def test_broken_promise_is_exit_code_1_and_the_rest_still_runs(part: str, parts: dict[str, Any]) -> None:
+    parts[part] = False
+    assert bench.main(["all"]) == 1
+    assert parts["ran"] == list(bench.PARTS)
+
+
+def test_user_error_is_one_message(parts: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    parts["mnist"] = UserError("no data")
+    assert bench.main(["mnist"]) == 1
+    assert "error: no data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["fast"], ["step", "mnist"]])
+def test_unknown_part_is_refused(
+    arguments: list[str], parts: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(arguments) == 2
+    assert "usage: python -m experiments.bench [step|mnist|scaling|all]" in capsys.readouterr().err
+    assert parts["ran"] == []
+
+
+@pytest.mark.parametrize(("load", "warned"), [(0.1, False), (1.7, True)])
+def test_busy_machine_is_warned_of(
+    load: float, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (load, load, load))
+    assert machine.warn_if_busy() == load
+    assert ("warning: the load average is" in capsys.readouterr().err) is warned

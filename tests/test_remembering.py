@@ -1,0 +1,62 @@
+"""Results kept by the content of their arguments: never a stale one, never more than asked for."""
+
+import torch
+
+from immunize.remembering import remembered
+
+
+def counting(size):
+    calls = []
+
+    @remembered(size)
+    def double(x, factor=2):
+        calls.append(factor)
+        return factor * x
+
+    return double, calls
+
+
+def test_the_same_content_is_computed_once_whatever_object_holds_it():
+    double, calls = counting(2)
+    x = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+    first = double(x)
+    assert double(x.clone()) is first
+    assert double(x.T.contiguous().T) is first, "a view with other strides holds the same numbers"
+    assert calls == [2]
+
+
+def test_content_shape_dtype_and_other_arguments_tell_results_apart():
+    double, calls = counting(8)
+    x = torch.zeros(2, 3, dtype=torch.float64)
+    for other in (x, x.reshape(3, 2), x.to(torch.float32), x + 1e-300):
+        assert torch.equal(double(other), 2 * other)
+        assert double(other).shape == other.shape
+    assert torch.equal(double(x, factor=5), 5 * x)
+    assert len(calls) == 5
+
+
+def test_a_tensor_written_into_is_another_argument():
+    double, _ = counting(2)
+    x = torch.ones(3, dtype=torch.float64)
+    assert torch.equal(double(x), torch.full((3,), 2.0, dtype=torch.float64))
+    x[1] = 7
+    assert torch.equal(double(x), torch.tensor([2.0, 14.0, 2.0], dtype=torch.float64))
+
+
+def test_only_the_latest_are_kept():
+    double, calls = counting(2)
+    a, b, c = (torch.full((1,), value, dtype=torch.float64) for value in (1.0, 2.0, 3.0))
+    for x in (a, b, a, c, a):  # b is the one asked for longest ago when c comes
+        double(x)
+    assert len(calls) == 3
+    double(b)
+    assert len(calls) == 4
+
+
+def test_forget():
+    double, calls = counting(2)
+    x = torch.ones(1)
+    double(x)
+    double.forget()
+    double(x)
+    assert len(calls) == 2

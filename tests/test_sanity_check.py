@@ -1,0 +1,113 @@
+"""docs/sanity_check.md: its commands run and print what they are shown for, its tables are those of the record."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.readme_tables import PLACE, with_tables
+from experiments.sanity_mnist.__main__ import DOCUMENT, HERE, provoking, table
+from immunize import forecast, train
+from immunize.training.callbacks.signatures import SIGNATURES
+
+TEXT = DOCUMENT.read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^python -m immunize\.(\w+) (.*)$", TEXT, re.M)
+PLAIN = [command for command in COMMANDS if "mnist" not in command[1] and command[1] not in
+         [shlex.join(arguments[2:]) for _, arguments in provoking()]]  # fmt: skip
+SHORTER = ["objective.epochs=300", "probe_steps=50", "logger=none", "hydra.run.dir=run"]
+MAINS = {"train": train.main, "forecast": forecast.main}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, module: str, *arguments: str) -> None:
+    """Run a command in this process, through `main` as the console script does."""
+    shorter = SHORTER if module == "train" else []
+    monkeypatch.setattr(sys, "argv", [f"immunize-{module}", *arguments, *shorter])
+    MAINS[module]()
+
+
+def test_every_signature_has_a_section_and_a_command() -> None:
+    assert [name for name, _ in provoking()] == list(SIGNATURES)
+    assert re.findall(r"^### `(\w+)`$", TEXT, re.M) == list(SIGNATURES)
+
+
+@pytest.mark.parametrize(("name", "arguments"), provoking(), ids=SIGNATURES)
+def test_the_command_provokes_the_warning(
+    name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert arguments[:2] == ["-m", "immunize.train"]
+    call(monkeypatch, "train", *arguments[2:])
+    out, err = capsys.readouterr()
+    assert re.search(rf"^\[WARNING\] fit, step \d+: {name}: \S", err, re.M)
+    assert re.search(rf"^warnings:\n(  .*\n)*  {name} \(fit, step \d+", out, re.M)
+    record = json.loads(Path("run/record.json").read_text(encoding="utf-8"))
+    assert name in [warning["name"] for warning in record["training"]["fit"]["warnings"]]
+
+
+def test_the_advice_against_the_pole_of_r_ill_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = dict(provoking())["ill_denominator"]
+    call(monkeypatch, "train", *arguments[2:], "model.init=uniform")
+    record = json.loads(Path("run/record.json").read_text(encoding="utf-8"))
+    assert {"ill_denominator", "sigma_min_tied"}.isdisjoint(w["name"] for w in record["training"]["fit"]["warnings"])
+
+
+def test_the_advice_against_a_rising_kappa_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    call(monkeypatch, "train", "method=ours")
+    assert json.loads(Path("run/record.json").read_text(encoding="utf-8"))["training"]["fit"]["warnings"] == []
+
+
+@pytest.mark.parametrize(("module", "arguments"), PLAIN, ids=" ".join)
+def test_other_commands_run(
+    module: str, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(monkeypatch, module, *shlex.split(arguments))
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].endswith(".json")
+    assert "WARNING" not in err
+
+
+@pytest.mark.data
+def test_the_sanity_check_itself_runs(
+    data_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (command,) = (words for module, words in COMMANDS if module == "train" and "mnist" in words)
+    call(monkeypatch, "train", *shlex.split(command), f"data_root={data_root}", "objective.epochs=2")
+    assert "mnist 0 against mnist 1" in capsys.readouterr().out
+
+
+def test_the_tables_are_those_of_the_files() -> None:
+    assert len(PLACE.findall(TEXT)) == 2
+    assert with_tables(TEXT) == TEXT
+
+
+def test_the_table_is_that_of_the_record() -> None:
+    record = json.loads((HERE / "record.json").read_text(encoding="utf-8"))
+    assert (HERE / "table.md").read_text(encoding="utf-8") == table(record)
+    assert (record["status"], record["pretrain"], record["harmful"]) == ("finished", "mnist", "mnist")
+
+
+def test_the_three_checks_hold_in_the_record() -> None:
+    """What the document calls a success, from the numbers themselves."""
+    record = json.loads((HERE / "record.json").read_text(encoding="utf-8"))
+    for part in ("fit", "held_out"):
+        assert all(numbers["rir"] > 1 for numbers in record["metrics"][part].values())
+        last = {
+            role: {which: curve["ratio"][-1] for which, curve in of.items()}
+            for role, of in record["curves"]["norm_ratio"][part].items()
+        }
+        assert last["harmful"]["immunized"] > last["harmful"]["identity"]
+        assert last["pretrain"]["immunized"] <= last["pretrain"]["identity"]
+
+
+def test_every_shown_warning_is_named_with_its_text() -> None:
+    lines = (HERE / "warnings.md").read_text(encoding="utf-8").splitlines()
+    assert {name for name in SIGNATURES for line in lines if f": {name}: " in line} == set(SIGNATURES)

@@ -1,0 +1,584 @@
+"""Sweeps: which runs there are, which of them are done; and whatever ends a sweep, the same command continues it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from immunize import train
+from immunize.config import config_dir, hash_of_run, register
+from immunize.records import RECORD, read_record, write_record
+from immunize.sweeping import Outcome, done_record
+from immunize.sweeping.plan import Plan, jobs_of
+from immunize.sweeping.pool import threads_a_worker
+from immunize.sweeping.progress import CLEAR, Progress
+from tests.composing import TINY, compose_config, run_tiny, tiny
+
+ROOT = Path(__file__).parents[1]
+METHODS = {"none", "ill_only", "well_only", "imma", "opt_kappa", "ours", "closed_form"}
+SEARCHED = METHODS - {"closed_form"}
+BY_HASH = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=${immunize.config_hash:}", "resume=true"]
+PRESETS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml") if path.stem != "none")
+
+
+# The name of a run.
+
+
+def test_folder_is_named_by_the_hash_that_the_record_will_have(tmp_path: Path) -> None:
+    assert hash_of_run(tiny("seed=3")) == run_tiny(tmp_path, "seed=3")["config_hash"]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        ("data_root=/elsewhere",),
+        ("threads=2",),
+        ("resume=true",),
+        ("figure=false",),
+        ("log_every=3", "monitor_every=7", "logger=csv"),
+        ("experiment.name=table1", "experiment.reduced=true"),
+        ("harmful=mnist", "objective.epochs=30", "seed=0"),
+    ],
+)
+def test_hash_does_not_depend_on_what_changes_no_number(others: tuple[str, ...]) -> None:
+    mnist = ("harmful=mnist", "objective.epochs=30")
+    assert hash_of_run(compose_config(*mnist, *others)) == hash_of_run(compose_config(*mnist))
+
+
+def test_hash_does_not_depend_on_the_order_of_overrides() -> None:
+    lines = ["seed=4", "objective.lambda_ill=1e7", "method=ill_only", "rho=0.5"]
+    assert len({hash_of_run(tiny(*random.Random(i).sample(lines, len(lines)))) for i in range(5)}) == 1
+
+
+@pytest.mark.parametrize("other", ["seed=1", "objective.lambda_ill=2e5", "method=none", "rho=0.1", "probe_steps=201"])
+def test_hash_depends_on_what_changes_numbers(other: str) -> None:
+    assert hash_of_run(tiny(other)) != hash_of_run(tiny())
+
+
+# Which runs a sweep has.
+
+
+@pytest.fixture
+def context() -> Iterator[HydraContext]:
+    from hydra._internal.callbacks import Callbacks
+
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        yield HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=Callbacks())
+
+
+def master(context: HydraContext, *overrides: str) -> DictConfig:
+    return context.config_loader.load_configuration("train", list(overrides), RunMode.MULTIRUN)
+
+
+def jobs_of_preset(context: HydraContext, name: str) -> tuple[DictConfig, list[list[str]]]:
+    cfg = master(context, f"experiment={name}")
+    sweeper = OmegaConf.to_container(cfg.hydra.sweeper)
+    assert isinstance(sweeper, dict)
+    return cfg, jobs_of(sweeper["params"], sweeper["grids"], [f"experiment={name}"])
+
+
+def values_of(jobs: list[list[str]], key: str) -> list[str]:
+    return [line.partition("=")[2] for job in jobs for line in job if line.startswith(f"{key}=")]
+
+
+def test_grids_follow_one_another_and_share_the_parameters() -> None:
+    grids = [{"method": "ours", "objective.lambda_ill": "1e3,1e4"}, {"method": "none"}]
+    jobs = jobs_of({"seed": "0,1"}, grids, ["rho=0.1"])
+    assert jobs[0] == ["seed=0", "method=ours", "objective.lambda_ill=1000.0", "rho=0.1"]
+    assert len(jobs) == 2 * 2 + 2 * 1
+    assert jobs[-1] == ["seed=1", "method=none", "rho=0.1"]
+
+
+def test_command_line_comes_before_the_preset() -> None:
+    assert values_of(jobs_of({"seed": "0,1,2", "method": "ours,none"}, [], ["seed=7,8"]), "seed") == [
+        "7",
+        "7",
+        "8",
+        "8",
+    ]
+
+
+def test_run_that_two_grids_name_is_one_run() -> None:
+    assert len(jobs_of({"seed": "0,1"}, [{"method": "none"}, {"method": "none,ours"}], [])) == 4
+
+
+def test_values_that_cannot_be_listed_are_refused() -> None:
+    with pytest.raises(HydraException, match="rho"):
+        jobs_of({}, [], ["rho=interval(0,1)"])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_is_a_sweep_that_can_be_continued(context: HydraContext, name: str) -> None:
+    cfg = master(context, f"experiment={name}")
+    assert cfg.experiment.name == name.removesuffix("_fast")
+    assert cfg.experiment.reduced == name.endswith("_fast")
+    assert cfg.hydra.mode is RunMode.MULTIRUN
+    assert cfg.resume
+    assert cfg.hydra.sweep.dir == f"outputs/{name}"
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("_fast")])
+def test_reduced_preset_is_small(context: HydraContext, name: str) -> None:
+    cfg, jobs = jobs_of_preset(context, name)
+    whole_cfg, whole = jobs_of_preset(context, name.removesuffix("_fast"))
+    assert cfg.objective.epochs < whole_cfg.objective.epochs
+    assert set(values_of(jobs, "method")) == set(values_of(whole, "method"))
+    assert len(jobs) <= 60
+
+
+def test_table1_has_every_method_and_five_seeds(context: HydraContext) -> None:
+    cfg, jobs = jobs_of_preset(context, "table1")
+    assert set(values_of(jobs, "method")) == METHODS
+    assert set(values_of(jobs, "seed")) == set("01234")
+    assert len(jobs) == 7 * 5
+    assert cfg.harmful._target_.endswith("Housing")
+
+
+def test_table2_has_every_ordered_pair(context: HydraContext) -> None:
+    _, jobs = jobs_of_preset(context, "table2")
+    assert set(values_of(jobs, "method")) == METHODS
+    assert set(values_of(jobs, "seed")) == set("012")
+    assert set(values_of(jobs, "harmful.pair")) == {f"[{p},{h}]" for p in range(10) for h in range(10) if p != h}
+    assert len(jobs) == 7 * 3 * 90
+
+
+@pytest.mark.parametrize(("name", "parts"), [("search_housing", 3), ("search_mnist", 3)])
+def test_search_gives_every_method_the_same_budget_on_validation_rows(
+    context: HydraContext, name: str, parts: int
+) -> None:
+    cfg, jobs = jobs_of_preset(context, name)
+    methods = values_of(jobs, "method")
+    assert {method: methods.count(method) for method in methods} == dict.fromkeys(SEARCHED, 9 * parts)
+    assert cfg.selection == "validation"
+    centre = master(context, f"harmful={name.removeprefix('search_')}").objective
+    rates = sorted({float(value) for value in values_of(jobs, "objective.learning_rate")})
+    assert rates[len(rates) // 2] == centre.learning_rate
+    assert centre.lambda_ill in map(float, values_of(jobs, "objective.lambda_ill"))
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "search_housing", "search_mnist"])
+def test_planned_hash_is_that_of_the_composed_run(context: HydraContext, name: str) -> None:
+    cfg, jobs = jobs_of_preset(context, name)
+    some = random.Random(0).sample(jobs, min(len(jobs), 100))
+    plan = Plan(context, cfg)
+    planned = [plan.folder_and_hash(job) for job in some]
+    assert len(set(planned)) == len(some)
+    for job, place in list(zip(some, planned, strict=True))[-10:]:
+        digest = hash_of_run(plan.compose(job))
+        assert place == (Path(f"outputs/{name}") / digest, digest)
+
+
+@pytest.mark.parametrize("lines", [[], ["resume=true"], ["resume=true", "overwrite=true", *BY_HASH]])
+def test_sweep_that_is_not_to_be_continued_has_no_planned_folders(context: HydraContext, lines: list[str]) -> None:
+    assert Plan(context, master(context, *lines)).folder_and_hash([*lines, "seed=1"]) is None
+
+
+# Which of them are done.
+
+
+def record_of(status: str, digest: str) -> dict[str, Any]:
+    return {"schema_version": 1, "status": status, "config": {}, "config_hash": digest}
+
+
+@pytest.mark.parametrize(
+    ("status", "digest", "done"),
+    [
+        ("finished", "a", True),
+        ("diverged", "a", True),
+        ("interrupted", "a", False),
+        ("started", "a", False),
+        ("finished", "b", False),
+    ],
+)
+def test_only_a_run_that_is_over_with_the_same_configuration_is_done(
+    tmp_path: Path, status: str, digest: str, done: bool
+) -> None:
+    write_record(tmp_path, record_of(status, digest))
+    assert (done_record(tmp_path, "a") is not None) == done
+
+
+@pytest.mark.parametrize("text", ["", '{"status": "finished", "config_hash": "a"', "[]"])
+def test_half_written_record_does_not_count(tmp_path: Path, text: str) -> None:
+    (tmp_path / RECORD).write_text(text)
+    assert done_record(tmp_path, "a") is None
+    (tmp_path / RECORD).rename(tmp_path / f".{RECORD}.part")
+    assert done_record(tmp_path, "a") is None
+
+
+# How far it is.
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_line_counts_and_estimates() -> None:
+    clock = Clock()
+    progress = Progress("table2", 1890, io.StringIO(), clock)
+    for _ in range(12):
+        progress.add(Outcome("finished", found=True))
+    clock.now += 50
+    assert progress.line() == "table2: 12/1890 done (12 found finished)"
+    progress.start_clock()
+    for status in ["diverged"] + 124 * ["finished"]:
+        clock.now += 3.1
+        progress.add(Outcome(status))
+    expected = "table2: 137/1890 done (12 found finished, 1 diverged), 3.1 s a run, about 91 min left"
+    assert progress.line() == expected.replace("91 min", "1.5 h")
+    progress.add(Outcome("failed", messages=("error",)))
+    assert "138/1890 done (12 found finished, 1 diverged, 1 failed)" in progress.line()
+
+
+def test_log_gets_a_line_every_half_minute_and_one_at_the_end() -> None:
+    clock, log = Clock(), io.StringIO()
+    progress = Progress("sweep", 100, log, clock)
+    for _ in range(100):
+        clock.now += 1
+        progress.add(Outcome("finished"))
+    progress.close()
+    lines = log.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["30/100", "60/100", "90/100", "100/100"]
+    assert lines[-1] == "sweep: 100/100 done, 1.0 s a run"
+
+
+def test_terminal_gets_one_line_that_is_rewritten_below_the_messages() -> None:
+    screen = Terminal()
+    progress = Progress("sweep", 2, screen, Clock())
+    progress.add(Outcome("finished"))
+    progress.note("a message")
+    progress.add(Outcome("finished"))
+    progress.close()
+    assert screen.getvalue().count("\n") == 2
+    kept = [part.rpartition(CLEAR)[2] for part in screen.getvalue().split("\n")]
+    assert kept[0] == "a message"
+    assert kept[1].startswith("sweep: 2/2 done")
+
+
+@pytest.mark.parametrize(("cores", "n_jobs", "threads"), [(2, 2, 1), (8, 2, 4), (8, 3, 2), (2, 4, 1), (1, 1, 1)])
+def test_workers_share_the_cores(cores: int, n_jobs: int, threads: int) -> None:
+    assert threads_a_worker(cores, n_jobs) == threads
+
+
+# Sweeps in this process.
+
+
+class Sweep:
+    """`immunize-train -m` on the tiny pair, in an empty working directory."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+        monkeypatch.chdir(folder)
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["immunize-train", "-m", *TINY, *BY_HASH, *arguments])
+        code = 0
+        try:
+            train.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *self.capsys.readouterr()
+
+    def records(self) -> list[dict[str, Any]]:
+        return [read_record(path.parent) for path in sorted(Path("sweep").glob("*/record.json"))]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sweep:
+    return Sweep(tmp_path, monkeypatch, capsys)
+
+
+def test_sweep_prints_its_progress_and_nothing_of_its_runs(sweep: Sweep) -> None:
+    code, out, err = sweep("seed=0,1", "method=none,ill_only")
+    assert code == 0
+    assert out == f"{Path('sweep').absolute()}\n"
+    (line,) = err.splitlines()
+    assert line.startswith("sweep: 4/4 done, ")
+    records = sweep.records()
+    assert {(record["method"], record["seed"]) for record in records} == {
+        (method, seed) for method in ("none", "ill_only") for seed in (0, 1)
+    }
+    own = json.loads(Path("sweep/sweep.json").read_text())
+    assert sorted(own["runs"]) == [record["config_hash"] for record in records]
+
+
+def test_finished_runs_are_not_done_again_and_interrupted_ones_are(sweep: Sweep) -> None:
+    sweep("seed=0,1,2")
+    first, second, third = sweep.records()
+    write_record(Path("sweep") / first["config_hash"], first | {"status": "interrupted", "started": "before"})
+    write_record(Path("sweep") / second["config_hash"], second | {"started": "before"})
+    (Path("sweep") / third["config_hash"] / RECORD).write_text('{"status": "finished", ')
+    code, _, err = sweep("seed=range(0,4)")
+    assert code == 0
+    assert "4/4 done (1 found finished)" in err
+    started = {record["config_hash"]: record["started"] for record in sweep.records()}
+    assert len(started) == 4
+    assert [digest for digest, when in started.items() if when == "before"] == [second["config_hash"]]
+
+
+def test_diverged_run_is_a_result_and_is_not_done_again(sweep: Sweep) -> None:
+    code, _, err = sweep("objective.learning_rate=0.01,1e200")
+    assert code == 0
+    assert "2/2 done (1 diverged)" in err
+    assert "objective.learning_rate=1e+200: fit: the term" in err
+    assert sorted(record["status"] for record in sweep.records()) == ["diverged", "finished"]
+    code, _, err = sweep("objective.learning_rate=0.01,1e200")
+    assert code == 0
+    assert "2/2 done (2 found finished, 1 diverged)" in err
+    assert "the term" not in err
+
+
+def test_failing_run_lets_the_others_run_and_fails_the_sweep(sweep: Sweep) -> None:
+    code, _, err = sweep("objective.lambda_well=-1,1,2", "method=ours")
+    assert code == 1
+    assert "3/3 done (1 failed)" in err
+    assert "sweep: failed: " in err
+    assert "objective.lambda_well has to be" in err
+    assert "1 of 3 runs failed" in err
+    assert "Traceback" not in err
+    assert len(sweep.records()) == 2
+
+
+def test_defect_is_shown_with_its_traceback_once(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(train, "check_settings", broken)
+    code, _, err = sweep("seed=0,1,2")
+    assert code == 1
+    assert err.count("Traceback") == 1
+    assert err.count("(ZeroDivisionError: a defect)") == 2
+
+
+@pytest.mark.parametrize("wrong", ["sead=0,1", "method=ours,unknown", "seed=interval(0,1)"])
+def test_misspelt_sweep_ends_before_it_begins(sweep: Sweep, wrong: str) -> None:
+    code, out, err = sweep(wrong)
+    assert code == 1
+    assert wrong.partition("=")[0] in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not sweep.records()
+
+
+def test_runs_of_other_settings_are_told_apart(sweep: Sweep) -> None:
+    sweep("seed=0,1,2")
+    code, _, err = sweep("seed=0,1", "rho=0.5")
+    assert code == 0
+    assert err.splitlines()[-1] == "sweep: 3 runs in its folder are not of this sweep, but of other settings"
+    own = json.loads(Path("sweep/sweep.json").read_text())["runs"]
+    assert {record["config"]["rho"] for record in sweep.records() if record["config_hash"] in own} == {0.5}
+
+
+def test_overwrite_does_finished_runs_again(sweep: Sweep) -> None:
+    sweep("seed=0")
+    (record,) = sweep.records()
+    write_record(Path("sweep") / record["config_hash"], record | {"started": "before"})
+    code, _, err = sweep("seed=0", "overwrite=true")
+    assert code == 0
+    assert "found" not in err
+    assert sweep.records()[0]["started"] != "before"
+
+
+def test_two_names_of_a_run_are_one_run(sweep: Sweep) -> None:
+    code, _, err = sweep("threads=1,2")  # no number depends on it
+    assert code == 0
+    assert "2/2 done (1 found finished)" in err
+    assert len(sweep.records()) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=0"], "n_jobs"),
+        (["hydra/launcher=slurm", "hydra.launcher.cluster=cloud"], "cluster is cloud"),
+        (["hydra/launcher=slurm", "hydra.launcher.runs_per_job=0"], "runs_per_job"),
+        (["hydra/launcher=slurm"], "slurm"),
+    ],
+)
+def test_launcher_that_cannot_work_says_why(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, lines: list[str], words: str
+) -> None:
+    monkeypatch.setenv("PATH", "")  # no SLURM here
+    code, _, err = sweep("seed=0,1", *lines)
+    assert code == 1
+    assert words in err
+    assert "Traceback" not in err
+
+
+# Rows that are chosen on validation rows.
+
+
+def test_selection_measures_on_rows_set_aside_and_looks_at_no_other(tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, "selection=validation")
+    assert record["metrics"].keys() == {"fit", "validation"}
+    assert "held_out" not in json.dumps(record["metrics"] | record["curves"] | record["verdicts"])
+    assert record["data"]["pretrain"]["fit_rows"] == 32  # of 40
+    assert record["metrics"]["validation"] != run_tiny(tmp_path / "other", "selection=validation", "seed=1")["metrics"]
+
+
+def test_selection_agrees_with_its_own_evaluation(tmp_path: Path) -> None:
+    from immunize import evaluate
+
+    run_tiny(tmp_path, "selection=validation")
+    assert evaluate.run(tmp_path)[1] == []
+
+
+@pytest.mark.data
+def test_selection_skips_the_cross_fit(tmp_path: Path, data_root: Path) -> None:
+    cfg = compose_config(
+        "harmful=housing", f"data_root={data_root}", "objective.epochs=2", "logger=none", "selection=validation"
+    )
+    record = train.run(cfg, tmp_path)
+    assert record["training"].keys() == {"fit"}
+    assert record["held_out_protocol"] is None
+
+
+# Sweeps in processes.
+
+DIGITS = ["objective.epochs=200", "probe_steps=20", "logger=none", "figure=false"]
+CONSOLE = "import sys; sys.argv[0] = 'immunize-train'; from immunize.train import main; sys.exit(main())"
+# A shell that starts CI in the background has SIGINT ignored, and children inherit that.
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CONSOLE
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"} | {"PYTHONPATH": str(ROOT)}
+
+
+def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A sweep over ten seeds in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, "-m", *DIGITS, *BY_HASH, "seed=range(0,10)", *arguments],
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finished_in(folder: Path) -> dict[str, tuple[str, int]]:
+    """Hash to start and time of writing of every finished record."""
+    return {
+        path.parent.name: (read_record(path.parent)["started"], path.stat().st_mtime_ns)
+        for path in folder.glob("sweep/*/record.json")
+    }
+
+
+def wait_for(folder: Path, records: int, process: subprocess.Popen[str], draw: random.Random) -> dict[str, Any]:
+    """Until there are so many records, and a random moment longer."""
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("sweep/*/record.json"))) < records:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(draw.random() / 2)
+    return finished_in(folder)
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group that are alive."""
+    alive = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of) == group and state != "Z":
+            alive.append(int(stat.parent.name))
+    return alive
+
+
+def is_worker(pid: int) -> bool:
+    return "LokyProcess" in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the processes of a sweep in /proc")
+def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path) -> None:
+    """kill -9 of all of it, Ctrl-C, kill -9 of one worker: nothing is lost, nothing is done twice."""
+    draw = random.Random()
+    workers = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process = started(tmp_path, *workers)
+    kept = wait_for(tmp_path, 1, process, draw)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+    process = started(tmp_path, *workers)
+    kept = wait_for(tmp_path, len(finished_in(tmp_path)) + 1, process, draw) | kept
+    os.killpg(process.pid, signal.SIGINT)
+    pressed = time.monotonic()
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - pressed < 5
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "the same command continues here" in err
+    assert members(process.pid) == []
+
+    process = started(tmp_path, *workers)
+    before = len(finished_in(tmp_path))
+    kept = wait_for(tmp_path, before + 1, process, draw) | kept
+    os.kill(next(pid for pid in members(process.pid) if is_worker(pid)), signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert f"10/10 done ({before} found finished)" in err
+    assert out == f"{tmp_path / 'sweep'}\n"
+
+    done = finished_in(tmp_path)
+    assert len(done) == 10
+    assert {digest: done[digest] for digest in kept} == kept
+    records = [read_record(tmp_path / "sweep" / digest) for digest in done]
+    assert {record["seed"] for record in records} == set(range(10))
+    assert all(record["status"] == "finished" for record in records)
+    assert not list((tmp_path / "sweep").glob("*/.*.part"))
+
+    code = INTERRUPTIBLE.replace("sys.exit(main())", "main(); print('torch' in sys.modules, file=sys.stderr)")
+    again = subprocess.run(
+        [sys.executable, "-c", code, "-m", *DIGITS, *BY_HASH, "seed=range(0,10)", *workers],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert again.stderr.splitlines() == ["sweep: 10/10 done (10 found finished)", "False"]
+    assert finished_in(tmp_path) == done
+
+
+@pytest.mark.slow
+def test_jobs_of_a_cluster_by_submitits_local_executor(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    lines = ["hydra/launcher=slurm", "hydra.launcher.cluster=local", "hydra.launcher.runs_per_job=4"]
+    arguments = ["-m", *DIGITS, *BY_HASH, "seed=0,1", "objective.lambda_ill=1e9,-1", *lines]
+    done = subprocess.run(
+        [sys.executable, "-c", CONSOLE, *arguments],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "4/4 done (2 failed)" in done.stderr
+    assert "objective.lambda_ill has to be" in done.stderr
+    assert "Traceback" not in done.stderr
+    records = [read_record(path.parent) for path in tmp_path.glob("sweep/*/record.json")]
+    assert sorted(record["seed"] for record in records) == [0, 1]
+    assert all(record["status"] == "finished" for record in records)

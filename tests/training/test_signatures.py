@@ -1,0 +1,504 @@
+"""Each failure signature on spectra, θ and data planted to have it, and on neighbours that must not."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from torch import Tensor
+
+from immunize.data import PairParts, Part, Role
+from immunize.errors import DivergedError
+from immunize.features import LinearExtractor
+from immunize.objective import Objective, Step
+from immunize.report import show_record
+from immunize.spectrum import default_tolerance, immunization_ratio, spectrum_of
+from immunize.training.callbacks import FailureSignatures, ImmunityMonitor
+from immunize.training.callbacks.signatures import SIGNATURES, Look
+from tests import reference as ref
+from tests.composing import SGD, data_of, fit_module, module_of, run_tiny, tiny
+
+N, D = 40, 6
+SPREAD = (9.0, 6.0, 4.0, 2.5, 1.5, 1.0)
+OURS = ("task", "well", "ill")
+I = torch.eye(D, dtype=torch.float64)  # noqa: E741 (the paper's identity)
+
+
+def rows(sigma: Sequence[float] = SPREAD, seed: int = 1) -> Tensor:
+    """X (N, D) with the eigenvalues of K given."""
+    return ref.features_with_eigenvalues(list(sigma), N, D, seed)
+
+
+class Watched:
+    """A pair of data sets and the signatures found on it."""
+
+    def __init__(self, pretrain: Tensor | None = None, harmful: Tensor | None = None) -> None:
+        self.x: dict[Role, Tensor] = {
+            "pretrain": rows(seed=1) if pretrain is None else pretrain,
+            "harmful": rows(seed=2) if harmful is None else harmful,
+        }
+        self.signatures = FailureSignatures(self.x, {"pretrain": N, "harmful": N}, "fit")
+        self.step = 0
+
+    def see(self, theta: Tensor = I, terms: Sequence[str] = OURS, *, last: bool = False) -> Watched:
+        before = {role: spectrum_of(x) for role, x in self.x.items()}
+        after: Any = {role: spectrum_of(x @ theta) for role, x in self.x.items()}
+        ratio = immunization_ratio(after["pretrain"], after["harmful"], before["pretrain"], before["harmful"])
+        self.signatures.see(Look(self.step, ratio, after, terms), last=last)
+        self.step += 100
+        return self
+
+    def found(self) -> list[tuple[str, str | None]]:
+        return [(fact["name"], fact["role"]) for fact in self.signatures.facts()]
+
+    def only(self) -> dict[str, Any]:
+        (fact,) = self.signatures.facts()
+        return fact
+
+
+def scaled(x: Tensor, *factors: float) -> Tensor:
+    """θ that multiplies the eigenvalues of H = θᵀKθ by the factors, in descending order of K's."""
+    v = torch.linalg.svd(x).Vh.T
+    return v @ torch.diag(torch.tensor(factors, dtype=torch.float64).sqrt()) @ v.T
+
+
+def test_a_healthy_start_shows_nothing() -> None:
+    watched = Watched()
+    for terms in (OURS, ("ill",), ("well",), ("kappa_pretrain", "kappa_harmful"), ("task",), ("solved",)):
+        assert watched.see(I, terms).found() == []
+
+
+# The pole of R_ill.
+
+
+@pytest.mark.parametrize(
+    ("sigma", "fires"),
+    [
+        ((3, 3, 3, 3, 3, 3), True),
+        ((1.002, 1.001, 1.001, 1, 1, 1), True),
+        ((1.02, 1, 1, 1, 1, 1), True),  # f is 0.0067 of its first part
+        ((1.05, 1, 1, 1, 1, 1), False),  # 0.0168
+        (SPREAD, False),
+    ],
+)
+def test_r_ill_near_its_pole(sigma: Sequence[float], fires: bool) -> None:
+    watched = Watched(harmful=rows(sigma)).see(I, ("task", "ill"))
+    found = [fact for fact in watched.signatures.facts() if fact["name"] == "ill_denominator"]
+    assert bool(found) == fires
+    if fires:
+        (fact,) = found
+        s = torch.tensor(sigma, dtype=torch.float64)
+        mean = float(s.square().sum()) / (2 * D)
+        assert fact["values"]["f_relative"] == pytest.approx(1 - float(s[-1]) ** 2 / 2 / mean, abs=1e-12)
+        assert fact["role"] == "harmful"
+        assert "model.init=uniform" in fact["text"]
+
+
+def test_only_methods_with_r_ill_have_its_pole() -> None:
+    for terms in (("task", "well"), ("kappa_pretrain", "kappa_harmful"), ("task",), ("solved",)):
+        assert "ill_denominator" not in dict(Watched(harmful=rows([3] * D)).see(I, terms).found())
+
+
+def test_rank_one_is_always_at_the_pole() -> None:
+    assert Watched(harmful=rows((5,))).see(I, ("task", "ill")).found() == [("ill_denominator", "harmful")]
+
+
+def test_theta_may_bring_r_ill_to_its_pole_and_away() -> None:
+    watched = Watched()
+    whitening = scaled(watched.x["harmful"], *(1 / s for s in SPREAD))
+    watched.see(I).see(whitening).see(I)
+    found = {fact["name"]: fact for fact in watched.signatures.facts()}
+    assert found["ill_denominator"]["step"] == 100
+    assert found["ill_denominator"]["at_end"] is False
+
+
+# Ties.
+
+
+@pytest.mark.parametrize(
+    ("terms", "role", "sigma", "name"),
+    [
+        (("task", "well"), "pretrain", (5, 5, 4, 3, 2, 1), "sigma_max_tied"),
+        (("ill",), "harmful", (5, 4, 3, 2, 1, 1), "sigma_min_tied"),
+        (("kappa_pretrain",), "pretrain", (5, 5, 4, 3, 2, 1), "sigma_max_tied"),
+        (("kappa_pretrain",), "pretrain", (5, 4, 3, 2, 1, 1), "sigma_min_tied"),
+        (("kappa_harmful",), "harmful", (5, 5, 4, 3, 2, 1), "sigma_max_tied"),
+        (("kappa_harmful",), "harmful", (5, 4, 3, 2, 1, 1), "sigma_min_tied"),
+    ],
+)
+def test_ties_that_a_gradient_needs_broken(terms: Sequence[str], role: Role, sigma: Sequence[float], name: str) -> None:
+    tied = Watched(**{role: rows(sigma)}).see(I, terms).only()  # type: ignore[arg-type]
+    assert (tied["name"], tied["role"]) == (name, role)
+    assert tied["values"]["gap"] == pytest.approx(1, abs=1e-12)
+    apart = [s * (1 + 1e-5 * index) for index, s in enumerate(reversed(sigma))][::-1]
+    assert Watched(**{role: rows(apart)}).see(I, terms).found() == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("terms", "role", "sigma"),
+    [
+        (("task", "well"), "pretrain", (5, 4, 3, 2, 1, 1)),
+        (("task", "well"), "harmful", (5, 5, 4, 3, 1, 1)),
+        (("ill",), "harmful", (5, 5, 4, 3, 2, 1)),
+        (("ill",), "pretrain", (5, 5, 4, 3, 1, 1)),
+        (("task",), "pretrain", (5, 5, 4, 3, 1, 1)),
+    ],
+)
+def test_ties_that_no_term_minds(terms: Sequence[str], role: Role, sigma: Sequence[float]) -> None:
+    assert Watched(**{role: rows(sigma)}).see(I, terms).found() == []  # type: ignore[arg-type]
+
+
+def test_theta_may_tie_what_the_data_do_not() -> None:
+    watched = Watched()
+    tying = scaled(watched.x["harmful"], 1, 1, 1, 1, 1, SPREAD[4] / SPREAD[5])
+    assert watched.see(I, ("ill",)).found() == []
+    assert watched.see(tying, ("ill",)).only()["step"] == 100
+
+
+# The rank cut.
+
+
+@pytest.mark.parametrize(("times", "fires"), [(3.0, True), (9.0, True), (11.0, False), (1e4, False)])
+@pytest.mark.parametrize("terms", [OURS, ("task",), ("solved",)])
+@pytest.mark.parametrize("role", ["pretrain", "harmful"])
+def test_sigma_min_at_the_rank_cut(role: Role, terms: Sequence[str], times: float, fires: bool) -> None:
+    sigma = (*SPREAD[:-1], times * default_tolerance(N, D) * SPREAD[0])
+    watched = Watched(**{role: rows(sigma)}).see(I, terms)  # type: ignore[arg-type]
+    assert watched.found() == ([("sigma_min_floor", role)] if fires else [])
+    if fires:
+        values = watched.only()["values"]
+        assert values["sigma_min"] / values["cut"] == pytest.approx(times, rel=0.01)
+        assert "ridge" in watched.only()["text"]
+
+
+@pytest.mark.parametrize(
+    ("terms", "advice"), [(("ill",), "train less"), (OURS, "train less"), (("solved",), "lower method.budget")]
+)
+def test_a_direction_pushed_below_the_rank_cut(terms: Sequence[str], advice: str) -> None:
+    """θ of rank 5 takes a direction from both data sets."""
+    watched = Watched()
+    watched.see(scaled(watched.x["harmful"], 1, 1, 1, 1, 1, 1e-16), terms)
+    facts = [fact for fact in watched.signatures.facts() if fact["name"] == "sigma_min_floor"]
+    assert [fact["role"] for fact in facts] == ["pretrain", "harmful"]
+    for fact, hessian in zip(facts, ("H_P", "H_H"), strict=True):
+        assert fact["text"].startswith(f"1 of 6 singular values of {hessian} have fallen below the rank cut")
+        assert (fact["values"]["rank"], fact["values"]["rank_baseline"]) == (5, 6)
+        assert advice in fact["text"]
+
+
+def test_flaws_of_the_data_are_told_from_those_of_theta() -> None:
+    low = rows((*SPREAD[:-1], 1e-13))
+    assert "the raw data have the same flaw" in Watched(harmful=low).see().only()["text"]
+    watched = Watched()
+    watched.see(scaled(watched.x["harmful"], 1, 1, 1, 1, 1, 1e-13))
+    texts = [fact["text"] for fact in watched.signatures.facts()]
+    assert len(texts) == 2
+    assert all("train less" in text for text in texts)
+
+
+def test_directions_that_no_sample_has_are_not_at_the_cut() -> None:
+    assert Watched(pretrain=rows(SPREAD[:4]), harmful=rows(SPREAD[:3])).see().found() == []
+
+
+# Condition (b).
+
+
+def rising(watched: Watched, *ratios: float, terms: Sequence[str] = OURS, end: bool = False) -> Watched:
+    """Looks at which κ(H_P) is so many times its baseline."""
+    for index, ratio in enumerate(ratios):
+        theta = scaled(watched.x["pretrain"], ratio, 1, 1, 1, 1, 1)
+        watched.see(theta, terms, last=end and index == len(ratios) - 1)
+    return watched
+
+
+@pytest.mark.parametrize(
+    ("ratios", "fires"),
+    [
+        ((1, 1.1, 1.2, 1.3), True),
+        ((1.1, 1.1, 1.1), True),
+        ((1, 1.1, 1.2), False),  # two looks in a row are not yet a trend
+        ((1.3, 1.2, 1.1), False),  # above, but falling
+        ((1.1, 1.2, 1.1, 1.2), False),
+        ((1.1, 1.2, 1.0, 1.1, 1.2), False),
+        ((1, 1, 1, 1), False),
+    ],
+)
+def test_kappa_of_pretraining_rises_for_several_looks(ratios: Sequence[float], fires: bool) -> None:
+    assert rising(Watched(), *ratios).found() == ([("kappa_pretrain_rising", "pretrain")] if fires else [])
+
+
+@pytest.mark.parametrize(("ratio", "fires"), [(1.001, True), (1 + 1e-12, False), (1.0, False)])
+def test_kappa_of_pretraining_above_its_baseline_at_the_end(ratio: float, fires: bool) -> None:
+    watched = rising(Watched(), 1.0, ratio, end=True)
+    assert watched.found() == ([("kappa_pretrain_rising", "pretrain")] if fires else [])
+    if fires:
+        fact = watched.only()
+        assert fact["values"]["ratio_pretrain"] == pytest.approx(ratio)
+        assert fact["step"] == 100
+        assert fact["at_end"]
+
+
+def test_a_rise_that_was_made_good_is_marked_so() -> None:
+    fact = rising(Watched(), 1.1, 1.2, 1.3, 1.2, 0.9, end=True).only()
+    assert (fact["step"], fact["at_end"]) == (200, False)
+    still = rising(Watched(), 1.1, 1.2, 1.3, 1.2, end=True).only()
+    assert (still["step"], still["at_end"]) == (200, True)
+
+
+def test_without_a_claim_to_immunize_nothing_is_violated() -> None:
+    assert rising(Watched(), 1.5, 2, 3, terms=("task",), end=True).found() == []
+
+
+@pytest.mark.parametrize(
+    ("terms", "advice"),
+    [
+        (OURS, "raise objective.lambda_well"),
+        (("well",), "lower objective.learning_rate"),
+        (("kappa_pretrain", "kappa_harmful"), "lower objective.learning_rate"),
+        (("ill",), "method=ours"),
+        (("outer", "heads"), "method=ours"),
+        (("solved",), "method.budget"),
+    ],
+)
+def test_the_advice_names_settings_that_the_method_has(terms: Sequence[str], advice: str) -> None:
+    text = rising(Watched(), 1.5, terms=terms, end=True).only()["text"]
+    assert advice in text
+    assert ("lambda" in text) == ({"well", "ill"} <= set(terms))
+
+
+# Aligned covariances.
+
+
+def test_proportional_covariances_cannot_be_immunized() -> None:
+    x = rows()
+    watched = Watched(pretrain=x, harmful=ref.orthogonal(N, 5) @ x * 3)
+    assert watched.see().found() == []  # known only at the end
+    fact = watched.see(scaled(x, 0.5, 1, 1, 1, 1, 1), last=True).only()
+    assert (fact["name"], fact["role"]) == ("no_immunization_aligned", None)
+    assert fact["values"]["rir"] == pytest.approx(1)
+    assert fact["values"]["rir_star"] == pytest.approx(1)
+    assert "immunize.forecast" in fact["text"]
+    assert "move" in fact["text"]
+
+
+def test_the_same_directions_with_another_spectrum() -> None:
+    """κ_gen is 9, and yet RIR* = κ_gen·κ(K_P)/κ(K_H) is 1: K_P is isotropic, K_H is not."""
+    fact = Watched(pretrain=rows([2] * D)).see(I, ("ill",), last=True).only()
+    assert fact["name"] == "no_immunization_aligned"
+    assert fact["values"]["kappa_gen"] == pytest.approx(9, rel=0.02)  # ρ takes a little
+    assert fact["values"]["rir_star"] == pytest.approx(1)
+    assert "hardest directions" in fact["text"]
+
+
+def test_failing_where_another_map_succeeds_is_not_called_alignment() -> None:
+    assert Watched().see(I, last=True).found() == []  # θ = I has RIR 1, but the pair allows more
+
+
+def test_a_pair_that_was_immunized_is_not_called_aligned() -> None:
+    """κ_gen with ρ may be small where `spectrum` sees a large RIR: what was reached counts."""
+    x, tiny_direction = rows((1, 1, 1, 1, 1, 1e-9)), rows((1, 1, 1, 1, 1, 2e-9))
+    watched = Watched(pretrain=x, harmful=tiny_direction)
+    assert dict(watched.see(I, last=True).found()).keys() >= {"no_immunization_aligned"}
+    watched = Watched(pretrain=x, harmful=tiny_direction)
+    v = torch.linalg.svd(x).Vh.T
+    watched.see(v @ torch.diag(torch.tensor([1, 1, 1, 1, 1, 3e4], dtype=torch.float64)), terms=("outer",), last=True)
+    assert watched.signatures.facts() == []
+
+
+@pytest.mark.parametrize("terms", [("task",), ("outer", "heads"), ("solved",)])
+def test_only_what_claims_to_immunize_can_fail_at_it(terms: Sequence[str]) -> None:
+    watched = Watched(pretrain=rows(), harmful=rows()).see(I, terms, last=True)
+    assert bool(watched.found()) == (terms != ("task",))
+
+
+# Saying it.
+
+
+def test_each_is_said_once_and_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched(harmful=rows([3] * D))
+    for _ in range(3):
+        watched.see(I, ("ill",))
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert [message.split(": ")[:2] for message in said] == [
+        ["fit, step 0", "ill_denominator"],
+        ["fit, step 0", "sigma_min_tied"],
+    ]
+    assert [message.split(": ", 2)[2] for message in said] == [f["text"] for f in watched.signatures.facts()]
+
+
+def test_a_quiet_run_keeps_them_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    cfg = tiny("harmful.condition=1", "pretrain.condition=20", "objective.epochs=2")
+    data = data_of(cfg)
+    kept = {}
+    for quiet in (False, True):
+        caplog.clear()
+        monitor = ImmunityMonitor(data.fit, every=1, quiet=quiet)
+        fit_module(module_of(cfg, data), data, monitor)
+        kept[quiet] = [(fact["name"], fact["step"]) for fact in monitor.signatures.facts()]
+        assert any("ill_denominator" in record.message for record in caplog.records) != quiet
+    assert kept[True] == kept[False] != []
+
+
+def test_both_data_sets_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    low = rows((*SPREAD[:-1], 1e-13))
+    found = Watched(low, low).see(I, ("task",)).found()
+    assert found == [("sigma_min_floor", "pretrain"), ("sigma_min_floor", "harmful")]
+    assert ["H_P" in r.message for r in caplog.records] == [True, False]
+
+
+# Where the monitor looks.
+
+
+class Recorder(Objective):
+    """Moves θ as told, step by step, without any gradient."""
+
+    def __init__(self, *thetas: Tensor, fail_at: int | None = None) -> None:
+        super().__init__({"ill": 1.0})
+        self.thetas, self.fail_at, self.calls = thetas, fail_at, 0
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        theta = cast(LinearExtractor, step.extractor).theta
+        with torch.no_grad():
+            theta.copy_(self.thetas[min(self.calls, len(self.thetas) - 1)])
+        value = torch.inf if self.calls == self.fail_at else 0.0
+        self.calls += 1
+        return {"ill": (theta * 0).sum() + value}
+
+
+def pair() -> PairParts:
+    parts = data_of(tiny()).fit
+    return PairParts(parts.pretrain, parts.harmful)
+
+
+def test_a_divergence_gets_its_name_between_two_looks() -> None:
+    cfg = tiny("objective.epochs=9")
+    data = data_of(cfg)
+    x = data.fit.harmful.x
+    whitening = scaled(x, *(1 / float(s) for s in ref.eigenvalues(ref.hessian(x))))
+    monitor = ImmunityMonitor(data.fit, every=100)
+    with pytest.raises(DivergedError):
+        fit_module(module_of(cfg, data, Recorder(I, I, whitening, fail_at=2)), data, monitor)
+    found = {fact["name"]: fact["step"] for fact in monitor.signatures.facts()}
+    assert found["ill_denominator"] == 2
+
+
+@pytest.mark.parametrize("size", [1e90, 1e130, 1e200])
+def test_a_divergence_beyond_numbers_adds_no_error(size: float) -> None:
+    cfg = tiny("objective.epochs=9")
+    data = data_of(cfg)
+    monitor = ImmunityMonitor(data.fit, every=100)
+    with pytest.raises(DivergedError):
+        fit_module(module_of(cfg, data, Recorder(I, I * size, fail_at=1)), data, monitor)
+    assert monitor.signatures.facts() == []
+
+
+class PutsBack(Callback):
+    """As early stopping does: another θ at the very end."""
+
+    def __init__(self, theta: Tensor) -> None:
+        self.theta = theta
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        del trainer
+        with torch.no_grad():
+            cast(Any, pl_module).extractor.theta.copy_(self.theta)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_the_last_look_is_at_the_theta_that_is_kept(every: int) -> None:
+    cfg = tiny("objective.epochs=4")
+    data = data_of(cfg)
+    worse = scaled(data.fit.pretrain.x, 2, 1, 1, 1, 1, 1)
+    monitor = ImmunityMonitor(data.fit, every=every)
+    fit_module(module_of(cfg, data, Recorder(I)), data, PutsBack(worse), monitor)
+    assert monitor.latest["ratio_pretrain"] == pytest.approx(2)
+    fact = next(f for f in monitor.signatures.facts() if f["name"] == "kappa_pretrain_rising")
+    assert (fact["step"], fact["at_end"]) == (4, True)
+
+
+def test_the_start_is_judged_and_not_logged() -> None:
+    parts = pair()
+    even = torch.linalg.qr(parts.harmful.x).Q
+    monitor = ImmunityMonitor(PairParts(parts.pretrain, Part(even, parts.harmful.y)), every=10)
+    module = module_of(tiny(), data_of(tiny()))
+    monitor.on_train_start(cast(Trainer, SimpleNamespace(global_step=0)), module)
+    assert [fact["name"] for fact in monitor.signatures.facts()] == ["ill_denominator", "sigma_min_tied"]
+    assert monitor.latest == {}
+
+
+# In runs and their records.
+
+
+def names(record: dict[str, Any]) -> list[str]:
+    return [fact["name"] for fact in record["training"]["fit"]["warnings"]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("objective.lambda_ill=1e3", "objective.lambda_well=1e3"), []),
+        (("harmful.angle=0",), ["no_immunization_aligned"]),
+        (("harmful.angle=0", "method=closed_form", "method.budget=4"), ["no_immunization_aligned"]),
+        (("method=closed_form", "harmful.angle=80", "method.budget=4"), []),
+        (("method=closed_form", "harmful.angle=80", "method.budget=40"), ["kappa_pretrain_rising"]),
+        (("harmful.angle=0", "method=none"), []),
+        (("harmful.condition=1", "pretrain.condition=20"), ["ill_denominator", "sigma_min_tied"]),
+        (("harmful.condition=1e13", "pretrain.condition=20"), ["sigma_min_floor"]),
+        (("pretrain.condition=1", "method=well_only"), ["sigma_max_tied"]),
+        (("method=ill_only", "objective.learning_rate=0.05"), ["kappa_pretrain_rising"]),
+    ],
+)
+def test_runs(overrides: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, "harmful.angle=60", "monitor_every=5", *overrides)
+    found = names(record)
+    assert set(expected) <= set(found)
+    if not expected:
+        assert found == []
+    assert set(found) <= set(SIGNATURES)
+    for fact in record["training"]["fit"]["warnings"]:
+        assert fact.keys() == {"name", "step", "role", "part", "values", "text", "at_end"}
+        assert fact["part"] == "fit"
+        assert all(isinstance(value, int | float) for value in fact["values"].values())
+
+
+def test_the_table_shows_them_and_nothing_otherwise(tmp_path: Path) -> None:
+    texts = []
+    for name, angle in (("aligned", 0), ("apart", 60)):
+        console = Console(file=io.StringIO(), width=400)
+        record = run_tiny(tmp_path / name, f"harmful.angle={angle}", "method=closed_form", "method.budget=4")
+        show_record(record, console)
+        texts.append(cast(io.StringIO, console.file).getvalue())
+    assert "warnings:\n  no_immunization_aligned (fit, step 0): RIR is 1" in texts[0]
+    assert "warnings" not in texts[1]
+
+
+def test_a_run_that_diverged_shows_why(tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, "harmful.condition=1", "pretrain.condition=20", *SGD)
+    assert record["status"] == "diverged"
+    console = Console(file=io.StringIO(), width=400)
+    show_record(record, console)
+    shown = cast(io.StringIO, console.file).getvalue()
+    assert "diverged, not evaluated\nwarnings:\n  ill_denominator (fit, step 0, no longer at the end)" in shown
+
+
+def test_ties_do_not_hide_each_other() -> None:
+    """Every subset of planted spectra yields exactly its own signatures."""
+    plants: dict[str, dict[Role, Tensor]] = {
+        "sigma_max_tied": {"pretrain": rows((5, 5, 4, 3, 2, 1))},
+        "sigma_min_tied": {"harmful": rows((5, 4, 3, 2, 1, 1))},
+    }
+    for size in range(3):
+        for chosen in itertools.combinations(plants, size):
+            data: Any = {}
+            for name in chosen:
+                data |= plants[name]
+            assert {name for name, _ in Watched(**data).see(I, OURS).found()} == set(chosen)
