@@ -40,6 +40,9 @@ TIMES = 3
 QUEUED = 1
 """Runs a worker that wait for it, so that it never waits for the next one."""
 
+LARGEST_GROWTH = 4 * 1024**3
+"""Bytes by which a process may grow before it is replaced by a new one."""
+
 _jobs: Jobs | None = None
 
 
@@ -155,6 +158,10 @@ def _sigint_ignored() -> Iterator[None]:
 
 def _enter(jobs: Jobs, parent: int) -> None:
     global _jobs  # noqa: PLW0603  what a worker process knows
+    from loky import process_executor
+
+    # Rows that several runs need are kept from run to run, which loky takes for a leak worth a new process.
+    process_executor._MAX_MEMORY_LEAK_SIZE = LARGEST_GROWTH
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
