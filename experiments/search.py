@@ -4,7 +4,8 @@
 
 Writes results.csv (every configuration) and README.md into `out` and, unless the search was a reduced one, the rows
 that the presets take, conf/objective/tuned/linear_<data>/<method>.yaml. A configuration's score is the mean of
-log RIR (`spectrum`) on the validation rows over pairs and seeds; a run that diverged makes it the worst.
+log RIR on the validation rows, by `released` and by `ridge`, over pairs and seeds; a run that diverged makes it the
+worst.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ SEARCHED = {
 }
 """Settings that a search may vary, and what they are called."""
 
+DECIDES = ("released", "ridge")
+"""The estimators that choose: those that no rank cut decides."""
+
+BESIDE = ("spectrum",)
+"""Shown beside them. On few rows it is decided at the rank cut and jumps by orders of magnitude."""
+
 NO_SEARCH = {"closed_form": "ours"}
 """A method that trains nothing, and whose row it takes."""
 
@@ -37,12 +44,18 @@ class Trial:
     Attributes:
         method: its name.
         settings: the settings that the method's grid varies, with their values.
-        logs: log RIR on the validation rows, by (data, seed); -inf of a run that has none.
+        by_estimator: log RIR by (data, seed), for each of `DECIDES` and `BESIDE`.
     """
 
     method: str
     settings: dict[str, float]
-    logs: dict[tuple[str, int], float]
+    by_estimator: dict[str, dict[tuple[str, int], float]]
+
+    @property
+    def logs(self) -> dict[tuple[str, int], float]:
+        """Mean of log RIR by `DECIDES`, by (data, seed); -inf of a run that has none."""
+        first = self.by_estimator[DECIDES[0]]
+        return {part: sum(self.by_estimator[name][part] for name in DECIDES) / len(DECIDES) for part in first}
 
     @property
     def failed(self) -> int:
@@ -102,11 +115,19 @@ def trials_of(records: list[dict[str, Any]]) -> dict[str, list[Trial]]:
     trials = {}
     for method, of in by_method.items():
         varied = [key for key in SEARCHED if len({_setting(record, key) for record in of}) > 1]
-        logs: dict[tuple[float, ...], dict[tuple[str, int], float]] = defaultdict(dict)
+        runs: dict[tuple[float, ...], list[dict[str, Any]]] = defaultdict(list)
         for record in of:
-            logs[tuple(_setting(record, key) for key in varied)][_part(record)] = _log_rir(record)
+            runs[tuple(_setting(record, key) for key in varied)].append(record)
         trials[method] = [
-            Trial(method, dict(zip(varied, values, strict=True)), logs[values]) for values in sorted(logs)
+            Trial(
+                method,
+                dict(zip(varied, values, strict=True)),
+                {
+                    name: {_part(record): _log_rir(record, name) for record in runs[values]}
+                    for name in (*DECIDES, *BESIDE)
+                },
+            )
+            for values in sorted(runs)
         ]
     wanted = {_part(record) for record in records}
     lacking = sum(trial.logs.keys() != wanted for of in trials.values() for trial in of)
@@ -121,7 +142,8 @@ def trials_of(records: list[dict[str, Any]]) -> dict[str, list[Trial]]:
 
 def rows_of(trials: dict[str, list[Trial]], best: dict[str, Trial]) -> list[list[str]]:
     """results.csv: header and a line a configuration."""
-    header = ["method", *SEARCHED, "runs", "failed", "mean_log_rir_validation", "chosen"]
+    by_estimator = [f"mean_log_rir_{name}_validation" for name in (*DECIDES, *BESIDE)]
+    header = ["method", *SEARCHED, "runs", "failed", "score", *by_estimator, "chosen"]
     lines = [
         [
             trial.method,
@@ -129,6 +151,7 @@ def rows_of(trials: dict[str, list[Trial]], best: dict[str, Trial]) -> list[list
             str(len(trial.logs)),
             str(trial.failed),
             f"{trial.score:.6g}",
+            *(f"{sum(logs.values()) / len(logs):.6g}" for logs in trial.by_estimator.values()),
             "yes" if best[trial.method] is trial else "",
         ]
         for of in trials.values()
@@ -159,9 +182,10 @@ def readme_of(
         f"{'; '.join(f'{data} seed {seed}' for data, seed in parts)} |",
         f"| split | θ is fitted on {1 - fraction:.0%} of the `fit` rows and judged on the other {fraction:.0%}; "
         "held-out rows are not looked at |",
-        "| score | mean of log RIR (`spectrum`) on the validation rows; a run that diverged makes it the worst |",
+        f"| score | mean of log RIR by {_both()} on the validation rows; a run that diverged makes it the worst |",
         "",
-        "| method | grid | chosen | mean log RIR, validation | failed runs of all | chosen at the edge of its grid |",
+        f"| method | grid | chosen | mean log RIR by {_both()}, validation | failed runs of all | "
+        "chosen at the edge of its grid |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for method, trial in best.items():
@@ -185,7 +209,7 @@ def yaml_of(method: str, trial: Trial, trials: list[Trial], data: str) -> str:
     lines = [
         "# @package _global_",
         f"# {title}, linear model, method={method}: objective=tuned/linear_{data}/{method}",
-        f"# Source: {source}{taken}, by the mean log RIR on a",
+        f"# Source: {source}{taken}, by the mean log RIR by {_both()} on a",
         f"# validation split of `fit`; grid: {_grid(trials)}.",
         "defaults:",
         f"  - /objective/linear_{data}@objective",
@@ -198,6 +222,10 @@ def yaml_of(method: str, trial: Trial, trials: list[Trial], data: str) -> str:
     for node, settings in by_node.items():
         lines += [f"{node}:", *settings]
     return "\n".join(lines) + "\n"
+
+
+def _both() -> str:
+    return " and ".join(f"`{name}`" for name in DECIDES)
 
 
 def _grid(trials: list[Trial]) -> str:
@@ -226,10 +254,10 @@ def _part(record: dict[str, Any]) -> tuple[str, int]:
     return (record["harmful"] if digits is None else f"{record['harmful']} {digits}"), record["seed"]
 
 
-def _log_rir(record: dict[str, Any]) -> float:
+def _log_rir(record: dict[str, Any], estimator: str) -> float:
     if record["status"] != "finished":
         return -math.inf
-    rir = record["metrics"]["validation"]["spectrum"]["rir"]
+    rir = record["metrics"]["validation"][estimator]["rir"]
     return math.log(rir) if rir is not None and rir > 0 else -math.inf
 
 

@@ -43,9 +43,7 @@ TITLES = {
     "fig2": "Figure 2: log(RIR) of every ordered pair of MNIST digits",
 }
 _REDUCED = "**REDUCED**: a shortened version that shows the code path; its numbers are not those of the experiment."
-_TEX_HEAD = (
-    "% From records, by python -m immunize.report experiment={name}; needs \\usepackage{{booktabs,graphicx}}\n\n"
-)
+_TEX_HEAD = "% From records by python -m immunize.report experiment={name}; needs \\usepackage{{booktabs,graphicx}}\n\n"
 
 
 @dataclass(frozen=True)

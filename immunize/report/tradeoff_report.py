@@ -47,7 +47,7 @@ def report_tradeoff(folder: Path, out: Path | None, committed: Path) -> str:
     out.mkdir(parents=True, exist_ok=True)
     write_results(trade.runs.records, out)
     (out / "table.md").write_text(text, encoding="utf-8")
-    head = f"% From records, by python -m immunize.report experiment={NAME}; needs \\usepackage{{booktabs,graphicx}}\n\n"
+    head = f"% From records by python -m immunize.report experiment={NAME}; needs \\usepackage{{booktabs,graphicx}}\n\n"
     (out / "table.tex").write_text(head + "\n".join(table.latex() for table in tables), encoding="utf-8")
     write_csv(trade, out / "tradeoff.csv")
     tradeoff_figure(trade, out / "tradeoff")

@@ -1,0 +1,147 @@
+"""The search's outcome: from records to the rows of hyper-parameters that Tables 1 and 2 take."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from experiments import search
+from tests.composing import compose_config
+
+ROOT = Path(__file__).parents[1]
+METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+TUNED = sorted((ROOT / "conf" / "objective" / "tuned").glob("*/*.yaml"))
+
+
+def record(method: str, seed: int, rir: float | None, reduced: bool = True, **settings: float) -> dict[str, Any]:
+    inner = {"inner_learning_rate": settings.pop("inner")} if "inner" in settings else {}
+    objective = {"learning_rate": 0.015, "lambda_ill": 1e12, "validation_fraction": 0.2} | settings
+    found: dict[str, Any] = {
+        "status": "finished" if rir is None or not math.isnan(rir) else "diverged",
+        "method": method,
+        "seed": seed,
+        "harmful": "housing",
+        "git_commit": "c0ffee",
+        "started": "2030-01-01T00:00:00Z",
+        "seconds": 1.5,
+        "hardware": {"processor": "P", "cores": 2, "memory_gib": 4},
+        "config": {
+            "experiment": {"name": "search_housing", "reduced": reduced},
+            "objective": objective,
+            "method": {"name": method} | inner,
+            "harmful": {"_target_": "Housing"},
+        },
+    }
+    if found["status"] == "finished":
+        others = {name: {"rir": 1.0} for name in search.BESIDE}
+        found["metrics"] = {
+            "fit": {name: {"rir": 1e9} for name in (*search.DECIDES, *search.BESIDE)},
+            "validation": {name: {"rir": rir} for name in search.DECIDES} | others,
+        }
+    return found
+
+
+def test_largest_mean_log_rir_wins_and_a_divergence_is_the_worst() -> None:
+    records = [
+        *(record("ours", seed, rir, lambda_ill=1e11) for seed, rir in ((0, 10.0), (1, 10.0))),  # mean log 2.3
+        *(record("ours", seed, rir, lambda_ill=1e12) for seed, rir in ((0, 1e4), (1, 0.001))),  # 1.15, mean RIR 5,000
+        *(record("ours", seed, rir, lambda_ill=1e13) for seed, rir in ((0, 1e9), (1, math.nan))),
+    ]
+    (trials,) = search.trials_of(records).values()
+    assert [trial.settings["objective.lambda_ill"] for trial in trials] == [1e11, 1e12, 1e13]
+    assert [round(trial.score, 6) for trial in trials[:2]] == [round(math.log(10), 6), round(math.log(10) / 2, 6)]
+    assert trials[2].score == -math.inf
+    assert max(trials, key=lambda trial: trial.rank) is trials[0]
+
+
+def test_where_every_configuration_failed_the_fewest_failures_win() -> None:
+    rirs = {1e11: (math.nan, math.nan), 1e12: (None, 1.0), 1e13: (math.nan, 2.0)}
+    records = [record("ours", seed, pair[seed], lambda_ill=value) for value, pair in rirs.items() for seed in (0, 1)]
+    (trials,) = search.trials_of(records).values()
+    assert max(trials, key=lambda trial: trial.rank).settings == {"objective.lambda_ill": 1e13}
+    assert [trial.failed for trial in trials] == [2, 1, 1]
+
+
+def test_search_that_is_not_complete_chooses_nothing() -> None:
+    whole = [record("ours", seed, 2.0, lambda_ill=value) for value in (1e11, 1e12) for seed in (0, 1)]
+    with pytest.raises(SystemExit, match="not complete"):
+        search.trials_of(whole[:-1])
+    with pytest.raises(SystemExit, match="not complete"):
+        search.trials_of([*whole, *(record("none", seed, 2.0) for seed in (0, 1))])
+    with pytest.raises(SystemExit, match="no record"):
+        search.trials_of([])
+
+
+@pytest.fixture
+def outcome(tmp_path: Path) -> Path:
+    """What `main` writes for a reduced search over two methods, one of whose records belongs to an earlier sweep."""
+    records = [record("ours", 0, rir, lambda_ill=value) for value, rir in ((1e11, 2.0), (1e12, 5.0))]
+    records += [record("imma", 0, rir, inner=value) for value, rir in ((0.001, 3.0), (0.1, 1.0))]
+    records += [record("ours", 0, 1e9, lambda_ill=1e13)]
+    for index, found in enumerate(records):
+        folder = tmp_path / "runs" / f"hash{index}"
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps(found))
+    (tmp_path / "runs" / "sweep.json").write_text(json.dumps({"runs": [f"hash{index}" for index in range(4)]}))
+    search.main(["experiment=search_housing", f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'out'}"])
+    return tmp_path / "out"
+
+
+def test_reduced_search_leaves_the_committed_rows_alone(outcome: Path) -> None:
+    rows = sorted(path.name for path in (outcome / "tuned" / "linear_housing").iterdir())
+    assert rows == ["closed_form.yaml", "imma.yaml", "ours.yaml"]
+    assert "reduced" in (outcome / "README.md").read_text().splitlines()[0]
+
+
+def test_chosen_rows_compose_and_set_what_was_searched(outcome: Path) -> None:
+    there = f"hydra.searchpath=[file://{outcome}]"
+    (outcome / "objective").mkdir()
+    (outcome / "tuned").rename(outcome / "objective" / "other")
+    ours = compose_config("harmful=housing", "method=ours", "objective=other/linear_housing/ours", there)
+    assert (ours.objective.lambda_ill, ours.objective.epochs) == (
+        1e12,
+        compose_config("harmful=housing").objective.epochs,
+    )
+    imma = compose_config("harmful=housing", "method=imma", "objective=other/linear_housing/imma", there)
+    assert imma.method.inner_learning_rate == 0.001
+    assert imma.method.inner_steps == compose_config("method=imma").method.inner_steps
+    closed = compose_config(
+        "harmful=housing", "method=closed_form", "objective=other/linear_housing/closed_form", there
+    )
+    assert closed.objective == ours.objective
+
+
+def test_every_configuration_and_the_edges_are_told(outcome: Path) -> None:
+    lines = (outcome / "results.csv").read_text().splitlines()
+    assert len(lines) == 1 + 4  # the record of an earlier sweep does not count
+    assert [line.split(",")[0] for line in lines if line.endswith(",yes")] == ["ours", "imma"]
+    readme = (outcome / "README.md").read_text()
+    assert "| `ours` | λ_H in {1.0e+11, 1.0e+12} | λ_H = 1.0e+12 | 1.61 | 0 of 2 | λ_H |" in readme
+
+
+@pytest.mark.parametrize("value", [1e-5, 0.0003, 0.015, 0.15, 1.0, 1e11, 1e21])
+def test_numbers_are_numbers_in_yaml(value: float) -> None:
+    assert OmegaConf.create(f"x: {search._number(value)}").x == value
+
+
+@pytest.mark.parametrize("data", ["housing", "mnist"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_row_for_the_tables(data: str, method: str) -> None:
+    name = f"tuned/linear_{data}/{method}"
+    text = (ROOT / "conf" / "objective" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert "# Source: " in text
+    assert f"objective={name}" in text
+    cfg = compose_config(f"experiment={'table1' if data == 'housing' else 'table2'}", f"method={method}")
+    row = compose_config(f"harmful={data}", f"method={method}", f"objective={name}")
+    assert cfg.objective == row.objective
+    assert cfg.method == row.method
+    assert cfg.objective.epochs >= 1
+
+
+def test_every_row_belongs_to_a_method() -> None:
+    assert {path.stem for path in TUNED} == set(METHODS)
