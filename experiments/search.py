@@ -24,6 +24,7 @@ SEARCHED = {
     "objective.learning_rate": "η",
     "objective.lambda_ill": "λ_H",
     "method.inner_learning_rate": "inner η",
+    "method.budget": "B",
 }
 """Settings that a search may vary, and what they are called."""
 
@@ -32,9 +33,6 @@ DECIDES = ("released", "ridge")
 
 BESIDE = ("spectrum",)
 """Shown beside them. On few rows it is decided at the rank cut and jumps by orders of magnitude."""
-
-NO_SEARCH = {"closed_form": "ours"}
-"""A method that trains nothing, and whose row it takes."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,8 @@ def main(arguments: list[str]) -> None:
     (out / "README.md").write_text(readme, encoding="utf-8")
     folder = (out if reduced else ROOT / "conf" / "objective") / "tuned" / f"linear_{data}"
     folder.mkdir(parents=True, exist_ok=True)
-    for method, row in {**best, **{name: best[other] for name, other in NO_SEARCH.items()}}.items():
-        text = yaml_of(method, row, trials[row.method], data)
+    for method, row in best.items():
+        text = yaml_of(row, trials[method], data)
         (folder / f"{method}.yaml").write_text(text, encoding="utf-8")
     print(readme, end="")
 
@@ -196,20 +194,18 @@ def readme_of(
         lines.append(
             f"| `{method}` | {_grid(of)} | {chosen} | {trial.score:.3g} | {failed} | {', '.join(edges) or 'no'} |"
         )
-    others = ", ".join(f"`{method}` trains nothing and takes the row of `{row}`" for method, row in NO_SEARCH.items())
-    lines += ["", f"Every configuration is in results.csv. {others}.", ""]
+    lines += ["", "Every configuration is in results.csv.", ""]
     return "\n".join(lines)
 
 
-def yaml_of(method: str, trial: Trial, trials: list[Trial], data: str) -> str:
+def yaml_of(trial: Trial, trials: list[Trial], data: str) -> str:
     """A row of hyper-parameters, naming where it comes from."""
     title = {"housing": "House Prices", "mnist": "MNIST pairs"}[data]
     source = f"ours, chosen by experiment=search_{data} (experiments/search_{data})"
-    taken = "" if method == trial.method else f" for method={trial.method}"
     lines = [
         "# @package _global_",
-        f"# {title}, linear model, method={method}: objective=tuned/linear_{data}/{method}",
-        f"# Source: {source}{taken}, by the mean log RIR by {_both()} on a",
+        f"# {title}, linear model, method={trial.method}: objective=tuned/linear_{data}/{trial.method}",
+        f"# Source: {source}, by the mean log RIR by {_both()} on a",
         f"# validation split of `fit`; grid: {_grid(trials)}.",
         "defaults:",
         f"  - /objective/linear_{data}@objective",

@@ -19,7 +19,7 @@ TEXT = DOCUMENT.read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^python -m immunize\.(\w+) (.*)$", TEXT, re.M)
 PLAIN = [command for command in COMMANDS if "mnist" not in command[1] and command[1] not in
          [shlex.join(arguments[2:]) for _, arguments in provoking()]]  # fmt: skip
-SHORTER = ["objective.epochs=300", "probe_steps=50", "logger=none", "hydra.run.dir=run"]
+SHORTER = ["probe_steps=50", "logger=none", "hydra.run.dir=run"]
 MAINS = {"train": train.main, "forecast": forecast.main}
 
 
@@ -28,9 +28,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def call(monkeypatch: pytest.MonkeyPatch, module: str, *arguments: str) -> None:
+def call(monkeypatch: pytest.MonkeyPatch, module: str, *arguments: str, epochs: int = 300) -> None:
     """Run a command in this process, through `main` as the console script does."""
-    shorter = SHORTER if module == "train" else []
+    shorter = [*SHORTER, f"objective.epochs={epochs}"] if module == "train" else []
     monkeypatch.setattr(sys, "argv", [f"immunize-{module}", *arguments, *shorter])
     MAINS[module]()
 
@@ -80,7 +80,7 @@ def test_the_sanity_check_itself_runs(
     data_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (command,) = (words for module, words in COMMANDS if module == "train" and "mnist" in words)
-    call(monkeypatch, "train", *shlex.split(command), f"data_root={data_root}", "objective.epochs=2")
+    call(monkeypatch, "train", *shlex.split(command), f"data_root={data_root}", epochs=2)
     assert "mnist 0 against mnist 1" in capsys.readouterr().out
 
 
