@@ -5,7 +5,8 @@
 Writes results.csv (every configuration) and README.md into `out` and, unless the search was a reduced one, the rows
 that the presets take, conf/objective/tuned/linear_<data>/<method>.yaml. A configuration's score is the mean of
 log RIR on the validation rows, by `released` and by `ridge`, over pairs and seeds; a run that diverged makes it the
-worst.
+worst. Configurations that make the pre-training task no harder there, mean log (ii) ≤ 0 (condition (b) of Definition
+3.1), come before the others: RIR alone would take any price on D_P for a larger one on D_H.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ class Trial:
         method: its name.
         settings: the settings that the method's grid varies, with their values.
         by_estimator: log RIR by (data, seed), for each of `DECIDES` and `BESIDE`.
+        log_pretrain: mean of log (ii) over its runs and `DECIDES`; inf if one has none.
     """
 
     method: str
     settings: dict[str, float]
     by_estimator: dict[str, dict[tuple[str, int], float]]
+    log_pretrain: float
 
     @property
     def logs(self) -> dict[tuple[str, int], float]:
@@ -66,10 +69,15 @@ class Trial:
         return sum(self.logs.values()) / len(self.logs)
 
     @property
-    def rank(self) -> tuple[float, int, float]:
-        """Larger is better: the score, and where runs of every configuration failed, the fewest of them."""
+    def spares(self) -> bool:
+        """Whether the pre-training task becomes no harder."""
+        return self.log_pretrain <= 0
+
+    @property
+    def rank(self) -> tuple[bool, float, int, float]:
+        """Larger is better: (b), the score, and where runs of every configuration failed, the fewest of them."""
         rest = [value for value in self.logs.values() if value > -math.inf]
-        return self.score, -self.failed, sum(rest) / len(rest) if rest else -math.inf
+        return self.spares, self.score, -self.failed, sum(rest) / len(rest) if rest else -math.inf
 
 
 def main(arguments: list[str]) -> None:
@@ -124,6 +132,7 @@ def trials_of(records: list[dict[str, Any]]) -> dict[str, list[Trial]]:
                     name: {_part(record): _log_rir(record, name) for record in runs[values]}
                     for name in (*DECIDES, *BESIDE)
                 },
+                _log_pretrain(runs[values]),
             )
             for values in sorted(runs)
         ]
@@ -141,7 +150,7 @@ def trials_of(records: list[dict[str, Any]]) -> dict[str, list[Trial]]:
 def rows_of(trials: dict[str, list[Trial]], best: dict[str, Trial]) -> list[list[str]]:
     """results.csv: header and a line a configuration."""
     by_estimator = [f"mean_log_rir_{name}_validation" for name in (*DECIDES, *BESIDE)]
-    header = ["method", *SEARCHED, "runs", "failed", "score", *by_estimator, "chosen"]
+    header = ["method", *SEARCHED, "runs", "failed", "score", *by_estimator, "mean_log_ii_validation", "chosen"]
     lines = [
         [
             trial.method,
@@ -150,6 +159,7 @@ def rows_of(trials: dict[str, list[Trial]], best: dict[str, Trial]) -> list[list
             str(trial.failed),
             f"{trial.score:.6g}",
             *(f"{sum(logs.values()) / len(logs):.6g}" for logs in trial.by_estimator.values()),
+            f"{trial.log_pretrain:.6g}",
             "yes" if best[trial.method] is trial else "",
         ]
         for of in trials.values()
@@ -180,19 +190,22 @@ def readme_of(
         f"{'; '.join(f'{data} seed {seed}' for data, seed in parts)} |",
         f"| split | θ is fitted on {1 - fraction:.0%} of the `fit` rows and judged on the other {fraction:.0%}; "
         "held-out rows are not looked at |",
-        f"| score | mean of log RIR by {_both()} on the validation rows; a run that diverged makes it the worst |",
+        f"| score | mean of log RIR by {_both()} on the validation rows; a run that diverged makes it the worst. "
+        "Configurations with a mean log (ii) ≤ 0 there come before the others |",
         "",
-        f"| method | grid | chosen | mean log RIR by {_both()}, validation | failed runs of all | "
+        f"| method | grid | chosen | mean log RIR by {_both()}, validation | (ii) ≤ 1 there | failed runs of all | "
         "chosen at the edge of its grid |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for method, trial in best.items():
         of = trials[method]
         edges = [SEARCHED[key] for key, value in trial.settings.items() if value in _ends(of, key)]
         chosen = ", ".join(f"{SEARCHED[key]} = {_number(value)}" for key, value in trial.settings.items())
         failed = f"{sum(t.failed for t in of)} of {sum(len(t.logs) for t in of)}"
+        spares = "yes" if trial.spares else "no"
         lines.append(
-            f"| `{method}` | {_grid(of)} | {chosen} | {trial.score:.3g} | {failed} | {', '.join(edges) or 'no'} |"
+            f"| `{method}` | {_grid(of)} | {chosen} | {trial.score:.3g} | {spares} | {failed} | "
+            f"{', '.join(edges) or 'no'} |"
         )
     lines += ["", "Every configuration is in results.csv.", ""]
     return "\n".join(lines)
@@ -255,6 +268,13 @@ def _log_rir(record: dict[str, Any], estimator: str) -> float:
         return -math.inf
     rir = record["metrics"]["validation"][estimator]["rir"]
     return math.log(rir) if rir is not None and rir > 0 else -math.inf
+
+
+def _log_pretrain(records: list[dict[str, Any]]) -> float:
+    if any(record["status"] != "finished" for record in records):
+        return math.inf
+    values = [record["metrics"]["validation"][name]["ratio_pretrain"] for record in records for name in DECIDES]
+    return math.inf if None in values else sum(map(math.log, values)) / len(values)
 
 
 def _number(value: float) -> str:

@@ -18,7 +18,9 @@ METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")
 TUNED = sorted((ROOT / "conf" / "objective" / "tuned").glob("*/*.yaml"))
 
 
-def record(method: str, seed: int, rir: float | None, reduced: bool = True, **settings: float) -> dict[str, Any]:
+def record(
+    method: str, seed: int, rir: float | None, reduced: bool = True, ratio_pretrain: float = 0.5, **settings: float
+) -> dict[str, Any]:
     inner = {"inner_learning_rate": settings.pop("inner")} if "inner" in settings else {}
     objective = {"learning_rate": 0.015, "lambda_ill": 1e12, "validation_fraction": 0.2} | settings
     found: dict[str, Any] = {
@@ -41,7 +43,7 @@ def record(method: str, seed: int, rir: float | None, reduced: bool = True, **se
         others = {name: {"rir": 1.0} for name in search.BESIDE}
         found["metrics"] = {
             "fit": {name: {"rir": 1e9} for name in (*search.DECIDES, *search.BESIDE)},
-            "validation": {name: {"rir": rir} for name in search.DECIDES} | others,
+            "validation": {name: {"rir": rir, "ratio_pretrain": ratio_pretrain} for name in search.DECIDES} | others,
         }
     return found
 
@@ -57,6 +59,15 @@ def test_largest_mean_log_rir_wins_and_a_divergence_is_the_worst() -> None:
     assert [round(trial.score, 6) for trial in trials[:2]] == [round(math.log(10), 6), round(math.log(10) / 2, 6)]
     assert trials[2].score == -math.inf
     assert max(trials, key=lambda trial: trial.rank) is trials[0]
+
+
+def test_no_rir_makes_up_for_a_harder_pretraining_task() -> None:
+    harder = record("ours", 0, 1e6, lambda_ill=1e13, ratio_pretrain=1.5)
+    records = [record("ours", 0, 2.0, lambda_ill=1e11), harder]
+    (trials,) = search.trials_of(records).values()
+    assert max(trials, key=lambda trial: trial.rank).settings == {"objective.lambda_ill": 1e11}
+    (trials,) = search.trials_of([record("ours", 0, 2.0, lambda_ill=1e11, ratio_pretrain=3.0), harder]).values()
+    assert max(trials, key=lambda trial: trial.rank).settings == {"objective.lambda_ill": 1e13}, "the lesser evil"
 
 
 def test_where_every_configuration_failed_the_fewest_failures_win() -> None:
@@ -117,7 +128,7 @@ def test_every_configuration_and_the_edges_are_told(outcome: Path) -> None:
     assert len(lines) == 1 + 4  # the record of an earlier sweep does not count
     assert [line.split(",")[0] for line in lines if line.endswith(",yes")] == ["ours", "imma"]
     readme = (outcome / "README.md").read_text()
-    assert "| `ours` | λ_H in {1.0e+11, 1.0e+12} | λ_H = 1.0e+12 | 1.61 | 0 of 2 | λ_H |" in readme
+    assert "| `ours` | λ_H in {1.0e+11, 1.0e+12} | λ_H = 1.0e+12 | 1.61 | yes | 0 of 2 | λ_H |" in readme
 
 
 @pytest.mark.parametrize("value", [1e-5, 0.0003, 0.015, 0.15, 1.0, 1e11, 1e21])
