@@ -271,10 +271,10 @@ def _log_rir(record: dict[str, Any], estimator: str) -> float:
 
 
 def _log_pretrain(records: list[dict[str, Any]]) -> float:
-    if any(record["status"] != "finished" for record in records):
+    if any(_log_rir(record, name) == -math.inf for record in records for name in DECIDES):
         return math.inf
     values = [record["metrics"]["validation"][name]["ratio_pretrain"] for record in records for name in DECIDES]
-    return math.inf if None in values else sum(map(math.log, values)) / len(values)
+    return sum(map(math.log, values)) / len(values)
 
 
 def _number(value: float) -> str:

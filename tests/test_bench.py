@@ -176,17 +176,18 @@ def test_committed_points_are_the_points() -> None:
 
 def test_committed_mnist_runs_keep_the_limits() -> None:
     rows = [
-        {key: json.loads(value) if key not in ("objective", "command") else value for key, value in row.items()}
+        {key: json.loads(value) if key not in ("run", "command") else value for key, value in row.items()}
         for row in committed("mnist.csv")
     ]
-    assert [row["objective"] for row in rows] == list(mnist.LIMITS_S)
+    assert [row["run"] for row in rows] == list(mnist.CASES)
     assert mnist.judge(rows) == []
-    assert {row["limit_s"] for row in rows} == set(mnist.LIMITS_S.values())
+    assert [row["limit_s"] for row in rows] == [limit for limit, _ in mnist.CASES.values()]
     (released,) = committed("released_code.csv")
     for row in rows:
         assert row["seconds"] < float(released["seconds"])
         assert row["rir_fit_spectrum"] > float(released["rir_fit_spectrum"])
-    assert rows[1]["rir_fit_released"] >= float(released["rir_fit_released"])
+    for row in rows[1:]:
+        assert row["rir_fit_released"] >= float(released["rir_fit_released"])
 
 
 @pytest.mark.parametrize("part", bench.PARTS)
@@ -203,8 +204,7 @@ def test_committed_results_name_their_machine(part: str) -> None:
 def good() -> list[dict[str, Any]]:
     common = {"peak_gb": 1.0, "rir_fit_released": 200.0, "rir_fit_spectrum": 40.0}
     return [
-        {"objective": name, "seconds": 0.9 * limit, "limit_s": limit, **common}
-        for name, limit in mnist.LIMITS_S.items()
+        {"run": name, "seconds": 0.9 * limit, "limit_s": limit, **common} for name, (limit, _) in mnist.CASES.items()
     ]
 
 
@@ -217,6 +217,7 @@ def test_limits_that_are_kept() -> None:
     [
         (0, "seconds", 90.1, "90.1 s"),
         (1, "seconds", 31.0, "at most 30 s"),
+        (2, "seconds", 31.0, "at most 30 s"),
         (0, "peak_gb", 1.51, "1.51 GB"),
         (1, "rir_fit_released", 199.0, "released RIR 199"),
         (1, "rir_fit_spectrum", 39.0, "spectrum RIR 39"),
@@ -227,7 +228,7 @@ def test_limit_that_is_not_kept(index: int, key: str, value: float, words: str) 
     rows[index][key] = value
     (message,) = mnist.judge(rows)
     assert words in message
-    assert rows[index]["objective"] in message
+    assert rows[index]["run"] in message
 
 
 @pytest.mark.slow

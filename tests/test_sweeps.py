@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -462,24 +463,46 @@ def test_selection_skips_the_cross_fit(tmp_path: Path, data_root: Path) -> None:
 # Sweeps in processes.
 
 DIGITS = ["objective.epochs=200", "probe_steps=20", "logger=none", "figure=false"]
+PATIENCE = 400.0
+"""Seconds for a sweep that takes twenty on idle cores."""
+
+PROMPT = 10.0
+"""Seconds in which a sweep has to end when told to; its runs alone take longer on busy cores."""
+
 CONSOLE = "import sys; sys.argv[0] = 'immunize-train'; from immunize.train import main; sys.exit(main())"
 # A shell that starts CI in the background has SIGINT ignored, and children inherit that.
 INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CONSOLE
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"} | {"PYTHONPATH": str(ROOT)}
 
 
-def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """A sweep over ten seeds in a process group of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, "-m", *DIGITS, *BY_HASH, "seed=range(0,10)", *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+Starter = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Starter]:
+    """Starts sweeps in process groups of their own, and leaves none behind."""
+    processes = []
+
+    def start(*arguments: str, code: str = INTERRUPTIBLE) -> subprocess.Popen[str]:
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code, "-m", *DIGITS, *BY_HASH, *arguments],
+                cwd=tmp_path,
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def finished_in(folder: Path) -> dict[str, tuple[str, int]]:
@@ -492,7 +515,7 @@ def finished_in(folder: Path) -> dict[str, tuple[str, int]]:
 
 def wait_for(folder: Path, records: int, process: subprocess.Popen[str], draw: random.Random) -> dict[str, Any]:
     """Until there are so many records, and a random moment longer."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while len(list(folder.glob("sweep/*/record.json"))) < records:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -520,32 +543,35 @@ def is_worker(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the processes of a sweep in /proc")
-def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path) -> None:
+def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path, started: Starter) -> None:
     """kill -9 of all of it, Ctrl-C, kill -9 of one worker: nothing is lost, nothing is done twice."""
     draw = random.Random()
-    workers = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    process = started(tmp_path, *workers)
+    sweep = ["seed=range(0,10)", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process = started(*sweep)
     kept = wait_for(tmp_path, 1, process, draw)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
-    process = started(tmp_path, *workers)
+    process = started(*sweep)
     kept = wait_for(tmp_path, len(finished_in(tmp_path)) + 1, process, draw) | kept
     os.killpg(process.pid, signal.SIGINT)
     pressed = time.monotonic()
-    out, err = process.communicate(timeout=30)
-    assert time.monotonic() - pressed < 5
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - pressed < PROMPT
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "the same command continues here" in err
-    assert members(process.pid) == []
+    while members(process.pid):  # loky's bookkeeper sees the end of its pipe, and follows
+        assert time.monotonic() - pressed < PROMPT
+        time.sleep(0.05)
 
-    process = started(tmp_path, *workers)
+    process = started(*sweep)
     before = len(finished_in(tmp_path))
     kept = wait_for(tmp_path, before + 1, process, draw) | kept
     os.kill(next(pid for pid in members(process.pid) if is_worker(pid)), signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
+    assert "a worker process died; its runs are begun again" in err
     assert f"10/10 done ({before} found finished)" in err
     assert out == f"{tmp_path / 'sweep'}\n"
 
@@ -557,28 +583,25 @@ def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path) -> 
     assert all(record["status"] == "finished" for record in records)
     assert not list((tmp_path / "sweep").glob("*/.*.part"))
 
-    code = INTERRUPTIBLE.replace("sys.exit(main())", "main(); print('torch' in sys.modules, file=sys.stderr)")
-    again = subprocess.run(
-        [sys.executable, "-c", code, "-m", *DIGITS, *BY_HASH, "seed=range(0,10)", *workers],
-        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert again.stderr.splitlines() == ["sweep: 10/10 done (10 found finished)", "False"]
+    process = started(*sweep, code=INTERRUPTIBLE.replace("sys.exit(main())", "main(); print('torch' in sys.modules)"))
+    out, err = process.communicate(timeout=PATIENCE)
+    assert err == "sweep: 10/10 done (10 found finished)\n"
+    assert out.splitlines() == [str(tmp_path / "sweep"), "False"]
     assert finished_in(tmp_path) == done
 
 
 @pytest.mark.slow
-def test_jobs_of_a_cluster_by_submitits_local_executor(tmp_path: Path) -> None:
+def test_jobs_of_a_cluster_by_submitits_local_executor(tmp_path: Path, started: Starter) -> None:
     pytest.importorskip("submitit")
-    lines = ["hydra/launcher=slurm", "hydra.launcher.cluster=local", "hydra.launcher.runs_per_job=4"]
-    arguments = ["-m", *DIGITS, *BY_HASH, "seed=0,1", "objective.lambda_ill=1e9,-1", *lines]
-    done = subprocess.run(
-        [sys.executable, "-c", CONSOLE, *arguments],
-        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "4/4 done (2 failed)" in done.stderr
-    assert "objective.lambda_ill has to be" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = started(
+        *("hydra/launcher=slurm", "hydra.launcher.cluster=local", "hydra.launcher.runs_per_job=4"),
+        *("seed=0,1", "objective.lambda_ill=1e9,-1"),
+    )
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "4/4 done (2 failed)" in err
+    assert "objective.lambda_ill has to be" in err
+    assert "Traceback" not in err
     records = [read_record(path.parent) for path in tmp_path.glob("sweep/*/record.json")]
     assert sorted(record["seed"] for record in records) == [0, 1]
     assert all(record["status"] == "finished" for record in records)

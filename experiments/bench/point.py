@@ -2,6 +2,7 @@
 
 The step is the real one: a Lightning training of :class:`~immunize.training.ImmunizationModule` with `method=ours` and
 Adam, on Gaussian data, including the loading of its batch, without loggers and without looks at κ.
+The data have full rank, so D is the width that θ is trained in (`model.columns` finds no smaller joint range).
 
 Shapes: N samples, B batch size, D features.
 """
@@ -173,7 +174,7 @@ def _build(point: Point) -> tuple[ImmunizationModule, PairedData]:
         new_head(point.d, generator),
         Ours(LAMBDA_WELL, LAMBDA_ILL),
         task_loss("mse"),
-        lambda parameters: torch.optim.Adam(parameters, lr=LEARNING_RATE),
+        lambda parameters: torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True),
         full_batch=data.full_batch,
     )
     return module, data

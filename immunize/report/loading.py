@@ -13,13 +13,15 @@ from immunize.report.packing import COMMON, RESULTS, unpack
 __all__ = ["load_records"]
 
 FINISHED = ("finished",)
+SWEEP = "sweep.json"
 
 
 def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict[str, Any]]:
     """Every record below a folder (`record.json`), or in its `results.jsonl`, sorted by data, method and seed.
 
     Args:
-        folder: a multirun folder, or one with a `results.jsonl` (and the `common.json` written with it).
+        folder: a multirun folder, or one with a `results.jsonl` (and the `common.json` written with it). Where a sweep
+            has left its `sweep.json`, only the runs of that sweep count, not those of other settings beside them.
         statuses: which to take; records of interrupted runs are not results.
 
     Raises:
@@ -32,12 +34,24 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
         records = [_whole(line, common, collected) for line in collected.read_text(encoding="utf-8").splitlines()]
     else:
         records = [_parsed(path.read_text(encoding="utf-8"), path) for path in sorted(folder.rglob("record.json"))]
+        if (own := _own_runs(folder / SWEEP)) is not None:
+            records = [record for record in records if record.get("config_hash") in own]
     taken = [record for record in records if record["status"] in statuses]
     if not taken:
         raise FileNotFoundError(f"{folder} holds no finished record")
     if len(versions := {record.get("schema_version") for record in taken}) > 1:
         raise ValueError(f"{folder} mixes records of schema versions {sorted(map(str, versions))}")
     return sorted(taken, key=lambda r: (data_name(r, "pretrain"), data_name(r, "harmful"), r["method"], r["seed"]))
+
+
+def _own_runs(path: Path) -> set[str] | None:
+    """Config hashes of the runs of a sweep; None where it has left no list of them."""
+    if not path.is_file():
+        return None
+    try:
+        return set(json.loads(path.read_text(encoding="utf-8"))["runs"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as the list of a sweep's runs: {error!r}") from None
 
 
 def _common(path: Path) -> dict[str, Any]:

@@ -116,3 +116,18 @@ def test_interrupted_runs_are_no_results(base: Record, tmp_path: Path) -> None:
     records[0]["status"] = "interrupted"
     write_results(records, tmp_path)
     assert len(load_records(tmp_path, EXPERIMENT_STATUSES)) == 2 * len(METHODS) - 1
+
+
+def test_only_runs_of_the_latest_sweep_count(tmp_path: Path) -> None:
+    """Runs of other settings that lie beside them are not mixed in; without a list every run counts."""
+    for digest in ("new", "old"):
+        (tmp_path / digest).mkdir()
+        found = {"status": "finished", "schema_version": 1, "config_hash": digest, "method": "ours", "seed": 0}
+        found |= {"pretrain": "digits", "harmful": "digits", "data": {}}
+        (tmp_path / digest / "record.json").write_text(json.dumps(found))
+    assert [record["config_hash"] for record in load_records(tmp_path)] == ["new", "old"]
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": ["new", "not yet"]}))
+    assert [record["config_hash"] for record in load_records(tmp_path)] == ["new"]
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(ValueError, match="list of a sweep's runs"):
+        load_records(tmp_path)
