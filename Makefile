@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo sanity test lint types bench house_prices table1 fig1 table2 fig2 search_housing search_mnist sweep_lambda clean
+.PHONY: help install demo sanity test lint types bench table1 fig1 table2 fig2 search_housing search_mnist sweep_lambda clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -38,9 +38,6 @@ types: $(STAMP) ## mypy, strict
 
 bench: $(STAMP) ## seconds and memory of a step and of an MNIST run, and how they grow, in experiments/bench; about 12 minutes
 	@$(BIN)/python -m experiments.bench
-
-house_prices: $(STAMP) ## House Prices, every method, 5 seeds: records, table and figure in experiments/house_prices
-	@$(BIN)/python -m experiments.house_prices
 
 # FAST=1 makes the reduced version of a sweep; what it leaves lies below outputs/ only.
 fast := $(if $(filter 1,$(FAST)),_fast)

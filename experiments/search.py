@@ -218,8 +218,9 @@ def yaml_of(trial: Trial, trials: list[Trial], data: str) -> str:
     lines = [
         "# @package _global_",
         f"# {title}, linear model, method={trial.method}: objective=tuned/linear_{data}/{trial.method}",
-        f"# Source: {source}, by the mean log RIR by {_both()} on a",
-        f"# validation split of `fit`; grid: {_grid(trials)}.",
+        f"# Source: {source}, by the mean log RIR by",
+        f"# {_both()} on a validation split of `fit`, rows with (ii) ≤ 1 there before others; grid:",
+        f"# {_grid(trials)}.",
         "defaults:",
         f"  - /objective/linear_{data}@objective",
         "  - _self_",

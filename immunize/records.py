@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import hashlib
 import json
 import math
@@ -102,8 +103,9 @@ def provenance() -> dict[str, Any]:
 def reset_peak_memory() -> None:
     """Let :func:`peak_memory_mib` count from here, where the system can (Linux); in a sweep one process has many runs.
 
-    What runs of before have freed goes back to the system first, which glibc otherwise delays.
+    What runs of before have left goes back to the system first: reference cycles hold rows, and glibc what was freed.
     """
+    gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     with contextlib.suppress(OSError):

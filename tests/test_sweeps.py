@@ -33,7 +33,7 @@ from tests.composing import TINY, compose_config, run_tiny, tiny
 
 ROOT = Path(__file__).parents[1]
 METHODS = {"none", "ill_only", "well_only", "imma", "opt_kappa", "ours", "closed_form"}
-SEARCHED = METHODS - {"closed_form"}
+SEARCHED = METHODS
 BY_HASH = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=${immunize.config_hash:}", "resume=true"]
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml") if path.stem != "none")
 
