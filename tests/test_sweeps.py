@@ -141,7 +141,7 @@ def test_reduced_preset_is_small(context: HydraContext, name: str) -> None:
     whole_cfg, whole = jobs_of_preset(context, name.removesuffix("_fast"))
     assert cfg.objective.epochs < whole_cfg.objective.epochs
     assert set(values_of(jobs, "method")) == set(values_of(whole, "method"))
-    assert len(jobs) <= 60
+    assert len(jobs) <= 63  # 7 methods, 9 configurations, one seed or pair
 
 
 def test_table1_has_every_method_and_five_seeds(context: HydraContext) -> None:
