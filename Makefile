@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+.NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
 .PHONY: help install demo sanity test lint types bench table1 fig1 table2 fig2 search_housing search_mnist sweep_lambda clean
 
 help: ## list the targets

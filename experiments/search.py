@@ -214,7 +214,7 @@ def readme_of(
 def yaml_of(trial: Trial, trials: list[Trial], data: str) -> str:
     """A row of hyper-parameters, naming where it comes from."""
     title = {"housing": "House Prices", "mnist": "MNIST pairs"}[data]
-    source = f"ours, chosen by experiment=search_{data} (experiments/search_{data})"
+    source = f"chosen by experiment=search_{data} (experiments/search_{data})"
     lines = [
         "# @package _global_",
         f"# {title}, linear model, method={trial.method}: objective=tuned/linear_{data}/{trial.method}",

@@ -197,7 +197,8 @@ def _columns(cfg: DictConfig, data: PairedData) -> Tensor | None:
         raise UserError(f"unknown model.columns {wanted!r}; there are {', '.join(COLUMNS)}")
     if wanted == "all" or (wanted == "auto" and data.n_features < JOINT_FROM):
         return None
-    parts = [pair.of(role).x for pair in (data.fit, data.validation) if pair is not None for role in ROLES]
+    watched = data.validation if cfg.objective.early_stopping else None  # otherwise measured in all D columns
+    parts = [pair.of(role).x for pair in (data.fit, watched) if pair is not None for role in ROLES]
     basis = joint_basis(*(compress_rows(x) for x in parts))
     return None if wanted == "auto" and basis.shape[1] > JOINT_BELOW * data.n_features else basis
 

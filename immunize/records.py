@@ -30,6 +30,7 @@ from immunize.errors import CheckpointError
 __all__ = [
     "CHECKPOINT",
     "FIGURE",
+    "NOT_HASHED",
     "RECORD",
     "SCHEMA_VERSION",
     "SWEEP",
@@ -53,7 +54,7 @@ SCHEMA_VERSION = 1
 
 # What changes no number but by rounding: where things lie, how they are shown, which sweep they belong to, how many
 # threads compute.
-_NOT_HASHED = (
+NOT_HASHED = (
     *("data_root", "overwrite", "resume", "experiment", "threads"),
     *("logger", "log_every", "monitor_every", "figure"),
 )
@@ -69,7 +70,7 @@ def config_hash(config: dict[str, Any]) -> str:
     Args:
         config: the plain, resolved configuration of a run.
     """
-    kept = {key: value for key, value in config.items() if key not in _NOT_HASHED}
+    kept = {key: value for key, value in config.items() if key not in NOT_HASHED}
     kept = _without_paths(kept, str(config.get("data_root")))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -26,6 +26,7 @@ from immunize import train
 from immunize.config import config_dir, hash_of_run, register
 from immunize.records import RECORD, read_record, write_record
 from immunize.sweeping import Outcome, done_record
+from immunize.sweeping.launching import SweepLauncher
 from immunize.sweeping.plan import Plan, jobs_of
 from immunize.sweeping.pool import threads_a_worker
 from immunize.sweeping.progress import CLEAR, Progress
@@ -114,6 +115,16 @@ def test_command_line_comes_before_the_preset() -> None:
         "8",
         "8",
     ]
+
+
+def test_command_line_restricts_the_methods_of_the_grids() -> None:
+    grids = [{"method": "ours", "objective.lambda_ill": "1,2"}, {"method": "imma,none", "seed": "0,1"}]
+    assert jobs_of({}, grids, ["method=none,ours", "seed=0"]) == [
+        ["method=ours", "objective.lambda_ill=1", "seed=0"],
+        ["method=ours", "objective.lambda_ill=2", "seed=0"],
+        ["method=none", "seed=0"],
+    ]
+    assert jobs_of({}, grids, ["method=well_only"]) == []
 
 
 def test_run_that_two_grids_name_is_one_run() -> None:
@@ -391,9 +402,33 @@ def test_runs_of_other_settings_are_told_apart(sweep: Sweep) -> None:
     sweep("seed=0,1,2")
     code, _, err = sweep("seed=0,1", "rho=0.5")
     assert code == 0
-    assert err.splitlines()[-1] == "sweep: 3 runs in its folder are not of this sweep, but of other settings"
+    assert err.splitlines()[-1] == "sweep: 3 runs in its folder are not of this sweep; no report counts them"
     own = json.loads(Path("sweep/sweep.json").read_text())["runs"]
     assert {record["config"]["rho"] for record in sweep.records() if record["config_hash"] in own} == {0.5}
+
+
+def test_part_of_a_preset_adds_its_runs_to_the_list(sweep: Sweep) -> None:
+    def listed() -> list[str]:
+        found: list[str] = json.loads(Path("sweep/sweep.json").read_text())["runs"]
+        return found
+
+    named = ("experiment.name=mine", "seed=0,1")
+    sweep(*named)
+    first = listed()
+    assert len(first) == 2
+    code, _, err = sweep("experiment.name=mine", "seed=2")
+    assert code == 0
+    assert listed()[:2] == first
+    assert len(listed()) == 3
+    assert "not of this sweep" not in err
+
+
+def test_list_of_runs_is_there_before_the_first_run(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no report leaves out runs of a sweep that was killed."""
+    monkeypatch.setattr(SweepLauncher, "_undone", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    code, _, _ = sweep("seed=0,1,2")
+    assert code == 130
+    assert len(json.loads(Path("sweep/sweep.json").read_text())["runs"]) == 3
 
 
 def test_overwrite_does_finished_runs_again(sweep: Sweep) -> None:

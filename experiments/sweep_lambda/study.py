@@ -9,7 +9,7 @@ Settings of its own:
     out=outputs/study      one folder a trial with its record, and pareto.csv
     storage=null           an Optuna storage, such as sqlite:///study.db; null: study.db in `out`
     study_name=tradeoff    studies of different names can share a storage
-    estimator=spectrum     of κ: spectrum, released or ridge
+    estimator=ridge        of κ: spectrum, released or ridge; on few validation rows no rank cut decides it
     sampler_seed=0         of Optuna's sampler
 
 Everything else goes to `immunize.train`. What is written as a sweep, key=interval(low,high) or key=choice(a,b), is the
@@ -61,7 +61,7 @@ class StudyConfig:
     out: str = "outputs/study"
     storage: str | None = None
     study_name: str = "tradeoff"
-    estimator: str = "spectrum"
+    estimator: str = "ridge"
     sampler_seed: int = 0
 
 
@@ -93,7 +93,7 @@ def run_study(arguments: Sequence[str]) -> Path:
     own, fixed, space = _parsed(arguments)
     with initialize_config_dir(config_dir(), version_base="1.3"):
         check_settings(compose("train", [*fixed, *(f"{one.get_key_element()}={_first(one)}" for one in space)]))
-        study = _opened(own, [*fixed, *(str(one.input_line) for one in space)])
+        study = _opened(own, [f"estimator={own.estimator}", *fixed, *(str(one.input_line) for one in space)])
         _repeat_what_was_cut_off(study)
         while (done := _count(study)) < own.n_trials:
             trial = study.ask()

@@ -1,8 +1,8 @@
 """D_P and D_H side by side: the LightningDataModule of every immunization run (Alg. 1, lines 1-2; Eq. 11).
 
-Each training batch is ``{"pretrain": (x, y), "harmful": (x, y)}``. Where both data sets fit in memory, the default is
-full-batch: Algorithm 1 on the exact K, one pass being one step. Mini-batches are an option; the data sets then may have
-different numbers of batches, and Lightning's CombinedLoader mode says what happens to the shorter one.
+Each training batch is ``{"pretrain": (x, y), "harmful": (x, y)}``: full-batch, Algorithm 1 on the exact K, one pass
+being one step, or mini-batches, of which the data sets may have different numbers; Lightning's CombinedLoader mode says
+what happens to the shorter one.
 
 Shapes: N samples, D features.
 """

@@ -22,8 +22,8 @@ RunId = tuple[str, str, int]
 """Pair, method, seed."""
 
 _NOT_COMPARED = (
-    *("seed", "data_root", "overwrite", "resume", "experiment", "logger", "log_every", "monitor_every", "threads"),
-    "method.seed",
+    *("seed", "data_root", "overwrite", "resume", "experiment", "logger", "log_every", "monitor_every", "figure"),
+    *("threads", "method.seed"),
 )
 _MOST_NAMED = 8
 

@@ -18,7 +18,7 @@ __all__ = ["load_records", "summary_table", "write_summary"]
 
 _APART = (
     *("seed", "method", "data_root", "logger", "log_every", "monitor_every", "threads", "overwrite", "resume"),
-    "experiment",
+    *("experiment", "figure"),
 )
 
 # header, part, estimator, number

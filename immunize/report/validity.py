@@ -49,11 +49,21 @@ def _note(records: Sequence[dict[str, Any]], part: str) -> str:
         facts = [of["spectrum"]["facts"][key] for of in metrics]
         floors = sum(of["released"]["facts"][key]["floor_hit"] for of in metrics)
         tops, bottoms = (sum(_tied(f[gap]) for f in facts) for gap in ("gap_top", "gap_bottom"))
+        moved = sum(
+            f["rank"] != of["spectrum"]["facts"][f"{key}_baseline"]["rank"]
+            for f, of in zip(facts, metrics, strict=True)
+        )
         cut = min((math.inf if f["gap_cut"] is None else f["gap_cut"]) for f in facts)
         sides.append(
             f"{name} has numerical rank {_range(f['rank'] for f in facts)} of "
             f"{_range(f['n_features'] for f in facts)}, σ₁ tied in {tops:,} and the smallest σ in {bottoms:,} runs, a "
             f"gap of at least {_gap(cut)} at the rank cut, and `released` hits its floor in {floors:,} runs"
+            + (
+                f" (in {moved:,} runs the rank is not that of the raw data, and (i) or (ii) by `spectrum` compares "
+                f"different numbers of singular values)"
+                if moved
+                else ""
+            )
         )
     return f"`{part}`, {len(records):,} runs: {'; '.join(sides)}."
 

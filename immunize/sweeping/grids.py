@@ -58,6 +58,8 @@ class GridSweeper(Sweeper):
         assert self.config is not None
         assert self.launcher is not None
         jobs = jobs_of(self.params, self.grids, arguments)
+        if not jobs:
+            raise CompactHydraException("error: no grid of this sweep has such runs; see hydra.sweeper.grids")
         Plan(self.hydra_context, self.config).check(jobs)
         size = self.max_batch_size or len(jobs)
         returns = [self.launcher.launch(jobs[start : start + size], start) for start in range(0, len(jobs), size)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.records import RECORD, SWEEP, write_record
+from immunize.records import NOT_HASHED, RECORD, SWEEP, write_record
 from immunize.sweeping.job import Jobs, job_return, words
 from immunize.sweeping.outcome import Outcome, done_record, value_of
 from immunize.sweeping.plan import Plan
@@ -63,8 +65,10 @@ class SweepLauncher(Launcher):
         self.ended: dict[Job, Outcome] = {}
         self.twins: dict[Job, Job] = {}
         self.errors: set[str] = set()
+        places = self._places(jobs)
+        self._tell_its_own()
         try:
-            for job, outcome in self.outcomes(self._undone(jobs)):
+            for job, outcome in self.outcomes(self._undone(jobs, places)):
                 self._end(job, outcome)
             for job, first in self.twins.items():
                 self._end(job, replace(self.ended[first], found=True, messages=self.ended[first].messages[:1]))
@@ -74,9 +78,8 @@ class SweepLauncher(Launcher):
             raise
         finally:
             self.progress.close()
-            self._tell_its_own()
         if strangers := self._strangers():
-            self.progress.note(f"{name}: {strangers} runs in its folder are not of this sweep, but of other settings")
+            self.progress.note(f"{name}: {strangers} runs in its folder are not of this sweep; no report counts them")
         return [job_return(job.overrides, self.ended[job]) for job in jobs]
 
     @abstractmethod
@@ -88,20 +91,25 @@ class SweepLauncher(Launcher):
                 those that are done are passed over.
         """
 
-    def _undone(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """The jobs that have to be done; the others are counted."""
+    def _places(self, jobs: Sequence[Job]) -> dict[Job, tuple[Path, str]]:
+        """Folder and hash of each job, where the sweep finds its runs again by their hash."""
         plan = Plan(self.hydra_context, self.config)
+        found = ((job, plan.folder_and_hash(job.overrides)) for job in jobs)
+        places = {job: place for job, place in found if place is not None}
+        self.hashes = list(dict.fromkeys(digest for _, digest in places.values()))
+        return places
+
+    def _undone(self, jobs: Sequence[Job], places: Mapping[Job, tuple[Path, str]]) -> Iterator[Job]:
+        """The jobs that have to be done; the others are counted."""
         first_with: dict[str, Job] = {}
         started = False
         for job in jobs:
-            place = plan.folder_and_hash(job.overrides)
-            if place is not None:
-                folder, digest = place
+            if job in places:
+                folder, digest = places[job]
                 if digest in first_with:  # two names for the same run
                     self.twins[job] = first_with[digest]
                     continue
                 first_with[digest] = job
-                self.hashes.append(digest)
                 if (record := done_record(folder, digest)) is not None:
                     self._end(job, Outcome(record["status"], value_of(record), found=True))
                     continue
@@ -111,10 +119,27 @@ class SweepLauncher(Launcher):
             yield job
 
     def _tell_its_own(self) -> None:
-        """Write `sweep.json` for a sweep whose runs are found again by their hash."""
-        if self.hashes:
-            experiment = OmegaConf.to_container(self.config.experiment)
-            write_record(Path(str(self.config.hydra.sweep.dir)), {"experiment": experiment, "runs": self.hashes}, SWEEP)
+        """Write `sweep.json` before the first run, for a sweep whose runs are found again by their hash.
+
+        A part of a preset (`experiment=table2 method=ours`) adds its runs to those that the file lists already.
+        """
+        if not self.hashes:
+            return
+        path = Path(str(self.config.hydra.sweep.dir)) / SWEEP
+        if self._is_part() and path.is_file():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                before = json.loads(path.read_text(encoding="utf-8"))["runs"]
+                self.hashes = list(dict.fromkeys([*before, *self.hashes]))
+        experiment = OmegaConf.to_container(self.config.experiment)
+        write_record(path.parent, {"experiment": experiment, "runs": self.hashes}, SWEEP)
+
+    def _is_part(self) -> bool:
+        """Whether the command line names a preset and more, beside what changes no number."""
+        if self.config.experiment.name is None:
+            return False
+        keys = {str(line).lstrip("+~").partition("=")[0] for line in self.config.hydra.overrides.task}
+        named = {key.partition(".")[0] for key in keys if not key.startswith("hydra")}
+        return bool(named - set(NOT_HASHED))
 
     def _strangers(self) -> int:
         """Runs in the folder that a sweep of before has left, with other settings."""

@@ -33,7 +33,8 @@ def jobs_of(
     Args:
         params: setting to values, "0,1,2" or "range(0,3)", common to all grids.
         grids: further ones; the sweep is one grid after another. Empty is a single grid of `params`.
-        arguments: overrides of the command line; a setting that stands there is taken from there.
+        arguments: overrides of the command line; a setting that stands there is taken from there. A group that a grid
+            chooses from (`method`) is restricted to what both name, and a grid that has nothing in common is left out.
 
     Raises:
         HydraException: an override that cannot be parsed, or whose values cannot be listed.
@@ -42,9 +43,11 @@ def jobs_of(
     jobs: list[list[str]] = []
     for grid in grids or ({},):
         lines = [f"{key}={value}" for key, value in {**params, **grid}.items()]
-        choices: dict[str, list[str]] = {}
-        for override in parser.parse_overrides([*lines, *arguments]):
-            choices[override.get_key_element()] = _choices(override)
+        choices = {one.get_key_element(): _choices(one) for one in parser.parse_overrides(lines)}
+        for override in parser.parse_overrides(list(arguments)):
+            key, given = override.get_key_element(), _choices(override)
+            restricted = key in grid and "." not in key
+            choices[key] = [line for line in given if line in choices[key]] if restricted else given
         jobs += [list(job) for job in itertools.product(*choices.values())]
     return [list(job) for job in dict.fromkeys(map(tuple, jobs))]
 

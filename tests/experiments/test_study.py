@@ -76,7 +76,7 @@ def test_the_same_command_again_goes_on(stopped_and_continued: tuple[Path, dict[
 
 def test_front_is_that_of_the_records(stopped_and_continued: tuple[Path, dict[str, dict[str, Any]]]) -> None:
     out, _ = stopped_and_continued
-    numbers = {name: record["metrics"]["validation"]["spectrum"] for name, record in records_of(out).items()}
+    numbers = {name: record["metrics"]["validation"]["ridge"] for name, record in records_of(out).items()}
     best = {
         name
         for name, one in numbers.items()
@@ -90,7 +90,7 @@ def test_front_is_that_of_the_records(stopped_and_continued: tuple[Path, dict[st
     rows = rows_of(out / PARETO)
     assert {row["folder"] for row in rows} == best
     for row in rows:
-        assert (row["part"], row["estimator"]) == ("validation", "spectrum")
+        assert (row["part"], row["estimator"]) == ("validation", "ridge")
         for name in ("ratio_harmful", "ratio_pretrain", "rir"):
             assert float(row[name]) == pytest.approx(numbers[row["folder"]][name], rel=1e-12)
     assert [float(row["ratio_pretrain"]) for row in rows] == sorted(float(row["ratio_pretrain"]) for row in rows)

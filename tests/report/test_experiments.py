@@ -178,6 +178,8 @@ def test_validity_is_counted_from_the_facts(table1: list[Record], tmp_path: Path
     assert "numerical rank 4 to 6 of 6" in harmful
     assert "σ₁ tied in 0 and the smallest σ in 3 runs, a gap of at least 7.5 at the rank cut" in harmful
     assert "hits its floor in 1 runs" in harmful
+    assert "in 2 runs the rank is not that of the raw data" in harmful
+    assert "the rank is not" not in pretrain
 
 
 def test_failure_signatures_are_counted(table1: list[Record], tmp_path: Path) -> None:

@@ -96,7 +96,6 @@ def test_gradient_through_theta_is_theorem_4_2(name: str, rows: int, columns: in
 @every_function
 @pytest.mark.parametrize(("rows", "columns", "k"), [(200, 230, 200), (230, 200, 200), (210, 240, 150)])
 def test_large_side_agrees_with_the_reference(name: str, rows: int, columns: int, k: int) -> None:
-    # Beyond 192 the two ends are found iteratively, unless the small side is singular (the last case).
     function, value, slope = FEATURES[name]
     sigma = torch.cat([torch.tensor([9.0]), torch.linspace(8, 1, k - 2), torch.tensor([0.5])]).double()
     f = ref.features_with_eigenvalues(sigma, rows, columns, seed=5)
