@@ -153,7 +153,8 @@ class SweepLauncher(Launcher):
         self.progress.add(outcome)
         if outcome.status == "failed" and not outcome.found:
             error = outcome.messages[0]
-            shown = f"\n{error}" if error not in self.errors else f" ({error.splitlines()[-1]})"
+            *before, last = error.splitlines()
+            shown = f"\n{error}" if error not in self.errors else f" ({last if before else 'as above'})"
             self.errors.add(error)
             self.progress.note(f"{self.progress.name}: failed: {words(job.overrides)}{shown}")
         elif outcome.messages and not outcome.found:
