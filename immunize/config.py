@@ -9,6 +9,8 @@ left open for outside packages to add their own.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import warnings
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 __all__ = [
+    "NOT_HASHED",
     "EvaluateConfig",
     "ExperimentConfig",
     "ForecastConfig",
@@ -28,10 +31,19 @@ __all__ = [
     "ReportConfig",
     "TrainConfig",
     "config_dir",
+    "config_hash",
     "folder_name",
     "hash_of_run",
     "register",
+    "resolved",
 ]
+
+NOT_HASHED = (
+    *("data_root", "overwrite", "resume", "experiment", "threads"),
+    *("logger", "log_every", "monitor_every", "figure"),
+)
+"""Settings that change no number but by rounding: where things lie, how they are shown, which sweep a run belongs to,
+how many threads compute. Left out of the config hash; reports put runs that differ in them alone into one row."""
 
 LONGEST_NAME = 120
 """Characters of a folder name; file systems allow 255 bytes a name, and 4,096 or fewer a path."""
@@ -181,9 +193,30 @@ def hash_of_run(_root_: DictConfig) -> str:
     Args:
         _root_: the composed configuration of one run, with or without Hydra's own node.
     """
-    from immunize.records import config_hash, resolved
-
     return config_hash(resolved(_root_))
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """A hash of everything in the resolved configuration that can change a number.
+
+    Args:
+        config: the plain, resolved configuration of a run.
+    """
+    kept = {key: value for key, value in config.items() if key not in NOT_HASHED}
+    kept = _without_paths(kept, str(config.get("data_root")))
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """The plain, resolved configuration of a run, without Hydra's own node.
+
+    Raises:
+        OmegaConfBaseException: a reference to a setting that does not exist.
+    """
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    plain_config = OmegaConf.to_container(own, resolve=True, enum_to_str=True)
+    assert isinstance(plain_config, dict)
+    return {str(key): value for key, value in plain_config.items()}
 
 
 def register() -> None:
@@ -197,3 +230,12 @@ def register() -> None:
     store.store(name="evaluate_schema", node=EvaluateConfig)
     store.store(name="forecast_schema", node=ForecastConfig)
     store.store(name="report_schema", node=ReportConfig)
+
+
+def _without_paths(value: Any, root: str) -> Any:
+    """The same configuration on another machine has the same hash: the data folder is not part of it."""
+    if isinstance(value, dict):
+        return {key: _without_paths(item, root) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(item, root) for item in value]
+    return "<data_root>" if value == root else value

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build
 from immunize.cli import entry_point, explain_errors
-from immunize.config import ForecastConfig, config_dir, register
+from immunize.config import ForecastConfig, config_dir, config_hash, register
 from immunize.errors import DataError, UserError
 from immunize.settings import LARGEST_SEED, Rule, check_folder
 
@@ -72,7 +72,7 @@ def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     from immunize.evaluation.alignment import forecast
     from immunize.evaluation.verdict import judge
-    from immunize.records import SCHEMA_VERSION, config_hash, peak_memory_mib, plain, provenance, write_record
+    from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, write_record
     from immunize.report.forecast import forecast_figure
 
     torch.set_num_threads(cfg.threads)

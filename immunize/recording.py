@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from immunize.checkpoints import save_checkpoint
+from immunize.config import config_hash, resolved
 from immunize.data import ROLES, PairedData
 from immunize.errors import UserError
 from immunize.evaluation import PartEvaluation, evaluate_part
@@ -25,12 +26,10 @@ from immunize.records import (
     CHECKPOINT,
     FIGURE,
     SCHEMA_VERSION,
-    config_hash,
     finished,
     peak_memory_mib,
     provenance,
     reset_peak_memory,
-    resolved,
     write_record,
 )
 from immunize.report import norm_ratio_figure, result_rows

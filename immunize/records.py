@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import hashlib
 import json
 import math
 import os
@@ -22,26 +21,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from immunize import __version__
 from immunize.errors import CheckpointError
 
 __all__ = [
     "CHECKPOINT",
     "FIGURE",
-    "NOT_HASHED",
     "RECORD",
     "SCHEMA_VERSION",
     "SWEEP",
-    "config_hash",
     "finished",
     "peak_memory_mib",
     "plain",
     "provenance",
     "read_record",
     "reset_peak_memory",
-    "resolved",
     "write_record",
 ]
 
@@ -52,39 +46,10 @@ with settings of before stay in the folder until somebody removes them."""
 
 SCHEMA_VERSION = 1
 
-# What changes no number but by rounding: where things lie, how they are shown, which sweep they belong to, how many
-# threads compute.
-NOT_HASHED = (
-    *("data_root", "overwrite", "resume", "experiment", "threads"),
-    *("logger", "log_every", "monitor_every", "figure"),
-)
 _PACKAGES = (
     *("torch", "torchvision", "lightning", "timm", "hydra-core", "omegaconf", "numpy", "scipy", "pandas"),
     *("scikit-learn", "matplotlib", "safetensors", "wandb"),
 )
-
-
-def config_hash(config: dict[str, Any]) -> str:
-    """A hash of everything in the resolved configuration that can change a number.
-
-    Args:
-        config: the plain, resolved configuration of a run.
-    """
-    kept = {key: value for key, value in config.items() if key not in NOT_HASHED}
-    kept = _without_paths(kept, str(config.get("data_root")))
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """The plain, resolved configuration of a run, without Hydra's own node.
-
-    Raises:
-        OmegaConfBaseException: a reference to a setting that does not exist.
-    """
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    plain_config = OmegaConf.to_container(own, resolve=True, enum_to_str=True)
-    assert isinstance(plain_config, dict)
-    return {str(key): value for key, value in plain_config.items()}
 
 
 def provenance() -> dict[str, Any]:
@@ -159,15 +124,6 @@ def finished(folder: Path) -> bool:
         return bool(read_record(folder)["status"] == "finished")
     except CheckpointError:
         return False
-
-
-def _without_paths(value: Any, root: str) -> Any:
-    """The same configuration on another machine has the same hash: the data folder is not part of it."""
-    if isinstance(value, dict):
-        return {key: _without_paths(item, root) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_paths(item, root) for item in value]
-    return "<data_root>" if value == root else value
 
 
 def plain(value: Any) -> Any:

@@ -17,8 +17,9 @@ import torch
 from omegaconf import OmegaConf
 
 import immunize
+from immunize.config import config_hash
 from immunize.errors import CheckpointError, UserError
-from immunize.records import RECORD, SCHEMA_VERSION, config_hash, finished, read_record, write_record
+from immunize.records import RECORD, SCHEMA_VERSION, finished, read_record, write_record
 from immunize.spectrum import ESTIMATORS
 from tests import reference as ref
 from tests.composing import D, compose_config, data_of, run_tiny, theta_of, tiny

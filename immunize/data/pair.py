@@ -58,7 +58,7 @@ class PairParts:
         return PairParts(*(Part(_product(part.x, basis), part.y) for part in (self.pretrain, self.harmful)))
 
 
-@remembered(2)
+@remembered(4)  # two data sets, fit and validation rows
 def _product(x: Tensor, basis: Tensor) -> Tensor:
     return x @ basis
 
@@ -186,7 +186,8 @@ class PairedData(LightningDataModule):
         """The same pair with each row x of `fit` and `validation` replaced by its coordinates x @ basis.
 
         Args:
-            basis: (D, n) float64 with orthonormal columns that span these rows.
+            basis: (D, n) float64 with orthonormal columns that span the fit rows; what it does not span of validation
+                rows is lost.
 
         Returns:
             a pair of n features, set up, without held-out rows, which the basis need not span.

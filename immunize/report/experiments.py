@@ -18,6 +18,7 @@ from immunize.report.curves import (
 from immunize.report.distributions import distribution_figure
 from immunize.report.expected import expected_runs
 from immunize.report.heatmaps import heatmap_figure, log_rir
+from immunize.report.layout import write_tables
 from immunize.report.loading import load_records
 from immunize.report.packing import RESULTS, write_results
 from immunize.report.pairs import success_table
@@ -30,7 +31,7 @@ from immunize.report.tradeoff_report import report_tradeoff
 
 __all__ = ["EXPERIMENTS", "Request", "report_experiment"]
 
-README, TABLE_MD, TABLE_TEX = "README.md", "table.md", "table.tex"
+README = "README.md"
 _PARTS = ("fit", "held_out")
 _PANELS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
 """What the distributions over pairs and the heat maps are drawn for."""
@@ -43,7 +44,6 @@ TITLES = {
     "fig2": "Figure 2: log(RIR) of every ordered pair of MNIST digits",
 }
 _REDUCED = "**REDUCED**: a shortened version that shows the code path; its numbers are not those of the experiment."
-_TEX_HEAD = "% From records by python -m immunize.report experiment={name}; needs \\usepackage{{booktabs,graphicx}}\n\n"
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,7 @@ def _table(request: Request) -> str:
     if (out := _out(request, runs)) is None:
         return text
     write_results(runs.records, out)
-    (out / TABLE_MD).write_text(text, encoding="utf-8")
-    latex = _TEX_HEAD.format(name=request.name) + "\n".join(table.latex() for table in tables)
-    (out / TABLE_TEX).write_text(latex, encoding="utf-8")
+    write_tables(tables, request.name, out)
     figures = []
     if len(runs.pairs) > 1:
         title = runs.mark(f"RIR over the {len(runs.pairs)} pairs")

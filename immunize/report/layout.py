@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-__all__ = ["Table", "tex"]
+__all__ = ["Table", "tex", "write_tables"]
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -103,6 +104,19 @@ class Table:
                 "",
             ]
         )
+
+
+def write_tables(tables: Sequence[Table], name: str, out: Path) -> None:
+    """Write `table.md` and `table.tex` into `out`.
+
+    Args:
+        tables: in their order.
+        name: of the experiment that they belong to.
+        out: a folder that exists.
+    """
+    (out / "table.md").write_text("\n".join(table.markdown() for table in tables), encoding="utf-8")
+    head = f"% From records by python -m immunize.report experiment={name}; needs \\usepackage{{booktabs,graphicx}}\n\n"
+    (out / "table.tex").write_text(head + "\n".join(table.latex() for table in tables), encoding="utf-8")
 
 
 def tex(text: str) -> str:

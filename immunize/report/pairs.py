@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from immunize.report.cells import NOTHING, short
 from immunize.report.layout import Table
@@ -98,14 +97,7 @@ def _against_paper(runs: Runs, method: str, published: Sequence[Published]) -> l
 
 
 def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's, with mean ranks for ties; NaN where all are tied."""
-    first, second = _ranks(one), _ranks(other)
-    if first.std() == 0 or second.std() == 0:
-        return math.nan
-    return float(np.corrcoef(first, second)[0, 1])
+    """Spearman's; NaN where all are tied."""
+    from scipy.stats import spearmanr  # a second of import time, for this one report
 
-
-def _ranks(values: Sequence[float]) -> npt.NDArray[np.float64]:
-    below = [sum(other < value for other in values) for value in values]
-    tied = [sum(other == value for other in values) for value in values]
-    return np.array(below, dtype=np.float64) + (np.array(tied, dtype=np.float64) - 1) / 2
+    return math.nan if 1 in (len(set(one)), len(set(other))) else float(spearmanr(one, other).statistic)

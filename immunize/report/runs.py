@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from immunize.config import NOT_HASHED
 from immunize.report.naming import in_order, pair_label
 
 __all__ = ["EXPERIMENT_STATUSES", "FAST", "RunId", "Runs", "experiment_of"]
@@ -21,10 +22,7 @@ FAST = "_fast"
 RunId = tuple[str, str, int]
 """Pair, method, seed."""
 
-_NOT_COMPARED = (
-    *("seed", "data_root", "overwrite", "resume", "experiment", "logger", "log_every", "monitor_every", "figure"),
-    *("threads", "method.seed"),
-)
+_NOT_COMPARED = (*NOT_HASHED, "seed", "method.seed")
 _MOST_NAMED = 8
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from immunize.config import NOT_HASHED
 from immunize.report.cells import NOTHING, summary_of, summary_text
 from immunize.report.layout import Table
 from immunize.report.loading import load_records
@@ -16,10 +17,7 @@ from immunize.report.packing import write_results
 
 __all__ = ["load_records", "summary_table", "write_summary"]
 
-_APART = (
-    *("seed", "method", "data_root", "logger", "log_every", "monitor_every", "threads", "overwrite", "resume"),
-    *("experiment", "figure"),
-)
+_APART = (*NOT_HASHED, "seed", "method")
 
 # header, part, estimator, number
 _COLUMNS = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from immunize.config import config_dir
 from immunize.report.cells import NOTHING, short
-from immunize.report.layout import Table
+from immunize.report.layout import Table, write_tables
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_title
 from immunize.report.packing import write_results
@@ -46,9 +46,7 @@ def report_tradeoff(folder: Path, out: Path | None, committed: Path) -> str:
         raise ValueError(f"reduced runs are not written into {out}, where the full results are; choose out=")
     out.mkdir(parents=True, exist_ok=True)
     write_results(trade.runs.records, out)
-    (out / "table.md").write_text(text, encoding="utf-8")
-    head = f"% From records by python -m immunize.report experiment={NAME}; needs \\usepackage{{booktabs,graphicx}}\n\n"
-    (out / "table.tex").write_text(head + "\n".join(table.latex() for table in tables), encoding="utf-8")
+    write_tables(tables, NAME, out)
     write_csv(trade, out / "tradeoff.csv")
     tradeoff_figure(trade, out / "tradeoff")
     (out / "README.md").write_text(_readme(trade, text), encoding="utf-8")

@@ -15,7 +15,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.records import NOT_HASHED, RECORD, SWEEP, write_record
+from immunize.config import NOT_HASHED
+from immunize.records import RECORD, SWEEP, write_record
 from immunize.sweeping.job import Jobs, job_return, words
 from immunize.sweeping.outcome import Outcome, done_record, value_of
 from immunize.sweeping.plan import Plan

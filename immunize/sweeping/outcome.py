@@ -38,7 +38,7 @@ def done_record(folder: Path, config_hash: str) -> dict[str, Any] | None:
 
     Args:
         folder: the output folder of the run.
-        config_hash: of the configuration to be run (:func:`immunize.records.config_hash`).
+        config_hash: of the configuration to be run (:func:`immunize.config.config_hash`).
     """
     if not (folder / RECORD).is_file():
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from immunize.records import config_hash
+from immunize.config import config_hash
 from immunize.report.loading import load_records
 from immunize.report.packing import COMMON, RESULTS, merged, pack, unpack, write_results
 from immunize.report.runs import EXPERIMENT_STATUSES
