@@ -29,6 +29,7 @@ from immunize.spectrum import (
     GeneralizedSpectrum,
     ImmunizationRatio,
     closed_form,
+    compress_rows,
     condition_number,
     generalized_spectrum,
     immunization_ratio,
@@ -249,8 +250,8 @@ def measure(theta: Tensor, rows: Pair, *, rho: float = DEFAULT_RHO) -> dict[Esti
     Raises:
         ValueError: features that are not finite or all zero, or ρ ≤ 0.
     """
-    small = [torch.linalg.qr(x, mode="r").R if len(x) > x.shape[1] else x for x in rows]  # same K, at most D rows
-    after = [spectrum_of(r @ theta, n_samples=len(x)) for r, x in zip(small, rows, strict=True)]
+    small = [compress_rows(x) for x in rows]  # as many as K has rank
+    after = [spectrum_of(r @ theta, n_samples=len(x), rank_of_data=len(r)) for r, x in zip(small, rows, strict=True)]
     before = [spectrum_of(r, n_samples=len(x)) for r, x in zip(small, rows, strict=True)]
     return {name: immunization_ratio(after[0], after[1], before[0], before[1], name, rho=rho) for name in MEASURED_BY}
 

@@ -6,9 +6,11 @@ With features F = Xθ = UΣVᵀ (rank k) and least-squares targets y:
     optimal probe (minimum norm)  w*_i = (u_iᵀy)/Σ_ii in the basis V
     its loss                      min_w ‖Fw - y‖²/N = (‖y‖² - Σ_{i≤k}(u_iᵀy)²)/N
 
-The N rows are first reduced to D by X = QR: Rθ and Qᵀy give the same three.
+The N rows are first reduced to the k that X = UΣVᵀ leaves, Σ_kV_kᵀ with targets U_kᵀy: the same three, with K's
+eigenvalues below the rank cut set to the zeros that they count as. So κ(H(θ)) is over k singular values for every
+invertible θ, as κ(H(I)) is.
 
-Shapes: N samples, D features, r = min(N, D), k numerical rank.
+Shapes: N samples, D features, k numerical rank of the data.
 """
 
 from __future__ import annotations
@@ -19,24 +21,25 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum import Spectrum, default_tolerance
+from immunize.spectrum.condition import check_matrix
 
 __all__ = ["Decomposition", "Rows", "compress", "decompose"]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A data set reduced to at most D rows that have the same K = XᵀX and Xᵀy.
+    """A data set reduced to k linearly independent rows that have the same K = XᵀX and Xᵀy.
 
     Attributes:
-        x: (r, D) float64.
-        y: (r,) float64 least-squares targets in the same coordinates.
-        n_samples: N.
+        x: (k, D) float64, Σ_kV_kᵀ.
+        y: (k,) float64 least-squares targets in the same coordinates.
+        spectrum: eigenvalues of K, also those below the rank cut.
         energy: ‖y‖² of the original targets.
     """
 
     x: Tensor
     y: Tensor
-    n_samples: int
+    spectrum: Spectrum
     energy: float
 
 
@@ -58,18 +61,25 @@ class Decomposition:
 
 
 def compress(x: Tensor, y: Tensor) -> Rows:
-    """Reduce (X, y) by a QR decomposition of the augmented matrix; see the module's note.
+    """Reduce (X, y) to the range of K; see the module's note.
 
     Args:
         x: (N, D) float64.
         y: (N,) float64.
+
+    Raises:
+        ValueError: rows that are all zero, or contain NaN or infinite values.
     """
     n, d = x.shape
+    check_matrix(x, "the rows of a data set")
     energy = float(y.square().sum())
-    if n <= d:
-        return Rows(x, y, n, energy)
-    r = torch.linalg.qr(torch.cat([x, y[:, None]], dim=1), mode="r").R
-    return Rows(r[:d, :d], r[:d, d], n, energy)
+    if n > d:  # a triangular factor with the same K and Xᵀy first
+        r = torch.linalg.qr(torch.cat([x, y[:, None]], dim=1), mode="r").R
+        x, y = r[:d, :d], r[:d, d]
+    u, sigma, vh = torch.linalg.svd(x, full_matrices=False)
+    spectrum = Spectrum(sigma.square(), n, d, default_tolerance(n, d))
+    k = spectrum.rank
+    return Rows(sigma[:k, None] * vh[:k], u[:, :k].T @ y, spectrum, energy)
 
 
 def decompose(rows: Rows, theta: Tensor | None = None) -> Decomposition:
@@ -82,13 +92,18 @@ def decompose(rows: Rows, theta: Tensor | None = None) -> Decomposition:
     Raises:
         ValueError: the features contain NaN or infinite values.
     """
-    features = rows.x if theta is None else rows.x @ theta
-    if not bool(torch.isfinite(features).all()):
-        raise ValueError("features contain NaN or infinite values")
-    u, sigma, _ = torch.linalg.svd(features, full_matrices=False)
-    d = rows.x.shape[1]
-    spectrum = Spectrum(sigma.square(), rows.n_samples, d, default_tolerance(rows.n_samples, d))
+    data = rows.spectrum
+    n, energy = data.n_samples, rows.energy
+    if theta is None:  # the rows are ΣVᵀ already
+        spectrum, projected = data, rows.y
+    else:
+        features = rows.x @ theta
+        if not bool(torch.isfinite(features).all()):
+            raise ValueError("features contain NaN or infinite values")
+        u, sigma, _ = torch.linalg.svd(features, full_matrices=False)
+        spectrum = Spectrum(sigma.square(), n, data.n_features, data.tolerance, rank_of_data=data.rank)
+        projected = u.T @ rows.y
     k = spectrum.rank
-    projected = (u.T @ rows.y)[:k]
-    residual = max(rows.energy - float(projected.square().sum()), 0.0)
-    return Decomposition(spectrum, projected / sigma[:k], residual / rows.n_samples, rows.energy / rows.n_samples)
+    projected = projected[:k]
+    residual = max(energy - float(projected.square().sum()), 0.0)
+    return Decomposition(spectrum, projected / spectrum.values[:k].sqrt(), residual / n, energy / n)

@@ -19,7 +19,7 @@ _SIDES = (("H_P", "kappa_pretrain"), ("H_H", "kappa_harmful"))
 
 
 def validity_notes(runs: Runs) -> list[str]:
-    """One sentence a part of the data: numerical rank, floor hits, ties, the gap at the rank cut; all of H(θ).
+    """One sentence a part of the data: numerical rank, floor hits and ties of H(θ), the gap at the rank cut of K.
 
     A last one counts the failure signatures that the trainings on `fit` showed, where they showed any.
     """
@@ -49,21 +49,14 @@ def _note(records: Sequence[dict[str, Any]], part: str) -> str:
         facts = [of["spectrum"]["facts"][key] for of in metrics]
         floors = sum(of["released"]["facts"][key]["floor_hit"] for of in metrics)
         tops, bottoms = (sum(_tied(f[gap]) for f in facts) for gap in ("gap_top", "gap_bottom"))
-        moved = sum(
-            f["rank"] != of["spectrum"]["facts"][f"{key}_baseline"]["rank"]
-            for f, of in zip(facts, metrics, strict=True)
-        )
-        cut = min((math.inf if f["gap_cut"] is None else f["gap_cut"]) for f in facts)
+        below = sum(f.get("numerical_rank", f["rank"]) < f["rank"] for f in facts)
+        raw = [of["spectrum"]["facts"][f"{key}_baseline"] for of in metrics]
+        cut = min((math.inf if f["gap_cut"] is None else f["gap_cut"]) for f in raw)
         sides.append(
             f"{name} has numerical rank {_range(f['rank'] for f in facts)} of "
             f"{_range(f['n_features'] for f in facts)}, σ₁ tied in {tops:,} and the smallest σ in {bottoms:,} runs, a "
-            f"gap of at least {_gap(cut)} at the rank cut, and `released` hits its floor in {floors:,} runs"
-            + (
-                f" (in {moved:,} runs the rank is not that of the raw data, and (i) or (ii) by `spectrum` compares "
-                f"different numbers of singular values)"
-                if moved
-                else ""
-            )
+            f"gap of at least {_gap(cut)} at the raw data's rank cut, and `released` hits its floor in {floors:,} runs"
+            + (f" (in {below:,} runs θ pushes some of the data's singular values below the cut)" if below else "")
         )
     return f"`{part}`, {len(records):,} runs: {'; '.join(sides)}."
 

@@ -61,17 +61,33 @@ class Spectrum:
         n_samples: N.
         n_features: D; H has D - r further eigenvalues, all exactly zero.
         tolerance: eigenvalues at or below ``tolerance * values[0]`` count as zero.
+        rank_of_data: the rank of K where it is known and F = Xθ with an invertible θ, which changes no rank; only for
+            values that come from singular values of F.
     """
 
     values: Tensor
     n_samples: int
     n_features: int
     tolerance: float
+    rank_of_data: int | None = None
+
+    @property
+    def numerical_rank(self) -> int:
+        """Eigenvalues above the cut; 0 for a matrix of zeros."""
+        return int((self.values > self.tolerance * self.values[0]).sum())
 
     @property
     def rank(self) -> int:
-        """Numerical rank k of H; 0 for a matrix of zeros."""
-        return int((self.values > self.tolerance * self.values[0]).sum())
+        """The k of Eq. (1): the numerical rank, or the rank of the data where that is known.
+
+        Without it, κ(H(θ)) and κ(H(I)) could divide by different singular values: a θ that makes H better conditioned
+        lifts values over the cut, one that makes it worse pushes some below. Singular values of F resolve eigenvalues
+        of H far below the cut, down to ``(max(N, D) * eps)² * values[0]``; what lies beneath that does not count.
+        """
+        if self.rank_of_data is None:
+            return self.numerical_rank
+        resolution = default_tolerance(self.n_samples, self.n_features) ** 2
+        return min(self.rank_of_data, int((self.values > resolution * self.values[0]).sum()))
 
     @property
     def trace(self) -> float:
@@ -88,10 +104,11 @@ class ConditionNumber:
         estimator: which definition produced it.
         n_samples: N.
         n_features: D.
-        rank: k, the numerical rank of H.
-        tolerance: relative cut on the eigenvalues of H that gave k.
+        rank: k, see :attr:`Spectrum.rank`.
+        numerical_rank: eigenvalues above the cut; less than k where θ pushed some of the data's below it.
+        tolerance: the relative cut on the eigenvalues of H.
         sigma_max: σ_1.
-        sigma_min: σ_k, the smallest eigenvalue above the cut.
+        sigma_min: σ_k, the smallest eigenvalue that counts.
         gap_top: σ_1/σ_2; 1 means that the largest eigenvalue is not unique (inf if k = 1).
         gap_bottom: σ_{k-1}/σ_k; 1 means that the smallest is not unique (inf if k = 1).
         gap_cut: σ_k/σ_{k+1}, how clear the rank cut is (inf if nothing lies below it, or only zeros).
@@ -104,6 +121,7 @@ class ConditionNumber:
     n_samples: int
     n_features: int
     rank: int
+    numerical_rank: int
     tolerance: float
     sigma_max: float
     sigma_min: float
@@ -147,13 +165,16 @@ def default_tolerance(n_samples: int, n_features: int) -> float:
     return max(n_samples, n_features) * torch.finfo(torch.float64).eps
 
 
-def spectrum_of(features: Tensor, *, tolerance: float | None = None, n_samples: int | None = None) -> Spectrum:
+def spectrum_of(
+    features: Tensor, *, tolerance: float | None = None, n_samples: int | None = None, rank_of_data: int | None = None
+) -> Spectrum:
     """Eigenvalues of H = FᵀF from the singular values of F, which keeps twice the digits that H itself would.
 
     Args:
         features: (N, D) float64.
         tolerance: relative cut on the eigenvalues of H; default :func:`default_tolerance`.
         n_samples: N to report and to use for the default tolerance, when `features` are compressed rows.
+        rank_of_data: the rank of K, where the features are Xθ with an invertible θ; see :attr:`Spectrum.rank`.
 
     Raises:
         TypeError: `features` are not float64.
@@ -166,7 +187,7 @@ def spectrum_of(features: Tensor, *, tolerance: float | None = None, n_samples: 
     reduced = torch.linalg.qr(features, mode="r").R if rows > 2 * n_features else features
     values = torch.linalg.svdvals(reduced).square()
     cut = default_tolerance(n_samples, n_features) if tolerance is None else tolerance
-    return Spectrum(values, n_samples, n_features, cut)
+    return Spectrum(values, n_samples, n_features, cut, rank_of_data)
 
 
 def spectrum_of_gram(gram: Tensor, n_samples: int, *, tolerance: float | None = None) -> Spectrum:
@@ -236,6 +257,7 @@ def condition_number(
         n_samples=spectrum.n_samples,
         n_features=spectrum.n_features,
         rank=k,
+        numerical_rank=spectrum.numerical_rank,
         tolerance=spectrum.tolerance,
         sigma_max=top,
         sigma_min=bottom,

@@ -121,8 +121,12 @@ class ImmunizationModule(LightningModule):
         del batch_idx
         step = self._validation_step_of(batch)
         p, h = step.pretrain.x, step.harmful.x
+        raw_p, raw_h = spectrum_of(p), spectrum_of(h)
         ratio = immunization_ratio(
-            spectrum_of(self.extractor(p)), spectrum_of(self.extractor(h)), spectrum_of(p), spectrum_of(h)
+            spectrum_of(self.extractor(p), rank_of_data=raw_p.rank),
+            spectrum_of(self.extractor(h), rank_of_data=raw_h.rank),
+            raw_p,
+            raw_h,
         )
         values = {
             "val/log_rir": math.log(ratio.rir),

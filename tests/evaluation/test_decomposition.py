@@ -49,8 +49,8 @@ def test_spectrum_optimum_and_loss(n: int, rank: int, with_theta: bool) -> None:
 def test_compression_keeps_gram_matrix_products_and_energy(n: int, rank: int) -> None:
     x, y = data(n, rank, seed=5)
     rows = compress(x, y)
-    assert rows.x.shape[0] <= min(n, D)
-    assert rows.n_samples == n
+    assert rows.x.shape[0] == rows.spectrum.rank == rank
+    assert (rows.spectrum.n_samples, rows.spectrum.n_features) == (n, D)
     assert gap(rows.x.T @ rows.x, x.T @ x) < 1e-12
     assert gap(rows.x.T @ rows.y, x.T @ y) < 1e-12
     assert rows.energy == pytest.approx(float(y.square().sum()), rel=1e-14)
@@ -69,3 +69,28 @@ def test_features_that_are_not_finite_are_refused(value: float) -> None:
     theta[0, 0] = value
     with pytest.raises(ValueError, match="NaN or infinite"):
         decompose(compress(x, y), theta)
+
+
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_kappa_is_over_as_many_singular_values_as_the_raw_data_have(factor: float) -> None:
+    """θ pushes an eigenvalue of H across the cut max(N, D)·eps·σ_1, downwards or upwards: k stays that of K."""
+    n = 50
+    sigma = torch.tensor([1, 0.1, 0.01, 1e-3, 1e-4, 1e-9, 1e-17], dtype=torch.float64)
+    x = ref.features_with_eigenvalues(sigma, n, D, 3)
+    v = torch.linalg.svd(x, full_matrices=False).Vh.T
+    scale = torch.ones(D, dtype=torch.float64)
+    scale[5 if factor < 1 else 6] = factor**0.5
+    found = decompose(compress(x, ref.gaussian(n, seed=4)), v @ torch.diag(scale) @ v.T).spectrum
+    assert found.rank == 6
+    assert found.numerical_rank == (5 if factor < 1 else 6)
+    sixth = 1e-9 * min(factor, 1.0)
+    assert float(found.values[5] / found.values[0]) == pytest.approx(sixth, rel=1e-5)
+
+
+def test_a_direction_that_theta_destroys_does_not_count() -> None:
+    x, y = data(50, D)
+    v = torch.linalg.svd(x, full_matrices=False).Vh.T
+    keep = torch.ones(D, dtype=torch.float64)
+    keep[-1] = 0
+    found = decompose(compress(x, y), v @ torch.diag(keep) @ v.T)
+    assert found.spectrum.rank == found.spectrum.numerical_rank == D - 1

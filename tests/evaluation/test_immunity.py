@@ -99,8 +99,8 @@ def test_identity_immunizes_nothing_and_spoils_nothing() -> None:
     v = found.verdicts
     assert (v.a, v.b, v.c) == (False, True, True)
     for ratio in found.ratios.values():
-        assert (ratio.ratio_harmful, ratio.ratio_pretrain, ratio.rir) == (1, 1, 1)
-    assert v.loss_immunized == v.loss_plain
+        assert (ratio.ratio_harmful, ratio.ratio_pretrain, ratio.rir) == pytest.approx((1, 1, 1), rel=1e-13)
+    assert v.loss_immunized == pytest.approx(v.loss_plain, rel=1e-13)
 
 
 @pytest.mark.parametrize("seed", range(5))

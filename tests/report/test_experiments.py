@@ -169,17 +169,20 @@ def test_validity_is_counted_from_the_facts(table1: list[Record], tmp_path: Path
     for index, record in enumerate(table1[:3]):
         for estimator in record["metrics"]["fit"].values():
             facts = estimator["facts"]["kappa_harmful"]
-            facts |= {"rank": 4 + index, "gap_bottom": 1 + 1e-8, "gap_cut": 7.5, "floor_hit": index == 0}
-            estimator["facts"]["kappa_pretrain"]["gap_cut"] = None
+            facts |= {"rank": 6, "numerical_rank": 4 + index, "gap_bottom": 1 + 1e-8, "floor_hit": index == 0}
+            estimator["facts"]["kappa_harmful_baseline"]["gap_cut"] = 7.5
+    for record in table1[3:5]:
+        for estimator in record["metrics"]["fit"].values():
+            estimator["facts"]["kappa_harmful"] |= {"rank": 5, "numerical_rank": 5}
     text, _ = reported("table1", table1, tmp_path)
     note = next(line for line in text.splitlines() if line.startswith("- `fit`, 35 runs"))
     pretrain, harmful = note.split("; ")
-    assert "a gap of at least ∞ at the rank cut" in pretrain
-    assert "numerical rank 4 to 6 of 6" in harmful
-    assert "σ₁ tied in 0 and the smallest σ in 3 runs, a gap of at least 7.5 at the rank cut" in harmful
+    assert "a gap of at least ∞ at the raw data's rank cut" in pretrain
+    assert "numerical rank 5 to 6 of 6" in harmful
+    assert "σ₁ tied in 0 and the smallest σ in 3 runs, a gap of at least 7.5 at the raw data's rank cut" in harmful
     assert "hits its floor in 1 runs" in harmful
-    assert "in 2 runs the rank is not that of the raw data" in harmful
-    assert "the rank is not" not in pretrain
+    assert "in 2 runs θ pushes some of the data's singular values below the cut" in harmful
+    assert "pushes" not in pretrain
 
 
 def test_failure_signatures_are_counted(table1: list[Record], tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def test_rank_deficient_data_are_cut_by_the_true_number_of_samples() -> None:
     assert logger.of("kappa_harmful")[2] == pytest.approx(float(values[0] / values[rank - 1]), rel=tolerance)
 
 
-def test_compressed_rows_are_cut_as_the_rows_they_stand_for() -> None:
-    """An eigenvalue between D·eps and N·eps: with N rows behind it, it is noise."""
+def test_kappa_is_over_the_rank_of_the_data() -> None:
+    """θ pushes the smallest eigenvalue below N·eps, where it would count as zero; the rank of the data stays."""
     n, d = 8000, 6
     parts = []
     for seed in (1, 2):
@@ -82,7 +82,8 @@ def test_compressed_rows_are_cut_as_the_rows_they_stand_for() -> None:
     monitor.on_train_batch_end(cast(Trainer, SimpleNamespace(global_step=1)), module, None, None, 0)
     sigma = torch.linalg.svdvals(parts[0].x @ theta).square()
     assert d * ref.EPS < float(sigma[5] / sigma[0]) < n * ref.EPS
-    assert monitor.latest["kappa_pretrain"] == pytest.approx(float(sigma[0] / sigma[4]), rel=1e-9)
+    assert monitor.latest["kappa_pretrain"] == pytest.approx(float(sigma[0] / sigma[5]), rel=1e-6)
+    assert {fact["name"] for fact in monitor.signatures.facts()} == {"sigma_min_floor"}
 
 
 def test_last_look_is_not_repeated() -> None:

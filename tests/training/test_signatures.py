@@ -51,7 +51,7 @@ class Watched:
 
     def see(self, theta: Tensor = I, terms: Sequence[str] = OURS, *, last: bool = False) -> Watched:
         before = {role: spectrum_of(x) for role, x in self.x.items()}
-        after: Any = {role: spectrum_of(x @ theta) for role, x in self.x.items()}
+        after: Any = {role: spectrum_of(x @ theta, rank_of_data=before[role].rank) for role, x in self.x.items()}
         ratio = immunization_ratio(after["pretrain"], after["harmful"], before["pretrain"], before["harmful"])
         self.signatures.see(Look(self.step, ratio, after, terms), last=last)
         self.step += 100
@@ -191,7 +191,7 @@ def test_a_direction_pushed_below_the_rank_cut(terms: Sequence[str], advice: str
     assert [fact["role"] for fact in facts] == ["pretrain", "harmful"]
     for fact, hessian in zip(facts, ("H_P", "H_H"), strict=True):
         assert fact["text"].startswith(f"1 of 6 singular values of {hessian} have fallen below the rank cut")
-        assert (fact["values"]["rank"], fact["values"]["rank_baseline"]) == (5, 6)
+        assert (fact["values"]["rank"], fact["values"]["numerical_rank"]) == (6, 5)
         assert advice in fact["text"]
 
 

@@ -128,4 +128,6 @@ class ImmunityMonitor(Callback):
 
     def _spectrum(self, name: Role, theta: torch.Tensor | None) -> Spectrum:
         rows = self._rows[name]
-        return spectrum_of(rows if theta is None else rows @ theta, n_samples=self._samples[name])
+        if theta is None:
+            return spectrum_of(rows, n_samples=self._samples[name])
+        return spectrum_of(rows @ theta, n_samples=self._samples[name], rank_of_data=len(rows))

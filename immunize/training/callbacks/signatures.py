@@ -271,18 +271,14 @@ def _tied(look: Look, role: Role, which: str) -> Iterator[Warned]:
 def _at_floor(look: Look, role: Role) -> Iterator[Warned]:
     kappa, baseline = look.kappa(role), look.baseline(role)
     cut = kappa.tolerance * kappa.sigma_max
-    lost = baseline.rank - kappa.rank
+    lost = kappa.rank - kappa.numerical_rank
     if kappa.sigma_min >= AT_CUT * cut and lost == 0:
         return
     name = _HESSIAN[role]
     what = f"σ_k = {kappa.sigma_min:.3g} of {name} is {kappa.sigma_min / cut:.3g} times the rank cut"
     if lost > 0:
         what = f"{lost} of {baseline.rank} singular values of {name} have fallen below the rank cut ({cut:.3g})"
-    elif lost < 0:
-        what = (
-            f"{-lost} singular values of {name} that the raw data leave below the rank cut ({cut:.3g}) have risen above"
-        )
-    values = {"sigma_min": kappa.sigma_min, "cut": cut, "rank": kappa.rank, "rank_baseline": baseline.rank}
+    values = {"sigma_min": kappa.sigma_min, "cut": cut, "rank": kappa.rank, "numerical_rank": kappa.numerical_rank}
     if baseline.sigma_min < AT_CUT * baseline.tolerance * baseline.sigma_max:
         advice = "or drop the columns that hardly vary: the raw data have the same flaw"
     elif "solved" in look.terms:
@@ -294,6 +290,6 @@ def _at_floor(look: Look, role: Role) -> Iterator[Warned]:
         look.step,
         role,
         {**values, "kappa": kappa.value},
-        f"{what}: rounding decides which value is the last to count, and with it κ({name}) = {kappa.value:.4g} by "
-        f"`spectrum`. Believe the `ridge` rows of the table instead, {advice}",
+        f"{what}: κ({name}) = {kappa.value:.4g} by `spectrum` hangs on a direction that hardly any sample has. Believe "
+        f"the `ridge` rows of the table instead, {advice}",
     )
