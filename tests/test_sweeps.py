@@ -27,6 +27,7 @@ from immunize.config import config_dir, hash_of_run, register
 from immunize.records import RECORD, read_record, write_record
 from immunize.sweeping import Outcome, done_record
 from immunize.sweeping.launching import SweepLauncher
+from immunize.sweeping.lock import sole_sweep
 from immunize.sweeping.plan import Plan, jobs_of
 from immunize.sweeping.pool import threads_a_worker
 from immunize.sweeping.progress import CLEAR, Progress
@@ -396,6 +397,19 @@ def test_misspelt_sweep_ends_before_it_begins(sweep: Sweep, wrong: str) -> None:
     assert "Traceback" not in err
     assert out == ""
     assert not sweep.records()
+
+
+def test_folder_belongs_to_one_sweep_at_a_time(sweep: Sweep) -> None:
+    Path("sweep").mkdir()
+    with sole_sweep(Path("sweep")):
+        code, _, err = sweep("seed=0,1")
+        assert code == 1
+        assert f"another sweep (process {os.getpid()}) is running in" in err
+        assert "hydra.sweep.dir" in err
+        assert "Traceback" not in err
+        assert not sweep.records()
+    assert sweep("seed=0,1")[0] == 0
+    assert len(sweep.records()) == 2
 
 
 def test_runs_of_other_settings_are_told_apart(sweep: Sweep) -> None:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.config import NOT_HASHED
 from immunize.records import RECORD, SWEEP, write_record
 from immunize.sweeping.job import Jobs, job_return, words
+from immunize.sweeping.lock import sole_sweep
 from immunize.sweeping.outcome import Outcome, done_record, value_of
 from immunize.sweeping.plan import Plan
 from immunize.sweeping.progress import Progress
@@ -55,11 +56,19 @@ class SweepLauncher(Launcher):
 
         Returns:
             One return a job, in their order; those of failed ones hold the error.
+
+        Raises:
+            CompactHydraException: another sweep is running in the folder.
         """
         jobs = [Job(initial_job_idx + index, tuple(lines)) for index, lines in enumerate(job_overrides)]
         self.jobs = Jobs(self.hydra_context, self.task_function, self.config, Singleton.get_state())
         self.jobs.prepare()
-        Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+        folder = Path(str(self.config.hydra.sweep.dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        with sole_sweep(folder):
+            return self._launch(jobs)
+
+    def _launch(self, jobs: Sequence[Job]) -> Sequence[JobReturn]:
         experiment = self.config.get("experiment")
         name = experiment.name if experiment is not None and experiment.name is not None else "sweep"
         self.progress = Progress(name, len(jobs))
