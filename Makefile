@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lint types bench table1 fig1 table2 fig2 search_housing search_mnist sweep_lambda clean
+.PHONY: help install demo sanity test lint types bench table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist sweep_lambda clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -64,6 +64,23 @@ table2: $(STAMP) ## Table 2: MNIST, 90 pairs, every method, 3 seeds, in experime
 fig2: $(STAMP) ## Figure 2: heat maps of log(RIR) over digit pairs, from the runs of table2, which are made if they are not there
 	$(call sweep,table2)
 	$(call report,fig2,immunize.report,table2)
+
+# SCALE: empty is full scale, small two cores and real images, digits embedded data in minutes. Each has its own results.
+deep := $(if $(SCALE),_$(SCALE))
+runs3 := outputs/table3$(deep)
+theta0_digits: $(STAMP) ## θ_0 for SCALE=digits: a small ResNet and a small ViT, trained on digits 0 to 4; nothing for other scales
+	@test "$(SCALE)" != digits || test -s outputs/theta0/resnet_small_digits/record.json || \
+	  $(BIN)/python -m immunize.pretrain model=resnet_small pretrain=digits augment=false hydra.run.dir=outputs/theta0/resnet_small_digits
+	@test "$(SCALE)" != digits || test -s outputs/theta0/vit_small_digits/record.json || \
+	  $(BIN)/python -m immunize.pretrain model=vit_small pretrain=digits augment=false batch_size=32 learning_rate=0.05 epochs=60 hydra.run.dir=outputs/theta0/vit_small_digits
+
+table3: theta0_digits ## Table 3: deep nets, every method, 3 seeds, in experiments/table3; SCALE=small: two cores; SCALE=digits: minutes, offline
+	@$(BIN)/python -m immunize.train experiment=table3$(deep)
+	@$(BIN)/python -m immunize.report experiment=table3 runs=$(runs3) out=experiments/table3$(deep)
+
+fig3: theta0_digits ## Figure 3: accuracy of a linear probe on D_H, from the runs of table3 (SCALE as there), which are made if they are not there
+	@$(BIN)/python -m immunize.train experiment=table3$(deep)
+	@$(BIN)/python -m immunize.report experiment=fig3 runs=$(runs3) out=experiments/fig3$(deep)
 
 search_housing: $(STAMP) ## choose each method's hyper-parameters for Table 1 on a validation split; FAST=1: a reduced version
 	$(call sweep,search_housing)

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from immunize.api import Immunized, immunize
     from immunize.errors import UserError
     from immunize.spectrum import (
         closed_form,
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Immunized",
     "UserError",
     "__version__",
     "closed_form",
     "condition_number",
     "immunization_ratio",
+    "immunize",
     "r_ill",
     "r_ill_of_features",
     "r_well",
@@ -40,7 +43,10 @@ try:
 except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0+unknown"
 
-_HOME = dict.fromkeys(__all__, "immunize.spectrum") | {"UserError": "immunize.errors"}
+_HOME = dict.fromkeys(__all__, "immunize.spectrum") | {
+    "UserError": "immunize.errors",
+    **dict.fromkeys(("Immunized", "immunize"), "immunize.api"),
+}
 
 
 def __getattr__(name: str) -> Any:

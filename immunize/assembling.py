@@ -19,10 +19,12 @@ from immunize.data import PairedData
 from immunize.errors import UserError
 from immunize.features import PRECONDITIONS, LinearExtractor
 from immunize.objective import Objective, new_head, task_loss
-from immunize.training import ImmunizationModule
+from immunize.training import LinearModule
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop, progress
 
 __all__ = [
+    "HEAD_STREAM",
+    "arguments_of",
     "build_callbacks",
     "build_extractor",
     "build_init",
@@ -35,8 +37,8 @@ __all__ = [
 HEAD_STREAM = 2**40
 """Added to the seed for ω, so that no run's ω comes from the draw of another run's θ."""
 
-NOT_ARGUMENTS = ("name", "columns")
-"""Keys of a node that its class does not take: the name it goes by in records, and what the training itself reads."""
+NOT_ARGUMENTS = ("name", "kind", "columns")
+"""Keys of a node that its class does not take: how it is called in records, and what the run itself reads."""
 
 
 def build_extractor(cfg: DictConfig, n_features: int) -> LinearExtractor:
@@ -45,7 +47,7 @@ def build_extractor(cfg: DictConfig, n_features: int) -> LinearExtractor:
     Raises:
         UserError: a bad `model` setting.
     """
-    extractor: LinearExtractor = build(_arguments(cfg.model), n_features=n_features, generator=_generator(cfg.seed))
+    extractor: LinearExtractor = build(arguments_of(cfg.model), n_features=n_features, generator=_generator(cfg.seed))
     return extractor
 
 
@@ -66,7 +68,7 @@ def build_objective(cfg: DictConfig) -> Objective:
     Raises:
         UserError: a bad `method` setting.
     """
-    objective: Objective = build(_arguments(cfg.method))
+    objective: Objective = build(arguments_of(cfg.method))
     precondition = getattr(objective, "precondition", "none")
     if precondition not in PRECONDITIONS:
         raise UserError(f"unknown method.precondition {precondition!r}; there are {', '.join(PRECONDITIONS)}")
@@ -79,10 +81,10 @@ def build_init(cfg: DictConfig) -> Objective | None:
     Raises:
         UserError: a bad `init` setting.
     """
-    return None if cfg.init.get("_target_") is None else build(_arguments(cfg.init))
+    return None if cfg.init.get("_target_") is None else build(arguments_of(cfg.init))
 
 
-def build_module(cfg: DictConfig, data: PairedData, objective: Objective) -> ImmunizationModule:
+def build_module(cfg: DictConfig, data: PairedData, objective: Objective) -> LinearModule:
     """θ, ω and the method, ready to train on `data`.
 
     Raises:
@@ -99,7 +101,7 @@ def build_module(cfg: DictConfig, data: PairedData, objective: Objective) -> Imm
         optimizer([torch.nn.Parameter(torch.zeros(1))])
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"objective.optimizer: {error}") from error
-    return ImmunizationModule(
+    return LinearModule(
         build_extractor(cfg, data.n_features),
         new_head(data.n_features, generator),
         objective,
@@ -111,7 +113,7 @@ def build_module(cfg: DictConfig, data: PairedData, objective: Objective) -> Imm
 
 
 def build_callbacks(
-    cfg: DictConfig, data: PairedData, module: ImmunizationModule, label: str, quiet: bool
+    cfg: DictConfig, data: PairedData, module: LinearModule, label: str, quiet: bool
 ) -> dict[str, Callback]:
     """What watches the training, by name, in the order in which Lightning is to call them.
 
@@ -170,7 +172,7 @@ def build_trainer(cfg: DictConfig, data: PairedData, loggers: list[Logger], call
     return trainer
 
 
-def _arguments(node: DictConfig) -> DictConfig:
+def arguments_of(node: DictConfig) -> DictConfig:
     """What a class is built from: everything but `NOT_ARGUMENTS`."""
     container = OmegaConf.to_container(node, resolve=True)
     assert isinstance(container, dict)

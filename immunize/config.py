@@ -1,11 +1,4 @@
-"""Configuration schemas and resolvers, registered with Hydra and OmegaConf, and where `conf/` lies.
-
-The schemas give types, so that `seed=abc` or a misspelt key is refused by Hydra itself before anything heavy is
-imported. Values live in `conf/` only: a field without a default here is set there.
-
-Groups whose keys belong to the class that a YAML names (`_target_`: model, data sets, methods, trainer, logger) are
-left open for outside packages to add their own.
-"""
+"""Schemas and resolvers registered with Hydra and OmegaConf, the hash of a configuration, and where `conf/` lies."""
 
 from __future__ import annotations
 
@@ -13,21 +6,35 @@ import hashlib
 import json
 import re
 import warnings
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.schemas import (
+    DeepConfig,
+    EvaluateConfig,
+    ExperimentConfig,
+    ExportConfig,
+    ForecastConfig,
+    GuardMode,
+    ObjectiveConfig,
+    PretrainConfig,
+    ReportConfig,
+    TrainConfig,
+)
 
 __all__ = [
     "NOT_HASHED",
+    "DeepConfig",
     "EvaluateConfig",
     "ExperimentConfig",
+    "ExportConfig",
     "ForecastConfig",
     "GuardMode",
     "ObjectiveConfig",
+    "PretrainConfig",
     "ReportConfig",
     "TrainConfig",
     "config_dir",
@@ -45,128 +52,17 @@ NOT_HASHED = (
 """Settings that change no number but by rounding: where things lie, how they are shown, which sweep a run belongs to,
 how many threads compute. Left out of the config hash; reports put runs that differ in them alone into one row."""
 
+NOT_HASHED_DEEP = ("workers", "batch_size", "cache_dir")
+"""The same of the settings below `deep`."""
+
+OF_DEEP_NETS = (
+    *("label_smoothing", "weight_decay", "head_weight_decay", "epochs_on", "max_steps"),
+    *("precondition", "precondition_ridge", "augment", "cache_frozen"),
+)
+"""Settings of `objective` that the linear model does not have: there they are null, and not part of its hash."""
+
 LONGEST_NAME = 120
 """Characters of a folder name; file systems allow 255 bytes a name, and 4,096 or fewer a path."""
-
-
-class GuardMode(Enum):
-    """What the theorem guard does; see :mod:`immunize.training.callbacks.guard`."""
-
-    off = "off"
-    warn = "warn"
-    strict = "strict"
-
-
-@dataclass
-class ObjectiveConfig:
-    """Hyper-parameters of Eq. (11), a row of Table 4.
-
-    Attributes:
-        lambda_well: λ_P.
-        lambda_ill: λ_H.
-        learning_rate: η.
-        epochs: passes over the data; in full-batch mode one pass is one step.
-        batch_size: rows a batch of each data set; null is full-batch.
-        loss: L, "mse" or "bce".
-        optimizer: `_target_` of a torch optimizer and its arguments; parameters and learning rate are filled in.
-        balance: set λ_P and λ_H from the gradient norms (C.2) instead of from the two above.
-        balance_multiplier: 1, 2, 3 or 5.
-        balance_every: steps between two balancings; 0 balances once, before the first step.
-        early_stopping: hold a validation split out of `fit` and keep the best θ by its RIR.
-        validation_fraction: its share of the rows.
-        check_every: steps between two looks at it.
-        patience: looks without improvement before stopping.
-    """
-
-    lambda_well: float = MISSING
-    lambda_ill: float = MISSING
-    learning_rate: float = MISSING
-    epochs: int = MISSING
-    batch_size: int | None = MISSING
-    loss: str = MISSING
-    optimizer: dict[str, Any] = MISSING
-    balance: bool = MISSING
-    balance_multiplier: float = MISSING
-    balance_every: int = MISSING
-    early_stopping: bool = MISSING
-    validation_fraction: float = MISSING
-    check_every: int = MISSING
-    patience: int = MISSING
-
-
-@dataclass
-class ExperimentConfig:
-    """The sweep that a run belongs to; no number depends on it.
-
-    Attributes:
-        name: of the preset in `conf/experiment/`; null for none.
-        reduced: a shorter version of it, whose numbers are not to be reported.
-    """
-
-    name: str | None = MISSING
-    reduced: bool = MISSING
-
-
-@dataclass
-class TrainConfig:
-    """`python -m immunize.train`; every key is explained in `conf/train.yaml`."""
-
-    model: Any = MISSING
-    pretrain: Any = MISSING
-    harmful: Any = MISSING
-    method: Any = MISSING
-    objective: ObjectiveConfig = MISSING
-    trainer: Any = MISSING
-    logger: Any = MISSING
-    init: Any = MISSING
-    experiment: ExperimentConfig = MISSING
-    seed: int = MISSING
-    guard: GuardMode = MISSING
-    data_root: str = MISSING
-    pairing: str = MISSING
-    overwrite: bool = MISSING
-    resume: bool = MISSING
-    rho: float = MISSING
-    probe_steps: int = MISSING
-    monitor_every: int = MISSING
-    figure: bool = MISSING
-    log_every: int = MISSING
-    threads: int | None = MISSING
-    selection: str | None = MISSING
-
-
-@dataclass
-class EvaluateConfig:
-    """`python -m immunize.evaluate`; every key is explained in `conf/evaluate.yaml`."""
-
-    run: str = MISSING
-    data_root: str | None = MISSING
-
-
-@dataclass
-class ForecastConfig:
-    """`python -m immunize.forecast`; every key is explained in `conf/forecast.yaml`."""
-
-    pretrain: Any = MISSING
-    harmful: Any = MISSING
-    seed: int = MISSING
-    data_root: str = MISSING
-    overwrite: bool = MISSING
-    top_k: int = MISSING
-    shrinkage: Any = MISSING
-    budget: float = MISSING
-    rho: float = MISSING
-    threads: int = MISSING
-
-
-@dataclass
-class ReportConfig:
-    """`python -m immunize.report`; every key is explained in `conf/report.yaml`."""
-
-    runs: str = MISSING
-    experiment: str | None = MISSING
-    out: str | None = MISSING
-    published: str = MISSING
 
 
 def config_dir() -> str:
@@ -202,7 +98,7 @@ def config_hash(config: dict[str, Any]) -> str:
     Args:
         config: the plain, resolved configuration of a run.
     """
-    kept = {key: value for key, value in config.items() if key not in NOT_HASHED}
+    kept = _of_its_kind({key: value for key, value in config.items() if key not in NOT_HASHED})
     kept = _without_paths(kept, str(config.get("data_root")))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -230,6 +126,23 @@ def register() -> None:
     store.store(name="evaluate_schema", node=EvaluateConfig)
     store.store(name="forecast_schema", node=ForecastConfig)
     store.store(name="report_schema", node=ReportConfig)
+    store.store(name="export_schema", node=ExportConfig)
+    store.store(name="pretrain_schema", node=PretrainConfig)
+
+
+def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
+    """Without the settings that a model of this kind does not have, so that new ones for others change no hash."""
+    model, objective, deep = (config.get(key) for key in ("model", "objective", "deep"))
+    if not (isinstance(model, dict) and isinstance(objective, dict)):
+        return config
+    kept = {key: value for key, value in config.items() if key != "deep"}
+    if model.get("kind") == "deep":
+        assert isinstance(deep, dict)
+        return kept | {"deep": {key: value for key, value in deep.items() if key not in NOT_HASHED_DEEP}}
+    return kept | {
+        "model": {key: value for key, value in model.items() if key != "kind"},
+        "objective": {key: value for key, value in objective.items() if key not in OF_DEEP_NETS},
+    }
 
 
 def _without_paths(value: Any, root: str) -> Any:
@@ -238,4 +151,6 @@ def _without_paths(value: Any, root: str) -> Any:
         return {key: _without_paths(item, root) for key, item in value.items()}
     if isinstance(value, list):
         return [_without_paths(item, root) for item in value]
+    if isinstance(value, str) and value.startswith(f"{root}/"):  # a file below it, such as θ_0's weights
+        return f"<data_root>{value.removeprefix(root)}"
     return "<data_root>" if value == root else value

@@ -26,10 +26,10 @@ from immunize.data import ROLES, PairedData
 from immunize.errors import DivergedError, UserError
 from immunize.objective import Objective
 from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
-from immunize.training import ImmunizationModule
+from immunize.training import LinearModule
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop
 
-__all__ = ["COLUMNS", "Fit", "build_cross_fit", "build_data", "fit", "threads"]
+__all__ = ["COLUMNS", "Fit", "build_cross_fit", "build_data", "fit", "quiet_lightning", "threads"]
 
 COLUMNS = ("auto", "joint", "all")
 """Values of `model.columns`."""
@@ -55,7 +55,7 @@ class Fit:
     """
 
     status: str
-    module: ImmunizationModule
+    module: LinearModule
     seconds: float
     steps: int
     facts: dict[str, Any] = field(default_factory=dict)
@@ -151,7 +151,7 @@ def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str 
     status: str = "finished"
     try:
         if solved is None:
-            with _quiet():
+            with quiet_lightning():
                 trainer.fit(module, datamodule=seen)
     except (DivergedError, ValueError, RuntimeError) as error:
         diverged = error if isinstance(error, DivergedError) else _overflow(module, seen, trainer.global_step)
@@ -203,7 +203,7 @@ def _columns(cfg: DictConfig, data: PairedData) -> Tensor | None:
     return None if wanted == "auto" and basis.shape[1] > JOINT_BELOW * data.n_features else basis
 
 
-def _overflow(module: ImmunizationModule, data: PairedData, step: int) -> DivergedError | None:
+def _overflow(module: LinearModule, data: PairedData, step: int) -> DivergedError | None:
     """A spectrum cannot be computed where θ is finite but the squares of its features are not: that is a divergence."""
     with torch.no_grad():
         for role in ROLES:
@@ -214,20 +214,22 @@ def _overflow(module: ImmunizationModule, data: PairedData, step: int) -> Diverg
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_lightning() -> Iterator[None]:
     """Hide what Lightning warns of although it is as intended here, or is its own to mend."""
     with warnings.catch_warnings():
         for message in (
             ".*does not have many workers.*",  # the data lie in memory
             ".*Experiment logs directory .* exists and is not empty.*",  # Hydra's folder is the run's folder
             ".*isinstance\\(treespec, LeafSpec\\).*",
+            ".*module\\(s\\) in eval mode at the start of training.*",  # a network keeps θ_0's statistics
+            ".*your dataloader is not resumable.*",  # it is, see ImagePair.go_on
             ".*smaller than the logging interval.*",  # Lightning's own logging, which is not used
         ):
             warnings.filterwarnings("ignore", message)
         yield
 
 
-def _facts(callbacks: dict[str, Callback], module: ImmunizationModule) -> dict[str, Any]:
+def _facts(callbacks: dict[str, Callback], module: LinearModule) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for name, callback in callbacks.items():
         if isinstance(callback, GradientBalance | ImmunityMonitor):

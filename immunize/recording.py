@@ -21,6 +21,7 @@ from immunize.config import config_hash, resolved
 from immunize.data import ROLES, PairedData
 from immunize.errors import UserError
 from immunize.evaluation import PartEvaluation, evaluate_part
+from immunize.evaluation.numbers import ratio_numbers
 from immunize.experiment import Fit
 from immunize.records import (
     CHECKPOINT,
@@ -33,10 +34,9 @@ from immunize.records import (
     write_record,
 )
 from immunize.report import norm_ratio_figure, result_rows
-from immunize.spectrum import ConditionNumber, ImmunizationRatio
 from immunize.training.loggers import close_loggers, log_results
 
-__all__ = ["evaluate_fits", "evaluate_thetas", "new_record", "refuse_finished", "save"]
+__all__ = ["evaluate_fits", "evaluate_thetas", "flat_metrics", "new_record", "refuse_finished", "save"]
 
 
 def refuse_finished(folder: Path, overwrite: bool) -> None:
@@ -119,7 +119,7 @@ def evaluate_thetas(
     }
     return {
         "metrics": {
-            part: {estimator: _ratio_numbers(ratio) for estimator, ratio in of.ratios.items()}
+            part: {estimator: ratio_numbers(ratio) for estimator, ratio in of.ratios.items()}
             for part, of in parts.items()
         },
         "verdicts": {
@@ -149,33 +149,11 @@ def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: li
             figure = folder / FIGURE if record["config"]["figure"] else None
             if figure is not None:
                 norm_ratio_figure(record, figure)
-            final = (_flat(record["metrics"]), result_rows(record), _flat_curves(record), figure)
+            final = (flat_metrics(record["metrics"]), result_rows(record), _flat_curves(record), figure)
             log_results(loggers, *final, step=fits["fit"].steps)
         close_loggers(loggers, success=done)
     except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe
         logging.getLogger(__name__).warning("the record is written, but not the figure or the log: %s", error)
-
-
-def _ratio_numbers(ratio: ImmunizationRatio) -> dict[str, Any]:
-    kappas = {
-        "kappa_pretrain": ratio.kappa_pretrain,
-        "kappa_harmful": ratio.kappa_harmful,
-        "kappa_pretrain_baseline": ratio.kappa_pretrain_baseline,
-        "kappa_harmful_baseline": ratio.kappa_harmful_baseline,
-    }
-    return {
-        **{name: kappa.value for name, kappa in kappas.items()},
-        "ratio_harmful": ratio.ratio_harmful,
-        "ratio_pretrain": ratio.ratio_pretrain,
-        "rir": ratio.rir,
-        "facts": {name: _validity(kappa) for name, kappa in kappas.items()},
-    }
-
-
-def _validity(kappa: ConditionNumber) -> dict[str, Any]:
-    facts = asdict(kappa)
-    del facts["value"], facts["estimator"]
-    return facts
 
 
 def _by_curve(part: PartEvaluation, what: str) -> dict[str, dict[str, Any]]:
@@ -191,7 +169,8 @@ def _by_curve(part: PartEvaluation, what: str) -> dict[str, dict[str, Any]]:
     return laid_out
 
 
-def _flat(metrics: dict[str, Any]) -> dict[str, float]:
+def flat_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """`metrics` of a record as loggers take them: "part/estimator/name" to its value."""
     return {
         f"{part}/{estimator}/{name}": value
         for part, estimators in metrics.items()

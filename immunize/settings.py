@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import ObjectiveConfig, TrainConfig
+from immunize.config import DeepConfig, ObjectiveConfig, TrainConfig
 from immunize.errors import UserError
 
 __all__ = ["check_folder", "check_settings"]
@@ -21,8 +21,9 @@ __all__ = ["check_folder", "check_settings"]
 LARGEST_SEED = 2**32 - 1
 """Numpy's largest."""
 
-PAIRINGS, LOSSES, MULTIPLIERS = ("max_size_cycle", "min_size"), ("mse", "bce"), (1, 2, 3, 5)
-"""What `immunize.data.MODES`, `immunize.objective.losses` and `GradientBalance` accept; their rooms import torch."""
+PAIRINGS, MULTIPLIERS = ("max_size_cycle", "min_size"), (1, 2, 3, 5)
+LINEAR_LOSSES, DEEP_LOSSES = ("mse", "bce"), ("ce",)
+"""What `immunize.data.MODES`, `GradientBalance` and `task_loss` accept; their rooms import torch."""
 
 Rule = tuple[str, Callable[[Any], bool], str]
 RULES: tuple[Rule, ...] = (
@@ -35,11 +36,37 @@ RULES: tuple[Rule, ...] = (
     ("objective.lambda_well", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
     ("objective.lambda_ill", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
     ("pairing", lambda value: value in PAIRINGS, f"one of {', '.join(PAIRINGS)}, so that every batch has rows of both"),
-    ("objective.loss", lambda value: value in LOSSES, f"one of {', '.join(LOSSES)}"),
     ("selection", lambda value: value in (None, "validation"), "validation, or null"),
     ("objective.epochs", lambda value: value >= 1, "at least 1"),
     ("objective.learning_rate", lambda value: 0 < value < math.inf, "positive and finite"),
     ("objective.batch_size", lambda value: value is None or value >= 2, "at least 2, or null for full-batch steps"),
+)
+LINEAR_RULES: tuple[Rule, ...] = (
+    ("objective.loss", lambda value: value in LINEAR_LOSSES, f"one of {', '.join(LINEAR_LOSSES)} for a linear model"),
+)
+DEEP_RULES: tuple[Rule, ...] = (
+    (
+        "objective.loss",
+        lambda value: value in DEEP_LOSSES,
+        "ce for a deep model; choose a row of hyper-parameters that is made for one, such as objective=resnet18_cars",
+    ),
+    ("objective.batch_size", lambda value: value is not None, "a number for a deep model"),
+    ("objective.label_smoothing", lambda value: value is not None and 0 <= value < 1, "in [0, 1)"),
+    ("objective.weight_decay", lambda value: value is not None and 0 <= value < math.inf, "a finite number ≥ 0"),
+    ("objective.head_weight_decay", lambda value: value is not None and 0 <= value < math.inf, "a finite number ≥ 0"),
+    ("objective.epochs_on", lambda value: value in ("harmful", "longest"), "harmful (C.2) or longest"),
+    ("objective.max_steps", lambda value: value is None or value >= 1, "at least 1, or null"),
+    ("objective.precondition_ridge", lambda value: value is not None and 0 < value < math.inf, "positive and finite"),
+    ("objective.early_stopping", lambda value: not value, "false for a deep model; use selection=validation"),
+    ("guard", lambda value: str(getattr(value, "value", value)) == "off", "off: Theorem 4.3 is about linear models"),
+    ("init._target_", lambda value: value is None, "left out (init=none) for a deep model, which starts at θ_0"),
+    ("deep.workers", lambda value: value >= 0, "at least 0"),
+    ("deep.batch_size", lambda value: value >= 1, "at least 1"),
+    ("deep.groups", lambda value: value >= 1, "at least 1"),
+    ("deep.group_size", lambda value: value >= 2, "at least 2"),
+    ("deep.replicates", lambda value: value >= 0, "at least 0"),
+    ("deep.pretrain_probe_steps", lambda value: value >= 1, "at least 1"),
+    ("deep.probe_rows", lambda value: value is None or value >= 2, "at least 2, or null"),
 )
 FRACTION = "objective.validation_fraction"
 EARLY_STOPPING_RULES: tuple[Rule, ...] = (
@@ -65,7 +92,8 @@ def check_settings(cfg: DictConfig) -> None:
         OmegaConfBaseException: a missing value, or a reference to a setting that does not exist.
     """
     # Hydra refuses keys that a schema does not have, except with a "+" in front.
-    for name, node, schema in (("", cfg, TrainConfig), ("objective.", cfg.objective, ObjectiveConfig)):
+    schemas = ("", cfg, TrainConfig), ("objective.", cfg.objective, ObjectiveConfig), ("deep.", cfg.deep, DeepConfig)
+    for name, node, schema in schemas:
         if unknown := sorted(str(key) for key in node.keys() - schema.__dataclass_fields__.keys()):
             raise UserError(f"there is no setting {name}{unknown[0]}; --help lists those there are")
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -73,7 +101,8 @@ def check_settings(cfg: DictConfig) -> None:
     selecting = SELECTION_RULES if cfg.selection is not None else ()
     stopping = EARLY_STOPPING_RULES if objective.early_stopping else ()
     balancing = BALANCE_RULES if objective.balance else ()
-    for name, allowed, words in (*RULES, *selecting, *stopping, *balancing):
+    kind = DEEP_RULES if cfg.model.get("kind") == "deep" else LINEAR_RULES
+    for name, allowed, words in (*RULES, *kind, *selecting, *stopping, *balancing):
         value = OmegaConf.select(cfg, name)
         if not allowed(value):
             raise UserError(f"{name} has to be {words}; it is {value}")

@@ -17,6 +17,7 @@ from immunize.building import build_sources
 from immunize.cli import entry_point, explain_errors, sigint_restored
 from immunize.config import config_dir, hash_of_run, register
 from immunize.errors import UserError
+from immunize.processes import is_first
 from immunize.settings import check_folder, check_settings
 from immunize.sweeping import done_record, value_of
 
@@ -24,7 +25,9 @@ __all__ = ["main", "run"]
 
 
 def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
-    """Immunize, evaluate, and write `record.json`, `checkpoint.safetensors` and `norm_ratio.png` into `folder`.
+    """Immunize, evaluate, and write `record.json` and `checkpoint.safetensors` into `folder`.
+
+    A linear model also leaves `norm_ratio.png` there; a deep one is the business of :mod:`immunize.deep_experiment`.
 
     Where the data set has no held-out part of its own (House Prices), a second extractor is fitted the same way on a
     random half of each data set and measured on the other half; the record says so (`held_out_protocol`).
@@ -45,6 +48,11 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         return record
     build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
     check_folder(folder)
+    if cfg.model.get("kind") == "deep":
+        from immunize import deep_experiment
+
+        with sigint_restored():
+            return deep_experiment.run(cfg, folder, quiet=quiet)
     from immunize.assembling import build_loggers
     from immunize.experiment import build_cross_fit, build_data, fit, threads
     from immunize.recording import evaluate_fits, new_record, refuse_finished, save
@@ -95,7 +103,7 @@ def _hydra_main(cfg: DictConfig) -> float | None:
     folder = Path(hydra_cfg.runtime.output_dir)
     in_sweep = hydra_cfg.mode == RunMode.MULTIRUN
     record = run(cfg, folder, quiet=in_sweep)
-    if not in_sweep:
+    if not in_sweep and is_first():
         show_record(record)
         print(folder / RECORD, flush=True)
     if record["status"] == "interrupted":

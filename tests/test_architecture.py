@@ -16,10 +16,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 320
 
 ROOMS = {"data", "features", "spectrum", "objective", "training", "evaluation", "report"}
-ENTRY_POINTS = {"train", "evaluate", "forecast", "assembling", "experiment", "recording"}
+ENTRY_POINTS = {
+    *("train", "evaluate", "forecast", "export", "pretrain", "assembling", "experiment", "recording"),
+    *("api", "deep_assembling", "deep_experiment", "deep_fit", "measuring"),
+}
 """These see everything, and no room sees them."""
 SHARED = {
     *("errors", "config", "cli", "records", "checkpoints", "building", "remembering", "settings", "sweeping"),
+    *("processes", "schemas"),
     "immunize",
 }
 """They belong to no room and import none; "immunize" is the package's own `__init__`."""

@@ -14,8 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import (
     EvaluateConfig,
+    ExportConfig,
     ForecastConfig,
     ObjectiveConfig,
+    PretrainConfig,
     ReportConfig,
     TrainConfig,
     config_dir,
@@ -31,8 +33,25 @@ PRIMARY = {
     "evaluate": EvaluateConfig,
     "report": ReportConfig,
     "forecast": ForecastConfig,
+    "export": ExportConfig,
+    "pretrain_theta": PretrainConfig,
 }
 GROUPS = ["model", "harmful", "pretrain", "method", "objective", "init", "trainer", "logger", "experiment"]
+LINEAR, DEEP = ("linear",), ("resnet18", "resnet18_64px", "vit", "timm", "resnet_small", "vit_small")
+TABLES = ("digits", "synthetic", "housing", "mnist")
+ROWS = {
+    *(("linear", harmful) for harmful in TABLES),
+    *(("resnet18", harmful) for harmful in ("cars", "country211", "caltech101")),
+    *(("vit", harmful) for harmful in ("cars", "country211")),
+    *(("resnet18_64px", harmful) for harmful in ("cars", "caltech101")),
+    *((("resnet_small", "digits"), ("vit_small", "digits"), ("timm", "imagefolder"))),
+}
+"""The models and data sets that have hyper-parameters for each other; another pair is given a row: objective=<row>."""
+GIVEN = {
+    "timm": ("model.name=convnext_tiny", "model.trainable=[stages.3]", "objective=timm_imagefolder"),
+    "imagefolder": ("harmful.root=x", "pretrain.root=y"),
+}
+"""What a choice asks the user for."""
 N_FEATURES = 6
 
 
@@ -63,9 +82,15 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 def in_group(group: str, choice: str) -> DictConfig:
     """A composed train configuration with one choice of one group."""
-    if group == "pretrain":  # D_P as it comes with its own D_H
-        return composed(f"harmful={choice}", f"pretrain={choice}")
-    return composed(f"{group}={choice}")
+    given = GIVEN.get(choice, ())
+    if group == "pretrain" and choice == "imagenet":  # which is never D_H
+        return composed("harmful=cars", "pretrain=imagenet", "objective=resnet18_cars")
+    if group in ("pretrain", "harmful"):  # D_P as it comes with its own D_H
+        row = () if choice in TABLES else ("objective=resnet18_cars",)
+        return composed(f"harmful={choice}", f"pretrain={choice}", *row, *given)
+    if group == "model" and choice not in ("timm", *LINEAR):
+        given = ("objective=resnet18_cars",)
+    return composed(f"{group}={choice}", *given)
 
 
 def test_conf_is_found_from_the_package() -> None:
@@ -76,7 +101,7 @@ def test_conf_is_found_from_the_package() -> None:
 def test_every_yaml_belongs_to_something_tested_here() -> None:
     for path in YAMLS:
         first = path.relative_to(CONF).parts[0].removesuffix(".yaml")
-        assert first in {*GROUPS, *PRIMARY, "hydra", "objective_defaults"}, path
+        assert first in {*GROUPS, *PRIMARY, "hydra", "objective_defaults", "objective_deep"}, path
 
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: str(path.relative_to(CONF)))
@@ -115,12 +140,27 @@ def test_objective_row_names_its_source_and_sets_every_hyper_parameter(name: str
     }
 
 
-@pytest.mark.parametrize("harmful", choices("harmful"))
-@pytest.mark.parametrize("model", choices("model"))
-def test_every_pair_has_a_row_of_hyper_parameters(model: str, harmful: str) -> None:
-    cfg = composed(f"model={model}", f"harmful={harmful}")
+def test_every_row_is_of_a_pair_that_is_tested_here() -> None:
+    names = {name for name in choices("objective") if not name.endswith("_table4")}
+    assert names == {f"{model}_{harmful}" for model, harmful in ROWS}
+    assert {model for model, _ in ROWS} == set(choices("model")) == {*LINEAR, *DEEP}
+
+
+@pytest.mark.parametrize(("model", "harmful"), sorted(ROWS), ids="=".join)
+def test_a_pair_finds_its_row_of_hyper_parameters(model: str, harmful: str) -> None:
+    given = () if model == "linear" else (*GIVEN.get(model, ())[:2], *GIVEN.get(harmful, ()))
+    cfg = composed(f"model={model}", f"harmful={harmful}", *given)
     assert cfg.objective.epochs >= 1
-    assert cfg.pretrain._target_ == cfg.harmful._target_
+    assert (cfg.objective.loss == "ce") == (model != "linear")
+    if harmful in TABLES:
+        assert cfg.pretrain._target_ == cfg.harmful._target_
+
+
+def test_an_unknown_pair_fails_loudly() -> None:
+    from hydra.errors import MissingConfigException
+
+    with pytest.raises(MissingConfigException, match="resnet18_housing"):
+        composed("model=resnet18", "harmful=housing")
 
 
 def test_pretraining_data_follow_the_harmful_data_unless_given() -> None:
@@ -146,8 +186,8 @@ def test_method_instantiates(choice: str) -> None:
     objective.bind(N_FEATURES)
 
 
-@pytest.mark.parametrize("choice", choices("model"))
-def test_model_instantiates(choice: str) -> None:
+@pytest.mark.parametrize("choice", LINEAR)
+def test_linear_model_instantiates(choice: str) -> None:
     from immunize.assembling import build_extractor
 
     cfg = composed(f"model={choice}")
@@ -162,17 +202,21 @@ def test_optimizer_of_a_row_instantiates(choice: str) -> None:
     from immunize.building import build
 
     objective = composed(f"objective={choice}").objective
-    factory = build(objective.optimizer, lr=objective.learning_rate, _partial_=True)
+    kept = {key: value for key, value in objective.optimizer.items() if value is not None}
+    factory = build(OmegaConf.create(kept), lr=objective.learning_rate, _partial_=True)
     optimizer = factory([torch.nn.Parameter(torch.zeros(2))])
     assert optimizer.param_groups[0]["lr"] == objective.learning_rate
 
 
 @pytest.mark.parametrize("choice", choices("trainer"))
 def test_trainer_instantiates(choice: str) -> None:
+    import torch
     from lightning.pytorch import Trainer
 
     from immunize.building import build
 
+    if choice == "gpu" and not torch.cuda.is_available():
+        pytest.skip("there is no accelerator")
     trainer = build(composed(f"trainer={choice}").trainer, logger=False, enable_progress_bar=False)
     assert isinstance(trainer, Trainer)
 
@@ -208,8 +252,12 @@ def test_pair_on_real_files_instantiates_and_loads(choice: str, data_root: Path)
     assert data.n_features == {"housing": 79, "mnist": 784}[choice]
 
 
-def test_every_data_set_is_loaded_by_one_of_the_two_tests_above() -> None:
-    assert set(choices("harmful")) == set(choices("pretrain")) == {"digits", "synthetic", "housing", "mnist"}
+def test_every_table_is_loaded_by_one_of_the_two_tests_above() -> None:
+    """Images are loaded by the tests of `immunize.data.images`."""
+    for group in ("harmful", "pretrain"):
+        targets = {choice: in_group(group, choice)[group]._target_ for choice in choices(group)}
+        tables = {choice for choice, target in targets.items() if not target.startswith("immunize.data.images.")}
+        assert tables == set(TABLES)
 
 
 # Folder names of a multirun.

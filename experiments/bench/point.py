@@ -1,6 +1,6 @@
 """Time and memory of one step at one point of the scaling study. Meant for a fresh process a point.
 
-The step is the real one: a Lightning training of :class:`~immunize.training.ImmunizationModule` with `method=ours` and
+The step is the real one: a Lightning training of :class:`~immunize.training.LinearModule` with `method=ours` and
 Adam, on Gaussian data, including the loading of its batch, without loggers and without looks at κ.
 The data have full rank, so D is the width that θ is trained in (`model.columns` finds no smaller joint range).
 
@@ -30,7 +30,7 @@ from immunize.features import LinearExtractor
 from immunize.objective import new_head, task_loss
 from immunize.objective.ours import Ours
 from immunize.records import peak_memory_mib, reset_peak_memory
-from immunize.training import ImmunizationModule
+from immunize.training import LinearModule
 
 __all__ = ["Gaussian", "Point", "measure"]
 
@@ -164,12 +164,12 @@ def _give_back_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _build(point: Point) -> tuple[ImmunizationModule, PairedData]:
+def _build(point: Point) -> tuple[LinearModule, PairedData]:
     pretrain, harmful = (Gaussian(role, point.n, point.d) for role in ("pretrain", "harmful"))
     data = PairedData(pretrain, harmful, batch_size=point.batch, passes=1 if point.batch else PASSES)
     data.setup()
     generator = torch.Generator().manual_seed(0)
-    module = ImmunizationModule(
+    module = LinearModule(
         LinearExtractor(point.d, generator=generator),
         new_head(point.d, generator),
         Ours(LAMBDA_WELL, LAMBDA_ILL),
@@ -180,7 +180,7 @@ def _build(point: Point) -> tuple[ImmunizationModule, PairedData]:
     return module, data
 
 
-def _train(module: ImmunizationModule, data: PairedData, *, seconds: float) -> _StepClock:
+def _train(module: LinearModule, data: PairedData, *, seconds: float) -> _StepClock:
     clock = _StepClock(seconds)
     trainer = Trainer(
         accelerator="cpu",

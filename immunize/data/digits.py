@@ -5,6 +5,8 @@ The protocol is that of the paper's MNIST experiment (see `digit_pairs`): D_P ho
 standard deviation, those of all pixels of the training images of all ten digits, are subtracted and divided out: the
 same recipe that gives MNIST its constants 0.1307 and 0.3081.
 
+Deep networks take the same images as two tasks of five classes (`Digits.images`).
+
 A third of each digit's images is held out, drawn once with a constant seed: the `seed` argument chooses images for
 balancing but never moves an image from one part to the other.
 
@@ -13,18 +15,16 @@ Shapes: N images, D = 64 pixels.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-from immunize.data.digit_pairs import Array, DigitPairSource
-from immunize.data.parts import Splits, random_generator
+from immunize.data.digit_pairs import DigitPairSource
+from immunize.data.embedded_digits import PIXEL_MAX, embedded_digits, held_out_mask
+from immunize.data.parts import Splits
+
+if TYPE_CHECKING:
+    from immunize.data.images.digit_images import DigitImages
 
 __all__ = ["Digits"]
-
-PIXEL_MAX = 16.0
-"""Largest pixel value: each is a count of the dark ones in a 4x4 block."""
-
-HOLD_OUT_SEED = 0
-"""Constant, so that no choice of the user can turn a test image into a training image."""
 
 
 class Digits(DigitPairSource):
@@ -47,9 +47,7 @@ class Digits(DigitPairSource):
         Returns:
             both parts, (N, 64) each.
         """
-        from sklearn.datasets import load_digits  # a second of import time that --help need not pay
-
-        raw, labels = load_digits(return_X_y=True)
+        raw, labels = embedded_digits()
         held_out = held_out_mask(labels)
         scaled = raw / PIXEL_MAX
         images = (scaled - scaled[~held_out].mean()) / scaled[~held_out].std()
@@ -58,6 +56,12 @@ class Digits(DigitPairSource):
             held_out=self.select(images[held_out], labels[held_out], stream=1),
         )
 
+    def images(self) -> DigitImages:
+        """The same data set for deep networks: five digits a role, as images; the pair and the seed play no part."""
+        from immunize.data.images.digit_images import DigitImages
+
+        return DigitImages(self.role)
+
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
         return super().describe() | {
@@ -65,19 +69,3 @@ class Digits(DigitPairSource):
             "scaling": "pixels / 16, then the mean and std of all training pixels",
             "held_out": "a third of each digit's images, constant draw",
         }
-
-
-def held_out_mask(labels: Array) -> Array:
-    """The stratified third that is held out.
-
-    Args:
-        labels: (N,) digits.
-
-    Returns:
-        (N,) bool, true for a third (rounded down) of the images of each digit; the same on every call.
-    """
-    mask = np.zeros(len(labels), dtype=bool)
-    for digit in np.unique(labels):
-        rows = np.flatnonzero(labels == digit)
-        mask[random_generator(HOLD_OUT_SEED, int(digit)).permutation(rows)[: len(rows) // 3]] = True
-    return mask

@@ -1,12 +1,16 @@
 """Measuring an immunized extractor: condition numbers, verdicts of Definition 3.1, and the probe of Eq. (16)."""
 
+from immunize.evaluation.deep import DeepVerdicts, EvaluationSettings, evaluate_deep
 from immunize.evaluation.immunity import PartEvaluation, Verdicts, evaluate_part, least_squares_targets
 from immunize.evaluation.probe import NormRatioCurve, norm_ratio_curve
 
 __all__ = [
+    "DeepVerdicts",
+    "EvaluationSettings",
     "NormRatioCurve",
     "PartEvaluation",
     "Verdicts",
+    "evaluate_deep",
     "evaluate_part",
     "least_squares_targets",
     "norm_ratio_curve",

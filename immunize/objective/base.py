@@ -1,67 +1,108 @@
 """What every method is: named terms of a loss, and their weights. One file a method beside this one.
 
+A method sees a step only as a :class:`Step`: losses, spectra and the parameters of θ, whatever f_θ is. The two kinds
+are :class:`~immunize.objective.linear.LinearStep` and :class:`~immunize.objective.deep.DeepStep`.
+
 Shapes: N samples, D features, C outputs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from immunize.features import LinearExtractor, Precondition
-from immunize.spectrum import default_tolerance, kappa_of_features, r_ill_of_features, r_well_of_features
+from immunize.features import Precondition, SpectralView
+from immunize.spectrum import kappa_of_features, r_ill_of_features, r_well_of_features
 
-__all__ = ["Objective", "Side", "Step", "TaskLoss", "check_weight", "ill_term", "kappa_term", "new_head", "well_term"]
+__all__ = [
+    "Head",
+    "Objective",
+    "Step",
+    "TaskLoss",
+    "check_weight",
+    "ill_term",
+    "kappa_term",
+    "new_head",
+    "well_term",
+]
 
 TaskLoss = Callable[[Tensor, Tensor], Tensor]
+"""(logits, targets) to a scalar mean over samples; (N,) and (N,) for one output, (N, C) and (N,) labels for several."""
 
 
 @dataclass(frozen=True)
-class Side:
-    """One data set's part of a step.
+class Head:
+    """A linear classifier on the features, as values.
 
     Attributes:
-        x: (N, D) inputs.
-        y: (N,) targets.
-        rows: (≤N, D) rows with the same K = XᵀX as `x`: `x` itself, or its compression in full-batch mode.
+        weight: (D, C).
+        bias: (C,), or None.
     """
 
-    x: Tensor
-    y: Tensor
-    rows: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Logits (N, C) of features (N, D)."""
+        logits = features @ self.weight
+        return logits if self.bias is None else logits + self.bias
+
+    def detach(self) -> Head:
+        """The same classifier, which no gradient reaches."""
+        return Head(self.weight.detach(), None if self.bias is None else self.bias.detach())
+
+
+class Step(ABC):
+    """Everything a method may look at in one step of Eq. (11)."""
 
     @property
-    def tolerance(self) -> float:
-        """Relative rank cut for H of this batch, from the true N also where `rows` are compressed."""
-        return default_tolerance(*self.x.shape)
+    @abstractmethod
+    def omega(self) -> Head:
+        """ω, the classifier of the pre-training task."""
 
+    @abstractmethod
+    def parameters(self) -> dict[str, Tensor]:
+        """The trainable parameters of θ, by name."""
 
-@dataclass(frozen=True)
-class Step:
-    """Everything a method may look at in one step of Eq. (11).
+    @abstractmethod
+    def loss(self, role: str, head: Head, parameters: dict[str, Tensor] | None = None) -> Tensor:
+        """L(D, head, θ) of one data set, a scalar.
 
-    Attributes:
-        extractor: f_θ.
-        head: ω, (D, 1), the classifier of the pre-training task.
-        pretrain: D_P.
-        harmful: D_H.
-        task_loss: (logits (N,), targets (N,)) to a scalar.
-    """
+        Args:
+            role: "pretrain" or "harmful".
+            head: the classifier.
+            parameters: other values for what :meth:`parameters` names, such as θ after a step; None: θ itself.
+        """
 
-    extractor: LinearExtractor
-    head: Tensor
-    pretrain: Side
-    harmful: Side
-    task_loss: TaskLoss
+    @abstractmethod
+    def spectral_view(self, role: str, precondition: Precondition) -> SpectralView:
+        """The features of one data set as a regularizer takes them, float64.
+
+        Args:
+            role: "pretrain" or "harmful".
+            precondition: what is done to the regularizer's gradient on its way to θ.
+        """
+
+    @abstractmethod
+    def tolerance(self, role: str) -> float:
+        """Relative rank cut for H of one data set in this step."""
 
     def pretrain_loss(self) -> Tensor:
         """L(D_P, ω, θ)."""
-        return self.task_loss(self.extractor(self.pretrain.x, self.head).squeeze(-1), self.pretrain.y)
+        return self.loss("pretrain", self.omega)
+
+    def again(self) -> Step:
+        """The same step, of which nothing has been computed; autograd frees what a backward pass has used."""
+        return self
+
+    def averaged(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gradients of a loss of this step, averaged over all processes that share its batch; differentiable."""
+        return gradients
 
 
 class Objective(nn.Module, ABC):
@@ -74,8 +115,26 @@ class Objective(nn.Module, ABC):
         super().__init__()
         self.weights = weights
 
-    def bind(self, n_features: int, generator: torch.Generator | None = None) -> None:
-        """Create the parameters that depend on D; most methods have none."""
+    def bind(
+        self,
+        n_features: int,
+        generator: torch.Generator | None = None,
+        n_outputs: int = 1,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        """Create the parameters that depend on the data; most methods have none.
+
+        Args:
+            n_features: D.
+            generator: of the draw; the global one if None.
+            n_outputs: C of the harmful task: 1 for a regression or two classes.
+            dtype: of f_θ.
+        """
+
+    @property
+    def trains(self) -> bool:
+        """Whether θ is found by taking steps, and not computed by :meth:`solve`."""
+        return type(self).solve is Objective.solve
 
     def solve(self, pretrain: Tensor, harmful: Tensor) -> tuple[Tensor, dict[str, Any]] | None:
         """θ and facts about it, for a method that needs no training; None for every other.
@@ -94,26 +153,31 @@ class Objective(nn.Module, ABC):
 
 def well_term(step: Step, precondition: Precondition) -> Tensor:
     """R_well(H_P(θ)), Eq. (3)."""
-    view = step.extractor.spectral_view(step.pretrain.rows, precondition)
-    return r_well_of_features(view.features, view.theta, tolerance=step.pretrain.tolerance)
+    view = step.spectral_view("pretrain", precondition)
+    return r_well_of_features(view.features, view.theta, tolerance=step.tolerance("pretrain"))
 
 
 def ill_term(step: Step, precondition: Precondition) -> Tensor:
     """R_ill(H_H(θ)), Eq. (12)."""
-    view = step.extractor.spectral_view(step.harmful.rows, precondition)
-    return r_ill_of_features(view.features, view.theta, tolerance=step.harmful.tolerance)
+    view = step.spectral_view("harmful", precondition)
+    return r_ill_of_features(view.features, view.theta, tolerance=step.tolerance("harmful"))
 
 
-def kappa_term(step: Step, side: Side, precondition: Precondition) -> Tensor:
-    """κ(H(θ)) of one side of the step, Eq. (1)."""
-    view = step.extractor.spectral_view(side.rows, precondition)
-    return kappa_of_features(view.features, view.theta, tolerance=side.tolerance)
+def kappa_term(step: Step, role: str, precondition: Precondition) -> Tensor:
+    """κ(H(θ)) of one data set in the step, Eq. (1)."""
+    view = step.spectral_view(role, precondition)
+    return kappa_of_features(view.features, view.theta, tolerance=step.tolerance(role))
 
 
-def new_head(n_features: int, generator: torch.Generator | None = None) -> nn.Parameter:
-    """A linear classifier (D, 1), drawn as `torch.nn.Linear` draws its weight, U(-1/√D, 1/√D)."""
-    draw = torch.rand(n_features, 1, dtype=torch.float64, generator=generator)
-    return nn.Parameter((2 * draw - 1) / n_features**0.5)
+def new_head(
+    n_features: int,
+    generator: torch.Generator | None = None,
+    n_outputs: int = 1,
+    dtype: torch.dtype = torch.float64,
+) -> nn.Parameter:
+    """A linear classifier (D, C), drawn as `torch.nn.Linear` draws its weight, U(-1/√D, 1/√D)."""
+    draw = torch.rand(n_features, n_outputs, dtype=torch.float64, generator=generator)
+    return nn.Parameter(((2 * draw - 1) / n_features**0.5).to(dtype))
 
 
 def check_weight(name: str, value: float) -> float:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from immunize.objective.base import Objective, Step, new_head
+from immunize.objective.base import Head, Objective, Step, new_head
 
 __all__ = ["Imma"]
 
@@ -38,28 +37,30 @@ class Imma(Objective):
             raise ValueError(f"method.inner_learning_rate has to be positive and finite, it is {inner_learning_rate}")
         self.inner_steps, self.inner_learning_rate = inner_steps, inner_learning_rate
 
-    def bind(self, n_features: int, generator: torch.Generator | None = None) -> None:
-        """Create w, the classifier of the harmful task."""
-        self.harmful_head = new_head(n_features, generator)
+    def bind(
+        self,
+        n_features: int,
+        generator: torch.Generator | None = None,
+        n_outputs: int = 1,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        """Create w (D, C), the classifier of the harmful task."""
+        self.harmful_head = new_head(n_features, generator, n_outputs, dtype)
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         """`outer` moves θ alone; `heads` moves ω and w alone."""
-        extractor, w, omega = step.extractor, self.harmful_head, step.head
-
-        def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor, head: Tensor) -> Tensor:
-            return step.task_loss(functional_call(extractor, parameters, (x, head)).squeeze(-1), y)
-
-        theta: dict[str, Tensor] = dict(extractor.named_parameters())
+        w, omega = Head(self.harmful_head), step.omega
+        theta = step.parameters()
         for _ in range(self.inner_steps):
-            inner = loss(theta, step.harmful.x, step.harmful.y, w.detach())
-            gradients = torch.autograd.grad(inner, list(theta.values()), create_graph=True)
+            inner = step.loss("harmful", w.detach(), theta)
+            gradients = step.averaged(torch.autograd.grad(inner, list(theta.values()), create_graph=True))
             theta = {
                 name: value - self.inner_learning_rate * gradient
                 for (name, value), gradient in zip(theta.items(), gradients, strict=True)
             }
-        harmful = loss(theta, step.harmful.x, step.harmful.y, w.detach())
-        pretrain = loss(theta, step.pretrain.x, step.pretrain.y, omega.detach())
+        harmful = step.loss("harmful", w.detach(), theta)
+        pretrain = step.loss("pretrain", omega.detach(), theta)
 
-        frozen = {name: value.detach() for name, value in extractor.named_parameters()}
-        heads = loss(frozen, step.harmful.x, step.harmful.y, w) + loss(frozen, step.pretrain.x, step.pretrain.y, omega)
+        frozen = {name: value.detach() for name, value in step.parameters().items()}
+        heads = step.loss("harmful", w, frozen) + step.loss("pretrain", omega, frozen)
         return {"outer": pretrain - harmful, "heads": heads}

@@ -24,6 +24,6 @@ class OptKappa(Objective):
     def terms(self, step: Step) -> dict[str, Tensor]:
         """κ of both Hessians; the second has weight -1."""
         return {
-            "kappa_pretrain": kappa_term(step, step.pretrain, self.precondition),
-            "kappa_harmful": kappa_term(step, step.harmful, self.precondition),
+            "kappa_pretrain": kappa_term(step, "pretrain", self.precondition),
+            "kappa_harmful": kappa_term(step, "harmful", self.precondition),
         }

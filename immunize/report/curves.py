@@ -23,6 +23,8 @@ from immunize.report.runs import Runs
 __all__ = [
     "CURVES",
     "IDENTITY",
+    "OTHER_STYLE",
+    "STYLES",
     "BandCurve",
     "curves_by_method_figure",
     "curves_figure",
@@ -38,7 +40,7 @@ _KEYS = 5  # of them say which curve a line belongs to
 _FLOOR, _SMALLEST = 1e-4, 1e-300
 
 # Okabe-Ito, dark to light along the order of the tables as far as it goes; line styles tell them apart in grey.
-_STYLES: dict[str, tuple[str, Any]] = {
+STYLES: dict[str, tuple[str, Any]] = {
     "ours": ("#0072B2", "-"),
     "closed_form": ("#D55E00", (0, (6, 1.5))),
     "opt_kappa": ("#009E73", (0, (4, 1.5, 1, 1.5))),
@@ -48,7 +50,7 @@ _STYLES: dict[str, tuple[str, Any]] = {
     "none": ("#7F7F7F", (0, (2, 2))),
     IDENTITY: ("#000000", (0, (1, 2.5))),
 }
-_OTHER = ("#8C6D31", "-")
+OTHER_STYLE = ("#8C6D31", "-")
 _FAINT_BAND, _CLEAR_BAND = 0.07, 0.25
 """Opacity of a band among many, and of one on its own."""
 
@@ -200,7 +202,7 @@ def _set_up(axis: Axes) -> None:
 
 
 def _draw(axis: Axes, curve: BandCurve, band: float) -> None:
-    colour, style = _STYLES.get(curve.extractor, _OTHER)
+    colour, style = STYLES.get(curve.extractor, OTHER_STYLE)
     width = 2.4 if curve.extractor == "ours" else 1.5
     # below the axis a band's edge would be clipped to nothing on the log scale
     low = np.maximum(curve.low, _SMALLEST)

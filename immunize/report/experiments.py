@@ -15,6 +15,7 @@ from immunize.report.curves import (
     read_curves,
     write_curves,
 )
+from immunize.report.deep_report import report_fig3, report_table3
 from immunize.report.distributions import distribution_figure
 from immunize.report.expected import expected_runs
 from immunize.report.heatmaps import heatmap_figure, log_rir
@@ -142,6 +143,14 @@ def _tradeoff(request: Request) -> str:
     return report_tradeoff(request.folder, request.out, request.published.parent)
 
 
+def _table3(request: Request) -> str:
+    return report_table3(request.folder, request.out, request.published)
+
+
+def _fig3(request: Request) -> str:
+    return report_fig3(request.folder, request.out, request.published)
+
+
 def _runs(request: Request, experiment: str) -> Runs:
     records = load_records(request.folder, EXPERIMENT_STATUSES)
     return Runs.of(records, experiment, expected_runs(experiment, records))
@@ -184,5 +193,6 @@ def _write_readme(request: Request, runs: Runs, out: Path, figures: Sequence[str
 EXPERIMENTS: dict[str, Callable[[Request], str]] = {
     **{"table1": _table, "table2": _table, "fig1": _fig1, "fig2": _fig2},
     "sweep_lambda": _tradeoff,
+    **{"table3": _table3, "fig3": _fig3},
 }
 """`experiment=` of `python -m immunize.report` to what writes its report."""

@@ -117,7 +117,7 @@ def _less(tree: _Record, common: _Record) -> _Record:
 def _said_once(record: _Record) -> _Record:
     """Move what the estimators of a part agree on to `metrics.<part>.facts`, and drop what verdicts repeat."""
     record = copy.deepcopy(record)
-    for of_part in (record.get("metrics") or {}).values():
+    for of_part in _parts(record):
         with_facts = [of for of in of_part.values() if of and "facts" in of]
         if len(with_facts) > 1 and (facts := _shared([of["facts"] for of in with_facts])):
             for of in with_facts:
@@ -128,6 +128,12 @@ def _said_once(record: _Record) -> _Record:
             if name in verdict and _same([verdict[name], numbers.get(name)]):
                 del verdict[name]
     return record
+
+
+def _parts(record: _Record) -> Iterator[_Record]:
+    """The numbers of each part, estimator by estimator; those of a deep extractor also by groups."""
+    for kind in ("metrics", "metrics_groups"):
+        yield from (record.get(kind) or {}).values()
 
 
 def _verdicts(record: _Record) -> Iterator[tuple[_Record, _Record]]:
@@ -141,7 +147,7 @@ def _verdicts(record: _Record) -> Iterator[tuple[_Record, _Record]]:
 
 
 def _said_everywhere(record: _Record) -> _Record:
-    for of_part in (record.get("metrics") or {}).values():
+    for of_part in _parts(record):
         if (facts := of_part.pop("facts", None)) is not None:
             for of in of_part.values():
                 of["facts"] = merged(facts, of.get("facts", {}))

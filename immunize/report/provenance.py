@@ -125,7 +125,8 @@ def _data(runs: Runs) -> str:
 
 
 def _rows(runs: Runs, role: str) -> str:
-    sizes = sorted({record["data"][role]["fit_rows"] for record in runs.records})
+    facts = [record["data"][role] for record in runs.records]
+    sizes = sorted({of["images"]["fit"] if "images" in of else of["fit_rows"] for of in facts})
     return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from immunize.report.deep_run import show_deep_record
 from immunize.report.naming import run_title
 
 __all__ = ["result_rows", "show_record"]
@@ -54,6 +55,10 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     title = run_title(record)
     if not record.get("metrics"):
         console.print(f"{title}: {record['status']}, not evaluated")
+        _show_warnings(record, console)
+        return
+    if "metrics_groups" in record:
+        show_deep_record(record, console, title)
         _show_warnings(record, console)
         return
     table = Table(title=title)

@@ -1,11 +1,13 @@
 """The LightningModule: it minimizes a weighted sum of named terms and knows no method.
 
 Eq. (11) is the sum that `method=ours` names; every other method is another set of terms (:mod:`immunize.objective`).
+What a batch is made into for the method is the business of its two kinds, :mod:`.linear` and :mod:`.deep`.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,62 +18,46 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from immunize.errors import DivergedError
-from immunize.features import LinearExtractor
-from immunize.objective import Objective, Side, Step, TaskLoss
-from immunize.spectrum import compress_rows, immunization_ratio, spectrum_of
+from immunize.objective import Objective, Step, all_finite
 
 __all__ = ["Batch", "ImmunizationModule", "OptimizerFactory"]
 
 Batch = dict[str, tuple[Tensor, Tensor]]
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
+"""From parameters, or groups of them with settings of their own, to their optimizer."""
 
 
 class ImmunizationModule(LightningModule):
     """Trains θ and ω (and whatever the method owns) on {pretrain, harmful} batches.
 
     Args:
-        extractor: f_θ.
-        head: ω, (D, 1).
         objective: the method.
-        task_loss: L.
         optimizer: builds the optimizer from the parameters.
-        full_batch: every batch is the whole of both data sets; they are then compressed once to at most D rows
-            each, from which every step computes its spectra (K is fixed).
         log_every: steps between two rows of the loggers.
+
+    Attributes:
+        last_finite: the trained parameters of the last step at which all terms were finite.
     """
 
-    def __init__(
-        self,
-        extractor: LinearExtractor,
-        head: nn.Parameter,
-        objective: Objective,
-        task_loss: TaskLoss,
-        optimizer: OptimizerFactory,
-        *,
-        full_batch: bool,
-        log_every: int = 10,
-    ) -> None:
+    def __init__(self, objective: Objective, optimizer: OptimizerFactory, *, log_every: int = 10) -> None:
         super().__init__()
-        self.extractor, self.head, self.objective = extractor, head, objective
-        self.task_loss, self.optimizer_factory = task_loss, optimizer
-        self.full_batch, self.log_every = full_batch, log_every
+        self.objective = objective
+        self.optimizer_factory = optimizer
+        self.log_every = log_every
         self.last_finite: dict[str, Tensor] = {}
         self._latest: Step | None = None
-        self._compressed: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def step_of(self, batch: Batch) -> Step:
+        """What the method sees of a batch."""
+
+    @abstractmethod
+    def theta_parameters(self) -> list[nn.Parameter]:
+        """The parameters of θ that are trained, without those of classifiers."""
 
     def configure_optimizers(self) -> Optimizer:
         """One group with every trainable parameter."""
         return self.optimizer_factory(self.parameters())
-
-    def step_of(self, batch: Batch) -> Step:
-        """What the method sees of a batch."""
-        return Step(
-            self.extractor,
-            self.head,
-            self._side("pretrain", *batch["pretrain"]),
-            self._side("harmful", *batch["harmful"]),
-            self.task_loss,
-        )
 
     def weighted_terms(self, step: Step) -> dict[str, Tensor]:
         """The method's terms, each times its weight."""
@@ -89,7 +75,7 @@ class ImmunizationModule(LightningModule):
         terms = self.objective.terms(self._latest)
         weights = self.objective.weights
         loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
-        if not bool(torch.isfinite(loss)):
+        if not all_finite(loss):
             raise _diverged(self.global_step, terms, loss)
         self.keep(self.last_finite)
         if self.global_step % self.log_every == 0:
@@ -111,33 +97,14 @@ class ImmunizationModule(LightningModule):
         """
         step = self.global_step
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        squares = torch.stack([parameter.detach().square().sum() for parameter in self.parameters()])
+        squares = torch.stack([parameter.detach().square().sum() for _, parameter in self._trained()])
         if not bool(torch.isfinite(squares).all()):
             self.restore(self.last_finite)
             raise DivergedError(step, self._steepest_term(), math.nan)
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """RIR (`spectrum`) and task loss on the validation split, for early stopping."""
-        del batch_idx
-        step = self._validation_step_of(batch)
-        p, h = step.pretrain.x, step.harmful.x
-        raw_p, raw_h = spectrum_of(p), spectrum_of(h)
-        ratio = immunization_ratio(
-            spectrum_of(self.extractor(p), rank_of_data=raw_p.rank),
-            spectrum_of(self.extractor(h), rank_of_data=raw_h.rank),
-            raw_p,
-            raw_h,
-        )
-        values = {
-            "val/log_rir": math.log(ratio.rir),
-            "val/task_loss": step.pretrain_loss().item(),
-        }
-        self.log_dict(values, logger=False)
-        self.log_now(values)
-
     def keep(self, snapshot: dict[str, Tensor]) -> None:
-        """Copy all parameters into `snapshot`, reusing its memory."""
-        for name, parameter in self.named_parameters():
+        """Copy all trained parameters into `snapshot`, reusing its memory."""
+        for name, parameter in self._trained():
             if name in snapshot:
                 snapshot[name].copy_(parameter.detach())
             else:
@@ -146,7 +113,7 @@ class ImmunizationModule(LightningModule):
     def restore(self, snapshot: dict[str, Tensor]) -> None:
         """Put the parameters back to what :meth:`keep` copied."""
         with torch.no_grad():
-            for name, parameter in self.named_parameters():
+            for name, parameter in self._trained():
                 parameter.copy_(snapshot[name])
 
     def log_now(self, metrics: dict[str, float]) -> None:
@@ -156,25 +123,17 @@ class ImmunizationModule(LightningModule):
 
     def _steepest_term(self) -> str:
         assert self._latest is not None
-        parameters = list(self.parameters())
+        parameters = [parameter for _, parameter in self._trained()]
         sizes: dict[str, float] = {}
         with torch.enable_grad():
-            for name, term in self.weighted_terms(self._latest).items():
+            for name, term in self.weighted_terms(self._latest.again()).items():
                 gradients = torch.autograd.grad(term, parameters, allow_unused=True, retain_graph=True)
                 size = sum(float(g.norm()) for g in gradients if g is not None)
                 sizes[name] = size if math.isfinite(size) else math.inf
         return max(sizes, key=lambda name: sizes[name])
 
-    def _side(self, name: str, x: Tensor, y: Tensor) -> Side:
-        if not self.full_batch:
-            return Side(x, y, x)
-        if name not in self._compressed:
-            self._compressed[name] = compress_rows(x)
-        return Side(x, y, self._compressed[name])
-
-    def _validation_step_of(self, batch: Batch) -> Step:
-        sides = {name: Side(x, y, x) for name, (x, y) in batch.items()}
-        return Step(self.extractor, self.head, sides["pretrain"], sides["harmful"], self.task_loss)
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
 
 def _diverged(step: int, terms: dict[str, Tensor], loss: Tensor) -> DivergedError:

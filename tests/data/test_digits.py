@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from immunize.data import Digits, Part
-from immunize.data.digits import held_out_mask
+from immunize.data.embedded_digits import held_out_mask
 
 
 def originals(part: Part, digit: int) -> list[int]:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from immunize.features import LinearExtractor
-from immunize.objective import Side, Step, task_loss
+from immunize.objective import LinearStep, Side, task_loss
 from immunize.objective.imma import Imma
 from tests import reference as ref
 
 D = 5
 
 
-def make(loss: str, inner_steps: int = 1, rate: float = 0.3) -> tuple[Imma, Step]:
+def make(loss: str, inner_steps: int = 1, rate: float = 0.3) -> tuple[Imma, LinearStep]:
     objective = Imma(inner_steps=inner_steps, inner_learning_rate=rate)
     objective.bind(D, ref.generator(1))
     extractor = LinearExtractor(D, init="identity")
@@ -27,7 +27,7 @@ def make(loss: str, inner_steps: int = 1, rate: float = 0.3) -> tuple[Imma, Step
     for n, seed in ((9, 4), (7, 6)):
         x, y = ref.gaussian(n, D, seed=seed), ref.gaussian(n, seed=seed + 1)
         sides.append(Side(x, (y > 0).double() if loss == "bce" else y, x))
-    return objective, Step(extractor, head, sides[0], sides[1], task_loss(loss))
+    return objective, LinearStep(extractor, head, sides[0], sides[1], task_loss(loss))
 
 
 def loss_by_hand(loss: str, side: Side, theta: Tensor, head: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def gradient_by_hand(loss: str, side: Side, theta: Tensor, head: Tensor) -> Tens
     return torch.outer(side.x.T @ residual, head.squeeze(1)) / len(z)
 
 
-def outer_by_hand(loss: str, objective: Imma, step: Step, theta: Tensor) -> Tensor:
+def outer_by_hand(loss: str, objective: Imma, step: LinearStep, theta: Tensor) -> Tensor:
     """L(D_P, ω, θ*) - L(D_H, w, θ*), θ* after the inner steps."""
     w, omega = objective.harmful_head.detach(), step.head.detach()
     for _ in range(objective.inner_steps):

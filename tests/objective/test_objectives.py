@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from immunize.features import LinearExtractor
-from immunize.objective import Objective, Side, Step, new_head, task_loss
+from immunize.objective import LinearStep, Objective, Side, new_head, task_loss
 from immunize.objective.ill_only import IllOnly
 from immunize.objective.imma import Imma
 from immunize.objective.none import Plain
@@ -28,12 +28,14 @@ def side(n: int, seed: int, compressed: bool = False) -> Side:
     return Side(x, ref.gaussian(n, seed=seed + 1000), compress_rows(x) if compressed else x)
 
 
-def make_step(n_pretrain: int = 20, n_harmful: int = 15, compressed: bool = False) -> Step:
+def make_step(n_pretrain: int = 20, n_harmful: int = 15, compressed: bool = False) -> LinearStep:
     extractor = LinearExtractor(D, init="identity")
     with torch.no_grad():
         extractor.theta.copy_(ref.extractor(D, seed=1))
     head = ref.gaussian(D, 1, seed=2).requires_grad_()
-    return Step(extractor, head, side(n_pretrain, 3, compressed), side(n_harmful, 4, compressed), task_loss("mse"))
+    return LinearStep(
+        extractor, head, side(n_pretrain, 3, compressed), side(n_harmful, 4, compressed), task_loss("mse")
+    )
 
 
 def poisoned(part: Side) -> Side:
@@ -45,7 +47,7 @@ def error(value: Tensor, expected: Tensor) -> float:
     return float((value - expected).norm() / expected.norm())
 
 
-def reached(objective: Objective, step: Step) -> dict[str, tuple[bool, bool]]:
+def reached(objective: Objective, step: LinearStep) -> dict[str, tuple[bool, bool]]:
     """For each term, whether it moves θ and whether it moves ω."""
     out = {}
     for name, term in objective.terms(step).items():
@@ -55,7 +57,7 @@ def reached(objective: Objective, step: Step) -> dict[str, tuple[bool, bool]]:
     return out
 
 
-def h(part: Side, step: Step) -> Tensor:
+def h(part: Side, step: LinearStep) -> Tensor:
     return ref.hessian(part.x, step.extractor.theta.detach())
 
 
@@ -171,14 +173,14 @@ def test_opt_kappa_descends_kappa_of_pretrain_minus_kappa_of_harmful() -> None:
 @pytest.mark.parametrize("build", [lambda: WellOnly(1), Plain], ids=["well_only", "none"])
 def test_methods_without_harmful_data_do_not_look_at_it(build: Callable[[], Objective]) -> None:
     step = make_step()
-    blind = Step(step.extractor, step.head, step.pretrain, poisoned(step.harmful), step.task_loss)
+    blind = LinearStep(step.extractor, step.head, step.pretrain, poisoned(step.harmful), step.task_loss)
     (term,) = build().terms(blind).values()
     assert torch.isfinite(term)
 
 
 def test_ill_only_does_not_look_at_the_pretraining_data() -> None:
     step = make_step()
-    blind = Step(step.extractor, step.head, poisoned(step.pretrain), step.harmful, step.task_loss)
+    blind = LinearStep(step.extractor, step.head, poisoned(step.pretrain), step.harmful, step.task_loss)
     (term,) = IllOnly(1).terms(blind).values()
     assert torch.isfinite(term)
 

@@ -1,10 +1,24 @@
 """What happens around a step: balancing, guarding, watching, stopping, reporting progress."""
 
 from immunize.training.callbacks.balance import GradientBalance
+from immunize.training.callbacks.batch_monitor import BatchMonitor
 from immunize.training.callbacks.early_stop import ValidationStop
 from immunize.training.callbacks.guard import TheoremGuard
 from immunize.training.callbacks.monitor import ImmunityMonitor
 from immunize.training.callbacks.progress import progress
+from immunize.training.callbacks.resuming import Resuming, place_in
 from immunize.training.callbacks.signatures import FailureSignatures
+from immunize.training.callbacks.throughput import Throughput
 
-__all__ = ["FailureSignatures", "GradientBalance", "ImmunityMonitor", "TheoremGuard", "ValidationStop", "progress"]
+__all__ = [
+    "BatchMonitor",
+    "FailureSignatures",
+    "GradientBalance",
+    "ImmunityMonitor",
+    "Resuming",
+    "TheoremGuard",
+    "Throughput",
+    "ValidationStop",
+    "place_in",
+    "progress",
+]

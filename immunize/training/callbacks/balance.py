@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from immunize.objective import mean_over_ranks
 from immunize.training.module import Batch, ImmunizationModule
 
 __all__ = ["MULTIPLIERS", "GradientBalance"]
@@ -49,9 +50,11 @@ class GradientBalance(Callback):
     def balance(self, module: ImmunizationModule, batch: Batch) -> None:
         """Set the weights from the gradient norms at the current θ."""
         terms = module.objective.terms(module.step_of(batch))
-        parameters = list(module.extractor.parameters())
+        parameters = module.theta_parameters()
         reference = _gradient_norm(terms["task"], parameters) if "task" in terms else 1.0
-        for name in terms.keys() & {"well", "ill"}:
+        for name in ("well", "ill"):  # in this order in every process: they exchange what they have of each
+            if name not in terms:
+                continue
             norm = _gradient_norm(terms[name], parameters)
             if norm > 0:
                 module.objective.weights[name] = self.multiplier * reference / norm
@@ -62,5 +65,6 @@ class GradientBalance(Callback):
 
 
 def _gradient_norm(term: Tensor, parameters: list[torch.nn.Parameter]) -> float:
-    gradients = torch.autograd.grad(term, parameters, allow_unused=True)
-    return float(sum(float(g.square().sum()) for g in gradients if g is not None) ** 0.5)
+    gradients = torch.autograd.grad(term, parameters, allow_unused=True, retain_graph=True)
+    whole = mean_over_ranks([g for g in gradients if g is not None])  # of the batch of all processes
+    return float(sum(float(g.square().sum()) for g in whole) ** 0.5)

@@ -28,7 +28,8 @@ from torch.optim import Optimizer
 from immunize.features import Precondition
 from immunize.objective import Side
 from immunize.spectrum import Spectrum, condition_number, ill_step_bound, spectrum_of, well_step_bound
-from immunize.training.module import Batch, ImmunizationModule
+from immunize.training.linear import LinearModule
+from immunize.training.module import Batch
 
 __all__ = ["GuardCounts", "TheoremGuard"]
 
@@ -89,7 +90,7 @@ class TheoremGuard(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stand directly behind the optimizer; Lightning's next hook comes when others have looked at θ already."""
         module = pl_module
-        assert isinstance(module, ImmunizationModule)
+        assert isinstance(module, LinearModule)
         self._theorem_step = _takes_theorem_steps(trainer.optimizers, module)
         for optimizer in trainer.optimizers:
             optimizer.register_step_post_hook(lambda *_: self._check(module))
@@ -102,11 +103,11 @@ class TheoremGuard(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Remember θ and η."""
         del trainer
-        assert isinstance(pl_module, ImmunizationModule)
+        assert isinstance(pl_module, LinearModule)
         self._start = pl_module.extractor.theta.detach().clone()
         self._learning_rate = float(optimizer.param_groups[0]["lr"])
 
-    def _check(self, module: ImmunizationModule) -> None:
+    def _check(self, module: LinearModule) -> None:
         """Compare κ before and after the step, and shrink it in strict mode."""
         assert self._start is not None
         assert self._batch is not None
@@ -123,7 +124,7 @@ class TheoremGuard(Callback):
         if not kept and self.mode == "strict":
             self._shrink(theta, sides, before)
 
-    def _within_bounds(self, module: ImmunizationModule, before: dict[str, Spectrum]) -> bool:
+    def _within_bounds(self, module: LinearModule, before: dict[str, Spectrum]) -> bool:
         weights = module.objective.weights
         bounds = {
             "well": lambda s: well_step_bound(s.values[: s.rank], s.n_features),
@@ -177,7 +178,7 @@ class TheoremGuard(Callback):
         return {"mode": self.mode, "theorem_step": self._theorem_step, **asdict(self.counts)}
 
 
-def _takes_theorem_steps(optimizers: list[Optimizer], module: ImmunizationModule) -> bool:
+def _takes_theorem_steps(optimizers: list[Optimizer], module: LinearModule) -> bool:
     """θ' = θ - ηλ·K⁻¹∇R exactly: plain gradient descent on one preconditioned regularizer and nothing else."""
     terms = module.objective.weights.keys()
     if len(terms) != 1 or not terms <= {"well", "ill"}:

@@ -22,7 +22,7 @@ from immunize.spectrum import (
     spectrum_of,
 )
 from immunize.training.callbacks.signatures import FailureSignatures, Look
-from immunize.training.module import ImmunizationModule
+from immunize.training.linear import LinearModule
 
 __all__ = ["ImmunityMonitor"]
 
@@ -58,7 +58,7 @@ class ImmunityMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Judge the start, which is logged nowhere."""
-        assert isinstance(pl_module, ImmunizationModule)
+        assert isinstance(pl_module, LinearModule)
         self.signatures.see(self._look(pl_module, trainer.global_step, pl_module.objective.weights))
 
     def on_train_batch_end(
@@ -71,7 +71,7 @@ class ImmunityMonitor(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The last look, at the θ that is kept; early stopping may have put another one back."""
-        assert isinstance(pl_module, ImmunizationModule)
+        assert isinstance(pl_module, LinearModule)
         look = self._seen
         if look is None or look.step != trainer.global_step or not self._is_seen(pl_module):
             look = self._logged_look(trainer, pl_module)
@@ -79,7 +79,7 @@ class ImmunityMonitor(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """A divergence may have a name, visible at the θ at which it happened."""
-        assert isinstance(pl_module, ImmunizationModule)
+        assert isinstance(pl_module, LinearModule)
         if not isinstance(exception, DivergedError):
             return
         theta = pl_module.extractor.theta.detach()
@@ -87,16 +87,16 @@ class ImmunityMonitor(Callback):
         if all(0 < size < math.inf for size in sizes):
             self.signatures.see(self._look(pl_module, trainer.global_step, pl_module.objective.weights))
 
-    def facts(self, module: ImmunizationModule) -> list[dict[str, Any]]:
+    def facts(self, module: LinearModule) -> list[dict[str, Any]]:
         """For the record: the failures recognized. A θ that was computed and not trained is judged here."""
         if self._seen is None:
             self.signatures.see(self._look(module, 0, ("solved",)), last=True)
         return self.signatures.facts()
 
-    def _is_seen(self, module: ImmunizationModule) -> bool:
+    def _is_seen(self, module: LinearModule) -> bool:
         return self._theta is not None and torch.equal(self._theta, module.extractor.theta.detach())
 
-    def _look(self, module: ImmunizationModule, step: int, terms: Collection[str]) -> Look:
+    def _look(self, module: LinearModule, step: int, terms: Collection[str]) -> Look:
         self._theta = module.extractor.theta.detach().clone()
         spectra = {role: self._spectrum(role, self._theta) for role in ROLES}
         ratio = immunization_ratio(
@@ -106,7 +106,7 @@ class ImmunityMonitor(Callback):
         return self._seen
 
     def _logged_look(self, trainer: Trainer, module: LightningModule) -> Look:
-        assert isinstance(module, ImmunizationModule)
+        assert isinstance(module, LinearModule)
         look = self._look(module, trainer.global_step, module.objective.weights)
         self.latest = self._numbers(look.ratio, module.extractor.theta.detach())
         module.log_now(self.latest)

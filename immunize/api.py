@@ -1,0 +1,266 @@
+"""`immunize.immunize`: any torch network and two loaders in, the immunized network and its numbers out.
+
+The Python counterpart of `python -m immunize.train` for a network, without configuration files and without a record.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.utilities import CombinedLoader
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from immunize.assembling import arguments_of
+from immunize.building import build
+from immunize.config import config_dir
+from immunize.errors import UserError
+from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
+from immunize.evaluation.resampling import generator
+from immunize.experiment import quiet_lightning
+from immunize.features import AppendedHead, DeepExtractor, append_map
+from immunize.objective import Objective, task_loss
+from immunize.spectrum import DEFAULT_RHO, Estimator
+from immunize.training import DeepModule
+from immunize.training.callbacks import GradientBalance
+
+__all__ = ["Immunized", "immunize"]
+
+MOMENTUM, HEAD_WEIGHT_DECAY = 0.9, 2e-5
+"""Of SGD, and of the classifiers (C.2)."""
+
+AT_MOST_TO_LOOK_AT = 8
+"""Rows of the first batch with which the network is cut into a frozen and a trained part."""
+
+Loader = Iterable[Any]
+
+
+@dataclass(frozen=True)
+class Immunized:
+    """What came of it.
+
+    Attributes:
+        backbone: the immunized feature extractor, a changed copy; for a method that appends a map, with it at the end.
+        head: the classifier of D_P that goes with it.
+        steps: of the optimizer.
+        ratios: RIR_θ0 (Eq. 17), (i) and (ii) with their intervals, by estimator, over all rows of the two loaders.
+        accuracy: top-1 on the rows of `pretrain_loader`, percent, "before" and "after".
+        weights: of the loss's terms at the end, λ_P ("well") and λ_H ("ill") among them.
+        facts: what a method that needs no training says of its map.
+    """
+
+    backbone: nn.Module
+    head: nn.Linear
+    steps: int
+    ratios: dict[Estimator, PooledRatio]
+    accuracy: dict[str, float]
+    weights: dict[str, float]
+    facts: dict[str, Any]
+
+    def __str__(self) -> str:
+        """A few lines to print."""
+        ratios = {name: pooled.ratio for name, pooled in self.ratios.items()}
+        lines = [
+            f"{name:<9} (i) {ratio.ratio_harmful:.4g}  (ii) {ratio.ratio_pretrain:.4g}  RIR {ratio.rir:.4g}"
+            for name, ratio in ratios.items()
+        ]
+        before, after = self.accuracy["before"], self.accuracy["after"]
+        return "\n".join([f"{self.steps} steps; D_P accuracy {before:.2f} % → {after:.2f} %", *lines])
+
+
+def immunize(
+    backbone: nn.Module,
+    head: nn.Linear,
+    pretrain_loader: Loader,
+    harmful_loader: Loader,
+    *,
+    method: str = "ours",
+    trainable: str | Sequence[str],
+    steps: int = 120,
+    learning_rate: float = 3e-3,
+    lambda_well: float | None = None,
+    lambda_ill: float | None = None,
+    multiplier: int = 3,
+    label_smoothing: float = 0.1,
+    options: Mapping[str, Any] | None = None,
+    rho: float = DEFAULT_RHO,
+    seed: int = 0,
+) -> Immunized:
+    """Immunize a network against a harmful data set: Eq. (11) on the features of its batches (§5.2).
+
+    The network is not changed: what comes back is a copy. BatchNorm statistics are frozen and dropout is off, as in
+    `immunize.train`. The optimizer is C.2's: SGD with Nesterov momentum 0.9, weight decay on the classifiers alone.
+
+    Args:
+        backbone: inputs → features (N, D).
+        head: D → C, the classifier of D_P that the backbone comes with.
+        pretrain_loader: D_P: (inputs, labels) batches each time it is iterated over; labels (N,) int64.
+        harmful_loader: D_H, likewise. A spectrum is taken of every batch: a few dozen rows or more.
+        method: a name in `conf/method`: "ours", "ill_only", "well_only", "opt_kappa", "imma", "none", "closed_form".
+        trainable: names or patterns (`fnmatch`) of the modules or parameters of `backbone` that may change.
+        steps: of the optimizer, a batch of each data set a step; the shorter loader begins again.
+        learning_rate: η.
+        lambda_well: λ_P. None: so that the gradient norm of R_well is `multiplier` times that of the task's loss before
+            the first step (C.2). Give both λ or none.
+        lambda_ill: λ_H, likewise.
+        multiplier: 1, 2, 3 or 5.
+        label_smoothing: of the cross-entropy on D_P.
+        options: the method's own settings, as in its YAML, such as {"budget": 10, "shrinkage": 0.01}.
+        rho: ρ of the `ridge` estimator.
+        seed: of what the method draws, and of the bootstrap.
+
+    Raises:
+        UserError: a setting that is wrong, or a network, loaders and a method that do not go together.
+        DivergedError: a term of the loss was not finite.
+    """
+    if (lambda_well is None) != (lambda_ill is None):
+        raise UserError("give both lambda_well and lambda_ill, or neither: then both come from the gradient norms")
+    if steps < 1:
+        raise UserError(f"steps has to be at least 1, it is {steps}")
+    objective = _method(method, lambda_well, lambda_ill, options or {}, seed)
+    seed_everything(seed, workers=True, verbose=False)
+    theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)
+    before = {role: _features(theta_0, x) for role, x in (("pretrain", pretrain_loader), ("harmful", harmful_loader))}
+    _check(before, head)
+
+    facts: dict[str, Any] = {}
+    taken = 0
+    if objective.trains:
+        released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
+        example = next(iter(pretrain_loader))[0][:AT_MOST_TO_LOOK_AT]
+        net = DeepExtractor.from_module(released, classifier, trainable, example=example)
+        objective.bind(
+            net.n_features,
+            torch.Generator().manual_seed(seed),
+            int(before["harmful"][1].max()) + 1,
+            net.dtype,
+        )
+        module = DeepModule(
+            net,
+            objective,
+            task_loss("ce", label_smoothing),
+            partial(torch.optim.SGD, lr=learning_rate, momentum=MOMENTUM, nesterov=True),
+            head_weight_decay=HEAD_WEIGHT_DECAY,
+            at_features="none",
+            ridge=1e-6,
+        )
+        taken = _train(module, pretrain_loader, harmful_loader, steps, None if lambda_well is not None else multiplier)
+    else:
+        released, classifier, facts = _appended(objective, theta_0, omega_0, before)
+    after = {role: _features(released, x) for role, x in (("pretrain", pretrain_loader), ("harmful", harmful_loader))}
+    _check(after, classifier)
+    grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in ("pretrain", "harmful")]
+    return Immunized(
+        released,
+        classifier,
+        taken,
+        pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap")),
+        {"before": _accuracy(before["pretrain"], omega_0), "after": _accuracy(after["pretrain"], classifier)},
+        dict(objective.weights),
+        facts,
+    )
+
+
+def _method(
+    name: str, lambda_well: float | None, lambda_ill: float | None, options: Mapping[str, Any], seed: int
+) -> Objective:
+    """The method as its YAML builds it."""
+    folder = Path(config_dir()) / "method"
+    if not (folder / f"{name}.yaml").is_file():
+        names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+        raise UserError(f"unknown method {name!r}; there are {names}")
+    weights = {
+        "lambda_well": 1.0 if lambda_well is None else lambda_well,
+        "lambda_ill": 1.0 if lambda_ill is None else lambda_ill,
+    }
+    cfg = OmegaConf.create({"method": OmegaConf.load(folder / f"{name}.yaml"), "objective": weights, "seed": seed})
+    assert isinstance(cfg, DictConfig)
+    if unknown := sorted(set(options) - set(map(str, cfg.method))):
+        raise UserError(f"method {name!r} has no option {', '.join(unknown)}")
+    cfg.method.update(dict(options))
+    objective: Objective = build(arguments_of(cfg.method))
+    return objective
+
+
+def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, multiplier: int | None) -> int:
+    """Train in place; returns the steps taken."""
+    callbacks: list[Callback] = []
+    if multiplier is not None and {"well", "ill"} & module.objective.weights.keys():
+        try:
+            callbacks.append(GradientBalance(multiplier))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    trainer = Trainer(
+        max_steps=steps,
+        max_epochs=-1,
+        devices=1,
+        logger=False,
+        callbacks=callbacks,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    with quiet_lightning():
+        trainer.fit(module, CombinedLoader({"pretrain": pretrain, "harmful": harmful}, "max_size_cycle"))
+    return trainer.global_step
+
+
+def _appended(
+    objective: Objective, backbone: nn.Module, head: nn.Linear, rows: Mapping[str, tuple[Tensor, Tensor]]
+) -> tuple[nn.Module, nn.Linear, dict[str, Any]]:
+    """The backbone with the method's map behind it, and the head with the map's inverse in it."""
+    try:
+        solved = objective.solve(*(rows[role][0].double() for role in ("pretrain", "harmful")))
+        assert solved is not None
+        theta, facts = solved
+        whole = append_map(nn.Sequential(backbone, head), theta, torch.linalg.inv(theta), head="1")
+    except (ValueError, RuntimeError) as error:
+        raise UserError(str(error)) from None
+    (appended,) = (module for module in whole.modules() if isinstance(module, AppendedHead))
+    return nn.Sequential(whole.get_submodule("0"), appended.map), appended.head, facts
+
+
+def _features(backbone: nn.Module, loader: Loader) -> tuple[Tensor, Tensor]:
+    """Features (N, D) and labels (N,) of all rows, on the CPU.
+
+    Raises:
+        UserError: the loader gives nothing, or something other than (inputs, labels).
+    """
+    device = next((parameter.device for parameter in backbone.parameters()), torch.device("cpu"))
+    backbone.eval()
+    found: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for batch in loader:
+            if not isinstance(batch, Sequence) or len(batch) != 2:
+                raise UserError("a loader has to give (inputs, labels) batches")
+            found.append((backbone(batch[0].to(device)).cpu(), batch[1].cpu()))
+    if not found:
+        raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
+    return torch.cat([x for x, _ in found]), torch.cat([y for _, y in found])
+
+
+def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:
+    for role, (x, y) in rows.items():
+        if x.ndim != 2 or x.shape[1] != head.in_features:
+            raise UserError(f"{role}: the backbone gives {tuple(x.shape)}, the head needs (N, {head.in_features})")
+        if y.ndim != 1 or y.is_floating_point() or int(y.min()) < 0:
+            raise UserError(f"{role}: labels have to be whole numbers from 0, one a row")
+        if not bool(torch.isfinite(x).all()):
+            raise UserError(f"{role}: the features contain NaN or infinite values")
+    if int(rows["pretrain"][1].max()) >= head.out_features:
+        raise UserError(f"D_P has labels up to {int(rows['pretrain'][1].max())}, the head {head.out_features} outputs")
+
+
+def _accuracy(rows: tuple[Tensor, Tensor], head: nn.Linear) -> float:
+    x, y = rows
+    with torch.no_grad():
+        return 100 * float((head(x.to(head.weight)).argmax(1).cpu() == y).double().mean())

@@ -1,0 +1,213 @@
+"""One folder a class: the layout of most image data sets, and `imagefolder` for any of them (§5.2).
+
+``<root>/train/<class>/<any depth>/<image>`` and the same under ``val`` or ``test``. Labels are the positions of the
+class folders in alphabetical order, torchvision's rule. Where there is one split only, a share of each class's images
+is held out, drawn with a constant seed: what is held out does not depend on the seed of the run.
+
+Shapes: N images, C classes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from immunize.data.images.source import ImageSource, Layout, StoredSplits
+from immunize.data.images.stored import FileImages
+from immunize.data.parts import random_generator
+from immunize.errors import DataError
+
+__all__ = ["ImageFolder", "class_names", "hold_out", "read_class_folders", "read_two_folders", "two_folders"]
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+"""Torchvision's list, and gif; whatever else lies in a folder is ignored."""
+
+TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("val", "test", "valid", "validation", "testing")
+"""Usual names of split folders, the first that is there is taken."""
+
+HOLD_OUT_SEED = 0
+"""Constant, so that no choice of the user can turn a test image into a training image."""
+
+NAMED = 3
+
+
+class ImageFolder(ImageSource):
+    """Any images, one folder a class.
+
+    Args:
+        role: "pretrain" or "harmful".
+        root: the folder that holds the split folders, or the class folders themselves.
+        train: name of the folder of training images below `root`; None: one of the usual names, or `root` itself.
+        test: name of the folder of held-out images; None: one of the usual names, or drawn from the training images.
+        held_out_fraction: share of each class's images that is held out where there is no second folder.
+
+    Raises:
+        DataError: for an unknown role, a fraction outside (0, 1), or without a folder.
+    """
+
+    name = "imagefolder"
+    how_to_get: ClassVar[str] = "Place the images of each class in a folder of its own."
+
+    def __init__(
+        self,
+        role: str,
+        root: str | Path,
+        train: str | None = None,
+        test: str | None = None,
+        held_out_fraction: float = 0.2,
+    ) -> None:
+        super().__init__(role, root=root)
+        if not 0 < held_out_fraction < 1:
+            raise DataError(f"{role}.held_out_fraction={held_out_fraction}, but it has to be between 0 and 1")
+        self.train, self.test, self.held_out_fraction = train, test, held_out_fraction
+
+    def layouts(self) -> Sequence[Layout]:
+        """Two split folders; one split folder; class folders alone."""
+        trains = TRAIN_NAMES if self.train is None else (self.train,)
+        tests = TEST_NAMES if self.test is None else (self.test,)
+        both = two_folders(trains, tests)
+        if self.test is not None:
+            return (both,)
+        one = Layout(
+            "class folders in one split folder, a share held out",
+            f"{' or '.join(trains)}/<class>/<image>",
+            lambda folder: _first(folder, trains) is not None,
+            lambda folder: self._drawn(_existing(folder, trains)),
+        )
+        if self.train is not None:
+            return both, one
+        bare = Layout(
+            "class folders, a share held out",
+            "<class>/<image>",
+            lambda folder: bool(class_names(folder)) and not set(class_names(folder)) & {*TRAIN_NAMES, *TEST_NAMES},
+            self._drawn,
+        )
+        return both, one, bare
+
+    def describe(self) -> dict[str, object]:
+        """Short facts for the record; of the path only the folder's own name."""
+        assert self.root is not None
+        return super().describe() | {"folder": self.root.resolve().name}
+
+    def _drawn(self, folder: Path) -> StoredSplits:
+        return hold_out(read_class_folders(folder, class_names(folder)), self.held_out_fraction)
+
+
+def two_folders(trains: Sequence[str], tests: Sequence[str]) -> Layout:
+    """The layout of two split folders, each with one folder a class.
+
+    Args:
+        trains: names that the folder of training images may have.
+        tests: names that the folder of held-out images may have.
+    """
+    return Layout(
+        "one folder a class",
+        f"{' or '.join(trains)}/<class>/<image> and {' or '.join(tests)}/<class>/<image>",
+        lambda folder: _first(folder, trains) is not None and _first(folder, tests) is not None,
+        lambda folder: read_two_folders(_existing(folder, trains), _existing(folder, tests)),
+    )
+
+
+def read_two_folders(train: Path, test: Path) -> StoredSplits:
+    """Both splits, with the classes of the training folder.
+
+    Args:
+        train: holds one folder a class.
+        test: the same classes, or some of them.
+
+    Raises:
+        DataError: no class folders, one without training images, or a class in `test` alone.
+    """
+    classes = class_names(train)
+    if unknown := [name for name in class_names(test) if name not in set(classes)]:
+        raise DataError(
+            f"{test} has {len(unknown)} class folders that {train} has not, such as {_some(unknown)}; both need the "
+            f"same classes"
+        )
+    return StoredSplits(read_class_folders(train, classes), read_class_folders(test, classes, partial=True))
+
+
+def read_class_folders(folder: Path, classes: Sequence[str], *, partial: bool = False) -> FileImages:
+    """The images of all classes, by class and then by name.
+
+    Args:
+        folder: holds one folder a class.
+        classes: their names in the order of the labels.
+        partial: allow classes without images.
+
+    Raises:
+        DataError: there are no images, or a class has none and `partial` is false.
+    """
+    if not classes:
+        raise DataError(f"{folder} has no class folders; it has to hold one folder of images for each class")
+    found = [sorted(_images_below(folder, name)) if (folder / name).is_dir() else [] for name in classes]
+    empty = [name for name, names in zip(classes, found, strict=True) if not names]
+    if len(empty) == len(classes):
+        raise DataError(f"{folder} has class folders but no image in any of them; endings known are {_some(SUFFIXES)}")
+    if empty and not partial:
+        raise DataError(
+            f"{folder}: no image in {_some(empty)}; remove empty class folders, or unpack the data set anew"
+        )
+    labels = np.repeat(np.arange(len(classes)), [len(names) for names in found])
+    return FileImages.of(folder, [name for names in found for name in names], labels, classes)
+
+
+def class_names(folder: Path) -> list[str]:
+    """Names of the folders in a folder, sorted; hidden ones are left out.
+
+    Args:
+        folder: need not exist.
+    """
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def hold_out(images: FileImages, fraction: float) -> StoredSplits:
+    """Split off a share of each class's images, the same on every call.
+
+    Args:
+        images: of all classes.
+        fraction: share that is held out, rounded, of a class with at least 2 images at least one and never all.
+
+    Returns:
+        both splits in the original order.
+    """
+    mask = np.zeros(len(images), dtype=bool)
+    for label in np.unique(images.labels):
+        rows = np.flatnonzero(images.labels == label)
+        if len(rows) > 1:
+            count = min(max(round(len(rows) * fraction), 1), len(rows) - 1)
+            mask[random_generator(HOLD_OUT_SEED, int(label)).permutation(rows)[:count]] = True
+    return StoredSplits(images.take(np.flatnonzero(~mask)), images.take(np.flatnonzero(mask)))
+
+
+def _images_below(folder: Path, name: str) -> Iterator[str]:
+    """Paths relative to `folder` of the images at any depth below `folder/name`."""
+    with os.scandir(folder / name) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _images_below(folder, f"{name}/{entry.name}")
+            elif entry.name.lower().endswith(SUFFIXES):
+                yield f"{name}/{entry.name}"
+
+
+def _first(folder: Path, names: Sequence[str]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_dir()), None)
+
+
+def _existing(folder: Path, names: Sequence[str]) -> Path:
+    path = _first(folder, names)
+    assert path is not None  # the layout was found
+    return path
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")

@@ -1,0 +1,247 @@
+"""D_P and D_H side by side as images: the LightningDataModule of every run with a deep network (§5.2, C.1, C.2).
+
+Each training batch is ``{"pretrain": (x, y), "harmful": (x, y)}``. How long an epoch is: one pass of D_H, which is how
+Table 4 counts them (C.2), or, as for linear models, what CombinedLoader's mode says. The orders are those of
+`sampling`; they depend on the seed, the epoch and the role, and on nothing else.
+
+The Trainer has to be told ``use_distributed_sampler=False``: the order is distributed already.
+
+Shapes: N images, B batch size over all processes, C classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, cast
+
+import numpy as np
+import torch
+from lightning import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader, Dataset
+
+from immunize.data.images.image_set import ImageSet, ImageSplits, Transform
+from immunize.data.images.sampling import StreamSampler, stream_loader
+from immunize.data.images.source import ImageSource, as_image_source
+from immunize.data.pair import MAX_VALIDATION_FRACTION, MODES, Mode
+from immunize.data.parts import ROLES, Role, random_generator
+from immunize.errors import DataError
+
+__all__ = ["EPOCHS_ON", "ImagePair"]
+
+EPOCHS_ON = ("harmful", "longest")
+"""What an epoch is: one pass of D_H, or what `mode` says: of the longer data set, or of the shorter one."""
+
+VALIDATION_STREAM = 0
+
+
+class ImagePair(LightningDataModule):
+    """Both image data sets of an experiment, checked, hashed and batched.
+
+    Args:
+        pretrain: D_P; an image source, or one that has images too.
+        harmful: D_H.
+        batch_size: B, images of each data set in a mini-batch over all processes; None, full-batch, is refused.
+        mode: CombinedLoader's mode, one of `immunize.data.pair.MODES`; decides about the length of an epoch if
+            `epochs_on` is "longest".
+        epochs_on: one of `EPOCHS_ON`.
+        transform_fit: from a PIL image, mode RGB, to (3, H, W) float32, for training; None: pixels / 255.
+        transform_eval: the same for everything that is measured.
+        validation_fraction: share of the fit images of each data set that is set aside, 0 to 0.9.
+        workers: processes a data set that decode images; 0: the main one.
+        pin_memory: for faster copies to a GPU.
+        seed: of the validation split, of the orders and of random augmentation.
+
+    Raises:
+        DataError: for values outside these ranges, or a source without images.
+    """
+
+    def __init__(
+        self,
+        pretrain: Any,
+        harmful: Any,
+        *,
+        batch_size: int | None,
+        mode: str = "max_size_cycle",
+        epochs_on: str = "harmful",
+        transform_fit: Transform | None = None,
+        transform_eval: Transform | None = None,
+        validation_fraction: float = 0.0,
+        workers: int = 0,
+        pin_memory: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.sources: dict[Role, ImageSource] = {
+            "pretrain": as_image_source(pretrain),
+            "harmful": as_image_source(harmful),
+        }
+        if batch_size is None or batch_size < 2:
+            raise DataError(
+                f"objective.batch_size={batch_size}, but a spectrum needs at least 2 images, and images are read in "
+                f"mini-batches only; choose a number such as 64"
+            )
+        self.batch_size, self.mode, self.epochs_on = batch_size, mode, epochs_on
+        self.transform_fit, self.transform_eval = transform_fit, transform_eval
+        self.validation_fraction, self.seed = validation_fraction, seed
+        self.workers, self.pin_memory = workers, pin_memory
+        self._check_options()
+        self._splits: dict[Role, ImageSplits] = {}
+        self._validation: dict[Role, ImageSet] = {}
+        self._replaced: dict[Role, Dataset[Any]] = {}
+        self._data_hash = ""
+        self._done = (0, 0)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Find both data sets, leave unreadable images out, set validation images aside; nothing the second time.
+
+        Args:
+            stage: ignored: every stage needs the same images.
+
+        Raises:
+            MissingDataError: if a data set is not there.
+            DataError: if one cannot be used, or D_P and D_H are the same images.
+        """
+        if self._splits:
+            return
+        hashes = {role: self.sources[role].file_hash() for role in ROLES}
+        if hashes["pretrain"] == hashes["harmful"]:
+            raise DataError(
+                f"D_P and D_H are the same images ({self.sources['harmful'].name}), which cannot be easy and hard to "
+                f"learn at once; choose another data set for D_P: pretrain=<name>"
+            )
+        splits = {role: self.sources[role].splits(self.transform_fit, self.transform_eval) for role in ROLES}
+        self._check_sizes(splits)
+        if self.validation_fraction > 0:
+            splits = {role: self._set_aside(role, splits[role]) for role in ROLES}
+        self._splits = splits
+        self._data_hash = hashlib.sha256("/".join(hashes[role] for role in ROLES).encode()).hexdigest()
+
+    def source(self, role: Role) -> ImageSource:
+        """The source of one data set."""
+        return self.sources[role]
+
+    def splits(self, role: Role) -> ImageSplits:
+        """`fit` without validation images, through `transform_fit`; `held_out`, through the other. After `setup`."""
+        if not self._splits:
+            raise RuntimeError("call setup() before asking for data")
+        return self._splits[role]
+
+    def measured(self, role: Role) -> ImageSplits:
+        """The same images, both splits through `transform_eval`: what features are extracted from. After `setup`."""
+        return self.splits(role).with_transforms(self.transform_eval, self.transform_eval)
+
+    def validation(self, role: Role) -> ImageSet | None:
+        """Images set aside from `fit`, through `transform_eval`; None for a fraction of 0. After `setup`."""
+        return self._validation.get(role) if self.splits(role) else None
+
+    def n_classes(self, role: Role) -> int:
+        """C of one data set. After `setup`."""
+        return self.splits(role).fit.n_classes
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """For each role "classification"."""
+        return {role: self.sources[role].task for role in ROLES}
+
+    @property
+    def held_out_protocol(self) -> str:
+        """Always "split": image sets have held-out images of their own."""
+        return "split"
+
+    @property
+    def data_hash(self) -> str:
+        """SHA-256 of both data sets' `file_hash`. After `setup`."""
+        return self._data_hash if self._splits else ""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches an epoch. After `setup`."""
+        passes = {role: max(len(self._training_set(role)) // self.batch_size, 1) for role in ROLES}
+        if self.epochs_on == "harmful":
+            return passes["harmful"]
+        return max(passes.values()) if self.mode == "max_size_cycle" else min(passes.values())
+
+    def replace_fit(self, role: Role, dataset: Dataset[Any]) -> None:
+        """Train on something else than the images of `fit`, such as the cached outputs of a frozen trunk.
+
+        Args:
+            role: which data set.
+            dataset: map-style with a length, of (tensor, label). A `TensorDataset` is read a batch at a time.
+        """
+        self._replaced[role] = dataset
+
+    def go_on(self, epoch: int, step: int) -> None:
+        """Begin an epoch at a step other than its first, for a training that was interrupted there."""
+        self._done = (epoch, step)
+
+    def train_dataloader(self) -> CombinedLoader:
+        """Batches of both data sets, this process's share of each.
+
+        Returns:
+            a loader of ``{"pretrain": (x, y), "harmful": (x, y)}``: x (B / processes, 3, H, W) float32, y int64. Its
+            samplers have `set_epoch`, which Lightning calls.
+
+        Raises:
+            DataError: if the batch cannot be shared equally by the processes.
+        """
+        return CombinedLoader({role: self._train_loader(role) for role in ROLES}, cast(Mode, self.mode))
+
+    def _train_loader(self, role: Role) -> DataLoader[Any]:
+        images, steps, stream = self._training_set(role), self.steps_per_epoch, ROLES.index(role)
+        rank, world = _place()
+        if self.batch_size % world or len(images) < world:
+            raise DataError(
+                f"objective.batch_size={self.batch_size} counts images over all processes and cannot be shared equally "
+                f"by {world}; choose a multiple of {world}"
+            )
+        sampler = StreamSampler(
+            len(images), self.batch_size, steps, seed=self.seed, stream=stream, rank=rank, world=world
+        )
+        sampler.leave_out(*self._done)
+        return stream_loader(images, sampler, workers=self.workers, pin_memory=self.pin_memory)
+
+    def _training_set(self, role: Role) -> Any:
+        return self._replaced.get(role, self.splits(role).fit)
+
+    def _set_aside(self, role: Role, splits: ImageSplits) -> ImageSplits:
+        """Split the fit images into what stays and what is for validation."""
+        n = len(splits.fit)
+        n_aside = round(n * self.validation_fraction)
+        if min(n_aside, n - n_aside) < 2:
+            raise DataError(
+                f"objective.validation_fraction={self.validation_fraction} splits the {n} images of "
+                f"{self.sources[role].name} ({role}) into {n - n_aside} and {n_aside}, but both parts need at least 2; "
+                f"choose another fraction"
+            )
+        order = random_generator(self.seed, VALIDATION_STREAM, ROLES.index(role)).permutation(n)
+        self._validation[role] = splits.fit.take(np.sort(order[:n_aside])).with_transform(self.transform_eval)
+        return ImageSplits(splits.fit.take(np.sort(order[n_aside:])), splits.held_out)
+
+    def _check_options(self) -> None:
+        if self.mode not in MODES:
+            raise DataError(
+                f"pairing is {self.mode!r}, but has to be one of {', '.join(MODES)}: every batch needs images of both"
+            )
+        if self.epochs_on not in EPOCHS_ON:
+            raise DataError(f"objective.epochs_on is {self.epochs_on!r}, but has to be one of {', '.join(EPOCHS_ON)}")
+        if not 0 <= self.validation_fraction <= MAX_VALIDATION_FRACTION:
+            raise DataError(
+                f"objective.validation_fraction={self.validation_fraction}, but it has to be between 0 and "
+                f"{MAX_VALIDATION_FRACTION}"
+            )
+
+    def _check_sizes(self, splits: dict[Role, ImageSplits]) -> None:
+        if self.batch_size > max(len(splits[role].fit) for role in ROLES):
+            sizes = ", ".join(f"{self.sources[role].name}: {len(splits[role].fit)}" for role in ROLES)
+            raise DataError(
+                f"objective.batch_size={self.batch_size} is larger than both data sets ({sizes} images); choose a "
+                f"smaller one"
+            )
+
+
+def _place() -> tuple[int, int]:
+    """Number of this process and of all processes."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1

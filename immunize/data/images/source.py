@@ -1,0 +1,264 @@
+"""What all image sources have in common: where a data set is looked for, in which layouts, and what is checked.
+
+A data set is where `root` says, or below the data folder under one of its usual names. Each source knows one or more
+layouts of its files and takes the first that it finds; a data set that is not there is an error that says what to place
+where. None of it imports torch before images are asked for.
+
+Shapes: N images, C classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from immunize.data.images.stored import StoredImages
+from immunize.data.parts import SourceBase, Splits
+from immunize.errors import DataError, MissingDataError
+
+if TYPE_CHECKING:
+    from immunize.data.images.image_set import ImageSplits, Transform
+
+__all__ = ["ImageSource", "Layout", "StoredSplits", "as_image_source"]
+
+FEWEST_CLASSES = 2
+
+
+@dataclass(frozen=True)
+class StoredSplits:
+    """Both splits of a data set where they are stored.
+
+    Attributes:
+        fit: the training images.
+        held_out: images that training never sees; the same classes.
+    """
+
+    fit: StoredImages
+    held_out: StoredImages
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which the files of a data set may lie in its folder.
+
+    Attributes:
+        name: for the record.
+        expects: what is looked for, for the message when nothing is found.
+        found: whether a folder has this layout; looks at no image.
+        read: both splits of a folder that has it.
+    """
+
+    name: str
+    expects: str
+    found: Callable[[Path], bool]
+    read: Callable[[Path], StoredSplits]
+
+
+class ImageSource(SourceBase):
+    """One image data set in one role. A subclass sets the class attributes and defines `layouts`.
+
+    Args:
+        role: "pretrain" or "harmful".
+        data_root: the folder that holds data sets under their usual names; needed if `root` is None.
+        root: the folder of this data set, whatever its name; None: look for it in `data_root`.
+        download: fetch the files if they are not there, for the data sets that can be fetched.
+
+    Raises:
+        DataError: for an unknown role, or neither folder given.
+    """
+
+    task = "classification"
+    usual_names: ClassVar[tuple[str, ...]] = ()
+    how_to_get: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        role: str,
+        data_root: str | Path | None = None,
+        root: str | Path | None = None,
+        download: bool = False,
+    ) -> None:
+        super().__init__(role)
+        if root is None and data_root is None:
+            raise DataError(f"{self.name}: name the folder of its images with {role}.root=<folder>")
+        self.data_root = None if data_root is None else Path(data_root).expanduser()
+        self.root = None if root is None else Path(root).expanduser()
+        self.download = download
+
+    def layouts(self) -> Sequence[Layout]:
+        """The layouts this data set may have, the likeliest first."""
+        raise NotImplementedError
+
+    def fetch(self, folder: Path) -> None:
+        """Download the data set into its folder; the base class refuses.
+
+        Args:
+            folder: where the data set is to lie.
+
+        Raises:
+            MissingDataError: there is nowhere to download it from.
+        """
+        raise MissingDataError(f"{self.name} cannot be downloaded by this program. {self._help()}")
+
+    def require(self) -> None:
+        """Find the files, downloading them if that is allowed; looks at no image and imports no torch.
+
+        Raises:
+            MissingDataError: if no folder holds the data set in a known layout.
+        """
+        if self.download and self._search() is None:
+            try:
+                self.fetch(self._home())
+            except (OSError, RuntimeError) as error:  # no network, no permission, wrong checksum
+                raise MissingDataError(f"{self.name} could not be downloaded: {error}. {self._help()}") from error
+        self._found()
+
+    def splits(self, transform_fit: Transform | None, transform_eval: Transform | None) -> ImageSplits:
+        """Both splits, unreadable images left out.
+
+        Args:
+            transform_fit: from a PIL image, mode RGB, to (3, H, W) float32, for `fit`; None: pixels / 255.
+            transform_eval: the same for `held_out`.
+
+        Raises:
+            MissingDataError: as `require`.
+            DataError: no images, one class only, or more than 1 % of a split unreadable.
+        """
+        return self._readable.with_transforms(transform_fit, transform_eval)
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+        return len(self.stored.fit.classes)
+
+    @cached_property
+    def stored(self) -> StoredSplits:
+        """Both splits as stored, checked but for their pixels.
+
+        Raises:
+            MissingDataError, DataError: as `splits`.
+        """
+        self.require()
+        layout, folder = self._found()
+        splits = layout.read(folder)
+        for split, stored in (("fit", splits.fit), ("held_out", splits.held_out)):
+            if len(stored) == 0:
+                raise DataError(f"{self.name} ({self.role}): {folder} has no {split} images; check how it was unpacked")
+        present = np.unique(splits.fit.labels)
+        if len(present) < FEWEST_CLASSES:
+            only = splits.fit.classes[int(present[0])]
+            raise DataError(
+                f"{self.name} ({self.role}): all images in {folder} are of one class ({only}); a task needs at least "
+                f"{FEWEST_CLASSES}, one folder a class"
+            )
+        return splits
+
+    def file_hash(self) -> str:
+        """SHA-256 of names, sizes and labels of both splits, and of the bytes of small ones; equal for equal copies."""
+        splits = self.stored
+        parts = [splits.fit.digest(times=False), splits.held_out.digest(times=False)]
+        return hashlib.sha256("/".join([self.name, *parts]).encode()).hexdigest()
+
+    def fingerprint(self) -> Hashable:
+        """Role and name, and names, sizes and times of all files."""
+        splits = self.stored
+        return type(self), self.name, self.role, splits.fit.digest(times=True), splits.held_out.digest(times=True)
+
+    def describe(self) -> dict[str, object]:
+        """Short facts for the record; counts are those after unreadable images were left out."""
+        sets = self._readable
+        return {
+            "name": self.name,
+            "role": self.role,
+            "task": self.task,
+            "layout": self._found()[0].name,
+            "classes": self.n_classes,
+            "images": {"fit": len(sets.fit), "held_out": len(sets.held_out)},
+            "skipped": {"fit": sets.fit.skipped, "held_out": sets.held_out.skipped},
+            "held_out_protocol": self.held_out_protocol,
+        }
+
+    def load(self) -> Splits:
+        """Refuse: images are no table.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError(
+            f"{self.name} holds images, and a linear model takes tables; choose a deep one, such as model=resnet18"
+        )
+
+    @cached_property
+    def _readable(self) -> ImageSplits:
+        """Both splits without unreadable images; kept, so that all users count into the same `skipped`."""
+        from immunize.data.images.image_set import ImageSet, ImageSplits
+
+        splits = self.stored
+        return ImageSplits(
+            ImageSet(splits.fit, None, f"{self.name} ({self.role}, fit)"),
+            ImageSet(splits.held_out, None, f"{self.name} ({self.role}, held_out)"),
+        )
+
+    def _candidates(self) -> list[Path]:
+        """Where the data set may be, in the order of looking."""
+        if self.root is not None:
+            return [self.root, *(self.root / name for name in self.usual_names)]
+        assert self.data_root is not None
+        return [self.data_root / name for name in self.usual_names]
+
+    def _home(self) -> Path:
+        """Where a download goes."""
+        if self.root is not None:
+            return self.root
+        assert self.data_root is not None
+        return self.data_root / self.usual_names[0]
+
+    def _search(self) -> tuple[Layout, Path] | None:
+        for folder in self._candidates():
+            for layout in self.layouts():
+                if layout.found(folder):
+                    return layout, folder
+        return None
+
+    def _found(self) -> tuple[Layout, Path]:
+        found = self._search()
+        if found is None:
+            raise MissingDataError(f"{self.name} was not found. {self._help()}")
+        return found
+
+    def _help(self) -> str:
+        """Where it was looked for, for what, and how to get it."""
+        places = " or ".join(str(folder) for folder in self._candidates())
+        layouts = "; or ".join(layout.expects for layout in self.layouts())
+        return (
+            f"Looked in {places} for {layouts}. {self.how_to_get} Name another folder with {self.role}.root=<folder>, "
+            f"or the folder of all data sets with data_root=<folder> or IMMUNIZE_DATA."
+        )
+
+
+def as_image_source(source: Any) -> ImageSource:
+    """The source as images.
+
+    Args:
+        source: an image source, or one that has its rows as images too (`digits`, with a method `images`).
+
+    Raises:
+        DataError: if it has no images.
+    """
+    if isinstance(source, ImageSource):
+        return source
+    images = getattr(source, "images", None)
+    if images is None:
+        raise DataError(
+            f"{source.name} has no images, which a deep model needs; choose harmful=cars, harmful=imagefolder "
+            f"harmful.root=<folder>, or another image set, or model=linear"
+        )
+    converted = images()
+    assert isinstance(converted, ImageSource)
+    return converted

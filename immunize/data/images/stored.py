@@ -1,0 +1,206 @@
+"""The images of one split where they are stored, as files or in memory: which there are, and how to get at one.
+
+Both kinds know names, labels and sizes of all images without holding a decoded one. Paths are kept as one array of
+bytes, 40 MB for ImageNet: a list of a million Python strings would be copied into every worker process as soon as
+anything there looks at it.
+
+Shapes: N images, C classes, H x W pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["ArrayImages", "FileImages", "StoredImages"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SMALL_FILES = 64 * 2**20
+"""Bytes up to which a split's hash covers the content of its files and not only names and sizes: below a second."""
+
+READERS, FILES_A_TASK = 16, 512
+"""Threads that look at files, for the sake of network file systems, and how many files each takes at a time."""
+
+
+class StoredImages(Protocol):
+    """N images with labels.
+
+    Attributes:
+        labels: (N,) int64, from 0 to C - 1.
+        classes: C names; a class need not have an image.
+    """
+
+    @property
+    def labels(self) -> Array:
+        """(N,) int64."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """C names."""
+
+    def __len__(self) -> int:
+        """N."""
+
+    def take(self, rows: Array) -> Self:
+        """The images with these indices, (M,) int64, in their order."""
+
+    def open(self, row: int) -> Image:
+        """One image, mode RGB."""
+
+    def name_of(self, row: int) -> str:
+        """What to call one image in a message."""
+
+    def unreadable(self) -> Array:
+        """Indices of images that cannot be decoded, as far as a fast look tells."""
+
+    def digest(self, *, times: bool) -> str:
+        """SHA-256 of everything that tells these images from others; `times`: of when the files were written, too."""
+
+
+@dataclass(frozen=True, eq=False)
+class FileImages:
+    """Images that are files below one folder.
+
+    Attributes:
+        root: the folder.
+        names: (N,) bytes, paths relative to it.
+        labels: (N,) int64.
+        sizes: (N,) int64 bytes; -1 for a file that is not there.
+        times: (N,) int64 nanoseconds, when each was last written.
+        classes: C names.
+    """
+
+    root: Path
+    names: Array
+    labels: Array
+    sizes: Array
+    times: Array
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, root: Path, names: Sequence[str], labels: Sequence[int] | Array, classes: Sequence[str]) -> FileImages:
+        """Look up size and time of each file.
+
+        Args:
+            root: the folder.
+            names: N paths relative to it.
+            labels: N class indices.
+            classes: C names.
+        """
+        stats = [_stat(os.path.join(root, name)) for name in names]
+        sizes, times = np.array(stats, dtype=np.int64).reshape(len(names), 2).T
+        encoded = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
+        return cls(root, encoded, np.asarray(labels, dtype=np.int64), sizes, times, tuple(classes))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def take(self, rows: Array) -> FileImages:
+        """The images with these indices, (M,) int64, in their order."""
+        picked = {name: getattr(self, name)[rows] for name in ("names", "labels", "sizes", "times")}
+        return replace(self, **picked)
+
+    def path(self, row: int) -> str:
+        """Where one image lies."""
+        return os.path.join(self.root, self.name_of(row))
+
+    def open(self, row: int) -> Image:
+        """One image, mode RGB; raises one of `decoding.UNREADABLE`."""
+        from immunize.data.images.decoding import open_rgb
+
+        return open_rgb(self.path(row))
+
+    def name_of(self, row: int) -> str:
+        """Path relative to the folder."""
+        return os.fsdecode(bytes(self.names[row]))
+
+    def unreadable(self) -> Array:
+        """Indices of files that are missing, cut off or no images; see `decoding.is_readable` for what is looked at."""
+        from immunize.data.images.decoding import is_readable
+
+        def look(start: int) -> list[int]:
+            rows = range(start, min(start + FILES_A_TASK, len(self)))
+            return [row for row in rows if not is_readable(self.path(row))]
+
+        with ThreadPoolExecutor(READERS) as pool:
+            found = pool.map(look, range(0, len(self), FILES_A_TASK))
+        return np.array([row for rows in found for row in rows], dtype=np.int64)
+
+    def digest(self, *, times: bool) -> str:
+        """SHA-256 of names, labels, sizes and classes.
+
+        Args:
+            times: of the times of writing, too, which differ between copies; otherwise of the bytes, if they are few.
+        """
+        digest = hashlib.sha256("\0".join(self.classes).encode())
+        arrays = (self.labels, self.sizes) + ((self.times,) if times else ())
+        digest.update(b"\0".join(map(bytes, self.names)))
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).data)
+        if not times and int(self.sizes.sum()) <= SMALL_FILES:
+            for row in np.flatnonzero(self.sizes >= 0):
+                digest.update(Path(self.path(int(row))).read_bytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayImages:
+    """Images in memory.
+
+    Attributes:
+        pixels: (N, H, W) or (N, H, W, 3) uint8; gray levels become three equal channels.
+        labels: (N,) int64.
+        classes: C names.
+    """
+
+    pixels: Array
+    labels: Array
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def take(self, rows: Array) -> ArrayImages:
+        """The images with these indices, (M,) int64, in their order."""
+        return ArrayImages(self.pixels[rows], self.labels[rows], self.classes)
+
+    def open(self, row: int) -> Image:
+        """One image, mode RGB."""
+        from PIL import Image
+
+        return Image.fromarray(self.pixels[row]).convert("RGB")
+
+    def name_of(self, row: int) -> str:
+        """Its number."""
+        return f"image {row}"
+
+    def unreadable(self) -> Array:
+        """None of them."""
+        return np.empty(0, dtype=np.int64)
+
+    def digest(self, *, times: bool) -> str:
+        """SHA-256 of pixels, labels and classes; there are no times."""
+        digest = hashlib.sha256("\0".join(self.classes).encode())
+        for array in (self.pixels, self.labels):
+            digest.update(str(array.shape).encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+def _stat(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1, 0
+    return found.st_size, found.st_mtime_ns

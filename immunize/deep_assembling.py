@@ -1,0 +1,202 @@
+"""From configuration nodes to the parts of a deep net's training: data, network, module, callbacks, trainer.
+
+Sees every room; no room sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.assembling import HEAD_STREAM, arguments_of, build_objective
+from immunize.building import build, build_sources
+from immunize.data.images import ImagePair, as_image_source
+from immunize.errors import UserError
+from immunize.evaluation.deep import EvaluationSettings
+from immunize.features import DeepExtractor
+from immunize.objective import AT_FEATURES, Objective, task_loss
+from immunize.training import DeepModule
+from immunize.training.callbacks import BatchMonitor, GradientBalance, Resuming, Throughput
+
+__all__ = [
+    "build_deep_callbacks",
+    "build_deep_module",
+    "build_deep_trainer",
+    "build_network",
+    "build_pair",
+    "evaluation_settings",
+    "method_of",
+    "optimizer_factory",
+]
+
+
+def build_pair(cfg: DictConfig) -> tuple[ImagePair, DeepExtractor]:
+    """Both image sets, and the network that sees them, at θ_0.
+
+    Raises:
+        UserError: missing or unusable data, or a bad `model` setting.
+    """
+    sources = [as_image_source(source) for source in build_sources(cfg)]
+    net = build_network(cfg, sources[0].n_classes)
+    net.check_classes(sources[0].n_classes, f"D_P ({sources[0].name})")
+    objective = cfg.objective
+    pair = ImagePair(
+        *sources,
+        batch_size=objective.batch_size,
+        mode=cfg.pairing,
+        epochs_on=objective.epochs_on,
+        transform_fit=net.transform(train=bool(objective.augment)),
+        transform_eval=net.transform(),
+        validation_fraction=objective.validation_fraction if cfg.selection else 0.0,
+        workers=cfg.deep.workers,
+        pin_memory=torch.cuda.is_available(),
+        seed=cfg.seed,
+    )
+    pair.setup()
+    return pair, net
+
+
+def build_network(cfg: DictConfig, n_classes: int) -> DeepExtractor:
+    """f_θ and ω at θ_0.
+
+    Args:
+        cfg: a configuration with `model` and `seed`.
+        n_classes: of D_P.
+
+    Raises:
+        UserError: a bad `model` setting, or weights that cannot be had or do not fit.
+    """
+    net: DeepExtractor = build(arguments_of(cfg.model), n_classes=n_classes, seed=cfg.seed)
+    return net
+
+
+def method_of(cfg: DictConfig, net: DeepExtractor, n_outputs: int) -> Objective:
+    """The method, with the parameters that it owns.
+
+    Args:
+        cfg: the composed configuration.
+        net: f_θ.
+        n_outputs: classes of D_H.
+
+    Raises:
+        UserError: a bad `method` setting.
+    """
+    objective = build_objective(cfg)
+    generator = torch.Generator().manual_seed(cfg.seed + HEAD_STREAM)
+    objective.bind(net.n_features, generator, n_outputs, net.dtype)
+    return objective
+
+
+def build_deep_module(cfg: DictConfig, net: DeepExtractor, objective: Objective, *, cached: bool) -> DeepModule:
+    """The network and the method, ready to train.
+
+    Args:
+        cfg: the composed configuration.
+        net: f_θ and ω.
+        objective: the method.
+        cached: batches hold trunk outputs.
+
+    Raises:
+        UserError: a bad setting of `objective`.
+    """
+    settings = cfg.objective
+    if settings.precondition not in AT_FEATURES:
+        raise UserError(f"objective.precondition={settings.precondition}: there are {', '.join(AT_FEATURES)}")
+    try:
+        loss = task_loss(settings.loss, settings.label_smoothing)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return DeepModule(
+        net,
+        objective,
+        loss,
+        optimizer_factory(settings.optimizer, settings.learning_rate),
+        weight_decay=settings.weight_decay,
+        head_weight_decay=settings.head_weight_decay,
+        at_features=settings.precondition,
+        ridge=settings.precondition_ridge,
+        cached=cached,
+        log_every=cfg.log_every,
+    )
+
+
+def optimizer_factory(node: DictConfig, learning_rate: float) -> Any:
+    """From parameters to their optimizer; what the node sets to null is left to the optimizer.
+
+    Raises:
+        UserError: the optimizer refuses its settings.
+    """
+    kept = OmegaConf.create({str(key): value for key, value in node.items() if value is not None})
+    factory = build(kept, lr=learning_rate, _partial_=True)
+    try:  # what the optimizer refuses, it refuses when it gets its parameters
+        factory([torch.nn.Parameter(torch.zeros(1))])
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"objective.optimizer: {error}") from error
+    return factory
+
+
+def build_deep_callbacks(
+    cfg: DictConfig, objective: Objective, reference: DeepExtractor, checkpoint: Path, *, run_hash: str, quiet: bool
+) -> dict[str, Callback]:
+    """What watches the training, by name, in the order in which Lightning is to call them.
+
+    Raises:
+        UserError: a setting that one of them refuses.
+    """
+    settings = cfg.objective
+    try:
+        callbacks: dict[str, Callback] = {}
+        if settings.balance and {"well", "ill"} & objective.weights.keys():  # the other methods have no λ
+            callbacks["balance"] = GradientBalance(settings.balance_multiplier, settings.balance_every)
+        callbacks["monitor"] = BatchMonitor(reference, cfg.monitor_every)
+        callbacks["throughput"] = Throughput(cfg.method.name, quiet=quiet)
+        callbacks["resuming"] = Resuming(checkpoint, run_hash)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return callbacks
+
+
+def build_deep_trainer(cfg: DictConfig, loggers: list[Logger], callbacks: list[Callback]) -> Trainer:
+    """Lightning's trainer.
+
+    Raises:
+        UserError: a bad `trainer` setting, such as devices that do not exist.
+    """
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    settings = cfg.objective
+    own = {"use_distributed_sampler"}
+    node = OmegaConf.create({str(key): value for key, value in cfg.trainer.items() if key not in own})
+    trainer: Trainer = build(
+        node,
+        max_epochs=settings.epochs,
+        max_steps=-1 if settings.max_steps is None else settings.max_steps,
+        use_distributed_sampler=False,  # the pair gives every process its share
+        logger=loggers or False,
+        callbacks=callbacks,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+    )
+    return trainer
+
+
+def evaluation_settings(cfg: DictConfig) -> EvaluationSettings:
+    """How large the evaluation is."""
+    deep = cfg.deep
+    return EvaluationSettings(
+        rho=cfg.rho,
+        n_groups=deep.groups,
+        group_size=deep.group_size,
+        replicates=deep.replicates,
+        probe_steps={str(name): steps for name, steps in deep.probe_steps.items() if steps is not None},
+        pretrain_probe_steps=deep.pretrain_probe_steps,
+        probe_rows=deep.probe_rows,
+    )

@@ -1,0 +1,259 @@
+"""A run with a deep net, from its configuration to its record: data, network, θ_0, fit, features, evaluation.
+
+Sees every room; no room sees it. `python -m immunize.deep_experiment <file>` is what the processes of a run that needs
+several are started with (:mod:`immunize.processes`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import seed_everything
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from immunize.assembling import build_loggers, build_objective
+from immunize.config import config_hash, resolved
+from immunize.data import ROLES
+from immunize.data.images import ImagePair
+from immunize.deep_assembling import (
+    build_deep_module,
+    build_pair,
+    evaluation_settings,
+    method_of,
+)
+from immunize.deep_fit import TRAINING, DeepFit, train
+from immunize.errors import UserError
+from immunize.evaluation.deep import evaluate_deep
+from immunize.experiment import threads
+from immunize.features import AppendedHead, DeepExtractor, append_map, cached_trunk, save_weights
+from immunize.measuring import Measured, accuracy, both_features, head_of, measured_sets, overflown
+from immunize.objective import Head, Objective
+from immunize.processes import end_with_parent, is_first, process_count, run_processes, started_outside
+from immunize.recording import flat_metrics, new_record, refuse_finished
+from immunize.records import CHECKPOINT, peak_memory_mib, read_record, write_record
+from immunize.training.loggers import close_loggers
+
+__all__ = ["run"]
+
+MANY_FEATURES = 2**20
+"""Stands for D where `threads` asks for it: a network is worth all cores."""
+
+log = logging.getLogger(__name__)
+
+
+def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
+    """Immunize a network, evaluate it, and write `record.json` and `checkpoint.safetensors` into `folder`.
+
+    Args:
+        cfg: the composed configuration, checked.
+        folder: the output folder.
+        quiet: show no progress.
+
+    Returns:
+        The record, as written. In the processes of a run beside the first it has no numbers and is not written.
+
+    Raises:
+        UserError: anything in the configuration or the data that the user has to mend.
+        KeyboardInterrupt: Ctrl-C before there was anything to keep.
+        SystemExit: SIGTERM; what was trained so far is kept for `resume=true`.
+    """
+    refuse_finished(folder, cfg.overwrite)
+    record = new_record(cfg)
+    count = process_count(cfg.trainer) if build_objective(cfg).trains else 1
+    if count > 1 and not started_outside():
+        spec = {"config": resolved(cfg), "command": record["command"], "quiet": quiet}
+        run_processes(spec, folder, count, "immunize.deep_experiment")
+        return read_record(folder)
+    return _run_here(cfg, folder, record, quiet=quiet)
+
+
+def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    clock = time.perf_counter()
+    seed_everything(cfg.seed, workers=True, verbose=False)
+    with threads(cfg, MANY_FEATURES):
+        pair, net = build_pair(cfg)
+        reference = net.reference()
+        objective = method_of(cfg, net, pair.n_classes("harmful"))
+        sets = measured_sets(pair, cfg.selection)
+        cached = bool(cfg.objective.cache_frozen) and objective.trains
+        if cached:
+            sets = _cache(cfg, pair, net, sets)
+        loggers = build_loggers(cfg, folder)
+        fit = DeepFit("finished", 0.0, 0)
+        if objective.trains:
+            module = build_deep_module(cfg, net, objective, cached=cached)
+            named = {"folder": folder, "loggers": loggers, "run_hash": record["config_hash"]}
+            fit = train(cfg, module, pair, reference, quiet=quiet, **named)
+        record.update(
+            status=fit.status,
+            pretrain=pair.source("pretrain").name,
+            harmful=pair.source("harmful").name,
+            data={role: pair.source(role).describe() for role in ROLES},
+            data_hash=pair.data_hash,
+            held_out_protocol=pair.held_out_protocol if cfg.selection is None else None,
+            network=_network_facts(net),
+        )
+        released: nn.Module = net.network
+        if fit.status == "finished":
+            started = time.perf_counter()
+            features = both_features(net, reference, sets, cfg, fit.device, cached=cached)
+            if features is not None:  # the first process
+                after = head_of(net)
+                if not objective.trains:
+                    released, after, fit.facts["closed_form"] = _append(objective, net, features)
+                if (role := overflown(features)) is None:
+                    record.update(_evaluated(cfg, features, after, head_of(reference)))
+                else:  # the very last step went too far for numbers, which no later step could notice
+                    fit.status = record["status"] = "diverged"
+                    fit.facts["diverged"] = {"step": fit.steps, "term": f"features of {role}", "value": "nan"}
+                    log.error("%s: the features of %s overflow after the last step", cfg.method.name, role)
+            record["seconds_evaluating"] = time.perf_counter() - started
+        record["training"] = {"fit": {"steps": fit.steps, "seconds": fit.seconds, **fit.facts}}
+        record["seconds"] = time.perf_counter() - clock
+        record["peak_memory_mib"] = peak_memory_mib()
+        record["hardware"]["threads"] = torch.get_num_threads()
+        if is_first():
+            _save(record, folder, released, loggers, fit)
+    if fit.signal:
+        raise SystemExit(128 + fit.signal)
+    return record
+
+
+def _evaluated(cfg: DictConfig, features: Measured, after: Head, before: Head) -> dict[str, Any]:
+    """The numbers of the record; `after` and `before` are the classifiers of the released network and of θ_0."""
+    held = {which: of["held_out"]["pretrain"] for which, of in features.items()}
+    top = {"before": accuracy(held["theta_0"], before), "after": accuracy(held["immunized"], after)}
+    numbers = evaluate_deep(features, top, seed=cfg.seed, settings=evaluation_settings(cfg))
+    return numbers if cfg.selection is None else _renamed(numbers, "held_out", cfg.selection)
+
+
+def _cache(cfg: DictConfig, pair: ImagePair, net: DeepExtractor, sets: dict[str, Any]) -> dict[str, dict[Any, Any]]:
+    """Put what the frozen trunk makes of the images in their place, for training and measuring alike.
+
+    Raises:
+        UserError: the network is in one piece, its outputs do not fit into the memory, or the images are augmented.
+    """
+    if cfg.objective.augment:
+        raise UserError("objective.cache_frozen computes every image once; set objective.augment=false, or not both")
+    folder = None if cfg.deep.cache_dir is None else Path(cfg.deep.cache_dir).expanduser()
+    cached: dict[str, dict[Any, Any]] = {}
+    for part, roles in sets.items():
+        cached[part] = {}
+        for role, images in roles.items():
+            cached[part][role] = cached_trunk(
+                net,
+                images,
+                batch_size=cfg.deep.batch_size,
+                workers=cfg.deep.workers,
+                device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+                cache_dir=folder,
+                key={"images": images.fingerprint},
+            )
+    for role in ROLES:
+        pair.replace_fit(role, cached["fit"][role])
+    return cached
+
+
+def _append(objective: Objective, net: DeepExtractor, features: Measured) -> tuple[nn.Module, Head, dict[str, Any]]:
+    """Append the map that the method computes from the features, in place of those of the immunized network.
+
+    Returns:
+        the released network, its classifier behind the map, and facts.
+
+    Raises:
+        UserError: the features do not allow it.
+    """
+    rows = {role: features["theta_0"]["fit"][role][0].double() for role in ROLES}
+    try:
+        solved = objective.solve(rows["pretrain"], rows["harmful"])
+        assert solved is not None
+        theta, facts = solved
+        released = append_map(net.network.cpu(), theta, torch.linalg.inv(theta))
+    except (ValueError, RuntimeError) as error:  # LAPACK's errors are runtime errors
+        raise UserError(str(error)) from None
+    (appended,) = (module for module in released.modules() if isinstance(module, AppendedHead))
+    with torch.no_grad():
+        for part, roles in features["theta_0"].items():
+            for role, (x, y) in roles.items():
+                features["immunized"][part][role] = appended.map(x), y
+    return released, Head(appended.head.weight.detach().T, appended.head.bias.detach()), facts
+
+
+def _network_facts(net: DeepExtractor) -> dict[str, Any]:
+    """What was trained and what was not."""
+    trained = net.trainable_parameters()
+    return {
+        "architecture": net.name,
+        "features": net.n_features,
+        "parameters": sum(parameter.numel() for parameter in net.network.parameters()),
+        "trained": [name for name, _ in trained],
+        "trained_parameters": sum(parameter.numel() for _, parameter in trained),
+        "split": net.no_split_reason or "at the first trained module",
+        "input": {key: str(value) for key, value in net.data_config.items()},
+    }
+
+
+def _renamed(value: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """The same with a key renamed wherever it stands."""
+    return {
+        (new if key == old else key): _renamed(item, old, new) if isinstance(item, dict) else item
+        for key, item in value.items()
+    }
+
+
+def _save(record: dict[str, Any], folder: Path, released: nn.Module, loggers: list[Any], fit: DeepFit) -> None:
+    """Write the released network and the record; the training's own checkpoint is of no use after that."""
+    state: dict[str, Tensor] = released.state_dict()
+    save_weights(folder / CHECKPOINT, state, {"config_hash": record["config_hash"]})
+    write_record(folder, record)
+    done = fit.status == "finished"
+    if fit.status != "interrupted":
+        (folder / TRAINING).unlink(missing_ok=True)
+    try:
+        if done:
+            for logger in loggers:
+                logger.log_metrics(flat_metrics(record["metrics"]), step=fit.steps)
+        close_loggers(loggers, success=done)
+    except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe
+        log.warning("the record is written, but not the log: %s", error)
+
+
+def _explained(work: Callable[[], Any]) -> int:
+    try:
+        work()
+    except UserError as error:
+        if is_first():
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _process(path: Path) -> None:
+    """One of several processes: do what the file says."""
+    end_with_parent()
+    spec = json.loads(path.read_text(encoding="utf-8"))
+    cfg = OmegaConf.create(spec["config"])
+    record = new_record(cfg) | {"command": spec["command"]}
+    assert record["config_hash"] == config_hash(spec["config"])
+    _run_here(cfg, path.parent, record, quiet=spec["quiet"])
+    if record["status"] == "interrupted":
+        raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    code = _explained(lambda: _process(Path(sys.argv[1])))
+    with contextlib.suppress(RuntimeError, ValueError):
+        torch.distributed.destroy_process_group()
+    sys.exit(code)

@@ -1,0 +1,179 @@
+"""Accuracy of a linear probe on frozen features against its steps (Fig. 3): what an attacker gets for how much work.
+
+W (D, C) is trained from zero on `fit` and measured on `held_out`. No bias: H = FᵀF of Eq. (18) has none either.
+
+gd              full batch, multinomial logistic loss, step 1/L with L = λ_1(FᵀF)/(2N), which bounds its Hessian
+                (Böhning 1992); the paper's attacker
+least_squares   the same on ½‖FW - Y‖²/N with one-hot Y and L = λ_1(FᵀF)/N, in closed form:
+                W_t = V diag((1 - (1 - λ_i/λ_1)^t)/λ_i) VᵀFᵀY for the eigenpairs (λ_i, V) of FᵀF
+sgd             batches of 256, momentum 0.9, logistic loss, step 1/L
+adam            full batch, logistic loss, step 0.03 (ours; unit: see below)
+
+Features are divided by √(λ_1(FᵀF)/N) first. Steps are thereby measured by σ_max, and a rescaling of the features
+changes no score. Everything runs in the dtype and on the device of the features.
+
+Shapes: N samples, D features, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from immunize.evaluation.pooled import gram
+from immunize.evaluation.resampling import generator
+from immunize.remembering import remembered
+
+__all__ = ["DEFAULT_STEPS", "MILESTONES", "ProbeCurve", "probe"]
+
+DEFAULT_STEPS = {"gd": 1000, "least_squares": 10_000, "sgd": 1000, "adam": 300}
+"""Every optimizer there is, and how many steps it takes."""
+
+MILESTONES = (30, 300, 1000)
+"""Steps that every curve holds if it is long enough, so that probes can be compared at them."""
+
+BATCH_SIZE, MOMENTUM = 256, 0.9
+_ADAM_STEP = 0.03
+_LOGISTIC = 2.0
+"""1/L of the logistic loss for features with λ_1(FᵀF)/N = 1."""
+
+
+@dataclass(frozen=True)
+class ProbeCurve:
+    """Held-out accuracy of a probe while it is trained.
+
+    Attributes:
+        steps: ascending, from 1; about 40 log-spaced ones and the milestones.
+        accuracy: top-1 at these steps, percent.
+        batches_per_epoch: steps in a pass over the data, 1 in full-batch mode.
+    """
+
+    steps: list[int]
+    accuracy: list[float]
+    batches_per_epoch: int
+
+    def at(self, step: int) -> float | None:
+        """The accuracy at a step; None where the curve does not hold it."""
+        return self.accuracy[self.steps.index(step)] if step in self.steps else None
+
+    def numbers(self) -> dict[str, Any]:
+        """As records have it."""
+        return {"steps": self.steps, "accuracy": self.accuracy, "batches_per_epoch": self.batches_per_epoch}
+
+
+@remembered(16)  # θ_0's curves, while a sweep runs other methods on the same features
+def probe(  # noqa: PLR0917 - positional, so that `remembered` has one key
+    x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, optimizer: str = "gd", steps: int | None = None, seed: int = 0
+) -> ProbeCurve:
+    """Train a linear probe and measure it on other rows along the way.
+
+    Args:
+        x: (N, D) features, float32 or float64.
+        y: (N,) int64 labels from 0.
+        x_test: (M, D) features of rows to measure on.
+        y_test: (M,) their labels.
+        optimizer: a key of `DEFAULT_STEPS`.
+        steps: how many; default that of `DEFAULT_STEPS`.
+        seed: of the mini-batches of `sgd`; the others draw nothing.
+
+    Raises:
+        ValueError: an unknown optimizer, no step, features that are all zero or not finite, or lengths that differ.
+    """
+    if optimizer not in DEFAULT_STEPS:
+        raise ValueError(f"unknown optimizer {optimizer!r} of the probe; there are {', '.join(DEFAULT_STEPS)}")
+    steps = DEFAULT_STEPS[optimizer] if steps is None else steps
+    if steps < 1:
+        raise ValueError(f"a probe takes at least one step, not {steps}")
+    if len(x) != len(y) or len(x_test) != len(y_test):
+        raise ValueError(f"{len(x)} and {len(x_test)} rows of features have {len(y)} and {len(y_test)} labels")
+    with torch.no_grad():
+        second = gram(x)
+        if not 0 < float(second.trace()) < math.inf:
+            raise ValueError("a probe needs features that are finite and not all zero")
+        scale = math.sqrt(float(torch.linalg.eigvalsh(second)[-1]) / len(x))
+        features, test = x / scale, x_test / scale
+        classes = int(max(y.max(), y_test.max())) + 1
+        taken = _thinned(steps)
+        if optimizer == "least_squares":
+            weights = _least_squares(second / scale**2, features, y, classes, taken)
+        else:
+            draws = generator(seed, "probe")
+            weights = _trained(features, y, torch.zeros(x.shape[1], classes).to(x), optimizer, taken, draws)
+        accuracy = [100 * float((test @ w).argmax(1).eq(y_test).double().mean()) for w in weights]
+    return ProbeCurve(taken, accuracy, -(-len(x) // BATCH_SIZE) if optimizer == "sgd" else 1)
+
+
+def _thinned(steps: int, points: int = 40) -> list[int]:
+    spaced = np.geomspace(1, steps, points).round().astype(int).tolist()
+    return sorted({*spaced, *(step for step in MILESTONES if step <= steps)})
+
+
+def _trained(  # noqa: PLR0917
+    x: Tensor, y: Tensor, weights: Tensor, optimizer: str, taken: list[int], draws: torch.Generator
+) -> Iterator[Tensor]:
+    """W after each of the steps `taken`; the same tensor every time."""
+    weights.requires_grad_(True)
+    if optimizer == "adam":
+        rule: torch.optim.Optimizer = torch.optim.Adam([weights], lr=_ADAM_STEP)
+    else:
+        rule = torch.optim.SGD([weights], lr=_LOGISTIC, momentum=MOMENTUM if optimizer == "sgd" else 0.0)
+    batches = _shuffled(len(x), draws, x.device) if optimizer == "sgd" else None
+    wanted = set(taken)
+    for step in range(1, taken[-1] + 1):
+        rows = slice(None) if batches is None else next(batches)
+        weights.grad = _logistic_gradient(x[rows], y[rows], weights.detach())
+        rule.step()
+        if step in wanted:
+            yield weights.detach()
+
+
+def _logistic_gradient(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Fᵀ(softmax(FW) - Y)/N."""
+    residual = (x @ weights).softmax(1)
+    residual[torch.arange(len(y), device=y.device), y] -= 1
+    return x.T @ residual / len(x)
+
+
+def _least_squares(second: Tensor, x: Tensor, y: Tensor, classes: int, taken: list[int]) -> Iterator[Tensor]:
+    """W after each of the steps `taken`.
+
+    Args:
+        second: (D, D) float64, FᵀF.
+        x: (N, D) F.
+        y: (N,) labels.
+        classes: C.
+        taken: steps.
+    """
+    values, vectors = torch.linalg.eigh(second)
+    targets = torch.zeros(x.shape[1], classes, dtype=torch.float64, device=x.device)
+    targets.index_add_(1, y, x.T.double())  # FᵀY: the sum of the rows of each class
+    right = vectors.T @ targets
+    top = values[-1]
+    shares = (values / top).clamp(0, 1)
+    filters = _filter_of(shares)
+    for step in taken:
+        yield (vectors @ (filters(step)[:, None] / top * right)).to(x)
+
+
+def _filter_of(shares: Tensor) -> Callable[[int], Tensor]:
+    """The function t -> (1 - (1 - r)^t)/r, which is t at r = 0."""
+    positive = shares > 0
+    log_left = torch.log1p(-shares)  # -inf at r = 1: one step is enough
+
+    def at(step: int) -> Tensor:
+        return torch.where(positive, -torch.expm1(step * log_left) / shares.where(positive, 1), float(step))
+
+    return at
+
+
+def _shuffled(n: int, draws: torch.Generator, device: torch.device) -> Iterator[Tensor]:
+    """Batches of rows, each pass in an order of its own."""
+    while True:
+        order = torch.randperm(n, generator=draws).to(device)
+        yield from (order[start : start + BATCH_SIZE] for start in range(0, n, BATCH_SIZE))

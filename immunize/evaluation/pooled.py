@@ -1,0 +1,220 @@
+"""RIR_θ0 over all rows of a split: the Gram matrix H = FᵀF is added up in float64, in one pass and D² memory.
+
+For the bootstrap the rows are dealt at random into M blocks, and each block keeps its own sum: H is the sum of all, a
+resample a sum with each block as often as it was drawn. θ_I and θ_0 see the same rows in the same blocks, so that what
+both share cancels in the ratio. It is a bootstrap of N rows: with N below a few times D the smallest eigenvalue of a
+resample says little, and the interval is wide.
+
+Shapes: N samples, D features, M blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from immunize.evaluation.numbers import RATIOS, ratio_numbers
+from immunize.evaluation.resampling import Interval, bootstrap_counts, generator, log_interval
+from immunize.spectrum import (
+    DEFAULT_RHO,
+    ESTIMATORS,
+    Estimator,
+    ImmunizationRatio,
+    Spectrum,
+    immunization_ratio,
+    spectrum_of_gram,
+)
+
+__all__ = ["CHUNK", "BlockGrams", "PooledRatio", "block_grams", "blocks_for", "gram", "pooled_ratios"]
+
+CHUNK = 4096
+"""Rows that are in float64 at a time."""
+
+_MOST_BLOCKS, _FEWEST_BLOCKS, _BYTES = 32, 8, 128 * 2**20
+
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a tensor over all processes and returns the sum."""
+
+
+def blocks_for(n_features: int) -> int:
+    """M: 32, fewer where their Gram matrices would take more than 128 MiB, but 8 at least."""
+    return max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, _BYTES // (8 * n_features**2)))
+
+
+class BlockGrams:
+    """H of rows that come in batches, by blocks.
+
+    Two with the same seed that are given batches of the same lengths deal their rows alike.
+
+    Args:
+        n_features: D.
+        n_blocks: M; 1 where no interval is wanted.
+        seed: of the dealing.
+        device: where the sums lie, as the rows that are added.
+
+    Attributes:
+        blocks: (M, D, D) float64.
+        n_samples: rows so far.
+    """
+
+    def __init__(self, n_features: int, n_blocks: int, seed: int, device: torch.device | str = "cpu") -> None:
+        self.blocks = torch.zeros(n_blocks, n_features, n_features, dtype=torch.float64, device=device)
+        self.n_samples = 0
+        self._draws = generator(seed, "blocks")
+
+    def add(self, rows: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            rows: (B, D) features, float32 or float64.
+        """
+        m = len(self.blocks)
+        if m == 1:
+            self.blocks[0] += gram(rows)
+        else:
+            order = torch.randperm(len(rows), generator=self._draws)
+            for index in range(m):
+                # dealt one after the other, from where the last batch ended: block sizes differ by one at most
+                dealt = order[(index - self.n_samples) % m :: m]
+                if len(dealt):
+                    self.blocks[index] += gram(rows[dealt.to(rows.device)])
+        self.n_samples += len(rows)
+
+    def all_reduce(self, reduce: Reduce) -> None:
+        """Add up what all processes have; each of them had rows of its own.
+
+        Args:
+            reduce: the sum over processes, for instance of `torch.distributed.all_reduce`.
+        """
+        self.blocks = reduce(self.blocks)
+        count = torch.tensor(self.n_samples, dtype=torch.float64, device=self.blocks.device)
+        self.n_samples = int(reduce(count))
+
+    def spectrum(self, counts: Tensor | None = None) -> Spectrum:
+        """Eigenvalues of H, or of the H of a resample.
+
+        Args:
+            counts: (m,) float64, how often each of the first m blocks is in the resample; the others are not.
+
+        Raises:
+            ValueError: no rows, or features that are not finite.
+        """
+        if counts is None:
+            total = self.blocks.sum(0)
+        else:
+            total = torch.tensordot(counts.to(self.blocks), self.blocks[: len(counts)], 1)
+        return spectrum_of_gram(total.cpu(), self.n_samples)
+
+
+@dataclass(frozen=True)
+class PooledRatio:
+    """Eq. (17) over all rows of a split.
+
+    Attributes:
+        ratio: under one estimator.
+        intervals: 95 % bootstrap intervals of (i), (ii) and RIR; D_P and D_H are resampled apart.
+    """
+
+    ratio: ImmunizationRatio
+    intervals: dict[str, Interval]
+
+    def numbers(self) -> dict[str, Any]:
+        """As records have it."""
+        return {
+            **ratio_numbers(self.ratio),
+            "interval": {name: list(ends) for name, ends in self.intervals.items()},
+        }
+
+
+def gram(rows: Tensor) -> Tensor:
+    """FᵀF (D, D) in float64 of rows (N, D) of any floating type, `CHUNK` of them at a time."""
+    size = rows.shape[1]
+    total = torch.zeros(size, size, dtype=torch.float64, device=rows.device)
+    for start in range(0, len(rows), CHUNK):
+        wide = rows[start : start + CHUNK].double()
+        total.addmm_(wide.T, wide)
+    return total
+
+
+def block_grams(batches: Tensor | Iterable[Tensor], *, seed: int, n_blocks: int | None = None) -> BlockGrams:
+    """H of features in memory, or of a stream of batches of them.
+
+    Args:
+        batches: (N, D), or batches (B, D).
+        seed: of the dealing into blocks; the same for the two extractors.
+        n_blocks: M; default :func:`blocks_for`.
+
+    Raises:
+        ValueError: no rows.
+    """
+    sums: BlockGrams | None = None
+    for rows in _batches_of(batches) if isinstance(batches, Tensor) else batches:
+        if sums is None:
+            size = rows.shape[1]
+            sums = BlockGrams(size, blocks_for(size) if n_blocks is None else n_blocks, seed, rows.device)
+        sums.add(rows)
+    if sums is None or sums.n_samples == 0:
+        raise ValueError("there are no rows to take a Gram matrix of")
+    return sums
+
+
+def pooled_ratios(
+    pretrain: BlockGrams,
+    harmful: BlockGrams,
+    pretrain_baseline: BlockGrams,
+    harmful_baseline: BlockGrams,
+    *,
+    rho: float = DEFAULT_RHO,
+    replicates: int,
+    draws: torch.Generator,
+) -> dict[Estimator, PooledRatio]:
+    """Eq. (17) over all rows, by every estimator.
+
+    Args:
+        pretrain: of D_P's features under θ_I.
+        harmful: of D_H's under θ_I.
+        pretrain_baseline: of D_P's under θ_0, dealt as `pretrain`.
+        harmful_baseline: of D_H's under θ_0, dealt as `harmful`.
+        rho: ρ of the `ridge` estimator.
+        replicates: of the bootstrap, 4 eigenvalue problems of size D each; fewer than 2 give no interval.
+        draws: of the bootstrap.
+
+    Raises:
+        ValueError: the rows of θ_I and θ_0 differ in number, or features that are all zero or not finite.
+    """
+    for one, other in ((pretrain, pretrain_baseline), (harmful, harmful_baseline)):
+        if (one.n_samples, len(one.blocks)) != (other.n_samples, len(other.blocks)):
+            raise ValueError(f"θ_I has {one.n_samples} rows and θ_0 {other.n_samples}; both have to see the same")
+    units = min(len(pretrain.blocks), len(harmful.blocks), pretrain.n_samples, harmful.n_samples)
+    counts = [
+        bootstrap_counts(min(len(side.blocks), side.n_samples), replicates if units > 1 else 0, draws)
+        for side in (pretrain, harmful)
+    ]
+    theta, theta_0 = (pretrain, harmful), (pretrain_baseline, harmful_baseline)
+    exact = (*_spectra(theta), *_spectra(theta_0))
+    resampled = [(*_spectra(theta, p, h), *_spectra(theta_0, p, h)) for p, h in zip(*counts, strict=True)]
+    found: dict[Estimator, PooledRatio] = {}
+    for estimator in ESTIMATORS:
+        ratio = immunization_ratio(*exact, estimator=estimator, rho=rho)
+        again = [immunization_ratio(*four, estimator=estimator, rho=rho) for four in resampled]
+        intervals = {
+            name: log_interval(getattr(ratio, name), [getattr(one, name) for one in again], units) for name in RATIOS
+        }
+        found[estimator] = PooledRatio(ratio, intervals)
+    return found
+
+
+def _batches_of(x: Tensor) -> Iterator[Tensor]:
+    size = 8 * CHUNK  # dealt into blocks, each part is still large enough for BLAS to be fast
+    return (x[start : start + size] for start in range(0, len(x), size))
+
+
+def _spectra(
+    sums: tuple[BlockGrams, BlockGrams], pretrain: Tensor | None = None, harmful: Tensor | None = None
+) -> tuple[Spectrum, Spectrum]:
+    """Of D_P and D_H under one extractor, of all rows or of a resample."""
+    return sums[0].spectrum(pretrain), sums[1].spectrum(harmful)

@@ -1,0 +1,167 @@
+"""`python -m immunize.export run=<folder>`: the immunized network of a run as plain weights with timm's names."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from omegaconf import DictConfig
+
+from immunize.cli import entry_point, explain_errors
+from immunize.config import config_dir, register
+from immunize.errors import CheckpointError, UserError
+from immunize.records import CHECKPOINT, read_record
+from immunize.settings import check_folder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["CARD", "FORMATS", "STATE_DICT", "TIMM_CONFIG", "WEIGHTS", "main", "run"]
+
+FORMATS = ("timm", "safetensors")
+WEIGHTS, STATE_DICT, TIMM_CONFIG, CARD = "model.safetensors", "state_dict.pth", "config.json", "README.md"
+
+KEPT = ("first_conv", "classifier", "fixed_input_size", "pool_size")
+"""What timm's pretrained configuration knows of an architecture, beside the input and the classes."""
+
+
+def run(folder: Path, *, format: str = "timm", out: Path | None = None, overwrite: bool = False) -> Path:
+    """Write the network of a run for use without this package.
+
+    Args:
+        folder: output folder of a finished run with a deep model.
+        format: "timm" writes `model.safetensors`, the same as a plain state dict (`state_dict.pth`), `config.json` and
+            `README.md`; "safetensors" leaves out the second and the third.
+        out: where to; None is the folder `export` in the run's.
+        overwrite: replace an export that is there.
+
+    Returns:
+        The folder that was written.
+
+    Raises:
+        UserError: an unknown format, a linear run, a network that timm cannot build, or an export that is there.
+        CheckpointError: a run that did not finish, or whose checkpoint is missing or does not fit.
+    """
+    if format not in FORMATS:
+        raise UserError(f"format has to be one of {', '.join(FORMATS)}; it is {format}")
+    record = read_record(folder)
+    model = record["config"].get("model", {})
+    if model.get("kind") != "deep":
+        raise UserError(f"the run in {folder} trained a linear model, its θ lies in {CHECKPOINT}; there is no network")
+    if record["status"] != "finished":
+        raise CheckpointError(f"the run in {folder} is '{record['status']}', only a finished one is exported")
+    out = folder / "export" if out is None else out
+    if (out / WEIGHTS).exists() and not overwrite:
+        raise UserError(f"{out} already holds {WEIGHTS}; choose another folder with out=<folder> or set overwrite=true")
+    check_folder(out)
+
+    import torch
+
+    from immunize.features import load_weights, save_weights
+    from immunize.features.weights import build_network, network_arguments
+
+    state = load_weights(folder / CHECKPOINT)
+    if mapped := [name for name in state if name.endswith("map.weight")]:
+        raise UserError(
+            f"the run in {folder} appended a linear layer ({mapped[0]}), which no network of timm has; build the "
+            f"network with timm, append the layer with immunize.features.append_map, and load {folder / CHECKPOINT}"
+        )
+    built = {name: model.get(name) for name in ("architecture", "image_size", "kwargs")}
+    network = build_network(**built, checkpoint=folder / CHECKPOINT)
+    arguments = network_arguments(built["architecture"], built["image_size"], built["kwargs"] or {})
+    config = _timm_config(network, model, arguments)
+
+    save_weights(out / WEIGHTS, state, {"config_hash": record["config_hash"]})
+    for name in (STATE_DICT, TIMM_CONFIG):
+        (out / name).unlink(missing_ok=True)  # of an export that this one replaces
+    if format == "timm":
+        partial = out / f".{STATE_DICT}.part"
+        torch.save(state, partial)
+        os.replace(partial, out / STATE_DICT)
+        (out / TIMM_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (out / CARD).write_text(_card(record, config, arguments), encoding="utf-8")
+    return out
+
+
+@entry_point
+def main() -> None:
+    """Entry point of `python -m immunize.export` and `immunize-export`."""
+    register()
+    _hydra_main()
+
+
+@hydra.main(version_base="1.3", config_path=config_dir(), config_name="export")
+@explain_errors
+def _hydra_main(cfg: DictConfig) -> None:
+    """Print the folder as the last line of stdout."""
+    out = None if cfg.out is None else Path(cfg.out)
+    print(run(Path(cfg.run), format=cfg.format, out=out, overwrite=cfg.overwrite), flush=True)
+
+
+def _timm_config(network: nn.Module, model: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """What timm needs to build and feed the network, in the form of its hub's `config.json`."""
+    from immunize.features.transforms import input_config
+
+    known: Any = network.pretrained_cfg
+    classes: Any = network.num_classes
+    return {
+        "architecture": known["architecture"],
+        "num_classes": classes,
+        "num_features": network.num_features,
+        "model_args": arguments,
+        "pretrained_cfg": {
+            **{key: known[key] for key in KEPT if known.get(key) is not None},
+            **input_config(network, model.get("image_size"), model.get("data") or {}),
+            "num_classes": classes,
+        },
+    }
+
+
+def _card(record: dict[str, Any], config: dict[str, Any], arguments: dict[str, Any]) -> str:
+    """Where the weights come from, how to load them, what was measured, and what the defence does not promise."""
+    words = "".join(f", {key}={value!r}" for key, value in arguments.items())
+    call = f'timm.create_model("{config["architecture"]}", num_classes={config["num_classes"]}{words}'
+    lines = [
+        f"# {record['model']}, immunized",
+        "",
+        "A network whose condition numbers were changed after pre-training, so that gradient descent on a linear probe",
+        f"of its features converges slowly on {record['harmful']} and quickly on {record['pretrain']}.",
+        "",
+        f'    model = {call}, checkpoint_path="{WEIGHTS}")',
+        "",
+        "| | |",
+        "| --- | --- |",
+        f"| method | {record['method']} |",
+        f"| D_P, D_H | {record['pretrain']}, {record['harmful']} |",
+        f"| seed | {record['seed']} |",
+        f"| config hash | {record['config_hash']} |",
+        f"| commit | {record.get('git_commit') or 'unknown'} |",
+        f"| started | {record.get('started') or 'unknown'} |",
+        *(f"| {name} | {value} |" for name, value in _measured(record)),
+        "",
+        "The numbers are the run's own; its record.json says how each was measured. An attacker who probes with Adam",
+        "or L-BFGS, whitens the features or fine-tunes the network is not stopped by a condition number.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _measured(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """Held-out numbers of the paper's protocol and the accuracy on D_P, as far as the record has them."""
+    numbers = record.get("metrics_groups", {}).get("held_out", {}).get("spectrum", {})
+    names = {"ratio_harmful": "(i)", "ratio_pretrain": "(ii)", "rir": "RIR_θ0"}
+    rows = [
+        (f"{name}, groups, held out, `spectrum`", f"{numbers[key]:.3g}")
+        for key, name in names.items()
+        if isinstance(numbers.get(key), float)
+    ]
+    accuracy = record.get("pretrain_accuracy") or {}
+    if {"before", "after"} <= accuracy.keys():
+        rows.append(("D_P top-1 before, after", f"{accuracy['before']:.2f} %, {accuracy['after']:.2f} %"))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""f_θ of a deep network (§5.2): a frozen trunk, a trainable tail, and the classifier that comes with θ_0.
+
+    images ── trunk ──► h ── tail ──► features f_θ(x) ── head ──► logits
+              frozen         last blocks trainable        trainable
+
+The features are what enters the classifier, after pooling. Trunk and tail are two ways through one network
+(:mod:`immunize.features.boundary`), whose parameters keep timm's names. Everything is in eval mode, always: BatchNorm
+uses θ_0's statistics and never changes them, dropout is off. So a gradient depends on the batch's images alone, cached
+trunk outputs give the same gradients as computing them again, and so do several processes with a share of the batch.
+
+Shapes: N images (N, 3, height, width), h (N, ...), features (N, D), C classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from immunize.errors import UserError
+from immunize.features.boundary import NoBoundaryError, replaced, split_network
+from immunize.features.trainable import matching_parameters
+from immunize.features.transforms import image_transform, input_config
+from immunize.features.weights import build_network, check_fit, classifier_name, state_digest
+
+__all__ = ["DeepExtractor"]
+
+
+class DeepExtractor(nn.Module):
+    """A network of which only named parts are trainable, cut in two where the first of them begins.
+
+    Use :meth:`from_timm` or :meth:`from_module`.
+
+    Args:
+        network: the network with its classifier; it becomes this module's own, its `requires_grad` flags are set.
+        body: the same without the classifier: images → features. Its modules are the network's.
+        head: the classifier, an `nn.Linear` in `network`.
+        trainable: names or patterns (`fnmatch`) of modules or parameters of `body`.
+        name: for messages and cache keys.
+        example: (N ≥ 2, 3, height, width), to find the boundary with; None leaves the network in one piece.
+        data_config: what `transform` is made from; None where the caller has his own.
+
+    Attributes:
+        network: the only registered child, so that `state_dict`, `to` and DDP see each parameter once.
+        no_split_reason: why the network is in one piece; empty if it is not.
+
+    Raises:
+        UserError: `trainable` matches nothing, or everything without saying so.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        body: nn.Module,
+        head: nn.Linear,
+        trainable: str | Sequence[str],
+        *,
+        name: str,
+        example: Tensor | None = None,
+        data_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        network.eval()
+        body.eval()
+        self.name = name
+        self.network = network
+        self.data_config = dict(data_config or {})
+        self._trainable = matching_parameters(body, trainable, name)
+        for parameter in network.parameters():
+            parameter.requires_grad_(False)
+        own = dict(body.named_parameters())
+        for parameter in (*(own[key] for key in self._trainable), *head.parameters()):
+            parameter.requires_grad_(True)
+        self.no_split_reason = "no example of an input was given"
+        trunk: nn.Module = nn.Identity()
+        tail: nn.Module = body
+        if example is not None:
+            try:
+                trunk, tail = split_network(body, [own[key] for key in self._trainable], example)
+                self.no_split_reason = ""
+            except NoBoundaryError as error:
+                self.no_split_reason = str(error)
+        # In a tuple, where nn.Module does not see them: their parameters are the network's and count once.
+        self._parts = (body, trunk, tail, head)
+
+    @classmethod
+    def from_timm(
+        cls,
+        architecture: str,
+        *,
+        trainable: str | Sequence[str],
+        pretrained: bool = False,
+        checkpoint: str | Path | None = None,
+        n_classes: int | None = None,
+        image_size: int | None = None,
+        fresh_head: bool = False,
+        data: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """A timm network with weights from its hub, from a file, or random ones.
+
+        Args:
+            architecture: timm's name.
+            trainable: names or patterns of its modules (or parameters), such as ["layer4"] or ["blocks.11"].
+            pretrained: see :func:`immunize.features.weights.build_network`, also for `checkpoint`, `n_classes`,
+                `fresh_head`, `kwargs` and `seed`.
+            checkpoint: a file of weights.
+            n_classes: of D_P; checked against the weights' classifier.
+            image_size: side of the images in pixels; None is that of the pretrained configuration.
+            fresh_head: a new classifier.
+            data: changes to the pretrained configuration's transform, see `transforms.ADJUSTABLE`.
+            kwargs: further arguments of the architecture.
+            seed: of random weights.
+
+        Raises:
+            UserError: a setting that is wrong, or weights that cannot be had.
+            CheckpointError: a file that does not fit.
+        """
+        network = build_network(
+            architecture,
+            pretrained=pretrained,
+            checkpoint=checkpoint,
+            n_classes=n_classes,
+            image_size=image_size,
+            fresh_head=fresh_head,
+            kwargs=kwargs,
+            seed=seed,
+        )
+        config = input_config(network, image_size, data or {})
+        head = network.get_submodule(classifier_name(network))
+        assert isinstance(head, nn.Linear)
+        body = replaced(network, {id(head): nn.Identity()})
+        example = torch.rand(2, *config["input_size"], generator=torch.Generator().manual_seed(0))
+        return cls(network, body, head, trainable, name=architecture, example=example, data_config=config)
+
+    @classmethod
+    def from_module(
+        cls, backbone: nn.Module, head: nn.Linear, trainable: str | Sequence[str], *, example: Tensor | None = None
+    ) -> Self:
+        """Any torch module.
+
+        Args:
+            backbone: (N, ...) → features (N, D). It is used as it is, not copied.
+            head: D → C, the classifier of D_P.
+            trainable: names or patterns of modules or parameters of `backbone`.
+            example: (N ≥ 2, ...), a batch of inputs in the backbone's dtype; without it the frozen part cannot be
+                cached.
+
+        Raises:
+            UserError: `trainable` matches nothing or everything, or the head does not fit the features.
+        """
+        if example is not None:
+            with torch.no_grad():
+                shape = tuple(backbone.eval()(example).shape)
+            if len(shape) != 2 or shape[1] != head.in_features:
+                raise UserError(f"the backbone gives {shape}, the head needs (N, {head.in_features})")
+        network = nn.ModuleDict({"backbone": backbone, "head": head})
+        return cls(network, backbone, head, trainable, name=type(backbone).__name__, example=example)
+
+    @property
+    def trunk(self) -> nn.Module:
+        """From images to h, frozen and without autograd; the identity where the network is in one piece."""
+        return self._parts[1]
+
+    @property
+    def tail(self) -> nn.Module:
+        """From h to features; holds every trainable parameter."""
+        return self._parts[2]
+
+    @property
+    def head(self) -> nn.Linear:
+        """The classifier, D → C: θ_0's, trained along with θ."""
+        head = self._parts[3]
+        assert isinstance(head, nn.Linear)
+        return head
+
+    @property
+    def split(self) -> bool:
+        """Whether the frozen part could be cut off, so that its outputs can be cached."""
+        return not self.no_split_reason
+
+    @property
+    def n_features(self) -> int:
+        """D."""
+        return self.head.in_features
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+        return self.head.out_features
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters, and so of h and the features."""
+        return self.head.weight.dtype
+
+    def train(self, mode: bool = True) -> Self:
+        """Nothing changes: everything stays in eval mode."""
+        return super().train(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (N, D) of images (N, 3, height, width), differentiable in the trainable parameters."""
+        return self.features(self.trunk(images.to(self.dtype)))
+
+    def features(self, h: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Features (N, D) of trunk outputs (N, ...), which may be stored in another precision.
+
+        Args:
+            h: what `trunk` gave; images where the network is in one piece.
+            parameters: other values for trainable parameters, by their names in `trainable_parameters`; gradients
+                flow to them.
+        """
+        h = h.to(self.dtype)
+        if parameters is None:
+            features: Tensor = self.tail(h)
+            return features
+        named = {id(parameter): name for name, parameter in self.trainable_parameters()}
+        there = {named[id(p)]: name for name, p in self.tail.named_parameters() if id(p) in named}
+        replacements = {there[name]: value for name, value in parameters.items()}
+        output: Tensor = functional_call(self.tail, replacements, (h,))
+        return output
+
+    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """What `trainable` names, without the head, by the names of the network's (or the backbone's) state dict."""
+        own = dict(self._parts[0].named_parameters())
+        return [(name, own[name]) for name in self._trainable]
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The head's weight and bias; a parameter group of their own (C.2)."""
+        return list(self.head.parameters())
+
+    def transform(self, *, train: bool = False) -> Callable[[Any], Tensor]:
+        """A PIL image in RGB → (3, height, width) float32; see :func:`immunize.features.transforms.image_transform`.
+
+        Raises:
+            UserError: the extractor was made from a module, which does not say what it wants.
+        """
+        if not self.data_config:
+            raise UserError(f"{self.name} does not say how its images are prepared: bring a loader of tensors")
+        return image_transform(self.data_config, train=train)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The network's weights as they are now, by the names that `timm.create_model` has; copies on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self.network.state_dict().items()}
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor], source: str = "the state dict") -> None:
+        """Take over weights of `full_state_dict`, cast to this network's dtype.
+
+        Raises:
+            CheckpointError: they do not fit.
+        """
+        check_fit(self.network, state, source, self.name)
+        self.network.load_state_dict(state)
+
+    def reference(self) -> DeepExtractor:
+        """θ_0: a copy in which nothing is trainable."""
+        return copy.deepcopy(self).requires_grad_(False)
+
+    def check_classes(self, n_classes: int, what: str = "D_P") -> None:
+        """Check that the head has one output for each class.
+
+        Raises:
+            UserError: it has not.
+        """
+        if n_classes != self.n_classes:
+            raise UserError(
+                f"the head of {self.name} has {self.n_classes} outputs, {what} has {n_classes} classes; choose the "
+                f"data that it was trained on, or put a new head on it with model.fresh_head=true"
+            )
+
+    def cache_facts(self, layer: str = "features") -> dict[str, Any]:
+        """What an array of features ("features") or trunk outputs ("trunk") depends on, for a cache key.
+
+        Raises:
+            ValueError: another layer.
+        """
+        if layer not in ("features", "trunk"):
+            raise ValueError(f"layer has to be 'features' or 'trunk', it is {layer!r}")
+        moving = {name for name, _ in self.trainable_parameters()} if layer == "trunk" else set()
+        kept = {name: value for name, value in self._parts[0].state_dict().items() if name not in moving}
+        return {
+            "network": self.name,
+            "layer": layer,
+            "trainable": sorted(self._trainable),
+            "weights": state_digest(kept),
+            "input": {key: str(value) for key, value in self.data_config.items()},
+        }

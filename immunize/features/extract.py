@@ -1,0 +1,251 @@
+"""A data set through a network once: features, or trunk outputs, in memory and on disk.
+
+A run out of memory halves its batches and goes on. A file in the cache is found by a key that holds everything that
+changes the array: weights, layer, transform, data, precision, library versions; and it is only used where the whole key
+stored in it is the same.
+
+Shapes: N samples, D features, h (N, ...).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from immunize.errors import UserError
+from immunize.features.store import Features, key_text, load_features, save_features
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+    from immunize.features.deep import DeepExtractor
+
+__all__ = ["cached_trunk", "extract", "trunk_bytes"]
+
+MEMORY_SHARE = 0.8
+"""Of the memory that is available, what trunk outputs may take."""
+
+logger = logging.getLogger(__name__)
+
+
+def extract(
+    function: Callable[[Tensor], Tensor],
+    dataset: Dataset[Any],
+    *,
+    batch_size: int = 256,
+    workers: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    cache_dir: Path | None = None,
+    key: Mapping[str, Any] | None = None,
+) -> Features:
+    """Outputs of a network on every sample of a data set.
+
+    Args:
+        function: a batch (B, ...) → (B, ...): an extractor, or its trunk. Runs without autograd.
+        dataset: map-style, of (tensor, label).
+        batch_size: samples at once; halved, for good, whenever the memory does not suffice.
+        workers: processes that load samples.
+        dtype: of the result.
+        device: where `function` runs; None is where its parameters are, or else the CPU.
+        cache_dir: folder of the cache; None for none.
+        key: with `cache_dir`, everything that the array depends on beside what is known here: the network
+            (`DeepExtractor.cache_facts`), the data set and its split. Strings, numbers, and lists and dictionaries of
+            them.
+
+    Returns:
+        outputs and labels.
+
+    Raises:
+        UserError: an empty data set.
+        ValueError: a cache without a key.
+        TypeError: a key of other things than text and numbers.
+        RuntimeError: one sample alone does not fit into the memory.
+    """
+    device = torch.device(device) if device is not None else _device_of(function)
+    path, text = None, ""
+    if cache_dir is not None:
+        if not key:
+            raise ValueError("a cache needs a key that says what the array depends on")
+        text = key_text(key, dtype, device, batch_size)
+        path = cache_dir / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
+        if (found := load_features(path, text)) is not None:
+            return found
+    loader = _loader(dataset, batch_size, workers)
+    features = _compute(function, loader, dtype, device)
+    if path is not None:
+        save_features(path, text, features)
+    return features
+
+
+def cached_trunk(
+    extractor: DeepExtractor,
+    dataset: Dataset[Any],
+    *,
+    batch_size: int = 256,
+    workers: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    cache_dir: Path | None = None,
+    key: Mapping[str, Any] | None = None,
+) -> TensorDataset:
+    """The frozen part of a network done once: a data set of (h, label) in place of (image, label).
+
+    Args:
+        extractor: one that is split; its trunk's outputs stay right while the trainable part moves.
+        dataset: map-style, of (image, label), without random augmentation, which would be frozen along.
+        batch_size: as for :func:`extract`, also the following.
+        workers: processes that load images.
+        dtype: of h in memory. float32 gives the gradients of a float32 network exactly; float16 takes half the memory
+            and rounds h to three digits.
+        device: where the trunk runs.
+        cache_dir: folder of the cache on disk.
+        key: what the images depend on; the extractor's part is added here.
+
+    Returns:
+        a data set in the same order, in memory.
+
+    Raises:
+        UserError: the network is in one piece, or its outputs do not fit into the memory.
+    """
+    from torch.utils.data import TensorDataset
+
+    if not extractor.split:
+        raise UserError(
+            f"objective.cache_frozen: the frozen part of {extractor.name} cannot be cut off "
+            f"({extractor.no_split_reason}); set it to false"
+        )
+    count, needed, available = _count(dataset), trunk_bytes(extractor, dataset, dtype), _available_memory()
+    logger.info("frozen outputs of %d images: %.2f GiB in memory", count, needed / 1024**3)
+    if available is not None and needed > MEMORY_SHARE * available:
+        raise UserError(
+            f"the frozen outputs of {count} images take {needed / 1024**3:.1f} GiB, "
+            f"{available / 1024**3:.1f} GiB are available: keep them in float16, choose smaller images "
+            f"(model.image_size), or set objective.cache_frozen=false"
+        )
+    facts = None if cache_dir is None else {**(key or {}), **extractor.cache_facts("trunk")}
+    h, y = extract(
+        _InDtype(extractor),
+        dataset,
+        batch_size=batch_size,
+        workers=workers,
+        dtype=dtype,
+        device=device if device is not None else _device_of(extractor),
+        cache_dir=cache_dir,
+        key=facts,
+    )
+    return TensorDataset(h, y)
+
+
+def trunk_bytes(extractor: DeepExtractor, dataset: Dataset[Any], dtype: torch.dtype = torch.float32) -> int:
+    """Memory that the trunk's outputs on a data set take, from those on its first image.
+
+    Raises:
+        UserError: an empty data set.
+    """
+    count = _count(dataset)
+    first = torch.as_tensor(dataset[0][0])[None].to(_device_of(extractor), extractor.dtype)
+    size: int = math.prod(extractor.trunk(first).shape[1:])
+    return count * size * dtype.itemsize
+
+
+class _InDtype:
+    """The trunk on images of whatever precision, as `DeepExtractor.forward` calls it."""
+
+    def __init__(self, extractor: DeepExtractor) -> None:
+        self.extractor = extractor
+
+    def __call__(self, images: Tensor) -> Tensor:
+        h: Tensor = self.extractor.trunk(images.to(self.extractor.dtype))
+        return h
+
+
+def _loader(dataset: Dataset[Any], batch_size: int, workers: int) -> DataLoader[Any]:
+    from torch.utils.data import DataLoader
+
+    _count(dataset)
+    # A generator of its own: a loader draws one number a pass, which would otherwise be one of the run's.
+    return DataLoader(dataset, batch_size, num_workers=workers, generator=torch.Generator())
+
+
+def _compute(
+    function: Callable[[Tensor], Tensor], loader: DataLoader[Any], dtype: torch.dtype, device: torch.device
+) -> Features:
+    count = _count(loader.dataset)
+    x: Tensor | None = None
+    y = torch.empty(count, dtype=torch.int64)
+    done, limit = 0, count
+    for images, labels in loader:
+        y[done : done + len(labels)] = labels
+        waiting = [images]
+        while waiting:
+            rows = waiting.pop()
+            if len(rows) > limit:
+                waiting += reversed(rows.split(limit))
+                continue
+            with _out_of_memory() as ran_out, torch.no_grad():
+                output = function(rows.to(device)).to("cpu", dtype)
+            if ran_out:
+                if len(rows) == 1:
+                    raise RuntimeError(f"one sample alone does not fit into the memory of {device}") from ran_out[0]
+                limit = len(rows) // 2
+                logger.warning("out of memory on %s: going on with batches of %d", device, limit)
+                waiting.append(rows)
+                continue
+            if x is None:
+                x = torch.empty((count, *output.shape[1:]), dtype=dtype)
+            x[done : done + len(output)] = output
+            done += len(output)
+    assert x is not None
+    return Features(x, y)
+
+
+@contextlib.contextmanager
+def _out_of_memory() -> Iterator[list[BaseException]]:
+    """Gives a list that holds the error afterwards, if memory ran out within; other errors pass."""
+    errors: list[BaseException] = []
+    try:
+        yield errors
+    except (RuntimeError, MemoryError) as error:
+        said = str(error).lower()
+        if not isinstance(error, MemoryError) and not any(
+            words in said for words in ("out of memory", "can't allocate memory", "not enough memory")
+        ):
+            raise
+        errors.append(error.with_traceback(None))  # which holds on to the tensors that did not fit
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _count(dataset: Any) -> int:
+    """How many samples there are.
+
+    Raises:
+        UserError: none.
+    """
+    count: int = len(dataset)
+    if count == 0:
+        raise UserError("there are no images to extract features from")
+    return count
+
+
+def _device_of(function: Any) -> torch.device:
+    first = next(function.parameters(), None) if isinstance(function, nn.Module) else None
+    return torch.device("cpu") if first is None else first.device
+
+
+def _available_memory() -> int | None:
+    """Bytes that can be had without swapping, on Linux; elsewhere unknown."""
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        kibibytes: int = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+        return 1024 * kibibytes
+    return None

@@ -1,0 +1,184 @@
+"""A step of a deep network, F = f_θ(X): one forward pass of the trainable tail a side (§5.2, C.3).
+
+Losses are those of the process's own samples, which DDP averages; spectra are those of the whole batch, in float64 and
+outside mixed precision (see :mod:`.ranks`).
+
+Shapes: N samples, D features, C classes; h whatever enters the tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from immunize.features import Precondition, SpectralView
+from immunize.objective.base import Head, Step, TaskLoss
+from immunize.objective.ranks import gather_rows, mean_over_ranks
+from immunize.spectrum import default_tolerance
+
+__all__ = ["AT_FEATURES", "AtFeatures", "DeepNet", "DeepSide", "DeepStep", "preconditioned_features"]
+
+AtFeatures = Literal["none", "features"]
+AT_FEATURES: tuple[AtFeatures, ...] = get_args(AtFeatures)
+
+
+class DeepNet(Protocol):
+    """What a step needs of a network, such as :class:`~immunize.features.deep.DeepExtractor`."""
+
+    @property
+    def head(self) -> nn.Linear:
+        """From the features to the logits of the pre-training task."""
+
+    def features(self, h: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The trained part, from h to the features (N, D)."""
+
+    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Its parameters, by the names that :meth:`features` takes."""
+
+
+@dataclass(frozen=True)
+class DeepSide:
+    """One data set's part of a step.
+
+    Attributes:
+        h: (N, ...) what the frozen trunk made of the images.
+        y: (N,) int64 labels.
+    """
+
+    h: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class DeepStep(Step):
+    """A batch of both data sets, and the network.
+
+    Attributes:
+        net: f_θ and ω.
+        pretrain: D_P.
+        harmful: D_H.
+        task_loss: (logits (N, C), labels (N,)) to a scalar.
+        at_features: "features" preconditions the regularizers' gradients where they leave the features, see
+            :func:`preconditioned_features`; "none" is plain gradient descent.
+        ridge: ε of the preconditioning, relative to the mean eigenvalue of FᵀF.
+    """
+
+    net: DeepNet
+    pretrain: DeepSide
+    harmful: DeepSide
+    task_loss: TaskLoss
+    at_features: AtFeatures = "none"
+    ridge: float = 1e-6
+    _features: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _gathered: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def omega(self) -> Head:
+        """ω, (D, C) and a bias."""
+        return Head(self.net.head.weight.T, self.net.head.bias)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The trained parameters of the tail."""
+        return dict(self.net.trainable_parameters())
+
+    def features(self, role: str, parameters: dict[str, Tensor] | None = None) -> Tensor:
+        """F of this process's samples, (N, D); computed once a step for θ itself."""
+        if parameters is not None:
+            return self._forward(role, parameters)
+        if role not in self._features:
+            self._features[role] = self._forward(role, None)
+        return self._features[role]
+
+    def loss(self, role: str, head: Head, parameters: dict[str, Tensor] | None = None) -> Tensor:
+        """L of this process's samples."""
+        features = self.features(role, parameters)
+        with torch.autocast(features.device.type, enabled=False):
+            return self.task_loss(head(features), self._side(role).y)
+
+    def spectral_view(self, role: str, precondition: Precondition) -> SpectralView:
+        """Features of all processes' samples, (N, D) float64.
+
+        Args:
+            role: "pretrain" or "harmful".
+            precondition: of the linear model, whose K = XᵀX a network does not have: `at_features` stands for it.
+        """
+        del precondition
+        features = self._of_all_ranks(role)
+        if self.at_features == "features":
+            features = preconditioned_features(features, self.ridge)
+        return SpectralView(features, None)
+
+    def tolerance(self, role: str) -> float:
+        """Of the whole batch."""
+        return default_tolerance(*self._of_all_ranks(role).shape)
+
+    def again(self) -> DeepStep:
+        """The same step without the features that have been computed."""
+        return replace(self)
+
+    def not_finite(self) -> str | None:
+        """The data set whose features contain NaN or infinite values, as far as they have been computed."""
+        for role, features in self._features.items():
+            if not bool(torch.isfinite(features).all()):
+                return role
+        return None
+
+    def averaged(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Mean over all processes: the gradient of the whole batch's loss."""
+        return mean_over_ranks(gradients)
+
+    def _forward(self, role: str, parameters: dict[str, Tensor] | None) -> Tensor:
+        h = self._side(role).h
+        # Mixed precision is for the frozen trunk: rounding there changes the images a little, here it changes spectra.
+        with torch.autocast(h.device.type, enabled=False):
+            return self.net.features(h, parameters)
+
+    def _of_all_ranks(self, role: str) -> Tensor:
+        if role not in self._gathered:
+            self._gathered[role] = gather_rows(self.features(role).double())
+        return self._gathered[role]
+
+    def _side(self, role: str) -> DeepSide:
+        return self.pretrain if role == "pretrain" else self.harmful
+
+
+def preconditioned_features(features: Tensor, ridge: float) -> Tensor:
+    """The dummy layer of C.3 with θ = I: identity on the way forward, G ↦ G(FᵀF + εI)⁻¹ on the way back.
+
+    For a regularizer G = 2F·∇_H R, so that the network gets 2F·∇_H R·(H + εI)⁻¹: every direction moves in proportion
+    to its own size, as under Algorithm 1. The inverse is applied through the singular vectors of F, never as D×D.
+
+    Args:
+        features: (N, D) float64, F.
+        ridge: ε relative to the mean eigenvalue tr(FᵀF)/D, > 0.
+
+    Raises:
+        ValueError: ε ≤ 0 or not finite.
+    """
+    if not 0 < ridge < float("inf"):
+        raise ValueError(f"objective.precondition_ridge has to be positive and finite, it is {ridge}")
+    return _PreconditionedFeatures.apply(features, ridge)  # type: ignore[no-any-return]
+
+
+class _PreconditionedFeatures(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, ridge: float) -> Tensor:
+        ctx.save_for_backward(features)
+        ctx.ridge = ridge
+        return features.view_as(features)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (features,) = ctx.saved_tensors
+        _, sigma, vh = torch.linalg.svd(features, full_matrices=False)
+        squares = sigma.square()
+        epsilon = ctx.ridge * squares.sum() / features.shape[1]
+        inside = grad @ vh.T
+        # (FᵀF + εI)⁻¹ = V(Σ² + ε)⁻¹Vᵀ + (I - VVᵀ)/ε
+        return (inside / (squares + epsilon)) @ vh + (grad - inside @ vh) / epsilon, None

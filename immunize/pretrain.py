@@ -1,0 +1,187 @@
+"""`python -m immunize.pretrain`: train a network on D_P, a θ_0 of one's own, which `model.checkpoint=` takes.
+
+`main` only parses; :func:`run` does the work and returns the record.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.building import build
+from immunize.cli import entry_point, explain_errors, sigint_restored
+from immunize.config import PretrainConfig, config_dir, config_hash, register, resolved
+from immunize.errors import DivergedError, UserError
+from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, finished, peak_memory_mib, provenance, write_record
+from immunize.settings import check_folder
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from immunize.data.images import ImageSplits
+
+__all__ = ["main", "run"]
+
+
+def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
+    """Train from random weights, and write `record.json` and `checkpoint.safetensors` into `folder`.
+
+    Args:
+        cfg: the composed configuration (`conf/pretrain_theta.yaml`).
+        folder: the output folder.
+        quiet: show no progress.
+
+    Returns:
+        The record, as written: with `accuracy`, top-1 on held-out images, percent, if the training finished.
+
+    Raises:
+        UserError: anything in the configuration or the data that the user has to mend.
+    """
+    _check(cfg)
+    from immunize.data.images import as_image_source
+
+    source = as_image_source(build(cfg.pretrain))
+    source.require()
+    check_folder(folder)
+    if finished(folder) and not cfg.overwrite:
+        raise UserError(f"{folder} already holds a finished record; choose another folder or set overwrite=true")
+    import torch
+    from lightning.pytorch import seed_everything
+
+    from immunize.features import build_network, save_weights
+    from immunize.features.transforms import image_transform, input_config
+
+    clock = time.perf_counter()
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "status": "started",
+        "model": cfg.model.name,
+        "pretrain": source.name,
+        "seed": cfg.seed,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "config": resolved(cfg),
+        "config_hash": config_hash(resolved(cfg)),
+        **provenance(),
+    }
+    seed_everything(cfg.seed, workers=True, verbose=False)
+    if cfg.threads is not None:
+        torch.set_num_threads(cfg.threads)
+    model = cfg.model
+    kwargs = OmegaConf.to_container(model.kwargs, resolve=True)
+    assert isinstance(kwargs, dict)
+    network = build_network(
+        model.architecture,
+        n_classes=source.n_classes,
+        image_size=model.image_size,
+        kwargs={str(key): value for key, value in kwargs.items()},
+        seed=cfg.seed,
+    )
+    config = input_config(network, model.image_size, model.data)
+    splits = source.splits(image_transform(config, train=cfg.augment), image_transform(config, train=False))
+    with sigint_restored():
+        status, steps, device = _fit(cfg, network, splits, quiet=quiet)
+    record.update(status=status, data=source.describe(), data_hash=source.file_hash(), steps=steps)
+    if status == "finished":
+        record["accuracy"] = _accuracy(network.to(device), splits, cfg)
+    record |= {"seconds": time.perf_counter() - clock, "peak_memory_mib": peak_memory_mib()}
+    save_weights(folder / CHECKPOINT, network.state_dict(), {"config_hash": record["config_hash"]})
+    write_record(folder, record)
+    return record
+
+
+def _check(cfg: DictConfig) -> None:
+    if unknown := sorted(str(key) for key in cfg.keys() - PretrainConfig.__dataclass_fields__.keys()):
+        raise UserError(f"there is no setting {unknown[0]}; --help lists those there are")
+    if cfg.model.get("kind") != "deep":
+        raise UserError(f"model={cfg.model.name} is no network; choose a deep one, such as model=resnet_small")
+    for name in ("epochs", "batch_size"):
+        if cfg[name] < 1:
+            raise UserError(f"{name} has to be at least 1; it is {cfg[name]}")
+    if not 0 < cfg.learning_rate < float("inf"):
+        raise UserError(f"learning_rate has to be positive and finite; it is {cfg.learning_rate}")
+    if not 0 <= cfg.momentum < 1 or not 0 <= cfg.label_smoothing < 1:
+        raise UserError("momentum and label_smoothing have to be in [0, 1)")
+    OmegaConf.to_container(
+        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "model"]), resolve=True, throw_on_missing=True
+    )
+
+
+def _fit(cfg: DictConfig, network: nn.Module, splits: ImageSplits, *, quiet: bool) -> tuple[str, int, torch.device]:
+    """Train in place; status, steps taken, and the device it ran on."""
+    import logging
+
+    from immunize.data.images.sampling import StreamSampler, stream_loader
+    from immunize.experiment import quiet_lightning
+    from immunize.objective import task_loss
+    from immunize.training.callbacks import Throughput
+    from immunize.training.supervised import SupervisedModule
+
+    batches = max(1, len(splits.fit) // cfg.batch_size)
+    sampler = StreamSampler(len(splits.fit), cfg.batch_size, batches, seed=cfg.seed, stream=0)
+    module = SupervisedModule(
+        network.train(),
+        task_loss("ce", cfg.label_smoothing),
+        learning_rate=cfg.learning_rate,
+        momentum=cfg.momentum,
+        weight_decay=cfg.weight_decay,
+        steps=cfg.epochs * batches,
+    )
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    trainer = build(
+        cfg.trainer,
+        max_epochs=cfg.epochs,
+        gradient_clip_val=cfg.clip,
+        callbacks=[Throughput("pre-training", quiet=quiet)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    status = "finished"
+    try:
+        with quiet_lightning():
+            trainer.fit(module, stream_loader(splits.fit, sampler, workers=cfg.workers))
+    except DivergedError as error:
+        raise UserError(f"{error}; lower learning_rate") from error
+    except (KeyboardInterrupt, SystemExit):
+        status = "interrupted"
+    network.eval()
+    return status, trainer.global_step, trainer.strategy.root_device
+
+
+def _accuracy(network: nn.Module, splits: ImageSplits, cfg: DictConfig) -> float:
+    from immunize.features import extract
+
+    logits, labels = extract(network, splits.held_out, workers=cfg.workers)
+    return 100 * float((logits.argmax(1) == labels).double().mean())
+
+
+@entry_point
+def main() -> None:
+    """Entry point of `python -m immunize.pretrain` and `immunize-pretrain`."""
+    register()
+    _hydra_main()
+
+
+@hydra.main(version_base="1.3", config_path=config_dir(), config_name="pretrain_theta")
+@explain_errors
+def _hydra_main(cfg: DictConfig) -> None:
+    """Print the accuracy, then the checkpoint's path as the last line of stdout."""
+    from hydra.core.hydra_config import HydraConfig
+
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    record = run(cfg, folder)
+    if record["status"] != "finished":
+        raise KeyboardInterrupt
+    print(f"{record['model']} on {record['pretrain']}: {record['accuracy']:.2f} % top-1 on held-out images")
+    print(f"record: {folder / RECORD}")
+    print(folder / CHECKPOINT, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The processes of a run that needs several on this machine (`trainer=ddp`), started and watched by its first one.
+
+Lightning's own launcher runs the command line again, once a process. In a Hydra multirun that is the whole sweep:
+folders are made twice and the processes wait for each other. Here every process gets one resolved configuration and
+one output folder instead, and lives as long as its run. To Lightning they look like processes that somebody else has
+started (LOCAL_RANK is set), so that its strategies work as ever; where srun or torchrun has started them, nothing is
+done here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from immunize.errors import UserError
+
+__all__ = ["SPEC", "end_with_parent", "is_first", "process_count", "run_processes", "started_outside"]
+
+SPEC = ".processes.json"
+"""In the output folder while the processes run: what they are to do."""
+
+OUTSIDE = ("LOCAL_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID")
+RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+"""Variables that tell a process which one it is, the widest first."""
+
+PARENT = "IMMUNIZE_PARENT"
+"""Variable that tells a process who has started it."""
+
+POLL, GRACE = 0.2, 30.0
+"""Seconds between two looks at the processes, and for those that are left to end after one has failed."""
+
+
+def started_outside(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is one of several that something else has started: srun, torchrun, or this file."""
+    if environment.get("SLURM_PROCID") is not None and int(environment.get("SLURM_NTASKS", "1")) <= 1:
+        return environment.get("LOCAL_RANK") is not None
+    return any(environment.get(name) is not None for name in OUTSIDE)
+
+
+def is_first(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is the one that writes and prints."""
+    return next((int(environment[name]) for name in RANKS if environment.get(name)), 0) == 0
+
+
+def process_count(trainer: Mapping[str, Any]) -> int:
+    """How many processes a trainer's node asks for on this machine.
+
+    Args:
+        trainer: with `devices`, and perhaps `num_nodes`, as Lightning takes them.
+
+    Raises:
+        UserError: several machines, or a number of devices that is none.
+    """
+    if int(trainer.get("num_nodes") or 1) > 1 and not started_outside():
+        raise UserError("trainer.num_nodes is above 1: start the processes on all machines with srun or torchrun")
+    devices = trainer.get("devices", 1)
+    if isinstance(devices, str) and devices.lstrip("-").isdigit():
+        devices = int(devices)
+    if devices in ("auto", -1):
+        return _accelerators() if trainer.get("accelerator") != "cpu" else 1
+    if isinstance(devices, int) and devices >= 1:
+        return devices
+    if isinstance(devices, Sequence) and not isinstance(devices, str) and devices:
+        return len(devices)
+    raise UserError(f"trainer.devices={devices} is no number of devices; give 1 or more, a list of them, or auto")
+
+
+def _accelerators() -> int:
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -> None:
+    """Run `python -m module <folder>/SPEC` in `count` processes, and wait for them.
+
+    SIGTERM and Ctrl-C are passed on. When a process fails, the others, which would wait for it, are ended.
+
+    Args:
+        spec: plain values that JSON can hold; what the processes are to do.
+        folder: the output folder of the run.
+        count: how many.
+        module: what they run.
+
+    Raises:
+        UserError: a process ended with an error; it has said why on stderr.
+        KeyboardInterrupt: Ctrl-C, after all have ended.
+    """
+    path = folder / SPEC
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    port = _free_port()
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "NODE_RANK": "0",
+        "WORLD_SIZE": str(count),
+    }
+    command = [sys.executable, "-m", module, str(path)]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        with _passed_on(processes) as received:
+            for rank in range(count):
+                # A session of their own: Ctrl-C reaches them through this process alone, and only once.
+                own = environment | {"LOCAL_RANK": str(rank), PARENT: str(os.getpid())}
+                processes.append(subprocess.Popen(command, env=own, start_new_session=True))
+            codes = _wait(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        path.unlink(missing_ok=True)
+    if signal.SIGINT in received or any(code == 128 + signal.SIGINT for code in codes):
+        raise KeyboardInterrupt
+    if signal.SIGTERM in received:
+        raise SystemExit(128 + signal.SIGTERM)
+    if any(codes):
+        raise UserError(f"a process of the run failed, see above (exit codes {', '.join(map(str, codes))})")
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it has gone, however it went."""
+    parent = int(os.environ[PARENT])
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int]:
+    deadline: float | None = None
+    while any(process.poll() is None for process in processes):
+        if deadline is None and any(process.poll() for process in processes):
+            deadline = time.monotonic() + GRACE
+        if deadline is not None and time.monotonic() > deadline:
+            for process in processes:
+                process.kill()
+        time.sleep(POLL)
+    return [process.wait() for process in processes]
+
+
+@contextlib.contextmanager
+def _passed_on(processes: list[subprocess.Popen[bytes]]) -> Iterator[set[int]]:
+    """Hand signals to the processes."""
+    received: set[int] = set()
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        del frame
+        received.add(number)
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

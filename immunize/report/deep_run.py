@@ -1,0 +1,61 @@
+"""The table of one run of a deep extractor, from its record. Imports no other room and no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["show_deep_record"]
+
+_KINDS = {"metrics_groups": "groups", "metrics": "pooled"}
+_MILESTONES = ("30", "300", "1000", "end")
+
+
+def show_deep_record(record: dict[str, Any], console: Console, title: str) -> None:
+    """Print RIR_θ0 by groups and pooled, the verdicts, the accuracy on D_P and the probes of one finished run."""
+    table = Table(title=f"{record['model']}, {title}")
+    for column in ("part", "rows", "estimator"):
+        table.add_column(column)
+    for column in ("(i) ↑", "(ii) ↓", "RIR ↑", "95 % of RIR", "κ(H_H): θ_0 → θ", "κ(H_P): θ_0 → θ"):
+        table.add_column(column, justify="right")
+    for part in record["metrics"]:
+        for kind, name in _KINDS.items():
+            for index, (estimator, m) in enumerate(record[kind][part].items()):
+                table.add_row(
+                    *(("", "") if index else (part.replace("_", " "), name)),
+                    estimator,
+                    *(_number(m[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
+                    " to ".join(_number(end) for end in m["interval"]["rir"]),
+                    f"{_number(m['kappa_harmful_baseline'])} → {_number(m['kappa_harmful'])}",
+                    f"{_number(m['kappa_pretrain_baseline'])} → {_number(m['kappa_pretrain'])}",
+                )
+        table.add_section()
+    console.print(table)
+    accuracy = record["pretrain_accuracy"]
+    console.print(f"D_P accuracy on held-out images: {accuracy['before']:.2f} % → {accuracy['after']:.2f} %")
+    console.print(
+        "Definition 3.1 by spectrum, (a) harmful task harder, (b) pre-training task no harder, (c) still done:"
+    )
+    for kind, name in _KINDS.items():
+        of_fit = record[kind.replace("metrics", "verdicts")]
+        for part in record[kind]:
+            verdict = of_fit if part == "fit" else of_fit[part]
+            console.print(
+                f"  {name:6} {part.replace('_', ' '):10} " + "  ".join(f"({v}) {_word(verdict[v])}" for v in "abc")
+            )
+    console.print("accuracy of a linear probe after some steps, θ_0 → θ, %:")
+    for optimizer, roles in record["probe_accuracy"].items():
+        for role, of in roles.items():
+            steps = [step for step in _MILESTONES if step in of["immunized"]]
+            texts = [f"{step}: {of['theta_0'][step]:.1f} → {of['immunized'][step]:.1f}" for step in steps]
+            console.print(f"  {optimizer:13} {role:9} " + "   ".join(texts))
+
+
+def _word(passed: bool) -> str:
+    return "[green]yes[/green]" if passed else "[red]no[/red] "
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,79 @@
+"""A checkpoint of the training every epoch and on SIGTERM, from which it goes on to bit-equal results.
+
+The file holds what is trained, the optimizer's state, the weights of the terms and where the training stood; what is
+frozen comes from θ_0 again. It belongs to one configuration, whose hash it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+__all__ = ["Resuming", "place_in"]
+
+log = logging.getLogger(__name__)
+
+
+class Resuming(Callback):
+    """Writes the checkpoint, whole or not at all.
+
+    Args:
+        path: the file.
+        config_hash: of the run.
+    """
+
+    def __init__(self, path: Path, config_hash: str) -> None:
+        self.path, self.config_hash = path, config_hash
+        self._steps = 0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the steps of this epoch."""
+        del trainer, pl_module, outputs, batch
+        self._steps = batch_idx + 1
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Every epoch."""
+        del pl_module
+        self._steps = 0
+        trainer.save_checkpoint(self.path)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """SIGTERM ends a training between two steps; anything else may come within one, and keeps the last epoch's."""
+        del pl_module
+        if self._steps and isinstance(exception, SystemExit):
+            trainer.save_checkpoint(self.path)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Name the run, and the place in its data."""
+        del pl_module
+        place = (trainer.current_epoch, self._steps) if self._steps else (trainer.current_epoch + 1, 0)
+        checkpoint["immunize"] = {"config_hash": self.config_hash, "epoch": place[0], "step": place[1]}
+
+
+def place_in(path: Path, config_hash: str) -> tuple[int, int] | None:
+    """Where a training stopped that can be gone on with.
+
+    Args:
+        path: the checkpoint; it need not exist.
+        config_hash: of the run.
+
+    Returns:
+        epoch and step in it, the next ones; None if there is no such checkpoint of the same configuration.
+    """
+    if not path.is_file():
+        return None
+    try:
+        facts = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["immunize"]
+    except Exception as error:  # whatever the bytes of a file may cause
+        log.warning("%s cannot be read (%s); the training begins anew", path, error)
+        return None
+    if facts["config_hash"] != config_hash:
+        log.warning("%s belongs to another configuration; the training begins anew", path)
+        return None
+    return facts["epoch"], facts["step"]

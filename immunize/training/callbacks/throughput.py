@@ -1,0 +1,60 @@
+"""Images a second, time left and an accelerator's memory: said while a network trains, and kept for the record."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+__all__ = ["Throughput"]
+
+
+class Throughput(Callback):
+    """About ten lines a training, on stderr of the first process.
+
+    Args:
+        label: what is being trained.
+        quiet: count without saying anything.
+        lines: how many lines a training.
+    """
+
+    def __init__(self, label: str, *, quiet: bool = False, lines: int = 10) -> None:
+        self.label, self.quiet, self.lines = label, quiet, lines
+        self._images = self._steps = 0
+        self._started = self._seconds = 0.0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count; the first step, which sets everything up, only starts the clock."""
+        del pl_module, outputs, batch_idx
+        now = time.perf_counter()
+        if not self._started:
+            self._started = now
+            return
+        self._seconds = now - self._started
+        self._steps += 1
+        sides = batch.values() if isinstance(batch, dict) else [batch]
+        self._images += trainer.world_size * sum(len(y) for _, y in sides)
+        total, done = int(trainer.estimated_stepping_batches), trainer.global_step
+        if self.quiet or not trainer.is_global_zero or (done % max(1, total // self.lines) and done != total):
+            return
+        left = self._seconds / self._steps * (total - done)
+        print(
+            f"{self.label}: step {done}/{total}   {self.rate:.0f} images/s   {left:.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    @property
+    def rate(self) -> float:
+        """Images a second, of both data sets and all processes; 0 before the second step."""
+        return self._images / self._seconds if self._seconds else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """For the record; null where nothing was measured."""
+        peak = torch.cuda.max_memory_allocated() / 1024**2 if torch.cuda.is_available() else None
+        return {"images_per_second": self.rate or None, "peak_accelerator_memory_mib": peak}

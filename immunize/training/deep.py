@@ -1,0 +1,94 @@
+"""The module of a deep network (§5.2, C.2): a frozen trunk without autograd, a trained tail, θ_0's classifier.
+
+Shapes: N samples, D features, C classes; h whatever enters the tail.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from immunize.features.deep import DeepExtractor
+from immunize.objective import AtFeatures, DeepSide, DeepStep, Objective, TaskLoss
+from immunize.training.module import Batch, ImmunizationModule, OptimizerFactory
+
+__all__ = ["DeepModule"]
+
+
+class DeepModule(ImmunizationModule):
+    """Trains the tail of f_θ and the classifier ω on {pretrain, harmful} batches.
+
+    Args:
+        net: f_θ and ω, at θ_0.
+        objective: the method.
+        task_loss: L, (logits (N, C), labels (N,)) to a scalar.
+        optimizer: builds the optimizer from groups of parameters.
+        weight_decay: of the tail; C.2: 0.
+        head_weight_decay: of the classifiers, ω and what the method owns; C.2: 2e-5.
+        at_features: see :class:`~immunize.objective.DeepStep`.
+        ridge: of `at_features`.
+        cached: batches hold what the trunk made of the images, not images.
+        log_every: steps between two rows of the loggers.
+    """
+
+    def __init__(
+        self,
+        net: DeepExtractor,
+        objective: Objective,
+        task_loss: TaskLoss,
+        optimizer: OptimizerFactory,
+        *,
+        weight_decay: float = 0.0,
+        head_weight_decay: float = 0.0,
+        at_features: AtFeatures,
+        ridge: float,
+        cached: bool = False,
+        log_every: int = 10,
+    ) -> None:
+        super().__init__(objective, optimizer, log_every=log_every)
+        self.net, self.task_loss, self.cached = net, task_loss, cached
+        self.at_features, self.ridge = at_features, ridge
+        self.decay = {"tail": weight_decay, "heads": head_weight_decay}
+        self.strict_loading = False  # a checkpoint of a training holds what is trained
+
+    def step_of(self, batch: Batch) -> DeepStep:
+        """What the method sees of a batch."""
+        sides = {role: DeepSide(self.trunk(x), y) for role, (x, y) in batch.items()}
+        return DeepStep(self.net, sides["pretrain"], sides["harmful"], self.task_loss, self.at_features, self.ridge)
+
+    def trunk(self, x: Tensor) -> Tensor:
+        """H of images, computed without autograd; what a cache holds of them is h already."""
+        if self.cached:
+            return x
+        h: Tensor = self.net.trunk(x)
+        return h
+
+    def not_finite(self) -> str | None:
+        """The data set whose features of the latest step contain NaN or infinite values."""
+        return self._latest.not_finite() if isinstance(self._latest, DeepStep) else None
+
+    def theta_parameters(self) -> list[nn.Parameter]:
+        """The trained parameters of the tail."""
+        return [parameter for _, parameter in self.net.trainable_parameters()]
+
+    def configure_optimizers(self) -> Optimizer:
+        """Two groups, as in C.2: the tail, and the classifiers."""
+        heads = [*self.net.head_parameters(), *self.objective.parameters()]
+        return self.optimizer_factory(
+            [
+                {"params": self.theta_parameters(), "weight_decay": self.decay["tail"]},
+                {"params": heads, "weight_decay": self.decay["heads"]},
+            ]
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what is trained, and the weights of the terms, which may have been balanced."""
+        trained = {name for name, _ in self._trained()}
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in trained}
+        checkpoint["objective_weights"] = dict(self.objective.weights)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the weights of the terms back."""
+        self.objective.weights.update(checkpoint["objective_weights"])

@@ -1,0 +1,68 @@
+"""Ordinary supervised training of a whole network, for a θ_0 of one's own: SGD with a one-cycle learning rate.
+
+Shapes: N images, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from immunize.errors import DivergedError
+from immunize.objective import TaskLoss
+
+__all__ = ["SupervisedModule"]
+
+
+class SupervisedModule(LightningModule):
+    """Minimizes a loss of logits and labels, every parameter trained and BatchNorm statistics with them.
+
+    Args:
+        network: images → logits (N, C).
+        loss: (logits, labels (N,)) to a scalar.
+        learning_rate: the highest of the schedule.
+        momentum: of SGD, Nesterov's.
+        weight_decay: of every parameter with more than one dimension; biases and norms have none.
+        steps: of the whole training.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: TaskLoss,
+        *,
+        learning_rate: float,
+        momentum: float,
+        weight_decay: float,
+        steps: int,
+    ) -> None:
+        super().__init__()
+        self.network, self.loss = network, loss
+        self.learning_rate, self.momentum, self.weight_decay, self.steps = learning_rate, momentum, weight_decay, steps
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The loss of one batch.
+
+        Raises:
+            DivergedError: it is not finite.
+        """
+        del batch_idx
+        x, y = batch
+        loss = self.loss(self.network(x), y)
+        if not bool(torch.isfinite(loss)):
+            raise DivergedError(self.global_step, "task", loss.item())
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """SGD, and the schedule that Lightning steps after every batch."""
+        parameters = list(self.network.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum, nesterov=self.momentum > 0)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, self.steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -1,0 +1,80 @@
+"""The YAMLs of image sets: each instantiates its source in its role, and D_P of the paper's sets is ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from immunize.config import config_dir, register
+from immunize.data.images import ImageSource
+
+CONF = Path(config_dir())
+HARMFUL = ["caltech101", "cars", "cifar10", "country211", "imagefolder", "imagenette", "tiny_imagenet"]
+PRETRAIN = ["cifar10", "imagefolder", "imagenet", "imagenette", "tiny_imagenet"]
+
+
+@pytest.fixture(autouse=True)
+def hydra() -> Iterator[None]:
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        yield
+
+
+def source(role: str, name: str, *overrides: str) -> ImageSource:
+    """What one choice of a group instantiates, without the rest of the configuration."""
+    made = instantiate(compose(f"{role}/{name}", ["+data_root=somewhere", *overrides])[role])
+    assert isinstance(made, ImageSource)
+    assert made.role == role
+    return made
+
+
+def root_of(group: str, name: str) -> list[str]:
+    return [f"{group}.root=images"] if name == "imagefolder" else []
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_harmful_yaml_instantiates_its_source(name: str) -> None:
+    made = source("harmful", name, *root_of("harmful", name))
+    assert made.name == name
+    assert made.root is None or name == "imagefolder"
+
+
+@pytest.mark.parametrize("name", PRETRAIN)
+def test_pretrain_yaml_instantiates_its_source(name: str) -> None:
+    assert source("pretrain", name, *root_of("pretrain", name)).name == name
+
+
+@pytest.mark.parametrize("name", ["cars", "country211", "caltech101"])
+def test_imagenet_goes_with_the_harmful_sets_of_the_paper(name: str) -> None:
+    made = source("pretrain", name, "pretrain.root=/images")
+    assert (made.name, str(made.root), str(made.data_root)) == ("imagenet", "/images", "somewhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "attribute", "value"),
+    [
+        ("cars", ["harmful.root=x"], "root", "x"),
+        ("country211", ["harmful.download=true"], "download", True),
+        ("imagenette", ["harmful.labels=imagenet"], "labels", "imagenet"),
+        ("imagefolder", ["harmful.root=x", "harmful.test=mine"], "test", "mine"),
+        ("imagefolder", ["harmful.root=x", "harmful.held_out_fraction=0.5"], "held_out_fraction", 0.5),
+    ],
+)
+def test_settings_reach_the_source(name: str, overrides: list[str], attribute: str, value: Any) -> None:
+    found = getattr(source("harmful", name, *overrides), attribute)
+    assert found == value or str(found) == value
+
+
+@pytest.mark.parametrize(("role", "names"), [("harmful", HARMFUL), ("pretrain", [*PRETRAIN, *HARMFUL])])
+def test_every_image_yaml_is_tested_here(role: str, names: list[str]) -> None:
+    with_images = {
+        path.stem
+        for path in (CONF / role).glob("*.yaml")
+        if "data.images" in path.read_text() or "defaults" in path.read_text()
+    }
+    assert with_images == set(names)

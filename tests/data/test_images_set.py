@@ -1,0 +1,132 @@
+"""A split of images: what an item is, what is left out, what stands in for it, and what the fingerprint covers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from immunize.data.images.folders import class_names, read_class_folders
+from immunize.data.images.image_set import ImageSet
+from immunize.data.images.stored import FileImages
+from immunize.errors import DataError
+from tests.data.image_files import colour, colour_of, truncate, write_classes
+
+
+def stored(folder: Path) -> FileImages:
+    return read_class_folders(folder, class_names(folder))
+
+
+def images(folder: Path) -> ImageSet:
+    return ImageSet(stored(folder), None, "test set")
+
+
+def break_inside(path: Path) -> None:
+    """Whole at both ends, and not to be decoded: a PNG with a wrong checksum in between."""
+    content = bytearray(path.read_bytes())
+    middle = content.index(b"IDAT") + 6
+    content[middle : middle + 4] = b"\xff\xff\xff\xff"
+    path.write_bytes(content)
+
+
+def test_item_is_the_image_and_its_label(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 2, "b": 3})
+    found = images(tmp_path)
+    assert len(found) == 5
+    assert found.labels.tolist() == [0, 0, 1, 1, 1]
+    assert found.labels.dtype == torch.int64
+    assert (found.classes, found.n_classes, found.skipped) == (["a", "b"], 2, 0)
+    expected = [colour(label, number) for label, count in ((0, 2), (1, 3)) for number in range(count)]
+    for (x, y), label, rgb in zip(found, found.labels, expected, strict=True):  # type: ignore[call-overload]
+        assert x.shape == (3, 10, 12)
+        assert x.dtype == torch.float32
+        assert colour_of(x) == rgb
+        assert type(y) is int
+        assert y == label
+
+
+def test_unreadable_files_have_no_index_and_are_counted(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 150, "b": 150})
+    truncate(tmp_path / "a" / "003.png")
+    (tmp_path / "b" / "000.png").write_bytes(b"")
+    found = images(tmp_path)
+    assert (len(found), found.skipped) == (298, 2)
+    assert found.labels.bincount().tolist() == [149, 149]
+    assert colour_of(found[2][0]) == colour(0, 2)
+    assert colour_of(found[3][0]) == colour(0, 4)  # the one after the one left out
+
+
+@pytest.mark.parametrize(("bad", "fails"), [(1, False), (2, True)])
+def test_more_than_one_percent_unreadable_is_an_error_that_names_files(tmp_path: Path, bad: int, fails: bool) -> None:
+    write_classes(tmp_path, {"a": 100})
+    for number in range(bad):
+        truncate(tmp_path / "a" / f"{number:03d}.png")
+    if not fails:
+        assert images(tmp_path).skipped == 1
+        return
+    with pytest.raises(DataError, match=r"test set: 2 of 100 images cannot be read, more than 1%") as caught:
+        images(tmp_path)
+    assert "a/000.png, a/001.png;" in str(caught.value)
+
+
+def test_file_that_fails_only_when_read_is_replaced_within_its_class(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 150, "b": 150})
+    for name in ("a/004.png", "a/149.png"):
+        break_inside(tmp_path / name)
+    found = images(tmp_path)
+    other = found.with_transform(lambda image: torch.full((3, 1, 1), float(image.size[0])))
+    assert (len(found), found.skipped) == (300, 0)
+    assert colour_of(found[4][0]) == colour(0, 5)
+    assert colour_of(found[149][0]) == colour(0, 0)  # after the last of a class comes its first
+    assert found[4][1] == found[149][1] == 0
+    assert colour_of(found[4][0]) == colour(0, 5)
+    assert (len(found), found.skipped, other.skipped) == (300, 2, 2)  # counted once, for all views of the split
+    assert found.take([149, 1, 2])[0][1] == 0
+    assert colour_of(found.take([149, 1, 2])[0][0]) == colour(0, 1)  # from its own images alone
+
+
+def test_failures_in_worker_processes_are_counted_and_bounded(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 100, "b": 100})
+    for name in ("a/001.png", "b/002.png"):
+        break_inside(tmp_path / name)
+    found = images(tmp_path)
+    for _ in DataLoader(found, batch_size=50, num_workers=2):
+        pass
+    assert found.skipped == 2
+    break_inside(tmp_path / "a" / "050.png")
+    with pytest.raises(DataError, match="3 of 200 images cannot be read"):
+        list(found)  # type: ignore[call-overload]
+
+
+def test_transform_has_to_give_three_channels_of_float32(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 2})
+    for wrong in (torch.zeros(1, 4, 4), torch.zeros(3, 4, 4, dtype=torch.float64), "image"):
+        with pytest.raises(DataError, match=r"test set: the transform gives .*float32 tensor \(3, H, W\)"):
+            images(tmp_path).with_transform(lambda _, wrong=wrong: wrong)[0]
+
+
+def test_fingerprint_knows_files_labels_rows_and_times_but_not_the_transform(tmp_path: Path) -> None:
+    write_classes(tmp_path / "x", {"a": 3, "b": 3})
+    first = images(tmp_path / "x")
+    prints = {first.fingerprint, first.take([0, 1]).fingerprint, first.take([1, 0]).fingerprint}
+    assert len(prints) == 3
+    assert images(tmp_path / "x").fingerprint == first.fingerprint
+    assert first.with_transform(lambda image: image).fingerprint == first.fingerprint
+    os.utime(tmp_path / "x" / "a" / "000.png", (1, 1))  # rewritten with the same size
+    assert images(tmp_path / "x").fingerprint not in prints
+    digest = stored(tmp_path / "x").digest(times=False)
+    assert digest == first.stored.digest(times=False)
+    (tmp_path / "x" / "a").rename(tmp_path / "x" / "c")  # other labels for the same images
+    assert stored(tmp_path / "x").digest(times=False) != digest
+
+
+def test_hash_of_a_small_set_covers_its_bytes(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 2})
+    before = stored(tmp_path).digest(times=False)
+    content = bytearray((tmp_path / "a" / "000.png").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "a" / "000.png").write_bytes(content)
+    assert stored(tmp_path).digest(times=False) != before

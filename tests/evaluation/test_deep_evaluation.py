@@ -1,0 +1,222 @@
+"""What a record holds of a deep extractor: layout, planted truths, verdicts, refusals."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from immunize.data import ROLES
+from immunize.errors import UserError
+from immunize.evaluation.deep import ACCURACY_SLACK, PARTS, WHICH, EvaluationSettings, evaluate_deep
+from immunize.evaluation.immunity import HARDER_BY
+from immunize.evaluation.numbers import RATIOS, ratio_numbers
+from immunize.records import plain
+from immunize.spectrum import ESTIMATORS, immunization_ratio, spectrum_of
+from tests import reference as ref
+
+D, CLASSES = 8, 3
+SMALL = EvaluationSettings(
+    n_groups=4, group_size=20, replicates=10, probe_steps={"gd": 40, "adam": 20}, pretrain_probe_steps=30
+)
+SAME = {"before": 80.0, "after": 80.0}
+Features = dict[str, dict[str, dict[str, tuple[Tensor, Tensor]]]]
+
+
+def features(
+    *, harmful: Tensor | None = None, pretrain: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> Features:
+    """Features of θ_0, and those of a θ_I that multiplies each role's by a matrix."""
+    maps = {"harmful": harmful, "pretrain": pretrain}
+    found: Features = {which: {part: {} for part in PARTS} for which in WHICH}
+    for seed, (part, role) in enumerate((part, role) for part in PARTS for role in ROLES):
+        n = 90 if part == "fit" else 60
+        y = torch.arange(n) % CLASSES
+        means = ref.gaussian(CLASSES, D, seed=100)
+        x = means[y] + 0.5 * ref.gaussian(n, D, seed=seed)
+        theta = maps[role]
+        found["theta_0"][part][role] = x.to(dtype), y
+        found["immunized"][part][role] = (x if theta is None else x @ theta).to(dtype), y
+    return found
+
+
+def stretched(kappa: float, seed: int = 0) -> Tensor:
+    return ref.matrix_with_singular_values(
+        torch.logspace(0, -math.log10(kappa) / 2, D, dtype=torch.float64), D, D, seed
+    )
+
+
+@pytest.fixture(scope="module")
+def immunized() -> dict[str, Any]:
+    """A θ_I that makes D_H hard and leaves D_P as it is."""
+    return evaluate_deep(features(harmful=stretched(1e4)), {"before": 80.0, "after": 79.5}, seed=0, settings=SMALL)
+
+
+def test_the_keys_are_those_of_a_linear_record(immunized: dict[str, Any]) -> None:
+    x = spectrum_of(ref.gaussian(20, D, seed=0))
+    linear = ratio_numbers(immunization_ratio(x, x, x, x))
+    for kind in ("metrics", "metrics_groups"):
+        assert list(immunized[kind]) == list(PARTS)
+        for of_part in immunized[kind].values():
+            assert list(of_part) == list(ESTIMATORS)
+            for numbers in of_part.values():
+                assert linear.keys() <= numbers.keys()
+                assert numbers["facts"].keys() == linear["facts"].keys()
+                for name, facts in linear["facts"].items():
+                    assert numbers["facts"][name].keys() == facts.keys()
+                assert numbers["interval"].keys() == set(RATIOS)
+    assert immunized.keys() == {
+        *("metrics", "metrics_groups", "verdicts", "verdicts_groups"),
+        *("pretrain_accuracy", "probe_accuracy", "curves"),
+    }
+
+
+def test_a_record_can_be_written_and_read(immunized: dict[str, Any]) -> None:
+    text = json.dumps(plain(immunized), allow_nan=False)
+    assert json.loads(text) == plain(immunized)
+    assert len(text) < 100_000
+
+
+def test_planted_immunization_is_found(immunized: dict[str, Any]) -> None:
+    for kind in ("metrics", "metrics_groups"):
+        for part in PARTS:
+            numbers = immunized[kind][part]["spectrum"]
+            assert numbers["ratio_harmful"] > 100
+            assert numbers["ratio_pretrain"] == 1
+            low, high = numbers["interval"]["ratio_harmful"]
+            assert low < numbers["ratio_harmful"] < high
+    for kind in ("verdicts", "verdicts_groups"):
+        for verdict in (immunized[kind], immunized[kind]["held_out"]):
+            assert (verdict["a"], verdict["b"], verdict["c"]) == (True, True, True)
+            assert verdict["estimator"] == "spectrum"
+    assert immunized["verdicts"]["part"] == "fit"
+    assert immunized["pretrain_accuracy"] == {"before": 80.0, "after": 79.5}
+
+
+def test_verdicts_repeat_their_numbers(immunized: dict[str, Any]) -> None:
+    for metrics, verdicts in (("metrics", "verdicts"), ("metrics_groups", "verdicts_groups")):
+        for part, verdict in (("fit", immunized[verdicts]), ("held_out", immunized[verdicts]["held_out"])):
+            for name in ("ratio_harmful", "ratio_pretrain"):
+                assert verdict[name] == immunized[metrics][part]["spectrum"][name]
+
+
+def test_probe_of_the_immunized_features_is_slower(immunized: dict[str, Any]) -> None:
+    curves = immunized["curves"]["probe"]
+    assert curves.keys() == {"gd", "adam"}
+    for optimizer, steps in (("gd", 40), ("adam", 20)):
+        for role in ROLES:
+            last = min(steps, 30) if role == "pretrain" else steps
+            for which in WHICH:
+                curve = curves[optimizer][role][which]
+                assert curve["steps"][-1] == last
+                assert len(curve["steps"]) == len(curve["accuracy"])
+                assert all(0 <= value <= 100 for value in curve["accuracy"])
+                assert immunized["probe_accuracy"][optimizer][role][which]["end"] == curve["accuracy"][-1]
+    at_30 = {which: immunized["probe_accuracy"]["gd"]["harmful"][which]["30"] for which in WHICH}
+    assert at_30["immunized"] < at_30["theta_0"]
+    assert curves["gd"]["pretrain"]["immunized"] == curves["gd"]["pretrain"]["theta_0"]
+
+
+def test_an_extractor_that_changes_nothing_is_not_immunized() -> None:
+    found = evaluate_deep(features(), SAME, seed=0, settings=SMALL)
+    for kind in ("metrics", "metrics_groups"):
+        for part in PARTS:
+            for estimator in ESTIMATORS:
+                assert found[kind][part][estimator]["rir"] == 1
+    assert (found["verdicts"]["a"], found["verdicts"]["b"], found["verdicts"]["c"]) == (False, True, True)
+
+
+def test_an_extractor_that_harms_both_tasks_fails_b() -> None:
+    worse = stretched(1e4)
+    found = evaluate_deep(features(harmful=worse, pretrain=worse), SAME, seed=0, settings=SMALL)
+    assert found["verdicts"]["a"]
+    assert not found["verdicts"]["b"]
+    assert not found["verdicts_groups"]["held_out"]["b"]
+
+
+def test_a_pure_rescale_changes_no_scale_free_number() -> None:
+    one = evaluate_deep(features(harmful=stretched(100)), SAME, seed=0, settings=SMALL)
+    scaled = features(harmful=stretched(100) * 2.0**12, pretrain=torch.eye(D, dtype=torch.float64) * 2.0**-9)
+    other = evaluate_deep(scaled, SAME, seed=0, settings=SMALL)
+    for kind in ("metrics", "metrics_groups"):
+        for part in PARTS:
+            for estimator in ("spectrum", "ridge"):
+                for name in RATIOS:
+                    assert other[kind][part][estimator][name] == pytest.approx(
+                        one[kind][part][estimator][name], rel=1e-9
+                    )
+    assert other["curves"] == one["curves"]
+
+
+@pytest.mark.parametrize(("drop", "passes"), [(0.0, True), (1.0, True), (1.001, False), (-3.0, True)])
+def test_verdict_c_is_about_the_drop_in_accuracy(drop: float, passes: bool) -> None:
+    found = evaluate_deep(features(), {"before": 64.0, "after": 64.0 - drop}, seed=0, settings=SMALL)
+    for kind in ("verdicts", "verdicts_groups"):
+        assert found[kind]["c"] is passes
+        assert found[kind]["held_out"]["c"] is passes
+
+
+def test_the_thresholds_have_names() -> None:
+    assert (HARDER_BY, ACCURACY_SLACK) == (2.0, 1.0)
+    just = stretched(1.0)
+    found = evaluate_deep(features(harmful=just), SAME, seed=0, settings=SMALL)
+    assert found["verdicts"]["a"] is (found["metrics"]["fit"]["spectrum"]["ratio_harmful"] >= HARDER_BY)
+
+
+def test_a_seed_repeats_and_another_draws_other_groups() -> None:
+    given = features(harmful=stretched(50))
+    one, again = (evaluate_deep(given, SAME, seed=3, settings=SMALL) for _ in range(2))
+    assert one == again
+    other = evaluate_deep(given, SAME, seed=4, settings=SMALL)
+    assert other["metrics_groups"]["fit"]["spectrum"]["rir"] != one["metrics_groups"]["fit"]["spectrum"]["rir"]
+    pooled = [of["metrics"]["fit"]["spectrum"]["rir"] for of in (one, other)]
+    assert pooled[0] == pytest.approx(pooled[1], rel=1e-9)  # all rows, whatever the seed
+
+
+def test_a_probe_on_some_rows() -> None:
+    fewer = EvaluationSettings(**{**vars(SMALL), "probe_rows": 30})
+    found = evaluate_deep(features(), SAME, seed=0, settings=fewer)
+    whole = evaluate_deep(features(), SAME, seed=0, settings=SMALL)
+    assert found["curves"] != whole["curves"]
+    assert found["metrics"] == whole["metrics"]
+
+
+def _fewer(x: Features) -> None:
+    for which in WHICH:
+        rows, y = x[which]["held_out"]["harmful"]
+        x[which]["held_out"]["harmful"] = rows[:19], y[:19]
+
+
+def _others(x: Features) -> None:
+    rows, y = x["immunized"]["fit"]["pretrain"]
+    x["immunized"]["fit"]["pretrain"] = rows, y.flip(0)
+
+
+def _not_finite(x: Features) -> None:
+    x["immunized"]["held_out"]["pretrain"][0][2, 3] = math.nan
+
+
+def _dead(x: Features) -> None:
+    x["immunized"]["fit"]["harmful"][0].zero_()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (_fewer, UserError, r"held-out part of the harmful data has 19 images, fewer images than a group .* \(20\)"),
+        (_others, ValueError, "different pretrain images in fit"),
+        (_not_finite, ValueError, "features of immunized on the pretrain images of held_out are not finite"),
+        (_dead, ValueError, "zero"),
+    ],
+)
+def test_mistakes_are_told(change: Callable[[Features], None], error: type[Exception], message: str) -> None:
+    given = copy.deepcopy(features())
+    change(given)
+    with pytest.raises(error, match=message):
+        evaluate_deep(given, SAME, seed=0, settings=SMALL)

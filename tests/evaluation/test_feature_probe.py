@@ -1,0 +1,212 @@
+"""Linear probes on features against training written out, and what must and must not change their scores."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, ProbeCurve, _shuffled, _thinned, probe
+from tests import reference as ref
+
+CLASSES = 4
+OPTIMIZERS = sorted(DEFAULT_STEPS)
+Task = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def task(n: int = 120, d: int = 6, noise: float = 0.5, seed: int = 0) -> Task:
+    """Classes around means, with features of very different sizes; training rows, then test rows."""
+    means = ref.gaussian(CLASSES, d, seed=seed)
+    y = torch.arange(2 * n) % CLASSES
+    x = (means[y] + noise * ref.gaussian(2 * n, d, seed=seed + 1)) * torch.logspace(0, -1, d, dtype=torch.float64)
+    return x[:n], y[:n], x[n:], y[n:]
+
+
+def percent_right(x: Tensor, y: Tensor, weights: Tensor) -> float:
+    return 100 * float(((x @ weights).argmax(1) == y).double().mean())
+
+
+def gradient_descent(data: Task, loss: str, steps: int) -> dict[int, float]:
+    """The probe step by step by autograd, its step from the largest eigenvalue of the Hessian's bound."""
+    x, y, x_test, y_test = data
+    largest = float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1])
+    eta = 2 / largest if loss == "logistic" else 1 / largest
+    weights = torch.zeros(x.shape[1], CLASSES, dtype=torch.float64, requires_grad=True)
+    found = {}
+    for step in range(1, steps + 1):
+        if loss == "logistic":
+            value = torch.nn.functional.cross_entropy(x @ weights, y)
+        else:
+            value = (x @ weights - torch.nn.functional.one_hot(y, CLASSES)).square().sum() / (2 * len(x))
+        (gradient,) = torch.autograd.grad(value, weights)
+        with torch.no_grad():
+            weights -= eta * gradient
+        found[step] = percent_right(x_test, y_test, weights.detach())
+    return found
+
+
+# Against training written out.
+
+
+@pytest.mark.parametrize(("optimizer", "loss"), [("gd", "logistic"), ("least_squares", "squares")])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_gradient_descent_is_that_of_autograd(optimizer: str, loss: str, seed: int) -> None:
+    data = task(noise=1.0, seed=seed)
+    curve = probe(*data, optimizer, 200)
+    naive = gradient_descent(data, loss, 200)
+    assert curve.accuracy == [naive[step] for step in curve.steps]
+    assert len(set(curve.accuracy)) > 3  # it learns something on the way
+
+
+def test_adam_is_that_of_autograd() -> None:
+    x, y, x_test, y_test = task(noise=1.0)
+    x = x / torch.linalg.eigvalsh(x.T @ x / len(x))[-1].sqrt()
+    weights = torch.zeros(x.shape[1], CLASSES, dtype=torch.float64, requires_grad=True)
+    rule = torch.optim.Adam([weights], lr=0.03)
+    for _ in range(50):
+        rule.zero_grad()
+        torch.nn.functional.cross_entropy(x @ weights, y).backward()  # type: ignore[no-untyped-call]
+        rule.step()
+    assert probe(x, y, x_test, y_test, "adam", 50).accuracy[-1] == percent_right(x_test, y_test, weights.detach())
+
+
+def test_the_step_is_the_largest_that_the_bound_allows() -> None:
+    """With 1/L the loss falls at every step, whatever the features; 1/L comes from σ_max alone."""
+    for seed in range(3):
+        x, y, *_ = task(seed=seed)
+        x = x / torch.linalg.eigvalsh(x.T @ x / len(x))[-1].sqrt()
+        weights = torch.zeros(x.shape[1], CLASSES, dtype=torch.float64)
+        losses = []
+        for _ in range(50):
+            residual = (x @ weights).softmax(1) - torch.nn.functional.one_hot(y, CLASSES)
+            weights -= 2 * x.T @ residual / len(x)
+            losses.append(float(torch.nn.functional.cross_entropy(x @ weights, y)))
+        assert losses == sorted(losses, reverse=True)
+        assert probe(x, y, x, y, "gd", 50).accuracy[-1] == percent_right(x, y, weights)
+
+
+def test_least_squares_ends_at_the_least_squares_solution() -> None:
+    x, y, x_test, y_test = task()
+    solution = torch.linalg.lstsq(x, torch.nn.functional.one_hot(y, CLASSES).double()).solution
+    assert probe(x, y, x_test, y_test, "least_squares", 100_000).accuracy[-1] == percent_right(x_test, y_test, solution)
+
+
+def test_equal_singular_values_are_solved_in_one_step() -> None:
+    q = ref.orthogonal(40, 0)[:, :CLASSES]
+    y = q.argmax(1)
+    curve = probe(q, y, q, y, "least_squares", 500)
+    assert len(set(curve.accuracy)) == 1
+    assert curve.accuracy[0] == percent_right(q, y, q.T @ torch.nn.functional.one_hot(y, CLASSES).double())
+
+
+def test_directions_that_no_row_has_stay_out() -> None:
+    """Fewer rows than features: FᵀF is singular, its filter t at eigenvalue 0, and nothing overflows."""
+    x, y = ref.gaussian(8, 30, seed=0), torch.arange(8) % CLASSES
+    for dtype in (torch.float32, torch.float64):
+        assert probe(x.to(dtype), y, x.to(dtype), y, "least_squares", 10**9).accuracy[-1] == 100
+
+
+# What changes no score, and what does.
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("scale", [2.0**-20, 3.0, 2.0**30])
+def test_a_pure_rescale_changes_nothing(optimizer: str, scale: float) -> None:
+    x, y, x_test, y_test = task(noise=1.0)
+    one = probe(x, y, x_test, y_test, optimizer, 60, 3)
+    assert probe(x * scale, y, x_test * scale, y_test, optimizer, 60, 3) == one
+
+
+@pytest.mark.parametrize("optimizer", ["gd", "least_squares", "sgd"])
+def test_a_rotation_changes_nothing_for_gradient_methods(optimizer: str) -> None:
+    x, y, x_test, y_test = task(noise=1.0)
+    turn = ref.orthogonal(x.shape[1], 1)
+    one = probe(x, y, x_test, y_test, optimizer, 60, 3)
+    assert probe(x @ turn, y, x_test @ turn, y_test, optimizer, 60, 3) == one
+
+
+def test_single_precision_learns_the_same() -> None:
+    x, y, x_test, y_test = task(n=400)
+    for optimizer in OPTIMIZERS:
+        one = probe(x, y, x_test, y_test, optimizer, 100).accuracy[-1]
+        other = probe(x.float(), y, x_test.float(), y_test, optimizer, 100).accuracy[-1]
+        assert abs(one - other) <= 1
+
+
+def test_an_ill_conditioned_map_slows_gradient_descent_and_not_its_limit() -> None:
+    """A large feature that says nothing about the class: gradient descent stalls, the closed form does not."""
+    x, y, x_test, y_test = task(noise=0.3)
+    plain = probe(x, y, x_test, y_test, "gd", 300).at(300)
+
+    def hidden(rows: Tensor, seed: int) -> Tensor:
+        return torch.cat([1e3 * ref.gaussian(len(rows), 1, seed=seed), rows], dim=1)
+
+    x, x_test = hidden(x, 8), hidden(x_test, 9)
+    stalled = probe(x, y, x_test, y_test, "gd", 300).at(300)
+    solved = probe(x, y, x_test, y_test, "least_squares", 10**9).accuracy[-1]
+    assert plain is not None
+    assert stalled is not None
+    assert plain > 90
+    assert stalled < 50
+    assert solved > 90
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_learns(optimizer: str) -> None:
+    assert probe(*task(noise=0.1), optimizer, 300).accuracy[-1] > 95
+
+
+# Curves, mini-batches, mistakes.
+
+
+@pytest.mark.parametrize("steps", [1, 29, 30, 299, 1000, 12_345])
+def test_curves_hold_their_ends_and_the_milestones(steps: int) -> None:
+    taken = _thinned(steps)
+    assert taken == sorted(set(taken))
+    assert taken[0] == 1
+    assert taken[-1] == steps
+    assert set(taken) >= {step for step in MILESTONES if step <= steps}
+    assert len(taken) <= 43
+
+
+def test_a_curve_is_asked_at_a_step() -> None:
+    curve = ProbeCurve([1, 30], [5.0, 50.0], 1)
+    assert curve.at(30) == 50.0
+    assert curve.at(300) is None
+    assert curve.numbers() == {"steps": [1, 30], "accuracy": [5.0, 50.0], "batches_per_epoch": 1}
+
+
+def test_mini_batches_pass_over_all_rows_in_changing_orders() -> None:
+    batches = _shuffled(600, torch.Generator().manual_seed(0), torch.device("cpu"))
+    passes = [torch.cat([next(batches) for _ in range(3)]) for _ in range(2)]
+    for rows in passes:
+        assert sorted(rows.tolist()) == list(range(600))
+    assert not torch.equal(*passes)
+
+
+def test_sgd_depends_on_its_seed_alone() -> None:
+    data = task(n=600, noise=2.0)
+    one, again, other = (probe.__wrapped__(*data, "sgd", 20, seed) for seed in (1, 1, 2))  # type: ignore[attr-defined]
+    assert one == again
+    assert one.accuracy != other.accuracy
+    assert one.batches_per_epoch == math.ceil(600 / 256)
+    assert probe(*data, "gd", 20).batches_per_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "lbfgs"}, "unknown optimizer 'lbfgs' of the probe; there are gd"),
+        ({"steps": 0}, "at least one step"),
+        ({"y": torch.zeros(3, dtype=torch.int64)}, "120 and 120 rows of features have 3 and 120 labels"),
+        ({"x": torch.zeros(120, 6)}, "not all zero"),
+        ({"x": torch.full((120, 6), math.nan)}, "finite"),
+    ],
+)
+def test_mistakes_are_told(change: dict[str, object], message: str) -> None:
+    x, y, x_test, y_test = task()
+    arguments: dict[str, object] = {"x": x, "y": y, "x_test": x_test, "y_test": y_test} | change
+    with pytest.raises(ValueError, match=message):
+        probe(**arguments)  # type: ignore[arg-type]

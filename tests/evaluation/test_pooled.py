@@ -1,0 +1,231 @@
+"""Gram matrices that are added up, against the whole matrix at once; bootstrap intervals against known truths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from immunize.evaluation.pooled import CHUNK, BlockGrams, PooledRatio, block_grams, blocks_for, gram, pooled_ratios
+from immunize.spectrum import ESTIMATORS, Estimator
+from tests import reference as ref
+
+RHO = 0.01
+D = 6
+NAIVE: dict[Estimator, Callable[[Tensor, int], float]] = {
+    "spectrum": ref.kappa_spectrum,
+    # on a rank-deficient matrix the naive code divides by 1e-6 plus rounding noise
+    "released": lambda h, n: ref.kappa_released(h) if n >= len(h) else (float(ref.eigenvalues(h)[0]) + 1e-6) / 1e-6,
+    "ridge": lambda h, _: ref.kappa_ridge(h, RHO),
+}
+
+
+def draws(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def ratios(
+    x: tuple[Tensor, Tensor, Tensor, Tensor], replicates: int = 0, seed: int = 0
+) -> dict[Estimator, PooledRatio]:
+    """Of features of D_P and D_H under θ_I, then under θ_0."""
+    p, h, p0, h0 = (block_grams(one, seed=seed) for one in x)
+    return pooled_ratios(p, h, p0, h0, rho=RHO, replicates=replicates, draws=draws(seed + 1))
+
+
+def pieces(x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
+    """The rows of x in batches of these sizes."""
+    start = 0
+    for size in sizes:
+        yield x[start : start + size]
+        start += size
+
+
+# Sums.
+
+
+@pytest.mark.parametrize("n_blocks", [1, 3, 32])
+@pytest.mark.parametrize("n", [1, 2, 31, 100])
+def test_blocks_add_up_to_the_whole(n: int, n_blocks: int) -> None:
+    x = ref.gaussian(n, D, seed=n)
+    sums = block_grams(x, seed=0, n_blocks=n_blocks)
+    assert sums.n_samples == n
+    assert (sums.blocks.sum(0) - x.T @ x).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("sizes", [[100], [50, 50], [1] * 100, [33, 60, 7]])
+def test_a_stream_gives_what_the_whole_gives(sizes: list[int]) -> None:
+    x = ref.gaussian(100, D, seed=1)
+    sums = block_grams(pieces(x, sizes), seed=0, n_blocks=7)
+    assert (sums.blocks.sum(0) - x.T @ x).abs().max() < 1e-12
+    # each row in one block, and block sizes that differ by one at most: rows of length 1 make the trace a count
+    counted = block_grams(pieces(x / x.norm(dim=1, keepdim=True), sizes), seed=0, n_blocks=7)
+    counts = counted.blocks.diagonal(dim1=1, dim2=2).sum(1)
+    assert sorted(counts.round().int().tolist()) == [14] * 5 + [15] * 2
+    assert (counts - counts.round()).abs().max() < 1e-9
+
+
+def test_rows_longer_than_a_chunk() -> None:
+    x = ref.gaussian(2 * CHUNK + 17, 3, seed=2)
+    assert (gram(x) / (x.T @ x) - 1).abs().max() < 1e-9
+    assert gram(x.float()).dtype == torch.float64
+    assert (gram(x.float()) - x.float().double().T @ x.float().double()).abs().max() < 1e-9
+
+
+def test_rows_are_dealt_at_random() -> None:
+    """A sorted data set: each block has rows of the whole range."""
+    x = torch.arange(320, dtype=torch.float64)[:, None].sqrt()
+    means = block_grams(x, seed=0, n_blocks=4).blocks.flatten() / 80
+    assert means.std() / means.mean() < 0.2
+    assert not torch.equal(means, block_grams(x, seed=1, n_blocks=4).blocks.flatten() / 80)
+
+
+def test_processes_add_up() -> None:
+    x = ref.gaussian(90, D, seed=3)
+    parts = [block_grams(rows, seed=rank, n_blocks=5) for rank, rows in enumerate(pieces(x, [40, 50]))]
+    before = [part.blocks.clone() for part in parts]
+    other = [before[1], torch.tensor(50.0, dtype=torch.float64)]  # what the second process sends
+    parts[0].all_reduce(lambda tensor: tensor + other.pop(0))
+    assert parts[0].n_samples == 90
+    assert torch.equal(parts[0].blocks, before[0] + before[1])
+    whole = block_grams(x, seed=0).spectrum()
+    reduced = parts[0].spectrum()
+    assert (reduced.values / whole.values - 1).abs().max() < 1e-9
+    assert (reduced.n_samples, reduced.rank) == (90, D)
+
+
+@pytest.mark.parametrize(("d", "expected"), [(64, 32), (512, 32), (768, 28), (1024, 16), (2048, 8)])
+def test_blocks_stay_below_their_memory(d: int, expected: int) -> None:
+    assert blocks_for(d) == expected
+
+
+def test_no_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        block_grams(iter([]), seed=0)
+
+
+def test_features_that_are_not_finite_are_refused() -> None:
+    x = ref.gaussian(20, D, seed=4)
+    x[3, 1] = math.inf
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        block_grams(x, seed=0).spectrum()
+
+
+# Condition numbers.
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("n", [4, 40, 700])  # fewer rows than features, and more
+def test_ratios_are_those_of_the_whole_matrices(n: int, estimator: Estimator) -> None:
+    theta = ref.matrix_with_singular_values(torch.logspace(0, -1, D), D, D, 0)
+    x_p, x_h = ref.gaussian(n, D, seed=5) + 1, ref.gaussian(n + 3, D, seed=6)
+    x = (x_p @ theta, x_h @ theta, x_p, x_h)
+    p, h, p0, h0 = (NAIVE[estimator](ref.hessian(one), len(one)) for one in x)
+    found = ratios(x)[estimator].ratio
+    expected = ref.immunization_ratio(h, p, h0, p0)
+    assert (found.ratio_harmful, found.ratio_pretrain, found.rir) == pytest.approx(expected, rel=1e-6)
+    assert found.kappa_harmful.n_samples == n + 3
+
+
+@pytest.mark.parametrize("kappa", [10.0, 1e4, 1e8])
+def test_prescribed_condition_numbers_are_found(kappa: float) -> None:
+    def features(k: float, n: int, seed: int) -> Tensor:
+        return ref.features_with_eigenvalues(
+            torch.logspace(0, -math.log10(k), D, dtype=torch.float64) * 1e3, n, D, seed
+        )
+
+    x = features(2, 50, 0), features(kappa, 900, 1), features(8, 50, 2), features(5, 900, 3)
+    found = ratios(x)["spectrum"].ratio
+    assert found.ratio_harmful == pytest.approx(kappa / 5, rel=1e-6)
+    assert found.ratio_pretrain == pytest.approx(0.25, rel=1e-9)
+    assert found.rir == pytest.approx(kappa / 5 / 0.25, rel=1e-6)
+
+
+def test_a_dead_feature_does_not_count() -> None:
+    x = ref.gaussian(300, D, seed=7)
+    x[:, 2] = 0
+    found = ratios((x, x, x, x))["spectrum"].ratio
+    assert found.kappa_harmful.rank == D - 1
+    assert found.rir == 1
+
+
+@pytest.mark.parametrize("scale", [1e-4, 3.0, 1e6])
+def test_a_pure_rescale_or_rotation_changes_no_scale_free_score(scale: float) -> None:
+    theta = ref.matrix_with_singular_values(torch.logspace(0, -1, D), D, D, 1)
+    x_p, x_h = ref.gaussian(200, D, seed=8), ref.gaussian(150, D, seed=9)
+    turn = ref.orthogonal(D, 3) * scale
+    one = ratios((x_p @ theta, x_h @ theta, x_p, x_h), replicates=20)
+    other = ratios((x_p @ theta @ turn, x_h @ theta @ turn, x_p, x_h), replicates=20)
+    for estimator in ("spectrum", "ridge"):
+        assert other[estimator].ratio.rir == pytest.approx(one[estimator].ratio.rir, rel=1e-9)
+        assert other[estimator].intervals["rir"] == pytest.approx(one[estimator].intervals["rir"], rel=1e-9)
+
+
+def test_different_rows_are_refused() -> None:
+    x, shorter = ref.gaussian(30, D, seed=1), ref.gaussian(29, D, seed=1)
+    with pytest.raises(ValueError, match="30 rows and θ_0 29"):
+        ratios((x, x, shorter, x))
+
+
+# Intervals.
+
+
+def test_a_resample_is_the_matrix_with_repeated_rows() -> None:
+    x = ref.gaussian(32, D, seed=10)
+    sums = block_grams(x, seed=0, n_blocks=32)  # one row a block
+    rows = [int((sums.blocks[i] - torch.einsum("ni,nj->nij", x, x)).abs().sum((1, 2)).argmin()) for i in range(32)]
+    assert sorted(rows) == list(range(32))
+    counts = torch.tensor([3, 0, 2] + [1] * 27 + [0, 0], dtype=torch.float64)
+    repeated = torch.cat([x[row].repeat(int(count), 1) for row, count in zip(rows, counts, strict=True)])
+    expected = torch.linalg.svdvals(repeated).square()
+    assert (sums.spectrum(counts).values / expected - 1).abs().max() < 1e-9
+
+
+def test_an_extractor_that_changes_nothing_is_known_exactly() -> None:
+    x_p, x_h = ref.gaussian(90, D, seed=11), ref.gaussian(80, D, seed=12)
+    for found in ratios((x_p, x_h, x_p, x_h), replicates=20).values():
+        assert found.ratio.rir == 1
+        assert found.intervals["rir"] == (1, 1)
+
+
+def test_fewer_rows_than_blocks() -> None:
+    x, theta = ref.gaussian(9, 3, seed=13), ref.extractor(3, 1)
+    low, high = ratios((x @ theta, x @ theta, x, x), replicates=30)["spectrum"].intervals["ratio_harmful"]
+    assert 0 < low < high < math.inf
+
+
+def test_without_replicates_nothing_is_known() -> None:
+    x = ref.gaussian(50, D, seed=14)
+    assert ratios((x, x, x, x))["spectrum"].intervals["rir"] == (0, math.inf)
+
+
+def test_intervals_cover_the_ratio_of_the_distribution() -> None:
+    """Rows with independent columns of known variance under θ_0, mixed by θ_I: both κ of the distribution are known."""
+    d, n, trials = 4, 400, 100
+    deviations = torch.logspace(0, -0.5, d, dtype=torch.float64)
+    theta = ref.matrix_with_singular_values(torch.logspace(0, -0.6, d), d, d, 3)
+    true_0 = float((deviations[0] / deviations[-1]) ** 2)
+    values = torch.linalg.svdvals(deviations[:, None] * theta).square()
+    truth = float(values[0] / values[-1]) / true_0
+    plain = ref.gaussian(40, d, seed=0)
+    hits, widths = 0, []
+    for trial in range(trials):
+        # Laplace: heavier tails than a Gaussian's
+        uniform = torch.rand(n, d, generator=draws(trial), dtype=torch.float64) - 0.5
+        x = -uniform.sign() * torch.log1p(-2 * uniform.abs()) / math.sqrt(2) * deviations
+        found = ratios((plain, x @ theta, plain, x), replicates=40, seed=trial)["spectrum"]
+        low, high = found.intervals["ratio_harmful"]
+        hits += low <= truth <= high
+        widths.append(math.log(high / low))
+        assert low < found.ratio.ratio_harmful < high
+    assert 0.88 <= hits / trials <= 0.99
+    assert sum(widths) / trials < 1  # and they say something
+
+
+def test_block_grams_of_one_batch_and_class_agree() -> None:
+    x = ref.gaussian(64, D, seed=15)
+    by_hand = BlockGrams(D, 4, seed=9)
+    by_hand.add(x)
+    assert torch.equal(by_hand.blocks, block_grams(x, seed=9, n_blocks=4).blocks)

@@ -1,0 +1,313 @@
+"""Deep extractors: what is trainable and what is not, θ_0, names, transforms, and bad settings."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import timm
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from PIL import Image
+from torch import nn
+
+from immunize.config import config_dir
+from immunize.errors import CheckpointError, UserError
+from immunize.features import DeepExtractor
+
+KINDS: dict[str, dict[str, Any]] = {
+    "resnet18": {"trainable": ["layer4"], "kwargs": {"channels": [8, 8, 16, 16]}},
+    "vit_tiny_patch16_224": {
+        "trainable": ["blocks.2"],
+        "kwargs": {"patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3},
+    },
+    "convnext_atto": {"trainable": ["stages.3"], "kwargs": {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}},
+}
+
+
+def build(name: str = "resnet18", **changes: Any) -> DeepExtractor:
+    return DeepExtractor.from_timm(name, **({"n_classes": 5, "image_size": 32} | KINDS[name] | changes))
+
+
+def images(n: int = 6) -> torch.Tensor:
+    return torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def step(extractor: DeepExtractor, x: torch.Tensor) -> None:
+    """One step of gradient descent on extractor and head."""
+    parameters = [p for _, p in extractor.trainable_parameters()] + extractor.head_parameters()
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    extractor.head(extractor(x)).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_only_the_named_part_and_the_head_move(name: str) -> None:
+    extractor = build(name)
+    assert extractor.split
+    before = extractor.full_state_dict()
+    for _ in range(2):
+        extractor.train()  # as Lightning does before every epoch
+        step(extractor, images())
+    after = extractor.full_state_dict()
+    start = KINDS[name]["trainable"][0]
+    named = {key for key, _ in extractor.network.named_parameters()}
+    mine = {key for key in named if key.startswith(start)}
+    assert {key for key, _ in extractor.trainable_parameters()} == mine
+    head = {key for key, p in extractor.network.named_parameters() if any(p is q for q in extractor.head_parameters())}
+    assert len(head) == 2
+    moved = {key for key in before if not torch.equal(before[key], after[key])}
+    assert moved == mine | head  # and so no running mean, no running variance, no count of batches
+    assert {key for key, p in extractor.network.named_parameters() if p.grad is not None} == mine | head
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_features_logits_and_gradients_are_those_of_timm(name: str) -> None:
+    extractor = build(name)
+    plain = copy.deepcopy(extractor.network).eval().requires_grad_(True)
+    x = images()
+    features = plain.forward_head(plain.forward_features(x), pre_logits=True)
+    torch.testing.assert_close(extractor(x), features, rtol=0, atol=1e-6)
+    torch.testing.assert_close(extractor.head(extractor(x)), plain(x), rtol=0, atol=1e-6)
+    extractor(x).square().sum().backward()
+    features.square().sum().backward()
+    own = dict(plain.named_parameters())
+    for key, parameter in extractor.trainable_parameters():
+        torch.testing.assert_close(parameter.grad, own[key].grad, rtol=1e-6, atol=1e-6)
+    assert extractor.n_features == features.shape[1]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gradient_from_stored_trunk_outputs_is_the_same(name: str) -> None:
+    """To the last bit, in float32; what is stored is in another order, and no images are needed."""
+    extractor, x = build(name), images()
+    extractor(x).square().sum().backward()
+    expected = [p.grad.clone() for _, p in extractor.trainable_parameters()]
+    extractor.zero_grad()
+    stored = torch.cat([extractor.trunk(x[:3]), extractor.trunk(x[3:])])
+    extractor.features(stored).square().sum().backward()
+    for (_, parameter), gradient in zip(extractor.trainable_parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=1e-6)
+    extractor.zero_grad()
+    extractor.features(extractor.trunk(x)).square().sum().backward()
+    assert all(torch.equal(p.grad, g) for (_, p), g in zip(extractor.trainable_parameters(), expected, strict=True))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_reference_is_theta_0_for_good(name: str) -> None:
+    extractor, x = build(name), images()
+    start = extractor(x).detach()
+    reference = extractor.reference()
+    assert not any(p.requires_grad for p in reference.parameters())
+    assert all(p.requires_grad for _, p in extractor.trainable_parameters())
+    step(extractor, x)
+    assert torch.equal(reference(x), start)
+    assert not torch.equal(extractor(x), start)
+    assert torch.equal(reference.features(reference.trunk(x)), start)
+    reference.double()  # the copy's parts share its parameters, and not the original's
+    assert reference(x).dtype == torch.float64
+    assert extractor(x).dtype == torch.float32
+
+
+def test_other_values_for_parameters_by_name() -> None:
+    extractor, x = build(), images()
+    h = extractor.trunk(x)
+    inner = {name: (0.5 * p.detach()).requires_grad_() for name, p in extractor.trainable_parameters()}
+    outside = extractor.features(h)
+    replaced = extractor.features(h, inner)
+    replaced.sum().backward()
+    assert all(value.grad is not None for value in inner.values())
+    assert all(p.grad is None for _, p in extractor.trainable_parameters())
+    assert torch.equal(extractor.features(h), outside)
+    with torch.no_grad():
+        for name, parameter in extractor.trainable_parameters():
+            parameter.copy_(inner[name])
+    assert torch.equal(extractor.features(h), replaced)
+
+
+def test_each_parameter_is_registered_once_and_by_its_name_in_timm() -> None:
+    extractor = build()
+    names = timm.create_model("resnet18", num_classes=5, **KINDS["resnet18"]["kwargs"]).state_dict().keys()
+    assert extractor.full_state_dict().keys() == names
+    assert extractor.state_dict().keys() == {f"network.{name}" for name in names}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_double_precision_reaches_both_parts(name: str) -> None:
+    extractor = build(name).double()
+    h = extractor.trunk(images().double())
+    assert h.dtype == extractor(images()).dtype == torch.float64
+    torch.testing.assert_close(extractor(images()), build(name)(images()).double(), rtol=1e-4, atol=1e-4)
+
+
+def test_full_state_dict_goes_back_in() -> None:
+    one, other = build(seed=1), build(seed=2)
+    assert not torch.equal(one(images()), other(images()))
+    state = one.full_state_dict()
+    other.load_full_state_dict(state)
+    assert torch.equal(one(images()), other(images()))
+    step(one, images())
+    assert torch.equal(state["fc.weight"], other.head.weight)  # copies, which do not move along
+    with pytest.raises(CheckpointError, match=r"lacks fc\.bias"):
+        other.load_full_state_dict({key: value for key, value in state.items() if key != "fc.bias"})
+
+
+@pytest.mark.parametrize(
+    ("trainable", "expected"),
+    [
+        (["layer4.1"], {"layer4.1.conv1.weight", "layer4.1.bn2.bias"}),
+        ("layer4.1", {"layer4.1.conv1.weight", "layer4.1.bn2.bias"}),
+        (["layer4.*.conv?"], {"layer4.0.conv1.weight", "layer4.1.conv2.weight"}),
+        (["layer4.0.bn1.bias"], {"layer4.0.bn1.bias"}),
+        (["*"], {"conv1.weight", "layer4.1.bn2.bias"}),
+    ],
+)
+def test_patterns(trainable: Any, expected: set[str]) -> None:
+    chosen = {name for name, _ in build(trainable=trainable).trainable_parameters()}
+    assert expected <= chosen
+    stems = [trainable] if isinstance(trainable, str) else trainable
+    assert stems == ["*"] or all(name.startswith("layer4") for name in chosen)
+
+
+@pytest.mark.parametrize(
+    ("trainable", "words"),
+    [
+        (["layer5"], r"'layer5' matches nothing in resnet18.*layer4\.1"),
+        (["layer4", "stages.3"], r"'stages\.3' matches nothing"),
+        (["fc"], r"'fc' matches nothing.*the classifier is trained anyway"),
+        ([], "is empty"),
+        (["conv1", "bn1", "layer*"], r"matches every parameter.*\[\"\*\"\]"),
+    ],
+)
+def test_trainable_that_matches_nothing_or_everything(trainable: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        build(trainable=trainable)
+
+
+def test_network_in_one_piece_still_trains_the_named_part_alone() -> None:
+    extractor = build("vit_tiny_patch16_224", trainable=["cls_token", "blocks.2"])
+    assert not extractor.split
+    assert "outermost" in extractor.no_split_reason
+    x = images()
+    assert extractor.trunk(x) is x
+    extractor(x).sum().backward()
+    moved = {name for name, p in extractor.network.named_parameters() if p.grad is not None}
+    assert moved == {name for name, _ in extractor.trainable_parameters()}
+    assert "cls_token" in moved
+    assert "blocks.1.attn.qkv.weight" not in moved
+
+
+def test_head_that_does_not_fit() -> None:
+    extractor = build()
+    extractor.check_classes(5)
+    with pytest.raises(UserError, match="5 outputs, D_P has 7 classes"):
+        extractor.check_classes(7)
+
+
+def test_any_module() -> None:
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 4))
+    head, x = nn.Linear(4, 3), torch.randn(5, 6)
+    extractor = DeepExtractor.from_module(backbone, head, ["3"], example=x)
+    assert extractor.split
+    assert extractor.head is head
+    assert torch.equal(extractor(x), backbone[3](torch.tanh(backbone[0](x))))
+    assert [name for name, _ in extractor.trainable_parameters()] == ["3.weight", "3.bias"]
+    assert not backbone.training
+    assert not DeepExtractor.from_module(backbone, head, ["3"]).split
+    with pytest.raises(UserError, match=r"the backbone gives \(5, 4\), the head needs \(N, 2\)"):
+        DeepExtractor.from_module(backbone, nn.Linear(2, 3), ["3"], example=x)
+    with pytest.raises(UserError, match="bring a loader"):
+        extractor.transform()
+
+
+def test_transform_is_that_of_the_configuration() -> None:
+    extractor = build(data={"crop_pct": 1.0, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]})
+    picture = Image.new("RGB", (40, 40), (255, 0, 51))
+    got = extractor.transform()(picture)
+    assert got.shape == (3, 32, 32)
+    assert got.dtype == torch.float32
+    expected = torch.tensor([2.0, -2.0, -1.2])[:, None, None].expand_as(got)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+    assert "RandomResizedCrop" in repr(extractor.transform(train=True))
+    assert "Jitter" not in repr(extractor.transform(train=True))
+    with pytest.raises(UserError, match=r"no setting model\.data\.crop"):
+        build(data={"crop": 1.0})
+
+
+def test_cache_facts_follow_what_changes_the_array() -> None:
+    extractor = build()
+    features, trunk = extractor.cache_facts(), extractor.cache_facts("trunk")
+    step(extractor, images())
+    assert extractor.cache_facts() != features
+    assert extractor.cache_facts("trunk") == trunk  # only the trainable part has moved
+    with torch.no_grad():
+        extractor.network.get_submodule("layer1.0.bn1").running_mean.add_(1e-3)
+    assert extractor.cache_facts("trunk") != trunk
+    assert build(data={"interpolation": "nearest"}).cache_facts() != build().cache_facts()
+    assert build().cache_facts() == build().cache_facts() == features
+    with pytest.raises(ValueError, match="layer has to be"):
+        extractor.cache_facts("stem")
+
+
+def test_importing_the_room_loads_no_timm() -> None:
+    code = (
+        "import sys, immunize.features; "
+        "sys.exit(bool({'timm', 'torchvision', 'PIL', 'huggingface_hub', 'lightning'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+SMALLER = {"vit": ["++model.kwargs={embed_dim: 24, num_heads: 3}"], "resnet18": [], "resnet18_64px": []}
+
+
+@pytest.mark.parametrize(
+    ("model", "prefix", "size"),
+    [
+        ("resnet18", "layer4.", 224),
+        ("vit", "blocks.11.", 224),
+        ("resnet18_64px", "layer4.", 64),
+        ("resnet_small", "layer4.", 32),
+        ("vit_small", "blocks.3.", 32),
+    ],
+)
+def test_every_yaml_builds_its_model(model: str, prefix: str, size: int) -> None:
+    """With random weights; the ViT with narrower blocks."""
+    extractor = from_yaml(model, "++model.pretrained=false", "++model.checkpoint=null", *SMALLER.get(model, []))
+    assert extractor.split
+    names = [name for name, _ in extractor.trainable_parameters()]
+    assert all(name.startswith(prefix) for name in names)
+    last = {name.removeprefix(prefix).split(".")[0] for name in names}
+    assert prefix != "layer4." or last == {"0", "1"}  # the last two convolutional blocks
+    assert extractor.data_config["input_size"] == (3, size, size)
+    assert extractor.n_classes == 5
+    assert sum(p.numel() for p in extractor.parameters()) < 1e6 or "small" not in model
+
+
+def test_yaml_of_any_timm_model() -> None:
+    extractor = from_yaml(
+        "timm",
+        "model.name=convnext_atto",
+        "model.trainable=[stages.3]",
+        "model.pretrained=false",
+        "model.image_size=32",
+    )
+    assert extractor.name == "convnext_atto"
+    assert {name.split(".")[1] for name, _ in extractor.trainable_parameters()} == {"3"}
+
+
+def from_yaml(model: str, *overrides: str) -> DeepExtractor:
+    """Built from `conf/model/<model>.yaml` as an entry point does."""
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        cfg = compose(overrides=[f"+model={model}", "+data_root=nowhere", *overrides])
+    node = OmegaConf.to_container(cfg.model, resolve=True)
+    assert isinstance(node, dict)
+    assert node["kind"] == "deep"
+    arguments = {str(key): value for key, value in node.items() if key not in ("name", "kind")}
+    extractor: DeepExtractor = instantiate(OmegaConf.create(arguments), n_classes=5)
+    return extractor

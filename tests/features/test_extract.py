@@ -1,0 +1,239 @@
+"""Features of a data set: order, precision, running out of memory, the cache on disk, stored trunk outputs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from immunize.errors import UserError
+from immunize.features import DeepExtractor, cached_trunk, extract
+
+N, BATCH = 11, 4
+KEY = {"data": "squares", "split": "fit"}
+
+
+class Squares(Dataset[tuple[Tensor, int]]):
+    """Sample i is (i, i², 1), its label -i."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.tensor([float(index), float(index**2), 1.0]), -index
+
+
+class Counting:
+    """A network that doubles, and counts the batches it got."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        return 2 * x
+
+
+EXPECTED = 2 * torch.stack([Squares()[i][0] for i in range(N)])
+
+
+@pytest.fixture(scope="module")
+def extractor() -> DeepExtractor:
+    return DeepExtractor.from_timm(
+        "resnet18", trainable=["layer4"], n_classes=5, image_size=32, kwargs={"channels": [8, 8, 16, 16]}
+    )
+
+
+@pytest.fixture(scope="module")
+def pictures() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.rand(10, 3, 32, 32, generator=generator), torch.arange(10) % 5)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_everything_in_its_order(workers: int) -> None:
+    x, y = extract(lambda x: 2 * x, Squares(), batch_size=BATCH, workers=workers)
+    assert torch.equal(x, EXPECTED)
+    assert torch.equal(y, -torch.arange(N))
+    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+    assert extract(Counting(), Squares(), dtype=torch.float64).x.dtype == torch.float64
+
+
+def test_nothing_is_differentiated_and_no_random_number_is_used(extractor: DeepExtractor, pictures: Any) -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    x, _ = extract(extractor, pictures, batch_size=BATCH)
+    assert torch.equal(torch.rand(1), expected)
+    assert not x.requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(x, extractor(pictures.tensors[0]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried"),
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        MemoryError(),
+    ],
+)
+@pytest.mark.parametrize("fitting", [1, 3, 5])
+def test_out_of_memory_halves_the_batch(error: Exception, fitting: int, caplog: pytest.LogCaptureFixture) -> None:
+    sizes = []
+
+    def limited(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        if len(x) > fitting:
+            raise error
+        return 2 * x
+
+    with caplog.at_level(logging.WARNING):
+        x, y = extract(limited, Squares(), batch_size=8)
+    assert torch.equal(x, EXPECTED)
+    assert torch.equal(y, -torch.arange(N))
+    failed = sum(size > fitting for size in sizes)
+    assert 1 <= failed <= 3  # halved for good: 8, 4, 2, and not anew for the next batch
+    assert caplog.text.count("out of memory") == failed
+
+
+def test_one_sample_that_does_not_fit_and_other_errors() -> None:
+    def never(_: Tensor) -> Tensor:
+        raise RuntimeError("CUDA out of memory")
+
+    def wrong(_: Tensor) -> Tensor:
+        raise RuntimeError("size mismatch")
+
+    with pytest.raises(RuntimeError, match="one sample alone does not fit"):
+        extract(never, Squares(), batch_size=4)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        extract(wrong, Squares())
+
+
+def test_no_images_at_all(extractor: DeepExtractor) -> None:
+    empty = TensorDataset(torch.zeros(0, 3, 32, 32), torch.zeros(0))
+    with pytest.raises(UserError, match="no images"):
+        extract(Counting(), empty)
+    with pytest.raises(UserError, match="no images"):
+        cached_trunk(extractor, empty)
+
+
+# --- on disk --------------------------------------------------------------------------------------------------------
+
+
+def test_second_time_comes_from_the_disk(tmp_path: Path) -> None:
+    network = Counting()
+    first = extract(network, Squares(), batch_size=BATCH, cache_dir=tmp_path / "cache", key=KEY)
+    assert network.sizes == [4, 4, 3]
+    again = extract(network, Squares(), batch_size=BATCH, cache_dir=tmp_path / "cache", key=KEY)
+    assert network.sizes == [4, 4, 3]
+    assert torch.equal(first.x, again.x)
+    assert torch.equal(first.y, again.y)
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # and no half-written file
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": KEY | {"split": "held_out"}},
+        {"key": KEY | {"weights": "0"}},
+        {"dtype": torch.float16},
+        {"batch_size": 5},
+    ],
+)
+def test_whatever_changes_the_array_is_another_file(change: dict[str, Any], tmp_path: Path) -> None:
+    network = Counting()
+    settings: dict[str, Any] = {"batch_size": BATCH, "cache_dir": tmp_path, "key": KEY}
+    extract(network, Squares(), **settings)
+    network.sizes.clear()
+    extract(network, Squares(), **settings | change)
+    assert network.sizes
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_file_of_another_key_or_a_broken_one_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    network = Counting()
+    settings: dict[str, Any] = {"batch_size": BATCH, "cache_dir": tmp_path, "key": KEY}
+    extract(network, Squares(), **settings)
+    (path,) = tmp_path.iterdir()
+    extract(lambda x: 3 * x, Squares(), **settings | {"key": KEY | {"split": "other"}})
+    (other,) = set(tmp_path.iterdir()) - {path}
+    other.rename(path)  # what a collision of hashes would be
+    assert torch.equal(extract(network, Squares(), **settings).x, EXPECTED)
+    path.write_bytes(path.read_bytes()[:50])
+    network.sizes.clear()
+    assert torch.equal(extract(network, Squares(), **settings).x, EXPECTED)
+    assert network.sizes
+    assert "made anew" in caplog.text
+    network.sizes.clear()
+    assert torch.equal(extract(network, Squares(), **settings).x, EXPECTED)
+    assert not network.sizes
+
+
+def test_cache_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    found = extract(Counting(), Squares(), cache_dir=tmp_path / "file" / "cache", key=KEY)
+    assert torch.equal(found.x, EXPECTED)
+    assert "could not be kept" in caplog.text
+
+
+def test_cache_needs_a_key_of_plain_values(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs a key"):
+        extract(Counting(), Squares(), cache_dir=tmp_path)
+    with pytest.raises(TypeError):
+        extract(Counting(), Squares(), cache_dir=tmp_path, key={"data": object()})
+
+
+# --- trunk outputs --------------------------------------------------------------------------------------------------
+
+
+def test_stored_trunk_outputs_give_the_features_and_gradients(extractor: DeepExtractor, pictures: Any) -> None:
+    stored = cached_trunk(extractor, pictures, batch_size=10)
+    h, y = stored.tensors
+    assert torch.equal(y, pictures.tensors[1])
+    assert torch.equal(h, extractor.trunk(pictures.tensors[0]))
+    expected = gradients(extractor, extractor(pictures.tensors[0]))
+    again = gradients(extractor, extractor.features(h))
+    assert all(torch.equal(one, other) for one, other in zip(expected, again, strict=True))
+    narrow = cached_trunk(extractor, pictures, dtype=torch.float16).tensors[0]
+    assert narrow.dtype == torch.float16
+    torch.testing.assert_close(extractor.features(narrow), extractor.features(h), rtol=1e-2, atol=1e-2)
+
+
+def test_stored_trunk_outputs_outlive_training_on_disk(extractor: DeepExtractor, pictures: Any, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"cache_dir": tmp_path, "key": {"data": "pictures"}}
+    first = cached_trunk(extractor, pictures, **settings).tensors[0]
+    with torch.no_grad():
+        for _, parameter in extractor.trainable_parameters():
+            parameter.add_(0.1)
+    second = cached_trunk(extractor, pictures, **settings).tensors[0]
+    assert torch.equal(first, second)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_network_in_one_piece_is_refused(pictures: Any) -> None:
+    whole = DeepExtractor.from_timm("resnet18", trainable=["*"], n_classes=5, image_size=32)
+    with pytest.raises(UserError, match=r"cannot be cut off \(.*\); set it to false"):
+        cached_trunk(whole, pictures)
+
+
+def test_more_than_the_memory_is_refused(
+    extractor: DeepExtractor, pictures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[extract.__module__]
+    needed = 10 * 16 * 2 * 2 * 4
+    assert module.trunk_bytes(extractor, pictures) == needed
+    monkeypatch.setattr(module, "_available_memory", lambda: needed)
+    with pytest.raises(UserError, match=r"float16.*model\.image_size.*cache_frozen=false"):
+        cached_trunk(extractor, pictures)
+    assert cached_trunk(extractor, pictures, dtype=torch.float16).tensors[0].dtype == torch.float16
+
+
+def gradients(extractor: DeepExtractor, features: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(features.square().sum(), [p for _, p in extractor.trainable_parameters()]))

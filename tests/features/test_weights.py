@@ -1,0 +1,266 @@
+"""Weights of θ_0: files that fit and files that do not, the hub's cache, and the hub when nobody answers."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from huggingface_hub import constants
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from immunize.errors import CheckpointError, UserError
+from immunize.features import DeepExtractor, build_network, hub, load_weights, save_weights, state_digest
+
+SMALL = {"channels": [8, 8, 16, 16]}
+
+
+def network(seed: int = 0, classes: int = 5, **changes: Any) -> nn.Module:
+    return build_network("resnet18", n_classes=classes, kwargs=SMALL, seed=seed, **changes)
+
+
+def same(one: nn.Module, state: dict[str, Tensor]) -> bool:
+    own = one.state_dict()
+    return own.keys() == state.keys() and all(torch.equal(own[key], state[key]) for key in own)
+
+
+@pytest.fixture
+def state() -> dict[str, Tensor]:
+    return network(seed=7).state_dict()
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_every_kind_are_read(state: dict[str, Tensor], tmp_path: Path) -> None:
+    save_weights(tmp_path / "a.safetensors", state)
+    torch.save(state, tmp_path / "b.pth")
+    torch.save({"epoch": 3, "state_dict": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "c.pt")
+    for name in ("a.safetensors", "b.pth", "c.pt"):
+        assert same(network(checkpoint=tmp_path / name), state), name
+
+
+def test_half_precision_is_widened(state: dict[str, Tensor], tmp_path: Path) -> None:
+    halves = {key: value.half() if value.ndim == 4 else value for key, value in state.items()}
+    save_weights(tmp_path / "half.safetensors", halves)
+    loaded = load_weights(tmp_path / "half.safetensors")
+    assert loaded["conv1.weight"].dtype == torch.float32
+    assert loaded["bn1.num_batches_tracked"].dtype == torch.int64
+    assert torch.equal(loaded["conv1.weight"], state["conv1.weight"].half().float())
+    assert network(checkpoint=tmp_path / "half.safetensors").conv1.weight.dtype == torch.float32
+
+
+def test_classifier_has_the_file_s_classes_unless_they_are_given(state: dict[str, Tensor], tmp_path: Path) -> None:
+    path = tmp_path / "five.safetensors"
+    save_weights(path, state)
+    assert build_network("resnet18", kwargs=SMALL, checkpoint=path).num_classes == 5
+    with pytest.raises(UserError, match=r"five\.safetensors has 5 classes, the data have 7.*fresh_head=true"):
+        network(classes=7, checkpoint=path)
+    fresh = network(classes=7, checkpoint=path, fresh_head=True).state_dict()
+    assert fresh["fc.weight"].shape == (7, 16)
+    assert all(torch.equal(fresh[key], state[key]) for key in state if not key.startswith("fc."))
+
+
+def test_checkpoint_of_another_architecture_names_the_first_keys(state: dict[str, Tensor], tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    save_weights(path, state)
+    with pytest.raises(CheckpointError, match=r"does not fit resnet34: it lacks layer1\.2\.conv1\.weight, .* more"):
+        build_network("resnet34", kwargs=SMALL, checkpoint=path)
+    with pytest.raises(CheckpointError, match=r"layer1\.0\.conv1\.weight is 8×64×3×3 in it and 16×64×3×3 in"):
+        build_network("resnet18", kwargs={"channels": [16, 16, 16, 16]}, checkpoint=path)
+    save_weights(path, state | {"extra.weight": torch.zeros(2)})
+    with pytest.raises(CheckpointError, match=r"it has extra\.weight, which the network has not"):
+        network(checkpoint=path)
+
+
+class Executed:
+    """What a file must not get to run."""
+
+    ran = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return setattr, (Executed, "ran", True)
+
+
+def test_bad_files(state: dict[str, Tensor], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no file .*absent\.pt"):
+        load_weights(tmp_path / "absent.pt")
+    for name in ("broken.safetensors", "broken.pth"):
+        (tmp_path / name).write_bytes(b"not weights")
+        with pytest.raises(CheckpointError, match="cannot be read as"):
+            load_weights(tmp_path / name)
+    torch.save({"weights": Executed()}, tmp_path / "code.pth")
+    with pytest.raises(CheckpointError, match="cannot be read as a state dict"):
+        load_weights(tmp_path / "code.pth")
+    assert not Executed.ran
+    for content in ([1, 2], {}, {"epoch": 3}):
+        torch.save(content, tmp_path / "other.pth")
+        with pytest.raises(CheckpointError, match="no plain state dict"):
+            load_weights(tmp_path / "other.pth")
+    save_weights(tmp_path / "nan.safetensors", state | {"bn1.bias": torch.full((64,), float("nan"))})
+    with pytest.raises(CheckpointError, match=r"bn1\.bias contains NaN"):
+        load_weights(tmp_path / "nan.safetensors")
+
+
+def test_tied_weights_are_saved_and_nothing_else_is_left(tmp_path: Path) -> None:
+    shared = torch.arange(6.0).reshape(2, 3)
+    save_weights(tmp_path / "tied.safetensors", {"a": shared, "b": shared.T}, {"config_hash": "x"})
+    loaded = load_file(tmp_path / "tied.safetensors")
+    assert torch.equal(loaded["a"], shared)
+    assert torch.equal(loaded["b"], shared.T)
+    assert [path.name for path in tmp_path.iterdir()] == ["tied.safetensors"]
+
+
+def test_random_weights_come_from_the_seed_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    one, again, other = network(1), network(1), network(2)
+    assert torch.equal(torch.rand(1), expected)  # and no number of the run's was used
+    assert same(one, again.state_dict())
+    assert not torch.equal(one.fc.weight, other.fc.weight)
+
+
+def test_digest_is_of_names_types_and_values(state: dict[str, Tensor]) -> None:
+    digest = state_digest(state)
+    assert state_digest(dict(reversed(state.items()))) == digest
+    weight = state["fc.weight"].clone()
+    weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
+    values = state["fc.weight"]
+    for changed in ({"fc.weight": weight}, {"fc.weight": values.double()}, {"fc.weight": values.reshape(16, 5)}):
+        assert state_digest(state | changed) != digest
+    assert state_digest({f"x{key}": value for key, value in state.items()}) != digest
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kwargs", "words"),
+    [
+        ("resnet19", {}, "no model 'resnet19'; did you mean resnet18"),
+        ("zzz", {}, r"timm\.list_models"),
+        ("resnet18", {"width": 3}, r"model\.kwargs do not suit timm's resnet18.*width"),
+    ],
+)
+def test_architecture_that_timm_does_not_have(architecture: str, kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        build_network(architecture, kwargs=kwargs)
+
+
+def test_classifier_that_is_not_linear() -> None:
+    """A distilled ViT has two."""
+    with pytest.raises(
+        UserError, match="the classifier of VisionTransformerDistilled is a tuple, not one linear layer"
+    ):
+        DeepExtractor.from_timm("deit_tiny_distilled_patch16_224", trainable=["blocks.11"])
+
+
+# --- the hub --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub's client."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def silent(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield
+
+
+@pytest.mark.usefixtures("silent")
+def test_no_answer_is_an_error_within_15_seconds_that_names_both_ways() -> None:
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"does not answer.*model\.checkpoint=.*model\.pretrained=false"):
+        build_network("resnet18", pretrained=True)
+    assert hub.WAIT * 0.9 < time.monotonic() - started < 15  # it did wait, as long as it says
+
+
+def test_nobody_there_is_an_error_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"model\.checkpoint=.*model\.pretrained=false"):
+        build_network("resnet18", pretrained=True)
+    assert time.monotonic() - started < hub.WAIT
+
+
+def test_told_to_stay_offline_nobody_is_asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub.urllib.request, "urlopen", refuse)
+    with pytest.raises(UserError, match="does not answer"):
+        build_network("resnet18", pretrained=True)
+
+
+def test_weights_in_the_cache_need_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = timm.get_pretrained_cfg("test_resnet")
+    source = timm.create_model("test_resnet")  # 0.5 million parameters
+    folder = cache / f"models--{config.hf_hub_id.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    save_file(source.state_dict(), folder / "snapshots" / "abc" / "model.safetensors")
+    monkeypatch.setattr(hub.urllib.request, "urlopen", refuse)
+    assert same(build_network("test_resnet", pretrained=True), source.state_dict())
+    assert build_network("test_resnet", pretrained=True, n_classes=1000).num_classes == 1000
+    with pytest.raises(UserError, match="the pretrained test_resnet has 1000 classes, the data have 3"):
+        build_network("test_resnet", pretrained=True, n_classes=3)
+    fresh = build_network("test_resnet", pretrained=True, n_classes=3, fresh_head=True)
+    assert torch.equal(fresh.conv1[0].weight, source.conv1[0].weight)
+
+
+def test_checkpoint_goes_before_pretrained(state: dict[str, Tensor], tmp_path: Path, cache: Path) -> None:
+    save_weights(tmp_path / "own.safetensors", state)
+    assert same(network(checkpoint=tmp_path / "own.safetensors", pretrained=True), state)
+
+
+def test_model_without_pretrained_weights() -> None:
+    assert timm.get_pretrained_cfg("vit_base_patch16_18x2_224").hf_hub_id is None
+    with pytest.raises(UserError, match=r"timm has no pretrained weights for vit_base_patch16_18x2_224"):
+        build_network("vit_base_patch16_18x2_224", pretrained=True)
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise AssertionError("the network was asked")
+
+
+# --- the shared θ_0 -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.data
+def test_shared_weights_recognize_tiny_imagenet(data_root: Path) -> None:
+    """2 validation images of each of 200 classes; its README says 25.4 % top-1 on all 50."""
+    path = data_root / "weights" / "resnet18_tiny_imagenet_64px.safetensors"
+    folder = data_root / "tiny_imagenet_32" / "val"
+    if not (path.is_file() and folder.is_dir()):
+        pytest.skip(f"needs {path} and {folder}")
+    extractor = DeepExtractor.from_timm(
+        "resnet18",
+        trainable=["layer4"],
+        checkpoint=path,
+        n_classes=200,
+        image_size=64,
+        data={"interpolation": "bilinear", "crop_pct": 1.0},
+    )
+    transform = extractor.transform()
+    classes = sorted(item for item in folder.iterdir() if item.is_dir())
+    assert len(classes) == 200
+    files = [(label, file) for label, item in enumerate(classes) for file in sorted(item.iterdir())[:2]]
+    x = torch.stack([transform(Image.open(file).convert("RGB")) for _, file in files])
+    with torch.no_grad():
+        answers = extractor.head(extractor(x)).argmax(1)
+    accuracy = float((answers == torch.tensor([label for label, _ in files])).float().mean())
+    assert abs(accuracy - 0.254) < 3 * (0.254 * 0.746 / len(files)) ** 0.5

@@ -1,0 +1,190 @@
+"""A step of a deep net: features once, float64 spectra, which parameters each term moves, the layer of C.3."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from immunize.features import DeepExtractor
+from immunize.objective import DeepSide, DeepStep, Objective, task_loss
+from immunize.objective.deep import preconditioned_features
+from immunize.objective.ill_only import IllOnly
+from immunize.objective.imma import Imma
+from immunize.objective.none import Plain
+from immunize.objective.opt_kappa import OptKappa
+from immunize.objective.ours import Ours
+from immunize.objective.well_only import WellOnly
+from tests import reference as ref
+
+WIDTH, D, CLASSES, HARMFUL_CLASSES = 6, 10, 3, 4
+
+
+def network(dtype: torch.dtype = torch.float64) -> DeepExtractor:
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(5, WIDTH), nn.Tanh(), nn.Linear(WIDTH, D), nn.Tanh()).to(dtype)
+    return DeepExtractor.from_module(
+        backbone, nn.Linear(D, CLASSES).to(dtype), ["2"], example=torch.rand(2, 5, dtype=dtype)
+    )
+
+
+def make_step(n: int = 8, at_features: str = "none", dtype: torch.dtype = torch.float64) -> DeepStep:
+    net, sides = network(dtype), []
+    for seed, classes in ((1, CLASSES), (2, HARMFUL_CLASSES)):
+        h = net.trunk(ref.gaussian(n, 5, seed=seed).to(dtype))
+        sides.append(DeepSide(h, torch.arange(n) % classes))
+    return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1), at_features)  # type: ignore[arg-type]
+
+
+def tail_weight(step: DeepStep) -> nn.Parameter:
+    return step.parameters()["2.weight"]  # type: ignore[return-value]
+
+
+def features_by_hand(step: DeepStep, role: str, weight: Tensor | None = None) -> Tensor:
+    layer = step.net.network["backbone"][2]  # type: ignore[attr-defined]
+    h = (step.pretrain if role == "pretrain" else step.harmful).h
+    h = h.to(layer.weight.dtype)
+    return torch.tanh(h @ (layer.weight if weight is None else weight).T + layer.bias)
+
+
+def bound(objective: Objective) -> Objective:
+    objective.bind(D, ref.generator(3), HARMFUL_CLASSES)
+    return objective
+
+
+def test_terms_are_those_of_the_features_by_hand() -> None:
+    step = make_step()
+    terms = {name: term.detach() for name, term in (Ours(1, 1).terms(step) | OptKappa().terms(step)).items()}
+    f_p, f_h = (features_by_hand(step, role).detach() for role in ("pretrain", "harmful"))
+    h_p, h_h = f_p.T @ f_p, f_h.T @ f_h
+    assert float(terms["well"]) == pytest.approx(ref.r_well(h_p), rel=1e-9)
+    assert float(terms["ill"]) == pytest.approx(ref.r_ill(h_h, 1e-11), rel=1e-7)
+    assert float(terms["kappa_harmful"]) == pytest.approx(ref.kappa(h_h, 1e-11), rel=1e-7)
+    logits = step.net.head(f_p)
+    smoothed = 0.9 * nn.functional.one_hot(step.pretrain.y, CLASSES).double() + 0.1 / CLASSES
+    expected = -(smoothed * logits.log_softmax(1)).sum(1).mean()
+    assert float(terms["task"]) == pytest.approx(float(expected.detach()), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["well", "ill"])
+def test_gradient_reaches_the_tail_as_finite_differences_say(name: str) -> None:
+    step = make_step()
+    weight = tail_weight(step)
+    (slope,) = torch.autograd.grad(Ours(1, 1).terms(step)[name], weight)
+    role = "pretrain" if name == "well" else "harmful"
+
+    def value(w: Tensor) -> Tensor:
+        f = features_by_hand(step, role, w)
+        h = f.T @ f
+        return torch.tensor(ref.r_well(h) if name == "well" else ref.r_ill(h, 1e-11), dtype=torch.float64)
+
+    expected = ref.finite_difference_gradient(value, weight.detach(), 1e-4)
+    assert float((slope - expected).norm()) < 1e-6 * float(expected.norm())
+
+
+@pytest.mark.parametrize(
+    ("objective", "moves"),
+    [
+        (Ours(1, 1), {"task": (True, True), "well": (True, False), "ill": (True, False)}),
+        (WellOnly(1), {"well": (True, False)}),
+        (IllOnly(1), {"ill": (True, False)}),
+        (OptKappa(), {"kappa_pretrain": (True, False), "kappa_harmful": (True, False)}),
+        (Plain(), {"task": (True, True)}),
+        (Imma(), {"outer": (True, False), "heads": (False, True)}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_which_parameters_each_term_moves(objective: Objective, moves: dict[str, tuple[bool, bool]]) -> None:
+    step = make_step()
+    bound(objective)
+    parameters = [tail_weight(step), step.net.head.weight]
+    found = {}
+    for name, term in objective.terms(step).items():
+        gradients = torch.autograd.grad(term, parameters, allow_unused=True, retain_graph=True)
+        found[name] = tuple(g is not None and bool(g.abs().max() > 0) for g in gradients)
+    assert found == moves
+    frozen = step.net.network["backbone"][0].weight  # type: ignore[attr-defined]
+    assert not frozen.requires_grad
+
+
+def test_imma_goes_through_its_inner_step() -> None:
+    step, objective = make_step(), Imma(inner_steps=1, inner_learning_rate=0.5)
+    bound(objective)
+    w, weight, bias = objective.harmful_head.detach(), tail_weight(step), step.parameters()["2.bias"]
+
+    def losses(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        f_h, f_p = torch.tanh(step.harmful.h @ a.T + b), torch.tanh(step.pretrain.h @ a.T + b)
+        return step.task_loss(f_h @ w, step.harmful.y), step.task_loss(step.net.head(f_p), step.pretrain.y)
+
+    slopes = torch.autograd.grad(losses(weight, bias)[0], [weight, bias], create_graph=True)
+    harmful, pretrain = losses(weight - 0.5 * slopes[0], bias - 0.5 * slopes[1])
+    outer = objective.terms(step)["outer"]
+    assert float(outer.detach()) == pytest.approx(float((pretrain - harmful).detach()), rel=1e-12)
+    (slope,) = torch.autograd.grad(outer, weight)
+    (expected,) = torch.autograd.grad(pretrain - harmful, weight)
+    torch.testing.assert_close(slope, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_features_are_computed_once_a_side() -> None:
+    step, calls = make_step(), []
+    step.net.network["backbone"][2].register_forward_hook(lambda *_: calls.append(1))  # type: ignore[attr-defined]
+    Ours(1, 1).terms(step)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_spectra_are_float64_and_outside_mixed_precision(dtype: torch.dtype) -> None:
+    step = make_step(dtype=dtype)
+    plain = step.spectral_view("harmful", "none").features
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = make_step(dtype=dtype)
+        features = mixed.spectral_view("harmful", "none").features
+        ill = IllOnly(1).terms(mixed)["ill"]
+    assert features.dtype == ill.dtype == torch.float64
+    assert (mixed.harmful.h.dtype == torch.bfloat16) == (dtype == torch.float32)  # the trunk alone was rounded
+    torch.testing.assert_close(features, plain, rtol=0.1, atol=0.05)
+    by_hand = features_by_hand(mixed, "harmful").double()
+    torch.testing.assert_close(features, by_hand, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("n", "d"), [(5, 9), (9, 5)])
+def test_the_layer_of_c3_multiplies_by_the_inverse_on_the_feature_side(n: int, d: int) -> None:
+    f = ref.gaussian(n, d, seed=5).requires_grad_()
+    g = ref.gaussian(n, d, seed=6)
+    out = preconditioned_features(f, 1e-3)
+    assert torch.equal(out, f)
+    (slope,) = torch.autograd.grad(out, f, g)
+    gram = f.detach().T @ f.detach()
+    epsilon = 1e-3 * gram.trace() / d
+    expected = g @ torch.linalg.inv(gram + epsilon * torch.eye(d, dtype=torch.float64))
+    torch.testing.assert_close(slope, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_preconditioning_at_the_features_changes_gradients_and_no_value() -> None:
+    plain, other = make_step(), make_step(at_features="features")
+    for name in ("well", "ill"):
+        a, b = Ours(1, 1).terms(plain)[name], Ours(1, 1).terms(other)[name]
+        assert float(a.detach()) == float(b.detach())
+        (slope,), (turned,) = (torch.autograd.grad(t, tail_weight(s)) for t, s in ((a, plain), (b, other)))
+        assert float((slope / slope.norm() - turned / turned.norm()).norm()) > 1e-3
+
+
+@pytest.mark.parametrize("ridge", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_ridge_that_is_not_positive_is_refused(ridge: float) -> None:
+    with pytest.raises(ValueError, match="precondition_ridge"):
+        preconditioned_features(torch.eye(3, dtype=torch.float64), ridge)
+
+
+def test_features_that_are_not_finite_are_named() -> None:
+    step = make_step()
+    with torch.no_grad():
+        tail_weight(step).fill_(float("nan"))
+    step.features("pretrain")
+    assert step.not_finite() == "pretrain"
+    assert make_step().not_finite() is None
+
+
+@pytest.mark.parametrize(("name", "smoothing"), [("mse", 0.1), ("ce", 1.0), ("ce", -0.1)])
+def test_smoothing_is_for_cross_entropy_and_a_share(name: str, smoothing: float) -> None:
+    with pytest.raises(ValueError, match="label_smoothing"):
+        task_loss(name, smoothing)

@@ -1,0 +1,492 @@
+"""Table 3 and Figure 3 from records: every cell, what is published beside it, refusals, and curves drawn again."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import random
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+from rich.console import Console
+
+from immunize.evaluation.deep import ACCURACY_SLACK, PARTS, WHICH, EvaluationSettings, evaluate_deep
+from immunize.evaluation.numbers import RATIOS
+from immunize.records import SCHEMA_VERSION, plain
+from immunize.report import table3
+from immunize.report.cells import short
+from immunize.report.experiments import Request, report_experiment
+from immunize.report.loading import load_records
+from immunize.report.probe_curves import PROBES, THETA_0, probe_bands, read_probe_bands, write_probe_bands
+from immunize.report.probe_figures import run_probe_figure
+from immunize.report.runs import EXPERIMENT_STATUSES
+from immunize.report.settings_of_deep import by_setting
+from immunize.report.table3_published import read_deep_published
+from immunize.report.tables import show_record
+from tests.report.making import written
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "experiments/table3/published.csv"
+METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours")
+VIT = "vit_base_patch16_clip_224"
+Record = dict[str, Any]
+Tables = dict[str, list[dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def evaluated() -> Record:
+    """A real evaluation of random features."""
+    torch.manual_seed(0)
+    sizes = {"fit": 60, "held_out": 40}
+    features = {
+        which: {
+            part: {role: (torch.randn(n, 6), torch.arange(n) % 3) for role in ("pretrain", "harmful")}
+            for part, n in sizes.items()
+        }
+        for which in WHICH
+    }
+    steps = {"gd": 300, "sgd": 300, "adam": 300, "least_squares": 1000}
+    small = EvaluationSettings(n_groups=3, group_size=15, replicates=5, probe_steps=steps)
+    return plain(evaluate_deep(features, {"before": 60.0, "after": 59.5}, seed=0, settings=small))  # type: ignore[no-any-return]
+
+
+def record_of(
+    evaluated: Record, method: str, seed: int, *, model: str = "resnet18", harmful: str = "cars", name: str = "table3"
+) -> Record:
+    """A run of a deep network, its numbers varied by method, seed and data."""
+    numbers = copy.deepcopy(evaluated)
+    random_ = random.Random(f"{method} {seed} {model} {harmful}")
+    for kind in ("metrics", "metrics_groups"):
+        for part in PARTS:
+            for of in numbers[kind][part].values():
+                for key in RATIOS:
+                    of[key] *= random_.lognormvariate(0, 0.2)
+                of["interval"]["rir"] = [of["rir"] / 2, of["rir"] * 2]
+        verdicts = numbers[kind.replace("metrics", "verdicts")]
+        for part, verdict in (("fit", verdicts), ("held_out", verdicts["held_out"])):
+            verdict.update({letter: random_.random() < 0.6 for letter in "abc"})
+            verdict.update({key: numbers[kind][part]["spectrum"][key] for key in ("ratio_harmful", "ratio_pretrain")})
+    numbers["pretrain_accuracy"]["after"] = 60 - random_.random()
+    for optimizer, roles in numbers["probe_accuracy"].items():
+        for role, of in roles.items():
+            of["immunized"] = {step: random_.uniform(0, 50) for step in of["immunized"]}
+            curve = numbers["curves"]["probe"][optimizer][role]["immunized"]
+            curve["accuracy"] = [random_.uniform(0, 50) for _ in curve["steps"]]
+    optimizer = {"_target_": "torch.optim.SGD", "momentum": 0.9}
+    objective = {"learning_rate": 1e-5, "epochs": 3, "batch_size": 64, "optimizer": optimizer}
+    method_config = {"_target_": f"immunize.objective.{method}", "name": method, "lambda_well": 5e-5}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": "finished",
+        "method": method,
+        "model": model,
+        "pretrain": "imagenet",
+        "harmful": harmful,
+        "seed": seed,
+        "started": "2026-01-02T03:04:05Z",
+        "config": {
+            "seed": seed,
+            "rho": 0.01,
+            "data_root": "/somewhere/data",
+            "method": method_config,
+            "objective": objective,
+            "experiment": {"name": name, "reduced": False},
+            "model": {"name": model},
+        },
+        "config_hash": f"{random_.getrandbits(64):016x}",
+        "git_commit": "abc",
+        "versions": {"python": "3.12", "torch": "2"},
+        "hardware": {"processor": "p", "cores": 2, "threads": 2, "memory_gib": 8, "accelerators": [], "system": "s"},
+        "command": "python -m immunize.train",
+        "data": {role: {"images": {"fit": 60, "held_out": 40}} for role in ("pretrain", "harmful")},
+        "data_hash": f"hash of {harmful}",
+        "held_out_protocol": "test images",
+        "network": {"architecture": VIT if model == "vit" else model},
+        "training": {"fit": {"steps": 120, "seconds": 60.0}},
+        "seconds": 100.0,
+        "peak_memory_mib": 900.0,
+        **numbers,
+    }
+
+
+@pytest.fixture
+def records(evaluated: Record) -> list[Record]:
+    return [
+        record_of(evaluated, method, seed, model=model, harmful=harmful)
+        for model, harmful in (("resnet18", "cars"), ("resnet18", "caltech101"), ("vit", "cars"))
+        for method in METHODS
+        for seed in range(3)
+    ]
+
+
+def reported(
+    records: list[Record], folder: Path, name: str = "table3", published: Path = PUBLISHED
+) -> tuple[str, Path]:
+    """What is printed, and the folder written."""
+    runs, out = written(records, folder / "runs"), folder / "out"
+    return report_experiment(Request(name, runs, out, published)), out
+
+
+def tables_of(markdown: str) -> Tables:
+    found: Tables = {}
+    for section in re.split(r"^## ", markdown, flags=re.M)[1:]:
+        title, _, body = section.partition("\n")
+        head, _, *rows = [
+            [cell.strip() for cell in line.strip("|").split(" | ")]
+            for line in body.splitlines()
+            if line.startswith("| ")
+        ]
+        found[title] = [dict(zip(head, row, strict=True)) for row in rows]
+    return found
+
+
+def row(tables: Tables, heading: str, method: str, model: str = "resnet18", harmful: str = "cars") -> dict[str, str]:
+    rows = next(rows for title, rows in tables.items() if heading in title)
+    name = method if method == "θ_0" else f"`{method}`"
+    (one,) = [
+        r for r in rows if (r["method"], r["network"], r["data"]) == (name, f"`{model}`", f"imagenet against {harmful}")
+    ]
+    return one
+
+
+def of_runs(records: list[Record], method: str, model: str = "resnet18", harmful: str = "cars") -> list[Record]:
+    return [r for r in records if (r["method"], r["model"], r["harmful"]) == (method, model, harmful)]
+
+
+def cell(values: list[float]) -> str:
+    return f"{short(statistics.fmean(values))} ± {short(statistics.stdev(values))}"
+
+
+# Cells.
+
+
+@pytest.mark.parametrize(("model", "harmful"), [("resnet18", "cars"), ("resnet18", "caltech101"), ("vit", "cars")])
+def test_cells_are_those_of_the_records(model: str, harmful: str, records: list[Record], tmp_path: Path) -> None:
+    tables = tables_of(reported(records, tmp_path)[0])
+    for method in METHODS:
+        runs = of_runs(records, method, model, harmful)
+        for kind, heading in (("metrics_groups", "20 × 100 groups"), ("metrics", "pooled")):
+            for estimator in ("spectrum", "ridge"):
+                cells = row(tables, f"RIR_θ0, {heading}, by `{estimator}`", method, model, harmful)
+                for part in PARTS:
+                    for column, key in (("(i) ↑", "ratio_harmful"), ("(ii) ↓", "ratio_pretrain"), ("RIR ↑", "rir")):
+                        values = [run[kind][part][estimator][key] for run in runs]
+                        assert cells[f"{column} {part}, {estimator}"] == cell(values)
+                middle = statistics.geometric_mean([run[kind]["held_out"][estimator]["rir"] for run in runs])
+                assert cells["95 % of RIR held_out"] == f"{short(middle / 2)} to {short(middle * 2)}"
+                assert cells["θ_0 D_P accuracy, %"] == "60 ± 0"
+                assert cells["after ↑ D_P accuracy, %"] == cell([run["pretrain_accuracy"]["after"] for run in runs])
+                assert cells["runs"] == "3"
+
+
+def test_verdicts_are_counted(records: list[Record], tmp_path: Path) -> None:
+    tables = tables_of(reported(records, tmp_path)[0])
+    for method in METHODS:
+        cells = row(tables, "Definition 3.1", method)
+        for heading, key in (("20 × 100 groups", "verdicts_groups"), ("pooled", "verdicts")):
+            for part in PARTS:
+                found = [r[key] if part == "fit" else r[key]["held_out"] for r in of_runs(records, method)]
+                for letter in "abc":
+                    assert cells[f"({letter}) {heading}, {part}"] == f"{sum(v[letter] for v in found)}/3"
+                together = sum(v["a"] and v["b"] and v["c"] for v in found)
+                assert cells[f"all {heading}, {part}"] == f"{together}/3"
+
+
+@pytest.mark.parametrize(("role", "name"), [("harmful", "D_H"), ("pretrain", "D_P")])
+def test_probes_stand_beside_those_of_theta_0(role: str, name: str, records: list[Record], tmp_path: Path) -> None:
+    tables = tables_of(reported(records, tmp_path)[0])
+    for method in METHODS:
+        cells = row(tables, f"probe on {name}", method)
+        values = [r["probe_accuracy"]["gd"][role]["immunized"]["300"] for r in of_runs(records, method)]
+        assert cells["300 steps gd"] == cell(values)
+    plain_ = records[0]["probe_accuracy"]["gd"][role]["theta_0"]["300"]
+    assert row(tables, f"probe on {name}", "θ_0")["300 steps gd"] == f"{short(plain_)} ± 0"
+    assert "1000 steps gd" not in row(tables, f"probe on {name}", "ours")  # no run went that far
+
+
+def test_the_seeds_that_ours_wins_are_counted(records: list[Record], tmp_path: Path) -> None:
+    for seed, factor in enumerate((3.0, 2.0, 0.5)):
+        for method, value in (("ours", factor), ("imma", 1.0)):
+            run = next(r for r in of_runs(records, method) if r["seed"] == seed)
+            run["metrics_groups"]["held_out"]["spectrum"]["rir"] = value
+    text, _ = reported(records, tmp_path)
+    note = next(line for line in text.splitlines() if "the larger `held_out` RIR" in line)
+    assert note.startswith("- resnet18, imagenet against caltech101")
+    note = next(line for line in text.splitlines() if "resnet18, imagenet against cars: seeds in which" in line)
+    assert "2/3 against `imma`" in note
+
+
+def test_the_thresholds_that_are_told_are_those_applied() -> None:
+    assert table3.MOST_POINTS == ACCURACY_SLACK
+
+
+def test_the_rank_cut_is_told(records: list[Record], tmp_path: Path) -> None:
+    records[0]["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"] |= {"rank": 4, "gap_cut": 3.5}
+    text, _ = reported(records, tmp_path)
+    assert "Numerical rank 4 to 6 of 6 features; the smallest gap at the rank cut is 3.5." in text
+
+
+def test_an_interval_without_ends_is_unbounded(records: list[Record], tmp_path: Path) -> None:
+    of_runs(records, "ours")[1]["metrics"]["held_out"]["spectrum"]["interval"]["rir"] = [0.0, None]
+    cells = row(tables_of(reported(records, tmp_path)[0]), "pooled, by `spectrum`", "ours")
+    assert cells["95 % of RIR held_out"] == "unbounded"
+
+
+# Published numbers.
+
+
+def test_the_published_numbers_are_those_of_the_paper() -> None:
+    found = {
+        (p.architecture, p.harmful, p.method, p.quantity): (p.value, p.std) for p in read_deep_published(PUBLISHED)
+    }
+    assert found["resnet18", "cars", "ours", "rir"] == (3.467, 0.358)
+    assert found["resnet18", "cars", "ours", "pretrain_accuracy"] == (62.36, 0.173)
+    assert found[VIT, "cars", "opt_kappa", "ratio_pretrain"] == (0.171, 0.033)
+    assert found[VIT, "country211", "ill_only", "ratio_harmful"] == (69.291, 1.198)
+    assert found[VIT, "country211", "ours", "rir"] == (41.341, 0.967)
+    assert found["resnet18", "cars", "lock_llm", "rir"] == (43.92, None)
+    assert found["resnet18", "country211", "none", "pretrain_accuracy"] == (68.24, None)
+    methods = {"none": 4, "ill_only": 4, "imma": 4, "opt_kappa": 4, "ours": 4}
+    assert len(found) == 2 * 2 * sum(methods.values()) + 2
+    # (i)/(ii) and RIR agree where both are means over seeds of runs that vary little
+    for (architecture, harmful, method, quantity), (value, _) in found.items():
+        if quantity == "rir" and architecture == "resnet18" and method != "lock_llm":
+            harder, easier = (found[architecture, harmful, method, name][0] for name in RATIOS[:2])
+            assert abs(harder / easier / value - 1) < 0.06
+
+
+def test_published_numbers_stand_beside_ours(records: list[Record], tmp_path: Path) -> None:
+    text, _ = reported(records, tmp_path)
+    tables = tables_of(text)
+    cells = row(tables, "Comparison with the paper", "ours")
+    assert cells["RIR ↑ paper, Table 3"] == "3.47 ± 0.358"
+    assert cells["D_P acc. % ↑ paper, Table 3"] == "62.4 ± 0.173"
+    released = [r["metrics_groups"]["fit"]["released"]["rir"] for r in of_runs(records, "ours")]
+    assert cells["RIR ↑ here"] == cell(released)
+    assert row(tables, "Comparison with the paper", "ours", "vit")["RIR ↑ paper, Table 3"] == "34.5 ± 0.886"
+    assert row(tables, "Comparison with the paper", "ours", harmful="caltech101")["RIR ↑ paper, Table 3"] == "–"
+    assert (
+        "Also published for resnet18 on cars: Sarker et al. (Lock-LLM workshop 2025), RIR 43.9, D_P accuracy in % 66."
+        in text
+    )
+
+
+def test_missing_published_numbers_are_said_to_be_missing(records: list[Record], tmp_path: Path) -> None:
+    text, _ = reported(records, tmp_path, published=tmp_path / "nowhere.csv")
+    assert "There is no published column: the file of published numbers is missing." in text
+    assert "paper, Table 3" not in text
+    assert "RIR ↑ here" in row(tables_of(text), "Comparison", "ours")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("source,value\n", "needs the columns source, architecture"),
+        ("{head}\nTable 3,resnet18,cars,ours,Ours,rir,many,\n", "line 2"),
+        ("{head}\nTable 3,resnet18,cars,ours,Ours,rri,1,\n", "unknown quantity 'rri'"),
+    ],
+)
+def test_a_broken_file_of_published_numbers_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    head = PUBLISHED.read_text(encoding="utf-8").splitlines()[0]
+    (tmp_path / "published.csv").write_text(text.replace("{head}", head), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_deep_published(tmp_path / "published.csv")
+
+
+# Which runs.
+
+
+def test_missing_and_diverged_runs_are_told(records: list[Record], tmp_path: Path) -> None:
+    lost = ("metrics", "metrics_groups", "verdicts", "verdicts_groups", "curves", "probe_accuracy", "pretrain_accuracy")
+    first = of_runs(records, "imma")[0]
+    for key in lost:
+        del first[key]
+    first["status"] = "diverged"
+    records.remove(of_runs(records, "ours")[2])
+    text, out = reported(records, tmp_path)
+    for shown in (text, (out / "README.md").read_text(encoding="utf-8")):
+        note = next(line for line in shown.splitlines() if line.startswith("- resnet18, imagenet against cars: 14 of "))
+        assert "`ours` imagenet→cars seed 2" in note  # beside what else the preset asks for
+        assert note.endswith("; diverged: 1 of `imma`.")
+    assert row(tables_of(text), "pooled, by `spectrum`", "imma")["runs"] == "2 + 1 diverged"
+
+
+def test_records_come_back_whole(records: list[Record], tmp_path: Path) -> None:
+    _, out = reported(records, tmp_path)
+    again = load_records(out, EXPERIMENT_STATUSES)
+
+    def bare(record: Record) -> str:
+        kept = {key: value for key, value in record.items() if key != "curves"}
+        return json.dumps(kept, sort_keys=True).replace("/somewhere/data", "<data_root>")
+
+    assert sorted(map(bare, again)) == sorted(map(bare, records))
+    # and the tables can be made from them
+    from_file, from_runs = (report_experiment(Request("table3", f, None, PUBLISHED)) for f in (out, tmp_path / "runs"))
+    assert from_file == from_runs
+
+
+def test_files_are_written(records: list[Record], tmp_path: Path) -> None:
+    text, out = reported(records, tmp_path)
+    assert {p.name for p in out.iterdir()} == {"README.md", "table.md", "table.tex", "results.jsonl", "common.json"}
+    assert (out / "table.md").read_text(encoding="utf-8") == text
+    latex = (out / "table.tex").read_text(encoding="utf-8")
+    assert latex.count(r"\begin{table}") == len(tables_of(text)) == 8
+    readme = (out / "README.md").read_text(encoding="utf-8")
+    assert "`make table3`" in readme
+    assert "D_P = imagenet (60 rows), D_H = cars (60 rows)" in readme
+
+
+def test_a_scale_is_told(records: list[Record], tmp_path: Path) -> None:
+    for record in records:
+        record["config"]["experiment"]["name"] = "table3_small"
+    text, out = reported(records, tmp_path)
+    assert all("scale `small`" in title for title in tables_of(text))
+    assert "can be compared in their signs and orders alone" in text
+    readme = (out / "README.md").read_text(encoding="utf-8")
+    assert "`make table3 SCALE=small`" in readme
+    assert "experiment=table3_small" in readme
+
+
+def test_reduced_runs_are_kept_apart(records: list[Record], tmp_path: Path) -> None:
+    for record in records:
+        record["config"]["experiment"]["reduced"] = True
+    text, _ = reported(records, tmp_path)
+    assert all(title.startswith("REDUCED ") for title in tables_of(text))
+    for name in ("table3", "fig3"):
+        with pytest.raises(ValueError, match="reduced runs are not written into"):
+            report_experiment(Request(name, tmp_path / "runs", tmp_path, tmp_path / "published.csv"))
+
+
+def _another_experiment(records: list[Record]) -> None:
+    records[0]["config"]["experiment"]["name"] = "table3_small"
+
+
+def _linear(records: list[Record]) -> None:
+    del records[0]["metrics_groups"]
+
+
+def _twice(records: list[Record]) -> None:
+    records.append(copy.deepcopy(records[0]))
+
+
+def _other_settings(records: list[Record]) -> None:
+    records[0]["config"]["objective"]["epochs"] = 9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_another_experiment, "these are of table3, table3_small; report each from a folder of its own"),
+        (_linear, "Table 3 is of deep networks; there is a run of 'resnet18'"),
+        (_twice, "is there twice"),
+        (_other_settings, "runs of method none differ in objective.epochs"),
+    ],
+)
+@pytest.mark.parametrize("name", ["table3", "fig3"])
+def test_records_that_do_not_belong_together_are_refused(
+    name: str, change: Callable[[list[Record]], None], message: str, records: list[Record], tmp_path: Path
+) -> None:
+    change(records)
+    with pytest.raises(ValueError, match=message):
+        reported(records, tmp_path, name)
+    assert not (tmp_path / "out").exists()
+
+
+# Figure 3.
+
+
+def test_bands_are_means_and_ranges(records: list[Record]) -> None:
+    bands = probe_bands(by_setting(records))
+    assert len(bands) == 3 * 4 * 2 * (len(METHODS) + 1)
+    for band in bands:
+        runs = [r for r in records if (r["model"], f"imagenet against {r['harmful']}") == (band.model, band.data)]
+        which, runs = (
+            (THETA_0, [r for r in runs if r["method"] == "none"])
+            if band.extractor == THETA_0
+            else ("immunized", [r for r in runs if r["method"] == band.extractor])
+        )
+        accuracy = np.array([r["curves"]["probe"][band.optimizer][band.data_set][which]["accuracy"] for r in runs])
+        assert band.runs == 3
+        assert np.abs(band.mean - accuracy.mean(0)).max() < 1e-12
+        assert (band.low == accuracy.min(0)).all()
+        assert (band.high == accuracy.max(0)).all()
+        assert band.batches_per_epoch == 1  # sgd too: 60 rows are less than a batch
+
+
+def test_bands_are_read_as_they_were_written(records: list[Record], tmp_path: Path) -> None:
+    bands = probe_bands(by_setting(records))
+    write_probe_bands(bands, tmp_path / PROBES)
+    again = read_probe_bands(tmp_path / PROBES)
+    assert len(again) == len(bands)
+    for one, other in zip(bands, again, strict=True):
+        for name, value in vars(one).items():
+            assert np.array_equal(value, getattr(other, name)), name
+    with (tmp_path / PROBES).open(encoding="utf-8", newline="") as file:
+        assert {line["reduced"] for line in csv.DictReader(file)} == {"false"}
+
+
+def test_the_figure_is_drawn_and_drawn_again(evaluated: Record, tmp_path: Path) -> None:
+    records = [record_of(evaluated, method, seed) for method in ("ours", "none") for seed in range(2)]
+    for record in records:
+        probes = record["curves"]["probe"]
+        record["curves"]["probe"] = {name: probes[name] for name in ("gd", "sgd")}
+    _, out = reported(records, tmp_path, "fig3")
+    names = {f"probe_resnet18_imagenet_against_cars_{o}" for o in ("gd", "sgd")}
+    assert {p.stem for p in out.glob("*.png")} == {p.stem for p in out.glob("*.pdf")} == names
+    readme = (out / "README.md").read_text(encoding="utf-8")
+    assert all(f"]({name}.png)" in readme for name in names)
+    again = tmp_path / "again"
+    report_experiment(Request("fig3", out, again, again / "published.csv"))
+    for name in names:
+        one, other = imread(out / f"{name}.png"), imread(again / f"{name}.png")
+        assert one.std() > 0.01
+        assert np.array_equal(one, other)
+
+
+def test_without_curves_there_is_no_figure(evaluated: Record, tmp_path: Path) -> None:
+    records = [record_of(evaluated, "ours", seed) for seed in range(2)]
+    _, out = reported(records, tmp_path)
+    with pytest.raises(ValueError, match="hold no curves; give the folder of the runs themselves"):
+        report_experiment(Request("fig3", out, tmp_path / "figure", PUBLISHED))
+
+
+def test_probes_of_different_lengths_are_not_averaged(evaluated: Record) -> None:
+    records = [record_of(evaluated, "ours", seed) for seed in range(2)]
+    curve = records[1]["curves"]["probe"]["gd"]["harmful"]["immunized"]
+    curve["steps"], curve["accuracy"] = curve["steps"][:-1], curve["accuracy"][:-1]
+    with pytest.raises(ValueError, match="probes by gd took different steps"):
+        probe_bands(by_setting(records))
+
+
+# One run.
+
+
+def test_one_run_is_shown(evaluated: Record) -> None:
+    record = record_of(evaluated, "ours", 0)
+    text = io.StringIO()
+    show_record(record, Console(file=text, width=160, highlight=False))
+    shown = text.getvalue()
+    assert f"{record['metrics_groups']['held_out']['spectrum']['rir']:.4g}" in shown
+    assert "60.00 % → " in shown
+    assert f"300: {record['probe_accuracy']['gd']['harmful']['theta_0']['300']:.1f} → " in shown
+    assert shown.count("(a)") == 1 + 4
+
+
+def test_the_probes_of_one_run_are_drawn(evaluated: Record, tmp_path: Path) -> None:
+    run_probe_figure(record_of(evaluated, "ours", 0), tmp_path / "probe.png")
+    assert imread(tmp_path / "probe.png").std() > 0.01
+
+
+def test_settings_without_any_run_are_told(records: list[Record], tmp_path: Path) -> None:
+    kept = [r for r in records if r["model"] == "vit"]
+    swept_over = [("resnet18", "cars"), ("resnet18", "country211"), ("vit", "cars"), ("vit", "country211")]
+    assert f"There are runs of 1 of {len(swept_over)} pairs of network and D_H." in reported(kept, tmp_path)[0]

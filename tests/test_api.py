@@ -1,0 +1,130 @@
+"""`immunize.immunize`: any torch network and two loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import immunize
+from immunize.errors import UserError
+
+D, CLASSES = 12, 3
+
+
+class Backbone(nn.Module):
+    """Two layers, of which the second is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.last(self.act(self.first(x)))
+        return features
+
+
+@pytest.fixture
+def network() -> tuple[Backbone, nn.Linear]:
+    torch.manual_seed(0)
+    return Backbone(), nn.Linear(D, CLASSES)
+
+
+def loader(seed: int, classes: int = CLASSES, n: int = 160) -> DataLoader[Any]:
+    draws = torch.Generator().manual_seed(seed)
+    scale = torch.logspace(0, -1, 20)
+    x = torch.randn(n, 20, generator=draws) * scale[torch.randperm(20, generator=draws)]
+    return DataLoader(TensorDataset(x, torch.randint(classes, (n,), generator=draws)), batch_size=40)
+
+
+def immunized(network: tuple[Backbone, nn.Linear], **options: Any) -> immunize.Immunized:
+    backbone, head = network
+    settings: dict[str, Any] = {"trainable": ["last"], "steps": 60, "learning_rate": 3e-3} | options
+    return immunize.immunize(backbone, head, loader(1), loader(2, classes=5), **settings)
+
+
+def test_ours_raises_rir_and_leaves_the_network_alone(network: tuple[Backbone, nn.Linear]) -> None:
+    backbone, head = network
+    before = {name: value.clone() for name, value in (*backbone.state_dict().items(), *head.state_dict().items())}
+    found = immunized(network)
+    assert found.steps == 60
+    assert found.ratios["spectrum"].ratio.rir > 1.5
+    low, high = found.ratios["spectrum"].intervals["rir"]
+    assert low < found.ratios["spectrum"].ratio.rir < high
+    for name, value in (*backbone.state_dict().items(), *head.state_dict().items()):
+        assert torch.equal(value, before[name])
+    assert torch.equal(found.backbone.first.weight, backbone.first.weight)  # type: ignore[union-attr, arg-type]
+    assert not torch.equal(found.backbone.last.weight, backbone.last.weight)  # type: ignore[union-attr, arg-type]
+    assert "RIR" in str(found)
+
+
+def test_ratios_are_those_of_the_features_of_both_loaders(network: tuple[Backbone, nn.Linear]) -> None:
+    found = immunized(network, steps=5)
+    with torch.no_grad():
+        spectra = [
+            immunize.spectrum_of(body.eval()(data.dataset.tensors[0]).double())  # type: ignore[attr-defined]
+            for body in (found.backbone, network[0])
+            for data in (loader(1), loader(2, classes=5))
+        ]
+    expected = immunize.immunization_ratio(spectra[0], spectra[1], spectra[2], spectra[3])
+    assert found.ratios["spectrum"].ratio.rir == pytest.approx(expected.rir, rel=1e-6)
+    assert found.ratios["spectrum"].ratio.ratio_harmful == pytest.approx(expected.ratio_harmful, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["ill_only", "well_only", "opt_kappa", "imma", "none"])
+def test_every_method_trains(network: tuple[Backbone, nn.Linear], method: str) -> None:
+    found = immunized(network, method=method, steps=3, learning_rate=1e-3)
+    assert found.steps == 3
+    assert not torch.equal(found.backbone.last.weight, network[0].last.weight) or method == "none"  # type: ignore[union-attr, arg-type]
+
+
+def test_closed_form_keeps_every_logit(network: tuple[Backbone, nn.Linear]) -> None:
+    found = immunized(network, method="closed_form", options={"budget": 10, "shrinkage": 1e-6})
+    x = torch.randn(50, 20, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        new, old = found.head(found.backbone(x)), network[1](network[0](x))
+    assert (new - old).abs().max() <= 1e-4 * old.abs().max()
+    assert found.steps == 0
+    assert found.ratios["spectrum"].ratio.rir == pytest.approx(found.facts["forecast_rir"], rel=0.05)
+    assert found.accuracy["before"] == found.accuracy["after"]
+
+
+def test_given_weights_are_kept_and_seeds_repeat(network: tuple[Backbone, nn.Linear]) -> None:
+    one, other = (immunized(network, lambda_well=1e-4, lambda_ill=1e-4, steps=4) for _ in range(2))
+    assert (one.weights["well"], one.weights["ill"]) == (1e-4, 1e-4)
+    assert torch.equal(one.backbone.last.weight, other.backbone.last.weight)  # type: ignore[union-attr, arg-type]
+
+
+def _no_batches() -> Iterator[Any]:
+    yield from ()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"method": "magic"}, "unknown method 'magic'"),
+        ({"lambda_well": 1.0}, "both lambda_well and lambda_ill"),
+        ({"steps": 0}, "at least 1"),
+        ({"multiplier": 4}, "multiplier"),
+        ({"trainable": ["nothing"]}, "nothing"),
+        ({"options": {"budget": 3}}, "no option budget"),
+        ({"method": "closed_form", "options": {"budget": 0.5}}, "at least 1"),
+    ],
+)
+def test_wrong_settings_are_explained(network: tuple[Backbone, nn.Linear], options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        immunized(network, **options)
+
+
+def test_wrong_loaders_are_explained(network: tuple[Backbone, nn.Linear]) -> None:
+    backbone, head = network
+    with pytest.raises(UserError, match="no batch"):
+        immunize.immunize(backbone, head, _no_batches(), loader(2), trainable=["last"])
+    with pytest.raises(UserError, match="labels up to 4"):
+        immunize.immunize(backbone, head, loader(1, classes=5), loader(2), trainable=["last"])
+    with pytest.raises(UserError, match=r"the head needs \(N, 7\)"):
+        immunize.immunize(backbone, nn.Linear(7, CLASSES), loader(1), loader(2), trainable=["last"])

@@ -1,0 +1,339 @@
+"""Whole runs with a deep net: the record, every method, the paper's configurations, interruption, many processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from PIL import Image
+from safetensors.torch import load_file
+
+from immunize import train
+from immunize.config import config_hash, hash_of_run, resolved
+from immunize.deep_fit import TRAINING
+from immunize.errors import UserError
+from immunize.features import DeepExtractor
+from immunize.records import CHECKPOINT, read_record
+from immunize.training.callbacks import Throughput
+from tests.composing import DEEP, compose_config, run_tiny_deep, tiny, tiny_deep
+from tests.data.image_files import WNIDS, write_cars
+
+ROOT = Path(__file__).parents[1]
+NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / CHECKPOINT)
+
+
+def same(a: Path, b: Path) -> bool:
+    one, two = weights(a), weights(b)
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run_tiny_deep(folder)
+
+
+def test_record_has_every_number_and_the_network_only_what_moved(whole: tuple[Path, dict[str, Any]]) -> None:
+    folder, record = whole
+    assert read_record(folder)["status"] == record["status"] == "finished"
+    for group in ("metrics", "metrics_groups"):
+        assert record[group].keys() == {"fit", "held_out"}
+        for estimators in record[group].values():
+            assert estimators.keys() == {"spectrum", "released", "ridge"}
+            assert all(of["rir"] > 0 for of in estimators.values())
+    facts = record["training"]["fit"]
+    assert facts["balance"]["weights"]["task"] == 1
+    assert facts["resumed"] is None
+    assert record["network"]["trained"] == [name for name in record["network"]["trained"] if name.startswith("layer4")]
+    assert {path.name for path in folder.iterdir()} == {"record.json", CHECKPOINT}
+    start = DeepExtractor.from_timm(
+        "resnet18", trainable=["layer4"], n_classes=5, image_size=32, kwargs={"channels": [4, 8, 8, 12]}, seed=0
+    ).full_state_dict()
+    moved = {name for name, value in weights(folder).items() if not torch.equal(value, start[name])}
+    assert moved
+    assert all(name.startswith(("layer4", "fc")) and "running" not in name for name in moved)
+
+
+def test_same_seed_same_numbers_and_a_cached_trunk_changes_none(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    cached = run_tiny_deep(tmp_path / "cached", "objective.cache_frozen=true", f"deep.cache_dir={tmp_path}/features")
+    other = run_tiny_deep(tmp_path / "other", "seed=1")
+    assert cached["pretrain_accuracy"] == whole[1]["pretrain_accuracy"]
+    mine, theirs = weights(tmp_path / "cached"), weights(whole[0])
+    for name in mine:  # other batch sizes in the trunk round differently
+        torch.testing.assert_close(mine[name], theirs[name], rtol=1e-3, atol=1e-5)
+    assert list((tmp_path / "features").glob("*.safetensors"))
+    assert not same(tmp_path / "other", whole[0])
+    assert other["config_hash"] != whole[1]["config_hash"]
+
+
+@pytest.mark.parametrize("method", ["none", "well_only", "ill_only", "imma", "opt_kappa", "closed_form"])
+def test_every_method_runs(method: str, tmp_path: Path) -> None:
+    # the gradient of κ itself is thousands of times that of the loss
+    slower = ("objective.learning_rate=1e-12",) if method == "opt_kappa" else ()
+    record = run_tiny_deep(tmp_path, f"method={method}", "objective.max_steps=2", *slower)
+    assert record["status"] == "finished"
+    assert record["training"]["fit"]["steps"] == (0 if method == "closed_form" else 2)
+    if method == "closed_form":  # the logits do not change at all
+        assert record["pretrain_accuracy"]["after"] == record["pretrain_accuracy"]["before"]
+        assert "fc.map.weight" in weights(tmp_path)
+        assert record["training"]["fit"]["closed_form"]["budget"] >= 1
+
+
+@pytest.mark.parametrize("learning_rate", ["1e37", "1e17"], ids=["parameters", "features"])
+def test_what_overflows_in_the_last_step_is_a_divergence(learning_rate: str, tmp_path: Path) -> None:
+    record = run_tiny_deep(
+        tmp_path, "method=none", "objective.balance=false", "objective.max_steps=1",
+        f"objective.learning_rate={learning_rate}",
+    )  # fmt: skip
+    assert record["status"] == "diverged"
+    assert "metrics" not in record
+    term = record["training"]["fit"]["diverged"]["term"]
+    assert term == "task" if learning_rate == "1e37" else term.startswith("features of")
+    assert all(bool(value.isfinite().all()) for value in weights(tmp_path).values())
+
+
+def test_selection_measures_on_images_set_aside(tmp_path: Path) -> None:
+    record = run_tiny_deep(tmp_path, "selection=validation", "objective.max_steps=1")
+    assert record["metrics"].keys() == {"fit", "validation"}
+    n = {part: of["spectrum"]["facts"]["kappa_harmful"]["n_samples"] for part, of in record["metrics"].items()}
+    assert n["validation"] == round(0.2 * (n["fit"] + n["validation"]))
+
+
+# Interruption.
+
+
+class Killed(Throughput):
+    """Sends a signal to its own process after so many steps."""
+
+    after, number = 0, signal.SIGTERM
+
+    def on_train_batch_end(self, trainer: Trainer, *others: Any) -> None:
+        super().on_train_batch_end(trainer, *others)
+        if trainer.global_step == self.after:
+            os.kill(os.getpid(), self.number)
+
+
+KILLED = """
+import signal, sys
+from pathlib import Path
+import immunize.deep_assembling as assembling
+from tests.test_deep_run import Killed
+from tests.composing import run_tiny_deep
+Killed.after, Killed.number = int(sys.argv[2]), signal.SIGKILL
+assembling.Throughput = Killed
+run_tiny_deep(Path(sys.argv[1]), "resume=true")
+"""
+
+
+def steps_an_epoch(record: dict[str, Any]) -> int:
+    steps: int = record["training"]["fit"]["steps"]
+    assert steps % 3 == 0
+    return steps // 3
+
+
+@pytest.mark.slow
+def test_kill_9_within_an_epoch_then_resume_is_bit_equal(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    epoch = steps_an_epoch(whole[1])
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(epoch + epoch // 2)]
+    killed = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / TRAINING).exists()
+    record = run_tiny_deep(tmp_path, "resume=true")
+    assert record["training"]["fit"]["resumed"] == {"epoch": 1, "step": 0}
+    assert record["training"]["fit"]["steps"] == 3 * epoch
+    assert same(tmp_path, whole[0])
+    assert all(record[key] == whole[1][key] for key in NUMBERS)
+    assert not (tmp_path / TRAINING).exists()
+
+
+def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = steps_an_epoch(whole[1])
+    with monkeypatch.context() as patched:
+        patched.setattr("immunize.deep_assembling.Throughput", Killed)
+        patched.setattr(Killed, "after", epoch + 2)
+        with pytest.raises(SystemExit) as ended:
+            run_tiny_deep(tmp_path, "resume=true")
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert read_record(tmp_path)["status"] == "interrupted"
+    record = run_tiny_deep(tmp_path, "resume=true")
+    assert record["training"]["fit"]["resumed"] == {"epoch": 1, "step": 2}
+    assert record["training"]["fit"]["steps"] == 3 * epoch
+    assert same(tmp_path, whole[0])
+    assert all(record[key] == whole[1][key] for key in NUMBERS)
+
+
+def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("immunize.deep_assembling.Throughput", Killed)
+        patched.setattr(Killed, "after", 2)
+        with pytest.raises(SystemExit):
+            run_tiny_deep(tmp_path, "resume=true")
+    record = run_tiny_deep(tmp_path, "resume=true", "objective.max_steps=3")
+    assert record["training"]["fit"]["resumed"] is None
+    assert record["training"]["fit"]["steps"] == 3
+
+
+# The paper's configurations, on generated images in the real layouts.
+
+
+def write_noise(path: Path, rng: np.random.Generator) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(path)
+
+
+def write_imagenet(root: Path, rng: np.random.Generator) -> None:
+    for split, count in (("train", 6), ("val", 4)):
+        for wnid in WNIDS:
+            for number in range(count):
+                write_noise(root / split / wnid / f"{wnid}_{number}.JPEG", rng)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "harmful"), [("resnet18", "cars"), ("vit", "country211")])
+def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    write_imagenet(tmp_path / "imagenet", rng)
+    if harmful == "cars":
+        labels = {"train": [1, 2, 3] * 4, "test": [1, 2, 3] * 3}
+        write_cars(tmp_path / "stanford_cars", labels)
+        for split, of in labels.items():
+            for number in range(len(of)):
+                write_noise(tmp_path / "stanford_cars" / f"cars_{split}" / f"{number + 1:05d}.jpg", rng)
+    else:
+        for split, count in (("train", 5), ("valid", 2), ("test", 4)):
+            for country in ("AD", "AE"):
+                for number in range(count):
+                    write_noise(tmp_path / "country211" / split / country / f"{number}.jpg", rng)
+    cfg = compose_config(
+        f"model={model}", f"harmful={harmful}", "model.pretrained=false", f"data_root={tmp_path}",
+        "objective.batch_size=4", "objective.max_steps=2", "deep.groups=2", "deep.group_size=6", "deep.replicates=2",
+        "deep.probe_steps={gd:2,least_squares:2,sgd:2,adam:2}", "logger=none",
+    )  # fmt: skip
+    record = train.run(cfg, tmp_path / "run", quiet=True)
+    assert record["status"] == "finished"
+    assert record["training"]["fit"]["steps"] == 2
+    assert (record["pretrain"], record["network"]["features"]) == ("imagenet", 512 if model == "resnet18" else 768)
+    assert record["metrics_groups"]["held_out"]["spectrum"]["rir"] > 0
+    table_4 = {"resnet18": (5e-5, 2e6, 3), "vit": (1e-6, 1e8, 2)}[model]
+    objective = record["config"]["objective"]
+    assert (objective["lambda_well"], objective["lambda_ill"], objective["epochs"]) == table_4
+    prefix = "layer4" if model == "resnet18" else "blocks.11"
+    assert all(name.startswith(prefix) for name in record["network"]["trained"])
+
+
+# Several processes.
+
+
+@pytest.mark.slow
+def test_a_multirun_of_two_processes_each(tmp_path: Path) -> None:
+    overrides = [
+        *DEEP, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=64-true",
+        "objective.max_steps=2",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "immunize.train", "-m", *overrides, "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False, timeout=580,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    folders = sorted(path.parent for path in tmp_path.rglob("record.json"))
+    assert len(folders) == 2
+    runs = {path for path in (tmp_path / "sweep").iterdir() if path.is_dir()}
+    assert runs == set(folders)
+    assert {path.name for path in tmp_path.iterdir()} == {"sweep"}  # no process made a folder of its own
+    for seed, folder in enumerate(folders):
+        record = read_record(folder)
+        assert record["training"]["fit"]["processes"] == 2
+        assert record["config_hash"] == config_hash(record["config"])
+        alone = run_tiny_deep(
+            tmp_path / f"alone{seed}", f"seed={seed}", "+trainer.precision=64-true", "objective.max_steps=2"
+        )
+        mine, theirs = weights(folder), weights(tmp_path / f"alone{seed}")
+        for name, value in mine.items():
+            torch.testing.assert_close(value, theirs[name], rtol=1e-9, atol=1e-12)
+        for group in ("metrics", "metrics_groups"):
+            for part, estimators in alone[group].items():
+                for estimator, of in estimators.items():
+                    rir = record[group][part][estimator]["rir"]
+                    assert rir == pytest.approx(of["rir"], rel=1e-4)  # of float32 features
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["objective=linear_digits"], "objective.loss"),
+        (["guard=warn"], "Theorem 4.3"),
+        (["init=closed_form"], "init=none"),
+        (["objective.early_stopping=true"], "early_stopping"),
+        (["objective.precondition=both"], "precondition"),
+        (["objective.precondition_ridge=0"], "precondition_ridge"),
+        (["objective.augment=true", "objective.cache_frozen=true"], "augment"),
+        (["deep.group_size=1000"], "fewer images than a group"),
+        (["objective.batch_size=100000"], "larger than both"),
+        (["model.trainable=[layer9]"], "layer9"),
+        (["trainer.accelerator=gpu"], "trainer"),
+        (["trainer.devices=0"], "devices"),
+        (["+deep.nothing=1"], "deep.nothing"),
+    ],
+)
+def test_mistakes_are_named(overrides: list[str], words: str, tmp_path: Path) -> None:
+    if overrides == ["trainer.accelerator=gpu"] and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(UserError) as error:
+        run_tiny_deep(tmp_path, "objective.max_steps=1", *overrides)
+    assert words.lower() in str(error.value).lower()
+
+
+def test_a_linear_model_refuses_a_row_of_a_deep_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="linear model"):
+        train.run(tiny("objective.loss=ce"), tmp_path)
+
+
+# Hashes.
+
+
+def test_settings_of_deep_nets_change_no_hash_of_a_linear_run() -> None:
+    assert hash_of_run(tiny("deep.groups=3")) == hash_of_run(tiny())
+    config = resolved(tiny())
+    del config["deep"]
+    for name in ("precondition", "cache_frozen", "max_steps"):
+        del config["objective"][name]
+    assert config_hash(config) == hash_of_run(tiny())
+
+
+def test_hash_of_a_deep_run_follows_what_changes_numbers() -> None:
+    base = hash_of_run(tiny_deep())
+    for override in ("deep.workers=3", "deep.cache_dir=/x", "data_root=/y", "trainer=ddp"):
+        changed = hash_of_run(tiny_deep(override)) != base
+        assert changed == (override == "trainer=ddp"), override
+    for override in ("deep.groups=3", "objective.max_steps=5", "objective.precondition=features", "seed=1"):
+        assert hash_of_run(tiny_deep(override)) != base, override
+
+
+def test_weights_below_the_data_folder_have_the_same_hash_elsewhere() -> None:
+    overrides = ("model=resnet18_64px", "harmful=cars", "pretrain=tiny_imagenet")
+    assert hash_of_run(compose_config(*overrides, "data_root=/a")) == hash_of_run(
+        compose_config(*overrides, "data_root=/b")
+    )

@@ -1,0 +1,139 @@
+"""`immunize.export`: timm loads what it writes, with the same logits; and what cannot be exported is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+
+from immunize import export
+from immunize.errors import CheckpointError, UserError
+from immunize.features import DeepExtractor, save_weights
+from immunize.records import CHECKPOINT, SCHEMA_VERSION, write_record
+
+MODELS: dict[str, dict[str, Any]] = {
+    "resnet18": {"trainable": ["layer4"], "kwargs": {"channels": [8, 8, 16, 16]}},
+    "vit_tiny_patch16_224": {
+        "trainable": ["blocks.2"],
+        "kwargs": {"patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3},
+    },
+}
+DATA = {"crop_pct": 1.0, "interpolation": "bilinear"}
+
+
+def finished_run(folder: Path, architecture: str = "resnet18", **changes: Any) -> DeepExtractor:
+    """The folder of a run, and its network."""
+    model = {"architecture": architecture, "image_size": 32, "data": DATA, **MODELS[architecture]}
+    extractor = DeepExtractor.from_timm(**model, n_classes=5, seed=3)
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "status": "finished",
+        "method": "ours",
+        "model": "small",
+        "pretrain": "digits",
+        "harmful": "cars",
+        "seed": 3,
+        "config_hash": "0123456789abcdef",
+        "config": {"model": model | {"kind": "deep"}},
+        "metrics_groups": {
+            "held_out": {"spectrum": {"rir": 35.7, "ratio_harmful": 17.3, "ratio_pretrain": 0.49, "facts": {}}}
+        },
+        "pretrain_accuracy": {"before": 26.6, "after": 25.8},
+    }
+    write_record(folder, record | changes)
+    save_weights(folder / CHECKPOINT, extractor.full_state_dict())
+    return extractor
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_timm_loads_it_and_has_the_same_logits(architecture: str, tmp_path: Path) -> None:
+    extractor = finished_run(tmp_path / "run", architecture)
+    out = export.run(tmp_path / "run")
+    assert out == tmp_path / "run" / "export"
+    x = torch.rand(4, 3, 32, 32)
+    expected = extractor.head(extractor(x))
+    size = {"img_size": 32} if architecture.startswith("vit") else {}
+    known = timm.create_model(
+        architecture, num_classes=5, checkpoint_path=str(out / export.WEIGHTS), **MODELS[architecture]["kwargs"], **size
+    )
+    whole = timm.create_model(f"local-dir:{out}", pretrained=True)
+    for model in (known, whole):
+        assert torch.equal(model.eval()(x), expected)
+    config = timm.data.resolve_data_config({}, model=whole)
+    as_json = {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}
+    assert as_json == extractor.data_config
+    state = torch.load(out / export.STATE_DICT, weights_only=True)
+    assert state.keys() == known.state_dict().keys()
+    assert all(torch.equal(value, known.state_dict()[key]) for key, value in state.items())
+
+
+def test_card_says_where_it_comes_from_and_its_command_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extractor = finished_run(tmp_path)
+    out = export.run(tmp_path)
+    card = (out / export.CARD).read_text()
+    for words in ("0123456789abcdef", "ours", "digits, cars", "35.7", "17.3", "26.60 %, 25.80 %", "Adam"):
+        assert words in card
+    (command,) = [line.strip() for line in card.splitlines() if "create_model" in line]
+    monkeypatch.chdir(out)
+    names: dict[str, Any] = {"timm": timm}
+    exec(command, names)
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(names["model"].eval()(x), extractor.head(extractor(x)))
+
+
+def test_safetensors_alone(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    export.run(tmp_path, out=tmp_path / "out")
+    export.run(tmp_path, format="safetensors", out=tmp_path / "out", overwrite=True)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {export.WEIGHTS, export.CARD}
+    with safe_open(tmp_path / "out" / export.WEIGHTS, "pt") as file:
+        assert file.metadata() == {"config_hash": "0123456789abcdef", "format": "pt"}
+
+
+def test_an_export_is_not_overwritten(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    out = export.run(tmp_path)
+    with pytest.raises(UserError, match="overwrite=true"):
+        export.run(tmp_path)
+    assert export.run(tmp_path, overwrite=True) == out
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    with pytest.raises(UserError, match="format has to be one of timm, safetensors; it is onnx"):
+        export.run(tmp_path, format="onnx")
+    finished_run(tmp_path, config={"model": {"name": "linear"}})
+    with pytest.raises(UserError, match="trained a linear model"):
+        export.run(tmp_path)
+    finished_run(tmp_path, status="diverged")
+    with pytest.raises(CheckpointError, match="is 'diverged'"):
+        export.run(tmp_path)
+    finished_run(tmp_path, config={"model": {"architecture": "resnet34", "kwargs": {}, "kind": "deep"}})
+    with pytest.raises(CheckpointError, match="does not fit resnet34: it lacks"):
+        export.run(tmp_path)
+    extractor = finished_run(tmp_path)
+    save_weights(tmp_path / CHECKPOINT, extractor.full_state_dict() | {"fc.map.weight": torch.eye(16)})
+    with pytest.raises(UserError, match=r"appended a linear layer \(fc\.map\.weight\)"):
+        export.run(tmp_path)
+    (tmp_path / CHECKPOINT).unlink()
+    with pytest.raises(CheckpointError, match="there is no file"):
+        export.run(tmp_path)
+    assert not (tmp_path / "export" / export.WEIGHTS).exists()
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    finished_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["immunize-export", "run=run", "out=released"])
+    export.main()
+    assert capsys.readouterr().out.splitlines()[-1] == "released"
+    assert (tmp_path / "released" / export.TIMM_CONFIG).is_file()
+    with pytest.raises(SystemExit) as end:
+        export.main()
+    assert end.value.code == 1
+    assert "already holds" in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""`immunize.pretrain`: a θ_0 of one's own, which learns, and which `model.checkpoint=` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from immunize import pretrain
+from immunize.config import config_dir, register
+from immunize.errors import UserError
+from immunize.features import load_weights
+from immunize.records import CHECKPOINT, read_record
+from tests.composing import run_tiny_deep
+
+SMALL = ("model.kwargs.channels=[8,8,16,16]", "augment=false", "epochs=8", "batch_size=64")
+
+
+def composed(*overrides: str) -> DictConfig:
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose("pretrain_theta", list(overrides))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("pretrain")
+    return folder, pretrain.run(composed(*SMALL), folder, quiet=True)
+
+
+def test_it_learns_and_says_so(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, record = trained
+    assert read_record(folder)["accuracy"] == record["accuracy"] > 80  # of five classes
+    assert record["steps"] == 8 * (record["data"]["images"]["fit"] // 64)
+
+
+def test_training_takes_the_checkpoint_and_finds_the_same_accuracy(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, record = trained
+    run = run_tiny_deep(
+        tmp_path,
+        "model.kwargs.channels=[8,8,16,16]",
+        f"model.checkpoint={folder / CHECKPOINT}",
+        "objective.max_steps=1",
+    )
+    assert run["pretrain_accuracy"]["before"] == pytest.approx(record["accuracy"], abs=1e-9)
+
+
+def test_same_seed_same_weights(tmp_path: Path) -> None:
+    states = []
+    for name in "ab":
+        pretrain.run(composed(*SMALL, "epochs=1"), tmp_path / name, quiet=True)
+        states.append(load_weights(tmp_path / name / CHECKPOINT))
+    assert all((states[0][name] == states[1][name]).all() for name in states[0])
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model=linear", "no network"),
+        ("epochs=0", "epochs"),
+        ("learning_rate=0", "learning_rate"),
+        ("momentum=1", "momentum"),
+        ("pretrain=housing", "no images"),
+    ],
+)
+def test_mistakes_are_named(override: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = composed(override) if override.startswith(("model", "pretrain")) else composed(*SMALL, override)
+    with pytest.raises(UserError, match=words):
+        pretrain.run(cfg, tmp_path, quiet=True)
+
+
+def test_a_finished_record_is_protected(trained: tuple[Path, dict[str, Any]]) -> None:
+    with pytest.raises(UserError, match="overwrite=true"):
+        pretrain.run(composed(*SMALL), trained[0], quiet=True)

@@ -1,0 +1,145 @@
+"""Several processes with a share of a batch give every number of one process with the whole (numerics.md §7)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from immunize.errors import UserError
+from immunize.processes import SPEC, is_first, process_count, run_processes, started_outside
+
+ROOT = Path(__file__).parents[2]
+SLACK = 1e-9
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def step(method: str, world: int, out: Path) -> dict[str, Any]:
+    shared = os.environ | {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.training.two_processes", method, str(out)]
+    running = [subprocess.Popen(command, env=shared | {"RANK": str(rank)}, cwd=ROOT) for rank in range(world)]
+    assert [process.wait(timeout=300) for process in running] == [0] * world
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ours", "opt_kappa", "imma"])
+def test_loss_gradient_kappa_and_rir_are_those_of_one_process(method: str, tmp_path: Path) -> None:
+    one, two = step(method, 1, tmp_path / "one"), step(method, 2, tmp_path / "two")
+    assert one["gradients"].keys() == two["gradients"].keys()
+    assert len(one["gradients"]) >= (2 if method == "opt_kappa" else 4)
+    for name, expected in one["gradients"].items():
+        a, b = torch.tensor(two["gradients"][name]).double(), torch.tensor(expected).double()
+        assert float((a - b).norm()) <= SLACK * float(b.norm()), name
+    for name in ("loss", "kappa", "rir"):
+        assert two[name] == pytest.approx(one[name], rel=SLACK), name
+    for name, weight in one["weights"].items():  # balanced by the gradients of the whole batch
+        assert two["weights"][name] == pytest.approx(weight, rel=SLACK), name
+
+
+@pytest.mark.parametrize(
+    ("trainer", "count"),
+    [
+        ({"accelerator": "cpu", "devices": 1}, 1),
+        ({"accelerator": "cpu", "devices": 3}, 3),
+        ({"accelerator": "cpu", "devices": "2"}, 2),
+        ({"accelerator": "cpu", "devices": "auto"}, 1),
+        ({"accelerator": "gpu", "devices": [0, 2]}, 2),
+        ({}, 1),
+    ],
+)
+def test_processes_a_trainer_asks_for(trainer: dict[str, Any], count: int) -> None:
+    assert process_count(trainer) == count
+
+
+@pytest.mark.parametrize(
+    "trainer", [{"devices": 0}, {"devices": "all"}, {"devices": []}, {"devices": 1, "num_nodes": 2}]
+)
+def test_processes_that_cannot_be_started(trainer: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=r"devices|srun"):
+        process_count(trainer)
+
+
+@pytest.mark.parametrize(
+    ("environment", "outside", "first"),
+    [
+        ({}, False, True),
+        ({"LOCAL_RANK": "1"}, True, False),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, False, True),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, True, False),
+        ({"RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True, True),
+        ({"RANK": "8", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True, False),
+    ],
+)
+def test_which_process_this_is(environment: dict[str, str], outside: bool, first: bool) -> None:
+    assert started_outside(environment) == outside
+    assert is_first(environment) == first
+
+
+WORKER = """
+import json, os, sys, time
+spec = json.load(open(sys.argv[1]))
+rank = os.environ["LOCAL_RANK"]
+open(f"{spec['out']}/{rank}", "w").write(os.environ["WORLD_SIZE"])
+if rank == spec["fails"]:
+    sys.exit(3)
+if spec["fails"] is not None:
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "a_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "a_worker"
+
+
+def test_every_process_gets_its_rank_and_nothing_is_left(worker: str, tmp_path: Path) -> None:
+    run_processes({"out": str(tmp_path), "fails": None}, tmp_path, 3, worker)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3"] * 3
+    assert not (tmp_path / SPEC).exists()
+    assert "LOCAL_RANK" not in os.environ
+
+
+def test_one_that_fails_ends_the_others(worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("immunize.processes.GRACE", 0.5)
+    started = time.monotonic()
+    with pytest.raises(UserError, match="exit codes"):
+        run_processes({"out": str(tmp_path), "fails": "1"}, tmp_path, 2, worker)
+    assert time.monotonic() - started < 30
+
+
+def test_signals_are_passed_on(worker: str, tmp_path: Path) -> None:
+    def press(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGALRM, press)
+    signal.setitimer(signal.ITIMER_REAL, 3)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_processes({"out": str(tmp_path), "fails": "nobody"}, tmp_path, 2, worker)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert ended.value.code == 128 + signal.SIGTERM

@@ -1,0 +1,80 @@
+"""One of several gloo processes: a step of a network on its share of a batch. Run by `test_deep_processes`.
+
+python -m tests.training.two_processes <method> <out>       with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from immunize.features import DeepExtractor
+from immunize.objective import Objective, gather_rows, task_loss
+from immunize.objective.imma import Imma
+from immunize.objective.opt_kappa import OptKappa
+from immunize.objective.ours import Ours
+from immunize.spectrum import immunization_ratio, spectrum_of
+from immunize.training import DeepModule
+from immunize.training.callbacks import GradientBalance
+
+N, D, CLASSES = 8, 12, 3
+METHODS = {
+    "ours": lambda: Ours(1e-3, 1e2),
+    "opt_kappa": OptKappa,
+    "imma": lambda: Imma(inner_steps=2, inner_learning_rate=0.1),
+}
+
+
+class Sum(nn.Module):
+    """What Lightning's DDP wraps: the weighted sum of the terms."""
+
+    def __init__(self, module: DeepModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        return torch.stack(list(self.module.weighted_terms(self.module.step_of(batch)).values())).sum()
+
+
+def main(method: str, out: Path) -> None:
+    distributed.init_process_group("gloo")
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, D), nn.Tanh()).double()
+    net = DeepExtractor.from_module(backbone, nn.Linear(D, CLASSES).double(), ["2"], example=torch.rand(2, 6).double())
+    objective: Objective = METHODS[method]()
+    objective.bind(D, torch.Generator().manual_seed(1), CLASSES)
+    module = DeepModule(net, objective, task_loss("ce", 0.1), torch.optim.SGD, at_features="none", ridge=1e-6)
+    data = torch.Generator().manual_seed(2)
+    batch = {}
+    for role in ("pretrain", "harmful"):
+        x, y = torch.randn(N, 6, dtype=torch.float64, generator=data), torch.arange(N) % CLASSES
+        batch[role] = (x[rank::world], y[rank::world])
+    if method == "ours":
+        GradientBalance(3).balance(module, batch)
+    wrapped = DistributedDataParallel(Sum(module), find_unused_parameters=True)
+    loss = wrapped(batch)
+    loss.backward()
+    mean = loss.detach().clone()
+    distributed.all_reduce(mean)
+    with torch.no_grad():
+        spectra = [spectrum_of(gather_rows(net(batch[role][0]))) for role in batch]
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=0.1)
+        after = [spectrum_of(gather_rows(net(batch[role][0]))) for role in batch]
+    ratio = immunization_ratio(after[0], after[1], spectra[0], spectra[1])
+    if rank == 0:
+        gradients = {n: p.grad.flatten().tolist() for n, p in module.named_parameters() if p.grad is not None}
+        numbers = {"loss": float(mean) / world, "kappa": ratio.kappa_harmful.value, "rir": ratio.rir}
+        out.write_text(json.dumps({"gradients": gradients, "weights": objective.weights, **numbers}))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
