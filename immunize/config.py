@@ -13,6 +13,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.schemas import (
+    AttackConfig,
+    CardConfig,
     DeepConfig,
     EvaluateConfig,
     ExperimentConfig,
@@ -27,6 +29,8 @@ from immunize.schemas import (
 
 __all__ = [
     "NOT_HASHED",
+    "AttackConfig",
+    "CardConfig",
     "DeepConfig",
     "EvaluateConfig",
     "ExperimentConfig",
@@ -125,7 +129,9 @@ def register() -> None:
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)
     store.store(name="forecast_schema", node=ForecastConfig)
+    store.store(name="attack_schema", node=AttackConfig)
     store.store(name="report_schema", node=ReportConfig)
+    store.store(name="card_schema", node=CardConfig)
     store.store(name="export_schema", node=ExportConfig)
     store.store(name="pretrain_schema", node=PretrainConfig)
 

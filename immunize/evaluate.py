@@ -18,7 +18,7 @@ from immunize.config import config_dir, register
 from immunize.errors import CheckpointError
 from immunize.records import CHECKPOINT, read_record
 
-__all__ = ["main", "run"]
+__all__ = ["differences", "main", "moved", "run"]
 
 COMPARED = ("metrics", "verdicts", "steps_to_norm_ratio")
 """Parts of a record that are recomputed and compared."""
@@ -45,7 +45,7 @@ def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], lis
         raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
-    cfg = OmegaConf.create(_moved(record["config"], data_root or os.environ.get("IMMUNIZE_DATA")))
+    cfg = OmegaConf.create(moved(record["config"], data_root or os.environ.get("IMMUNIZE_DATA")))
     assert isinstance(cfg, DictConfig)
     build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
     from immunize.experiment import build_cross_fit, build_data, threads
@@ -62,7 +62,7 @@ def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], lis
         raise CheckpointError(f"{folder / CHECKPOINT} lacks theta.{absent.pop()}, which the record has numbers of")
     with threads(cfg, data.n_features):
         again = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection"))
-    differing = [line for key in COMPARED for line in _differences(record[key], again[key], key)]
+    differing = [line for key in COMPARED for line in differences(record[key], again[key], key)]
     return {**record, **again}, differing
 
 
@@ -86,8 +86,8 @@ def _hydra_main(cfg: DictConfig) -> None:
     print(f"every number agrees with the record (relative tolerance {RELATIVE_TOLERANCE:g})")
 
 
-def _moved(config: dict[str, Any], data_root: str | None) -> dict[str, Any]:
-    """The run's configuration with its data folder replaced wherever it occurs."""
+def moved(config: dict[str, Any], data_root: str | None) -> dict[str, Any]:
+    """A configuration with its data folder replaced wherever it occurs; unchanged for None."""
     old = config["data_root"]
 
     def replace(value: Any) -> Any:
@@ -95,17 +95,27 @@ def _moved(config: dict[str, Any], data_root: str | None) -> dict[str, Any]:
             return {key: replace(item) for key, item in value.items()}
         return data_root if data_root is not None and value == old else value
 
-    moved = replace(config)
-    assert isinstance(moved, dict)
-    return moved
+    elsewhere = replace(config)
+    assert isinstance(elsewhere, dict)
+    return elsewhere
 
 
-def _differences(old: Any, new: Any, name: str) -> list[str]:
+def differences(old: Any, new: Any, name: str) -> list[str]:
+    """One line for each number that is not the same again.
+
+    Args:
+        old: as in the record.
+        new: as computed now.
+        name: of what is compared.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         lines = [f"{name}.{key}: only on one side" for key in sorted(old.keys() ^ new.keys())]
         for key in old.keys() & new.keys():
-            lines += _differences(old[key], new[key], f"{name}.{key}")
+            lines += differences(old[key], new[key], f"{name}.{key}")
         return lines
+    if isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        return [line for i, (one, other) in pairs for line in differences(one, other, f"{name}[{i}]")]
     if isinstance(old, float) and isinstance(new, float):
         same = math.isclose(old, new, rel_tol=RELATIVE_TOLERANCE)
     elif old is None and isinstance(new, float):

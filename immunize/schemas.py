@@ -16,6 +16,8 @@ from typing import Any
 from omegaconf import MISSING
 
 __all__ = [
+    "AttackConfig",
+    "CardConfig",
     "DeepConfig",
     "EvaluateConfig",
     "ExperimentConfig",
@@ -215,6 +217,36 @@ class ExportConfig:
     format: str = MISSING
     out: str | None = MISSING
     overwrite: bool = MISSING
+
+
+@dataclass
+class AttackConfig:
+    """`python -m immunize.attack`; every key is explained in `conf/attack.yaml`."""
+
+    attack: Any = MISSING
+    model: Any = MISSING
+    pretrain: Any = MISSING
+    harmful: Any = MISSING
+    run: str | None = MISSING
+    checkpoint: str | None = MISSING
+    data_root: str | None = MISSING
+    out: str | None = MISSING
+    cells: str | None = MISSING
+    overwrite: bool = MISSING
+    tiers: list[str] | None = MISSING
+    seeds: list[int] = MISSING
+    validation_fraction: float = MISSING
+    test_fraction: float = MISSING
+    benign_digits: int = MISSING
+    threads: int = MISSING
+
+
+@dataclass
+class CardConfig:
+    """`python -m immunize.report card`; every key is explained in `conf/report/card.yaml`."""
+
+    run: str = MISSING
+    out: str | None = MISSING
 
 
 @dataclass

@@ -19,6 +19,15 @@ ROOMS = {"data", "features", "spectrum", "objective", "training", "evaluation", 
 ENTRY_POINTS = {
     *("train", "evaluate", "forecast", "export", "pretrain", "assembling", "experiment", "recording"),
     *("api", "deep_assembling", "deep_experiment", "deep_fit", "measuring"),
+    "train",
+    "evaluate",
+    "forecast",
+    "attack",
+    "attacking",
+    "verify",
+    "assembling",
+    "experiment",
+    "recording",
 }
 """These see everything, and no room sees them."""
 SHARED = {

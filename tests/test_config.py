@@ -13,6 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import (
+    AttackConfig,
+    CardConfig,
     EvaluateConfig,
     ExportConfig,
     ForecastConfig,
@@ -35,6 +37,8 @@ PRIMARY = {
     "forecast": ForecastConfig,
     "export": ExportConfig,
     "pretrain_theta": PretrainConfig,
+    "attack": AttackConfig,
+    "card": CardConfig,
 }
 GROUPS = ["model", "harmful", "pretrain", "method", "objective", "init", "trainer", "logger", "experiment"]
 LINEAR, DEEP = ("linear",), ("resnet18", "resnet18_64px", "vit", "timm", "resnet_small", "vit_small")
@@ -67,7 +71,7 @@ def choices(group: str) -> list[str]:
 
 
 def composed(*overrides: str, primary: str = "train") -> DictConfig:
-    if primary == "report":  # in a folder of its own, see there
+    if primary in ("report", "card"):  # in a folder of its own, see there
         GlobalHydra.instance().clear()
         with initialize_config_dir(f"{config_dir()}/report", version_base="1.3"):
             return compose(primary, overrides=list(overrides))
@@ -258,6 +262,22 @@ def test_every_table_is_loaded_by_one_of_the_two_tests_above() -> None:
         targets = {choice: in_group(group, choice)[group]._target_ for choice in choices(group)}
         tables = {choice for choice, target in targets.items() if not target.startswith("immunize.data.images.")}
         assert tables == set(TABLES)
+
+
+@pytest.mark.parametrize("grid", ["quick", "standard", "full"])
+def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
+    from immunize.building import build
+    from immunize.evaluation.attacks import TIERS, Attack
+
+    cfg = composed(f"attack={grid}", primary="attack")
+    assert cfg.attack.name == grid
+    attacks = {name: build(node, _convert_="all") for name, node in cfg.attack.attacks.items()}
+    assert all(isinstance(attack, Attack) for attack in attacks.values())
+    tiers = {attack.tier for attack in attacks.values()}
+    assert tiers == set(TIERS) - ({"T4"} if grid == "full" else {"T4", "T5"})
+    if grid == "full":
+        on_disk = {path.stem for path in (CONF / "attack").glob("t*/*.yaml")}
+        assert attacks.keys() == on_disk
 
 
 # Folder names of a multirun.

@@ -1,10 +1,12 @@
 """`python -m immunize.report`: tables and figures of many runs, from their records alone.
 
 `runs=<folder> [out=<folder>]` summarizes any runs; with `experiment=<name>` it writes the report of that experiment.
+`card run=<folder>` writes the immunization card of one run.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import hydra
@@ -19,7 +21,11 @@ from immunize.errors import UserError
 def main() -> None:
     """Entry point of `python -m immunize.report`."""
     register()
-    _hydra_main()
+    if sys.argv[1:2] == ["card"]:
+        sys.argv = [sys.argv[0], *sys.argv[2:]]
+        _card_main()
+    else:
+        _hydra_main()
 
 
 @hydra.main(version_base="1.3", config_path=f"{config_dir()}/report", config_name="report")
@@ -29,6 +35,15 @@ def _hydra_main(cfg: DictConfig) -> None:
         print(_report(cfg), end="")
     except (FileNotFoundError, ValueError) as error:
         raise UserError(str(error)) from None
+
+
+@hydra.main(version_base="1.3", config_path=f"{config_dir()}/report", config_name="card")
+@explain_errors
+def _card_main(cfg: DictConfig) -> None:
+    from immunize.report.card import write_card
+
+    folder = Path(cfg.run)
+    print(write_card(folder, folder if cfg.out is None else Path(cfg.out)))
 
 
 def _report(cfg: DictConfig) -> str:

@@ -1,0 +1,284 @@
+"""What the attack grid is pointed at: the map of a run or checkpoint, its tasks, and what it is compared with.
+
+A linear model's θ_0 is the identity, the baseline of RIR: the attacker has the raw rows. The control is a random
+orthogonal map, an immunization that changes nothing.
+
+Tasks. Where a data set has targets to tell its rows apart (regression, two classes), the task is its own. The digit
+pairs have one class a data set: the harmful task is to tell D_H's digit from D_P's, the binary task of App. C.2, and a
+benign task tells a third digit from D_P's, so that nothing but the digit differs between harmful and benign.
+
+Sees every room; no room sees it. Shapes: N samples, D features.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.building import build
+from immunize.checkpoints import load_checkpoint
+from immunize.data.parts import ROLES, Splits, hash_of, random_generator
+from immunize.errors import CheckpointError, UserError
+from immunize.evaluate import moved
+from immunize.evaluation.attacks import AttackData, Rows
+from immunize.records import CHECKPOINT, read_record, write_record
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from immunize.data import Source
+
+__all__ = ["EXTRACTORS", "CellFolder", "RawTask", "Subject", "extractors", "seen_by", "subject_of", "tasks_of"]
+
+EXTRACTORS = ("theta_0", "immunized", "random_orthogonal")
+"""What every attack is run on; the first is the reference, the last the control."""
+
+SPLIT_STREAM, CONTROL_STREAM = 0x5EED, 0xC0DE
+"""Tell the attacker's draws apart from those of the data sets with the same seed."""
+
+RANGE_TOLERANCE = 1e-8
+"""A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An immunized linear extractor and the data it was immunized on.
+
+    Attributes:
+        theta: (D, D) float64, acting on rows.
+        sources: D_P and D_H.
+        splits: their rows.
+        nodes: their configurations, D_P first.
+        facts: for the record.
+    """
+
+    theta: Tensor
+    sources: tuple[Source, Source]
+    splits: tuple[Splits, Splits]
+    nodes: tuple[DictConfig, DictConfig]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RawTask:
+    """A task in the rows' own coordinates.
+
+    Attributes:
+        kind: "harmful", "pretrain" or "benign".
+        about: in words.
+        data: as θ_0 = I shows it.
+    """
+
+    kind: str
+    about: str
+    data: AttackData
+
+
+def subject_of(cfg: DictConfig) -> Subject:
+    """The map that the configuration points at, with its data.
+
+    Args:
+        cfg: composed (`conf/attack.yaml`).
+
+    Raises:
+        UserError: neither or both of `run` and `checkpoint`, a run that did not finish, a checkpoint or data that are
+            not those of the run, a model that is not linear.
+    """
+    if (cfg.run is None) == (cfg.checkpoint is None):
+        raise UserError(
+            "say what to attack: run=<output folder>, or checkpoint=<file> with model=, harmful=, pretrain="
+        )
+    root = cfg.data_root or os.environ.get("IMMUNIZE_DATA")
+    record: dict[str, Any] = {}
+    if cfg.run is not None:
+        record = read_record(Path(cfg.run))
+        if record["status"] != "finished":
+            raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
+        nodes: Any = OmegaConf.create(moved(record["config"], root))
+        path = Path(cfg.run) / CHECKPOINT
+    else:
+        nodes = OmegaConf.merge(cfg, {"data_root": root or "data"})
+        path = Path(cfg.checkpoint)
+    if nodes.model.name != "linear":
+        raise UserError(
+            f"model={nodes.model.name}: the grid attacks linear models; others need a cache of their features"
+        )
+    return _load(nodes, path, record)
+
+
+def _load(nodes: DictConfig, path: Path, record: dict[str, Any]) -> Subject:
+    sources: tuple[Source, Source] = (build(nodes.pretrain), build(nodes.harmful))
+    for source in sources:
+        source.require()
+    splits = (sources[0].load(), sources[1].load())
+    n_features = splits[1].fit.x.shape[1]
+    data_hash = hash_of(
+        {role: source.name for role, source in zip(ROLES, sources, strict=True)}, dict(zip(ROLES, splits, strict=True))
+    )
+    if record and data_hash != record["data_hash"]:
+        raise CheckpointError("the data are not those of the run: their hash differs from the record's")
+    theta = load_checkpoint(path, n_features, config_hash=record.get("config_hash"))["fit"]
+    facts = {
+        "model": nodes.model.name,
+        "method": record.get("method"),
+        "pretrain": sources[0].name,
+        "harmful": sources[1].name,
+        "run_seed": record.get("seed"),
+        "run_config_hash": record.get("config_hash"),
+        "data": {role: source.describe() for role, source in zip(ROLES, sources, strict=True)},
+        "data_hash": data_hash,
+        "checkpoint_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+    return Subject(theta, sources, splits, (nodes.pretrain, nodes.harmful), facts)
+
+
+def tasks_of(subject: Subject, cfg: DictConfig, seed: int) -> dict[str, RawTask]:
+    """Every task of the grid, split into the attacker's rows for one seed.
+
+    Args:
+        subject: what is attacked.
+        cfg: its `validation_fraction`, `test_fraction` and `benign_digits`.
+        seed: of the splits.
+
+    Raises:
+        DataError: too few rows.
+    """
+    pretrain, harmful = subject.sources
+    digits = getattr(harmful, "pair", None)
+    if digits is None:
+        rows = {"harmful": (harmful, subject.splits[1]), "pretrain": (pretrain, subject.splits[0])}
+        return {
+            kind: RawTask(kind, _about(source), _own(source, splits, cfg, (seed, place)))
+            for place, (kind, (source, splits)) in enumerate(rows.items())
+        }
+    p, h = digits
+    tasks = {
+        "harmful": RawTask("harmful", f"{harmful.name}: tell {h} from {p}", _pooled(*subject.splits, cfg, (seed, 0, h)))
+    }
+    others = [digit for digit in range(10) if digit not in (p, h)]
+    for q in others[: cfg.benign_digits]:
+        own = [_with_pair(node, [p, q]).load() for node in subject.nodes]
+        about = f"{harmful.name}: tell {q} from {p}"
+        tasks[f"benign_{q}"] = RawTask("benign", about, _pooled(own[0], own[1], cfg, (seed, 0, q)))
+    return tasks
+
+
+def extractors(subject: Subject, seed: int) -> dict[str, Tensor | None]:
+    """Maps by name, in the order of `EXTRACTORS`; None is the identity."""
+    size = len(subject.theta)
+    rng = random_generator(seed, CONTROL_STREAM)
+    q, r = np.linalg.qr(rng.standard_normal((size, size)))
+    import torch
+
+    control = torch.from_numpy(np.ascontiguousarray(q * np.sign(np.diag(r))))  # the signs make it Haar
+    return dict(zip(EXTRACTORS, (None, subject.theta, control), strict=True))
+
+
+def seen_by(theta: Tensor | None, raw: AttackData) -> AttackData:
+    """A task as an extractor shows it, with θ_0's view as the reference.
+
+    Args:
+        theta: (D, D) float64; None is θ_0 itself.
+        raw: as θ_0 = I shows it.
+    """
+    referring = AttackData(raw.train, raw.validation, raw.test, raw.n_classes, reference=raw)
+    return referring if theta is None else referring.mapped(lambda x: x @ theta.numpy())
+
+
+class CellFolder:
+    """Finished attacks as files, one a cell, written whole or not at all.
+
+    Args:
+        folder: made when the first is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The cell with this key; None if there is none that can be read."""
+        try:
+            cell = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return cell if isinstance(cell, dict) and "curve" in cell else None
+
+    def put(self, key: str, cell: dict[str, Any]) -> None:
+        """Write a cell."""
+        write_record(self.folder, cell, f"{key}.json")
+
+
+def _about(source: Source) -> str:
+    facts = source.describe()
+    return f"{source.name}: {facts['target']}" if "target" in facts else f"{source.name}, {source.task}"
+
+
+def _with_pair(node: DictConfig, pair: list[int]) -> Any:
+    changed = copy.deepcopy(node)
+    changed.pair = pair
+    return build(changed)
+
+
+def _own(source: Source, splits: Splits, cfg: DictConfig, stream: tuple[int, ...]) -> AttackData:
+    """The data set's own targets."""
+    x, y = splits.fit.x.numpy(), splits.fit.y.numpy()
+    held = None if splits.held_out is None else (splits.held_out.x.numpy(), splits.held_out.y.numpy())
+    return _split(x, y, held, 0 if source.task == "regression" else 2, cfg, stream=stream)
+
+
+def _pooled(first: Splits, second: Splits, cfg: DictConfig, stream: tuple[int, ...]) -> AttackData:
+    """Rows of two data sets with one class each."""
+
+    def together(parts: list[Any]) -> tuple[Any, Any]:
+        x = np.concatenate([part.x.numpy() for part in parts])
+        return x, np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+
+    x, y = together([first.fit, second.fit])
+    return _split(x, y, together([first.held_out, second.held_out]), 2, cfg, stream=stream)
+
+
+def _split(x: Any, y: Any, held: Any, n_classes: int, cfg: DictConfig, *, stream: tuple[int, ...]) -> AttackData:
+    order = random_generator(stream[0], SPLIT_STREAM, *stream[1:]).permutation(len(x))
+    n_test = 0 if held is not None else round(len(x) * cfg.test_fraction)
+    test, order = order[:n_test], order[n_test:]
+    n_aside = round(len(order) * cfg.validation_fraction)
+    aside, stays = order[:n_aside], order[n_aside:]
+    if not n_classes:  # R² is one row's to ruin, accuracy is not
+        stays, aside, test = _within_range(x, stays, aside, test)
+    kind = np.int64 if n_classes else np.float64
+    parts = [(x[np.sort(rows)], y[np.sort(rows)]) for rows in (stays, aside, test)]
+    if held is not None:
+        parts[2] = held
+    train, validation, measured = (Rows(np.ascontiguousarray(a), b.astype(kind)) for a, b in parts)
+    return AttackData(train, validation, measured, n_classes)
+
+
+def _within_range(x: Any, stays: Any, *others: Any) -> tuple[Any, ...]:
+    """Move rows that leave the span of the training rows (centred) into the training rows, whatever their set.
+
+    A category that no training row has is a direction of which no probe knows anything. What it predicts there is an
+    accident of its coordinates: with the raw rows the minimum-norm solution says 0, under any θ that is not orthogonal
+    something else, and one such row in 230 of House Prices takes R² from 0.86 to -7.7. That is no protection. Without
+    them least squares predicts the same under every invertible θ. Decided on the raw rows, for every extractor alike.
+    """
+    while True:
+        mean = x[stays].mean(axis=0)
+        _, sigma, vt = np.linalg.svd(x[stays] - mean, full_matrices=False)
+        basis = vt[sigma > RANGE_TOLERANCE * sigma[0]]
+        outside = []
+        for rows in others:
+            centred = x[rows] - mean
+            rest = np.linalg.norm(centred - centred @ basis.T @ basis, axis=1)
+            outside.append(rest > RANGE_TOLERANCE * np.linalg.norm(centred, axis=1))
+        if not any(found.any() for found in outside):
+            return stays, *others
+        stays = np.concatenate([stays, *(rows[found] for rows, found in zip(others, outside, strict=True))])
+        others = tuple(rows[~found] for rows, found in zip(others, outside, strict=True))

@@ -1,0 +1,52 @@
+"""The attack grid: who can learn the harmful task from released features, and at what cost (docs/attacks.md).
+
+One file an attack; `protocol` says what they have in common, `grid` runs them, `judging` computes the verdict.
+"""
+
+from immunize.evaluation.attacks.adaptive import LinearMap, PublicReference
+from immunize.evaluation.attacks.conjugate_gradient import ConjugateGradient
+from immunize.evaluation.attacks.curves import Cost, Curve, Point, Trace, best_so_far
+from immunize.evaluation.attacks.first_order import FirstOrder
+from immunize.evaluation.attacks.gradient_descent import GradientDescent
+from immunize.evaluation.attacks.grid import Entry, Store, attack_all, check_tiers, in_tier
+from immunize.evaluation.attacks.judging import Attacked, TierResult, Verdict, compare, judge
+from immunize.evaluation.attacks.lbfgs import Lbfgs
+from immunize.evaluation.attacks.logistic_descent import LogisticDescent
+from immunize.evaluation.attacks.nearest import NearestNeighbours
+from immunize.evaluation.attacks.protocol import TIERS, Attack, AttackData, Budget, Outcome, Rows
+from immunize.evaluation.attacks.repaired import Repaired
+from immunize.evaluation.attacks.ridge import Ridge
+
+__all__ = [
+    "TIERS",
+    "Attack",
+    "AttackData",
+    "Attacked",
+    "Budget",
+    "ConjugateGradient",
+    "Cost",
+    "Curve",
+    "Entry",
+    "FirstOrder",
+    "GradientDescent",
+    "Lbfgs",
+    "LinearMap",
+    "LogisticDescent",
+    "NearestNeighbours",
+    "Outcome",
+    "Point",
+    "PublicReference",
+    "Repaired",
+    "Ridge",
+    "Rows",
+    "Store",
+    "TierResult",
+    "Trace",
+    "Verdict",
+    "attack_all",
+    "best_so_far",
+    "check_tiers",
+    "compare",
+    "in_tier",
+    "judge",
+]

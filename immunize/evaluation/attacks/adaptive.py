@@ -1,0 +1,101 @@
+"""T5: θ_0 is public. Use it instead, or learn the map from immunized features back to those of θ_0.
+
+`PublicReference` attacks the features of θ_0: the immunized model need not be used at all. `LinearMap` needs no label:
+it fits A, b with F_immunized·A + b ≈ F_θ0 by ridge regression on rows that went through both networks, and attacks the
+mapped features. What it costs is the restoring cost: rows, and FLOPs of one decomposition.
+
+Shapes: N samples, D features of the immunized extractor, D_0 of θ_0.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import scipy.linalg
+
+from immunize.errors import UserError
+from immunize.evaluation.attacks.curves import Cost
+from immunize.evaluation.attacks.inner import check_inner, run_inner
+from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome
+
+__all__ = ["LinearMap", "PublicReference"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicReference(Attack):
+    """The inner attacks on θ_0's features, each with an equal share of the budget.
+
+    Attributes:
+        inner: attacks by name.
+
+    Raises:
+        UserError: no inner attack.
+    """
+
+    inner: Mapping[str, Attack]
+    needs: ClassVar[Needs] = "reference"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_inner(self.inner, "the attack on θ_0")
+
+    def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
+        """Attack θ_0's features of the same rows."""
+        assert data.reference is not None
+        return Outcome(tuple(run_inner(self.inner, data.reference, budget, seed, setup=Cost(), prefix="θ_0")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearMap(Attack):
+    """An affine map to θ_0's features from unlabelled rows, then the inner attacks on the mapped features.
+
+    Attributes:
+        rows: the grid of numbers of unlabelled rows; null is all training rows. Numbers above N count as N.
+        penalty: λ/σ_1² of the ridge regression; so small that it only keeps rounding at bay.
+        inner: attacks by name.
+
+    Raises:
+        UserError: an empty grid, a number of rows below 2, a penalty that is not positive, or no inner attack.
+    """
+
+    inner: Mapping[str, Attack]
+    rows: tuple[int | None, ...] = (None,)
+    penalty: float = 1e-14
+    needs: ClassVar[Needs] = "reference"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_inner(self.inner, "the map to θ_0")
+        if not self.rows or any(n is not None and n < 2 for n in self.rows) or not self.penalty > 0:
+            raise UserError("the map to θ_0 needs 2 rows or more, and a positive penalty")
+
+    def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
+        """Fit the map and attack, for every number of rows; the seed chooses the rows."""
+        assert data.reference is not None
+        order = np.random.default_rng(seed).permutation(len(data.train))
+        counts = sorted({len(order) if n is None else min(n, len(order)) for n in self.rows})
+        traces = []
+        for count in counts:
+            started = time.perf_counter()
+            x, target = data.train.x[order[:count]], data.reference.train.x[order[:count]]
+            mean, offset = x.mean(axis=0), target.mean(axis=0)
+            u, sigma, vt = scipy.linalg.svd(x - mean, full_matrices=False)
+            shrunk = sigma / (sigma**2 + self.penalty * sigma[0] ** 2)
+            back = functools.partial(_apply, mean, vt.T, shrunk[:, None] * (u.T @ (target - offset)), offset)
+            mapped = data.mapped(back)
+            long, short = max(x.shape), min(x.shape)
+            flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * count * short * target.shape[1]
+            setup = Cost(1, time.perf_counter() - started, count, flops)
+            share = budget.share(len(counts))
+            traces += run_inner(self.inner, mapped, share, seed, setup=setup, prefix=f"map from {count:,} rows")
+        return Outcome(tuple(traces))
+
+
+def _apply(mean: Array, basis: Array, coordinates: Array, offset: Array, x: Array) -> Array:
+    """(x - mean)A + b with A = basis·coordinates: small singular values are divided by after the projection."""
+    return np.asarray((x - mean) @ basis @ coordinates + offset)

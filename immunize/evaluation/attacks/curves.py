@@ -1,0 +1,153 @@
+"""Traces of attacks, and the best that had been reached after so many steps.
+
+The attacker chooses candidate and stopping time by its validation rows. So "best so far" after t steps is the point of
+the best validation score among all candidates' first t steps, and its value is that point's test score, which may
+therefore fall. What was paid (seconds, samples, FLOPs) is what the chosen candidate had paid by then; tuning is counted
+apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["LOOKS_PER_DECADE", "Cost", "Curve", "Point", "Trace", "best_so_far", "look_steps"]
+
+LOOKS_PER_DECADE = 10
+"""Steps at which a candidate is measured: a factor of 2 in steps spans three of them."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an attacker paid.
+
+    Attributes:
+        steps: passes or mini-batches from which a gradient, a curvature product or a statistic was taken.
+        seconds: wall time without measuring.
+        samples: rows that went through the head, repetitions included.
+        flops: multiplications and additions of matrix products and factorizations.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    samples: int = 0
+    flops: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.steps + other.steps,
+            self.seconds + other.seconds,
+            self.samples + other.samples,
+            self.flops + other.flops,
+        )
+
+
+@dataclass(frozen=True)
+class Point:
+    """A candidate at one moment.
+
+    Attributes:
+        cost: paid so far.
+        validation: score on the attacker's own validation rows; accuracy, or R² for regression.
+        test: score on rows it never saw.
+    """
+
+    cost: Cost
+    validation: float
+    test: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One candidate of an attack.
+
+    Attributes:
+        label: what sets it apart, such as "lr 0.1, cosine".
+        points: in ascending order of steps; empty if it never had a finite output.
+        status: "finished" or "diverged"; what a diverging candidate had reached before counts.
+        spent: everything it took, measured or not.
+    """
+
+    label: str
+    points: tuple[Point, ...]
+    status: str
+    spent: Cost
+
+    def after(self, setup: Cost, prefix: str = "") -> Trace:
+        """The same candidate when something had to be paid before its first step."""
+        points = tuple(replace(point, cost=setup + point.cost) for point in self.points)
+        return replace(self, label=f"{prefix}{self.label}", points=points, spent=setup + self.spent)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Best so far against cost; a point where the choice changed.
+
+    Attributes:
+        points: ascending in steps, strictly ascending in validation score.
+        labels: of the chosen candidates.
+    """
+
+    points: tuple[Point, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def best(self) -> Point | None:
+        """What is reached in the end; None if nothing was."""
+        return self.points[-1] if self.points else None
+
+    def first_above(self, score: float) -> Point | None:
+        """The first point whose test score is at least `score`; None if that never happened."""
+        return next((point for point in self.points if point.test >= score), None)
+
+    def plain(self) -> dict[str, list[Any]]:
+        """Columns, for a record."""
+        return {
+            "steps": [point.cost.steps for point in self.points],
+            "seconds": [point.cost.seconds for point in self.points],
+            "samples": [point.cost.samples for point in self.points],
+            "flops": [point.cost.flops for point in self.points],
+            "validation": [point.validation for point in self.points],
+            "test": [point.test for point in self.points],
+            "label": list(self.labels),
+        }
+
+    @classmethod
+    def of_plain(cls, columns: dict[str, list[Any]]) -> Curve:
+        """The curve that `plain` laid out."""
+        names = ("steps", "seconds", "samples", "flops", "validation", "test")
+        rows = zip(*(columns[name] for name in names), strict=True)
+        points = (Point(Cost(*row[:4]), *row[4:]) for row in rows)
+        return cls(tuple(points), tuple(columns["label"]))
+
+
+def best_so_far(labelled: Iterable[tuple[str, Sequence[Point]]]) -> Curve:
+    """The curve of an attacker that has all these candidates at its disposal.
+
+    Of equal validation scores the one with fewer steps counts, then the one with fewer FLOPs.
+
+    Args:
+        labelled: label and points of each candidate.
+    """
+    flat = [(point, label) for label, points in labelled for point in points]
+    flat.sort(key=lambda item: (item[0].cost.steps, -item[0].validation, item[0].cost.flops))
+    points, labels, best = [], [], -math.inf
+    for point, label in flat:
+        if point.validation > best:
+            best = point.validation
+            points.append(point)
+            labels.append(label)
+    return Curve(tuple(points), tuple(labels))
+
+
+def look_steps(last: int) -> list[int]:
+    """Steps at which to measure: all of the first few, then `LOOKS_PER_DECADE` a decade, and the last.
+
+    Args:
+        last: 1 or more.
+    """
+    decades = math.ceil(math.log10(last) * LOOKS_PER_DECADE)
+    spaced = {round(10 ** (index / LOOKS_PER_DECADE)) for index in range(decades + 1)}
+    return sorted({step for step in spaced | {2, 3, 4} if step <= last} | {last})

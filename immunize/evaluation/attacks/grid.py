@@ -1,0 +1,184 @@
+"""Every attack on every task of every extractor, with one budget; finished attacks are kept and not repeated.
+
+A cell is one attack on one task through one extractor with one seed. Its key is a hash of everything that changes its
+numbers: the rows as the extractor shows them (and θ_0's where the attack uses them), the attack's settings, the budget
+and the seed. So a cell of another model is never taken for this one's, and runs that share a θ_0 share its cells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from immunize.errors import UserError
+from immunize.evaluation.attacks.curves import Cost, Curve, best_so_far
+from immunize.evaluation.attacks.judging import Attacked
+from immunize.evaluation.attacks.protocol import TIERS, Attack, AttackData, Budget, Outcome
+from immunize.evaluation.attacks.scoring import chance
+
+__all__ = ["CELL_VERSION", "Entry", "Store", "attack_all", "check_tiers", "hash_of_data", "in_tier"]
+
+CELL_VERSION = 1
+"""Part of every key; raised when a change of the code changes numbers."""
+
+Cell = dict[str, Any]
+
+
+class Store(Protocol):
+    """Where finished cells are kept."""
+
+    def get(self, key: str) -> Cell | None:
+        """The cell with this key, if it was finished."""
+
+    def put(self, key: str, cell: Cell) -> None:
+        """Keep a cell, whole or not at all."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An attack of the grid.
+
+    Attributes:
+        name: in the configuration.
+        attack: what it does.
+        settings: its configuration, as far as it changes numbers; plain values.
+    """
+
+    name: str
+    attack: Attack
+    settings: Mapping[str, Any]
+
+
+def check_tiers(tiers: Iterable[str]) -> list[str]:
+    """The tiers in their order.
+
+    Raises:
+        UserError: none, or an unknown one.
+    """
+    wanted = list(tiers)
+    if unknown := [tier for tier in wanted if tier not in TIERS]:
+        raise UserError(f"unknown tier {unknown[0]!r}; there are {', '.join(TIERS)}")
+    if not wanted:
+        raise UserError(f"no tier is left to attack in; there are {', '.join(TIERS)}")
+    return [tier for tier in TIERS if tier in wanted]
+
+
+def hash_of_data(data: AttackData) -> str:
+    """SHA-256 over the number of classes and the shapes and bytes of all rows, without the reference."""
+    digest = hashlib.sha256(f"{data.n_classes}".encode())
+    for name, rows in data.parts.items():
+        for array in (rows.x, rows.y):
+            digest.update(f"{name} {array.shape} {array.dtype}".encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def attack_all(
+    data: AttackData,
+    entries: Iterable[Entry],
+    budget: Budget,
+    seed: int,
+    *,
+    store: Store | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Cell]:
+    """Run all attacks that can solve the task, or take their cells from the store.
+
+    Args:
+        data: one task through one extractor.
+        entries: the attacks.
+        budget: of each.
+        seed: of everything random in them.
+        store: of finished cells; None keeps none.
+        tell: gets a line for every cell.
+
+    Returns:
+        a cell an attack, by its name: status "finished", "diverged", or "skipped" where the attack needs what is not
+        there; tier, curve, candidates, what all of them took together, and the score of the best constant answer.
+    """
+    here = hash_of_data(data)
+    reference = None if data.reference is None else hash_of_data(data.reference)
+    cells: dict[str, Cell] = {}
+    for entry in entries:
+        attack = entry.attack
+        if data.task not in attack.tasks:
+            continue
+        if attack.needs == "model" or (attack.needs == "reference" and reference is None):
+            cells[entry.name] = _skipped(attack)
+            tell(f"{entry.name}: skipped, {cells[entry.name]['reason']}")
+            continue
+        shown = [here, reference] if attack.needs == "reference" else [here]
+        about = [CELL_VERSION, shown, dict(entry.settings), asdict(budget), seed]
+        key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
+        cell = None if store is None else store.get(key)
+        known = cell is not None
+        if cell is None:
+            cell = _cell(attack, attack.run(data, budget, seed), chance(data))
+            if store is not None:
+                store.put(key, cell)
+        cells[entry.name] = cell
+        tell(f"{entry.name}: {_in_words(cell)}{', known' if known else ''}")
+    return cells
+
+
+def in_tier(cells: Mapping[str, Cell], tier: str) -> Attacked | None:
+    """All attacks of a tier as one attacker; None if none of them was run.
+
+    Args:
+        cells: of one task, extractor and seed.
+        tier: of `TIERS`.
+    """
+    mine = {name: cell for name, cell in cells.items() if cell["tier"] == tier and cell["status"] != "skipped"}
+    if not mine:
+        return None
+    curves = {name: Curve.of_plain(cell["curve"]) for name, cell in mine.items()}
+    labelled = [
+        (f"{name}: {label}", [point])
+        for name, curve in curves.items()
+        for point, label in zip(curve.points, curve.labels, strict=True)
+    ]
+    diverged = tuple(name for name, cell in mine.items() if cell["status"] == "diverged")
+    return Attacked(
+        curve=best_so_far(labelled),
+        diverged=diverged,
+        undecided_by=tuple(name for name in diverged if mine[name]["scale_free"]),
+        chance=next(iter(mine.values()))["chance"],
+    )
+
+
+def _cell(attack: Attack, outcome: Outcome, constant: float) -> Cell:
+    curve = best_so_far((trace.label, trace.points) for trace in outcome.traces)
+    spent = sum((trace.spent for trace in outcome.traces), Cost())
+    return {
+        "tier": attack.tier,
+        "status": outcome.status,
+        "scale_free": attack.scale_free,
+        "chance": constant,
+        "curve": curve.plain(),
+        "spent": asdict(spent),
+        "candidates": [
+            {
+                "label": trace.label,
+                "status": trace.status,
+                "steps": trace.spent.steps,
+                "validation": max((point.validation for point in trace.points), default=None),
+            }
+            for trace in outcome.traces
+        ],
+    }
+
+
+def _skipped(attack: Attack) -> Cell:
+    missing = "the network's weights" if attack.needs == "model" else "the features of θ_0"
+    return {"tier": attack.tier, "status": "skipped", "reason": f"it needs {missing}, which are not given"}
+
+
+def _in_words(cell: Cell) -> str:
+    scores, diverged = cell["curve"]["test"], sum(one["status"] == "diverged" for one in cell["candidates"])
+    text = f"{scores[-1]:.3f} after {cell['curve']['steps'][-1]:,} steps" if scores else "no finite output"
+    if diverged:
+        text += f", {diverged} of {len(cell['candidates'])} candidates diverged"
+    return f"{text}, {cell['spent']['seconds']:.1f} s"

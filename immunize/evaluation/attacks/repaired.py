@@ -1,0 +1,118 @@
+"""T3: features repaired from the statistics of the attacker's own training rows, then an ordinary probe on them.
+
+centre        less the mean
+standardize   less the mean, over the standard deviation of each feature
+normalize     each row divided by its length
+whiten        principal components over the root of their variance; those below a share of the largest are left out
+
+The repair is one pass over the rows before the first step: its cost stands before that of every candidate.
+
+Shapes: N samples, D features, k components.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from immunize.errors import UserError
+from immunize.evaluation.attacks.curves import Cost
+from immunize.evaluation.attacks.inner import check_inner, run_inner
+from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome, Predict
+
+__all__ = ["REPAIRS", "Repaired"]
+
+ROUNDING = 1e-12
+"""Spreads and lengths below this share of the largest are rounding; they are not blown up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repaired(Attack):
+    """A repair, then each of the inner attacks with an equal share of the budget.
+
+    Attributes:
+        repair: one of `REPAIRS`.
+        floors: of "whiten" alone: shares of the largest variance below which a component is left out; a grid.
+        inner: attacks on the repaired features, by name.
+
+    Raises:
+        UserError: an unknown repair, an empty grid, or no inner attack.
+    """
+
+    repair: str
+    inner: Mapping[str, Attack]
+    floors: tuple[float, ...] = (1e-12,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.repair not in REPAIRS:
+            raise UserError(f"unknown repair {self.repair!r}; there are {', '.join(REPAIRS)}")
+        check_inner(self.inner, f"the repair {self.repair!r}")
+        if not self.floors or min(self.floors) <= 0:
+            raise UserError("to whiten takes at least one floor, and positive ones")
+
+    @property
+    def scale_free(self) -> bool:
+        """As far as the inner attacks are."""
+        return all(attack.scale_free for attack in self.inner.values())
+
+    def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
+        """Repair, then attack."""
+        floors = self.floors if self.repair == "whiten" else (ROUNDING,)
+        traces = []
+        for floor in floors:
+            started = time.perf_counter()
+            transform, flops = REPAIRS[self.repair](data.train.x, floor)
+            repaired = data.mapped(transform)
+            setup = Cost(1, time.perf_counter() - started, len(data.train), flops)
+            name = f"{self.repair} {floor:g}" if len(floors) > 1 else self.repair
+            traces += run_inner(self.inner, repaired, budget.share(len(floors)), seed, setup=setup, prefix=name)
+        return Outcome(tuple(traces))
+
+
+def centre(x: Array, floor: float) -> tuple[Predict, float]:
+    """Less the mean of these rows, and the FLOPs of learning and applying that."""
+    mean = x.mean(axis=0)
+    return lambda rows: rows - mean, 2.0 * x.size
+
+
+def standardize(x: Array, floor: float) -> tuple[Predict, float]:
+    """Less the mean, over the standard deviation; a feature that does not vary stays at zero."""
+    mean, spread = x.mean(axis=0), x.std(axis=0)
+    safe = np.where(spread > floor * spread.max(), spread, np.inf)
+    return lambda rows: (rows - mean) / safe, 5.0 * x.size
+
+
+def normalize(x: Array, floor: float) -> tuple[Predict, float]:
+    """Each row over its length; rows of zeros stay."""
+    least = floor * float(np.linalg.norm(x, axis=1).max())
+
+    def apply(rows: Array) -> Array:
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.asarray(rows / np.where(lengths > least, lengths, np.inf))
+
+    return apply, 3.0 * x.size
+
+
+def whiten(x: Array, floor: float) -> tuple[Predict, float]:
+    """Principal components of variance one, (M, k)."""
+    mean = x.mean(axis=0)
+    _, sigma, vt = scipy.linalg.svd(x - mean, full_matrices=False)
+    kept = sigma**2 > floor * sigma[0] ** 2
+    # Each component is divided by its spread after the projection: W = V/σ would mix sizes that differ by its κ.
+    basis, spread = vt[kept].T, sigma[kept] / np.sqrt(len(x))
+    long, short = max(x.shape), min(x.shape)
+    flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * x.size * int(kept.sum())
+    return lambda rows: (rows - mean) @ basis / spread, flops
+
+
+REPAIRS: dict[str, Callable[[Array, float], tuple[Predict, float]]] = {
+    "centre": centre,
+    "standardize": standardize,
+    "normalize": normalize,
+    "whiten": whiten,
+}

@@ -1,0 +1,102 @@
+"""Targets of squared losses, the scores by which attacks are compared, and what measures a candidate on its way.
+
+accuracy    classification: the share of rows whose largest output is that of their class
+R²          regression: 1 - Σ(y - ŷ)²/Σ(y - ȳ)², with ȳ the mean of the training targets
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from immunize.evaluation.attacks.curves import Cost, Point, Trace
+from immunize.evaluation.attacks.protocol import Array, AttackData, Predict, Rows
+
+__all__ = ["Meter", "chance", "score", "target_matrix"]
+
+
+def target_matrix(data: AttackData, rows: Rows) -> Array:
+    """Targets of a squared loss, (N, C) float64.
+
+    Classification: one-hot minus 1/C, for two classes ±1/2, which are the ±1 of §3 up to scale. Regression: y less the
+    mean of the training targets, over their standard deviation.
+    """
+    if data.n_classes:
+        return np.asarray(np.eye(data.n_classes)[rows.y.astype(np.int64)] - 1 / data.n_classes)
+    return np.asarray(((rows.y - data.train.y.mean()) / data.train.y.std())[:, None])
+
+
+def score(data: AttackData, rows: Rows, outputs: Array) -> float:
+    """Accuracy or R² of outputs (N, C) for these rows; outputs of a regression are in the units of `target_matrix`."""
+    if data.n_classes:
+        return float((outputs.argmax(axis=1) == rows.y).mean())
+    targets = target_matrix(data, rows)
+    return float(1 - np.square(targets - outputs).sum() / np.square(targets).sum())
+
+
+def chance(data: AttackData) -> float:
+    """The test score of the best constant answer: the share of the most frequent training class; 0 for regression."""
+    if not data.n_classes:
+        return 0.0
+    return float((data.test.y == np.bincount(data.train.y.astype(np.int64)).argmax()).mean())
+
+
+class Meter:
+    """The clock and the notebook of one candidate; time spent in measuring is not the attacker's.
+
+    Args:
+        data: the task.
+        label: of the candidate.
+        per_step: samples and FLOPs of one step. Where it has seconds, each step is taken to have lasted them, instead
+            of the time that passed: for attacks that are simulated.
+    """
+
+    def __init__(self, data: AttackData, label: str, per_step: Cost) -> None:
+        self.data, self.label, self.per_step = data, label, per_step
+        self.points: list[Point] = []
+        self.diverged = False
+        self._steps, self._seconds = 0, 0.0
+        self._since = time.perf_counter()
+
+    def look(self, steps: int, predict: Predict) -> bool:
+        """Note where the candidate stands after so many steps.
+
+        Args:
+            steps: since its start.
+            predict: its outputs for features.
+
+        Returns:
+            False if an output is not finite: the candidate has diverged, and nothing is noted.
+        """
+        self.pause(steps)
+        measured = (self.data.validation, self.data.test)
+        with np.errstate(all="ignore"):
+            outputs = [predict(rows.x) for rows in measured]
+            finite = all(np.isfinite(out).all() for out in outputs)
+            if finite:
+                scores = [score(self.data, *of) for of in zip(measured, outputs, strict=True)]
+                self.points.append(Point(self.cost, *scores))
+        self.diverged = self.diverged or not finite
+        self.resume()
+        return finite
+
+    def pause(self, steps: int) -> None:
+        """Stop the clock after so many steps."""
+        self._seconds += time.perf_counter() - self._since
+        self._steps = steps
+
+    def resume(self) -> None:
+        """Let the clock run."""
+        self._since = time.perf_counter()
+
+    @property
+    def cost(self) -> Cost:
+        """Paid up to the last pause or look."""
+        seconds = self.per_step.seconds * self._steps if self.per_step.seconds else self._seconds
+        return Cost(self._steps, seconds, self.per_step.samples * self._steps, self.per_step.flops * self._steps)
+
+    def trace(self) -> Trace:
+        """What was noted."""
+        status = "diverged" if self.diverged else "finished"
+        return Trace(self.label, tuple(self.points), status, self.cost)

@@ -1,0 +1,139 @@
+"""The tables of an attack record: a row a tier, the immunized model beside θ_0. Imports no other room and no torch."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from immunize.report import layout
+from immunize.report.cells import NOTHING, short
+
+__all__ = ["NAMES", "attack_rows", "attack_table", "held_text", "show_attack", "steps_text", "verdict_sentence"]
+
+NAMES = {"theta_0": "θ_0", "immunized": "immunized", "random_orthogonal": "random rotation"}
+
+COLUMNS = ("task", "tier", "score θ_0", "score", "steps θ_0", "steps", "FLOPs", "best attack", "held")
+
+
+def attack_rows(record: dict[str, Any], extractor: str = "immunized") -> list[list[str]]:
+    """Cells of `COLUMNS`, a row a task and tier: mean ± standard deviation (n - 1) and medians over the seeds."""
+    rows = []
+    for task, of in record["results"].items():
+        for tier, found in of[extractor].items():
+            rows.append(
+                [
+                    task,
+                    tier,
+                    _score(found["score_reference"]),
+                    _score(found["score"]),
+                    steps_text(found["to_target_reference"]["steps"]),
+                    steps_text(found["to_target"]["steps"]),
+                    _middle(found["to_target"]["flops"]),
+                    next((label for label in found["best"] if label), NOTHING),
+                    held_text(found),
+                ]
+            )
+    return rows
+
+
+def attack_table(record: dict[str, Any], extractor: str = "immunized") -> layout.Table:
+    """The same as a table that can be written."""
+    rows = [[f"`{row[0]}`", *row[1:]] for row in attack_rows(record, extractor)]
+    return layout.Table("", "attacks", [("", COLUMNS)], rows)
+
+
+def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
+    """Print the grid of the immunized model and the verdict of every task."""
+    console = console or Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 150
+    subject = record["subject"]
+    name = subject["method"] or "checkpoint"
+    grid = record["config"]["attack"]
+    mark = "REDUCED " if grid.get("reduced") else ""
+    table = Table(title=f"{mark}attack={grid['name']}: {name}, {subject['pretrain']} against {subject['harmful']}")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("task", "tier", "best attack") else "right")
+    before = None
+    for row in attack_rows(record):
+        if before is not None and row[0] != before:
+            table.add_section()
+        table.add_row(*row if row[0] != before else ["", *row[1:]])
+        before = row[0]
+    console.print(table)
+    console.print(
+        "score: accuracy or R² on the attacker's test rows; steps and FLOPs: to 90 % of θ_0's score in the tier"
+    )
+    for task, facts in record["tasks"].items():
+        console.print(f"{task} ({facts['about']}): {verdict_sentence(record, task)}")
+    for name, of in _diverged(record).items():
+        console.print(f"diverged with every candidate on {name}: {', '.join(of)}")
+    if not record["control"]["passed"]:
+        console.print("the control failed: a random rotation held in " + _listed(record["control"]["held"]))
+
+
+def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immunized") -> str:
+    """The verdict of one task in words, from its numbers."""
+    verdict = record["verdicts"][task][extractor]
+    highest, unbroken, broken = (verdict[name] for name in ("highest_tier", "unbroken_up_to", "first_broken"))
+    undecided = [tier for tier, held in verdict["held"].items() if held is None]
+    parts = [f"held up to {unbroken}" if unbroken else "does not hold from the lowest tier up"]
+    if highest and highest != unbroken:
+        parts.append(f"the highest tier that held is {highest}")
+    if broken:
+        found = record["results"][task][extractor][broken]
+        parts.append(
+            f"broken first in {broken}: {_score(found['score'])} against {_score(found['score_reference'])} from θ_0, "
+            f"{steps_text(found['to_target']['steps'])} steps against "
+            f"{steps_text(found['to_target_reference']['steps'])}"
+        )
+    if undecided:
+        reasons = {reason for tier in undecided for reason in record["results"][task][extractor][tier]["undecided"]}
+        parts.append(f"not decided in {', '.join(undecided)} ({'; '.join(sorted(reasons))})")
+    return "; ".join(parts)
+
+
+def held_text(found: dict[str, Any]) -> str:
+    """Whether a tier held, and for how many seeds."""
+    if None in found["held"] and False not in found["held"]:
+        return f"undecided {found['seeds_held']}"
+    return f"{'yes' if all(found['held']) else 'no'} {found['seeds_held']}"
+
+
+def steps_text(values: list[int | None]) -> str:
+    """The median number of steps; "never" where the median seed does not get there."""
+    if not values:
+        return NOTHING
+    middle = median(math.inf if value is None else value for value in values)
+    return "never" if math.isinf(middle) else f"{middle:,.0f}"
+
+
+def _middle(values: list[float | None]) -> str:
+    middle = median(math.inf if value is None else value for value in values) if values else math.inf
+    return NOTHING if math.isinf(middle) else f"{middle:.1e}"
+
+
+def _score(found: dict[str, Any]) -> str:
+    if found["mean"] is None:
+        return NOTHING
+    return f"{found['mean']:.3f}" + (
+        "" if found["std"] is None else f" ± {short(found['std']) if found['std'] else '0'}"
+    )
+
+
+def _diverged(record: dict[str, Any]) -> dict[str, list[str]]:
+    """Attacks that diverged with every candidate, by where."""
+    return {
+        f"{task}, {NAMES[extractor]}": names
+        for task, of in record["results"].items()
+        for extractor, tiers in of.items()
+        if (names := sorted({name for tier in tiers.values() for name in tier["diverged"]}))
+    }
+
+
+def _listed(held: dict[str, list[str]]) -> str:
+    return "; ".join(f"{task}: {', '.join(tiers)}" for task, tiers in held.items() if tiers)

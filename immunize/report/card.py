@@ -1,0 +1,279 @@
+"""The immunization card of a run: what was done, how far it holds, and against whom it does not, from records alone.
+
+`card.json` holds the numbers, `CARD.md` the same in words. `python -m immunize.verify` recomputes the records and then
+the card from them. Imports no other room and no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from immunize.errors import UserError
+from immunize.report.attack import NAMES, attack_table, verdict_sentence
+from immunize.report.cells import NOTHING, short
+from immunize.report.layout import Table
+from immunize.report.naming import data_name, run_title
+
+__all__ = ["CARD_JSON", "CARD_MD", "card_of", "card_text", "read_sources", "write_card"]
+
+CARD_JSON, CARD_MD = "card.json", "CARD.md"
+CARD_VERSION = 1
+RECORD, ATTACK_RECORD = "record.json", "attack_record.json"
+
+_VERSIONS = ("python", "immunize", "torch", "numpy", "scipy", "scikit-learn")
+_RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
+
+THREAT_MODEL = (
+    "The defender releases a feature extractor; the attacker trains a head on its features for the harmful task and "
+    "leaves the extractor as it is.",
+    "What is made harder is gradient descent on that head: the harmful features are badly conditioned. Nothing is "
+    "removed from them.",
+    "An invertible linear map can be undone. An attacker who solves the head in closed form, uses second-order "
+    "methods, whitens the features, removes the map, or uses θ_0 instead is expected to succeed; the table says who "
+    "did.",
+    "Tiers that are not in the table were not tried. No statement is made about them, nor about other harmful tasks "
+    "or data.",
+)
+"""In plain words; the numbers beside it are the run's own."""
+
+
+def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, Any]:
+    """Every number of the card.
+
+    Args:
+        record: of `immunize.train`, finished.
+        attack: of `immunize.attack` on that run; None leaves the attacks out, and the card says so.
+
+    Raises:
+        UserError: a run that did not finish, or an attack record of another run.
+    """
+    if record.get("status") != "finished":
+        raise UserError(f"the run is '{record.get('status')}': a card needs a finished one")
+    if attack is not None:
+        _check_same_run(record, attack)
+    parts = [part for part in record["metrics"] if part != "validation"]
+    return {
+        "card_version": CARD_VERSION,
+        "title": run_title(record),
+        "method": record["method"],
+        "model": record["model"],
+        "seed": record["seed"],
+        "data": {
+            role: {"name": data_name(record, role), "task": record["data"][role]["task"], "rows": _rows(record, role)}
+            for role in ("pretrain", "harmful")
+        },
+        "held_out_protocol": record["held_out_protocol"],
+        "ratios": {
+            part: {estimator: {name: of[name] for name in _RATIOS} for estimator, of in record["metrics"][part].items()}
+            for part in parts
+        },
+        "definition_3_1": {
+            "estimator": record["verdicts"]["estimator"],
+            **{part: {name: _verdicts(record, part)[name] for name in "abc"} for part in parts},
+        },
+        "attack": None if attack is None else _attack(attack),
+        "threat_model": list(THREAT_MODEL),
+        "provenance": {
+            "config_hash": record["config_hash"],
+            "data_hash": record["data_hash"],
+            "checkpoint_sha256": None if attack is None else attack["subject"]["checkpoint_sha256"],
+            "git_commit": record.get("git_commit"),
+            "versions": {name: record["versions"].get(name) for name in _VERSIONS},
+        },
+        "reproduce": [
+            record["command"],
+            *([] if attack is None else [attack["command"]]),
+            "python -m immunize.verify <this folder>",
+        ],
+    }
+
+
+def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
+    """The card in Markdown.
+
+    Args:
+        card: from :func:`card_of`.
+        attack: the attack record it was made from, if any.
+    """
+    data = card["data"]
+    protocol = card["held_out_protocol"]
+    lines = [
+        f"# Immunization card: {card['title']}",
+        "",
+        f"- What: `{card['model']}` immunized by `{card['method']}`, seed {card['seed']}",
+        f"- Against (D_H): {data['harmful']['name']}, {data['harmful']['task']}, {data['harmful']['rows']:,} rows",
+        f"- For (D_P): {data['pretrain']['name']}, {data['pretrain']['task']}, {data['pretrain']['rows']:,} rows",
+        "- `fit`: the rows it was immunized with; `held_out`: rows it never saw"
+        + (f" (protocol: {protocol})" if protocol else ""),
+        "",
+        "## Condition numbers",
+        "",
+        _ratio_table(card).markdown(heading=False),
+        *_definition(card),
+        "",
+        "## Attacks",
+        "",
+        *(_attack_lines(card["attack"], attack) if attack is not None else [_NOT_ATTACKED]),
+        "",
+        "## Threat model",
+        "",
+        *(f"- {sentence}" for sentence in card["threat_model"]),
+        "",
+        "## Provenance",
+        "",
+        *_provenance(card["provenance"]),
+        "",
+        "## Reproduce",
+        "",
+        *(f"    {command}" for command in card["reproduce"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_card(folder: Path, out: Path) -> Path:
+    """Write `card.json` and `CARD.md` of the run in `folder` into `out`, and return the latter's path.
+
+    Raises:
+        UserError: no record, one that cannot be read, or records that do not go together.
+    """
+    record, attack = read_sources(folder)
+    card = card_of(record, attack)
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out / CARD_JSON, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    _write(out / CARD_MD, card_text(card, attack))
+    return out / CARD_MD
+
+
+def read_sources(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The record of a run and its attack record, None where it was not attacked.
+
+    Raises:
+        UserError: no record, or one that cannot be read.
+    """
+    record = _read(folder / RECORD)
+    if record is None:
+        raise UserError(f"{folder} holds no {RECORD}: is it the output folder of a run?")
+    return record, _read(folder / ATTACK_RECORD)
+
+
+_NOT_ATTACKED = (
+    "This run was not attacked. A condition number is a statement about one attacker only: run "
+    "`python -m immunize.attack run=<this folder>`."
+)
+
+
+def _check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    subject = attack["subject"]
+    for name, theirs in (("config_hash", "run_config_hash"), ("data_hash", "data_hash")):
+        if subject[theirs] != record[name]:
+            raise UserError(f"{ATTACK_RECORD} is of another run: its {name} differs; attack this run again")
+
+
+def _rows(record: dict[str, Any], role: str) -> int:
+    return int(record["data"][role]["fit_rows"])
+
+
+def _verdicts(record: dict[str, Any], part: str) -> dict[str, Any]:
+    found: dict[str, Any] = record["verdicts"] if part == "fit" else record["verdicts"][part]
+    return found
+
+
+def _attack(attack: dict[str, Any]) -> dict[str, Any]:
+    """What the card keeps of the grid: no seconds, which are another machine's elsewhere."""
+    config = attack["config"]
+    tasks: dict[str, Any] = {}
+    for task, facts in attack["tasks"].items():
+        of = attack["results"][task]["immunized"]
+        verdict = attack["verdicts"][task]["immunized"]
+        tasks[task] = {
+            "kind": facts["kind"],
+            "about": facts["about"],
+            "rows": facts["rows"],
+            **{name: verdict[name] for name in ("highest_tier", "unbroken_up_to", "first_broken", "held")},
+            "tiers": {
+                tier: {
+                    "score": found["score"],
+                    "score_theta_0": found["score_reference"],
+                    "steps": found["to_target"]["steps"],
+                    "steps_theta_0": found["to_target_reference"]["steps"],
+                    "flops": found["to_target"]["flops"],
+                    "held": found["held"],
+                    "best": found["best"],
+                    "diverged": found["diverged"],
+                }
+                for tier, found in of.items()
+            },
+        }
+    return {
+        "grid": config["attack"]["name"],
+        "reduced": config["attack"]["reduced"],
+        "budget": config["attack"]["budget"],
+        "seeds": config["seeds"],
+        "control": attack["control"],
+        "tasks": tasks,
+        "sentences": {task: verdict_sentence(attack, task) for task in tasks},
+    }
+
+
+def _ratio_table(card: dict[str, Any]) -> Table:
+    rows = [
+        [part.replace("_", " "), f"`{estimator}`", *(NOTHING if of[n] is None else short(of[n]) for n in _RATIOS)]
+        for part, estimators in card["ratios"].items()
+        for estimator, of in estimators.items()
+    ]
+    return Table("", "ratios", [("", ("part", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑"))], rows)
+
+
+def _definition(card: dict[str, Any]) -> list[str]:
+    found = card["definition_3_1"]
+    return [
+        f"- Definition 3.1 on `{part}` by `{found['estimator']}`: "
+        + ", ".join(f"({name}) {'holds' if found[part][name] else 'fails'}" for name in "abc")
+        for part in card["ratios"]
+    ]
+
+
+def _attack_lines(found: dict[str, Any], attack: dict[str, Any]) -> list[str]:
+    lines = []
+    if found["reduced"]:
+        lines += ["**Reduced grid: these numbers are not to be reported.**", ""]
+    budget = found["budget"]
+    lines += [
+        f"Grid `{found['grid']}`: {budget['steps']:,} steps a candidate, {budget['flops']:.1e} FLOPs an attack, seeds "
+        f"{', '.join(map(str, found['seeds']))}. The attacker tunes on its own validation rows; each tier is the best "
+        "of its attacks. Steps and FLOPs are those to 90 % of θ_0's score in the tier.",
+        "",
+        attack_table(attack).markdown(heading=False),
+    ]
+    for task, of in found["tasks"].items():
+        lines.append(f"- {of['kind']} task `{task}` ({of['about']}): {found['sentences'][task]}.")
+    control = "did not hold in any tier, as it should" if found["control"]["passed"] else "held: distrust this grid"
+    lines.append(f"- Control: a {NAMES['random_orthogonal']}, which changes nothing, {control}.")
+    return lines
+
+
+def _provenance(found: dict[str, Any]) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    facts = {**{name: found[name] for name in ("config_hash", "data_hash", "checkpoint_sha256", "git_commit")}}
+    return [*(f"- {name.replace('_', ' ')}: `{value}`" for name, value in facts.items()), f"- versions: {versions}"]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a record: {error}") from None
+    if not isinstance(found, dict) or "status" not in found:
+        raise UserError(f"{path} is not a record")
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,120 @@
+"""`python -m immunize.verify <folder>`: every number of a run, of its attacks and of its card, computed again.
+
+1. the record      from checkpoint and data, as `immunize.evaluate` does
+2. the attacks     the whole grid again, without the cells it has kept
+3. the card        from the two records
+
+Seconds are not compared: they are the machine's. Everything else is, to a relative 1e-6; a grid of many training steps
+gives the same numbers on the same machine and number of threads, and on another one it may not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.cli import entry_point
+from immunize.config import register
+from immunize.errors import CheckpointError, UserError
+
+__all__ = ["main", "run"]
+
+NOT_COMPARED = "seconds"
+
+
+def run(folder: Path, data_root: str | None = None, tell: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Recompute everything in a folder.
+
+    Args:
+        folder: of a run, with or without an attack record and a card.
+        data_root: where data sets lie now; None is IMMUNIZE_DATA, or where the run had them.
+        tell: gets a line for every finished attack.
+
+    Returns:
+        One line for each number that differs; empty if all agree.
+
+    Raises:
+        UserError: files that are missing or cannot be read, or other data.
+    """
+    from immunize import evaluate
+    from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, read_sources
+
+    record, attack = read_sources(folder)
+    tell("the record: from checkpoint and data")
+    _, found = evaluate.run(folder, data_root)
+    differing = [f"record: {line}" for line in found]
+    if attack is not None:
+        differing += [f"attacks: {line}" for line in _attacks(folder, attack, data_root, tell)]
+    if (folder / CARD_JSON).exists():
+        tell("the card: from the records")
+        card = card_of(record, attack)
+        stored = _json(folder / CARD_JSON)
+        differing += [f"card: {line}" for line in evaluate.differences(stored, json.loads(json.dumps(card)), "card")]
+        if not (folder / CARD_MD).is_file() or (folder / CARD_MD).read_text(encoding="utf-8") != card_text(
+            card, attack
+        ):
+            differing.append(f"card: {CARD_MD} is not what the records say")
+    return differing
+
+
+@entry_point
+def main() -> None:
+    """Entry point of `python -m immunize.verify` and `immunize-verify`."""
+    parser = argparse.ArgumentParser(prog="immunize.verify", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="output folder of a run: record, checkpoint, attack record, card")
+    parser.add_argument(
+        "--data-root", help="where data sets lie now; default: IMMUNIZE_DATA, or where the run had them"
+    )
+    arguments = parser.parse_args()
+    register()
+    try:
+        differing = run(arguments.folder, arguments.data_root, lambda text: print(text, file=sys.stderr, flush=True))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    if differing:
+        print("these numbers differ:", *differing, sep="\n  ")
+        sys.exit(1)
+    print("every number agrees")
+
+
+def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: Callable[[str], None]) -> list[str]:
+    from immunize.attack import RESULTS, measure
+    from immunize.evaluate import differences
+    from immunize.records import plain
+
+    if missing := [key for key in (*RESULTS, "config") if key not in attack]:
+        raise CheckpointError(f"the attack record in {folder} lacks {', '.join(missing)}")
+    cfg = OmegaConf.create(attack["config"])
+    assert isinstance(cfg, DictConfig)
+    if cfg.run is None:
+        raise CheckpointError(f"the attack record in {folder} is of a checkpoint, not of this run: attack run={folder}")
+    cfg = OmegaConf.merge(cfg, {"run": str(folder), "data_root": data_root or os.environ.get("IMMUNIZE_DATA")})
+    assert isinstance(cfg, DictConfig)
+    again = plain(measure(cfg, tell=tell))
+    return [line for key in RESULTS for line in differences(_timeless(attack[key]), _timeless(again[key]), key)]
+
+
+def _timeless(value: Any) -> Any:
+    """The same without seconds."""
+    if isinstance(value, dict):
+        return {key: _timeless(item) for key, item in value.items() if key != NOT_COMPARED}
+    return [_timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

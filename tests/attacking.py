@@ -1,0 +1,26 @@
+"""A tiny run and a tiny grid, which the tests of attacks, cards and verification share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from immunize import attack
+from immunize.config import config_dir, register
+
+TINY_GRID = ("attack=quick", "attack.budget.steps=12", "seeds=[0,1]", "~attack.attacks.adam", "~attack.attacks.lbfgs")
+
+
+def compose_attack(*overrides: str) -> DictConfig:
+    """`conf/attack.yaml` with overrides."""
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose("attack", list(overrides))
+
+
+def attack_tiny(folder: Path, *overrides: str) -> dict[str, Any]:
+    """The attack record of a run."""
+    return attack.run(compose_attack(f"run={folder}", *TINY_GRID, *overrides))

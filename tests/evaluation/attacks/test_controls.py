@@ -1,0 +1,126 @@
+"""The controls of the grid: what has to come out right whatever is attacked. The attacks are those of the YAMLs."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from sklearn.linear_model import LogisticRegression
+
+from immunize.attack import entries_of
+from immunize.config import config_dir, register
+from immunize.evaluation.attacks import AttackData, Budget, Entry, GradientDescent, attack_all, compare, in_tier, judge
+from tests.evaluation.attacks.making import classes, ill_conditioned, regression, rotation
+
+BUDGET = Budget(300)
+ONE_POINT = 0.01
+
+
+@functools.cache
+def entries() -> tuple[Entry, ...]:
+    """Tiers T0 to T3 and T5, with fewer learning rates."""
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        cfg = compose("attack", ["attack=full", "run=x"])
+    for name, rates in (("sgd", [0.1, 1.0]), ("adam", [0.01, 0.1]), ("adamw", [0.1]), ("mlp_head", [0.01])):
+        cfg.attack.attacks[name].learning_rates = rates
+    cfg.attack.attacks.mlp_head.hidden = 16
+    return tuple(entries_of(cfg))
+
+
+@functools.cache
+def cells_of(kind: str, factor: float = 1.0) -> dict:
+    theta = {"plain": None, "planted": ill_conditioned(1e4), "rotated": rotation(7)}[kind]
+    data = classes(theta)
+    return attack_all(data if factor == 1 else data.mapped(lambda x: factor * x), entries(), BUDGET, 0)
+
+
+def tuned_by_scikit_learn(data: AttackData) -> float:
+    """Test accuracy of its logistic regression, with C chosen as the attackers choose: by the validation rows."""
+    models = [LogisticRegression(C=10.0**k, max_iter=5000).fit(data.train.x, data.train.y) for k in range(-4, 4)]
+    best = max(models, key=lambda model: model.score(data.validation.x, data.validation.y))
+    return float(best.score(data.test.x, data.test.y))
+
+
+def tier(cells: dict, name: str):
+    found = in_tier(cells, name)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["T0", "T1", "T2", "T3", "T5"])
+def test_undefended_model_gives_every_tier_what_scikit_learn_gets(name: str) -> None:
+    expected = tuned_by_scikit_learn(classes())
+    assert 0.8 < expected < 0.95
+    assert tier(cells_of("plain"), name).curve.best.test == pytest.approx(expected, abs=ONE_POINT)
+
+
+def test_planted_ill_conditioned_map_stops_t0_and_not_t2() -> None:
+    results = {
+        name: [compare(tier(cells_of("planted"), name), tier(cells_of("plain"), name))]
+        for name in ("T0", "T1", "T2", "T3", "T5")
+    }
+    assert results["T0"][0].held is True
+    assert results["T0"][0].score < results["T0"][0].score_reference - 0.05
+    for name in ("T2", "T3", "T5"):
+        assert results[name][0].held is False, name
+        assert results[name][0].score == pytest.approx(results[name][0].score_reference, abs=ONE_POINT)
+    verdict = judge(results)
+    assert verdict.unbroken_up_to in ("T0", "T1")
+    assert verdict.first_broken in ("T1", "T2")
+
+
+def test_random_rotation_holds_nowhere() -> None:
+    results = {
+        name: [compare(tier(cells_of("rotated"), name), tier(cells_of("plain"), name))]
+        for name in ("T0", "T1", "T2", "T3")
+    }
+    assert judge(results).highest_tier is None
+
+
+def test_pure_rescale_changes_no_scale_free_score() -> None:
+    free = {entry.name for entry in entries() if entry.attack.scale_free}
+    assert free == {entry.name for entry in entries()} - {"sgd_raw", "adam_raw"}
+    plain, scaled = cells_of("plain"), cells_of("plain", 1024.0)  # a power of two: no rounding
+    for name in free:
+        of = {key: [cell[name]["curve"][key] for cell in (plain, scaled)] for key in ("steps", "validation", "test")}
+        assert all(a == pytest.approx(b, abs=1e-12) for a, b in of.values()), name
+    assert plain["sgd_raw"]["curve"]["test"] != scaled["sgd_raw"]["curve"]["test"]
+
+
+def test_any_factor_changes_closed_forms_by_rounding_only() -> None:
+    for data in (classes(ill_conditioned(100)), regression(ill_conditioned(100))):
+        cheap = [entry for entry in entries() if entry.attack.tier in ("T0", "T2") and entry.name != "newton"]
+        one, other = (attack_all(d, cheap, Budget(100), 0) for d in (data, data.mapped(lambda x: 1e-3 * x)))
+        for name in one:
+            assert one[name]["curve"]["test"][-1] == pytest.approx(other[name]["curve"]["test"][-1], abs=2e-3), name
+
+
+def test_diverging_attack_is_not_a_success_of_the_defence() -> None:
+    wild = Entry("wild", GradientDescent(tier="T0", step="fixed", multipliers=(9.0,)), {})
+    tame = Entry("tame", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {})
+    fine = tier(attack_all(classes(), [tame], BUDGET, 0), "T0")
+    theirs = attack_all(classes(ill_conditioned(1e4)), [wild], BUDGET, 0)
+    assert theirs["wild"]["status"] == "diverged"
+    alone = compare(tier(theirs, "T0"), fine)
+    assert alone.held is None
+    assert "wild" in alone.reason
+    together = tier(attack_all(classes(ill_conditioned(1e4)), [wild, tame], BUDGET, 0), "T0")
+    undecided = compare(together, fine)  # it would have held, but one of the attacks failed by itself
+    assert undecided.held is None
+    broken = compare(tier(attack_all(classes(), [wild, tame], BUDGET, 0), "T0"), fine)
+    assert broken.held is False  # one attack that succeeds is enough
+
+
+def test_task_that_theta_0_does_not_learn_is_not_decided() -> None:
+    data = classes()
+    rng = np.random.default_rng(0)
+    shuffled = AttackData(
+        *(type(rows)(rows.x, rng.permutation(rows.y)) for rows in data.parts.values()),
+        data.n_classes,  # type: ignore[misc]
+    )
+    tame = [Entry("tame", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {})]
+    found = tier(attack_all(shuffled, tame, BUDGET, 0), "T0")
+    assert compare(found, found).held is None

@@ -1,0 +1,60 @@
+"""Best so far is what an attacker that tunes on validation rows would have in its hands."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from immunize.evaluation.attacks import Cost, Curve, Point, Trace, best_so_far
+from immunize.evaluation.attacks.curves import look_steps
+
+
+def point(steps: int, validation: float, test: float, flops: float = 1.0) -> Point:
+    return Point(Cost(steps, 0.5 * steps, 10 * steps, flops * steps), validation, test)
+
+
+def test_choice_is_by_validation_and_value_is_test() -> None:
+    slow = [point(1, 0.2, 0.9), point(4, 0.8, 0.7), point(9, 0.7, 1.0)]
+    fast = [point(1, 0.5, 0.4), point(2, 0.6, 0.5)]
+    curve = best_so_far([("slow", slow), ("fast", fast)])
+    assert [(p.cost.steps, p.test) for p in curve.points] == [(1, 0.4), (2, 0.5), (4, 0.7)]
+    assert curve.labels == ("fast", "fast", "slow")
+    assert curve.best == slow[1]  # not its last point, whose test score nobody would have known
+
+
+def test_of_equal_validation_scores_the_cheaper_counts() -> None:
+    curve = best_so_far([("dear", [point(3, 0.5, 0.1, flops=9)]), ("cheap", [point(3, 0.5, 0.2), point(7, 0.5, 0.9)])])
+    assert curve.labels == ("cheap",)
+    assert curve.points[0].cost.flops == 3
+
+
+def test_first_above_and_nothing_at_all() -> None:
+    curve = best_so_far([("a", [point(1, 0.1, 0.1), point(5, 0.6, 0.55), point(8, 0.9, 0.95)])])
+    assert curve.first_above(0.55) == point(5, 0.6, 0.55)
+    assert curve.first_above(0.96) is None
+    assert best_so_far([]).best is None
+
+
+def test_curve_survives_the_record() -> None:
+    curve = best_so_far([("a", [point(1, 0.1, 0.2), point(5, 0.6, 0.55)])])
+    assert Curve.of_plain(curve.plain()) == curve
+
+
+def test_setup_is_paid_before_the_first_step() -> None:
+    trace = Trace("inner", (point(2, 0.5, 0.5),), "finished", Cost(3, 1.5, 30, 3.0)).after(
+        Cost(1, 2.0, 7, 100.0), "outer "
+    )
+    assert trace.points[0].cost == Cost(3, 3.0, 27, 102.0)
+    assert trace.spent == Cost(4, 3.5, 37, 103.0)
+    assert trace.label == "outer inner"
+
+
+@pytest.mark.parametrize("last", [1, 2, 9, 10, 37, 3000, 10_000])
+def test_looks_are_dense_enough_for_a_factor_of_two(last: int) -> None:
+    looks = look_steps(last)
+    assert looks[0] == 1
+    assert looks[-1] == last
+    assert looks == sorted(set(looks))
+    assert all(b <= max(a + 1, 1.34 * a) for a, b in itertools.pairwise(looks))
+    assert len(looks) < 60

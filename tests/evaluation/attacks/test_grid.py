@@ -1,0 +1,190 @@
+"""The grid: cells are kept by what they depend on, verdicts follow from numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from immunize.errors import DataError, UserError
+from immunize.evaluation.attacks import (
+    Attack,
+    AttackData,
+    Attacked,
+    Budget,
+    Cost,
+    Curve,
+    Entry,
+    GradientDescent,
+    LinearMap,
+    Outcome,
+    Point,
+    Rows,
+    TierResult,
+    attack_all,
+    check_tiers,
+    compare,
+    judge,
+)
+from tests.evaluation.attacks.making import classes, ill_conditioned
+
+SMALL = (60, 40, 50)
+GD = Entry("gd", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {"multipliers": [1.0]})
+
+
+class Memory(dict):
+    def put(self, key: str, cell: dict) -> None:
+        self[key] = cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsWeights(Attack):
+    needs: ClassVar = "model"
+
+    def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
+        raise AssertionError("it has no weights to move")
+
+
+def test_finished_cells_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, data = Memory(), classes(sizes=SMALL)
+    first = attack_all(data, [GD], Budget(20), 0, store=store)
+    monkeypatch.setattr(GradientDescent, "run", lambda *_: pytest.fail("was known"))
+    lines: list[str] = []
+    assert attack_all(data, [GD], Budget(20), 0, store=store, tell=lines.append) == first
+    assert lines[0].endswith(", known")
+
+
+def test_key_holds_everything_that_changes_numbers() -> None:
+    store, data = Memory(), classes(sizes=SMALL)
+    attack_all(data, [GD], Budget(20), 0, store=store)
+    shifted = Rows(data.test.x + 1e-9, data.test.y)
+    for other in (
+        lambda: attack_all(classes(ill_conditioned(2), sizes=SMALL), [GD], Budget(20), 0, store=store),
+        lambda: attack_all(AttackData(data.train, data.validation, shifted, 4), [GD], Budget(20), 0, store=store),
+        lambda: attack_all(data, [Entry("gd", GD.attack, {"multipliers": [2.0]})], Budget(20), 0, store=store),
+        lambda: attack_all(data, [GD], Budget(21), 0, store=store),
+        lambda: attack_all(data, [GD], Budget(20, 1e9), 0, store=store),
+        lambda: attack_all(data, [GD], Budget(20), 1, store=store),
+    ):
+        before = len(store)
+        other()
+        assert len(store) == before + 1
+    before = len(store)
+    attack_all(data, [Entry("another name", GD.attack, GD.settings)], Budget(20), 0, store=store)
+    assert len(store) == before
+
+
+def test_reference_is_part_of_the_key_of_attacks_that_use_it() -> None:
+    store, data = Memory(), classes(ill_conditioned(3), sizes=SMALL)
+    back = Entry("map", LinearMap(tier="T5", inner={"gd": GD.attack}), {})
+    attack_all(data, [GD, back], Budget(20), 0, store=store)
+    other = AttackData(data.train, data.validation, data.test, 4, reference=classes(ill_conditioned(9), sizes=SMALL))
+    attack_all(other, [GD, back], Budget(20), 0, store=store)
+    assert len(store) == 3
+
+
+def test_attack_without_what_it_needs_is_skipped_with_the_reason() -> None:
+    data = classes(sizes=SMALL)
+    bare = AttackData(data.train, data.validation, data.test, 4)
+    entries = [
+        Entry("lora", NeedsWeights(tier="T4"), {}),
+        Entry("map", LinearMap(tier="T5", inner={"gd": GD.attack}), {}),
+    ]
+    cells = attack_all(bare, entries, Budget(5), 0)
+    assert {name: cell["status"] for name, cell in cells.items()} == {"lora": "skipped", "map": "skipped"}
+    assert "weights" in cells["lora"]["reason"]
+    assert "θ_0" in cells["map"]["reason"]
+
+
+def test_tiers() -> None:
+    assert check_tiers(["T2", "T0"]) == ["T0", "T2"]
+    with pytest.raises(UserError, match="unknown tier 'T7'; there are T0"):
+        check_tiers(["T0", "T7"])
+    with pytest.raises(UserError, match="no tier"):
+        check_tiers([])
+
+
+# Data that do not go together.
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: (d.train, Rows(d.validation.x[:, :3], d.validation.y), d.test), "another model"),
+        (lambda d: (d.train, d.validation, Rows(d.test.x, d.test.y + 1)), "label sets that do not match"),
+        (lambda d: (d.train, d.validation, Rows(d.test.x * np.nan, d.test.y)), "NaN"),
+        (lambda d: (Rows(d.train.x, d.train.y * 0), d.validation, d.test), "nothing to learn"),
+        (lambda d: (Rows(d.train.x[1:], d.train.y), d.validation, d.test), "targets"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused(change, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        AttackData(*change(classes(sizes=SMALL)), 4)
+
+
+def test_reference_with_other_rows_is_refused() -> None:
+    data = classes(sizes=SMALL)
+    other = classes(sizes=(60, 40, 52))
+    with pytest.raises(DataError, match="not those of the extractor"):
+        AttackData(data.train, data.validation, data.test, 4, reference=other)
+
+
+# Verdicts.
+
+
+def attacked(*points: tuple[int, float], undecided: tuple[str, ...] = (), chance: float = 0.1) -> Attacked:
+    curve = Curve(
+        tuple(Point(Cost(s, s / 10, 5 * s, 100.0 * s), test, test) for s, test in points), ("x",) * len(points)
+    )
+    return Attacked(curve, undecided, undecided, chance)
+
+
+THETA_0 = attacked((1, 0.3), (10, 0.75), (100, 0.80))  # 90 % of 0.80 is 0.72: after 10 steps
+
+
+@pytest.mark.parametrize(
+    ("points", "held", "costlier"),
+    [
+        ([(1, 0.3), (19, 0.74), (100, 0.79)], False, 1.9),
+        ([(1, 0.3), (20, 0.74), (100, 0.79)], True, 2.0),  # twice as many, and ten more
+        ([(1, 0.3), (9, 0.75), (100, 0.75)], True, 0.9),  # exactly 5 points less, in spite of rounding
+        ([(1, 0.3), (9, 0.75), (100, 0.7501)], False, 0.9),
+        ([(1, 0.3), (100, 0.71)], True, np.inf),  # never gets there
+        ([(1, 0.9)], False, 0.1),
+    ],
+)
+def test_tier_is_held_by_cost_or_by_accuracy(points: list, held: bool, costlier: float) -> None:
+    result = compare(attacked(*points), THETA_0)
+    assert result.held is held
+    assert result.costlier == pytest.approx(costlier)
+
+
+def test_twice_next_to_nothing_is_no_protection() -> None:
+    easy = attacked((1, 0.9))
+    assert compare(attacked((1, 0.2), (2, 0.9)), easy).held is False
+    assert compare(attacked((1, 0.2), (10, 0.9)), easy).held is False
+    assert compare(attacked((1, 0.2), (11, 0.9)), easy).held is True
+
+
+def result(held: bool | None) -> TierResult:
+    return TierResult(0.5, 0.9, None, None, held)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "highest", "unbroken", "broken"),
+    [
+        ({"T0": [True, True], "T1": [True, False], "T2": [False, False]}, "T0", "T0", "T1"),
+        ({"T0": [False], "T1": [True]}, "T1", None, "T0"),
+        ({"T2": [True], "T0": [True], "T1": [None]}, "T2", "T0", None),
+        ({"T0": [True, None]}, None, None, None),
+        ({"T0": [True, None, False]}, None, None, "T0"),
+        ({"T0": [True], "T1": [True]}, "T1", "T1", None),
+    ],
+)
+def test_verdict_follows_from_the_tiers(
+    tiers: dict, highest: str | None, unbroken: str | None, broken: str | None
+) -> None:
+    verdict = judge({tier: [result(held) for held in seeds] for tier, seeds in tiers.items()})
+    assert (verdict.highest_tier, verdict.unbroken_up_to, verdict.first_broken) == (highest, unbroken, broken)

@@ -1,0 +1,114 @@
+"""T3 and T5: what a repair does to the features, what it costs, and that a lost map is found again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from immunize.errors import UserError
+from immunize.evaluation.attacks import (
+    Budget,
+    Cost,
+    GradientDescent,
+    Lbfgs,
+    LinearMap,
+    NearestNeighbours,
+    PublicReference,
+    Repaired,
+)
+from immunize.evaluation.attacks.repaired import REPAIRS
+from tests.evaluation.attacks.making import C, D, classes, ill_conditioned, regression
+
+GD = GradientDescent(tier="T3", step="fixed", multipliers=(1.0,))
+PLANTED = ill_conditioned(1e4)
+
+
+def test_repairs_do_what_they_are_called_by() -> None:
+    x = classes(ill_conditioned(100)).train.x + 3
+    fresh = classes(ill_conditioned(100), seed=1).train.x + 3
+    applied = {name: repair(x, 1e-12)[0] for name, repair in REPAIRS.items()}
+    assert applied["centre"](x).mean(axis=0) == pytest.approx(np.zeros(D), abs=1e-12)
+    assert applied["standardize"](x).std(axis=0) == pytest.approx(np.ones(D))
+    assert np.linalg.norm(applied["normalize"](fresh), axis=1) == pytest.approx(np.ones(len(fresh)))
+    white = applied["whiten"](x)
+    assert white.T @ white / len(x) == pytest.approx(np.eye(D), abs=1e-8)
+    # statistics are those of the training rows, not of the rows they are applied to
+    assert abs(applied["centre"](fresh).mean()) > 0
+    assert applied["whiten"](x[:1]) == pytest.approx(white[:1])
+
+
+def test_degenerate_features_are_not_blown_up() -> None:
+    x = np.column_stack([np.arange(5.0), np.full(5, 7.0), np.zeros(5)])
+    x[2] = 0
+    for repair in REPAIRS.values():
+        assert np.abs(repair(x, 1e-12)[0](x)).max() < 10
+
+
+def test_whitening_floor_leaves_components_out() -> None:
+    x = classes(PLANTED).train.x
+    assert REPAIRS["whiten"](x, 1e-12)[0](x).shape[1] == D
+    assert 1 < REPAIRS["whiten"](x, 1e-3)[0](x).shape[1] < D
+
+
+def test_repair_is_paid_for_before_the_first_step() -> None:
+    data = classes(PLANTED)
+    bare = GD.run(data, Budget(10), 0).traces[0]
+    whole = Repaired(tier="T3", repair="centre", inner={"gd": GD}).run(data, Budget(10), 0).traces[0]
+    assert whole.points[0].cost.steps == bare.points[0].cost.steps + 1
+    assert whole.points[0].cost.samples == bare.points[0].cost.samples + len(data.train)
+    assert whole.points[0].cost.flops == bare.points[0].cost.flops + 2 * data.train.x.size
+    assert whole.label == "centre, gd: step 1/σ₁"
+
+
+def test_inner_attacks_that_cannot_solve_the_task_are_left_out() -> None:
+    attack = Repaired(tier="T3", repair="centre", inner={"gd": GD, "lbfgs": Lbfgs(tier="T3", strengths=(1.0,))})
+    assert [t.label.split(":")[0] for t in attack.run(regression(), Budget(5), 0).traces] == ["centre, gd"]
+
+
+def test_linear_map_finds_the_features_of_theta_0_without_a_label() -> None:
+    data = classes(PLANTED)
+    assert data.reference is not None
+    from_theta_0 = GD.run(data.reference, Budget(30), 0).traces[0]
+    mapped = LinearMap(tier="T5", inner={"gd": GD}).run(data, Budget(30), 0).traces[0]
+    assert [p.test for p in mapped.points] == pytest.approx([p.test for p in from_theta_0.points], abs=2e-3)
+    assert mapped.points[0].cost.samples == 2 * len(data.train)
+    broken = GD.run(data, Budget(30), 0).traces[0]
+    assert broken.points[-1].test < from_theta_0.points[-1].test - 0.05
+    few = LinearMap(tier="T5", inner={"gd": GD}, rows=(4, None)).run(data, Budget(30), 0).traces
+    assert few[0].points[-1].test < few[1].points[-1].test
+
+
+def test_public_reference_costs_nothing_but_the_probe() -> None:
+    data = classes(PLANTED)
+    assert data.reference is not None
+    (used,) = PublicReference(tier="T5", inner={"gd": GD}).run(data, Budget(30), 0).traces
+    (plain,) = GD.run(data.reference, Budget(30), 0).traces
+    assert [(p.cost.steps, p.test) for p in used.points] == [(p.cost.steps, p.test) for p in plain.points]
+
+
+def test_nearest_neighbours_remember_their_own_rows() -> None:
+    data = classes(sizes=(50, 20, 30))
+    own = type(data)(data.train, data.train, data.train, C)
+    attack = NearestNeighbours(tier="T3", neighbours=(1, 500))
+    traces = attack.run(own, Budget(1), 0).traces
+    assert len(traces) == 4  # k = 500 is more than there are
+    assert all(trace.points[0].test == 1 for trace in traces)
+    assert traces[0].spent == Cost(1, traces[0].spent.seconds, 50, 2 * 50 * 50 * D)
+    numbers = attack.run(regression(sizes=(400, 100, 100)), Budget(1), 0)
+    assert max(trace.points[0].test for trace in numbers.traces) > 0.3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Repaired(tier="T3", repair="pray", inner={"gd": GD}),
+        lambda: Repaired(tier="T3", repair="whiten", inner={}),
+        lambda: Repaired(tier="T3", repair="centre", inner={"deep": PublicReference(tier="T5", inner={"gd": GD})}),
+        lambda: LinearMap(tier="T5", inner={"gd": GD}, rows=(1,)),
+        lambda: NearestNeighbours(tier="T3", neighbours=(0,)),
+        lambda: GradientDescent(tier="T9", step="fixed"),
+    ],
+)
+def test_bad_settings_are_refused(make) -> None:
+    with pytest.raises(UserError):
+        make()

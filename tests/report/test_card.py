@@ -1,0 +1,119 @@
+"""The immunization card: its numbers are those of the records, its words follow from them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from immunize.errors import UserError
+from immunize.records import RECORD
+from immunize.report.__main__ import main
+from immunize.report.attack import attack_rows, verdict_sentence
+from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, write_card
+from tests.attacking import attack_tiny
+from tests.composing import run_tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("card") / "run"
+    run_tiny(folder)
+    attack_tiny(folder)
+    return folder
+
+
+@pytest.fixture
+def record(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / RECORD).read_text()))
+
+
+@pytest.fixture
+def attack(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "attack_record.json").read_text()))
+
+
+def test_card_has_the_numbers_of_both_records(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    card = card_of(record, attack)
+    for part in ("fit", "held_out"):
+        for estimator, numbers in card["ratios"][part].items():
+            assert numbers["rir"] == record["metrics"][part][estimator]["rir"]
+    for task, of in card["attack"]["tasks"].items():
+        verdict = attack["verdicts"][task]["immunized"]
+        assert (of["highest_tier"], of["first_broken"]) == (verdict["highest_tier"], verdict["first_broken"])
+        for tier, numbers in of["tiers"].items():
+            assert numbers["score"] == attack["results"][task]["immunized"][tier]["score"]
+    assert "seconds" not in json.dumps(card)
+    text = card_text(card, attack)
+    assert "Reduced grid" in text
+    assert record["data_hash"] in text
+    assert attack["subject"]["checkpoint_sha256"] in text
+    for row in attack_rows(attack):
+        assert f"| `{row[0]}` | {row[1]} |" in text
+    json.dumps(card, allow_nan=False)
+
+
+def test_run_that_was_not_attacked_says_so(record: dict[str, Any]) -> None:
+    text = card_text(card_of(record, None), None)
+    assert "This run was not attacked" in text
+    assert "| T0 |" not in text
+
+
+def changed(attack: dict[str, Any], **verdict: Any) -> dict[str, Any]:
+    other = copy.deepcopy(attack)
+    other["verdicts"]["harmful"]["immunized"] |= verdict
+    return other
+
+
+def test_sentence_follows_from_the_verdict(attack: dict[str, Any]) -> None:
+    held = {"T0": True, "T1": True, "T2": False, "T3": False}
+    other = changed(attack, held=held, highest_tier="T1", unbroken_up_to="T1", first_broken="T2")
+    found = other["results"]["harmful"]["immunized"]["T2"]
+    found["to_target"]["steps"], found["to_target_reference"]["steps"] = [7, None, None], [3, 1, 5]
+    sentence = verdict_sentence(other, "harmful")
+    assert sentence.startswith("held up to T1; broken first in T2: ")
+    assert sentence.endswith("never steps against 3")
+    nowhere = changed(
+        attack, held=dict.fromkeys(held, False), highest_tier=None, unbroken_up_to=None, first_broken="T0"
+    )
+    assert verdict_sentence(nowhere, "harmful").startswith("does not hold from the lowest tier up; broken first in T0")
+    gap = changed(attack, held=held | {"T0": None}, highest_tier="T1", unbroken_up_to=None, first_broken="T2")
+    gap["results"]["harmful"]["immunized"]["T0"]["undecided"] = ["diverged with every candidate: sgd"]
+    assert "the highest tier that held is T1" in verdict_sentence(gap, "harmful")
+    assert verdict_sentence(gap, "harmful").endswith("not decided in T0 (diverged with every candidate: sgd)")
+
+
+def test_failed_control_is_told(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    attack["control"] = {"held": {"harmful": ["T0"]}, "passed": False}
+    assert "distrust this grid" in card_text(card_of(record, attack), attack)
+
+
+@pytest.mark.parametrize("name", ["run_config_hash", "data_hash"])
+def test_attack_of_another_run_is_refused(name: str, record: dict[str, Any], attack: dict[str, Any]) -> None:
+    attack["subject"][name] = "0123"
+    with pytest.raises(UserError, match="of another run"):
+        card_of(record, attack)
+
+
+def test_bad_folders_are_refused(record: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no record\.json"):
+        write_card(tmp_path, tmp_path)
+    (tmp_path / RECORD).write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        write_card(tmp_path, tmp_path)
+    with pytest.raises(UserError, match="'diverged'"):
+        card_of(record | {"status": "diverged"}, None)
+
+
+def test_command(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["immunize-report", "card", f"run={run}", f"out={tmp_path / 'out'}"])
+    main()
+    assert capsys.readouterr().out == f"{tmp_path / 'out' / CARD_MD}\n"
+    assert json.loads((tmp_path / "out" / CARD_JSON).read_text())["card_version"] == 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [CARD_MD, CARD_JSON]

@@ -1,0 +1,236 @@
+"""`immunize.attack`: the grid on a run and on a checkpoint, resumed, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from immunize import attack
+from immunize.attack import ATTACK_RECORD, CELLS
+from immunize.attacking import _within_range, extractors, subject_of, tasks_of
+from immunize.checkpoints import save_checkpoint
+from immunize.errors import CheckpointError, UserError
+from immunize.evaluation.attacks import GradientDescent
+from immunize.records import CHECKPOINT, RECORD
+from tests.attacking import TINY_GRID, attack_tiny, compose_attack
+from tests.composing import D, run_tiny
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("attack") / "run"
+    run_tiny(folder)
+    attack_tiny(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+def timeless(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def test_record_has_every_tier_of_every_task_and_extractor(original: Path) -> None:
+    record = json.loads((original / ATTACK_RECORD).read_text())
+    assert record["tasks"].keys() == {"harmful", "pretrain"}
+    assert record["tasks"]["harmful"]["rows"] == {"train": 30, "validation": 10, "test": 40}
+    for of in record["results"].values():
+        assert of.keys() == {"theta_0", "immunized", "random_orthogonal"}
+        for tiers in of.values():
+            assert tiers.keys() == {"T0", "T1", "T2", "T3"}
+            for found in tiers.values():
+                assert len(found["score"]["values"]) == len(found["held"]) == 2
+                assert found["to_target"].keys() == {"steps", "seconds", "samples", "flops"}
+        assert not any(of["theta_0"][tier]["seeds_held"] != "0/2" for tier in of["theta_0"])  # against itself
+        for tier in ("T0", "T2"):  # a rotation changes nothing that does not draw
+            same = [of[name][tier]["score"]["values"] for name in ("theta_0", "random_orthogonal")]
+            assert same[0] == pytest.approx(same[1], abs=1e-6)
+    assert record["control"]["passed"] is True
+    stored = json.loads((original / RECORD).read_text())
+    assert record["subject"]["run_config_hash"] == stored["config_hash"]
+    assert record["config"]["attack"]["reduced"] is True
+
+
+def test_finished_attacks_are_taken_from_their_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = json.loads((folder / ATTACK_RECORD).read_text())
+    cells = sorted((folder / CELLS).iterdir())
+    cells[0].unlink()
+    cells[1].write_text("{")  # as an interrupted disk may leave it
+    (folder / ATTACK_RECORD).unlink()
+    lines: list[str] = []
+    again = attack.run(compose_attack(f"run={folder}", *TINY_GRID), lines.append)
+    assert sum(not line.endswith(", known") for line in lines) == 2
+    assert sorted((folder / CELLS).iterdir()) == cells
+    for key in attack.RESULTS:
+        assert timeless(again[key]) == timeless(before[key])
+
+
+def test_interruption_keeps_what_is_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(folder / CELLS)
+    (folder / ATTACK_RECORD).unlink()
+    done, run = [], GradientDescent.run
+
+    def interrupted(*arguments: object) -> object:
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(arguments)
+        return run(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GradientDescent, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attack_tiny(folder)
+    assert not (folder / ATTACK_RECORD).exists()
+    assert len(list((folder / CELLS).glob("*.json"))) >= 3
+
+
+def test_other_settings_do_not_replace_a_record(folder: Path) -> None:
+    with pytest.raises(UserError, match="overwrite=true"):
+        attack_tiny(folder, "tiers=[T0]")
+    record = attack_tiny(folder, "tiers=[T0]", "overwrite=true")
+    assert record["results"]["harmful"]["immunized"].keys() == {"T0"}
+    attack_tiny(folder, "tiers=[T0]", "data_root=elsewhere")  # where things lie is not a setting
+
+
+def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copy(folder / CHECKPOINT, tmp_path / "theta.safetensors"))
+    data = ("harmful=synthetic", f"harmful.n_features={D}", "harmful.n_samples=40", "harmful.condition=20")
+    cfg = compose_attack(f"checkpoint={file}", "model=linear", *data, *TINY_GRID)
+    record = attack.run(cfg)
+    of_run = json.loads((folder / ATTACK_RECORD).read_text())
+    assert (tmp_path / ATTACK_RECORD).is_file()
+    assert timeless(record["results"]) == timeless(of_run["results"])
+    assert record["subject"]["method"] is None
+    assert record["subject"]["checkpoint_sha256"] == of_run["subject"]["checkpoint_sha256"]
+
+
+def test_digit_pairs_are_told_apart_and_third_digits_are_benign(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / CHECKPOINT, {"fit": torch.eye(64, dtype=torch.float64)}, {}, config_hash="")
+    cfg = compose_attack(f"checkpoint={tmp_path / CHECKPOINT}", "harmful=digits", "harmful.pair=[3,0]")
+    subject = subject_of(cfg)
+    tasks = tasks_of(subject, cfg, 0)
+    assert list(tasks) == ["harmful", "benign_1", "benign_2"]
+    assert tasks["harmful"].about == "digits: tell 0 from 3"
+    data = tasks["harmful"].data
+    assert data.n_classes == 2
+    assert sorted(set(data.test.y.tolist())) == [0, 1]
+    again, other = (tasks_of(subject, cfg, seed)["harmful"].data for seed in (0, 1))
+    assert (again.train.x == data.train.x).all()
+    assert other.train.x.shape == data.train.x.shape
+    assert (other.train.x != data.train.x).any()
+    assert (other.test.x == data.test.x).all()  # the held-out images, whatever the seed
+
+
+def test_control_is_a_rotation_of_its_own_for_every_seed(folder: Path) -> None:
+    subject = subject_of(compose_attack(f"run={folder}"))
+    one, other = (extractors(subject, seed)["random_orthogonal"] for seed in (0, 1))
+    assert one is not None
+    assert other is not None
+    assert torch.allclose(one.T @ one, torch.eye(D, dtype=torch.float64))
+    assert not torch.allclose(one, other)
+    assert extractors(subject, 0)["theta_0"] is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("tiers=[T9]",), "unknown tier 'T9'"),
+        (("tiers=[T4]",), "no attack of tier T4"),
+        (("seeds=[]",), "at least one seed"),
+        (("seeds=[1,1]",), "different seeds"),
+        (("threads=0",), "threads"),
+        (("attack.budget.steps=0",), "budget"),
+        (("validation_fraction=1.5",), "validation_fraction"),
+        (("attack.attacks.ridge.penalties=[-1.0]",), "penalties"),
+        (("+attack.attacks.ridge.penalty=1",), "penalty"),
+        (("+sede=1",), "no setting sede"),
+        (("checkpoint=x",), "run=<output folder>, or checkpoint=<file>"),
+    ],
+)
+def test_bad_settings_are_refused(overrides: tuple[str, ...], words: str, folder: Path) -> None:
+    (folder / ATTACK_RECORD).unlink()
+    with pytest.raises(UserError, match=words):
+        attack_tiny(folder, *overrides)
+
+
+def test_runs_and_data_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / ATTACK_RECORD).unlink()
+    with pytest.raises(UserError, match="say what to attack"):
+        attack.run(compose_attack(*TINY_GRID))
+    with pytest.raises(UserError, match="does not exist"):
+        attack.run(compose_attack("run=nowhere", *TINY_GRID))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"no record\.json"):
+        attack_tiny(tmp_path / "empty")
+    with pytest.raises(CheckpointError, match=r"theta\.fit is"):
+        attack.run(compose_attack(f"checkpoint={folder / CHECKPOINT}", f"out={tmp_path}", "harmful=digits", *TINY_GRID))
+    stored = json.loads((folder / RECORD).read_text())
+    for change, words in (
+        ({"status": "diverged"}, "nothing finished to attack"),
+        ({"data_hash": "0"}, "not those of the run"),
+        ({"config_hash": "0"}, "belongs to another run"),
+    ):
+        (folder / RECORD).write_text(json.dumps(stored | change))
+        with pytest.raises(CheckpointError, match=words):
+            attack_tiny(folder)
+
+
+def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setattr(sys, "argv", ["immunize-attack", "run=copy", *TINY_GRID, "overwrite=true"])
+    attack.main()
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == f"copy/{ATTACK_RECORD}"
+    assert "REDUCED attack=quick" in out
+    assert "harmful (synthetic, regression): " in out
+    assert "seed 1, pretrain, random_orthogonal: " in err
+    monkeypatch.setattr(sys, "argv", ["immunize-attack", "run=copy", "harmful=digits"])
+    with pytest.raises(SystemExit):
+        attack.main()
+    assert "those of the run" in capsys.readouterr().err
+
+
+def test_rows_of_which_no_probe_can_know_anything_are_trained_on() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((40, 4))
+    x[:, 3] = 0
+    x[[5, 30], 3] = 7.0  # a category that two rows have, one of them to be measured on
+    stays, aside, test = np.arange(20), np.arange(20, 29), np.arange(29, 40)
+    kept = _within_range(x, stays, aside, test)
+    assert [rows.tolist() for rows in kept] == [stays.tolist(), aside.tolist(), test.tolist()]  # row 5 is trained on
+    moved = _within_range(x, np.delete(stays, 5), np.append(aside, 5), test)
+    assert [len(rows) for rows in moved] == [21, 9, 10]
+    assert {5, 30} <= set(moved[0].tolist())
+    # without them least squares predicts the same whatever the coordinates
+    theta, w = rng.standard_normal((4, 4)), rng.standard_normal(4)
+    y = x @ w + rng.standard_normal(40)
+    predictions = []
+    for seen in (x, x @ theta):
+        mean = seen[moved[0]].mean(axis=0)
+        solved = np.linalg.lstsq(seen[moved[0]] - mean, y[moved[0]] - y[moved[0]].mean(), rcond=1e-10)[0]
+        predictions.append((seen[moved[2]] - mean) @ solved)
+    assert predictions[0] == pytest.approx(predictions[1], abs=1e-8)
+
+
+@pytest.mark.data
+def test_housing_run_is_attacked_on_rows_of_its_own(data_root: Path, tmp_path: Path) -> None:
+    from immunize import train
+    from tests.composing import compose_config
+
+    train.run(
+        compose_config("harmful=housing", f"data_root={data_root}", "objective.epochs=5", "probe_steps=50"), tmp_path
+    )
+    record = attack_tiny(tmp_path, "tiers=[T2]", "seeds=[0]")
+    assert record["tasks"]["harmful"]["rows"] == {"train": 692, "validation": 230, "test": 229}
+    assert record["tasks"]["harmful"]["about"] == "housing: SalePrice"
+    assert record["results"]["harmful"]["theta_0"]["T2"]["score"]["mean"] > 0.7

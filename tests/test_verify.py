@@ -1,0 +1,143 @@
+"""`immunize.verify`: an honest folder agrees, and a change of any of its files is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from immunize import verify
+from immunize.attack import ATTACK_RECORD, CELLS
+from immunize.checkpoints import save_checkpoint
+from immunize.errors import CheckpointError, UserError
+from immunize.records import CHECKPOINT, RECORD, read_record
+from immunize.report.card import CARD_JSON, CARD_MD, write_card
+from tests.attacking import attack_tiny
+from tests.composing import run_tiny, theta_of
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verify") / "run"
+    run_tiny(folder)
+    attack_tiny(folder, "tiers=[T0,T1]")
+    write_card(folder, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_honest_folder_agrees_and_is_left_as_it_is(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert verify.run(folder) == []
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_attacks_are_repeated_and_not_read_from_their_cells(folder: Path) -> None:
+    for cell in (folder / CELLS).iterdir():
+        edit(cell, lambda content: content["curve"]["test"].clear())
+    assert verify.run(folder) == []
+
+
+def test_seconds_may_differ(folder: Path) -> None:
+    def slower(content: dict[str, Any]) -> None:
+        content["results"]["harmful"]["immunized"]["T0"]["to_target_reference"]["seconds"] = [99.0, 99.0]
+
+    edit(folder / ATTACK_RECORD, slower)
+    assert verify.run(folder) == []
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("results", "harmful", "immunized", "T0", "score", "mean"),
+        ("results", "pretrain", "theta_0", "T1", "score", "values", 0),
+        ("attacks", "harmful", "immunized", "sgd", "spent", "flops", 1),
+        ("curves", "harmful", "immunized", "T0", 0, "test", 0),
+        ("tasks", "harmful", "rows", "train"),
+    ],
+)
+def test_changed_number_of_an_attack_is_named(keys: tuple[Any, ...], folder: Path) -> None:
+    def change(content: Any) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] += 1
+
+    edit(folder / ATTACK_RECORD, change)
+    found = verify.run(folder)
+    attacks = [line for line in found if line.startswith("attacks: ")]
+    assert len(attacks) == 1
+    assert all(str(key) in attacks[0] for key in keys)
+
+
+def test_changed_verdict_is_named(folder: Path) -> None:
+    def praise(content: dict[str, Any]) -> None:
+        content["verdicts"]["harmful"]["immunized"]["highest_tier"] = "T3"
+
+    edit(folder / ATTACK_RECORD, praise)
+    found = verify.run(folder)
+    assert any("verdicts.harmful.immunized.highest_tier: T3" in line for line in found)
+    assert any(line.startswith("card: ") for line in found)  # the card still says what was true
+
+
+def test_changed_card_is_named(folder: Path) -> None:
+    (folder / CARD_MD).write_text((folder / CARD_MD).read_text().replace("broken", "unbroken"))
+    assert verify.run(folder) == [f"card: {CARD_MD} is not what the records say"]
+    edit(folder / CARD_JSON, lambda content: content["ratios"]["fit"]["spectrum"].update(rir=1e9))
+    assert any("card.ratios.fit.spectrum.rir: 1000000000.0" in line for line in verify.run(folder))
+
+
+def test_changed_checkpoint_is_noticed_by_record_and_attacks(folder: Path) -> None:
+    theta = theta_of(folder).clone()
+    theta[1, 2] += 0.5
+    save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash=read_record(folder)["config_hash"])
+    found = verify.run(folder)
+    assert any(line.startswith("record: metrics.fit.spectrum.rir") for line in found)
+    assert any("checkpoint_sha256" in line for line in found)
+    assert any(line.startswith("attacks: results.harmful.immunized.T0") for line in found)
+    assert not any("results.harmful.theta_0" in line for line in found)
+
+
+def test_run_without_attacks_or_card_is_its_record(folder: Path) -> None:
+    for name in (ATTACK_RECORD, CARD_JSON, CARD_MD):
+        (folder / name).unlink()
+    assert verify.run(folder) == []
+
+
+def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no record\.json"):
+        verify.run(tmp_path)
+    edit(folder / ATTACK_RECORD, lambda content: content.pop("curves"))
+    with pytest.raises(CheckpointError, match="lacks curves"):
+        verify.run(folder)
+
+
+def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["immunize-verify", str(folder)])
+    verify.main()
+    assert capsys.readouterr().out == "every number agrees\n"
+    edit(folder / RECORD, lambda content: content["metrics"]["fit"]["spectrum"].update(rir=1.0))
+    with pytest.raises(SystemExit) as end:
+        verify.main()
+    assert end.value.code == 1
+    out = capsys.readouterr().out
+    assert "record: metrics.fit.spectrum.rir: 1.0" in out
+    monkeypatch.setattr(sys, "argv", ["immunize-verify", str(folder.parent)])
+    with pytest.raises(SystemExit) as end:
+        verify.main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err.startswith("error: ")
