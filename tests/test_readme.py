@@ -1,7 +1,8 @@
 """Every `python -m immunize...` line in the README's bash blocks runs as written, only shorter.
 
 Appended are few epochs. Lines that need real data run where IMMUNIZE_DATA is set. They run in a folder that holds what
-earlier lines of the README would have left there: `outputs/demo` of `make demo`, and a `multirun`. What stands in
+earlier lines of the README would have left there: `outputs/demo` of `make demo`, a `multirun`, a network in
+`outputs/theta0`. What stands in
 <angle brackets> is `outputs/demo` too.
 """
 
@@ -20,9 +21,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 NEEDS_DATA = re.compile(r"\b(harmful|pretrain)=(housing|mnist)\b")
-SHORTER = {"immunize.train": ["objective.epochs=20", "probe_steps=100"]}
+SHORTER = {
+    "immunize.train": ["objective.epochs=20", "probe_steps=100"],
+    "immunize.pretrain": ["epochs=1"],
+}
+DEEPER = ["objective.epochs=1", "deep.probe_steps={gd:3,least_squares:null,sgd:null,adam:null}", "deep.replicates=2"]
 FOLDER = re.compile(r"<[^>]*>")
-DEMO = "outputs/demo"
+DEMO, THETA_0 = "outputs/demo", "outputs/theta0"
 
 
 def blocks_of(*languages: str) -> list[str]:
@@ -68,21 +73,30 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(["immunize.train", *SHORTER["immunize.train"], f"hydra.run.dir={DEMO}"], cwd)
     assert done.returncode == 0, done.stderr
     shutil.copytree(cwd / DEMO, cwd / "multirun" / "2000-01-01" / "00-00-00" / "0_seed=0")
+    network = ["model=resnet_small", "pretrain=digits", "augment=false", f"hydra.run.dir={THETA_0}"]
+    done = run(["immunize.pretrain", *SHORTER["immunize.pretrain"], *network], cwd)
+    assert done.returncode == 0, done.stderr
     return cwd
 
 
 def check(command: str, cwd: Path, earlier: Path) -> None:
     shutil.copytree(earlier, cwd, dirs_exist_ok=True)
+    if "immunize.pretrain" in command:
+        shutil.rmtree(cwd / THETA_0)
     before = set(cwd.rglob("record.json"))
     module, *rest = [FOLDER.sub(DEMO, word) for word in arguments_of(command)]
     shorter = [] if "--help" in rest else SHORTER.get(module, [])
+    if any(word.startswith("model=") for word in rest) and module == "immunize.train":
+        shorter = DEEPER
     done = run([module, *rest, *shorter], cwd)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     if shorter:
         assert set(cwd.rglob("record.json")) - before
         last = Path(done.stdout.splitlines()[-1])
-        assert last.name == "record.json" or list(last.glob("*/record.json"))  # of a run, of a multirun
+        assert last.name in ("record.json", "checkpoint.safetensors") or list(
+            last.glob("*/record.json")
+        )  # of a run, of a multirun
 
 
 def test_readme_shows_how_to_train_and_to_evaluate() -> None:
