@@ -94,6 +94,17 @@ def test_every_method_runs(method: str, tmp_path: Path) -> None:
         assert record["training"]["fit"]["closed_form"]["budget"] >= 1
 
 
+def test_second_derivatives_through_attention(tmp_path: Path) -> None:
+    """IMMA on a transformer, whose fused attention has first derivatives only."""
+    small = "model.kwargs={patch_size:8,embed_dim:16,depth:2,num_heads:2}"
+    network = ["model=vit_small", small, "model.trainable=[blocks.1]"]
+    others = [line for line in DEEP if not line.startswith("model")]
+    cfg = compose_config(*network, *others, "method=imma", "objective.learning_rate=1e-4", "objective.max_steps=2")
+    record = train.run(cfg, tmp_path, quiet=True)
+    assert record["status"] == "finished"
+    assert record["training"]["fit"]["steps"] == 2
+
+
 @pytest.mark.parametrize("learning_rate", ["1e37", "1e17"], ids=["parameters", "features"])
 def test_what_overflows_in_the_last_step_is_a_divergence(learning_rate: str, tmp_path: Path) -> None:
     record = run_tiny_deep(

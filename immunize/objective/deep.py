@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from immunize.features import Precondition, SpectralView
 from immunize.objective.base import Head, Step, TaskLoss
@@ -136,7 +137,10 @@ class DeepStep(Step):
         h = self._side(role).h
         # Mixed precision is for the frozen trunk: rounding there changes the images a little, here it changes spectra.
         with torch.autocast(h.device.type, enabled=False):
-            return self.net.features(h, parameters)
+            if parameters is None:
+                return self.net.features(h)
+            with sdpa_kernel(SDPBackend.MATH):  # IMMA needs second derivatives, which fused attention does not have
+                return self.net.features(h, parameters)
 
     def _of_all_ranks(self, role: str) -> Tensor:
         if role not in self._gathered:
