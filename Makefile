@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lint types bench table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist sweep_lambda clean
+.PHONY: help install demo sanity test lint types bench table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist sweep_lambda fig_alignment signal appended_layer closed_form_mnist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -93,6 +93,19 @@ search_mnist: $(STAMP) ## the same for Table 2
 sweep_lambda: $(STAMP) ## (i) against (ii) over λ_H/λ_P on House Prices, in experiments/sweep_lambda; FAST=1: a reduced version
 	$(call sweep,sweep_lambda)
 	$(call report,sweep_lambda,immunize.report)
+
+fig_alignment: $(STAMP) ## does the forecast forecast? against the RIR in the runs of table2, which are made if they are not there
+	$(call sweep,table2)
+	@$(BIN)/python -m experiments.alignment runs=outputs/table2$(fast) out=$(if $(fast),outputs/alignment_fast,experiments/alignment)
+
+signal: $(STAMP) ## method=signal against closed_form: D_H's cost against a benign task's; digits, and cars where the images are
+	@$(BIN)/python -m experiments.signal
+
+appended_layer: $(STAMP) ## the closed form as a layer of a ResNet18: RIR and probes on held-out images; needs the image sets
+	@$(BIN)/python -m experiments.appended_layer
+
+closed_form_mnist: $(STAMP) ## the closed form on all 90 pairs of MNIST, with four budgets each; needs MNIST
+	@$(BIN)/python -m experiments.closed_form_mnist
 
 clean: ## remove outputs and caches, not the .venv
 	rm -rf outputs multirun build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -220,7 +220,8 @@ def _appended(
     """The backbone with the method's map behind it, and the head with the map's inverse in it."""
     try:
         solved = objective.solve(*(rows[role][0].double() for role in ("pretrain", "harmful")))
-        assert solved is not None
+        if solved is None:
+            raise UserError("this method is made for linear models; for a network choose another, such as closed_form")
         theta, facts = solved
         whole = append_map(nn.Sequential(backbone, head), theta, torch.linalg.inv(theta), head="1")
     except (ValueError, RuntimeError) as error:

@@ -176,7 +176,8 @@ def _append(objective: Objective, net: DeepExtractor, features: Measured) -> tup
     rows = {role: features["theta_0"]["fit"][role][0].double() for role in ROLES}
     try:
         solved = objective.solve(rows["pretrain"], rows["harmful"])
-        assert solved is not None
+        if solved is None:
+            raise UserError("this method is made for linear models; for a network choose another, such as closed_form")
         theta, facts = solved
         released = append_map(net.network.cpu(), theta, torch.linalg.inv(theta))
     except (ValueError, RuntimeError) as error:  # LAPACK's errors are runtime errors

@@ -181,7 +181,7 @@ def _solve(objective: Objective | None, data: PairedData) -> tuple[Tensor, dict[
         UserError: the data do not allow it.
     """
     try:
-        return None if objective is None else objective.solve(data.fit.pretrain.x, data.fit.harmful.x)
+        return None if objective is None else objective.solve_labelled(data.fit.pretrain, data.fit.harmful)
     except ValueError as error:
         raise UserError(str(error)) from None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from immunize.spectrum import kappa_of_features, r_ill_of_features, r_well_of_fe
 
 __all__ = [
     "Head",
+    "Labelled",
     "Objective",
     "Step",
     "TaskLoss",
@@ -33,6 +34,18 @@ __all__ = [
 
 TaskLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits, targets) to a scalar mean over samples; (N,) and (N,) for one output, (N, C) and (N,) labels for several."""
+
+
+class Labelled(Protocol):
+    """Rows with their targets: a `Part` of the data room."""
+
+    @property
+    def x(self) -> Tensor:
+        """(N, D) float64."""
+
+    @property
+    def y(self) -> Tensor:
+        """(N,) float64, the target of a regression or the label 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +146,9 @@ class Objective(nn.Module, ABC):
 
     @property
     def trains(self) -> bool:
-        """Whether θ is found by taking steps, and not computed by :meth:`solve`."""
-        return type(self).solve is Objective.solve
+        """Whether θ is found by taking steps, and not computed by :meth:`solve` or :meth:`solve_labelled`."""
+        own = type(self)
+        return own.solve is Objective.solve and own.solve_labelled is Objective.solve_labelled
 
     def solve(self, pretrain: Tensor, harmful: Tensor) -> tuple[Tensor, dict[str, Any]] | None:
         """θ and facts about it, for a method that needs no training; None for every other.
@@ -145,6 +159,15 @@ class Objective(nn.Module, ABC):
         """
         del pretrain, harmful
         return None
+
+    def solve_labelled(self, pretrain: Labelled, harmful: Labelled) -> tuple[Tensor, dict[str, Any]] | None:
+        """As :meth:`solve`, for a method that looks at the targets too; what a run calls.
+
+        Args:
+            pretrain: D_P.
+            harmful: D_H.
+        """
+        return self.solve(pretrain.x, harmful.x)
 
     @abstractmethod
     def terms(self, step: Step) -> dict[str, Tensor]:

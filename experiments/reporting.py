@@ -1,0 +1,61 @@
+"""What the scripts of this folder that end in a README and a CSV share."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from immunize.errors import UserError
+
+__all__ = ["key_values", "provenance_lines", "write_csv"]
+
+SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
+
+
+def key_values(arguments: Sequence[str], known: set[str]) -> dict[str, str]:
+    """The `key=value` arguments of a command line.
+
+    Raises:
+        UserError: something else, or an unknown key.
+    """
+    given = {}
+    for argument in arguments:
+        key, sign, value = argument.partition("=")
+        if not sign or key not in known:
+            raise UserError(f"{argument} is not understood; there are {', '.join(f'{one}=' for one in sorted(known))}")
+        given[key] = value
+    return given
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A CSV with the keys of the first row as its header; None is an empty cell, floats have six digits."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+
+
+def provenance_lines(command: str, facts: Iterable[tuple[str, str]]) -> list[str]:
+    """A Markdown table: command, commit, date, machine, versions, and further facts."""
+    from immunize.records import provenance
+
+    own = provenance()
+    hardware = own["hardware"]
+    rows = [
+        ("command", f"`{command}`"),
+        ("commit", str(own["git_commit"])),
+        ("date", time.strftime("%Y-%m-%d", time.gmtime())),
+        ("machine", f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB"),
+        ("versions", ", ".join(f"{name} {own['versions'][name]}" for name in SHOWN)),
+        *facts,
+    ]
+    return ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return "" if value is None else str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else value
