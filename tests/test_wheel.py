@@ -97,7 +97,7 @@ def test_package_comes_from_the_wheel(programs: Path, tmp_path: Path) -> None:
 
 def test_console_scripts_run(programs: Path, tmp_path: Path) -> None:
     shown = call(programs / "immunize-train", "--help", cwd=tmp_path).stdout
-    (harmful,) = (line for line in shown.splitlines() if line.startswith("harmful:"))
+    harmful = next(line for line in shown.splitlines() if line.startswith("harmful: "))
     assert {"cars", "digits"} <= set(harmful.removeprefix("harmful:").replace(",", " ").split())
     assert "run=<output folder>" in call(programs / "immunize-evaluate", "--help", cwd=tmp_path).stdout
     path = Path(call(programs / "immunize-train", *TINY, cwd=tmp_path).stdout.splitlines()[-1])
