@@ -83,7 +83,7 @@ class DataSetFacts:
         whitening_limit: see :func:`whitening_limit`, for N and the rank.
         effective_ranks: of K.
         kappa: κ(K) by `spectrum` and `ridge`.
-        eigenvalues: (min(N, D),) of K/N, descending.
+        eigenvalues: (rank,) of K/N, descending.
     """
 
     n_samples: int
@@ -194,7 +194,7 @@ def describe_rows(x: Tensor, *, rho: float = DEFAULT_RHO) -> DataSetFacts:
         ValueError: not a finite, non-zero matrix, or ρ ≤ 0.
     """
     n, d = x.shape
-    spectrum = spectrum_of(x)
+    spectrum = spectrum_of(compress_rows(x), n_samples=n)
     kappa = {estimator: condition_number(spectrum, estimator, rho=rho) for estimator in MEASURED_BY}
     return DataSetFacts(
         n_samples=n,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from immunize.spectrum.condition import Spectrum, condition_number, default_tolerance
+from immunize.spectrum.condition import Spectrum, all_finite, condition_number, default_tolerance
 
 __all__ = ["ALIGNED", "GeneralizedSpectrum", "generalized_spectrum", "harmful_bound", "rir_bound", "with_identity"]
 
@@ -236,7 +236,7 @@ def _check_gram(gram: Tensor, name: str) -> None:
         raise TypeError(f"{name} has to be float64 for a trustworthy spectrum, it is {gram.dtype}")
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or 0 in gram.shape:
         raise ValueError(f"{name} has to be a square matrix, its shape is {tuple(gram.shape)}")
-    if not bool(torch.isfinite(gram).all()):
+    if not all_finite(gram):
         raise ValueError(f"{name} contains NaN or infinite values")
     if float((gram - gram.T).abs().max()) > NEGATIVE * float(gram.abs().max()):
         raise ValueError(f"{name} is not symmetric, so it is no covariance")

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from immunize.spectrum.condition import default_tolerance
+from immunize.spectrum.condition import check_matrix, default_tolerance
 from immunize.spectrum.extremes import Ends, gram_ends
 
 __all__ = ["kappa", "kappa_of_features", "r_ill", "r_ill_of_features", "r_well", "r_well_of_features"]
@@ -137,7 +137,7 @@ class _MatrixTerm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, s: Tensor, rule: _RuleFunction, tolerance: float | None) -> Tensor:
-        _check(s, "the matrix")
+        check_matrix(s, "the matrix")
         u, sigma, vh = torch.linalg.svd(s, full_matrices=False)
         cut = default_tolerance(*s.shape) if tolerance is None else tolerance
         k = int((sigma > cut * sigma[0]).sum())
@@ -167,7 +167,7 @@ class _FeatureTerm(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, theta: Tensor | None, rule: _RuleFunction, tolerance: float | None
     ) -> Tensor:
-        _check(features, "the features")
+        check_matrix(features, "the features")
         n, d = features.shape
         ctx.wide = n < d
         gram = features @ features.T if ctx.wide else features.T @ features
@@ -195,12 +195,3 @@ class _FeatureTerm(torch.autograd.Function):
             product = (theta @ features.T) @ torch.add((ends * weights) @ (ends.T @ features), features, alpha=scale)
         product = product.mul_(2 * grad)
         return (product, None, None, None) if theta is None else (None, product, None, None)
-
-
-def _check(matrix: Tensor, name: str) -> None:
-    if matrix.dtype != torch.float64:
-        raise TypeError(f"{name} have to be float64 for a trustworthy spectrum, they are {matrix.dtype}")
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"{name} have to be a non-empty matrix, their shape is {tuple(matrix.shape)}")
-    if not bool(torch.isfinite(matrix).all()):
-        raise ValueError(f"{name} contain NaN or infinite values")

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum.budget import BudgetChoice, choose_budget, kappa_of_gram
-from immunize.spectrum.condition import DEFAULT_RHO, Estimator, default_tolerance
+from immunize.spectrum.condition import DEFAULT_RHO, Estimator, all_finite, default_tolerance
 from immunize.spectrum.optimum import Immunizer, frontier
 from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
 
@@ -282,7 +282,7 @@ def _rows(x: Array, name: str) -> Tensor:
     rows = rows.to(device="cpu", dtype=torch.float64)
     if rows.ndim != 2 or 0 in rows.shape:
         raise ValueError(f"{name} has to be a non-empty matrix (rows, features), its shape is {tuple(rows.shape)}")
-    if not bool(torch.isfinite(rows).all()):
+    if not all_finite(rows):
         raise ValueError(f"{name} contains NaN or infinite values; fill or drop them first")
     if not bool(rows.any()):
         raise ValueError(f"{name} is a matrix of zeros, which has no condition number")
