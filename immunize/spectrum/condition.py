@@ -24,6 +24,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from immunize.spectrum.checks import check_matrix
+
 __all__ = [
     "DEFAULT_RHO",
     "ESTIMATORS",
@@ -305,17 +307,3 @@ def _ratio(values: Tensor, upper: int, lower: int, end: int) -> float:
     if upper < 0 or lower >= end or float(values[lower]) == 0.0:
         return math.inf
     return float(values[upper] / values[lower])
-
-
-def check_matrix(matrix: Tensor, name: str) -> None:
-    if matrix.dtype != torch.float64:
-        raise TypeError(f"{name} have to be float64 for a trustworthy spectrum, they are {matrix.dtype}")
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"{name} have to be a non-empty matrix, their shape is {tuple(matrix.shape)}")
-    if not all_finite(matrix):
-        raise ValueError(f"{name} contain NaN or infinite values")
-
-
-def all_finite(x: Tensor) -> bool:
-    """Whether x has neither NaN nor infinities: by its sum, which is 30 times faster, unless that is not finite."""
-    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from immunize.remembering import remembered
-from immunize.spectrum.condition import check_matrix, default_tolerance
+from immunize.spectrum.checks import check_matrix
+from immunize.spectrum.condition import default_tolerance
 
 __all__ = ["compress_rows", "joint_basis", "lift_map", "restrict_map"]
 

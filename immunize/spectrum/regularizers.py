@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from immunize.spectrum.condition import check_matrix, default_tolerance
+from immunize.spectrum.checks import check_matrix
+from immunize.spectrum.condition import default_tolerance
 from immunize.spectrum.extremes import Ends, gram_ends
 
 __all__ = ["kappa", "kappa_of_features", "r_ill", "r_ill_of_features", "r_well", "r_well_of_features"]

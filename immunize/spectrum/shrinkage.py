@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum.budget import BudgetChoice, choose_budget, kappa_of_gram
-from immunize.spectrum.condition import DEFAULT_RHO, Estimator, all_finite, default_tolerance
+from immunize.spectrum.checks import all_finite
+from immunize.spectrum.condition import DEFAULT_RHO, Estimator, default_tolerance
 from immunize.spectrum.optimum import Immunizer, frontier
 from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
 
