@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import types
+import typing
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig
 
 from immunize.errors import UserError
@@ -24,9 +27,11 @@ def build(node: DictConfig, **arguments: Any) -> Any:
         arguments: further ones, that the run itself provides.
 
     Raises:
-        UserError: the constructor refused its arguments, or the configuration sets one that the run provides.
+        UserError: the constructor refused its arguments, one that is annotated as a number is none (Hydra knows no
+            types here), or the configuration sets one that the run provides.
     """
     target = node.get("_target_")
+    _check_numbers(node)
     if clash := sorted(str(key) for key in node if key in arguments):
         raise UserError(f"{target}: {', '.join(clash)} cannot be set here, the run provides it")
     try:
@@ -57,3 +62,29 @@ def build_sources(cfg: DictConfig) -> tuple[Source, Source]:
             )
         source.require()
     return pretrain, harmful
+
+
+NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _check_numbers(node: DictConfig) -> None:
+    """Refuse what is no number where the annotation asks for one; annotations with anything else in them pass."""
+    target = node.get("_target_")
+    try:
+        found = get_object(str(target))
+        hints = typing.get_type_hints(found.__init__ if inspect.isclass(found) else found)
+    except (ImportError, ValueError, NameError, TypeError, AttributeError):
+        return  # `instantiate` says it better, or there are no annotations that can be read here
+    for name, hint in hints.items():
+        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        allowed = set(typing.get_args(hint)) if union else {hint}
+        kinds = allowed - {type(None)}
+        if name not in node or not kinds or not kinds <= NUMBERS.keys():
+            continue
+        value = node[name]
+        fits = type(value) in kinds or (float in kinds and type(value) is int)
+        if not fits and not (value is None and type(None) in allowed):
+            words = " or ".join(word for kind, word in NUMBERS.items() if kind in kinds)
+            raise UserError(
+                f"{target}: {name} has to be {words}{', or null' if kinds < allowed else ''}; it is {value}"
+            )

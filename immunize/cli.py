@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from hydra.errors import CompactHydraException, HydraException
@@ -18,6 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 from immunize.errors import UserError
 
 __all__ = ["entry_point", "explain_errors", "sigint_restored"]
+
+_composed: ContextVar[bool] = ContextVar("composed", default=False)
+"""Whether a configuration was composed, so that a task has begun in this call of an entry point."""
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Hydra's environment variable; set to 1 by the user, errors of every kind come with their traceback."""
@@ -31,6 +35,7 @@ def explain_errors(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @functools.wraps(task)
     def wrapped(cfg: Any) -> Any:
+        _composed.set(True)
         try:
             return task(cfg)
         except (UserError, OmegaConfBaseException) as error:
@@ -73,6 +78,7 @@ def _explained(main: Callable[[], None]) -> None:
     # Hydra explains its own errors only, shows others (an output folder that cannot be made) as a traceback, and
     # lets some of its own pass (--help with a misspelt key). Told to let everything pass, it leaves that to us.
     os.environ[FULL_ERROR] = "1"
+    _composed.set(False)
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:
@@ -83,6 +89,11 @@ def _explained(main: Callable[[], None]) -> None:
         raise
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except (ValueError, TypeError, AttributeError) as error:
+        if _composed.get():
+            raise  # a mistake of ours
+        print(f"error: {error}", file=sys.stderr)  # Hydra's own, such as `method=0`: what it composes is the user's
         sys.exit(1)
     finally:
         del os.environ[FULL_ERROR]

@@ -21,7 +21,7 @@ from immunize.building import build
 from immunize.cli import entry_point, explain_errors
 from immunize.config import ForecastConfig, config_dir, config_hash, register
 from immunize.errors import DataError, UserError
-from immunize.settings import LARGEST_SEED, Rule, check_folder
+from immunize.settings import LARGEST_SEED, Rule, check_folder, check_schema
 
 if TYPE_CHECKING:
     from immunize.data import Part, Source
@@ -263,8 +263,7 @@ def _kappa(kappa: ConditionNumber) -> dict[str, Any]:
 
 def _check_settings(cfg: DictConfig) -> None:
     """Refuse unknown keys, missing values and values out of range before anything heavy is imported."""
-    if unknown := sorted(str(key) for key in cfg.keys() - ForecastConfig.__dataclass_fields__.keys()):
-        raise UserError(f"there is no setting {unknown[0]}; --help lists those there are")
+    check_schema(cfg, ForecastConfig)
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     for name, allowed, words in RULES:
         if not allowed(cfg[name]):

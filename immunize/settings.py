@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.config import DeepConfig, ObjectiveConfig, TrainConfig
 from immunize.errors import UserError
 
-__all__ = ["check_folder", "check_settings"]
+__all__ = ["check_folder", "check_schema", "check_settings"]
 
 LARGEST_SEED = 2**32 - 1
 """Numpy's largest."""
@@ -91,11 +91,9 @@ def check_settings(cfg: DictConfig) -> None:
         UserError: one is not.
         OmegaConfBaseException: a missing value, or a reference to a setting that does not exist.
     """
-    # Hydra refuses keys that a schema does not have, except with a "+" in front.
-    schemas = ("", cfg, TrainConfig), ("objective.", cfg.objective, ObjectiveConfig), ("deep.", cfg.deep, DeepConfig)
-    for name, node, schema in schemas:
-        if unknown := sorted(str(key) for key in node.keys() - schema.__dataclass_fields__.keys()):
-            raise UserError(f"there is no setting {name}{unknown[0]}; --help lists those there are")
+    check_schema(cfg, TrainConfig)
+    for name, schema in (("objective", ObjectiveConfig), ("deep", DeepConfig)):
+        check_schema(cfg[name], schema, f"{name}.")
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     objective = cfg.objective
     selecting = SELECTION_RULES if cfg.selection is not None else ()
@@ -111,6 +109,26 @@ def check_settings(cfg: DictConfig) -> None:
             f"objective.check_every={objective.check_every} looks at the validation split only after the last of "
             f"{objective.epochs} steps; choose a smaller one for early stopping"
         )
+
+
+def check_schema(node: DictConfig, schema: type, prefix: str = "") -> None:
+    """Check what Hydra lets pass: a "+" adds any key, a "~" takes any away, and the two together change its type.
+
+    Args:
+        node: a composed configuration.
+        schema: the dataclass it is to have the keys and types of.
+        prefix: the node's place in the whole, for messages.
+
+    Raises:
+        UserError: a key too many or too few.
+        OmegaConfBaseException: a value of the wrong type.
+    """
+    known = schema.__dataclass_fields__.keys()  # type: ignore[attr-defined]
+    if unknown := sorted(str(key) for key in node.keys() - known):
+        raise UserError(f"there is no setting {prefix}{unknown[0]}; --help lists those there are")
+    if gone := sorted(known - node.keys()):
+        raise UserError(f"{prefix}{gone[0]} cannot be taken out; give it a value")
+    OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(node))
 
 
 def check_folder(folder: Path) -> None:
