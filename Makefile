@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lint types bench table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist sweep_lambda fig_alignment signal appended_layer closed_form_mnist clean
+.PHONY: help install demo sanity test lint types docs bench table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist sweep_lambda fig_alignment signal appended_layer closed_form_mnist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
 	@echo "installing into $(VENV): about 6 GB, a few minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 install: $(STAMP) ## create .venv with the tested versions of everything
@@ -36,6 +36,9 @@ lint: $(STAMP) ## ruff: style, docstrings, formatting
 
 types: $(STAMP) ## mypy, strict
 	@$(BIN)/mypy
+
+docs: $(STAMP) ## the documentation site, built strictly, in outputs/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(STAMP) ## seconds and memory of a step and of an MNIST run, and how they grow, in experiments/bench; about 12 minutes
 	@$(BIN)/python -m experiments.bench

@@ -82,7 +82,7 @@ def immunize(
     pretrain_loader: Loader,
     harmful_loader: Loader,
     *,
-    method: str = "ours",
+    method: str | Objective = "ours",
     trainable: str | Sequence[str],
     steps: int = 120,
     learning_rate: float = 3e-3,
@@ -104,7 +104,8 @@ def immunize(
         head: D → C, the classifier of D_P that the backbone comes with.
         pretrain_loader: D_P: (inputs, labels) batches each time it is iterated over; labels (N,) int64.
         harmful_loader: D_H, likewise. A spectrum is taken of every batch: a few dozen rows or more.
-        method: a name in `conf/method`: "ours", "ill_only", "well_only", "opt_kappa", "imma", "none", "closed_form".
+        method: a name in `conf/method`: "ours", "ill_only", "well_only", "opt_kappa", "imma", "none", "closed_form";
+            or a method of your own, which brings its weights and options itself.
         trainable: names or patterns (`fnmatch`) of the modules or parameters of `backbone` that may change.
         steps: of the optimizer, a batch of each data set a step; the shorter loader begins again.
         learning_rate: η.
@@ -125,7 +126,12 @@ def immunize(
         raise UserError("give both lambda_well and lambda_ill, or neither: then both come from the gradient norms")
     if steps < 1:
         raise UserError(f"steps has to be at least 1, it is {steps}")
-    objective = _method(method, lambda_well, lambda_ill, options or {}, seed)
+    if isinstance(method, str):
+        objective = _method(method, lambda_well, lambda_ill, options or {}, seed)
+        balanced = multiplier if lambda_well is None else None
+    else:
+        balanced = None
+        objective = copy.deepcopy(method)  # which may own parameters, as the network does
     seed_everything(seed, workers=True, verbose=False)
     theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)
     before = {role: _features(theta_0, x) for role, x in (("pretrain", pretrain_loader), ("harmful", harmful_loader))}
@@ -152,7 +158,7 @@ def immunize(
             at_features="none",
             ridge=1e-6,
         )
-        taken = _train(module, pretrain_loader, harmful_loader, steps, None if lambda_well is not None else multiplier)
+        taken = _train(module, pretrain_loader, harmful_loader, steps, balanced)
     else:
         released, classifier, facts = _appended(objective, theta_0, omega_0, before)
     after = {role: _features(released, x) for role, x in (("pretrain", pretrain_loader), ("harmful", harmful_loader))}

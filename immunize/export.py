@@ -53,6 +53,11 @@ def run(folder: Path, *, format: str = "timm", out: Path | None = None, overwrit
         raise UserError(f"the run in {folder} trained a linear model, its θ lies in {CHECKPOINT}; there is no network")
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {folder} is '{record['status']}', only a finished one is exported")
+    if model.get("architecture") is None:
+        raise UserError(
+            f"the network of the run in {folder} comes from {model.get('_target_')}, not from timm; build it there and "
+            f"load {folder / CHECKPOINT}, which has the names of its own state dict"
+        )
     out = folder / "export" if out is None else out
     if (out / WEIGHTS).exists() and not overwrite:
         raise UserError(f"{out} already holds {WEIGHTS}; choose another folder with out=<folder> or set overwrite=true")

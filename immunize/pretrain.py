@@ -17,15 +17,19 @@ from immunize.cli import entry_point, explain_errors, sigint_restored
 from immunize.config import PretrainConfig, config_dir, config_hash, register, resolved
 from immunize.errors import DivergedError, UserError
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, finished, peak_memory_mib, provenance, write_record
-from immunize.settings import check_folder
+from immunize.settings import check_folder, check_schema
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from immunize.data.images import ImageSplits
+    from immunize.data.images import ImageSource, ImageSplits
+    from immunize.features import DeepExtractor
 
 __all__ = ["main", "run"]
+
+FROM_SCRATCH = {"trainable": ["*"], "pretrained": False, "checkpoint": None, "fresh_head": False}
+"""Settings of a model that say where θ_0 comes from and what of it may change: here it is made, all of it."""
 
 
 def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
@@ -53,8 +57,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     import torch
     from lightning.pytorch import seed_everything
 
-    from immunize.features import build_network, save_weights
-    from immunize.features.transforms import image_transform, input_config
+    from immunize.features import save_weights
 
     clock = time.perf_counter()
     record: dict[str, Any] = {
@@ -71,18 +74,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     seed_everything(cfg.seed, workers=True, verbose=False)
     if cfg.threads is not None:
         torch.set_num_threads(cfg.threads)
-    model = cfg.model
-    kwargs = OmegaConf.to_container(model.kwargs, resolve=True)
-    assert isinstance(kwargs, dict)
-    network = build_network(
-        model.architecture,
-        n_classes=source.n_classes,
-        image_size=model.image_size,
-        kwargs={str(key): value for key, value in kwargs.items()},
-        seed=cfg.seed,
-    )
-    config = input_config(network, model.image_size, model.data)
-    splits = source.splits(image_transform(config, train=cfg.augment), image_transform(config, train=False))
+    network, splits = _parts(cfg, source)
     with sigint_restored():
         status, steps, device = _fit(cfg, network, splits, quiet=quiet)
     record.update(status=status, data=source.describe(), data_hash=source.file_hash(), steps=steps)
@@ -95,8 +87,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
 
 
 def _check(cfg: DictConfig) -> None:
-    if unknown := sorted(str(key) for key in cfg.keys() - PretrainConfig.__dataclass_fields__.keys()):
-        raise UserError(f"there is no setting {unknown[0]}; --help lists those there are")
+    check_schema(cfg, PretrainConfig)
     if cfg.model.get("kind") != "deep":
         raise UserError(f"model={cfg.model.name} is no network; choose a deep one, such as model=resnet_small")
     for name in ("epochs", "batch_size"):
@@ -109,6 +100,17 @@ def _check(cfg: DictConfig) -> None:
     OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "model"]), resolve=True, throw_on_missing=True
     )
+
+
+def _parts(cfg: DictConfig, source: ImageSource) -> tuple[nn.Module, ImageSplits]:
+    """The network with random weights, every one of them trainable, and the images as it wants them."""
+    from immunize.assembling import arguments_of
+
+    scratch = {key: value for key, value in FROM_SCRATCH.items() if key in cfg.model}
+    node = OmegaConf.merge(cfg.model, scratch)
+    assert isinstance(node, DictConfig)
+    net: DeepExtractor = build(arguments_of(node), n_classes=source.n_classes, seed=cfg.seed)
+    return net.network, source.splits(net.transform(train=cfg.augment), net.transform())
 
 
 def _fit(cfg: DictConfig, network: nn.Module, splits: ImageSplits, *, quiet: bool) -> tuple[str, int, torch.device]:

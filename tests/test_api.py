@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import immunize
 from immunize.errors import UserError
+from immunize.objective.ours import Ours
 
 D, CLASSES = 12, 3
 
@@ -128,3 +129,12 @@ def test_wrong_loaders_are_explained(network: tuple[Backbone, nn.Linear]) -> Non
         immunize.immunize(backbone, head, loader(1, classes=5), loader(2), trainable=["last"])
     with pytest.raises(UserError, match=r"the head needs \(N, 7\)"):
         immunize.immunize(backbone, nn.Linear(7, CLASSES), loader(1), loader(2), trainable=["last"])
+
+
+def test_a_method_of_ones_own_is_that_of_its_name(network: tuple[Backbone, nn.Linear]) -> None:
+    own = Ours(lambda_well=0.1, lambda_ill=2.0)
+    found = immunized(network, method=own, steps=3)
+    assert found.weights == {"task": 1.0, "well": 0.1, "ill": 2.0}  # and not from the gradient norms
+    named = immunized(network, method="ours", lambda_well=0.1, lambda_ill=2.0, steps=3)
+    for mine, theirs in zip(found.backbone.parameters(), named.backbone.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

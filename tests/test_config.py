@@ -87,6 +87,8 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 def in_group(group: str, choice: str) -> DictConfig:
     """A composed train configuration with one choice of one group."""
     given = GIVEN.get(choice, ())
+    if group == "pretrain" and choice == "same":
+        return composed("harmful=synthetic", "pretrain=same", "pretrain.condition=10")
     if group == "pretrain" and choice == "imagenet":  # which is never D_H
         return composed("harmful=cars", "pretrain=imagenet", "objective=resnet18_cars")
     if group in ("pretrain", "harmful"):  # D_P as it comes with its own D_H
@@ -256,12 +258,19 @@ def test_pair_on_real_files_instantiates_and_loads(choice: str, data_root: Path)
     assert data.n_features == {"housing": 79, "mnist": 784}[choice]
 
 
+def test_same_is_the_data_set_of_the_other_role() -> None:
+    found = resolved(composed("harmful=synthetic", "harmful.noise=0.2", "pretrain=same", "pretrain.condition=10"))
+    harmful, pretrain = found["harmful"], found["pretrain"]
+    assert pretrain == {**resolved(composed("harmful=synthetic"))["harmful"], "role": "pretrain", "condition": 10.0}
+    assert (harmful["role"], harmful["condition"], harmful["noise"]) == ("harmful", 100.0, 0.2)
+
+
 def test_every_table_is_loaded_by_one_of_the_two_tests_above() -> None:
     """Images are loaded by the tests of `immunize.data.images`."""
     for group in ("harmful", "pretrain"):
         targets = {choice: in_group(group, choice)[group]._target_ for choice in choices(group)}
         tables = {choice for choice, target in targets.items() if not target.startswith("immunize.data.images.")}
-        assert tables == set(TABLES)
+        assert tables - {"same"} == set(TABLES)
 
 
 @pytest.mark.parametrize("grid", ["quick", "standard", "full"])

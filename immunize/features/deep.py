@@ -141,7 +141,14 @@ class DeepExtractor(nn.Module):
 
     @classmethod
     def from_module(
-        cls, backbone: nn.Module, head: nn.Linear, trainable: str | Sequence[str], *, example: Tensor | None = None
+        cls,
+        backbone: nn.Module,
+        head: nn.Linear,
+        trainable: str | Sequence[str],
+        *,
+        name: str | None = None,
+        example: Tensor | None = None,
+        data_config: Mapping[str, Any] | None = None,
     ) -> Self:
         """Any torch module.
 
@@ -149,8 +156,11 @@ class DeepExtractor(nn.Module):
             backbone: (N, ...) → features (N, D). It is used as it is, not copied.
             head: D → C, the classifier of D_P.
             trainable: names or patterns of modules or parameters of `backbone`.
+            name: for messages and cache keys; None is the name of the backbone's class.
             example: (N ≥ 2, ...), a batch of inputs in the backbone's dtype; without it the frozen part cannot be
                 cached.
+            data_config: what `transform` is made from, in timm's words (see `transforms.input_config`); None where the
+                inputs come as tensors.
 
         Raises:
             UserError: `trainable` matches nothing or everything, or the head does not fit the features.
@@ -160,8 +170,9 @@ class DeepExtractor(nn.Module):
                 shape = tuple(backbone.eval()(example).shape)
             if len(shape) != 2 or shape[1] != head.in_features:
                 raise UserError(f"the backbone gives {shape}, the head needs (N, {head.in_features})")
-        network = nn.ModuleDict({"backbone": backbone, "head": head})
-        return cls(network, backbone, head, trainable, name=type(backbone).__name__, example=example)
+        network = _Classifier({"backbone": backbone, "head": head})
+        name = name or type(backbone).__name__
+        return cls(network, backbone, head, trainable, name=name, example=example, data_config=data_config)
 
     @property
     def trunk(self) -> nn.Module:
@@ -291,3 +302,11 @@ class DeepExtractor(nn.Module):
             "weights": state_digest(kept),
             "input": {key: str(value) for key, value in self.data_config.items()},
         }
+
+
+class _Classifier(nn.ModuleDict):
+    """A backbone and its head as one network, from inputs to logits."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self["head"](self["backbone"](inputs))
+        return logits

@@ -1,0 +1,268 @@
+"""The documentation: its code runs, its commands compose, its links lead somewhere, the site builds without a warning.
+
+Blocks of `python` are executed, those of a page one after another in one namespace and a folder of its own. Every
+`python -m immunize...` line of a `bash` block is composed: groups, choices and keys exist and values are allowed, but
+nothing is run (the README's commands are, by `test_readme.py`). A block may be left out by a line right above it,
+
+    <!-- not run: why -->
+
+Blocks with a title are files, which `test_extension.py` writes out and runs, with the commands of their page.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from docs.hooks import MODULES, cells_of, drawn, page_of, reference_of
+from experiments.readme_tables import PLACE, with_tables
+from immunize.config import config_dir, register, resolved
+from immunize.settings import check_settings
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+OWN_TEST = DOCS / "extending.md"
+TUTORIAL = ROOT / "examples" / "tutorial.py"
+BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?"
+    r"^```(?P<language>\w+)(?P<rest>[^\n]*)\n(?P<code>.*?)^```",
+    re.M | re.S,
+)
+CONFIGS = {"pretrain": "pretrain_theta"}
+"""Where the primary configuration is not called as the command is."""
+FLAGS = {"--help": 0, "--cfg": 1, "-m": 0, "--multirun": 0}
+"""Hydra's options that the pages use, and how many words follow each."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    language: str
+    title: str
+    code: str
+    reason: str | None
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [Block(page, m["language"], m["rest"].strip(), m["code"], m["reason"]) for m in found]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def commands_of(block: Block) -> list[str]:
+    """The lines that call a module of this package, continuation lines joined, without comments."""
+    lines = [line.partition(" #")[0].strip() for line in block.code.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if re.match(r"(\w+=\S+ )*python -m immunize\b", line)]
+
+
+def code_of(page: Path) -> list[Block]:
+    return [b for b in BLOCKS if b.page == page and b.language == "python" and not b.title and not b.reason]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+COMMANDS = [
+    pytest.param(line, id=f"{name_of(block.page)}: {line}")
+    for block in BLOCKS
+    if block.language == "bash" and not block.reason and block.page != OWN_TEST
+    for line in dict.fromkeys(commands_of(block))
+]
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    GlobalHydra.instance().clear()
+    register()
+    yield
+    GlobalHydra.instance().clear()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if code_of(page)], ids=name_of)
+def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in code_of(page):
+        exec(compile(block.code, f"{name_of(page)}, a block", "exec"), namespace)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_composes(command: str, fresh: None) -> None:
+    words = shlex.split(re.sub(r"<[^>]*>", "x", command))
+    module, *arguments = words[words.index("-m") + 1 :]
+    assert importlib.util.find_spec(module) is not None
+    name = module.removeprefix("immunize.")
+    if name == "verify":  # takes a folder, and has no configuration
+        assert len([word for word in arguments if not word.startswith("-")]) == 1
+        return
+    folder = config_dir()
+    if name == "report":
+        folder += "/report"
+        if arguments and "=" not in arguments[0]:
+            name = arguments.pop(0)
+    with initialize_config_dir(folder, version_base="1.3"):
+        cfg = compose(CONFIGS.get(name, name), _one_run(arguments), return_hydra_config=True)
+    resolved(cfg)
+    if name == "train":
+        check_settings(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+
+
+def _one_run(arguments: list[str]) -> list[str]:
+    """The overrides, without Hydra's options, and with the first of several values."""
+    words, left = [], list(arguments)
+    while left:
+        word = left.pop(0)
+        if word in FLAGS:
+            del left[: FLAGS[word]]
+        else:
+            words.append(word)
+    parsed = OverridesParser.create().parse_overrides(words)
+    return [
+        f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
+        if override.is_sweep_override()
+        else str(override.input_line)
+        for override in parsed
+    ]
+
+
+def test_the_rule_finds_blocks_reasons_and_commands(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- not run: needs a cluster -->\n```bash\npython -m immunize.train \\\n    seed=1  # so\nls\n```\n"
+        '```python title="a.py"\nx\n```\n```python\ny\n```\n'
+    )
+    first, file, plain = blocks_of(page)
+    assert (first.reason, [line.split() for line in commands_of(first)]) == (
+        "needs a cluster",
+        [["python", "-m", "immunize.train", "seed=1"]],
+    )
+    assert (file.title, plain.title, plain.reason, plain.code) == ('title="a.py"', "", None, "y\n")
+    swept = ["-m", "--cfg", "job", "method=ours,none", "seed=3", "a.b=[1,2]"]
+    assert _one_run(swept) == ["method=ours", "seed=3", "a.b=[1,2]"]
+
+
+def test_make_targets_in_the_pages_exist() -> None:
+    shown = "\n".join(block.code for block in BLOCKS if block.language == "bash")
+    targets = set(re.findall(r"^\s*make ([a-z0-9_]+)", shown, re.M))
+    assert targets <= set(re.findall(r"^([a-z0-9_]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "README.md"], ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"^```.*?^```|^    .*?$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    targets = {target for target in re.findall(r"\]\(([^)\s#]+)", text) if "://" not in target}
+    elsewhere = {"tutorial.md"}  # made from examples/tutorial.py
+    assert not [target for target in targets - elsewhere if not (page.parent / target).exists()]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def pages_in(node: Any) -> list[str]:
+        if isinstance(node, str):
+            return [node]
+        items = node.values() if isinstance(node, dict) else node
+        return [page for item in items for page in pages_in(item)]
+
+    listed = pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    made = {"tutorial.md", "CONTRIBUTING.md", "experiments/README.md"}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {name_of(page) for page in PAGES} | made
+
+
+def test_results_come_from_the_experiments_and_are_not_typed() -> None:
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert not re.search(r"^\|.*\d\.\d", page, re.M)
+    filled = with_tables(page)
+    assert filled.count("| `ours` |") >= len(PLACE.findall(page)) >= 3
+
+
+def test_reference_names_modules_that_exist_and_every_method() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    shown = MODULES.sub(lambda found: reference_of(ROOT / found[1]), text)
+    modules = re.findall(r"^::: (\S+)$", shown, re.M)
+    assert all(importlib.util.find_spec(module) for module in modules)
+    methods = {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
+    assert {f"immunize.objective.{name}" for name in methods} <= set(modules)
+
+
+def test_tutorial_is_a_notebook() -> None:
+    script = TUTORIAL.read_text(encoding="utf-8")
+    cells = cells_of(script)
+    assert {kind for kind, _ in cells} == {"markdown", "code"}
+    assert all(text.strip() for _, text in cells)
+    for kind, text in cells:
+        if kind == "code":
+            compile(text, "cell", "exec")
+    headings = re.findall(r"^## \d\. (\w+)", page_of(script), re.M)
+    assert headings == ["Forecast", "Immunize", "Evaluate", "Probe", "Attack", "The"]
+
+
+def test_tutorial_runs_offline(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "IMMUNIZE_DATA"}
+    done = subprocess.run(
+        [sys.executable, str(TUTORIAL)],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stdout
+    assert "can be immunized" in told
+    assert "every number agrees" in told
+    assert all(f"{tier}: accuracy" in told for tier in ("T0", "T1", "T2", "T3"))
+    assert float(re.findall(r"change of an output: (\S+)", told)[0]) < 1e-9
+
+
+def test_formula_is_drawn_in_the_size_of_the_text() -> None:
+    svg = drawn(r"\kappa(H) \leq \dfrac{a}{b}", "div")
+    assert svg.startswith('<div class="formula"><svg')
+    assert r'aria-label="\kappa(H) \leq \dfrac{a}{b}"' in svg
+    with pytest.raises(ValueError, match="nosuch"):
+        drawn(r"\nosuch", "span")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs pip install -e '.[docs]'")
+def test_site_builds_strictly_and_asks_no_other_host(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stdout + done.stderr
+    loaded = re.compile(r"""<(?:script|img|link|iframe)[^>]*(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+    for page in tmp_path.rglob("*.html"):
+        found = [tag for tag in loaded.findall(page.read_text(encoding="utf-8")) if 'rel="canonical"' not in tag]
+        assert not found, page.relative_to(tmp_path)
+    assert "table1" in (tmp_path / "results.html").read_text(encoding="utf-8")
+    reference = (tmp_path / "reference" / "spectrum.html").read_text(encoding="utf-8")
+    assert 'id="immunize.spectrum.closed_form"' in reference

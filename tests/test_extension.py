@@ -1,0 +1,158 @@
+"""A method, a data set, a network and an attack from outside the package: the files and commands of docs/extending.md.
+
+The page is the fixture: its blocks with a title are written out as files, its commands run as they stand, only shorter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.M | re.S))
+SHORTER = {
+    "immunize.train": ["objective.epochs=2", "probe_steps=20", "deep.replicates=2", "deep.pretrain_probe_steps=2"],
+    "immunize.pretrain": ["epochs=1"],
+    "immunize.attack": ["seeds=[0]", "attack.budget.steps=20"],
+}
+SHORTER["immunize.train"].append("deep.probe_steps={gd:2,least_squares:null,sgd:null,adam:null}")
+# One process runs them all as `python -m` would: each alone would spend most of its time importing torch.
+DRIVER = """
+import json, runpy, sys
+for module, *arguments in json.loads(sys.argv[1]):
+    sys.argv = [module, *arguments]
+    print("$", module, flush=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+def commands() -> list[list[str]]:
+    """Module and arguments of every command of the page, made shorter."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    called = [shlex.split(line, comments=True)[2:] for line in lines]
+    return [[module, *arguments, *SHORTER.get(module, [])] for module, *arguments in called]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the toy package lies, far from the repository."""
+    folder = tmp_path_factory.mktemp("outside")
+    for name, text in {"mine/__init__.py": "", **FILES}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> Path:
+    """The same folder with what the commands leave there."""
+    again = [["immunize.verify", "outputs/waves"], ["immunize.train", "--config-dir", "mine/conf", "--help"]]
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, json.dumps([*commands(), *again])],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "500"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    (folder / "stdout").write_text(done.stdout, encoding="utf-8")
+    return folder
+
+
+def record(folder: Path, name: str) -> dict[str, Any]:
+    found = json.loads((folder / "outputs" / name).read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    assert found["status"] == "finished"
+    return found
+
+
+def test_each_takes_one_code_file_and_one_yaml() -> None:
+    code = {Path(name).stem for name in FILES if name.endswith(".py") and "test_" not in name}
+    yamls = [Path(name) for name in FILES if name.endswith(".yaml")]
+    assert code == {path.stem for path in yamls}
+    assert sorted(path.parts[2] for path in yamls) == ["attack", "harmful", "method", "model"]
+    assert all((ROOT / "conf" / path.parts[2]).is_dir() for path in yamls)
+
+
+def test_the_method_and_the_data_set_train(ran: Path) -> None:
+    found = record(ran, "waves/record.json")
+    assert (found["method"], found["pretrain"], found["harmful"]) == ("log_kappa", "waves", "waves")
+    assert {role: found["data"][role]["coefficient"] for role in ("pretrain", "harmful")} == {
+        "pretrain": -0.5,
+        "harmful": 0.9,
+    }
+    assert found["metrics"]["held_out"]["spectrum"]["rir"] > 0
+
+
+def test_the_network_is_pretrained_and_immunized(ran: Path) -> None:
+    assert record(ran, "plain_net/record.json")["accuracy"] > 0
+    found = record(ran, "immunized_net/record.json")
+    assert found["model"] == "plain_net"
+    assert found["network"]["trained"] == ["body.0.weight", "body.0.bias"]
+    assert found["network"]["split"] == "at the first trained module"
+    # What pretrain wrote is what training began with: only the named parts and the head differ afterwards.
+    from safetensors.numpy import load_file
+
+    before, after = (
+        load_file(ran / "outputs" / name / "checkpoint.safetensors") for name in ("plain_net", "immunized_net")
+    )
+    moved = {name for name in before if (before[name] != after[name]).any()}
+    assert moved == {"backbone.body.0.weight", "backbone.body.0.bias", "head.weight", "head.bias"}
+
+
+def test_export_says_where_a_network_of_ones_own_is_loaded(ran: Path) -> None:
+    from immunize.errors import UserError
+    from immunize.export import run
+
+    with pytest.raises(UserError, match=r"mine\.plain_net\.plain_net, not from timm"):
+        run(ran / "outputs" / "immunized_net")
+    assert not (ran / "outputs" / "immunized_net" / "export").exists()
+
+
+def test_the_attack_runs_in_its_tier(ran: Path) -> None:
+    found = record(ran, "waves/attack_record.json")
+    attack = found["attacks"]["harmful"]["immunized"]["truncated"]
+    assert (attack["tier"], attack["candidates"]) == ("T2", 4)
+    assert attack["score"]["mean"] is not None
+
+
+def test_the_record_suffices_to_build_them_again_and_help_lists_them(ran: Path) -> None:
+    told = (ran / "stdout").read_text(encoding="utf-8")
+    assert "every number agrees" in told
+    listed = told.rpartition("$ immunize.train")[2]
+    assert all(name in listed for name in ("log_kappa", "waves", "plain_net"))
+
+
+def test_the_test_of_the_page_passes(ran: Path) -> None:
+    assert "1 passed" in (ran / "stdout").read_text(encoding="utf-8").rpartition("$ pytest")[2]
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".py") and "test_" not in name])
+def test_the_files_of_the_page_are_written_as_ours_are(name: str, folder: Path) -> None:
+    for action in (
+        ["check", "--ignore", "I001"],
+        ["format", "--check"],
+    ):  # which imports are first-party depends on the place
+        action += ["--config", str(ROOT / "pyproject.toml")]
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *action, str(folder / name)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
