@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lint types docs bench table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist sweep_lambda fig_alignment signal appended_layer closed_form_mnist clean
+.PHONY: help install demo sanity test lint types page docs bench table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist sweep_lambda fig_alignment signal appended_layer closed_form_mnist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -36,6 +36,9 @@ lint: $(STAMP) ## ruff: style, docstrings, formatting
 
 types: $(STAMP) ## mypy, strict
 	@$(BIN)/mypy
+
+page: $(STAMP) ## one HTML file of a run (RUN=folder) or a sweep (SWEEP=folder)
+	@$(BIN)/python -m immunize.report html $(if $(RUN),run=$(RUN),sweep=$(SWEEP))
 
 docs: $(STAMP) ## the documentation site, built strictly, in outputs/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

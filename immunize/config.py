@@ -21,6 +21,7 @@ from immunize.schemas import (
     ExportConfig,
     ForecastConfig,
     GuardMode,
+    HtmlConfig,
     ObjectiveConfig,
     PretrainConfig,
     ReportConfig,
@@ -37,6 +38,7 @@ __all__ = [
     "ExportConfig",
     "ForecastConfig",
     "GuardMode",
+    "HtmlConfig",
     "ObjectiveConfig",
     "PretrainConfig",
     "ReportConfig",
@@ -132,6 +134,7 @@ def register() -> None:
     store.store(name="attack_schema", node=AttackConfig)
     store.store(name="report_schema", node=ReportConfig)
     store.store(name="card_schema", node=CardConfig)
+    store.store(name="html_schema", node=HtmlConfig)
     store.store(name="export_schema", node=ExportConfig)
     store.store(name="pretrain_schema", node=PretrainConfig)
 

@@ -21,7 +21,7 @@ from immunize.config import config_hash, resolved
 from immunize.data import ROLES, PairedData
 from immunize.errors import UserError
 from immunize.evaluation import PartEvaluation, evaluate_part
-from immunize.evaluation.numbers import ratio_numbers
+from immunize.evaluation.numbers import ratio_numbers, spectrum_numbers
 from immunize.experiment import Fit
 from immunize.records import (
     CHECKPOINT,
@@ -99,7 +99,7 @@ def evaluate_thetas(
     probe_steps: int,
     selection: str | None = None,
 ) -> dict[str, Any]:
-    """`metrics`, `verdicts`, `steps_to_norm_ratio` and `curves` of a run.
+    """`metrics`, `verdicts`, `steps_to_norm_ratio`, `curves` and `spectra` of a run.
 
     Args:
         thetas: "fit", and "cross_fit" where the data set is cross-fitted.
@@ -129,6 +129,7 @@ def evaluate_thetas(
         },
         "steps_to_norm_ratio": {part: _by_curve(of, "steps_to") for part, of in parts.items()},
         "curves": {"norm_ratio": {part: _by_curve(of, "curve") for part, of in parts.items()}},
+        "spectra": {part: _by_spectrum(of) for part, of in parts.items()},
     }
 
 
@@ -166,6 +167,13 @@ def _by_curve(part: PartEvaluation, what: str) -> dict[str, dict[str, Any]]:
             laid_out[name][which] = {"steps": steps, "ratio": ratio}
         else:
             laid_out[name][which] = {f"{threshold:g}": step for threshold, step in curve.steps_to.items()}
+    return laid_out
+
+
+def _by_spectrum(part: PartEvaluation) -> dict[str, dict[str, Any]]:
+    laid_out: dict[str, dict[str, Any]] = {"pretrain": {}, "harmful": {}}
+    for (name, which), spectrum in part.spectra.items():
+        laid_out[name][which] = spectrum_numbers(spectrum)
     return laid_out
 
 

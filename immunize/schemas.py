@@ -24,6 +24,7 @@ __all__ = [
     "ExportConfig",
     "ForecastConfig",
     "GuardMode",
+    "HtmlConfig",
     "ObjectiveConfig",
     "PretrainConfig",
     "ReportConfig",
@@ -246,6 +247,15 @@ class CardConfig:
     """`python -m immunize.report card`; every key is explained in `conf/report/card.yaml`."""
 
     run: str = MISSING
+    out: str | None = MISSING
+
+
+@dataclass
+class HtmlConfig:
+    """`python -m immunize.report html`; every key is explained in `conf/report/html.yaml`."""
+
+    run: str | None = MISSING
+    sweep: str | None = MISSING
     out: str | None = MISSING
 
 

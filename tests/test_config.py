@@ -18,6 +18,7 @@ from immunize.config import (
     EvaluateConfig,
     ExportConfig,
     ForecastConfig,
+    HtmlConfig,
     ObjectiveConfig,
     PretrainConfig,
     ReportConfig,
@@ -39,6 +40,7 @@ PRIMARY = {
     "pretrain_theta": PretrainConfig,
     "attack": AttackConfig,
     "card": CardConfig,
+    "html": HtmlConfig,
 }
 GROUPS = ["model", "harmful", "pretrain", "method", "objective", "init", "trainer", "logger", "experiment"]
 LINEAR, DEEP = ("linear",), ("resnet18", "resnet18_64px", "vit", "timm", "resnet_small", "vit_small")
@@ -71,7 +73,7 @@ def choices(group: str) -> list[str]:
 
 
 def composed(*overrides: str, primary: str = "train") -> DictConfig:
-    if primary in ("report", "card"):  # in a folder of its own, see there
+    if primary in ("report", "card", "html"):  # in a folder of its own, see there
         GlobalHydra.instance().clear()
         with initialize_config_dir(f"{config_dir()}/report", version_base="1.3"):
             return compose(primary, overrides=list(overrides))

@@ -24,6 +24,7 @@ from immunize.errors import UserError
 from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, ProbeCurve, probe
 from immunize.evaluation.groups import GROUP_SIZE, N_GROUPS, draw_groups, group_ratio, group_spectra
 from immunize.evaluation.immunity import EASE_SLACK, HARDER_BY
+from immunize.evaluation.numbers import spectrum_numbers
 from immunize.evaluation.pooled import block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.spectrum import DEFAULT_RHO, ESTIMATORS, Estimator
@@ -113,7 +114,8 @@ def evaluate_deep(
     """
     settings = settings or EvaluationSettings()
     _check(features, settings)
-    metrics = {part: _pooled(features, part, seed, settings) for part in PARTS}
+    pooled = {part: _pooled(features, part, seed, settings) for part in PARTS}
+    metrics, spectra = ({part: of[i] for part, of in pooled.items()} for i in range(2))
     groups = {part: _groups(features, part, seed, settings) for part in PARTS}
     accuracy = {name: float(pretrain_accuracy[name]) for name in ("before", "after")}
     curves = _probes(features, seed, settings)
@@ -125,6 +127,7 @@ def evaluate_deep(
         "pretrain_accuracy": accuracy,
         "probe_accuracy": _nested(curves, _at_milestones),
         "curves": {"probe": _nested(curves, ProbeCurve.numbers)},
+        "spectra": spectra,
     }
 
 
@@ -144,11 +147,18 @@ def _check(features: Features, settings: EvaluationSettings) -> None:
                     raise ValueError(f"the features of {which} on the {role} images of {part} are not finite")
 
 
-def _pooled(features: Features, part: str, seed: int, settings: EvaluationSettings) -> dict[str, Any]:
+def _pooled(
+    features: Features, part: str, seed: int, settings: EvaluationSettings
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The ratios over all rows of a part, and the four spectra behind them."""
     sums = [block_grams(features[which][part][role][0], seed=seed) for which in WHICH for role in ROLES]
     draws = generator(seed, "pooled", part)
     ratios = pooled_ratios(*sums, rho=settings.rho, replicates=settings.replicates, draws=draws)
-    return {estimator: ratio.numbers() for estimator, ratio in ratios.items()}
+    sides = zip([(which, role) for which in WHICH for role in ROLES], sums, strict=True)
+    spectra: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
+    for (which, role), gram in sides:
+        spectra[role][which] = spectrum_numbers(gram.spectrum())
+    return {estimator: ratio.numbers() for estimator, ratio in ratios.items()}, spectra
 
 
 def _groups(features: Features, part: str, seed: int, settings: EvaluationSettings) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from immunize.data import ROLES
 from immunize.evaluation.decomposition import Decomposition, Rows, compress, decompose
 from immunize.evaluation.probe import DEFAULT_STEPS, NormRatioCurve, norm_ratio_curve
 from immunize.remembering import remembered
-from immunize.spectrum import DEFAULT_RHO, ESTIMATORS, Estimator, ImmunizationRatio, immunization_ratio
+from immunize.spectrum import DEFAULT_RHO, ESTIMATORS, Estimator, ImmunizationRatio, Spectrum, immunization_ratio
 
 if TYPE_CHECKING:
     from immunize.data import PairParts
@@ -69,11 +69,13 @@ class PartEvaluation:
         ratios: one entry an estimator.
         verdicts: Definition 3.1 by the `spectrum` estimator.
         curves: (data set, extractor) to its curve; "pretrain" and "harmful", "immunized" and "identity".
+        spectra: of H, by the same keys.
     """
 
     ratios: dict[Estimator, ImmunizationRatio]
     verdicts: Verdicts
     curves: dict[tuple[str, str], NormRatioCurve | None]
+    spectra: dict[tuple[str, str], Spectrum]
 
 
 def evaluate_part(
@@ -115,7 +117,12 @@ def evaluate_part(
             **{(role, "immunized"): _curve(of, probe_steps) for role, of in immunized.items()},
             **{(role, "identity"): of.curve for role, of in baselines.items()},
         }
-    return PartEvaluation(ratios, _verdicts(ratios["spectrum"], immunized["pretrain"], identity["pretrain"]), curves)
+    verdicts = _verdicts(ratios["spectrum"], immunized["pretrain"], identity["pretrain"])
+    both = {"immunized": immunized, "identity": identity}
+    spectra: dict[tuple[str, str], Spectrum] = {
+        (role, which): of[role].spectrum for role in ROLES for which, of in both.items()
+    }
+    return PartEvaluation(ratios, verdicts, curves, spectra)
 
 
 def least_squares_targets(y: Tensor, task: str) -> Tensor:

@@ -1,13 +1,18 @@
-"""How the numbers of an immunization ratio are laid out in a record: the same keys for linear and deep extractors."""
+"""How ratios and spectra are laid out in a record: the same keys for linear and deep extractors."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from immunize.spectrum import ConditionNumber, ImmunizationRatio
+import numpy as np
 
-__all__ = ["RATIOS", "ratio_numbers"]
+from immunize.spectrum import ConditionNumber, ImmunizationRatio, Spectrum
+
+__all__ = ["RATIOS", "ratio_numbers", "spectrum_numbers"]
+
+_ENDS = 8
+"""Singular values at either end of a spectrum that a record keeps however many there are."""
 
 RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
 """(i), (ii) and RIR, by the names of :class:`immunize.spectrum.ImmunizationRatio`."""
@@ -26,6 +31,23 @@ def ratio_numbers(ratio: ImmunizationRatio) -> dict[str, Any]:
         **{name: getattr(ratio, name) for name in RATIOS},
         "facts": {name: _validity(kappa) for name, kappa in kappas.items()},
     }
+
+
+def spectrum_numbers(spectrum: Spectrum, points: int = 48) -> dict[str, Any]:
+    """The singular values of H that κ is over, thinned for records and figures.
+
+    Args:
+        spectrum: of H.
+        points: about how many are kept of a longer one, evenly spaced, beside both its ends.
+
+    Returns:
+        "rank", the k of Eq. (1); "index", which of σ_1 ≥ … ≥ σ_k are kept, counted from 1; "sigma", their values.
+    """
+    k = spectrum.rank
+    ends = [*range(1, min(_ENDS, k) + 1), *range(max(1, k - _ENDS + 1), k + 1)]
+    spaced = np.linspace(1, k, min(points, k)).round().astype(int)
+    index = sorted({*ends, *spaced.tolist()})
+    return {"rank": k, "index": index, "sigma": [float(spectrum.values[i - 1]) for i in index]}
 
 
 def _validity(kappa: ConditionNumber) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """`python -m immunize.report`: tables and figures of many runs, from their records alone.
 
 `runs=<folder> [out=<folder>]` summarizes any runs; with `experiment=<name>` it writes the report of that experiment.
-`card run=<folder>` writes the immunization card of one run.
+`card run=<folder>` writes the immunization card of one run, `html run=<folder>` or `html sweep=<folder>` a page to read
+in a browser.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ def main() -> None:
     if sys.argv[1:2] == ["card"]:
         sys.argv = [sys.argv[0], *sys.argv[2:]]
         _card_main()
+    elif sys.argv[1:2] == ["html"]:
+        sys.argv = [sys.argv[0], *sys.argv[2:]]
+        _html_main()
     else:
         _hydra_main()
 
@@ -44,6 +48,19 @@ def _card_main(cfg: DictConfig) -> None:
 
     folder = Path(cfg.run)
     print(write_card(folder, folder if cfg.out is None else Path(cfg.out)))
+
+
+@hydra.main(version_base="1.3", config_path=f"{config_dir()}/report", config_name="html")
+@explain_errors
+def _html_main(cfg: DictConfig) -> None:
+    given = {name: Path(cfg[name]) for name in ("run", "sweep") if cfg[name] is not None}
+    if len(given) != 1:
+        raise UserError("give one of run=<folder> and sweep=<folder>")
+    from immunize.report.html import write_run_page, write_sweep_page
+
+    ((what, folder),) = given.items()
+    write = write_run_page if what == "run" else write_sweep_page
+    print(write(folder, folder if cfg.out is None else Path(cfg.out)))
 
 
 def _report(cfg: DictConfig) -> str:

@@ -17,7 +17,7 @@ from immunize.report.cells import NOTHING, short
 from immunize.report.layout import Table
 from immunize.report.naming import data_name, run_title
 
-__all__ = ["CARD_JSON", "CARD_MD", "card_of", "card_text", "read_sources", "write_card"]
+__all__ = ["CARD_JSON", "CARD_MD", "RECORD", "card_of", "card_text", "check_same_run", "read_sources", "write_card"]
 
 CARD_JSON, CARD_MD = "card.json", "CARD.md"
 CARD_VERSION = 1
@@ -53,7 +53,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
     if record.get("status") != "finished":
         raise UserError(f"the run is '{record.get('status')}': a card needs a finished one")
     if attack is not None:
-        _check_same_run(record, attack)
+        check_same_run(record, attack)
     parts = [part for part in record["metrics"] if part != "validation"]
     return {
         "card_version": CARD_VERSION,
@@ -165,7 +165,12 @@ _NOT_ATTACKED = (
 )
 
 
-def _check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:
+def check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    """Refuse an attack record of another run.
+
+    Raises:
+        UserError: it is.
+    """
     subject = attack["subject"]
     for name, theirs in (("config_hash", "run_config_hash"), ("data_hash", "data_hash")):
         if subject[theirs] != record[name]:

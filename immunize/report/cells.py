@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["NOTHING", "Summary", "short", "summary_of", "summary_text"]
+__all__ = ["NOTHING", "Groups", "Summary", "short", "summary_of", "summary_text"]
 
 NOTHING = "–"
 """The cell of a number that no run has."""
 
 Groups = Sequence[Sequence[float | None]]
+"""One sequence a pair of data sets, one number a run."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from immunize.report.naming import data_name
 from immunize.report.packing import COMMON, RESULTS, unpack
 
-__all__ = ["load_records"]
+__all__ = ["SWEEP", "load_records", "own_runs"]
 
 FINISHED = ("finished",)
 SWEEP = "sweep.json"
@@ -34,7 +34,7 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
         records = [_whole(line, common, collected) for line in collected.read_text(encoding="utf-8").splitlines()]
     else:
         records = [_parsed(path.read_text(encoding="utf-8"), path) for path in sorted(folder.rglob("record.json"))]
-        if (own := _own_runs(folder / SWEEP)) is not None:
+        if (own := own_runs(folder / SWEEP)) is not None:
             records = [record for record in records if record.get("config_hash") in own]
     taken = [record for record in records if record["status"] in statuses]
     if not taken:
@@ -44,8 +44,12 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
     return sorted(taken, key=lambda r: (data_name(r, "pretrain"), data_name(r, "harmful"), r["method"], r["seed"]))
 
 
-def _own_runs(path: Path) -> set[str] | None:
-    """Config hashes of the runs of a sweep; None where it has left no list of them."""
+def own_runs(path: Path) -> set[str] | None:
+    """Config hashes of the runs of a sweep, from its `sweep.json`; None where it has left none.
+
+    Raises:
+        ValueError: the file is not such a list.
+    """
     if not path.is_file():
         return None
     try:

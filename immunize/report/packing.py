@@ -3,7 +3,7 @@
 `results.jsonl` holds one line a run; `common.json` what all runs of one status, of one method or on one pair of data
 sets have in common. A record is put together again by merging the three over its line. What a record says twice is
 written once: the validity facts of κ, but for two of them the same under every estimator of a part, and (i) and (ii),
-which a verdict repeats. Curves are left out.
+which a verdict repeats. Curves and spectra are left out.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _KEPT = ("status", "method", "data_hash")
 """Every line keeps these: they find its groups."""
 _REPEATED = ("ratio_harmful", "ratio_pretrain")
 """What a verdict repeats of the numbers of its estimator."""
+_LEFT_OUT = ("curves", "spectra")
 _DATA_ROOT = "<data_root>"
 
 
 def write_results(records: Sequence[_Record], out: Path) -> None:
-    """Write `results.jsonl` and `common.json` into `out`; :func:`unpack` gives the records back, less their curves.
+    """Write `results.jsonl` and `common.json` into `out`; :func:`unpack` gives the records back.
 
-    The folder of the data sets, which says something about a machine and nothing about a number, becomes
-    "<data_root>".
+    What is left out are curves and spectra. The folder of the data sets, which says something about a machine and
+    nothing about a number, becomes "<data_root>".
     """
     lines, common = pack([_without_data_root(record) for record in records])
     out.mkdir(parents=True, exist_ok=True)
@@ -49,7 +50,7 @@ def write_results(records: Sequence[_Record], out: Path) -> None:
 
 def pack(records: Sequence[_Record]) -> tuple[list[_Record], dict[str, dict[str, _Record]]]:
     """Lines, and what they share: layer to group to the common part of its records."""
-    lines = [_said_once({key: value for key, value in record.items() if key != "curves"}) for record in records]
+    lines = [_said_once({key: value for key, value in record.items() if key not in _LEFT_OUT}) for record in records]
     common: dict[str, dict[str, _Record]] = {}
     for layer, key_of in _LAYERS.items():
         groups: dict[str, list[int]] = defaultdict(list)

@@ -15,7 +15,7 @@ from immunize.report.layout import Table
 from immunize.report.naming import data_name
 from immunize.report.runs import Runs
 
-__all__ = ["provenance", "settings_table"]
+__all__ = ["provenance", "provenance_rows", "settings_table"]
 
 _SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
 _WEIGHTS = ("lambda_well", "lambda_ill")
@@ -23,9 +23,15 @@ _NOT_SETTINGS = ("_target_", "name", "seed", *_WEIGHTS)
 
 
 def provenance(runs: Runs) -> str:
-    """A Markdown table: runs, commits, dates, machines, wall time, memory, data, versions."""
+    """A Markdown table of :func:`provenance_rows`."""
+    rows = (f"| {name} | {text} |" for name, text in provenance_rows(runs))
+    return "\n".join(["| | |", "| --- | --- |", *rows]) + "\n"
+
+
+def provenance_rows(runs: Runs) -> list[tuple[str, str]]:
+    """Runs, commits, dates, machines, wall time, memory, data, versions: names, and texts with code in backticks."""
     records = runs.records
-    rows = [
+    return [
         ("runs", runs.completeness()),
         ("methods", ", ".join(f"`{method}`" for method in runs.methods)),
         ("seeds", ", ".join(map(str, runs.seeds))),
@@ -40,7 +46,6 @@ def provenance(runs: Runs) -> str:
         ("held out", _counted(str(record.get("held_out_protocol")) for record in records)),
         ("versions", _counted(_versions(record) for record in records)),
     ]
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]) + "\n"
 
 
 def settings_table(runs: Runs) -> Table:

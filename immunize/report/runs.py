@@ -11,7 +11,7 @@ from typing import Any
 from immunize.config import NOT_HASHED
 from immunize.report.naming import in_order, pair_label
 
-__all__ = ["EXPERIMENT_STATUSES", "FAST", "RunId", "Runs", "experiment_of"]
+__all__ = ["EXPERIMENT_STATUSES", "FAST", "RunId", "Runs", "experiment_of", "flat_settings"]
 
 EXPERIMENT_STATUSES = ("finished", "diverged")
 """A diverged run is an outcome of its method; an interrupted one is a missing run."""
@@ -159,7 +159,7 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
     hashes: dict[str, str | None] = {}
     seen: set[RunId] = set()
     for record in records:
-        flat = _flat(record["config"])
+        flat = flat_settings(record["config"])
         if differing := _differences(settings.setdefault(record["method"], flat), flat):
             raise ValueError(
                 f"runs of method {record['method']} differ in {_listed(differing)}; move those of an older "
@@ -172,7 +172,7 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
         seen.add(one)
 
 
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_settings(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """What has to agree between runs of a method: its settings less the seeds, the digits of a pair, and folders."""
     leaves: dict[str, str] = {}
     for key, value in config.items():
@@ -180,7 +180,7 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
         if name in _NOT_COMPARED or key in ("pair", "root"):
             continue
         if isinstance(value, dict):
-            leaves.update(_flat(value, f"{name}."))
+            leaves.update(flat_settings(value, f"{name}."))
         else:
             leaves[name] = json.dumps(value, sort_keys=True)
     return leaves

@@ -15,7 +15,7 @@ from immunize.report.loading import load_records
 from immunize.report.naming import data_name
 from immunize.report.packing import write_results
 
-__all__ = ["load_records", "summary_table", "write_summary"]
+__all__ = ["groups_of", "load_records", "summary_table", "write_summary"]
 
 _APART = (*NOT_HASHED, "seed", "method")
 
@@ -33,9 +33,6 @@ _COLUMNS = [
 
 def summary_table(records: Iterable[dict[str, Any]]) -> str:
     """Markdown: one row for runs that differ in nothing but the seed, mean ± standard deviation (n - 1) over them."""
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for record in records:
-        groups[_but_for_the_seed(record)].append(record)
     columns = [
         "data",
         "method",
@@ -43,8 +40,16 @@ def summary_table(records: Iterable[dict[str, Any]]) -> str:
         *(f"{name} {part} {est}" for name, part, est, _ in _COLUMNS),
         "(a) (b) (c) fit",
     ]
-    rows = [list(_row(runs)) for runs in sorted(groups.values(), key=_by_rir)]
+    rows = [list(_row(runs)) for runs in sorted(groups_of(records), key=_by_rir)]
     return Table("", "summary", [("", columns)], rows).markdown(heading=False)
+
+
+def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Runs that differ in nothing but the seed, together."""
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        groups[_but_for_the_seed(record)].append(record)
+    return list(groups.values())
 
 
 def write_summary(records: Sequence[dict[str, Any]], out: Path) -> None:

@@ -73,7 +73,7 @@ def test_the_keys_are_those_of_a_linear_record(immunized: dict[str, Any]) -> Non
                 assert numbers["interval"].keys() == set(RATIOS)
     assert immunized.keys() == {
         *("metrics", "metrics_groups", "verdicts", "verdicts_groups"),
-        *("pretrain_accuracy", "probe_accuracy", "curves"),
+        *("pretrain_accuracy", "probe_accuracy", "curves", "spectra"),
     }
 
 
@@ -121,6 +121,17 @@ def test_probe_of_the_immunized_features_is_slower(immunized: dict[str, Any]) ->
     at_30 = {which: immunized["probe_accuracy"]["gd"]["harmful"][which]["30"] for which in WHICH}
     assert at_30["immunized"] < at_30["theta_0"]
     assert curves["gd"]["pretrain"]["immunized"] == curves["gd"]["pretrain"]["theta_0"]
+
+
+def test_spectra_are_those_that_kappa_is_over(immunized: dict[str, Any]) -> None:
+    for part in PARTS:
+        for role in ROLES:
+            for which, key in (("immunized", f"kappa_{role}"), ("theta_0", f"kappa_{role}_baseline")):
+                of = immunized["spectra"][part][role][which]
+                numbers = immunized["metrics"][part]["spectrum"]
+                assert of["index"] == list(range(1, of["rank"] + 1))
+                assert of["rank"] == numbers["facts"][key]["rank"]
+                assert of["sigma"][0] / of["sigma"][-1] == pytest.approx(numbers[key], rel=1e-12)
 
 
 def test_an_extractor_that_changes_nothing_is_not_immunized() -> None:

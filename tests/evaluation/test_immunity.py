@@ -10,7 +10,8 @@ from torch import Tensor
 
 from immunize.data import PairParts, Part
 from immunize.evaluation import PartEvaluation, evaluate_part, least_squares_targets
-from immunize.spectrum import ESTIMATORS
+from immunize.evaluation.numbers import spectrum_numbers
+from immunize.spectrum import ESTIMATORS, Spectrum
 from tests import reference as ref
 from tests.composing import data_of, module_of, tiny
 
@@ -198,6 +199,27 @@ def test_curves_are_those_of_the_naive_simulation() -> None:
             assert curve is not None
             naive = ref.norm_ratio_curve(x, part.y, 50).numpy()
             assert abs(curve.ratio / naive - 1).max() < 1e-9
+
+
+def test_spectra_are_those_of_the_hessians() -> None:
+    parts, theta = pair(), ref.extractor(D, seed=6)
+    found = evaluate(theta, parts)
+    for name, part in (("pretrain", parts.pretrain), ("harmful", parts.harmful)):
+        for which, x in (("immunized", part.x @ theta), ("identity", part.x)):
+            values = torch.linalg.svdvals(ref.hessian(x))
+            assert torch.allclose(found.spectra[name, which].values, values, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("rank", [1, 5, 20, 300])
+def test_recorded_spectra_keep_both_ends_and_the_order(rank: int) -> None:
+    values = torch.cat([torch.logspace(3, -3, rank, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)])
+    of = spectrum_numbers(Spectrum(values, rank + 10, rank + 4, 1e-12), points=16)
+    assert of["rank"] == rank
+    assert of["index"] == sorted(set(of["index"]))
+    assert of["sigma"] == [float(values[i - 1]) for i in of["index"]]
+    ends = {*range(1, min(8, rank) + 1), *range(max(1, rank - 7), rank + 1)}
+    assert ends <= set(of["index"]) <= set(range(1, rank + 1))
+    assert len(of["index"]) <= 32
 
 
 def test_nothing_to_learn_has_no_curve() -> None:

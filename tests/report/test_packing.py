@@ -19,7 +19,7 @@ PAIRS = [(p, h) for p in range(10) for h in range(10) if p != h]
 
 
 def bare(record: Record) -> Record:
-    return {key: value for key, value in record.items() if key != "curves"}
+    return {key: value for key, value in record.items() if key not in ("curves", "spectra")}
 
 
 def by_id(records: list[Record]) -> list[Record]:
