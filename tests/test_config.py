@@ -44,7 +44,7 @@ PRIMARY = {
 }
 GROUPS = ["model", "harmful", "pretrain", "method", "objective", "init", "trainer", "logger", "experiment"]
 LINEAR, DEEP = ("linear",), ("resnet18", "resnet18_64px", "vit", "timm", "resnet_small", "vit_small")
-TABLES = ("digits", "synthetic", "housing", "mnist")
+TABLES = ("arrays", "digits", "synthetic", "housing", "mnist")
 ROWS = {
     *(("linear", harmful) for harmful in TABLES),
     *(("resnet18", harmful) for harmful in ("cars", "country211", "caltech101")),
@@ -56,6 +56,7 @@ ROWS = {
 GIVEN = {
     "timm": ("model.name=convnext_tiny", "model.trainable=[stages.3]", "objective=timm_imagefolder"),
     "imagefolder": ("harmful.root=x", "pretrain.root=y"),
+    "arrays": ("harmful.file=x.npz", "pretrain.file=y.npz"),
 }
 """What a choice asks the user for."""
 N_FEATURES = 6

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from immunize.data.parts import ROLES, Part, Role, Source, SourceBase, Splits
 
 if TYPE_CHECKING:
+    from immunize.data.arrays import Arrays
     from immunize.data.digits import Digits
     from immunize.data.housing import Housing
     from immunize.data.mnist import Mnist
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ROLES",
+    "Arrays",
     "Digits",
     "Housing",
     "Mnist",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Arrays": "arrays",
     "Digits": "digits",
     "Housing": "housing",
     "Mnist": "mnist",

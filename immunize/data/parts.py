@@ -90,7 +90,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """Short name of the data set: "digits", "housing", "mnist", "synthetic"."""
+        """Short name of the data set: "arrays", "digits", "housing", "mnist", "synthetic"."""
 
     @property
     def task(self) -> str:

@@ -1,0 +1,128 @@
+"""Two arrays of your own in one `.npz` file a data set: x, the features, and y, what a probe is to predict.
+
+    np.savez("harmful.npz", x=X_H, y=Y_H); np.savez("pretrain.npz", x=X_P, y=Y_P)
+    python -m immunize.train harmful=arrays harmful.file=harmful.npz pretrain.file=pretrain.npz
+
+The features are taken as they are, because κ depends on their scale: standardize them first where they have none.
+Shapes: N samples, D features.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.npyio import NpzFile
+
+from immunize.data.parts import ROLES, SourceBase, Splits, random_generator, to_part
+from immunize.errors import DataError, MissingDataError
+
+__all__ = ["Arrays"]
+
+RECIPE = "np.savez(file, x=X, y=Y) writes one, x (N, D) and y (N,)"
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Arrays(SourceBase):
+    """One `.npz` file with x (N, D) and y (N,), of which a random share of the rows is held out.
+
+    Args:
+        role: "pretrain" or "harmful".
+        file: the file. Labels 0 and 1 in y make the task binary; other targets are standardized by the mean and the
+            standard deviation of the fitted rows.
+        held_out: share of the rows set aside, positive and below 1.
+        split_seed: of that choice.
+
+    Raises:
+        DataError: no file named, or a share outside (0, 1).
+    """
+
+    name = "arrays"
+
+    def __init__(self, role: str, file: str | Path | None, held_out: float = 0.25, split_seed: int = 0) -> None:
+        super().__init__(role)
+        if not file:
+            raise DataError(f"arrays ({role}): name the file with {role}.file=<file>.npz; {RECIPE}")
+        if not 0 < held_out < 1:
+            raise DataError(f"arrays ({role}): held_out is a share of the rows between 0 and 1, not {held_out}")
+        self.file, self.held_out, self.split_seed = Path(str(file)).expanduser(), held_out, split_seed
+        self._read: tuple[Array, Array] | None = None
+
+    @property
+    def task(self) -> str:  # type: ignore[override]
+        """Binary where y holds nothing but 0 and 1, otherwise regression."""
+        return "binary" if np.isin(self._arrays()[1], (0, 1)).all() else "regression"
+
+    def require(self) -> None:
+        """Find the file.
+
+        Raises:
+            MissingDataError: it is not there.
+        """
+        if not self.file.is_file():
+            raise MissingDataError(f"arrays ({self.role}): there is no file {self.file}; {RECIPE}")
+
+    def load(self) -> Splits:
+        """Read and split.
+
+        Returns:
+            `fit` and `held_out`, rows in the order of the file.
+
+        Raises:
+            MissingDataError: no such file.
+            DataError: not a `.npz` file with numbers x (N, D) and y (N,), or fewer than 2 rows in a part.
+        """
+        x, y = self._arrays()
+        order = random_generator(self.split_seed, ROLES.index(self.role)).permutation(len(x))
+        held = round(self.held_out * len(x))
+        if min(held, len(x) - held) < 2:
+            raise DataError(
+                f"arrays ({self.role}): {len(x)} rows with held_out={self.held_out} leave a part without 2 rows"
+            )
+        out, fit = np.sort(order[:held]), np.sort(order[held:])
+        if self.task == "regression":
+            scale = float(y[fit].std(ddof=1)) or 1.0
+            y = (y - y[fit].mean()) / scale
+        return Splits(fit=to_part(x[fit], y[fit]), held_out=to_part(x[out], y[out]))
+
+    def fingerprint(self) -> Hashable:
+        """File, its size and time, and the settings of the split."""
+        stat = self.file.stat()
+        return self.role, str(self.file.resolve()), stat.st_size, stat.st_mtime_ns, self.held_out, self.split_seed
+
+    def describe(self) -> dict[str, object]:
+        """Short facts for the record."""
+        return {
+            "name": self.name,
+            "role": self.role,
+            "task": self.task,
+            "file": self.file.name,
+            "held_out": self.held_out,
+            "split_seed": self.split_seed,
+        }
+
+    def _arrays(self) -> tuple[Array, Array]:
+        if self._read is None:
+            self.require()
+            self._read = self._checked()
+        return self._read
+
+    def _checked(self) -> tuple[Array, Array]:
+        what = f"arrays ({self.role}): {self.file}"
+        try:
+            archive = np.load(self.file, allow_pickle=False)
+            if not isinstance(archive, NpzFile) or not {"x", "y"} <= set(archive.files):
+                raise DataError(f"{what} has no arrays x and y; {RECIPE}")
+            with archive:
+                x, y = archive["x"], archive["y"]
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"{what} cannot be read: {error}; {RECIPE}") from error
+        if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
+            raise DataError(f"{what} holds {x.dtype} and {y.dtype}; x and y have to be real numbers")
+        if x.ndim != 2 or y.shape != x.shape[:1]:
+            raise DataError(f"{what}: x has the shape {x.shape} and y {y.shape}; (N, D) and (N,) are needed")
+        return x.astype(np.float64), y.astype(np.float64)
