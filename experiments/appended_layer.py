@@ -9,10 +9,11 @@ closed_form  the frontier with B = 100 (numerics of the project, "frontier of §
 sparing      the budget spent on few directions, of which spared photographs have little (`spectrum.sparing`), and the
              labels of D_P and D_H taken into account if γ > 0 (`spectrum.signal`)
 
-The last one's weight s, budget B and γ are chosen on a quarter of the training images, by the same probes of all
-classes: of those with RIR ≥ 100, (i) ≥ 10 and both spared probes within two points there, the one under which the probe
-of D_H scores lowest. The choice does not look at held-out images. Everything that is done is kept in `cache`: the same
-command goes on where it stopped.
+The last one's weight s, budget B and γ are chosen without a look at held-out images: on a quarter of the training
+images of D_H and of the benign task, and on images of D_P that the network has not been trained on. What is asked on
+held-out images (`LEAST_RIR` to `SHARE`) is asked there with a margin (`MARGIN`, `CHOICE_SLACK`), since other images
+differ; of the settings that keep all, the one is taken under which the probe of D_H scores lowest. The probes are those
+of the report, all classes. Everything that is done is kept in `cache`: the same command goes on where it stopped.
 
 Shapes: N images, D = 512 features.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -47,12 +49,17 @@ RHO = 1e-2
 PLAIN_BUDGET = 100.0
 SHARPNESS = 16.0
 FLOOR = 1e-2
-WEIGHTS, BUDGETS, GAMMAS = (0.5, 1.0), (100.0, 150.0, 200.0), (0.0, 0.0625)
+WEIGHTS, BUDGETS, GAMMAS = (0.5, 1.0), (100.0, 140.0, 200.0), (0.0, 0.0625, 0.125, 0.1875)
 """s, B and γ that are tried (ours)."""
 
 STEPS = 300
 LEAST_RIR, LEAST_HARMFUL, SLACK, SHARE = 100.0, 10.0, 0.02, 1 / 3
-VALIDATION_PARTS, SEED = 4, 0
+"""Asked on held-out images: RIR, (i), what a spared probe may lose, and D_H's accuracy over θ_0's."""
+
+MARGIN, CHOICE_SLACK = 1.1, 0.01
+"""Asked when choosing: so many times the RIR and (i), and what a spared probe may lose there (ours)."""
+
+VALIDATION_SHARE, SEED = 1 / 4, 0
 MAPS = ("identity", "closed_form", "sparing")
 COLOURS = {"identity": "#E69F00", "closed_form": "#56B4E9", "sparing": "#0072B2"}  # Okabe-Ito
 
@@ -129,7 +136,7 @@ def kept(path: Path, compute: Callable[[], Any], label: str, key: Any = None) ->
     return value
 
 
-SETTINGS = [RHO, FLOOR, PLAIN_BUDGET, SHARPNESS, WEIGHTS, BUDGETS, GAMMAS, STEPS, VALIDATION_PARTS, SEED]
+SETTINGS = [RHO, FLOOR, PLAIN_BUDGET, SHARPNESS, STEPS, VALIDATION_SHARE, SEED, MARGIN, CHOICE_SLACK]
 
 
 # --- the choice ---------------------------------------------------------------------------------------------------
@@ -137,19 +144,29 @@ SETTINGS = [RHO, FLOOR, PLAIN_BUDGET, SHARPNESS, WEIGHTS, BUDGETS, GAMMAS, STEPS
 
 def choose(sets: dict[str, FeatureSet], cache: Path) -> list[dict[str, Any]]:
     """Every (s, B, γ) on validation images; the first line is θ_0."""
-    from immunize.objective.attacker_cost import ProbeTask
+    import numpy as np
 
-    tasks, rest, aside = {}, {}, {}
-    for name in TASKS:
-        of, (rest[name], aside[name]) = sets[name], split(len(sets[name].x))
-        tasks[name] = ProbeTask(of.x[rest[name]], of.y[rest[name]], of.x[aside[name]], of.y[aside[name]])
-    rows = (sets[PRETRAIN].x[aside[PRETRAIN]].double(), sets[HARMFUL].x[aside[HARMFUL]].double())
-    settings: list[tuple[float, float, float] | None] = [None, *itertools.product(WEIGHTS, BUDGETS, GAMMAS)]
-    lines = []
-    for setting in settings:
-        label = "raw" if setting is None else "s{:g}_B{:g}_g{:g}".format(*setting)
+    from immunize.objective.attacker_cost import ProbeTask, set_aside
+
+    tasks, rest = {}, {}
+    for stream, name in enumerate(TASKS):
+        of = sets[name]
+        rest[name], aside = set_aside(of.y, VALIDATION_SHARE, np.random.default_rng([SEED, stream]))
+        if of.x_validation is None:
+            unseen = of.x[aside], of.y[aside]
+        else:
+            assert of.y_validation is not None
+            unseen = of.x_validation, of.y_validation
+        tasks[name] = ProbeTask(of.x[rest[name]], of.y[rest[name]], *unseen)
+    lines = [kept(cache / "trials" / "raw.json", lambda: trial(None, sets, rest, tasks, {}), "raw")]
+    for setting in itertools.product(WEIGHTS, BUDGETS, GAMMAS):
+        label = "s{:g}_B{:g}_g{:g}".format(*setting)
         lines.append(
-            kept(cache / "trials" / f"{label}.json", lambda one=setting: trial(one, sets, rest, rows, tasks), label)
+            kept(
+                cache / "trials" / f"{label}.json",
+                lambda one=setting: trial(one, sets, rest, tasks, lines[0]["scores"]),
+                label,
+            )
         )
     return lines
 
@@ -158,48 +175,49 @@ def trial(
     setting: tuple[float, float, float] | None,
     sets: dict[str, FeatureSet],
     rest: dict[str, Tensor],
-    rows: tuple[Tensor, Tensor],
     tasks: dict[str, ProbeTask],
+    raw: dict[str, float],
 ) -> dict[str, Any]:
-    """One setting on validation images; None is θ_0."""
+    """One setting on validation images, until it misses something; None is θ_0, whose scores are the others' `raw`."""
     from immunize.evaluation.alignment import measure
     from immunize.objective.attacker_cost import descent
 
-    line: dict[str, Any] = {"weight": None, "budget": None, "gamma": None}
+    line: dict[str, Any] = {"weight": None, "budget": None, "gamma": None, "scores": {}}
     theta = None
     if setting is None:
         line |= dict.fromkeys(("ratio_harmful", "ratio_pretrain", "rir"), 1.0)
     else:
         line |= dict(zip(("weight", "budget", "gamma"), setting, strict=True))
         theta = sparing_map(sets, rest, *setting).theta
-        ratio = measure(theta, rows)["spectrum"]
+        ratio = measure(theta, (tasks[PRETRAIN].x_test.double(), tasks[HARMFUL].x_test.double()))["spectrum"]
         line |= {key: getattr(ratio, key) for key in ("ratio_harmful", "ratio_pretrain", "rir")}
-    return line | {"scores": {name: descent(task, theta, STEPS).last for name, task in tasks.items()}}
+    for name in (BENIGN, HARMFUL, PRETRAIN):  # the dearest last
+        if setting is None or holds(line, raw):
+            line["scores"][name] = descent(tasks[name], theta, STEPS).last
+    return line
+
+
+def holds(one: dict[str, Any], raw: dict[str, float]) -> bool:
+    """Whether a setting keeps what is asked when choosing, as far as it was measured."""
+    least = {BENIGN: raw[BENIGN] - CHOICE_SLACK, PRETRAIN: raw[PRETRAIN] - CHOICE_SLACK}
+    return bool(
+        one["rir"] >= MARGIN * LEAST_RIR
+        and one["ratio_harmful"] >= MARGIN * LEAST_HARMFUL
+        and all(one["scores"].get(name, math.inf) >= score for name, score in least.items())
+        and one["scores"].get(HARMFUL, 0.0) <= SHARE * raw[HARMFUL]
+    )
 
 
 def chosen(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The setting that the module's note asks for, with `feasible`; the nearest where none holds all constraints."""
+    """The setting that the module's note asks for, with `feasible`; where there is none, one that came the furthest."""
     raw, rest = trials[0]["scores"], trials[1:]
-
-    def spares(one: dict[str, Any]) -> float:
-        return min(one["scores"][name] - raw[name] for name in (PRETRAIN, BENIGN))
-
-    fine = [
-        one
-        for one in rest
-        if one["rir"] >= LEAST_RIR and one["ratio_harmful"] >= LEAST_HARMFUL and spares(one) >= -SLACK
-    ]
-    if fine:
-        return {**min(fine, key=lambda one: (one["scores"][HARMFUL], one["budget"])), "feasible": True}
-    return {**max(rest, key=spares), "feasible": False}
-
-
-def split(count: int) -> tuple[Tensor, Tensor]:
-    """Row numbers to compute maps from, and those set aside."""
-    import torch
-
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
-    return order[count // VALIDATION_PARTS :], order[: count // VALIDATION_PARTS]
+    fine = [one for one in rest if holds(one, raw)]
+    furthest = max(len(one["scores"]) for one in rest)
+    best = min(
+        fine or [one for one in rest if len(one["scores"]) == furthest],
+        key=lambda one: (one["scores"].get(HARMFUL, math.inf), one["budget"]),
+    )
+    return {**best, "feasible": bool(fine)}
 
 
 # --- the maps -----------------------------------------------------------------------------------------------------
@@ -341,7 +359,7 @@ def report(rows: list[dict[str, Any]], trials: list[dict[str, Any]], best: dict[
     keys = list(dict.fromkeys(key for row in rows for key in row if key != "curves"))
     write_csv(out / "results.csv", [{key: row.get(key) for key in keys} for row in rows])
     flat = [
-        {k: v for k, v in t.items() if k != "scores"} | {f"{n}_gd{STEPS}": s for n, s in t["scores"].items()}
+        {k: v for k, v in t.items() if k != "scores"} | {f"{n}_gd{STEPS}": t["scores"].get(n) for n in TASKS}
         for t in trials
     ]
     write_csv(out / "choice.csv", flat)
@@ -424,7 +442,7 @@ def readme_of(rows: list[dict[str, Any]], best: dict[str, Any]) -> str:
                     "held-out images",
                 ),
                 (
-                    "chosen on a quarter of the training images",
+                    "chosen on validation images",
                     f"s = {best['weight']:g}, B = {best['budget']:g}, γ = {best['gamma']:g} (choice.csv).{feasible}",
                 ),
             ],
@@ -439,9 +457,14 @@ def readme_of(rows: list[dict[str, Any]], best: dict[str, Any]) -> str:
         *(f"| `{row['map']}` | " + " | ".join(cell(row) for _, cell in columns) + " |" for row in rows),
         "",
         "(i), (ii) and RIR by `spectrum` unless said otherwise. `closed_form` spreads its budget over all directions. "
-        f"`sparing` spends it on few (q = {SHARPNESS:g}), of which 1,000 unlabelled ImageNet photographs have little.",
+        f"`sparing` spends it on few (q = {SHARPNESS:g}), of which 1,000 unlabelled ImageNet photographs have little; "
+        "γ > 0 shrinks the directions that the labels of D_H need and those of D_P do not.",
         "",
-        "What was tried before, and seen on held-out images before this choice was made, stands in docs/signal.md.",
+        "Chosen on images of D_P that the network was not trained on and on a quarter of the training images of the "
+        f"others, with RIR ≥ {MARGIN * LEAST_RIR:g}, (i) ≥ {MARGIN * LEAST_HARMFUL:g} and at most "
+        f"{100 * CHOICE_SLACK:g} point lost there. `choice.csv` has every setting, measured until it "
+        "missed something. What was tried before, and seen on held-out images before this choice was made, stands "
+        "in docs/appended_layer.md.",
         "",
         "What the layer does not stop stands in the table: whitening before a closed-form probe gives the same "
         "accuracy whatever the map, and Adam is hindered far less than gradient descent. See docs/appended_layer.md.",

@@ -7,8 +7,11 @@
             Tiny ImageNet's 32 pixels are blurred at 64, and a covariance of blurred images alone would count
             sharpness among the things that D_H has and nobody else
 
+D_P's training images are those the network was trained on, and its features know them by heart; a share of the other
+split is therefore set aside as well, to choose maps by. It is no part of the held-out images.
+
 Images and weights lie in the data root (`data_root=` or IMMUNIZE_DATA), in ImageFolder layout. Features are cached by
-set and split, so that a run that was cut off goes on where it stopped. Images are resized to 64×64, which is what the
+set and part, so that a run that was cut off goes on where it stopped. Images are resized to 64×64, which is what the
 network was trained at; the aspect ratio is not kept, so that no part of a car is cut off.
 
 Shapes: N images, D = 512 features.
@@ -28,7 +31,7 @@ from immunize.errors import DataError, MissingDataError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["SETS", "DeepSet", "FeatureSet", "data_root", "load_model", "load_pixels", "load_sets"]
+__all__ = ["SETS", "DeepSet", "FeatureSet", "Take", "data_root", "load_model", "load_pixels", "load_sets"]
 
 WEIGHTS = "weights/resnet18_tiny_imagenet_64px.safetensors"
 PIXELS, MEAN, STD = 64, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -36,25 +39,45 @@ BATCH = 100
 
 
 @dataclass(frozen=True)
+class Take:
+    """Some of the images of a set.
+
+    Attributes:
+        split: folder below that of the set.
+        first: of a class's images, in the order of their names, from 0.
+        end: the first that is left out; None takes all.
+    """
+
+    split: str
+    first: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True)
 class DeepSet:
-    """Where an image set lies and how much of it is used.
+    """Where an image set lies and what it is used for.
 
     Attributes:
         folder: below the data root.
-        splits: folders of the training and, if there are any, of the held-out images.
-        per_class: at most so many images a class of each, the first by name; None for all.
+        parts: "train", "held_out" and "validation"; only the first is in all of them.
     """
 
     folder: str
-    splits: tuple[str, ...]
-    per_class: tuple[int | None, ...] = (None, None)
+    parts: dict[str, Take]
 
 
 SETS = {
-    "tiny_imagenet": DeepSet("tiny_imagenet_32", ("train", "val"), (50, 20)),
-    "stanford_cars": DeepSet("stanford_cars", ("train", "test")),
-    "caltech101": DeepSet("caltech101", ("train", "test")),
-    "imagenet_1_per_class": DeepSet("imagenet_1_per_class", ("all",)),
+    "tiny_imagenet": DeepSet(
+        "tiny_imagenet_32",
+        {
+            "train": Take("train", end=50),
+            "held_out": Take("val", end=20),
+            "validation": Take("val", 20, 50),
+        },
+    ),
+    "stanford_cars": DeepSet("stanford_cars", {"train": Take("train"), "held_out": Take("test")}),
+    "caltech101": DeepSet("caltech101", {"train": Take("train"), "held_out": Take("test")}),
+    "imagenet_1_per_class": DeepSet("imagenet_1_per_class", {"train": Take("all")}),
 }
 
 
@@ -65,14 +88,18 @@ class FeatureSet:
     Attributes:
         x: (N, 512) float32 features of the training images.
         y: (N,) int64 classes.
-        x_held_out: (M, 512), of the images of the other split; None if there is none.
+        x_held_out: (M, 512), of the held-out images; None if there are none.
         y_held_out: (M,).
+        x_validation: (V, 512), of images that are neither; None if there are none.
+        y_validation: (V,).
     """
 
     x: Tensor
     y: Tensor
     x_held_out: Tensor | None = None
     y_held_out: Tensor | None = None
+    x_validation: Tensor | None = None
+    y_validation: Tensor | None = None
 
 
 def data_root(given: str | None) -> Path:
@@ -108,47 +135,47 @@ def load_sets(root: Path, cache: Path) -> dict[str, FeatureSet]:
         DataError: a folder without images.
     """
     files = {
-        (name, split): _files(root, of, index) for name, of in SETS.items() for index, split in enumerate(of.splits)
+        (name, part): _files(root, of.folder, take) for name, of in SETS.items() for part, take in of.parts.items()
     }
     weights = root / WEIGHTS
     if not weights.is_file():
         raise MissingDataError(f"the weights were not found: looked for {weights}; name the data root with data_root=")
     parts: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
     model = None
-    for (name, split), found in files.items():
-        path = cache / f"{name}_{split}.safetensors"
+    for (name, part), found in files.items():
+        path = cache / f"{name}_{part}.safetensors"
         key = f"{len(found)} images, {PIXELS} px, weights of {weights.stat().st_size} bytes"
         stored = _stored(path, key)
         if stored is None:
             model = model or load_model(root)
-            stored = _compute(model, found, f"{name} {split}")
+            stored = _compute(model, found, f"{name} {part}")
             _store(path, stored, key)
-        parts[name, split] = stored
-    return {name: FeatureSet(*(t for split in of.splits for t in parts[name, split])) for name, of in SETS.items()}
+        parts[name, part] = stored
+    return {name: FeatureSet(*(t for part in of.parts for t in parts[name, part])) for name, of in SETS.items()}
 
 
 def load_pixels(root: Path, name: str, count: int) -> Tensor:
     """The first `count` held-out images of a set, one a class as far as there are, (count, 3, 64, 64) float32."""
-    found = _files(root, SETS[name], 1)
+    found = _files(root, SETS[name].folder, SETS[name].parts["held_out"])
     firsts = {label: path for path, label in reversed(found)}
     import torch
 
     return torch.stack([_read(path) for path in list(firsts.values())[:count]])
 
 
-def _files(root: Path, of: DeepSet, index: int) -> list[tuple[Path, int]]:
-    folder = root / of.folder / of.splits[index]
+def _files(root: Path, name: str, take: Take) -> list[tuple[Path, int]]:
+    folder = root / name / take.split
     if not folder.is_dir():
         raise MissingDataError(
-            f"{of.folder} was not found: looked for {folder}/<class>/<image>.jpg; name the folder that holds "
-            f"{of.folder} with data_root=<folder> or the environment variable IMMUNIZE_DATA"
+            f"{name} was not found: looked for {folder}/<class>/<image>.jpg; name the folder that holds "
+            f"{name} with data_root=<folder> or the environment variable IMMUNIZE_DATA"
         )
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     found = [
-        (path, label) for label, one in enumerate(classes) for path in sorted(one.glob("*.jp*g"))[: of.per_class[index]]
+        (path, label) for label, one in enumerate(classes) for path in sorted(one.glob("*.jp*g"))[take.first : take.end]
     ]
     if not found:
-        raise DataError(f"{folder} holds no images in folders of classes; unpack {of.folder} again")
+        raise DataError(f"{folder} holds no images in folders of classes; unpack {name} again")
     return found
 
 

@@ -109,6 +109,7 @@ def build_module(cfg: DictConfig, data: PairedData, objective: Objective) -> Lin
         optimizer,
         full_batch=data.full_batch,
         log_every=cfg.log_every,
+        lr_decay=cfg.objective.lr_decay,
     )
 
 

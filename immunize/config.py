@@ -67,6 +67,9 @@ OF_DEEP_NETS = (
 )
 """Settings of `objective` that the linear model does not have: there they are null, and not part of its hash."""
 
+ADDED = ("lr_decay",)
+"""Settings of `objective` that came later, null being what there was before: then they are not part of the hash."""
+
 LONGEST_NAME = 120
 """Characters of a folder name; file systems allow 255 bytes a name, and 4,096 or fewer a path."""
 
@@ -144,7 +147,8 @@ def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
     model, objective, deep = (config.get(key) for key in ("model", "objective", "deep"))
     if not (isinstance(model, dict) and isinstance(objective, dict)):
         return config
-    kept = {key: value for key, value in config.items() if key != "deep"}
+    objective = {key: value for key, value in objective.items() if not (key in ADDED and value is None)}
+    kept = {key: value for key, value in config.items() if key != "deep"} | {"objective": objective}
     if model.get("kind") == "deep":
         assert isinstance(deep, dict)
         return kept | {"deep": {key: value for key, value in deep.items() if key not in NOT_HASHED_DEEP}}

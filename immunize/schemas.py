@@ -52,6 +52,7 @@ class ObjectiveConfig:
         batch_size: rows a batch of each data set; null is full-batch.
         loss: L, "mse" or "bce"; "ce" for deep nets.
         optimizer: `_target_` of a torch optimizer and its arguments; parameters and learning rate are filled in.
+        lr_decay: share of the steps, the last ones, over which η falls to zero; null for none, as for deep nets.
         balance: set λ_P and λ_H from the gradient norms (C.2) instead of from the two above.
         balance_multiplier: 1, 2, 3 or 5.
         balance_every: steps between two balancings; 0 balances once, before the first step.
@@ -77,6 +78,7 @@ class ObjectiveConfig:
     batch_size: int | None = MISSING
     loss: str = MISSING
     optimizer: dict[str, Any] = MISSING
+    lr_decay: float | None = MISSING
     balance: bool = MISSING
     balance_multiplier: float = MISSING
     balance_every: int = MISSING

@@ -40,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     ("objective.epochs", lambda value: value >= 1, "at least 1"),
     ("objective.learning_rate", lambda value: 0 < value < math.inf, "positive and finite"),
     ("objective.batch_size", lambda value: value is None or value >= 2, "at least 2, or null for full-batch steps"),
+    ("objective.lr_decay", lambda value: value is None or 0 < value <= 1, "positive and at most 1, or null"),
 )
 LINEAR_RULES: tuple[Rule, ...] = (
     ("objective.loss", lambda value: value in LINEAR_LOSSES, f"one of {', '.join(LINEAR_LOSSES)} for a linear model"),
@@ -57,6 +58,7 @@ DEEP_RULES: tuple[Rule, ...] = (
     ("objective.epochs_on", lambda value: value in ("harmful", "longest"), "harmful (C.2) or longest"),
     ("objective.max_steps", lambda value: value is None or value >= 1, "at least 1, or null"),
     ("objective.precondition_ridge", lambda value: value is not None and 0 < value < math.inf, "positive and finite"),
+    ("objective.lr_decay", lambda value: value is None, "null for a deep model"),
     ("objective.early_stopping", lambda value: not value, "false for a deep model; use selection=validation"),
     ("guard", lambda value: str(getattr(value, "value", value)) == "off", "off: Theorem 4.3 is about linear models"),
     ("init._target_", lambda value: value is None, "left out (init=none) for a deep model, which starts at θ_0"),

@@ -120,6 +120,7 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
         ("objective.epochs=-5", ["objective.epochs has to be at least 1", "-5"]),
         ("objective.learning_rate=-1", ["objective.learning_rate has to be positive"]),
         ("objective.learning_rate=inf", ["objective.learning_rate has to be positive and finite"]),
+        ("objective.lr_decay=0", ["objective.lr_decay has to be positive and at most 1, or null"]),
         ("objective.batch_size=1", ["objective.batch_size has to be at least 2"]),
         ("objective.batch_size=100000", ["objective.batch_size=100000", "larger than both data sets"]),
         ("objective.lambda_well=-1", ["objective.lambda_well", "-1"]),

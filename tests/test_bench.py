@@ -20,6 +20,7 @@ from experiments.bench.point import FEWEST, Point
 from immunize.errors import UserError
 from immunize.features import LinearExtractor
 from immunize.spectrum import default_tolerance
+from tests.composing import compose_config
 
 HERE = Path(bench.__file__).parent
 NUMBERS = ("threads", "exponent", "r2", "last_exponent")
@@ -188,6 +189,11 @@ def test_committed_mnist_runs_keep_the_limits() -> None:
         assert row["rir_fit_spectrum"] > float(released["rir_fit_spectrum"])
     for row in rows[1:]:
         assert row["rir_fit_released"] >= float(released["rir_fit_released"])
+
+
+def test_full_batch_case_takes_no_mini_batches() -> None:
+    _, overrides = mnist.CASES["full batch"]
+    assert compose_config(*mnist.PAIR, *overrides).objective.batch_size is None
 
 
 @pytest.mark.parametrize("part", bench.PARTS)

@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from scipy.stats import spearmanr
 
 from experiments import alignment, closed_form_mnist
+from immunize import forecast
+from immunize.config import config_dir, register
 from immunize.errors import UserError
+from immunize.remembering import remembered
 from tests import reference as ref
 
 # --- experiments.alignment ----------------------------------------------------------------------------------------
@@ -108,6 +112,27 @@ def test_points_come_from_the_latest_finished_records(tmp_path: Path, monkeypatc
         alignment.mnist_points(tmp_path / "empty", tmp_path, [])
 
 
+def test_numbers_are_those_of_the_forecast_and_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an ordered pair of digits and of its other order, which shares both data sets."""
+    compressed = []
+    side_of = alignment.side_of.__wrapped__  # type: ignore[attr-defined]
+    monkeypatch.setattr(alignment, "side_of", remembered(2)(lambda *x: compressed.append(x) or side_of(*x)))
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        for pair in ("[3,8]", "[8,3]"):
+            overrides = ["harmful=digits", f"harmful.pair={pair}"]
+            known = alignment.forecast_of(tmp_path, pair, overrides)
+            cfg = compose("forecast", [*overrides, f"shrinkage={alignment.RHO:g}"])
+            whole = forecast.run(cfg, tmp_path / f"whole {pair}")
+            assert known["alignment"] == pytest.approx(whole["alignment"]["score"], rel=1e-9)
+            assert known["rir_star"] == pytest.approx(whole["bound"]["rir_star"], rel=1e-9)
+            assert known["rir_star_held_out"] == pytest.approx(whole["metrics"]["held_out"]["ridge"]["rir"], rel=1e-6)
+        assert len(compressed) == 2  # two digits, each once
+        monkeypatch.setattr(alignment, "side_of", None)
+        again = alignment.forecast_of(tmp_path, "[8,3]", [*overrides, "data_root=elsewhere"])
+    assert again == known
+
+
 def test_synthetic_family_runs_forecasts_and_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +196,8 @@ def side(seed: int, decades: float) -> closed_form_mnist.Side:
 def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(closed_form_mnist, "PIXELS", 6)
     monkeypatch.setattr(closed_form_mnist, "LIMIT", 1000)
-    return {"pair": [0, 1], **closed_form_mnist.measure_pair(side(1, 1.0), side(2, 1.2)), "seconds": 1.0}
+    spent = {"cpu_seconds": 3.0, "alone_seconds": 5.0, "alone_cpu_seconds": 1.0}
+    return {"pair": [0, 1], **closed_form_mnist.measure_pair(side(1, 1.0), side(2, 1.2)), **spent}
 
 
 def test_a_pair_is_measured_against_the_theory(small: dict[str, Any]) -> None:
@@ -195,9 +221,29 @@ def test_report_counts_and_names_pairs_that_miss(small: dict[str, Any]) -> None:
     assert "| (a) on `fit`, `spectrum`: (i) ≥ 2 | every pair |" in text
     assert "(a), (b) and (c) with `defining`" in text
     assert f"3→8 (12.5 / {small['rir_star_held_out']:.3g})" in text
+    assert "1.00 s of CPU time a pair on one thread (5.00 s by the clock), 2 s for the 2 pairs" in text
+    assert "at most 180 s, which holds" in text
+    slow = closed_form_mnist.readme_of([small | {"alone_cpu_seconds": 4.1}], None)
+    assert "at most 180 s, which is **missed**" in slow  # 90 · 4.1 s on two cores
     line = closed_form_mnist.flat(small)
     assert line["pretrain_digit"] == 0
     assert line["auto_steps_harmful_held_out"] == small["auto"]["steps"]["harmful"]
+
+
+def test_the_closed_form_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = {"perf_counter": iter([10.0, 13.0]), "process_time": iter([1.0, 1.5])}
+    for name, ticks in clocks.items():
+        monkeypatch.setattr(closed_form_mnist.time, name, lambda ticks=ticks: next(ticks))
+    x = ref.gaussian(60, 6, seed=3)
+    assert closed_form_mnist.time_alone(x, x.flip(1), 2.0) == {"alone_seconds": 3.0, "alone_cpu_seconds": 0.5}
+
+
+def test_pairs_of_other_settings_are_computed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "0_1.json").write_text(json.dumps({"settings": closed_form_mnist.SETTINGS}))
+    assert closed_form_mnist._done(tmp_path, (0, 1)) is not None
+    assert closed_form_mnist._done(tmp_path, (1, 0)) is None
+    monkeypatch.setattr(closed_form_mnist, "SETTINGS", [*closed_form_mnist.SETTINGS, 1])
+    assert closed_form_mnist._done(tmp_path, (0, 1)) is None
 
 
 def test_pairs_are_parsed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def test_fronts_leave_out_maps_that_harm_the_pretraining_task() -> None:
 def test_report_says_plainly_when_labels_are_not_better() -> None:
     held = [line("closed_form", 4.0), line("sharp", 1.0), line("labels", 2.0), line("combined", 8.0)]
     said = " ".join(signal.sentences(held))
-    assert "`labels` makes D_H 0.5 times as dear as `closed_form`, no dearer: it is not better" in said
-    assert "`combined` makes D_H 2 times as dear as `closed_form`, dearer" in said
+    assert "`labels` makes D_H 0.5 times as dear as `closed_form`: it is not better." in said
+    assert "`combined` makes D_H 2 times as dear as `closed_form`." in said
     assert "none of these costs" in said
     said = " ".join(
         signal.sentences([line("labels", 2.0, benign_score_change=-0.3), line("sharp", 1.0, feasible=False)])
@@ -135,14 +136,15 @@ def trial(harmful: float, **changes: Any) -> dict[str, Any]:
 
 
 def test_choice_takes_the_hardest_for_the_attacker_that_keeps_every_constraint() -> None:
-    raw = trial(0.04)
-    spoils = {"scores": {appended_layer.BENIGN: 0.275}}
-    rest = [trial(0.02), trial(0.015, budget=150.0), trial(0.001, rir=99.0), trial(0.001, ratio_harmful=9.0)]
+    raw = trial(0.06)
+    spoils = {"scores": {appended_layer.BENIGN: 0.285}}
+    rest = [trial(0.02), trial(0.015, budget=150.0), trial(0.001, rir=109.0), trial(0.001, ratio_harmful=10.9)]
     best = appended_layer.chosen([raw, *rest, trial(0.001, **spoils)])
     assert (best["budget"], best["feasible"]) == (150.0, True)
-    nearest = appended_layer.chosen([raw, trial(0.01, **spoils), trial(0.02, scores={appended_layer.PRETRAIN: 0.1})])
-    assert not nearest["feasible"]
-    assert nearest["scores"][appended_layer.BENIGN] == 0.275
+    missed = appended_layer.chosen([raw, trial(0.021), trial(0.0, rir=60.0) | {"scores": {}}])
+    assert (missed["rir"], missed["feasible"]) == (150.0, False)  # more than a third, but measured to the end
+    none = appended_layer.chosen([raw, trial(0.0, rir=60.0) | {"scores": {}}])
+    assert (none["rir"], none["feasible"]) == (60.0, False)
 
 
 def measured(name: str, **changes: Any) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def test_verdicts_are_read_off_the_last_map() -> None:
 def test_report_of_the_layer_marks_what_is_missed(tmp_path: Path) -> None:
     rows = [measured(name) for name in appended_layer.MAPS]
     best = {"weight": 1.0, "budget": 100.0, "gamma": 0.0, "feasible": False}
-    appended_layer.report(rows, [trial(0.04), trial(0.02)], best, tmp_path)
+    appended_layer.report(rows, [trial(0.04), trial(0.02) | {"scores": {}}], best, tmp_path)
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "| 1.000 | **missed** |" in text
     assert "this one is the nearest" in text
@@ -190,13 +192,52 @@ def features(count: int, seed: int) -> deep_features.FeatureSet:
     return deep_features.FeatureSet(x, (x @ w).argmax(1), test, (test @ w).argmax(1))
 
 
+def test_maps_are_chosen_on_images_that_the_network_was_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = {name: features(80, seed) for seed, name in enumerate([*appended_layer.TASKS, appended_layer.SPARED], 40)}
+    unseen = features(30, 90)
+    sets[appended_layer.PRETRAIN] = replace(sets[appended_layer.PRETRAIN], x_validation=unseen.x, y_validation=unseen.y)
+    seen = []
+    monkeypatch.setattr(
+        appended_layer, "trial", lambda setting, sets, rest, tasks, raw: seen.append(tasks) or {"scores": {}}
+    )
+    appended_layer.choose(sets, tmp_path)
+    tasks = seen[0]
+    cars = tasks[appended_layer.HARMFUL]
+    assert torch.equal(tasks[appended_layer.PRETRAIN].x_test, unseen.x)
+    assert len(tasks[appended_layer.PRETRAIN].x) == 60
+    assert len(cars.x_test) == 20  # of the training images
+    assert not (cars.x_test[:, None] == cars.x).all(-1).any()
+
+
 def test_maps_and_choice_from_small_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets = {name: features(80, seed) for seed, name in enumerate([*appended_layer.TASKS, appended_layer.SPARED], 40)}
     monkeypatch.setattr(appended_layer, "STEPS", 15)
-    monkeypatch.setattr(appended_layer, "BUDGETS", (10.0,))
+    monkeypatch.setattr(appended_layer, "BUDGETS", (10.0, 1e4))
+    monkeypatch.setattr(appended_layer, "GAMMAS", (0.0,))
+    monkeypatch.setattr(appended_layer, "LEAST_RIR", 0.0)
+    monkeypatch.setattr(appended_layer, "LEAST_HARMFUL", 50.0)
+    order = [appended_layer.BENIGN, appended_layer.HARMFUL, appended_layer.PRETRAIN]
+
+    def part(one: dict[str, Any]) -> dict[str, float]:
+        return {name: one["scores"][name] for name in order[:2] if name in one["scores"]}
+
     trials = appended_layer.choose(sets, tmp_path)
-    assert [one["weight"] for one in trials] == [None, 0.5, 0.5, 1.0, 1.0]
+    assert [(one["weight"], one["budget"]) for one in trials] == [
+        (None, None),
+        (0.5, 10),
+        (0.5, 1e4),
+        (1, 10),
+        (1, 1e4),
+    ]
     assert trials[0]["rir"] == 1.0
+    too_easy = [one["ratio_harmful"] < 50 * appended_layer.MARGIN for one in trials[1:]]
+    assert {*too_easy} == {True, False}
+    for one, easy in zip(trials[1:], too_easy, strict=True):  # in order of cost, until something is missed
+        assert list(one["scores"]) == order[: len(one["scores"])]
+        assert (len(one["scores"]) == 0) == easy
+        assert (len(one["scores"]) == 3) == appended_layer.holds(one | {"scores": part(one)}, trials[0]["scores"])
     monkeypatch.setattr(appended_layer, "trial", None)
     assert appended_layer.choose(sets, tmp_path) == trials  # from the cache
     maps = appended_layer.maps_of(sets, {"weight": 1.0, "budget": 10.0, "gamma": 0.0})
@@ -227,13 +268,28 @@ def test_missing_images_and_weights_are_named_before_anything_is_computed(tmp_pa
     with pytest.raises(MissingDataError, match="tiny_imagenet_32"):
         deep_features.load_sets(tmp_path, tmp_path / "cache")
     for of in deep_features.SETS.values():
-        for split in of.splits:
-            folder = tmp_path / of.folder / split / "class"
-            folder.mkdir(parents=True)
-            (folder / "1.jpg").touch()
+        for take in of.parts.values():
+            folder = tmp_path / of.folder / take.split / "class"
+            folder.mkdir(parents=True, exist_ok=True)
+            for number in range(25):
+                (folder / f"{number:02}.jpg").touch()
     with pytest.raises(MissingDataError, match="weights"):
         deep_features.load_sets(tmp_path, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+
+
+def test_images_to_choose_by_are_no_held_out_images(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny_imagenet_32" / "val" / "class"
+    folder.mkdir(parents=True)
+    for number in range(50):
+        (folder / f"{number:02}.jpg").touch()
+    parts = deep_features.SETS["tiny_imagenet"].parts
+    found = [
+        {path.name for path, _ in deep_features._files(tmp_path, "tiny_imagenet_32", parts[name])}
+        for name in ("held_out", "validation")
+    ]
+    assert [len(names) for names in found] == [20, 30]
+    assert not found[0] & found[1]
 
 
 def test_stored_features_are_used_again_only_for_the_same_images(tmp_path: Path) -> None:

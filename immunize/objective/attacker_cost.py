@@ -16,10 +16,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["ADAM_RATES", "SHARE", "Baseline", "Cost", "Course", "ProbeTask", "adam", "baseline", "cost", "descent"]
+__all__ = [
+    "ADAM_RATES",
+    "SHARE",
+    "Baseline",
+    "Cost",
+    "Course",
+    "ProbeTask",
+    "adam",
+    "baseline",
+    "cost",
+    "descent",
+    "set_aside",
+]
 
 SHARE = 0.9
 """Of the raw features' best score; a probe that has it counts as having learned the task (ours)."""
@@ -114,6 +127,27 @@ class Baseline:
 
     threshold: float
     cost: Cost
+
+
+def set_aside(y: Tensor, share: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Row numbers to compute a map from and to train on, and those of a random share to judge by, class by class.
+
+    The share is that of every class, because a probe after few steps mostly repeats how often it has seen each: on
+    196 nearly balanced classes of cars, rows drawn at random took its accuracy after 300 steps from 3.3 % to 2.1 %.
+
+    Args:
+        y: (N,) int64 classes, or floating targets, of which any row is as good as another.
+        share: between 0 and 1.
+        rng: of the draw.
+    """
+    order = torch.from_numpy(rng.permutation(len(y)))
+    classes = torch.zeros_like(order) if y.is_floating_point() else y[order]
+    by_class = classes.argsort(stable=True)
+    order, classes = order[by_class], classes[by_class]
+    counts = torch.bincount(classes)
+    rank = torch.arange(len(y)) - (counts.cumsum(0) - counts)[classes]
+    aside = (rank + 0.5) / counts[classes] < share
+    return order[~aside], order[aside]
 
 
 def descent(task: ProbeTask, theta: Tensor | None, steps: int, *, until: float = math.inf, at_least: int = 0) -> Course:

@@ -12,10 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from immunize.objective.attacker_cost import ProbeTask
+from immunize.objective.attacker_cost import ProbeTask, set_aside
 from immunize.objective.base import Labelled, Objective, Step
 from immunize.objective.signal_choice import BUDGETS, GAMMAS, SHARPNESSES, choose
 from immunize.spectrum import (
@@ -175,14 +174,12 @@ class Signal(Objective):
 
     def _task(self, x: Tensor, y: Tensor, stream: int) -> ProbeTask:
         """The rows of one data set, a random part of them set aside to be tested on."""
-        held = round(self.validation_fraction * len(x))
-        if min(held, len(x) - held) < 2:
+        train, test = set_aside(y, self.validation_fraction, np.random.default_rng([self.seed, stream]))
+        if min(len(train), len(test)) < 2:
             raise ValueError(
                 f"{len(x)} rows are too few to choose on: give method.gamma, method.budget and method.sharpness "
                 "as numbers"
             )
-        order = torch.from_numpy(np.random.default_rng([self.seed, stream]).permutation(len(x)))
-        test, train = order[:held], order[held:]
         return ProbeTask(x[train], y[train], x[test], y[test])
 
 

@@ -173,7 +173,10 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
 
 
 def flat_settings(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """What has to agree between runs of a method: its settings less the seeds, the digits of a pair, and folders."""
+    """What has to agree between runs of a method: its settings less the seeds, the digits of a pair, and folders.
+
+    A setting that is null is one that runs of before it was there do not have.
+    """
     leaves: dict[str, str] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
@@ -181,7 +184,7 @@ def flat_settings(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
             continue
         if isinstance(value, dict):
             leaves.update(flat_settings(value, f"{name}."))
-        else:
+        elif value is not None:
             leaves[name] = json.dumps(value, sort_keys=True)
     return leaves
 

@@ -35,7 +35,7 @@ THREADS = (
 """Variables that cap the threads of a process which has not imported torch or numpy yet."""
 
 TIMES = 3
-"""A run during which a worker process died is begun so often at most."""
+"""A run is given up when a process has died so often while it was under way."""
 
 QUEUED = 1
 """Runs a worker that wait for it, so that it never waits for the next one."""
@@ -70,32 +70,42 @@ class PoolLauncher(SweepLauncher):
         self.n_jobs = n_jobs
 
     def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
-        """Side by side. A run whose process dies (killed, out of memory) is begun again, up to `TIMES` times."""
+        """Side by side. What was handed out when a process died (killed, out of memory) is begun again.
+
+        A death ends the pool, and nobody knows which of the runs under way it came from: each of them is begun again
+        alone, so that the next death is that of its own run, and none is given up for its neighbour's. Runs that only
+        waited for a process lose nothing.
+        """
         pool = _Pool(self.jobs, self.n_jobs)
-        begun: Counter[Job] = Counter()
+        deaths: Counter[Job] = Counter()
+        suspects: list[Job] = []  # the first is under way, nothing else is
         again: list[Job] = []
         try:
             while True:
-                while pool.has_room() and (job := again.pop(0) if again else next(jobs, None)) is not None:
-                    begun[job] += 1
+                if suspects and not pool.running:
+                    pool.begin(suspects[0])
+                while not suspects and pool.has_room():
+                    job = again.pop(0) if again else next(jobs, None)
+                    if job is None:
+                        break
                     pool.begin(job)
                 if not pool.running:
-                    break
-                died = None
-                for job, future in pool.over():
-                    error = future.exception()
-                    if error is None:
-                        yield job, future.result()
-                        continue
-                    died = error
-                    if begun[job] < TIMES:
-                        again.append(job)
-                    else:
-                        yield job, Outcome("failed", messages=(f"error: its process died {TIMES} times: {error}",))
-                if died is not None:
-                    again += pool.running.values()
-                    pool.end()
-                    self.progress.note(f"{self.progress.name}: a worker process died; its runs are begun again")
+                    return
+                for job, outcome in pool.over():
+                    if job in suspects:
+                        suspects.remove(job)
+                    yield job, outcome
+                if pool.died is None:
+                    continue
+                under_way, waiting = pool.left()
+                deaths.update(under_way)
+                suspects += [job for job in under_way if job not in suspects]
+                again = waiting + again
+                if deaths[suspects[0]] == TIMES:
+                    message = f"error: its process died {TIMES} times: {pool.died}"
+                    yield suspects.pop(0), Outcome("failed", messages=(message,))
+                pool.end()
+                self.progress.note(f"{self.progress.name}: a worker process died; its runs are begun again")
         finally:
             pool.end()
 
@@ -109,6 +119,7 @@ class _Pool:
         self.jobs, self.n_jobs = jobs, cpu_count() if n_jobs == -1 else n_jobs
         self.threads = threads_a_worker(cpu_count(), self.n_jobs)
         self.running: dict[Future[Outcome], Job] = {}
+        self.died: BaseException | None = None
         self._executor: Any = None
 
     def has_room(self) -> bool:
@@ -131,14 +142,29 @@ class _Pool:
         with _sigint_ignored():  # inherited by the processes, which start here
             self.running[self._executor.submit(_run, job)] = job
 
-    def over(self) -> list[tuple[Job, Future[Outcome]]]:
-        """Wait until a run is over, and return all that are."""
+    def over(self) -> list[tuple[Job, Outcome]]:
+        """Wait until a run is over, and return all that are; none after a process has died, see `died`."""
         done, _ = wait(self.running, return_when=FIRST_COMPLETED)
-        return [(self.running.pop(future), future) for future in done]
+        found = []
+        for future in done:
+            if (error := future.exception()) is None:
+                found.append((self.running.pop(future), future.result()))
+            else:
+                self.died = error
+        return found
+
+    def left(self) -> tuple[list[Job], list[Job]]:
+        """Runs that are not over: those that may be under way, and those that wait.
+
+        Processes take runs in the order in which they were handed out, so that at most the first `n_jobs` have begun.
+        """
+        jobs = list(self.running.values())
+        return jobs[: self.n_jobs], jobs[self.n_jobs :]
 
     def end(self) -> None:
         """Kill the processes, whatever they do."""
         self.running.clear()
+        self.died = None
         if self._executor is not None:
             self._executor.shutdown(wait=True, kill_workers=True)
             self._executor = None

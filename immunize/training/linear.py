@@ -29,6 +29,7 @@ class LinearModule(ImmunizationModule):
         full_batch: every batch is the whole of both data sets; they are then compressed once to at most D rows
             each, from which every step computes its spectra (K is fixed).
         log_every: steps between two rows of the loggers.
+        lr_decay: see :class:`~immunize.training.module.ImmunizationModule`.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class LinearModule(ImmunizationModule):
         *,
         full_batch: bool,
         log_every: int = 10,
+        lr_decay: float | None = None,
     ) -> None:
-        super().__init__(objective, optimizer, log_every=log_every)
+        super().__init__(objective, optimizer, log_every=log_every, lr_decay=lr_decay)
         self.extractor, self.head = extractor, head
         self.task_loss, self.full_batch = task_loss, full_batch
         self._compressed: dict[str, Tensor] = {}

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from immunize.errors import DivergedError
 from immunize.objective import Objective, Step, all_finite
@@ -34,16 +35,20 @@ class ImmunizationModule(LightningModule):
         objective: the method.
         optimizer: builds the optimizer from the parameters.
         log_every: steps between two rows of the loggers.
+        lr_decay: share of the steps, the last ones, over which the learning rate falls linearly to zero; None for none.
 
     Attributes:
         last_finite: the trained parameters of the last step at which all terms were finite.
     """
 
-    def __init__(self, objective: Objective, optimizer: OptimizerFactory, *, log_every: int = 10) -> None:
+    def __init__(
+        self, objective: Objective, optimizer: OptimizerFactory, *, log_every: int = 10, lr_decay: float | None = None
+    ) -> None:
         super().__init__()
         self.objective = objective
         self.optimizer_factory = optimizer
         self.log_every = log_every
+        self.lr_decay = lr_decay
         self.last_finite: dict[str, Tensor] = {}
         self._latest: Step | None = None
 
@@ -55,9 +60,14 @@ class ImmunizationModule(LightningModule):
     def theta_parameters(self) -> list[nn.Parameter]:
         """The parameters of θ that are trained, without those of classifiers."""
 
-    def configure_optimizers(self) -> Optimizer:
-        """One group with every trainable parameter."""
-        return self.optimizer_factory(self.parameters())
+    def configure_optimizers(self) -> Any:
+        """One group with every trainable parameter, and the decay of the learning rate if there is one."""
+        optimizer = self.optimizer_factory(self.parameters())
+        if self.lr_decay is None:
+            return optimizer
+        steps, share = int(self.trainer.estimated_stepping_batches), self.lr_decay
+        schedule = LambdaLR(optimizer, lambda step: min(1.0, (steps - step) / (share * steps)))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def weighted_terms(self, step: Step) -> dict[str, Tensor]:
         """The method's terms, each times its weight."""

@@ -7,13 +7,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from immunize import train
 from immunize.errors import UserError
-from immunize.objective.attacker_cost import ADAM_RATES, Cost, Course, ProbeTask, adam, baseline, cost, descent
+from immunize.objective.attacker_cost import (
+    ADAM_RATES,
+    Cost,
+    Course,
+    ProbeTask,
+    adam,
+    baseline,
+    cost,
+    descent,
+    set_aside,
+)
 from immunize.objective.signal import Signal, directions_of, labels_of
 from immunize.objective.signal_choice import SignalTrial, _chosen, choose
 from tests import reference as ref
@@ -40,6 +51,21 @@ def regression() -> ProbeTask:
     x, test = features(1), features(2)
     w = torch.logspace(0, 1, D, dtype=torch.float64)
     return ProbeTask(x, x @ w, test, test @ w)
+
+
+def test_a_share_of_every_class_is_set_aside() -> None:
+    y = torch.tensor([0] * 8 + [2] * 40 + [1] * 4 + [3])[torch.randperm(53, generator=torch.Generator().manual_seed(0))]
+    rest, aside = set_aside(y, 0.25, np.random.default_rng(3))
+    assert sorted([*rest.tolist(), *aside.tolist()]) == list(range(53))
+    assert torch.bincount(y[aside], minlength=4).tolist() == [2, 1, 10, 0]
+    assert not torch.equal(aside, set_aside(y, 0.25, np.random.default_rng(4))[1])
+
+
+def test_of_a_regression_any_rows_are_set_aside() -> None:
+    rest, aside = set_aside(torch.linspace(0, 1, 40), 0.25, np.random.default_rng(3))
+    assert sorted([*rest.tolist(), *aside.tolist()]) == list(range(40))
+    assert len(aside) == 10
+    assert int(aside.max()) > 9  # not the first ones
 
 
 # --- what a probe costs -------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from immunize.report.expected import expected_runs, swept
 from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
 from immunize.report.heatmaps import log_rir
 from immunize.report.published import read_published
-from immunize.report.runs import Runs
+from immunize.report.runs import Runs, flat_settings
 from tests.report.making import METHODS, PARTS, Record, diverged, table1_records, table2_records, written
 
 ROOT = Path(__file__).parents[2]
@@ -231,6 +231,12 @@ def test_runs_of_another_experiment_are_refused(name: str, table1: list[Record],
 
 def _reduce_one(records: list[Record]) -> None:
     records[0]["config"]["experiment"]["reduced"] = True
+
+
+def test_a_setting_that_is_null_is_one_that_was_not_there_yet() -> None:
+    old, new = {"objective": {"epochs": 2}}, {"objective": {"epochs": 2, "lr_decay": None}}
+    assert flat_settings(old) == flat_settings(new)
+    assert flat_settings(old) != flat_settings({"objective": {"epochs": 2, "lr_decay": 0.5}})
 
 
 def _retune_one(records: list[Record]) -> None:

@@ -7,6 +7,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
@@ -229,6 +230,39 @@ def test_log_every_thins_the_rows(tmp_path: Path) -> None:
     run_tiny(tmp_path, "logger=csv", "log_every=4", "objective.epochs=10")
     table = csv_rows(tmp_path / "metrics.csv")
     assert [int(row["step"]) for row in table if row["loss"]] == [0, 4, 8]
+
+
+class Rates(pl.Callback):
+    """The learning rate of every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
+        """Lightning's hook."""
+        del trainer, pl_module
+        self.seen.append(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(("batch_size", "epochs"), [("null", 1), ("8", 2)])
+def test_learning_rate_falls_to_zero_over_the_last_share_of_the_steps(batch_size: str, epochs: int) -> None:
+    cfg = tiny("objective.epochs=10", f"objective.batch_size={batch_size}")
+    rate = cfg.objective.learning_rate
+    data = data_of(cfg)
+    for decay in (None, 0.5):
+        module, rates = module_of(cfg, data), Rates()
+        module.lr_decay = decay
+        fit_module(module, data, rates, epochs=epochs)  # a full-batch pass is all 10 steps
+        assert len(rates.seen) == 10
+        expected = [1.0] * 10 if decay is None else [1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]
+        assert rates.seen == pytest.approx([rate * share for share in expected])
+
+
+def test_decay_is_a_setting_of_the_run(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "constant")
+    record = run_tiny(tmp_path / "decay", "objective.lr_decay=0.5")
+    assert record["config"]["objective"]["lr_decay"] == 0.5
+    assert gap(theta_of(tmp_path / "decay"), theta_of(tmp_path / "constant")) > 1e-6
 
 
 def test_digits_run_full_batch_with_binary_loss(tmp_path: Path) -> None:
