@@ -1,4 +1,4 @@
-"""Checkpoints of linear extractors: safetensors, which hold numbers only and execute nothing when loaded."""
+"""Checkpoints of linear extractors, and whose a checkpoint is: safetensors, which hold numbers and execute nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from immunize.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["check_owner", "load_checkpoint", "save_checkpoint"]
 
 
 def save_checkpoint(path: Path, thetas: dict[str, Tensor], heads: dict[str, Tensor], *, config_hash: str) -> None:
@@ -66,9 +66,30 @@ def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = No
             raise CheckpointError(
                 f"{path}: theta.{name} is {tuple(theta.shape)}, the data need ({n_features}, {n_features})"
             )
-    if config_hash is not None and stored != config_hash:
+    if config_hash is not None:
+        _check_hashes(path, stored, config_hash)
+    return thetas
+
+
+def check_owner(path: Path, config_hash: str) -> None:
+    """Check that a file of weights, which can be read, was written by the run of a record.
+
+    Args:
+        path: the file.
+        config_hash: of the record.
+
+    Raises:
+        CheckpointError: it was not.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        _check_hashes(path, (file.metadata() or {}).get("config_hash"), config_hash)
+
+
+def _check_hashes(path: Path, stored: str | None, config_hash: str) -> None:
+    if stored != config_hash:
         raise CheckpointError(
             f"{path} belongs to another run than the record beside it: it was written by the configuration "
             f"{stored or 'of no hash'}, the record by {config_hash}; put the run's own files back, or run it again"
         )
-    return thetas

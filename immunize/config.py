@@ -63,12 +63,15 @@ NOT_HASHED_DEEP = ("workers", "batch_size", "cache_dir")
 
 OF_DEEP_NETS = (
     *("label_smoothing", "weight_decay", "head_weight_decay", "epochs_on", "max_steps"),
-    *("precondition", "precondition_ridge", "augment", "cache_frozen"),
+    *("precondition", "precondition_ridge", "augment", "cache_frozen", "harmful"),
 )
 """Settings of `objective` that the linear model does not have: there they are null, and not part of its hash."""
 
 ADDED = ("lr_decay",)
 """Settings of `objective` that came later, null being what there was before: then they are not part of the hash."""
+
+OF_SEVERAL_SETS = ("harmful",)
+"""Settings of `objective` without effect, and not part of the hash, where D_H is a single data set."""
 
 LONGEST_NAME = 120
 """Characters of a folder name; file systems allow 255 bytes a name, and 4,096 or fewer a path."""
@@ -151,7 +154,11 @@ def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key != "deep"} | {"objective": objective}
     if model.get("kind") == "deep":
         assert isinstance(deep, dict)
-        return kept | {"deep": {key: value for key, value in deep.items() if key not in NOT_HASHED_DEEP}}
+        single = "sets" not in config.get("harmful", {})
+        return kept | {
+            "objective": {k: v for k, v in objective.items() if not (single and k in OF_SEVERAL_SETS)},
+            "deep": {key: value for key, value in deep.items() if key not in NOT_HASHED_DEEP},
+        }
     return kept | {
         "model": {key: value for key, value in model.items() if key != "kind"},
         "objective": {key: value for key, value in objective.items() if key not in OF_DEEP_NETS},

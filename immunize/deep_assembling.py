@@ -93,7 +93,9 @@ def method_of(cfg: DictConfig, net: DeepExtractor, n_outputs: int) -> Objective:
     return objective
 
 
-def build_deep_module(cfg: DictConfig, net: DeepExtractor, objective: Objective, *, cached: bool) -> DeepModule:
+def build_deep_module(
+    cfg: DictConfig, net: DeepExtractor, objective: Objective, *, cached: bool, harmful_classes: tuple[int, ...] = ()
+) -> DeepModule:
     """The network and the method, ready to train.
 
     Args:
@@ -101,6 +103,7 @@ def build_deep_module(cfg: DictConfig, net: DeepExtractor, objective: Objective,
         net: f_θ and ω.
         objective: the method.
         cached: batches hold trunk outputs.
+        harmful_classes: C of each of several harmful data sets.
 
     Raises:
         UserError: a bad setting of `objective`.
@@ -121,6 +124,8 @@ def build_deep_module(cfg: DictConfig, net: DeepExtractor, objective: Objective,
         head_weight_decay=settings.head_weight_decay,
         at_features=settings.precondition,
         ridge=settings.precondition_ridge,
+        harmful_classes=harmful_classes,
+        over_sets=settings.harmful,
         cached=cached,
         log_every=cfg.log_every,
     )
@@ -152,8 +157,12 @@ def build_deep_callbacks(
     settings = cfg.objective
     try:
         callbacks: dict[str, Callback] = {}
-        if settings.balance and {"well", "ill"} & objective.weights.keys():  # the other methods have no λ
+        if settings.balance and {"well", "ill"} & objective.weights.keys():
             callbacks["balance"] = GradientBalance(settings.balance_multiplier, settings.balance_every)
+        elif settings.balance and not quiet:  # a sweep over methods shares one row of hyper-parameters
+            logging.getLogger(__name__).warning(
+                "objective.balance=true has no effect: method=%s has no λ that it could set", cfg.method.name
+            )
         callbacks["monitor"] = BatchMonitor(reference, cfg.monitor_every)
         callbacks["throughput"] = Throughput(cfg.method.name, quiet=quiet)
         callbacks["resuming"] = Resuming(checkpoint, run_hash)

@@ -24,19 +24,13 @@ from torch import Tensor, nn
 from immunize.assembling import build_loggers, build_objective
 from immunize.config import config_hash, resolved
 from immunize.data import ROLES
-from immunize.data.images import ImagePair
-from immunize.deep_assembling import (
-    build_deep_module,
-    build_pair,
-    evaluation_settings,
-    method_of,
-)
+from immunize.deep_assembling import build_deep_module, build_pair, method_of
+from immunize.deep_evaluation import MANY_FEATURES, cached_sets, evaluated, mapped
 from immunize.deep_fit import TRAINING, DeepFit, train
-from immunize.errors import UserError
-from immunize.evaluation.deep import evaluate_deep
+from immunize.errors import DivergedError, UserError
 from immunize.experiment import threads
-from immunize.features import AppendedHead, DeepExtractor, append_map, cached_trunk, save_weights
-from immunize.measuring import Measured, accuracy, both_features, head_of, measured_sets, overflown
+from immunize.features import AppendedHead, DeepExtractor, append_map, save_weights
+from immunize.measuring import Measured, both_features, by_set, head_of, measured_sets
 from immunize.objective import Head, Objective
 from immunize.processes import end_with_parent, is_first, process_count, run_processes, started_outside
 from immunize.recording import flat_metrics, new_record, refuse_finished
@@ -44,9 +38,6 @@ from immunize.records import CHECKPOINT, peak_memory_mib, read_record, write_rec
 from immunize.training.loggers import close_loggers
 
 __all__ = ["run"]
-
-MANY_FEATURES = 2**20
-"""Stands for D where `threads` asks for it: a network is worth all cores."""
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +78,16 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
         sets = measured_sets(pair, cfg.selection)
         cached = bool(cfg.objective.cache_frozen) and objective.trains
         if cached:
-            sets = _cache(cfg, pair, net, sets)
+            if cfg.objective.augment:
+                raise UserError("objective.cache_frozen computes every image once; set objective.augment=false")
+            sets = cached_sets(cfg, net, sets)
+            for role in ROLES:
+                pair.replace_fit(role, sets["fit"][role])
         loggers = build_loggers(cfg, folder)
         fit = DeepFit("finished", 0.0, 0)
         if objective.trains:
-            module = build_deep_module(cfg, net, objective, cached=cached)
+            classes = tuple(pair.harmful_sets.values())
+            module = build_deep_module(cfg, net, objective, cached=cached, harmful_classes=classes)
             named = {"folder": folder, "loggers": loggers, "run_hash": record["config_hash"]}
             fit = train(cfg, module, pair, reference, quiet=quiet, **named)
         record.update(
@@ -110,13 +106,16 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
             if features is not None:  # the first process
                 after = head_of(net)
                 if not objective.trains:
-                    released, after, fit.facts["closed_form"] = _append(objective, net, features)
-                if (role := overflown(features)) is None:
-                    record.update(_evaluated(cfg, features, after, head_of(reference)))
-                else:  # the very last step went too far for numbers, which no later step could notice
+                    released, after, fit.facts["closed_form"] = _append(
+                        objective, net, features, pair.harmful_sets if cfg.objective.harmful == "worst" else {}
+                    )
+                try:
+                    heads = after, head_of(reference)
+                    record.update(evaluated(cfg, features, heads, pair.harmful_sets, step=fit.steps))
+                except DivergedError as error:  # the very last step went too far, which no later step could notice
                     fit.status = record["status"] = "diverged"
-                    fit.facts["diverged"] = {"step": fit.steps, "term": f"features of {role}", "value": "nan"}
-                    log.error("%s: the features of %s overflow after the last step", cfg.method.name, role)
+                    fit.facts["diverged"] = {"step": error.step, "term": error.term, "value": str(error.value)}
+                    log.error("%s: after the last step: %s", cfg.method.name, error)
             record["seconds_evaluating"] = time.perf_counter() - started
         record["training"] = {"fit": {"steps": fit.steps, "seconds": fit.seconds, **fit.facts}}
         record["seconds"] = time.perf_counter() - clock
@@ -129,43 +128,16 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
     return record
 
 
-def _evaluated(cfg: DictConfig, features: Measured, after: Head, before: Head) -> dict[str, Any]:
-    """The numbers of the record; `after` and `before` are the classifiers of the released network and of θ_0."""
-    held = {which: of["held_out"]["pretrain"] for which, of in features.items()}
-    top = {"before": accuracy(held["theta_0"], before), "after": accuracy(held["immunized"], after)}
-    numbers = evaluate_deep(features, top, seed=cfg.seed, settings=evaluation_settings(cfg))
-    return numbers if cfg.selection is None else _renamed(numbers, "held_out", cfg.selection)
-
-
-def _cache(cfg: DictConfig, pair: ImagePair, net: DeepExtractor, sets: dict[str, Any]) -> dict[str, dict[Any, Any]]:
-    """Put what the frozen trunk makes of the images in their place, for training and measuring alike.
-
-    Raises:
-        UserError: the network is in one piece, its outputs do not fit into the memory, or the images are augmented.
-    """
-    if cfg.objective.augment:
-        raise UserError("objective.cache_frozen computes every image once; set objective.augment=false, or not both")
-    folder = None if cfg.deep.cache_dir is None else Path(cfg.deep.cache_dir).expanduser()
-    cached: dict[str, dict[Any, Any]] = {}
-    for part, roles in sets.items():
-        cached[part] = {}
-        for role, images in roles.items():
-            cached[part][role] = cached_trunk(
-                net,
-                images,
-                batch_size=cfg.deep.batch_size,
-                workers=cfg.deep.workers,
-                device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-                cache_dir=folder,
-                key={"images": images.fingerprint},
-            )
-    for role in ROLES:
-        pair.replace_fit(role, cached["fit"][role])
-    return cached
-
-
-def _append(objective: Objective, net: DeepExtractor, features: Measured) -> tuple[nn.Module, Head, dict[str, Any]]:
+def _append(
+    objective: Objective, net: DeepExtractor, features: Measured, sets: dict[str, int]
+) -> tuple[nn.Module, Head, dict[str, Any]]:
     """Append the map that the method computes from the features, in place of those of the immunized network.
+
+    Args:
+        objective: the method.
+        net: θ_0.
+        features: of all images; those of the immunized network are replaced.
+        sets: classes of each of several harmful data sets, where their worst case is wanted; else all rows are one.
 
     Returns:
         the released network, its classifier behind the map, and facts.
@@ -174,8 +146,9 @@ def _append(objective: Objective, net: DeepExtractor, features: Measured) -> tup
         UserError: the features do not allow it.
     """
     rows = {role: features["theta_0"]["fit"][role][0].double() for role in ROLES}
+    each = [of["theta_0"]["fit"]["harmful"][0].double() for of in by_set(features, sets).values()]
     try:
-        solved = objective.solve(rows["pretrain"], rows["harmful"])
+        solved = objective.solve(rows["pretrain"], each if len(each) > 1 else rows["harmful"])
         if solved is None:
             raise UserError("this method is made for linear models; for a network choose another, such as closed_form")
         theta, facts = solved
@@ -183,11 +156,7 @@ def _append(objective: Objective, net: DeepExtractor, features: Measured) -> tup
     except (ValueError, RuntimeError) as error:  # LAPACK's errors are runtime errors
         raise UserError(str(error)) from None
     (appended,) = (module for module in released.modules() if isinstance(module, AppendedHead))
-    with torch.no_grad():
-        for part, roles in features["theta_0"].items():
-            for role, (x, y) in roles.items():
-                features["immunized"][part][role] = appended.map(x), y
-    return released, Head(appended.head.weight.detach().T, appended.head.bias.detach()), facts
+    return released, mapped(features, appended), facts
 
 
 def _network_facts(net: DeepExtractor) -> dict[str, Any]:
@@ -204,14 +173,6 @@ def _network_facts(net: DeepExtractor) -> dict[str, Any]:
     }
 
 
-def _renamed(value: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    """The same with a key renamed wherever it stands."""
-    return {
-        (new if key == old else key): _renamed(item, old, new) if isinstance(item, dict) else item
-        for key, item in value.items()
-    }
-
-
 def _save(record: dict[str, Any], folder: Path, released: nn.Module, loggers: list[Any], fit: DeepFit) -> None:
     """Write the released network and the record; the training's own checkpoint is of no use after that."""
     state: dict[str, Tensor] = released.state_dict()
@@ -223,10 +184,20 @@ def _save(record: dict[str, Any], folder: Path, released: nn.Module, loggers: li
     try:
         if done:
             for logger in loggers:
-                logger.log_metrics(flat_metrics(record["metrics"]), step=fit.steps)
+                logger.log_metrics(_logged(record), step=fit.steps)
         close_loggers(loggers, success=done)
     except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe
         log.warning("the record is written, but not the log: %s", error)
+
+
+def _logged(record: dict[str, Any]) -> dict[str, float]:
+    """The ratios; of several harmful data sets the weakest's, and each set's by its name."""
+    named = {f"{name}/": of["metrics"] for name, of in record.get("harmful_sets", {}).items()}
+    return {
+        f"{before}{name}": value
+        for before, metrics in {"": record["metrics"], **named}.items()
+        for name, value in flat_metrics(metrics).items()
+    }
 
 
 def _explained(work: Callable[[], Any]) -> int:

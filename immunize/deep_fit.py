@@ -117,6 +117,6 @@ def train(
 
 
 def _overflow(module: DeepModule, trainer: Trainer) -> DivergedError | None:
-    """A spectrum cannot be computed of features that are not finite: that is a divergence."""
-    role = module.not_finite()
-    return None if role is None else DivergedError(trainer.global_step, f"features of {role}", float("nan"))
+    """A spectrum cannot be computed of features that are not finite or all zero: that is a divergence."""
+    found = module.unusable()
+    return None if found is None else DivergedError(trainer.global_step, f"features of {found[0]}", found[1])

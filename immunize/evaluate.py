@@ -15,13 +15,22 @@ from immunize.building import build_sources
 from immunize.checkpoints import load_checkpoint
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, register
-from immunize.errors import CheckpointError
+from immunize.errors import CheckpointError, DivergedError
 from immunize.records import CHECKPOINT, read_record
 
 __all__ = ["differences", "main", "moved", "run"]
 
 COMPARED = ("metrics", "verdicts", "steps_to_norm_ratio")
-"""Parts of a record that are recomputed and compared."""
+"""Parts of a linear run's record that are recomputed and compared."""
+
+COMPARED_DEEP = (
+    *("metrics", "metrics_groups", "verdicts", "verdicts_groups"),
+    *("pretrain_accuracy", "probe_accuracy", "curves"),
+)
+"""The same of a run with a deep net."""
+
+OF_SEVERAL_SETS = ("weakest", "harmful_sets")
+"""Those that only a run against several harmful data sets has."""
 
 RELATIVE_TOLERANCE = 1e-6
 """Numbers may differ by this much: another BLAS or thread count rounds differently, and κ amplifies rounding."""
@@ -41,13 +50,33 @@ def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], lis
         UserError: an unreadable record or checkpoint, missing or different data.
     """
     record = read_record(folder)
-    if missing := [key for key in COMPARED if key not in record and record["status"] == "finished"]:
-        raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
+    deep = record["config"].get("model", {}).get("kind") == "deep"
+    compared: tuple[str, ...] = COMPARED_DEEP if deep else COMPARED
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
-    cfg = OmegaConf.create(moved(record["config"], data_root or os.environ.get("IMMUNIZE_DATA")))
-    assert isinstance(cfg, DictConfig)
+    if missing := [key for key in compared if key not in record]:
+        raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
+    config = moved(record["config"], data_root or os.environ.get("IMMUNIZE_DATA"))
+    if deep:  # float32 features round differently on another number of threads
+        config = config | {"threads": record["hardware"]["threads"]}
+    cfg = OmegaConf.create(config)
     build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
+    again = _deep(cfg, folder, record) if deep else _linear(cfg, folder, record)
+    compared += tuple(key for key in OF_SEVERAL_SETS if key in record or key in again)
+    differing = [line for key in compared for line in differences(record.get(key), again.get(key), key)]
+    return {**record, **again}, differing
+
+
+def _deep(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    from immunize.deep_evaluation import recomputed
+
+    try:
+        return recomputed(cfg, folder, record)
+    except DivergedError as error:
+        raise CheckpointError(f"{folder / CHECKPOINT} gives no numbers any more: {error}") from None
+
+
+def _linear(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
     from immunize.experiment import build_cross_fit, build_data, threads
     from immunize.recording import evaluate_thetas
 
@@ -61,9 +90,7 @@ def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], lis
     if absent := pairs.keys() - thetas.keys():
         raise CheckpointError(f"{folder / CHECKPOINT} lacks theta.{absent.pop()}, which the record has numbers of")
     with threads(cfg, data.n_features):
-        again = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection"))
-    differing = [line for key in COMPARED for line in differences(record[key], again[key], key)]
-    return {**record, **again}, differing
+        return evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection"))
 
 
 @entry_point
@@ -87,13 +114,16 @@ def _hydra_main(cfg: DictConfig) -> None:
 
 
 def moved(config: dict[str, Any], data_root: str | None) -> dict[str, Any]:
-    """A configuration with its data folder replaced wherever it occurs; unchanged for None."""
+    """A configuration with its data folder replaced wherever it or a file below it occurs; unchanged for None."""
     old = config["data_root"]
 
     def replace(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: replace(item) for key, item in value.items()}
-        return data_root if data_root is not None and value == old else value
+        if data_root is None or not isinstance(value, str):
+            return value
+        below = value.removeprefix(f"{old}/")  # such as θ_0's weights
+        return data_root if value == old else str(Path(data_root) / below) if below != value else value
 
     elsewhere = replace(config)
     assert isinstance(elsewhere, dict)

@@ -7,6 +7,7 @@ Shapes: N samples, D features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from immunize.data.images import ImagePair
 from immunize.features import DeepExtractor, Features, extract
 from immunize.objective import Head, world_size
 
-__all__ = ["Measured", "accuracy", "both_features", "head_of", "measured_sets", "overflown"]
+__all__ = ["Measured", "accuracy", "both_features", "by_set", "head_of", "measured_sets", "unusable"]
 
 Measured = dict[str, dict[str, dict[str, tuple[Tensor, Tensor]]]]
 """which ("immunized", "theta_0") -> part ("fit", "held_out") -> role -> (x (N, D), y (N,))."""
@@ -50,6 +51,7 @@ def both_features(
     device: torch.device,
     *,
     cached: bool,
+    shares: int = 1,
 ) -> Measured | None:
     """Features of both networks on the same images; None in every process but the first.
 
@@ -60,6 +62,7 @@ def both_features(
         cfg: the composed configuration.
         device: where to compute.
         cached: the sets hold trunk outputs.
+        shares: how many processes a single one is to stand for, share after share: other batches round differently.
     """
     net.to(device)
     reference.to(device)
@@ -72,7 +75,7 @@ def both_features(
     out: Measured = {"immunized": {}, "theta_0": {}}
     for part, roles in sets.items():
         for role, images in roles.items():
-            found = _shared(both, images, cfg, device)
+            found = _shared(both, images, cfg, device, shares)
             if found is None:
                 continue
             out["immunized"].setdefault(part, {})[role] = (found.x[:, :d], found.y)
@@ -80,12 +83,42 @@ def both_features(
     return out if out["immunized"] else None
 
 
-def overflown(features: Measured) -> str | None:
-    """The data set of which the immunized network's features contain NaN or infinite values."""
-    for roles in features["immunized"].values():
+def by_set(features: Measured, sets: dict[str, int]) -> dict[str, Measured]:
+    """The features of D_P with those of each harmful data set, by the set's name.
+
+    Args:
+        features: of all harmful data sets together, whose labels are counted one after the other.
+        sets: classes of each, by its name; one for a D_H that is a single data set.
+    """
+    if len(sets) == 1:
+        return dict.fromkeys(sets, features)
+    found: dict[str, Measured] = {}
+    first = 0
+    for name, classes in sets.items():
+        found[name] = {
+            which: {
+                part: {"pretrain": roles["pretrain"], "harmful": _of_labels(roles["harmful"], first, classes)}
+                for part, roles in parts.items()
+            }
+            for which, parts in features.items()
+        }
+        first += classes
+    return found
+
+
+def unusable(features: Measured, which: str) -> tuple[str, float] | None:
+    """The data set of which a network's features have no spectrum, with NaN if they are not finite, 0 if all zero.
+
+    Args:
+        features: of both networks.
+        which: "immunized" or "theta_0".
+    """
+    for roles in features[which].values():
         for role, (x, _) in roles.items():
             if not bool(torch.isfinite(x).all()):
-                return role
+                return role, math.nan
+            if not bool(x.any()):
+                return role, 0.0
     return None
 
 
@@ -101,21 +134,37 @@ def accuracy(rows: tuple[Tensor, Tensor], head: Head) -> float:
     return 100 * float((head(x.to(head.weight.dtype)).argmax(1) == y).double().mean())
 
 
+def _of_labels(rows: tuple[Tensor, Tensor], first: int, classes: int) -> tuple[Tensor, Tensor]:
+    x, y = rows
+    mine = (y >= first) & (y < first + classes)
+    return x[mine], y[mine] - first
+
+
 def _shared(
-    function: Callable[[Tensor], Tensor], images: Any, cfg: DictConfig, device: torch.device
+    function: Callable[[Tensor], Tensor], images: Any, cfg: DictConfig, device: torch.device, stands_for: int
 ) -> Features | None:
     """Outputs on all images: every process does its share, and the first puts them together."""
-    world, rank = world_size(), distributed.get_rank() if world_size() > 1 else 0
-    mine = images if world == 1 else Subset(images, range(rank, len(images), world))
-    found = extract(function, mine, batch_size=cfg.deep.batch_size, workers=cfg.deep.workers, device=device)
+
+    def share(rank: int, world: int) -> Features:
+        mine = images if world == 1 else Subset(images, range(rank, len(images), world))
+        return extract(function, mine, batch_size=cfg.deep.batch_size, workers=cfg.deep.workers, device=device)
+
+    world = world_size()
     if world == 1:
-        return found
+        return _together([share(rank, stands_for) for rank in range(stands_for)])
+    rank = distributed.get_rank()
     shares: list[Any] | None = [None] * world if rank == 0 else None
-    distributed.gather_object(found, shares)
-    if shares is None:
-        return None
-    x = torch.empty((len(images), *found.x.shape[1:]), dtype=found.x.dtype)
-    y = torch.empty(len(images), dtype=found.y.dtype)
+    distributed.gather_object(share(rank, world), shares)
+    return None if shares is None else _together(shares)
+
+
+def _together(shares: list[Features]) -> Features:
+    """All rows in their order, of which share r has r, r + W, ..."""
+    if len(shares) == 1:
+        return shares[0]
+    count = sum(len(share.y) for share in shares)
+    x = torch.empty((count, *shares[0].x.shape[1:]), dtype=shares[0].x.dtype)
+    y = torch.empty(count, dtype=shares[0].y.dtype)
     for start, share in enumerate(shares):
-        x[start::world], y[start::world] = share
+        x[start :: len(shares)], y[start :: len(shares)] = share
     return Features(x, y)

@@ -69,6 +69,7 @@ class ObjectiveConfig:
         precondition_ridge: its ε, relative to the mean eigenvalue.
         augment: random crops and flips, as the network's own training had them.
         cache_frozen: compute what the frozen trunk makes of every image once, and train on that.
+        harmful: of several harmful data sets (harmful=multi), "sum" of their R_ill or the "worst", the largest.
     """
 
     lambda_well: float = MISSING
@@ -95,6 +96,7 @@ class ObjectiveConfig:
     precondition_ridge: float | None = MISSING
     augment: bool | None = MISSING
     cache_frozen: bool | None = MISSING
+    harmful: str | None = MISSING
 
 
 @dataclass

@@ -59,6 +59,7 @@ DEEP_RULES: tuple[Rule, ...] = (
     ("objective.max_steps", lambda value: value is None or value >= 1, "at least 1, or null"),
     ("objective.precondition_ridge", lambda value: value is not None and 0 < value < math.inf, "positive and finite"),
     ("objective.lr_decay", lambda value: value is None, "null for a deep model"),
+    ("objective.harmful", lambda value: value in ("sum", "worst"), "sum or worst"),
     ("objective.early_stopping", lambda value: not value, "false for a deep model; use selection=validation"),
     ("guard", lambda value: str(getattr(value, "value", value)) == "off", "off: Theorem 4.3 is about linear models"),
     ("init._target_", lambda value: value is None, "left out (init=none) for a deep model, which starts at θ_0"),

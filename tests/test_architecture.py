@@ -18,7 +18,7 @@ LONGEST_FILE = 320
 ROOMS = {"data", "features", "spectrum", "objective", "training", "evaluation", "report"}
 ENTRY_POINTS = {
     *("train", "evaluate", "forecast", "export", "pretrain", "assembling", "experiment", "recording"),
-    *("api", "deep_assembling", "deep_experiment", "deep_fit", "measuring"),
+    *("api", "deep_assembling", "deep_evaluation", "deep_experiment", "deep_fit", "measuring"),
     "train",
     "evaluate",
     "forecast",

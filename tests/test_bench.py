@@ -335,7 +335,7 @@ def test_unknown_part_is_refused(
     arguments: list[str], parts: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.main(arguments) == 2
-    assert "usage: python -m experiments.bench [step|mnist|scaling|all]" in capsys.readouterr().err
+    assert "usage: python -m experiments.bench [step|mnist|scaling|deep|deep_scaling|all]" in capsys.readouterr().err
     assert parts["ran"] == []
 
 

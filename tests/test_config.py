@@ -48,10 +48,10 @@ LINEAR, DEEP = ("linear",), ("resnet18", "resnet18_64px", "vit", "timm", "resnet
 TABLES = ("arrays", "digits", "synthetic", "housing", "mnist")
 ROWS = {
     *(("linear", harmful) for harmful in TABLES),
-    *(("resnet18", harmful) for harmful in ("cars", "country211", "caltech101")),
-    *(("vit", harmful) for harmful in ("cars", "country211")),
-    *(("resnet18_64px", harmful) for harmful in ("cars", "caltech101")),
-    *((("resnet_small", "digits"), ("vit_small", "digits"), ("timm", "imagefolder"))),
+    *(("resnet18", harmful) for harmful in ("cars", "country211", "caltech101", "multi")),
+    *(("vit", harmful) for harmful in ("cars", "country211", "multi")),
+    *(("resnet18_64px", harmful) for harmful in ("cars", "caltech101", "multi")),
+    *(("resnet_small", "digits"), ("vit_small", "digits"), ("timm", "imagefolder"), ("timm", "multi")),
 }
 """The models and data sets that have hyper-parameters for each other; another pair is given a row: objective=<row>."""
 GIVEN = {

@@ -6,22 +6,25 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from safetensors.torch import load_file
 
-from immunize import train
+from immunize import evaluate, train
 from immunize.config import config_hash, hash_of_run, resolved
 from immunize.deep_fit import TRAINING
 from immunize.errors import UserError
 from immunize.features import DeepExtractor
+from immunize.measuring import Measured, both_features
 from immunize.records import CHECKPOINT, read_record
+from immunize.training import DeepModule
 from immunize.training.callbacks import Throughput
 from tests.composing import DEEP, compose_config, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, write_cars
@@ -116,6 +119,73 @@ def test_what_overflows_in_the_last_step_is_a_divergence(learning_rate: str, tmp
     term = record["training"]["fit"]["diverged"]["term"]
     assert term == "task" if learning_rate == "1e37" else term.startswith("features of")
     assert all(bool(value.isfinite().all()) for value in weights(tmp_path).values())
+
+
+def _all_zero(features: Measured, which: str) -> None:
+    x, _ = features[which]["held_out"]["harmful"]
+    x.zero_()
+
+
+def _mostly_zero(features: Measured, which: str) -> None:
+    x, _ = features[which]["held_out"]["harmful"]
+    x[1:] = 0  # so that a group of them has no spectrum
+
+
+@pytest.mark.parametrize("change", [_all_zero, _mostly_zero])
+def test_features_of_zeros_in_the_evaluation_are_a_divergence(
+    change: Callable[[Measured, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def both(*arguments: Any, **options: Any) -> Measured | None:
+        features = both_features(*arguments, **options)
+        assert features is not None
+        change(features, which)
+        return features
+
+    monkeypatch.setattr("immunize.deep_experiment.both_features", both)
+    which = "immunized"
+    record = run_tiny_deep(tmp_path / "run", "objective.max_steps=1")
+    assert record["status"] == read_record(tmp_path / "run")["status"] == "diverged"
+    assert "metrics" not in record
+    diverged = record["training"]["fit"]["diverged"]
+    assert (diverged["step"], diverged["value"]) == (1, "0.0")
+    assert diverged["term"].startswith("features of ")
+    which = "theta_0"
+    if change is _all_zero:  # nothing that was trained is to blame
+        with pytest.raises(UserError, match="θ_0's features of harmful are all zero"):
+            run_tiny_deep(tmp_path / "other", "objective.max_steps=1")
+
+
+class Dead(Throughput):
+    """Leaves nothing of the trained part after the first step."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module, *others)
+        assert isinstance(pl_module, DeepModule)
+        with torch.no_grad():
+            for parameter in pl_module.theta_parameters():
+                parameter.zero_()
+
+
+@pytest.mark.parametrize("monitor_every", [1, 100])
+def test_features_that_die_in_training_are_a_divergence(
+    monitor_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sees it first: the monitor or the method."""
+    monkeypatch.setattr("immunize.deep_assembling.Throughput", Dead)
+    record = run_tiny_deep(tmp_path, "objective.max_steps=3", f"monitor_every={monitor_every}")
+    assert record["status"] == "diverged"
+    assert record["training"]["fit"]["diverged"] == {"step": 1, "term": "features of pretrain", "value": "0.0"}
+
+
+def test_balance_without_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def warned(*overrides: str) -> bool:
+        caplog.clear()
+        folder = tmp_path / "-".join(overrides)
+        train.run(tiny_deep("objective.balance=true", "objective.max_steps=1", *overrides), folder)
+        return "objective.balance=true has no effect" in caplog.text
+
+    assert warned("method=none")
+    assert not warned("method=ill_only")
 
 
 def test_selection_measures_on_images_set_aside(tmp_path: Path) -> None:
@@ -241,6 +311,8 @@ def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Pa
     )  # fmt: skip
     record = train.run(cfg, tmp_path / "run", quiet=True)
     assert record["status"] == "finished"
+    if model == "resnet18":  # the other takes minutes
+        assert evaluate.run(tmp_path / "run", str(tmp_path))[1] == []
     assert record["training"]["fit"]["steps"] == 2
     assert (record["pretrain"], record["network"]["features"]) == ("imagenet", 512 if model == "resnet18" else 768)
     assert record["metrics_groups"]["held_out"]["spectrum"]["rir"] > 0

@@ -1,8 +1,10 @@
-"""`make bench`: how fast, and in how much memory. `python -m experiments.bench [step|mnist|scaling|all]`.
+"""`make bench`: how fast, and in how much memory. `python -m experiments.bench <part>`, or `all`.
 
-    step       one Algorithm 1 step, the fast path against the printed one
-    mnist      MNIST 0 → 1 from start to exit of a process, against the promised limits
-    scaling    how time and memory of a step grow with D, N and batch size
+    step           one Algorithm 1 step, the fast path against the printed one
+    mnist          MNIST 0 → 1 from start to exit of a process, against the promised limits
+    scaling        how time and memory of a step grow with D, N and batch size
+    deep           deep nets: a step, a cached trunk and pooled κ, against the promised limits
+    deep_scaling   how the cost of a deep run grows with N, D, batch size, network and processes; writes docs/scaling.md
 
 Results go into this folder. The exit code is 1 where a promise does not hold.
 """
@@ -18,7 +20,7 @@ from immunize.errors import UserError
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("step", "mnist", "scaling")
+PARTS = ("step", "mnist", "scaling", "deep", "deep_scaling")
 
 
 def main(arguments: Sequence[str]) -> int:

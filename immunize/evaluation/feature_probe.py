@@ -29,6 +29,7 @@ from torch import Tensor
 from immunize.evaluation.pooled import gram
 from immunize.evaluation.resampling import generator
 from immunize.remembering import remembered
+from immunize.spectrum import ZeroMatrixError
 
 __all__ = ["DEFAULT_STEPS", "MILESTONES", "ProbeCurve", "probe"]
 
@@ -94,8 +95,10 @@ def probe(  # noqa: PLR0917 - positional, so that `remembered` has one key
         raise ValueError(f"{len(x)} and {len(x_test)} rows of features have {len(y)} and {len(y_test)} labels")
     with torch.no_grad():
         second = gram(x)
-        if not 0 < float(second.trace()) < math.inf:
-            raise ValueError("a probe needs features that are finite and not all zero")
+        if not bool(second.any()):
+            raise ZeroMatrixError("a probe needs features that are not all zero")
+        if not math.isfinite(float(second.trace())):
+            raise ValueError("a probe needs features that are finite")
         scale = math.sqrt(float(torch.linalg.eigvalsh(second)[-1]) / len(x))
         features, test = x / scale, x_test / scale
         classes = int(max(y.max(), y_test.max())) + 1

@@ -1,13 +1,14 @@
 """Immunization methods: one file each, all seen by training only through :class:`Objective` and :class:`Step`."""
 
 from immunize.objective.base import Head, Objective, Step, TaskLoss, new_head
-from immunize.objective.deep import AT_FEATURES, AtFeatures, DeepNet, DeepSide, DeepStep
+from immunize.objective.deep import AT_FEATURES, OVER_SETS, AtFeatures, DeepNet, DeepSide, DeepStep, OverSets
 from immunize.objective.linear import LinearStep, Side
 from immunize.objective.losses import task_loss
 from immunize.objective.ranks import all_finite, gather_rows, mean_over_ranks, world_size
 
 __all__ = [
     "AT_FEATURES",
+    "OVER_SETS",
     "AtFeatures",
     "DeepNet",
     "DeepSide",
@@ -15,6 +16,7 @@ __all__ = [
     "Head",
     "LinearStep",
     "Objective",
+    "OverSets",
     "Side",
     "Step",
     "TaskLoss",

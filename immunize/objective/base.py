@@ -113,6 +113,16 @@ class Step(ABC):
         """The same step, of which nothing has been computed; autograd frees what a backward pass has used."""
         return self
 
+    def over_harmful(self, term: Callable[[str], Tensor], weakest: Callable[[Tensor], Tensor] = torch.max) -> Tensor:
+        """A term of the harmful data set; where a step has several, of all of them together.
+
+        Args:
+            term: of a role that :meth:`spectral_view` and :meth:`tolerance` take, a scalar.
+            weakest: which of several values, (M,), is that of the set that is immunized least.
+        """
+        del weakest
+        return term("harmful")
+
     def averaged(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Gradients of a loss of this step, averaged over all processes that share its batch; differentiable."""
         return gradients
@@ -150,12 +160,12 @@ class Objective(nn.Module, ABC):
         own = type(self)
         return own.solve is Objective.solve and own.solve_labelled is Objective.solve_labelled
 
-    def solve(self, pretrain: Tensor, harmful: Tensor) -> tuple[Tensor, dict[str, Any]] | None:
+    def solve(self, pretrain: Tensor, harmful: Tensor | list[Tensor]) -> tuple[Tensor, dict[str, Any]] | None:
         """θ and facts about it, for a method that needs no training; None for every other.
 
         Args:
             pretrain: (N_P, D) float64, the rows of D_P.
-            harmful: (N_H, D) float64, the rows of D_H.
+            harmful: (N_H, D) float64, the rows of D_H; a list of several data sets for their worst case.
         """
         del pretrain, harmful
         return None
@@ -181,9 +191,13 @@ def well_term(step: Step, precondition: Precondition) -> Tensor:
 
 
 def ill_term(step: Step, precondition: Precondition) -> Tensor:
-    """R_ill(H_H(θ)), Eq. (12)."""
-    view = step.spectral_view("harmful", precondition)
-    return r_ill_of_features(view.features, view.theta, tolerance=step.tolerance("harmful"))
+    """R_ill(H_H(θ)), Eq. (12); of several harmful data sets the sum or the largest."""
+
+    def of(role: str) -> Tensor:
+        view = step.spectral_view(role, precondition)
+        return r_ill_of_features(view.features, view.theta, tolerance=step.tolerance(role))
+
+    return step.over_harmful(of)
 
 
 def kappa_term(step: Step, role: str, precondition: Precondition) -> Tensor:

@@ -43,17 +43,18 @@ class ClosedForm(Objective):
         """The task loss; θ is not trained on it, see :meth:`solve`."""
         return {"task": step.pretrain_loss()}
 
-    def solve(self, pretrain: Tensor, harmful: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def solve(self, pretrain: Tensor, harmful: Tensor | list[Tensor]) -> tuple[Tensor, dict[str, Any]]:
         """θ, and what the theory forecasts.
 
         Args:
             pretrain: (N_P, D) float64, the rows of D_P.
-            harmful: (N_H, D) float64, the rows of D_H.
+            harmful: (N_H, D) float64, the rows of D_H; a list of several data sets for their worst case.
 
         Raises:
             ValueError: fewer rows than features without shrinkage, or too few to set any aside.
         """
-        best = closed_form(pretrain, harmful, budget=self.budget, shrinkage=self.shrinkage, seed=self.seed)
+        sets = tuple(harmful) if isinstance(harmful, list) else harmful
+        best = closed_form(pretrain, sets, budget=self.budget, shrinkage=self.shrinkage, seed=self.seed)
         spent, chosen = best.budget_choice, best.shrinkage_choice
         return best.theta, {
             "budget": best.budget,

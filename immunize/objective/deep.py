@@ -3,13 +3,18 @@
 Losses are those of the process's own samples, which DDP averages; spectra are those of the whole batch, in float64 and
 outside mixed precision (see :mod:`.ranks`).
 
-Shapes: N samples, D features, C classes; h whatever enters the tail.
+D_H may be several data sets, whose labels are counted one after the other. A loss is that of all their samples; a
+spectrum is that of one set, and R_ill (or κ) of the harmful task the sum over the sets or the weakest one's.
+
+Shapes: N samples, D features, C classes, M harmful data sets; h whatever enters the tail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Literal, Protocol, get_args
 
 import torch
@@ -22,10 +27,22 @@ from immunize.objective.base import Head, Step, TaskLoss
 from immunize.objective.ranks import gather_rows, mean_over_ranks
 from immunize.spectrum import default_tolerance
 
-__all__ = ["AT_FEATURES", "AtFeatures", "DeepNet", "DeepSide", "DeepStep", "preconditioned_features"]
+__all__ = [
+    "AT_FEATURES",
+    "OVER_SETS",
+    "AtFeatures",
+    "DeepNet",
+    "DeepSide",
+    "DeepStep",
+    "OverSets",
+    "preconditioned_features",
+]
 
 AtFeatures = Literal["none", "features"]
 AT_FEATURES: tuple[AtFeatures, ...] = get_args(AtFeatures)
+OverSets = Literal["sum", "worst"]
+OVER_SETS: tuple[OverSets, ...] = get_args(OverSets)
+"""How R_ill and κ of several harmful data sets are put together."""
 
 
 class DeepNet(Protocol):
@@ -67,6 +84,8 @@ class DeepStep(Step):
         at_features: "features" preconditions the regularizers' gradients where they leave the features, see
             :func:`preconditioned_features`; "none" is plain gradient descent.
         ridge: ε of the preconditioning, relative to the mean eigenvalue of FᵀF.
+        harmful_classes: (M,) classes of each harmful data set; of a single one it need not be told.
+        over_sets: one of `OVER_SETS`.
     """
 
     net: DeepNet
@@ -75,6 +94,8 @@ class DeepStep(Step):
     task_loss: TaskLoss
     at_features: AtFeatures = "none"
     ridge: float = 1e-6
+    harmful_classes: tuple[int, ...] = ()
+    over_sets: OverSets = "sum"
     _features: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     _gathered: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
@@ -105,7 +126,7 @@ class DeepStep(Step):
         """Features of all processes' samples, (N, D) float64.
 
         Args:
-            role: "pretrain" or "harmful".
+            role: "pretrain", "harmful", or one of several harmful data sets, as :meth:`over_harmful` calls them.
             precondition: of the linear model, whose K = XᵀX a network does not have: `at_features` stands for it.
         """
         del precondition
@@ -118,15 +139,24 @@ class DeepStep(Step):
         """Of the whole batch."""
         return default_tolerance(*self._of_all_ranks(role).shape)
 
+    def over_harmful(self, term: Callable[[str], Tensor], weakest: Callable[[Tensor], Tensor] = torch.max) -> Tensor:
+        """A term of the harmful data set; of several the sum, or the weakest's, as `over_sets` says."""
+        if len(self.harmful_classes) < 2:
+            return term("harmful")
+        values = torch.stack([term(f"harmful:{number}") for number in range(len(self.harmful_classes))])
+        return values.sum() if self.over_sets == "sum" else weakest(values)
+
     def again(self) -> DeepStep:
         """The same step without the features that have been computed."""
         return replace(self)
 
-    def not_finite(self) -> str | None:
-        """The data set whose features contain NaN or infinite values, as far as they have been computed."""
-        for role, features in self._features.items():
+    def unusable(self) -> tuple[str, float] | None:
+        """The data set whose features have no spectrum, as far as they are known; NaN if not finite, 0 if all zero."""
+        for role, features in (self._features | self._gathered).items():
             if not bool(torch.isfinite(features).all()):
-                return role
+                return role.partition(":")[0], math.nan
+            if not bool(features.any()):
+                return role.partition(":")[0], 0.0
         return None
 
     def averaged(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -144,7 +174,13 @@ class DeepStep(Step):
 
     def _of_all_ranks(self, role: str) -> Tensor:
         if role not in self._gathered:
-            self._gathered[role] = gather_rows(self.features(role).double())
+            whole, _, number = role.partition(":")
+            own = self.features(whole)
+            if number:  # every process has as many rows of a set as the others
+                last = list(accumulate(self.harmful_classes))[int(number)]
+                first = last - self.harmful_classes[int(number)]
+                own = own[(self.harmful.y >= first) & (self.harmful.y < last)]
+            self._gathered[role] = gather_rows(own.double())
         return self._gathered[role]
 
     def _side(self, role: str) -> DeepSide:

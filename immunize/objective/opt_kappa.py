@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from immunize.features import Precondition
@@ -22,8 +23,10 @@ class OptKappa(Objective):
         self.precondition = precondition
 
     def terms(self, step: Step) -> dict[str, Tensor]:
-        """κ of both Hessians; the second has weight -1."""
+        """κ of both Hessians; the second has weight -1. Of several harmful data sets the sum or the smallest."""
         return {
             "kappa_pretrain": kappa_term(step, "pretrain", self.precondition),
-            "kappa_harmful": kappa_term(step, "harmful", self.precondition),
+            "kappa_harmful": step.over_harmful(
+                lambda role: kappa_term(step, role, self.precondition), weakest=torch.min
+            ),
         }

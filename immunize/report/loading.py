@@ -9,6 +9,7 @@ from typing import Any
 
 from immunize.report.naming import data_name
 from immunize.report.packing import COMMON, RESULTS, unpack
+from immunize.report.several import by_harmful_set
 
 __all__ = ["SWEEP", "load_records", "own_runs"]
 
@@ -18,6 +19,8 @@ SWEEP = "sweep.json"
 
 def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict[str, Any]]:
     """Every record below a folder (`record.json`), or in its `results.jsonl`, sorted by data, method and seed.
+
+    Of a run against several harmful data sets there is one a set.
 
     Args:
         folder: a multirun folder, or one with a `results.jsonl` (and the `common.json` written with it). Where a sweep
@@ -36,7 +39,7 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
         records = [_parsed(path.read_text(encoding="utf-8"), path) for path in sorted(folder.rglob("record.json"))]
         if (own := own_runs(folder / SWEEP)) is not None:
             records = [record for record in records if record.get("config_hash") in own]
-    taken = [record for record in records if record["status"] in statuses]
+    taken = [one for record in records if record["status"] in statuses for one in by_harmful_set(record)]
     if not taken:
         raise FileNotFoundError(f"{folder} holds no finished record")
     if len(versions := {record.get("schema_version") for record in taken}) > 1:

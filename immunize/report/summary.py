@@ -66,7 +66,7 @@ def _but_for_the_seed(record: dict[str, Any]) -> str:
     """What runs of one row have in common: data and configuration, less the seed and where things lie."""
     config = {key: value for key, value in record["config"].items() if key not in _APART}
     method = {key: value for key, value in record["config"].get("method", {}).items() if key != "seed"}
-    return json.dumps([record["data_hash"], method, config], sort_keys=True)
+    return json.dumps([record["data_hash"], record["harmful"], method, config], sort_keys=True)
 
 
 def _by_rir(runs: list[dict[str, Any]]) -> tuple[str, float]:

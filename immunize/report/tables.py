@@ -9,6 +9,7 @@ from rich.table import Table
 
 from immunize.report.deep_run import show_deep_record
 from immunize.report.naming import run_title
+from immunize.report.several import by_harmful_set
 
 __all__ = ["result_rows", "show_record"]
 
@@ -58,7 +59,8 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
         _show_warnings(record, console)
         return
     if "metrics_groups" in record:
-        show_deep_record(record, console, title)
+        for one in by_harmful_set(record):
+            show_deep_record(one, console, run_title(one))
         _show_warnings(record, console)
         return
     table = Table(title=title)

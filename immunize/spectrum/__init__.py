@@ -1,6 +1,7 @@
 """Pure linear algebra on tensors: condition numbers, regularizers, guarantees. Imports no other room."""
 
 from immunize.spectrum.budget import BudgetChoice, BudgetTrial, choose_budget
+from immunize.spectrum.checks import ZeroMatrixError
 from immunize.spectrum.condition import (
     DEFAULT_RHO,
     ESTIMATORS,
@@ -63,6 +64,7 @@ __all__ = [
     "SignalDirections",
     "SignalMap",
     "Spectrum",
+    "ZeroMatrixError",
     "centred_targets",
     "choose_budget",
     "choose_shrinkage",

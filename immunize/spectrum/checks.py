@@ -7,7 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["all_finite", "check_matrix"]
+__all__ = ["ZeroMatrixError", "all_finite", "check_matrix"]
+
+
+class ZeroMatrixError(ValueError):
+    """A matrix of zeros has no spectrum to speak of."""
 
 
 def check_matrix(matrix: Tensor, name: str) -> None:

@@ -24,7 +24,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from immunize.spectrum.checks import check_matrix
+from immunize.spectrum.checks import ZeroMatrixError, check_matrix
 
 __all__ = [
     "DEFAULT_RHO",
@@ -233,13 +233,13 @@ def condition_number(
         rho: ρ of the `ridge` estimator, relative to the mean eigenvalue tr(H)/D; positive.
 
     Raises:
-        ValueError: unknown estimator, ρ ≤ 0, or H = 0, which has no condition number.
+        ValueError: unknown estimator, ρ ≤ 0; or H = 0, which has no condition number (`ZeroMatrixError`).
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"unknown estimator {estimator!r}; there are {', '.join(ESTIMATORS)}")
     k = spectrum.rank
     if k == 0:
-        raise ValueError("a matrix of zeros has no condition number")
+        raise ZeroMatrixError("a matrix of zeros has no condition number")
     top, bottom = float(spectrum.values[0]), float(spectrum.values[k - 1])
     deficient = k < spectrum.n_features
     if estimator == "spectrum":

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from immunize.features.deep import DeepExtractor
-from immunize.objective import AtFeatures, DeepSide, DeepStep, Objective, TaskLoss
+from immunize.objective import AtFeatures, DeepSide, DeepStep, Objective, OverSets, TaskLoss
 from immunize.training.module import Batch, ImmunizationModule, OptimizerFactory
 
 __all__ = ["DeepModule"]
@@ -29,6 +29,8 @@ class DeepModule(ImmunizationModule):
         head_weight_decay: of the classifiers, ω and what the method owns; C.2: 2e-5.
         at_features: see :class:`~immunize.objective.DeepStep`.
         ridge: of `at_features`.
+        harmful_classes: C of each harmful data set where there are several, see :class:`~immunize.objective.DeepStep`.
+        over_sets: what is done with their R_ill.
         cached: batches hold what the trunk made of the images, not images.
         log_every: steps between two rows of the loggers.
     """
@@ -44,19 +46,28 @@ class DeepModule(ImmunizationModule):
         head_weight_decay: float = 0.0,
         at_features: AtFeatures,
         ridge: float,
+        harmful_classes: tuple[int, ...] = (),
+        over_sets: OverSets = "sum",
         cached: bool = False,
         log_every: int = 10,
     ) -> None:
         super().__init__(objective, optimizer, log_every=log_every)
         self.net, self.task_loss, self.cached = net, task_loss, cached
-        self.at_features, self.ridge = at_features, ridge
+        self.settings: dict[str, Any] = {
+            "at_features": at_features,
+            "ridge": ridge,
+            "harmful_classes": harmful_classes,
+            "over_sets": over_sets,
+        }
         self.decay = {"tail": weight_decay, "heads": head_weight_decay}
         self.strict_loading = False  # a checkpoint of a training holds what is trained
 
     def step_of(self, batch: Batch) -> DeepStep:
         """What the method sees of a batch."""
         sides = {role: DeepSide(self.trunk(x), y) for role, (x, y) in batch.items()}
-        return DeepStep(self.net, sides["pretrain"], sides["harmful"], self.task_loss, self.at_features, self.ridge)
+        step = DeepStep(self.net, sides["pretrain"], sides["harmful"], self.task_loss, **self.settings)
+        self._latest = step  # whoever asked: a callback may be the first to see that features have no spectrum
+        return step
 
     def trunk(self, x: Tensor) -> Tensor:
         """H of images, computed without autograd; what a cache holds of them is h already."""
@@ -65,9 +76,9 @@ class DeepModule(ImmunizationModule):
         h: Tensor = self.net.trunk(x)
         return h
 
-    def not_finite(self) -> str | None:
-        """The data set whose features of the latest step contain NaN or infinite values."""
-        return self._latest.not_finite() if isinstance(self._latest, DeepStep) else None
+    def unusable(self) -> tuple[str, float] | None:
+        """The data set whose features of the latest step have no spectrum: NaN if not finite, 0 if all zero."""
+        return self._latest.unusable() if isinstance(self._latest, DeepStep) else None
 
     def theta_parameters(self) -> list[nn.Parameter]:
         """The trained parameters of the tail."""

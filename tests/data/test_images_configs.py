@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from immunize.config import config_dir, register
 from immunize.data.images import ImageSource
@@ -70,7 +71,16 @@ def test_settings_reach_the_source(name: str, overrides: list[str], attribute: s
     assert found == value or str(found) == value
 
 
-@pytest.mark.parametrize(("role", "names"), [("harmful", HARMFUL), ("pretrain", [*PRETRAIN, *HARMFUL])])
+@pytest.mark.parametrize("name", [*HARMFUL, "digits"])
+def test_each_can_be_one_of_several(name: str) -> None:
+    own = OmegaConf.to_container(compose(f"harmful/{name}", ["+data_root=somewhere"]).harmful)
+    among = compose("harmful/multi", ["+data_root=somewhere", f"harmful/sets=[{name}]"]).harmful.sets
+    assert OmegaConf.to_container(among) == {name: own}
+
+
+@pytest.mark.parametrize(
+    ("role", "names"), [("harmful", [*HARMFUL, "multi"]), ("pretrain", [*PRETRAIN, *HARMFUL, "multi"])]
+)
 def test_every_image_yaml_is_tested_here(role: str, names: list[str]) -> None:
     with_images = {
         path.stem

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from immunize.features import DeepExtractor
-from immunize.objective import DeepSide, DeepStep, Objective, task_loss
+from immunize.objective import OVER_SETS, DeepSide, DeepStep, Objective, task_loss
 from immunize.objective.deep import preconditioned_features
 from immunize.objective.ill_only import IllOnly
 from immunize.objective.imma import Imma
@@ -180,11 +182,63 @@ def test_features_that_are_not_finite_are_named() -> None:
     with torch.no_grad():
         tail_weight(step).fill_(float("nan"))
     step.features("pretrain")
-    assert step.not_finite() == "pretrain"
-    assert make_step().not_finite() is None
+    found = step.unusable()
+    assert found is not None
+    assert found[0] == "pretrain"
+    assert math.isnan(found[1])
+    assert make_step().unusable() is None
 
 
 @pytest.mark.parametrize(("name", "smoothing"), [("mse", 0.1), ("ce", 1.0), ("ce", -0.1)])
 def test_smoothing_is_for_cross_entropy_and_a_share(name: str, smoothing: float) -> None:
     with pytest.raises(ValueError, match="label_smoothing"):
         task_loss(name, smoothing)
+
+
+# Several harmful data sets.
+
+
+def several(over_sets: str = "sum") -> DeepStep:
+    """The same network, with 16 samples of two harmful data sets: labels 0 and 1, and 2 to 4."""
+    step = make_step(16)
+    y = torch.tensor([0, 1] * 4 + [2, 3, 4, 2] * 2)
+    side = DeepSide(step.harmful.h, y)
+    return DeepStep(
+        *(step.net, step.pretrain, side, step.task_loss), harmful_classes=(2, 3), over_sets=over_sets  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("over_sets", OVER_SETS)
+def test_regularizers_of_several_sets_are_put_together(over_sets: str) -> None:
+    step = several(over_sets)
+    terms = Ours(1, 1).terms(step) | OptKappa().terms(step)
+    parts = features_by_hand(step, "harmful").detach().split(8)
+    ill = [ref.r_ill(f.T @ f, 1e-11) for f in parts]
+    kappa = [ref.kappa(f.T @ f, 1e-11) for f in parts]
+    expected = (sum(ill), sum(kappa)) if over_sets == "sum" else (max(ill), min(kappa))
+    assert ill[0] != pytest.approx(ill[1], rel=1e-3)
+    assert float(terms["ill"].detach()) == pytest.approx(expected[0], rel=1e-7)
+    assert float(terms["kappa_harmful"].detach()) == pytest.approx(expected[1], rel=1e-7)
+
+
+def test_the_worst_case_moves_the_network_for_the_weakest_set_alone() -> None:
+    step = several("worst")
+    (slope,) = torch.autograd.grad(Ours(1, 1).terms(step)["ill"], step.features("harmful"))
+    moved = slope.abs().sum(1) > 0
+    assert moved.tolist() in ([True] * 8 + [False] * 8, [False] * 8 + [True] * 8)
+
+
+def test_a_single_set_is_what_it_was() -> None:
+    one, other = make_step(), make_step()
+    told = DeepStep(other.net, other.pretrain, other.harmful, other.task_loss, harmful_classes=(HARMFUL_CLASSES,))
+    for name, term in Ours(1, 1).terms(one).items():
+        assert float(term.detach()) == float(Ours(1, 1).terms(told)[name].detach())
+
+
+def test_features_of_zeros_are_named() -> None:
+    step = make_step()
+    with torch.no_grad():
+        for parameter in step.parameters().values():
+            parameter.zero_()
+    step.features("harmful")
+    assert step.unusable() == ("harmful", 0.0)

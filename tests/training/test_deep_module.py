@@ -158,7 +158,7 @@ def test_features_that_overflow_are_named_with_the_last_finite_parameters_kept()
 
     with pytest.raises((ValueError, DivergedError)):
         fit(module, Spoil(), steps=4)
-    assert module.not_finite() is not None
+    assert module.unusable() is not None
     module.restore(module.last_finite)
     assert all(bool(p.isfinite().all()) for p in module.parameters())
 

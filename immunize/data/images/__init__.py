@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from immunize.data.images.imagenet import ImageNet
     from immunize.data.images.imagenette import Imagenette
     from immunize.data.images.pair import ImagePair
+    from immunize.data.images.several import SeveralSets
     from immunize.data.images.source import ImageSource, as_image_source
     from immunize.data.images.tiny_imagenet import TinyImageNet
 
@@ -37,6 +38,7 @@ __all__ = [
     "ImageSource",
     "ImageSplits",
     "Imagenette",
+    "SeveralSets",
     "TinyImageNet",
     "as_image_source",
 ]
@@ -54,6 +56,7 @@ _HOME = {
     "ImageSource": "source",
     "ImageSplits": "image_set",
     "Imagenette": "imagenette",
+    "SeveralSets": "several",
     "TinyImageNet": "tiny_imagenet",
     "as_image_source": "source",
 }

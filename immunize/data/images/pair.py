@@ -1,7 +1,8 @@
 """D_P and D_H side by side as images: the LightningDataModule of every run with a deep network (§5.2, C.1, C.2).
 
-Each training batch is ``{"pretrain": (x, y), "harmful": (x, y)}``. How long an epoch is: one pass of D_H, which is how
-Table 4 counts them (C.2), or, as for linear models, what CombinedLoader's mode says. The orders are those of
+Each training batch is ``{"pretrain": (x, y), "harmful": (x, y)}``. Where D_H is several data sets, B images of each are
+in it, and their labels say which are whose. How long an epoch is: one pass of D_H (of the largest of several), which is
+how Table 4 counts them (C.2), or, as for linear models, what CombinedLoader's mode says. The orders are those of
 `sampling`; they depend on the seed, the epoch and the role, and on nothing else.
 
 The Trainer has to be told ``use_distributed_sampler=False``: the order is distributed already.
@@ -18,10 +19,11 @@ import numpy as np
 import torch
 from lightning import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from immunize.data.images.image_set import ImageSet, ImageSplits, Transform
-from immunize.data.images.sampling import StreamSampler, stream_loader
+from immunize.data.images.sampling import JointSampler, StreamSampler, stream_loader
+from immunize.data.images.several import set_numbers
 from immunize.data.images.source import ImageSource, as_image_source
 from immunize.data.pair import MAX_VALIDATION_FRACTION, MODES, Mode
 from immunize.data.parts import ROLES, Role, random_generator
@@ -105,11 +107,14 @@ class ImagePair(LightningDataModule):
         if self._splits:
             return
         hashes = {role: self.sources[role].file_hash() for role in ROLES}
-        if hashes["pretrain"] == hashes["harmful"]:
-            raise DataError(
-                f"D_P and D_H are the same images ({self.sources['harmful'].name}), which cannot be easy and hard to "
-                f"learn at once; choose another data set for D_P: pretrain=<name>"
-            )
+        harmful = self.sources["harmful"]
+        several = {name: part.file_hash() for name, part in harmful.parts.items() if part is not harmful}
+        for name, own in (several or {harmful.name: hashes["harmful"]}).items():
+            if own == hashes["pretrain"]:
+                raise DataError(
+                    f"D_P and D_H are the same images ({name}), which cannot be easy and hard to learn at once; "
+                    f"choose another data set for D_P: pretrain=<name>"
+                )
         splits = {role: self.sources[role].splits(self.transform_fit, self.transform_eval) for role in ROLES}
         self._check_sizes(splits)
         if self.validation_fraction > 0:
@@ -140,6 +145,12 @@ class ImagePair(LightningDataModule):
         return self.splits(role).fit.n_classes
 
     @property
+    def harmful_sets(self) -> dict[str, int]:
+        """The data sets that D_H is made of, mostly one, and C of each. After `setup`."""
+        parts = self.sources["harmful"].parts
+        return {name: part.n_classes for name, part in parts.items()} if self.splits("harmful") else {}
+
+    @property
     def tasks(self) -> dict[str, str]:
         """For each role "classification"."""
         return {role: self.sources[role].task for role in ROLES}
@@ -157,7 +168,7 @@ class ImagePair(LightningDataModule):
     @property
     def steps_per_epoch(self) -> int:
         """Batches an epoch. After `setup`."""
-        passes = {role: max(len(self._training_set(role)) // self.batch_size, 1) for role in ROLES}
+        passes = {role: max(max(len(rows) // self.batch_size, 1) for rows in self._rows_by_set(role)) for role in ROLES}
         if self.epochs_on == "harmful":
             return passes["harmful"]
         return max(passes.values()) if self.mode == "max_size_cycle" else min(passes.values())
@@ -188,18 +199,30 @@ class ImagePair(LightningDataModule):
         return CombinedLoader({role: self._train_loader(role) for role in ROLES}, cast(Mode, self.mode))
 
     def _train_loader(self, role: Role) -> DataLoader[Any]:
-        images, steps, stream = self._training_set(role), self.steps_per_epoch, ROLES.index(role)
+        images, steps, rows = self._training_set(role), self.steps_per_epoch, self._rows_by_set(role)
         rank, world = _place()
-        if self.batch_size % world or len(images) < world:
+        if self.batch_size % world or min(map(len, rows)) < world:
             raise DataError(
                 f"objective.batch_size={self.batch_size} counts images over all processes and cannot be shared equally "
                 f"by {world}; choose a multiple of {world}"
             )
-        sampler = StreamSampler(
-            len(images), self.batch_size, steps, seed=self.seed, stream=stream, rank=rank, world=world
-        )
+        samplers = [
+            StreamSampler(len(own), self.batch_size, steps, seed=self.seed, stream=stream, rank=rank, world=world)
+            for stream, own in enumerate(rows, start=ROLES.index(role))
+        ]
+        sampler = samplers[0] if len(samplers) == 1 else JointSampler(samplers, rows)
         sampler.leave_out(*self._done)
         return stream_loader(images, sampler, workers=self.workers, pin_memory=self.pin_memory)
+
+    def _rows_by_set(self, role: Role) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+        """Indices of the training images of each data set that the role is made of."""
+        images = self._training_set(role)
+        classes = [part.n_classes for part in self.sources[role].parts.values()]
+        if len(classes) == 1:
+            return [np.arange(len(images), dtype=np.int64)]
+        labels = images.tensors[1] if isinstance(images, TensorDataset) else images.labels
+        numbers = set_numbers(labels.numpy(), classes)
+        return [np.flatnonzero(numbers == number) for number in range(len(classes))]
 
     def _training_set(self, role: Role) -> Any:
         return self._replaced.get(role, self.splits(role).fit)

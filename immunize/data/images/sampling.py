@@ -8,6 +8,8 @@ order, pass 1 in another, and so on, each cut into batches of B and its incomple
 - a run that resumes at epoch e reads the same batches as one that was never interrupted;
 - of each batch process r of w takes rows r, r + w, ...: w processes together see the batches that one alone would.
 
+Of several harmful data sets a batch holds B images each, one set's after the other's, in an order of its own each.
+
 Random augmentation is drawn from a state of its own for each image of each pass, so it too depends on neither the
 number of processes nor that of the workers.
 
@@ -17,7 +19,7 @@ Shapes: N images, B batch size over all processes.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,13 +30,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from immunize.data.parts import random_generator
 
-__all__ = ["BatchDataset", "Draw", "StreamSampler", "stream_loader"]
+__all__ = ["BatchDataset", "Draw", "JointSampler", "StreamSampler", "stream_loader"]
 
 ORDER_STREAM, AUGMENTATION_STREAM = 1, 2
 
 
 class Draw(NamedTuple):
-    """One batch: the number of the pass it belongs to, and its rows."""
+    """One batch: the number of the pass it belongs to (of several data sets: of the batch), and its rows."""
 
     number: int
     rows: list[int]
@@ -82,16 +84,51 @@ class StreamSampler(Sampler[Draw]):
     def __len__(self) -> int:
         return self.steps
 
+    @property
+    def first(self) -> int:
+        """The number of the batch that the next iteration begins with, counted over all epochs."""
+        return self.epoch * self.steps + (self.done[1] if self.epoch == self.done[0] else 0)
+
     def __iter__(self) -> Iterator[Draw]:
         order, current = np.empty(0, dtype=np.int64), -1
-        seen = self.done[1] if self.epoch == self.done[0] else 0
-        for step in range(self.epoch * self.steps + seen, (self.epoch + 1) * self.steps):
+        for step in range(self.first, (self.epoch + 1) * self.steps):
             number, batch = divmod(step, self.batches_a_pass)
             if number != current:
                 order = random_generator(self.seed, ORDER_STREAM, self.stream, number).permutation(self.n)
                 current = number
             rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             yield Draw(number, rows[self.rank :: self.world].tolist())
+
+
+class JointSampler(Sampler[Draw]):
+    """Batches of several data sets that lie in one, at each step one of each.
+
+    Args:
+        samplers: the orders of each, with the same seed and number of steps.
+        rows: where the rows of each lie in the whole, (N,) int64.
+    """
+
+    def __init__(self, samplers: Sequence[StreamSampler], rows: Sequence[np.ndarray[Any, np.dtype[np.int64]]]) -> None:
+        self.samplers, self.rows = list(samplers), list(rows)
+        self.seed, self.stream = samplers[0].seed, samplers[0].stream
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration reads; Lightning calls it."""
+        for sampler in self.samplers:
+            sampler.set_epoch(epoch)
+
+    def leave_out(self, epoch: int, steps: int) -> None:
+        """Begin one epoch after so many of its batches, which a training that goes on has seen already."""
+        for sampler in self.samplers:
+            sampler.leave_out(epoch, steps)
+
+    def __len__(self) -> int:
+        return len(self.samplers[0])
+
+    def __iter__(self) -> Iterator[Draw]:
+        for number, draws in enumerate(zip(*self.samplers, strict=True), start=self.samplers[0].first):
+            own = [rows[draw.rows] for rows, draw in zip(self.rows, draws, strict=True)]
+            yield Draw(number, np.concatenate(own).tolist())
 
 
 class BatchDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -118,7 +155,7 @@ class BatchDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 def stream_loader(
-    images: Dataset[Any], sampler: StreamSampler, *, workers: int = 0, pin_memory: bool = False
+    images: Dataset[Any], sampler: StreamSampler | JointSampler, *, workers: int = 0, pin_memory: bool = False
 ) -> DataLoader[tuple[Tensor, Tensor]]:
     """A loader of the sampler's batches.
 

@@ -137,6 +137,16 @@ class ImageSource(SourceBase):
         """C."""
         return len(self.stored.fit.classes)
 
+    @property
+    def parts(self) -> dict[str, ImageSource]:
+        """The data sets that this one is made of, by name: itself, but for `several.SeveralSets`."""
+        return {self.name: self}
+
+    @property
+    def layout(self) -> str:
+        """The name of the layout that was found."""
+        return self._found()[0].name
+
     @cached_property
     def stored(self) -> StoredSplits:
         """Both splits as stored, checked but for their pixels.
@@ -177,7 +187,7 @@ class ImageSource(SourceBase):
             "name": self.name,
             "role": self.role,
             "task": self.task,
-            "layout": self._found()[0].name,
+            "layout": self.layout,
             "classes": self.n_classes,
             "images": {"fit": len(sets.fit), "held_out": len(sets.held_out)},
             "skipped": {"fit": sets.fit.skipped, "held_out": sets.held_out.skipped},

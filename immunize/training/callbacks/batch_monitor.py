@@ -1,6 +1,7 @@
 """Watching κ and RIR_θ0 of a network on the batch at hand, every so many steps, for the loggers.
 
-The numbers are those of the whole batch of all processes (k ≤ the batch size); the evaluation has the reported ones.
+The numbers are those of the whole batch of all processes (k ≤ the batch size); several harmful data sets count as one.
+The evaluation has the reported ones.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class BatchMonitor(Callback):
         now: dict[str, Spectrum] = {}
         before: dict[str, Spectrum] = {}
         with torch.no_grad(), torch.autocast(module.device.type, enabled=False):
-            for role, (x, _) in batch.items():
-                h = module.trunk(x)
-                for spectra, net in ((now, module.net), (before, self.reference)):
-                    spectra[role] = spectrum_of(gather_rows(net.features(h).double()))
+            step = module.step_of(batch)
+            for role, side in (("pretrain", step.pretrain), ("harmful", step.harmful)):
+                now[role] = spectrum_of(gather_rows(step.features(role).double()))
+                before[role] = spectrum_of(gather_rows(self.reference.features(side.h).double()))
         ratio = immunization_ratio(now["pretrain"], now["harmful"], before["pretrain"], before["harmful"])
         return {
             "batch/kappa_pretrain": ratio.kappa_pretrain.value,

@@ -1,0 +1,228 @@
+"""What the deep parts of the bench share: networks with random weights, their steps, generated images.
+
+Nothing here depends on weights or on what images show, so that everything is made up and nothing has to be there.
+
+Shapes: B images of each data set in a batch, D features.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from immunize.features import DeepExtractor
+from immunize.objective import task_loss
+from immunize.objective.ours import Ours
+from immunize.training import DeepModule
+from immunize.training.module import Batch
+
+__all__ = [
+    "NETWORKS",
+    "Flops",
+    "Net",
+    "Steps",
+    "flops_of",
+    "generated_images",
+    "in_turns",
+    "random_batch",
+    "spectra",
+]
+
+FILE_SIZE = (500, 375)
+"""Pixels of a generated file: ImageNet's usual size."""
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network of the bench.
+
+    Attributes:
+        architecture: timm's name.
+        trainable: as in `conf/model`.
+        image_size: pixels.
+        kwargs: further arguments of the architecture.
+    """
+
+    architecture: str
+    trainable: str
+    image_size: int
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> DeepExtractor:
+        """With random weights."""
+        return DeepExtractor.from_timm(
+            self.architecture,
+            trainable=[self.trainable],
+            n_classes=CLASSES,
+            image_size=self.image_size,
+            kwargs=dict(self.kwargs),
+            data={"crop_pct": 1.0},
+        )
+
+
+NETWORKS = {
+    "resnet18_64px": Net("resnet18", "layer4", 64),  # conf/model/resnet18_64px.yaml
+    "vit_small": Net(  # conf/model/vit_small.yaml
+        "vit_tiny_patch16_224", "blocks.3", 32, {"patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4}
+    ),
+    "vit_tiny_64px": Net("vit_tiny_patch16_224", "blocks.11", 64, {"patch_size": 8}),
+    "vit_base_64px": Net("vit_base_patch16_224", "blocks.11", 64),  # 11/12 frozen, as model=vit
+    "resnet50_64px": Net("resnet50", "layer4", 64),
+}
+
+
+class Steps:
+    """One network, and the two steps that are compared.
+
+    Args:
+        net: f_θ and ω.
+        batch: of images, {"pretrain": (x, y), "harmful": (x, y)}.
+    """
+
+    def __init__(self, net: DeepExtractor, batch: Batch) -> None:
+        self.net, self.batch = net, batch
+        self.module = DeepModule(
+            net,
+            Ours(1e-6, 1e-6),
+            task_loss("ce", 0.1),
+            partial(torch.optim.SGD, lr=1e-9, momentum=0.9, nesterov=True),
+            at_features="none",
+            ridge=1e-6,
+        )
+        self.optimizer = self.module.configure_optimizers()
+
+    def immunize(self) -> None:
+        """A step of `method=ours`, with all that training does in one: checks, the copy of the last finite weights."""
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            loss = self.module.training_step(self.batch, 0)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        self.module.optimizer_step(0, 0, self.optimizer, closure)
+
+    def plain(self) -> None:
+        """The same two forward passes and the backward pass through both, without regularizers and checks."""
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            features = {role: self.net.features(self.module.trunk(x)) for role, (x, _) in self.batch.items()}
+            logits = self.net.head(features["pretrain"])
+            loss = self.module.task_loss(logits, self.batch["pretrain"][1]) + features["harmful"].mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        self.optimizer.step(closure)
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations for one image, 10⁹.
+
+    Attributes:
+        trunk: forward through the frozen part.
+        tail: forward and backward through the trained part.
+    """
+
+    trunk: float
+    tail: float
+
+    @property
+    def cached_bound(self) -> float:
+        """By how much a cached trunk can speed up a step at most, as far as operations go."""
+        return (self.trunk + self.tail) / self.tail
+
+
+def flops_of(net: DeepExtractor, image_size: int) -> Flops:
+    """Counted on two images."""
+    images = torch.zeros(2, 3, image_size, image_size)
+    with FlopCounterMode(display=False) as trunk:
+        h = net.trunk(images)
+    with FlopCounterMode(display=False) as tail:
+        net.features(h).sum().backward()
+    return Flops(trunk.get_total_flops() / 2e9, tail.get_total_flops() / 2e9)
+
+
+def random_batch(batch_size: int, image_size: int) -> Batch:
+    """B images of noise and random labels of each data set."""
+    draws = torch.Generator().manual_seed(0)
+    return {
+        role: (
+            torch.randn(batch_size, 3, image_size, image_size, generator=draws),
+            torch.randint(CLASSES, (batch_size,), generator=draws),
+        )
+        for role in ("pretrain", "harmful")
+    }
+
+
+def spectra(rows: int, n_features: int) -> Callable[[], None]:
+    """R_well and R_ill of one batch of features each, with their gradients: what a step has beside the network.
+
+    Args:
+        rows: B.
+        n_features: D.
+    """
+    from immunize.spectrum import r_ill_of_features, r_well_of_features
+
+    draws = torch.Generator().manual_seed(0)
+    features = [torch.randn(rows, n_features, dtype=torch.float64, generator=draws) for _ in range(2)]
+
+    def both() -> None:
+        well, ill = (f.requires_grad_() for f in features)
+        (r_well_of_features(well) + r_ill_of_features(ill)).backward()  # type: ignore[no-untyped-call]
+
+    return both
+
+
+def generated_images(root: Path, count: int) -> None:
+    """JPEG files in the layout of `imagefolder`: smooth noise, which compresses about as photographs do.
+
+    Args:
+        root: the folder; `train` and `test` are written into it.
+        count: files in `train`, in two classes.
+    """
+    rng = np.random.default_rng(0)
+    for split, total in (("train", count), ("test", 2)):
+        for number in range(total):
+            path = root / split / "ab"[number % 2] / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            coarse = Image.fromarray(rng.integers(0, 256, (47, 63, 3), dtype=np.uint8))
+            coarse.resize(FILE_SIZE, Image.Resampling.BICUBIC).save(path, quality=85)
+
+
+def in_turns(*works: Callable[[], object], seconds: float, fewest: int = 3) -> list[tuple[float, float]]:
+    """The shortest time of each, after one call to warm up; in turns, so that a busy moment hits all.
+
+    Args:
+        works: what to time.
+        seconds: how long to go on, all together.
+        fewest: repeats at least.
+
+    Returns:
+        (wall, process) seconds each; the second does not count what other processes take.
+    """
+    for work in works:
+        work()
+    best = [(float("inf"), float("inf"))] * len(works)
+    end, done = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end or done < fewest:
+        for index, work in enumerate(works):
+            wall, cpu = time.perf_counter(), time.process_time()
+            work()
+            taken = time.perf_counter() - wall, time.process_time() - cpu
+            best[index] = min(best[index][0], taken[0]), min(best[index][1], taken[1])
+        done += 1
+    return best

@@ -1,0 +1,119 @@
+"""Whole runs against several harmful data sets: every set's numbers in the record, in the tables, and again."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from immunize import evaluate, train
+from immunize.errors import DataError
+from immunize.records import read_record
+from immunize.report import show_record
+from immunize.report.loading import load_records
+from immunize.report.summary import summary_table
+from tests.composing import DEEP, compose_config, run_tiny_deep
+
+NUMBERS = ("metrics", "metrics_groups", "verdicts", "verdicts_groups", "pretrain_accuracy", "probe_accuracy", "curves")
+
+
+def write_images(folder: Path) -> None:
+    """Two classes of gray noise, light and dark, 40 + 20 images each."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 40), ("test", 20)):
+        for name, level in (("dark", 60), ("light", 160)):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(level, level + 80, (8, 8), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
+
+
+def overrides(images: Path, *others: str) -> list[str]:
+    """`harmful=multi` in the place of `harmful=digits`."""
+    own = [line for line in DEEP if not line.startswith("harmful=")]
+    sets = ["harmful=multi", "harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={images}"]
+    return [*own, *sets, "pretrain=digits", "objective=resnet_small_digits", "objective.max_steps=4", *others]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    write_images(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("several") / "run"
+    return folder, train.run(compose_config(*overrides(images)), folder, quiet=True)
+
+
+def test_record_holds_each_set_and_the_weakest_in_front(run: tuple[Path, dict[str, Any]]) -> None:
+    record = run[1]
+    assert record["status"] == "finished"
+    assert record["harmful"] == "digits+imagefolder"
+    sets = record["harmful_sets"]
+    assert sets.keys() == {"digits", "imagefolder"}
+    rir = {name: of["metrics"]["held_out"]["spectrum"]["rir"] for name, of in sets.items()}
+    assert record["weakest"] == min(rir, key=lambda name: rir[name])
+    assert len(set(rir.values())) == 2
+    for key in NUMBERS:
+        assert record[key] == sets[record["weakest"]][key]
+    facts = {name: of["metrics"]["held_out"]["spectrum"]["facts"]["kappa_harmful"] for name, of in sets.items()}
+    n = {name: of["n_samples"] for name, of in facts.items()}
+    assert n == {name: of["images"]["held_out"] for name, of in record["data"]["harmful"]["sets"].items()}
+    assert n["imagefolder"] == 40
+    for part in ("fit", "held_out"):  # D_P is the same for all
+        assert len({of["metrics"][part]["spectrum"]["ratio_pretrain"] for of in sets.values()}) == 1
+
+
+def test_the_numbers_of_a_set_are_those_of_a_run_against_it_alone(images: Path, tmp_path: Path) -> None:
+    """Where nothing is learned from D_H, it plays no part in training: each set's numbers are what they are alone."""
+    control = ("method=none", "objective.epochs_on=longest", "pairing=min_size", "objective.max_steps=2")
+    both = train.run(compose_config(*overrides(images, *control)), tmp_path / "both", quiet=True)
+    alone = run_tiny_deep(tmp_path / "alone", *control)
+    for key in NUMBERS:
+        assert both["harmful_sets"]["digits"][key] == alone[key]
+
+
+def test_every_number_is_computed_again(run: tuple[Path, dict[str, Any]]) -> None:
+    record, differing = evaluate.run(run[0])
+    assert differing == []
+    assert record["harmful_sets"].keys() == {"digits", "imagefolder"}
+    stored = read_record(run[0])
+    assert stored["harmful_sets"]["digits"]["metrics"]["fit"]["spectrum"]["rir"] == pytest.approx(
+        record["harmful_sets"]["digits"]["metrics"]["fit"]["spectrum"]["rir"], rel=1e-9
+    )
+
+
+def test_tables_show_each_set(run: tuple[Path, dict[str, Any]]) -> None:
+    records = load_records(run[0].parent)
+    assert [record["harmful"] for record in records] == [
+        f"{name} of digits+imagefolder" for name in ("digits", "imagefolder")
+    ]
+    assert len(summary_table(records).strip().splitlines()) == 2 + 2
+    out = io.StringIO()
+    show_record(read_record(run[0]), Console(file=out, width=110))
+    for record in records:
+        assert f"against {record['harmful']}" in out.getvalue()
+        assert f"{record['metrics']['fit']['spectrum']['rir']:.4g}" in out.getvalue()
+
+
+@pytest.mark.parametrize("method", ["imma", "opt_kappa", "closed_form"])
+def test_methods_take_several_sets(method: str, images: Path, tmp_path: Path) -> None:
+    own = {"opt_kappa": ["objective.learning_rate=1e-12"], "closed_form": ["method.budget=10", "method.shrinkage=0.1"]}
+    options = ("objective.harmful=worst", "objective.max_steps=2", *own.get(method, []))
+    record = train.run(compose_config(*overrides(images, f"method={method}", *options)), tmp_path, quiet=True)
+    assert record["status"] == "finished"
+    assert len(record["harmful_sets"]) == 2
+
+
+def test_linear_models_take_tables(images: Path, tmp_path: Path) -> None:
+    sets = ["harmful=multi", "harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={images}"]
+    with pytest.raises(DataError, match=r"digits\+imagefolder holds images"):
+        train.run(compose_config(*sets, "pretrain=digits", "objective=linear_housing", "logger=none"), tmp_path)
