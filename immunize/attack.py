@@ -7,10 +7,9 @@ repeats. Finished attacks are kept in `attack_cells`, so that an interrupted gri
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +20,18 @@ from immunize.building import build
 from immunize.cli import entry_point, explain_errors
 from immunize.config import AttackConfig, config_dir, config_hash, register, resolved
 from immunize.errors import UserError
-from immunize.settings import LARGEST_SEED, Rule, check_folder
+from immunize.settings import LARGEST_SEED, Rule, check_folder, check_schema
 
 if TYPE_CHECKING:
-    from immunize.evaluation.attacks import Entry, Store, TierResult
+    from immunize.attack_targets import Target, Task
+    from immunize.evaluation.attacks import Entry, Store
 
-__all__ = ["ATTACK_RECORD", "CELLS", "RESULTS", "entries_of", "main", "measure", "run"]
+__all__ = ["ATTACK_RECORD", "CELLS", "FEATURES", "entries_of", "main", "measure", "run", "target_of"]
 
-ATTACK_RECORD, CELLS = "attack_record.json", "attack_cells"
+ATTACK_RECORD, CELLS, FEATURES = "attack_record.json", "attack_cells", "attack_features"
 
-RESULTS = ("subject", "tasks", "results", "attacks", "curves", "verdicts", "control")
-"""Parts of the record that :func:`measure` computes."""
+NOT_HASHED = ("out", "cells", "features", "workers")
+"""Settings that change no number."""
 
 RULES: tuple[Rule, ...] = (
     ("seeds", lambda value: len(value) >= 1, "at least one seed"),
@@ -40,6 +40,8 @@ RULES: tuple[Rule, ...] = (
     ("validation_fraction", lambda value: 0 < value <= 0.9, "positive and at most 0.9"),
     ("test_fraction", lambda value: 0 < value <= 0.9, "positive and at most 0.9"),
     ("benign_digits", lambda value: 0 <= value <= 8, "from 0 to 8"),
+    ("images", lambda value: value is None or value >= 10, "10 or more, or null for all"),
+    ("workers", lambda value: value >= 0, "0 or more"),
     ("threads", lambda value: value >= 1, "at least 1"),
 )
 
@@ -62,14 +64,15 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
     folder = _folder(cfg)
     check_folder(folder)
     settings = resolved(cfg)
-    hashed = config_hash({key: value for key, value in settings.items() if key not in ("out", "cells")})
+    hashed = config_hash({key: value for key, value in settings.items() if key not in NOT_HASHED})
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
-    from immunize.attacking import CellFolder
+    from immunize.attack_targets import CellFolder
     from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, reset_peak_memory, write_record
 
     reset_peak_memory()
     store = CellFolder(Path(cfg.cells) if cfg.cells is not None else folder / CELLS)
-    found = measure(cfg, store, tell)
+    features = Path(cfg.features) if cfg.features is not None else folder / FEATURES
+    found = measure(cfg, store, tell, features)
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "attack",
@@ -90,7 +93,10 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
 
 
 def measure(
-    cfg: DictConfig, store: Store | None = None, tell: Callable[[str], None] = lambda text: None
+    cfg: DictConfig,
+    store: Store | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    features: Path | None = None,
 ) -> dict[str, Any]:
     """Every number of the grid, from checkpoint and data.
 
@@ -98,6 +104,7 @@ def measure(
         cfg: the composed configuration.
         store: of finished attacks; None repeats all of them.
         tell: gets a line for every finished attack.
+        features: folder in which features of images are kept; None computes all.
 
     Raises:
         UserError: as :func:`run`.
@@ -105,31 +112,57 @@ def measure(
     entries = entries_of(cfg)  # a bad grid is reported before the data are read
     import torch
 
-    from immunize.attacking import EXTRACTORS, extractors, seen_by, subject_of, tasks_of
+    from immunize.attack_results import laid_out
+    from immunize.attack_targets import EXTRACTORS
     from immunize.evaluation.attacks import Budget, attack_all
 
     budget = Budget(cfg.attack.budget.steps, cfg.attack.budget.flops)
-    subject = subject_of(cfg)
     before = torch.get_num_threads()
     torch.set_num_threads(cfg.threads)
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     facts: dict[str, Any] = {}
     try:
+        target = target_of(cfg, features, tell)
+        if not target.has_network and all(entry.attack.needs == "model" for entry in entries):
+            raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
         for seed in cfg.seeds:
-            maps = extractors(subject, seed)
-            for name, task in tasks_of(subject, cfg, seed).items():
+            for name, task in _wanted(target.tasks(seed), cfg.get("tasks")).items():
                 facts[name] = _task_facts(task)
                 for extractor in EXTRACTORS:
 
                     def tell_of(text: str, where: str = f"seed {seed}, {name}, {extractor}") -> None:
                         tell(f"{where}: {text}")
 
-                    data = seen_by(maps[extractor], task.data)
-                    found = attack_all(data, entries, budget, seed, store=store, tell=tell_of)
+                    found = attack_all(task.seen_by(extractor), entries, budget, seed, store=store, tell=tell_of)
                     cells.setdefault(name, {}).setdefault(extractor, []).append(found)
     finally:
         torch.set_num_threads(before)
-    return {"subject": subject.facts, "tasks": facts, **_laid_out(cells, [entry.name for entry in entries])}
+    return {"subject": target.facts, "tasks": facts, **laid_out(cells, [entry.name for entry in entries])}
+
+
+def target_of(cfg: DictConfig, features: Path | None = None, tell: Callable[[str], None] = lambda text: None) -> Target:
+    """What is attacked: a linear model, or a network with its features.
+
+    Args:
+        cfg: the composed configuration.
+        features: as in :func:`measure`.
+        tell: gets a line for every data set whose features are computed.
+
+    Raises:
+        UserError: as :func:`run`.
+    """
+    from immunize.attack_targets import pointed_at
+
+    pointed = pointed_at(cfg)
+    if pointed.deep:
+        from immunize.deep_attacking import deep_target
+
+        return deep_target(cfg, pointed, features, tell)
+    if cfg.get("benign"):
+        raise UserError("benign=[...] names image data sets for networks; a linear model has benign_digits")
+    from immunize.attacking import LinearTarget, subject_of
+
+    return LinearTarget(subject_of(cfg), cfg)
 
 
 @entry_point
@@ -146,7 +179,9 @@ def _hydra_main(cfg: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     own = [
-        word for word in HydraConfig.get().overrides.task if word.partition("=")[0] in ("model", "harmful", "pretrain")
+        word
+        for word in HydraConfig.get().overrides.task
+        if word.partition("=")[0].partition(".")[0] in ("model", "harmful", "pretrain")
     ]
     if cfg.run is not None and own:
         raise UserError(f"{own[0]} goes with checkpoint=; with run= model and data are those of the run")
@@ -161,8 +196,7 @@ def _hydra_main(cfg: DictConfig) -> None:
 
 
 def _check_settings(cfg: DictConfig) -> None:
-    if unknown := sorted(str(key) for key in cfg.keys() - AttackConfig.__dataclass_fields__.keys()):
-        raise UserError(f"there is no setting {unknown[0]}; --help lists those there are")
+    check_schema(cfg, AttackConfig)
     for name, allowed, words in RULES:
         if not allowed(cfg[name]):
             raise UserError(f"{name} has to be {words}; it is {cfg[name]}")
@@ -215,105 +249,23 @@ def entries_of(cfg: DictConfig) -> list[Entry]:
     return entries
 
 
+def _wanted(tasks: dict[str, Task], names: list[str] | None) -> dict[str, Task]:
+    if names is None:
+        return tasks
+    if unknown := [name for name in names if name not in tasks]:
+        raise UserError(f"there is no task {unknown[0]!r} here; there are {', '.join(tasks)}")
+    if "harmful" not in names:
+        raise UserError("the verdict is about the harmful task: tasks=[...] has to name it")
+    return {name: task for name, task in tasks.items() if name in names}
+
+
 # --- the record ---------------------------------------------------------------------------------------------------
 
 
-def _task_facts(task: Any) -> dict[str, Any]:
+def _task_facts(task: Task) -> dict[str, Any]:
     data = task.data
     rows = {name: len(part) for name, part in data.parts.items()}
     return {"kind": task.kind, "about": task.about, "task": data.task, "n_classes": data.n_classes, "rows": rows}
-
-
-def _laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: list[str]) -> dict[str, Any]:
-    """Results by task, extractor and tier, over the seeds; and the verdicts."""
-    from immunize.evaluation.attacks import TIERS, compare, in_tier, judge
-
-    results: dict[str, Any] = {}
-    curves: dict[str, Any] = {}
-    verdicts: dict[str, Any] = {}
-    for task, by_extractor in cells.items():
-        for extractor, seeds in by_extractor.items():
-            tiers: dict[str, list[TierResult]] = {}
-            laid: dict[str, Any] = {}
-            for tier in TIERS:
-                mine = [in_tier(of_seed, tier) for of_seed in seeds]
-                theirs = [in_tier(of_seed, tier) for of_seed in by_extractor["theta_0"]]
-                pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None and b is not None]
-                if not pairs:
-                    continue
-                tiers[tier] = [compare(a, b) for a, b in pairs]
-                best = [a.curve.labels[-1] if a.curve.labels else None for a, _ in pairs]
-                laid[tier] = _tier(tiers[tier]) | {
-                    "best": best,
-                    "diverged": sorted({n for a, _ in pairs for n in a.diverged}),
-                }
-                curves.setdefault(task, {}).setdefault(extractor, {})[tier] = [_thin(a.curve.plain()) for a, _ in pairs]
-            results.setdefault(task, {})[extractor] = laid
-            verdicts.setdefault(task, {})[extractor] = vars(judge(tiers))
-    attacks = {
-        task: {
-            extractor: {name: _attack(seeds, name) for name in names if name in seeds[0]}
-            for extractor, seeds in of.items()
-        }
-        for task, of in cells.items()
-    }
-    held = {task: [t for t, held in of["random_orthogonal"]["held"].items() if held] for task, of in verdicts.items()}
-    control = {"held": held, "passed": not any(held.values())}
-    return {"results": results, "attacks": attacks, "curves": curves, "verdicts": verdicts, "control": control}
-
-
-def _tier(found: list[TierResult]) -> dict[str, Any]:
-    there = {"reached": [r.to_target for r in found], "reference": [r.to_target_reference for r in found]}
-    costs = {
-        side: {
-            name: [None if point is None else getattr(point.cost, name) for point in points]
-            for name in ("steps", "seconds", "samples", "flops")
-        }
-        for side, points in there.items()
-    }
-    decided = [r.held for r in found]
-    return {
-        "score": _spread([r.score for r in found]),
-        "score_reference": _spread([r.score_reference for r in found]),
-        "to_target": costs["reached"],
-        "to_target_reference": costs["reference"],
-        "costlier": [None if r.costlier is None or math.isinf(r.costlier) else r.costlier for r in found],
-        "held": decided,
-        "seeds_held": f"{decided.count(True)}/{len(decided)}",
-        "undecided": sorted({r.reason for r in found if r.reason}),
-    }
-
-
-def _attack(seeds: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """One attack over the seeds."""
-    cells = [of_seed[name] for of_seed in seeds]
-    if cells[0]["status"] == "skipped":
-        return dict(cells[0])
-    best = [cell["curve"]["test"][-1] if cell["curve"]["test"] else None for cell in cells]
-    return {
-        "tier": cells[0]["tier"],
-        "status": [cell["status"] for cell in cells],
-        "score": _spread(best),
-        "candidates": len(cells[0]["candidates"]),
-        "candidates_diverged": [sum(c["status"] == "diverged" for c in cell["candidates"]) for cell in cells],
-        "spent": {key: [cell["spent"][key] for cell in cells] for key in cells[0]["spent"]},
-    }
-
-
-def _spread(values: list[float | None]) -> dict[str, Any]:
-    """Mean and standard deviation (n - 1) over the seeds that have a number, and all of them."""
-    known = [value for value in values if value is not None]
-    mean = sum(known) / len(known) if known else None
-    std = (
-        math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1))
-        if mean is not None and len(known) > 1
-        else None
-    )
-    return {"mean": mean, "std": std, "values": values}
-
-
-def _thin(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return {name: columns[name] for name in ("steps", "seconds", "samples", "flops", "test")}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the attack grid is pointed at: the map of a run or checkpoint, its tasks, and what it is compared with.
+"""Linear models under the grid: the map of a run or checkpoint, its tasks, and what it is compared with.
 
-A linear model's θ_0 is the identity, the baseline of RIR: the attacker has the raw rows. The control is a random
-orthogonal map, an immunization that changes nothing.
+θ_0 is the identity, the baseline of RIR: the attacker has the raw rows. The control is a random orthogonal map, an
+immunization that changes nothing.
 
 Tasks. Where a data set has targets to tell its rows apart (regression, two classes), the task is its own. The digit
 pairs have one class a data set: the harmful task is to tell D_H's digit from D_P's, the binary task of App. C.2, and a
@@ -14,35 +14,26 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from immunize.attack_targets import EXTRACTORS, Task, pointed_at, random_rotation, split_rows
 from immunize.building import build
 from immunize.checkpoints import load_checkpoint
-from immunize.data.parts import ROLES, Splits, hash_of, random_generator
+from immunize.data.parts import ROLES, Splits, hash_of
 from immunize.errors import CheckpointError, UserError
-from immunize.evaluate import moved
 from immunize.evaluation.attacks import AttackData, Rows
-from immunize.records import CHECKPOINT, read_record, write_record
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from immunize.data import Source
 
-__all__ = ["EXTRACTORS", "CellFolder", "RawTask", "Subject", "extractors", "seen_by", "subject_of", "tasks_of"]
-
-EXTRACTORS = ("theta_0", "immunized", "random_orthogonal")
-"""What every attack is run on; the first is the reference, the last the control."""
-
-SPLIT_STREAM, CONTROL_STREAM = 0x5EED, 0xC0DE
-"""Tell the attacker's draws apart from those of the data sets with the same seed."""
+__all__ = ["LinearTarget", "RawTask", "Subject", "extractors", "seen_by", "subject_of", "tasks_of"]
 
 RANGE_TOLERANCE = 1e-8
 """A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
@@ -82,6 +73,38 @@ class RawTask:
     data: AttackData
 
 
+@dataclass(frozen=True)
+class LinearTarget:
+    """A linear model as the grid sees it.
+
+    Attributes:
+        subject: the model.
+        cfg: the composed configuration.
+    """
+
+    subject: Subject
+    cfg: DictConfig
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the record."""
+        return self.subject.facts
+
+    @property
+    def has_network(self) -> bool:
+        """There are no weights but θ itself."""
+        return False
+
+    def tasks(self, seed: int) -> dict[str, Task]:
+        """Every task by name, split with this seed."""
+        maps = extractors(self.subject, seed)
+
+        def task_of(raw: RawTask) -> Task:
+            return Task(raw.kind, raw.about, raw.data, lambda extractor: seen_by(maps[extractor], raw.data))
+
+        return {name: task_of(raw) for name, raw in tasks_of(self.subject, self.cfg, seed).items()}
+
+
 def subject_of(cfg: DictConfig) -> Subject:
     """The map that the configuration points at, with its data.
 
@@ -92,26 +115,10 @@ def subject_of(cfg: DictConfig) -> Subject:
         UserError: neither or both of `run` and `checkpoint`, a run that did not finish, a checkpoint or data that are
             not those of the run, a model that is not linear.
     """
-    if (cfg.run is None) == (cfg.checkpoint is None):
-        raise UserError(
-            "say what to attack: run=<output folder>, or checkpoint=<file> with model=, harmful=, pretrain="
-        )
-    root = cfg.data_root or os.environ.get("IMMUNIZE_DATA")
-    record: dict[str, Any] = {}
-    if cfg.run is not None:
-        record = read_record(Path(cfg.run))
-        if record["status"] != "finished":
-            raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
-        nodes: Any = OmegaConf.create(moved(record["config"], root))
-        path = Path(cfg.run) / CHECKPOINT
-    else:
-        nodes = OmegaConf.merge(cfg, {"data_root": root or "data"})
-        path = Path(cfg.checkpoint)
-    if nodes.model.name != "linear":
-        raise UserError(
-            f"model={nodes.model.name}: the grid attacks linear models; others need a cache of their features"
-        )
-    return _load(nodes, path, record)
+    pointed = pointed_at(cfg)
+    if pointed.deep:
+        raise UserError(f"model={pointed.nodes.model.name} is a network, not a linear model")
+    return _load(pointed.nodes, pointed.path, pointed.record)
 
 
 def _load(nodes: DictConfig, path: Path, record: dict[str, Any]) -> Subject:
@@ -173,12 +180,9 @@ def tasks_of(subject: Subject, cfg: DictConfig, seed: int) -> dict[str, RawTask]
 
 def extractors(subject: Subject, seed: int) -> dict[str, Tensor | None]:
     """Maps by name, in the order of `EXTRACTORS`; None is the identity."""
-    size = len(subject.theta)
-    rng = random_generator(seed, CONTROL_STREAM)
-    q, r = np.linalg.qr(rng.standard_normal((size, size)))
     import torch
 
-    control = torch.from_numpy(np.ascontiguousarray(q * np.sign(np.diag(r))))  # the signs make it Haar
+    control = torch.from_numpy(random_rotation(len(subject.theta), seed))
     return dict(zip(EXTRACTORS, (None, subject.theta, control), strict=True))
 
 
@@ -191,29 +195,6 @@ def seen_by(theta: Tensor | None, raw: AttackData) -> AttackData:
     """
     referring = AttackData(raw.train, raw.validation, raw.test, raw.n_classes, reference=raw)
     return referring if theta is None else referring.mapped(lambda x: x @ theta.numpy())
-
-
-class CellFolder:
-    """Finished attacks as files, one a cell, written whole or not at all.
-
-    Args:
-        folder: made when the first is written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def get(self, key: str) -> dict[str, Any] | None:
-        """The cell with this key; None if there is none that can be read."""
-        try:
-            cell = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return cell if isinstance(cell, dict) and "curve" in cell else None
-
-    def put(self, key: str, cell: dict[str, Any]) -> None:
-        """Write a cell."""
-        write_record(self.folder, cell, f"{key}.json")
 
 
 def _about(source: Source) -> str:
@@ -246,11 +227,7 @@ def _pooled(first: Splits, second: Splits, cfg: DictConfig, stream: tuple[int, .
 
 
 def _split(x: Any, y: Any, held: Any, n_classes: int, cfg: DictConfig, *, stream: tuple[int, ...]) -> AttackData:
-    order = random_generator(stream[0], SPLIT_STREAM, *stream[1:]).permutation(len(x))
-    n_test = 0 if held is not None else round(len(x) * cfg.test_fraction)
-    test, order = order[:n_test], order[n_test:]
-    n_aside = round(len(order) * cfg.validation_fraction)
-    aside, stays = order[:n_aside], order[n_aside:]
+    stays, aside, test = split_rows(len(x), cfg, stream, held_out=held is not None)
     if not n_classes:  # R² is one row's to ruin, accuracy is not
         stays, aside, test = _within_range(x, stays, aside, test)
     kind = np.int64 if n_classes else np.float64

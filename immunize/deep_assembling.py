@@ -62,12 +62,12 @@ def build_pair(cfg: DictConfig) -> tuple[ImagePair, DeepExtractor]:
     return pair, net
 
 
-def build_network(cfg: DictConfig, n_classes: int) -> DeepExtractor:
+def build_network(cfg: DictConfig, n_classes: int | None) -> DeepExtractor:
     """f_θ and ω at θ_0.
 
     Args:
         cfg: a configuration with `model` and `seed`.
-        n_classes: of D_P.
+        n_classes: of D_P; None takes those of the weights' own classifier.
 
     Raises:
         UserError: a bad `model` setting, or weights that cannot be had or do not fit.

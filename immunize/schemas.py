@@ -9,7 +9,7 @@ left open for outside packages to add their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -237,8 +237,14 @@ class AttackConfig:
     data_root: str | None = MISSING
     out: str | None = MISSING
     cells: str | None = MISSING
+    features: str | None = MISSING
+    reference: str | None = MISSING
+    benign: dict[str, Any] = field(default_factory=dict)
+    images: int | None = MISSING
+    workers: int = MISSING
     overwrite: bool = MISSING
     tiers: list[str] | None = MISSING
+    tasks: list[str] | None = MISSING
     seeds: list[int] = MISSING
     validation_fraction: float = MISSING
     test_fraction: float = MISSING

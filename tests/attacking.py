@@ -1,4 +1,4 @@
-"""A tiny run and a tiny grid, which the tests of attacks, cards and verification share."""
+"""Tiny grids, which the tests of attacks, cards and verification share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from immunize import attack
 from immunize.config import config_dir, register
 
 TINY_GRID = ("attack=quick", "attack.budget.steps=12", "seeds=[0,1]", "~attack.attacks.adam", "~attack.attacks.lbfgs")
+
+TINY_NETWORK_GRID = (*TINY_GRID, "seeds=[0]", "~attack.attacks.nearest_neighbours", "~attack.attacks.gd_line_search")
+SMALLER = "{learning_rates:[0.001],steps:4,measured:30}"
+TINY_T4 = (
+    "attack=t4",
+    "seeds=[0]",
+    "tasks=[harmful]",
+    "attack.attacks.lora.ranks=[2]",
+    *(f"attack.attacks.{name}={SMALLER}" for name in ("last_block", "lora", "full_finetune")),
+)
 
 
 def compose_attack(*overrides: str) -> DictConfig:

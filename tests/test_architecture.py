@@ -24,6 +24,7 @@ ENTRY_POINTS = {
     "forecast",
     "attack",
     "attacking",
+    *("attack_results", "attack_targets", "deep_attacking", "image_tasks"),
     "verify",
     "assembling",
     "experiment",

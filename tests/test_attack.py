@@ -13,6 +13,7 @@ import torch
 
 from immunize import attack
 from immunize.attack import ATTACK_RECORD, CELLS
+from immunize.attack_results import RESULTS
 from immunize.attacking import _within_range, extractors, subject_of, tasks_of
 from immunize.checkpoints import save_checkpoint
 from immunize.errors import CheckpointError, UserError
@@ -72,7 +73,7 @@ def test_finished_attacks_are_taken_from_their_cells(folder: Path, monkeypatch: 
     again = attack.run(compose_attack(f"run={folder}", *TINY_GRID), lines.append)
     assert sum(not line.endswith(", known") for line in lines) == 2
     assert sorted((folder / CELLS).iterdir()) == cells
-    for key in attack.RESULTS:
+    for key in RESULTS:
         assert timeless(again[key]) == timeless(before[key])
 
 

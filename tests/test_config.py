@@ -111,7 +111,7 @@ def test_conf_is_found_from_the_package() -> None:
 def test_every_yaml_belongs_to_something_tested_here() -> None:
     for path in YAMLS:
         first = path.relative_to(CONF).parts[0].removesuffix(".yaml")
-        assert first in {*GROUPS, *PRIMARY, "hydra", "objective_defaults", "objective_deep"}, path
+        assert first in {*GROUPS, *PRIMARY, "hydra", "objective_defaults", "objective_deep", "benign"}, path
 
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: str(path.relative_to(CONF)))
@@ -277,7 +277,7 @@ def test_every_table_is_loaded_by_one_of_the_two_tests_above() -> None:
         assert tables - {"same"} == set(TABLES)
 
 
-@pytest.mark.parametrize("grid", ["quick", "standard", "full"])
+@pytest.mark.parametrize("grid", ["quick", "standard", "full", "t4"])
 def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
     from immunize.building import build
     from immunize.evaluation.attacks import TIERS, Attack
@@ -287,10 +287,24 @@ def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
     attacks = {name: build(node, _convert_="all") for name, node in cfg.attack.attacks.items()}
     assert all(isinstance(attack, Attack) for attack in attacks.values())
     tiers = {attack.tier for attack in attacks.values()}
-    assert tiers == set(TIERS) - ({"T4"} if grid == "full" else {"T4", "T5"})
+    assert tiers == {"full": set(TIERS), "t4": {"T4"}}.get(grid, set(TIERS) - {"T4", "T5"})
     if grid == "full":
         on_disk = {path.stem for path in (CONF / "attack").glob("t*/*.yaml")}
         assert attacks.keys() == on_disk
+
+
+@pytest.mark.parametrize("choice", choices("benign"))
+def test_benign_task_is_the_data_set_of_that_name(choice: str) -> None:
+    given = ("benign.imagefolder.root=x",) if choice == "imagefolder" else ()
+    cfg = composed(f"benign=[{choice}]", "data_root=here", *given, primary="attack")
+    assert list(cfg.benign) == [choice]
+    harmful = {**in_group("harmful", choice).harmful} | {"data_root": "here", "root": None}
+    assert {**cfg.benign[choice]} | {"data_root": "here", "root": None} == harmful
+
+
+def test_several_benign_tasks_stand_side_by_side() -> None:
+    assert set(composed("benign=[cars,cifar10]", primary="attack").benign) == {"cars", "cifar10"}
+    assert composed(primary="attack").benign == {}
 
 
 # Folder names of a multirun.

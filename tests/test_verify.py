@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from immunize import verify
-from immunize.attack import ATTACK_RECORD, CELLS
+from immunize import attack, verify
+from immunize.attack import ATTACK_RECORD, CELLS, FEATURES
 from immunize.checkpoints import save_checkpoint
 from immunize.errors import CheckpointError, UserError
 from immunize.records import CHECKPOINT, RECORD, read_record
 from immunize.report.card import CARD_JSON, CARD_MD, write_card
-from tests.attacking import attack_tiny
-from tests.composing import run_tiny, theta_of
+from tests.attacking import TINY_NETWORK_GRID, attack_tiny, compose_attack
+from tests.composing import run_tiny, run_tiny_deep, theta_of
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +141,35 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         verify.main()
     assert end.value.code == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+# Networks.
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verify") / "network"
+    run_tiny_deep(folder, "objective.max_steps=2")
+    attack.run(compose_attack(f"run={folder}", *TINY_NETWORK_GRID, "tiers=[T0,T1]"))
+    write_card(folder, folder)
+    return folder
+
+
+def test_network_is_attacked_again_from_its_images_on(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(network, tmp_path / "copy"))
+    features = sorted((folder / FEATURES).iterdir())
+    for path in features[1:]:
+        shutil.copy(features[0], path)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert verify.run(folder) == []
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+    def praise(content: dict[str, Any]) -> None:
+        content["results"]["harmful"]["immunized"]["T0"]["score"]["mean"] -= 0.5
+
+    edit(folder / ATTACK_RECORD, praise)
+    found = verify.run(folder)
+    assert any("results.harmful.immunized.T0.score.mean" in line for line in found)
+    assert any(line.startswith("card: ") for line in found)

@@ -4,7 +4,9 @@ from immunize.features.append import AppendedHead, append_map, released_features
 from immunize.features.deep import DeepExtractor
 from immunize.features.extract import cached_trunk, extract
 from immunize.features.linear import LinearExtractor, SpectralView
+from immunize.features.lora import add_lora, merge_lora
 from immunize.features.precondition import PRECONDITIONS, Precondition, preconditioned_linear
+from immunize.features.released import Released, released_network
 from immunize.features.store import Features
 from immunize.features.weights import build_network, load_weights, save_weights, state_digest
 
@@ -15,14 +17,18 @@ __all__ = [
     "Features",
     "LinearExtractor",
     "Precondition",
+    "Released",
     "SpectralView",
+    "add_lora",
     "append_map",
     "build_network",
     "cached_trunk",
     "extract",
     "load_weights",
+    "merge_lora",
     "preconditioned_linear",
     "released_features",
+    "released_network",
     "save_weights",
     "state_digest",
 ]

@@ -12,7 +12,16 @@ from rich.table import Table
 from immunize.report import layout
 from immunize.report.cells import NOTHING, short
 
-__all__ = ["NAMES", "attack_rows", "attack_table", "held_text", "show_attack", "steps_text", "verdict_sentence"]
+__all__ = [
+    "NAMES",
+    "attack_rows",
+    "attack_table",
+    "held_text",
+    "not_tried",
+    "show_attack",
+    "steps_text",
+    "verdict_sentence",
+]
 
 NAMES = {"theta_0": "θ_0", "immunized": "immunized", "random_orthogonal": "random rotation"}
 
@@ -70,6 +79,8 @@ def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
     )
     for task, facts in record["tasks"].items():
         console.print(f"{task} ({facts['about']}): {verdict_sentence(record, task)}")
+    for line in not_tried(record):
+        console.print(line)
     for name, of in _diverged(record).items():
         console.print(f"diverged with every candidate on {name}: {', '.join(of)}")
     if not record["control"]["passed"]:
@@ -95,6 +106,18 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
         reasons = {reason for tier in undecided for reason in record["results"][task][extractor][tier]["undecided"]}
         parts.append(f"not decided in {', '.join(undecided)} ({'; '.join(sorted(reasons))})")
     return "; ".join(parts)
+
+
+def not_tried(record: dict[str, Any]) -> list[str]:
+    """What the grid left out, and why: attacks that were skipped, and benign tasks where there is none."""
+    by_reason: dict[str, list[str]] = {}
+    for name, of in record["attacks"]["harmful"]["immunized"].items():
+        if of["status"] == "skipped":
+            by_reason.setdefault(of["reason"], []).append(f"{name} ({of['tier']})")
+    lines = [f"not tried: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    if isinstance(reason := record["subject"].get("benign"), str):
+        lines.append(f"no benign third task: {reason}")
+    return lines
 
 
 def held_text(found: dict[str, Any]) -> str:

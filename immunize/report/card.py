@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
-from immunize.report.attack import NAMES, attack_table, verdict_sentence
+from immunize.report.attack import NAMES, attack_table, not_tried, verdict_sentence
 from immunize.report.cells import NOTHING, short
 from immunize.report.layout import Table
 from immunize.report.naming import data_name, run_title
+from immunize.report.threat_model import threat_model
 
 __all__ = ["CARD_JSON", "CARD_MD", "RECORD", "card_of", "card_text", "check_same_run", "read_sources", "write_card"]
 
@@ -25,19 +26,6 @@ RECORD, ATTACK_RECORD = "record.json", "attack_record.json"
 
 _VERSIONS = ("python", "immunize", "torch", "numpy", "scipy", "scikit-learn")
 _RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
-
-THREAT_MODEL = (
-    "The defender releases a feature extractor; the attacker trains a head on its features for the harmful task and "
-    "leaves the extractor as it is.",
-    "What is made harder is gradient descent on that head: the harmful features are badly conditioned. Nothing is "
-    "removed from them.",
-    "An invertible linear map can be undone. An attacker who solves the head in closed form, uses second-order "
-    "methods, whitens the features, removes the map, or uses θ_0 instead is expected to succeed; the table says who "
-    "did.",
-    "Tiers that are not in the table were not tried. No statement is made about them, nor about other harmful tasks "
-    "or data.",
-)
-"""In plain words; the numbers beside it are the run's own."""
 
 
 def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, Any]:
@@ -66,16 +54,14 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
             for role in ("pretrain", "harmful")
         },
         "held_out_protocol": record["held_out_protocol"],
-        "ratios": {
-            part: {estimator: {name: of[name] for name in _RATIOS} for estimator, of in record["metrics"][part].items()}
-            for part in parts
-        },
+        "ratios": {part: _ratios(record["metrics"][part]) for part in parts},
+        **_of_networks(record, parts),
         "definition_3_1": {
             "estimator": record["verdicts"]["estimator"],
             **{part: {name: _verdicts(record, part)[name] for name in "abc"} for part in parts},
         },
         "attack": None if attack is None else _attack(attack),
-        "threat_model": list(THREAT_MODEL),
+        "threat_model": threat_model(_kind(record)),
         "provenance": {
             "config_hash": record["config_hash"],
             "data_hash": record["data_hash"],
@@ -177,8 +163,29 @@ def check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:
             raise UserError(f"{ATTACK_RECORD} is of another run: its {name} differs; attack this run again")
 
 
+def _kind(record: dict[str, Any]) -> str:
+    return str(record["config"]["model"].get("kind") or "linear")
+
+
 def _rows(record: dict[str, Any], role: str) -> int:
-    return int(record["data"][role]["fit_rows"])
+    facts = record["data"][role]
+    return int(facts["images"]["fit"] if _kind(record) == "deep" else facts["fit_rows"])
+
+
+def _of_networks(record: dict[str, Any], parts: list[str]) -> dict[str, Any]:
+    """What a linear model does not have: the paper's 20 groups of 100 (§5.2), and the network's own accuracy on D_P."""
+    if _kind(record) != "deep":
+        return {}
+    deep, groups = record["config"]["deep"], record["metrics_groups"]
+    return {
+        "groups": {"count": deep["groups"], "size": deep["group_size"]},
+        "ratios_groups": {part: _ratios(groups[part]) for part in parts},
+        "pretrain_accuracy": dict(record["pretrain_accuracy"]),
+    }
+
+
+def _ratios(estimators: dict[str, Any]) -> dict[str, Any]:
+    return {estimator: {name: of[name] for name in _RATIOS} for estimator, of in estimators.items()}
 
 
 def _verdicts(record: dict[str, Any], part: str) -> dict[str, Any]:
@@ -219,14 +226,22 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
         "seeds": config["seeds"],
         "control": attack["control"],
         "tasks": tasks,
+        "not_tried": not_tried(attack),
         "sentences": {task: verdict_sentence(attack, task) for task in tasks},
     }
 
 
 def _ratio_table(card: dict[str, Any]) -> Table:
+    groups = card.get("groups", {})
+    protocols = {"ratios": "", "ratios_groups": ", {count} groups of {size}".format(**groups) if groups else ""}
     rows = [
-        [part.replace("_", " "), f"`{estimator}`", *(NOTHING if of[n] is None else short(of[n]) for n in _RATIOS)]
-        for part, estimators in card["ratios"].items()
+        [
+            f"{part.replace('_', ' ')}{words}",
+            f"`{estimator}`",
+            *(NOTHING if of[n] is None else short(of[n]) for n in _RATIOS),
+        ]
+        for name, words in protocols.items()
+        for part, estimators in card.get(name, {}).items()
         for estimator, of in estimators.items()
     ]
     return Table("", "ratios", [("", ("part", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑"))], rows)
@@ -234,11 +249,16 @@ def _ratio_table(card: dict[str, Any]) -> Table:
 
 def _definition(card: dict[str, Any]) -> list[str]:
     found = card["definition_3_1"]
-    return [
+    accuracy = card.get("pretrain_accuracy")
+    lines = [
         f"- Definition 3.1 on `{part}` by `{found['estimator']}`: "
         + ", ".join(f"({name}) {'holds' if found[part][name] else 'fails'}" for name in "abc")
         for part in card["ratios"]
     ]
+    if accuracy is not None:
+        before, after = accuracy["before"], accuracy["after"]
+        lines.append(f"- The network's own accuracy on D_P: {before:.2f} % before, {after:.2f} % after")
+    return lines
 
 
 def _attack_lines(found: dict[str, Any], attack: dict[str, Any]) -> list[str]:
@@ -255,6 +275,7 @@ def _attack_lines(found: dict[str, Any], attack: dict[str, Any]) -> list[str]:
     ]
     for task, of in found["tasks"].items():
         lines.append(f"- {of['kind']} task `{task}` ({of['about']}): {found['sentences'][task]}.")
+    lines += [f"- {line[0].upper()}{line[1:]}." for line in not_tried(attack)]
     control = "did not hold in any tier, as it should" if found["control"]["passed"] else "held: distrust this grid"
     lines.append(f"- Control: a {NAMES['random_orthogonal']}, which changes nothing, {control}.")
     return lines

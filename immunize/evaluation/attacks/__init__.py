@@ -7,12 +7,16 @@ from immunize.evaluation.attacks.adaptive import LinearMap, PublicReference
 from immunize.evaluation.attacks.conjugate_gradient import ConjugateGradient
 from immunize.evaluation.attacks.curves import Cost, Curve, Point, Trace, best_so_far
 from immunize.evaluation.attacks.first_order import FirstOrder
+from immunize.evaluation.attacks.full_finetune import FullFinetune
 from immunize.evaluation.attacks.gradient_descent import GradientDescent
 from immunize.evaluation.attacks.grid import Entry, Store, attack_all, check_tiers, in_tier
 from immunize.evaluation.attacks.judging import Attacked, TierResult, Verdict, compare, judge
+from immunize.evaluation.attacks.last_block import LastBlock
 from immunize.evaluation.attacks.lbfgs import Lbfgs
 from immunize.evaluation.attacks.logistic_descent import LogisticDescent
+from immunize.evaluation.attacks.lora import Lora
 from immunize.evaluation.attacks.nearest import NearestNeighbours
+from immunize.evaluation.attacks.network import Inputs, Network
 from immunize.evaluation.attacks.protocol import TIERS, Attack, AttackData, Budget, Outcome, Rows
 from immunize.evaluation.attacks.repaired import Repaired
 from immunize.evaluation.attacks.ridge import Ridge
@@ -28,11 +32,16 @@ __all__ = [
     "Curve",
     "Entry",
     "FirstOrder",
+    "FullFinetune",
     "GradientDescent",
+    "Inputs",
+    "LastBlock",
     "Lbfgs",
     "LinearMap",
     "LogisticDescent",
+    "Lora",
     "NearestNeighbours",
+    "Network",
     "Outcome",
     "Point",
     "PublicReference",

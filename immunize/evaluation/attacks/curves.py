@@ -142,12 +142,14 @@ def best_so_far(labelled: Iterable[tuple[str, Sequence[Point]]]) -> Curve:
     return Curve(tuple(points), tuple(labels))
 
 
-def look_steps(last: int) -> list[int]:
-    """Steps at which to measure: all of the first few, then `LOOKS_PER_DECADE` a decade, and the last.
+def look_steps(last: int, per_decade: int = LOOKS_PER_DECADE) -> list[int]:
+    """Steps at which to measure: so many a decade, of `LOOKS_PER_DECADE` all of the first few as well, and the last.
 
     Args:
         last: 1 or more.
+        per_decade: fewer where measuring costs more than training.
     """
-    decades = math.ceil(math.log10(last) * LOOKS_PER_DECADE)
-    spaced = {round(10 ** (index / LOOKS_PER_DECADE)) for index in range(decades + 1)}
-    return sorted({step for step in spaced | {2, 3, 4} if step <= last} | {last})
+    decades = math.ceil(math.log10(last) * per_decade)
+    spaced = {round(10 ** (index / per_decade)) for index in range(decades + 1)}
+    first = {2, 3, 4} if per_decade == LOOKS_PER_DECADE else set()
+    return sorted({step for step in spaced | first if step <= last} | {last})

@@ -12,28 +12,24 @@ Shapes: N samples, D features, B batch, C outputs.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.curves import Cost, look_steps
+from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.heads import HEADS, flops_per_row, new_head
 from immunize.evaluation.attacks.logistic import feature_scale
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
+from immunize.evaluation.attacks.racing import Optimizer, Run, batches
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 
 __all__ = ["FirstOrder"]
 
 FIRST_LAP = 10
 """The first lap is this share of the steps, one in ten."""
-
-Optimizer = Callable[..., torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,56 +125,27 @@ class _Task:
         return nn.functional.cross_entropy(outputs, y) if self.data.n_classes else nn.functional.mse_loss(outputs, y)
 
 
-class _Run:
+class _Run(Run):
     """One learning rate and schedule on its way."""
 
     def __init__(self, task: _Task, rate: float, length: int | None = None) -> None:
-        self.task, self.rate, self.length, self.step = task, rate, length, 0
-        self.head = task.new_head()
-        self.optimizer = task.attack.optimizer(self.head.parameters(), lr=rate)
+        self.task, self.head = task, task.new_head()
         schedule = "constant" if length is None else f"cosine over {length:,}"
-        self.meter = Meter(task.data, f"lr {rate:g}, {schedule}", task.per_step)
-        self.batches = _batches(len(task.x), task.batch, task.seed)
+        meter = Meter(task.data, f"lr {rate:g}, {schedule}", task.per_step)
+        super().__init__(task.attack.optimizer(self.head.parameters(), lr=rate), rate, length, meter)
+        self.batches = batches(len(task.x), task.batch, task.seed)
 
-    @property
-    def best(self) -> float:
-        return max((point.validation for point in self.meter.points), default=-math.inf)
-
-    def advance(self, to: int, last: int) -> None:
-        """Train up to step `to`, looking where a run of `last` steps is looked at."""
-        looks = {look for look in look_steps(last) if look <= to} | {to}
-        self.meter.resume()
-        while self.step < to and not self.meter.diverged:
-            self._update(next(self.batches))
-            if self.step in looks:
-                self.meter.look(self.step, self._predict)
-        self.meter.pause(self.step)
-
-    def _update(self, rows: Tensor | slice) -> None:
-        if self.length is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.rate * 0.5 * (1 + math.cos(math.pi * self.step / self.length))
+    def loss(self) -> Tensor:
+        """Of the next mini-batch."""
+        rows = next(self.batches)
         self.head.train()
-        loss = self.task.loss(self.head(self.task.x[rows]), self.task.y[rows])
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.step += 1
+        return self.task.loss(self.head(self.task.x[rows]), self.task.y[rows])
+
+    def look(self) -> None:
+        """Tell the meter."""
+        self.meter.look(self.step, self._predict)
 
     @torch.no_grad()
     def _predict(self, x: Array) -> Array:
         self.head.eval()
         return np.asarray(self.head(self.task.tensor(x)).numpy(), dtype=np.float64)
-
-
-def _batches(n_rows: int, size: int, seed: int) -> Iterator[Tensor | slice]:
-    """Endless shuffled mini-batches; the incomplete last one of a pass is left out. All rows where they fit."""
-    if size >= n_rows:
-        return repeat(slice(None))
-    return _shuffled(n_rows, size, torch.Generator().manual_seed(seed))
-
-
-def _shuffled(n_rows: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    while True:
-        order = torch.randperm(n_rows, generator=generator)
-        yield from torch.split(order[: n_rows - n_rows % size], size)

@@ -1,8 +1,9 @@
 """Every attack on every task of every extractor, with one budget; finished attacks are kept and not repeated.
 
 A cell is one attack on one task through one extractor with one seed. Its key is a hash of everything that changes its
-numbers: the rows as the extractor shows them (and θ_0's where the attack uses them), the attack's settings, the budget
-and the seed. So a cell of another model is never taken for this one's, and runs that share a θ_0 share its cells.
+numbers: the rows as the extractor shows them (and θ_0's, or the network, where the attack uses them), the attack's
+settings, the budget and the seed. So a cell of another model is never taken for this one's, and runs that share a θ_0
+share its cells.
 """
 
 from __future__ import annotations
@@ -106,11 +107,12 @@ def attack_all(
         attack = entry.attack
         if data.task not in attack.tasks:
             continue
-        if attack.needs == "model" or (attack.needs == "reference" and reference is None):
+        there = {"features": here, "reference": reference, "model": data.network and data.network.key}
+        if there[attack.needs] is None:
             cells[entry.name] = _skipped(attack)
             tell(f"{entry.name}: skipped, {cells[entry.name]['reason']}")
             continue
-        shown = [here, reference] if attack.needs == "reference" else [here]
+        shown = [here] if attack.needs == "features" else [here, there[attack.needs]]
         about = [CELL_VERSION, shown, dict(entry.settings), asdict(budget), seed]
         key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
         cell = None if store is None else store.get(key)

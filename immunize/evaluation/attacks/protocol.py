@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks.curves import Trace
+from immunize.evaluation.attacks.network import Network
 
 __all__ = ["TASKS", "TIERS", "Array", "Attack", "AttackData", "Budget", "Needs", "Outcome", "Predict", "Rows", "Task"]
 
@@ -68,10 +69,11 @@ class AttackData:
         test: what it is measured on, and never sees.
         n_classes: C; 0 for regression.
         reference: the same rows under θ_0, for attacks that use it; None where it is not given.
+        network: what the features come from, for attacks that move its weights; None where it is not given.
 
     Raises:
         DataError: sets of different widths, features that are not finite, labels outside 0 to C-1, training rows of one
-            class, or a reference with other rows.
+            class, a reference with other rows, or a network with other numbers of images.
     """
 
     train: Rows
@@ -79,6 +81,7 @@ class AttackData:
     test: Rows
     n_classes: int
     reference: AttackData | None = None
+    network: Network | None = None
 
     def __post_init__(self) -> None:
         for name, rows in self.parts.items():
@@ -99,6 +102,10 @@ class AttackData:
             for name, rows in self.reference.parts.items():
                 if not np.array_equal(rows.y, self.parts[name].y):
                     raise DataError(f"the {name} rows of θ_0 are not those of the extractor: their targets differ")
+        if self.network is not None:
+            for name, rows in self.parts.items():
+                if len(getattr(self.network, name)) != len(rows):
+                    raise DataError(f"the network has {len(getattr(self.network, name))} {name} images for {len(rows)}")
 
     @property
     def parts(self) -> dict[str, Rows]:
@@ -121,13 +128,14 @@ class AttackData:
         return "classification" if self.n_classes else "regression"
 
     def mapped(self, transform: Predict) -> AttackData:
-        """The same task with each feature matrix replaced; the reference is kept.
+        """The same task with each feature matrix replaced; the reference is kept, the network has other features.
 
         Args:
             transform: (M, D) to (M, D').
         """
-        parts = {name: Rows(np.ascontiguousarray(transform(rows.x)), rows.y) for name, rows in self.parts.items()}
-        return AttackData(**parts, n_classes=self.n_classes, reference=self.reference)
+        parts = (Rows(np.ascontiguousarray(transform(rows.x)), rows.y) for rows in self.parts.values())
+        train, validation, test = parts
+        return AttackData(train, validation, test, self.n_classes, reference=self.reference)
 
 
 @dataclass(frozen=True)

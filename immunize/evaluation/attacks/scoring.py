@@ -7,6 +7,7 @@ R²          regression: 1 - Σ(y - ŷ)²/Σ(y - ȳ)², with ȳ the mean of the 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -69,10 +70,19 @@ class Meter:
         Returns:
             False if an output is not finite: the candidate has diverged, and nothing is noted.
         """
+        return self.note(steps, lambda: [predict(rows.x) for rows in (self.data.validation, self.data.test)])
+
+    def note(self, steps: int, measure: Callable[[], Sequence[Array]]) -> bool:
+        """The same for a candidate that does not predict from features.
+
+        Args:
+            steps: since its start.
+            measure: its outputs for the validation rows and for the test rows.
+        """
         self.pause(steps)
         measured = (self.data.validation, self.data.test)
         with np.errstate(all="ignore"):
-            outputs = [predict(rows.x) for rows in measured]
+            outputs = measure()
             finite = all(np.isfinite(out).all() for out in outputs)
             if finite:
                 scores = [score(self.data, *of) for of in zip(measured, outputs, strict=True)]

@@ -85,11 +85,11 @@ def test_divergence_is_reported() -> None:
 
 
 def test_mini_batches_cover_all_rows_in_each_pass() -> None:
-    from immunize.evaluation.attacks.first_order import _batches
+    from immunize.evaluation.attacks.racing import batches
 
-    batches = _batches(10, 3, 0)
+    drawn = batches(10, 3, 0)
     for _ in range(4):
-        seen = np.concatenate([np.asarray(next(batches)) for _ in range(3)])
+        seen = np.concatenate([np.asarray(next(drawn)) for _ in range(3)])
         assert len(set(seen.tolist())) == 9
 
 

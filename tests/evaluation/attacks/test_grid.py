@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -27,9 +28,11 @@ from immunize.evaluation.attacks import (
     check_tiers,
     compare,
     judge,
+    judging,
 )
 from tests.evaluation.attacks.making import classes, ill_conditioned
 
+ROOT = Path(__file__).parents[3]
 SMALL = (60, 40, 50)
 GD = Entry("gd", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {"multipliers": [1.0]})
 
@@ -188,3 +191,19 @@ def test_verdict_follows_from_the_tiers(
 ) -> None:
     verdict = judge({tier: [result(held) for held in seeds] for tier, seeds in tiers.items()})
     assert (verdict.highest_tier, verdict.unbroken_up_to, verdict.first_broken) == (highest, unbroken, broken)
+
+
+# The documentation.
+
+
+def test_documentation_states_the_thresholds_and_the_decisions_that_are_ours() -> None:
+    text = " ".join((ROOT / "docs" / "attacks.md").read_text(encoding="utf-8").split())
+    assert (judging.COSTLIER_BY, judging.MORE_STEPS) == (2, 10)
+    assert "t ≥ 2 t_0 and t ≥ t_0 + 10" in text
+    assert judging.LESS_ACCURATE_BY == judging.LEARNS_BY == 0.05
+    assert "s ≤ s_0 − 5 points" in text
+    assert "less than 5 points above the best constant answer" in text
+    assert judging.TARGET == 0.9
+    assert "0.9·s_0" in text
+    for decision in ("1. Ten steps more.", "2. Rows outside the span", "3. A divergence is a failure of the attack."):
+        assert decision in text

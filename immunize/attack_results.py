@@ -1,0 +1,115 @@
+"""What the finished attacks of a grid say: results by task, extractor and tier over the seeds, and the verdicts.
+
+Sees every room; no room sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from immunize.evaluation.attacks import TierResult
+
+__all__ = ["RESULTS", "laid_out"]
+
+RESULTS = ("subject", "tasks", "results", "attacks", "curves", "verdicts", "control")
+"""Parts of an attack record that are computed from checkpoint and data."""
+
+
+def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: list[str]) -> dict[str, Any]:
+    """Results, attacks, curves, verdicts and control of a record.
+
+    Args:
+        cells: task -> extractor -> for each seed what `attack_all` gave.
+        names: of the attacks, in the grid's order.
+    """
+    from immunize.evaluation.attacks import TIERS, compare, in_tier, judge
+
+    results: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
+    verdicts: dict[str, Any] = {}
+    for task, by_extractor in cells.items():
+        for extractor, seeds in by_extractor.items():
+            tiers: dict[str, list[TierResult]] = {}
+            laid: dict[str, Any] = {}
+            for tier in TIERS:
+                mine = [in_tier(of_seed, tier) for of_seed in seeds]
+                theirs = [in_tier(of_seed, tier) for of_seed in by_extractor["theta_0"]]
+                pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None and b is not None]
+                if not pairs:
+                    continue
+                tiers[tier] = [compare(a, b) for a, b in pairs]
+                best = [a.curve.labels[-1] if a.curve.labels else None for a, _ in pairs]
+                laid[tier] = _tier(tiers[tier]) | {
+                    "best": best,
+                    "diverged": sorted({n for a, _ in pairs for n in a.diverged}),
+                }
+                curves.setdefault(task, {}).setdefault(extractor, {})[tier] = [_thin(a.curve.plain()) for a, _ in pairs]
+            results.setdefault(task, {})[extractor] = laid
+            verdicts.setdefault(task, {})[extractor] = vars(judge(tiers))
+    attacks = {
+        task: {
+            extractor: {name: _attack(seeds, name) for name in names if name in seeds[0]}
+            for extractor, seeds in of.items()
+        }
+        for task, of in cells.items()
+    }
+    held = {task: [t for t, held in of["random_orthogonal"]["held"].items() if held] for task, of in verdicts.items()}
+    control = {"held": held, "passed": not any(held.values())}
+    return {"results": results, "attacks": attacks, "curves": curves, "verdicts": verdicts, "control": control}
+
+
+def _tier(found: list[TierResult]) -> dict[str, Any]:
+    there = {"reached": [r.to_target for r in found], "reference": [r.to_target_reference for r in found]}
+    costs = {
+        side: {
+            name: [None if point is None else getattr(point.cost, name) for point in points]
+            for name in ("steps", "seconds", "samples", "flops")
+        }
+        for side, points in there.items()
+    }
+    decided = [r.held for r in found]
+    return {
+        "score": _spread([r.score for r in found]),
+        "score_reference": _spread([r.score_reference for r in found]),
+        "to_target": costs["reached"],
+        "to_target_reference": costs["reference"],
+        "costlier": [None if r.costlier is None or math.isinf(r.costlier) else r.costlier for r in found],
+        "held": decided,
+        "seeds_held": f"{decided.count(True)}/{len(decided)}",
+        "undecided": sorted({r.reason for r in found if r.reason}),
+    }
+
+
+def _attack(seeds: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """One attack over the seeds."""
+    cells = [of_seed[name] for of_seed in seeds]
+    if cells[0]["status"] == "skipped":
+        return dict(cells[0])
+    best = [cell["curve"]["test"][-1] if cell["curve"]["test"] else None for cell in cells]
+    return {
+        "tier": cells[0]["tier"],
+        "status": [cell["status"] for cell in cells],
+        "score": _spread(best),
+        "candidates": len(cells[0]["candidates"]),
+        "candidates_diverged": [sum(c["status"] == "diverged" for c in cell["candidates"]) for cell in cells],
+        "spent": {key: [cell["spent"][key] for cell in cells] for key in cells[0]["spent"]},
+    }
+
+
+def _spread(values: list[float | None]) -> dict[str, Any]:
+    """Mean and standard deviation (n - 1) over the seeds that have a number, and all of them."""
+    known = [value for value in values if value is not None]
+    mean = sum(known) / len(known) if known else None
+    std = (
+        math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1))
+        if mean is not None and len(known) > 1
+        else None
+    )
+    return {"mean": mean, "std": std, "values": values}
+
+
+def _thin(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: columns[name] for name in ("steps", "seconds", "samples", "flops", "test")}

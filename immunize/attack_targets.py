@@ -1,0 +1,158 @@
+"""What the grid is pointed at, whatever the model: a run or a checkpoint, tasks seen through three extractors, splits.
+
+:mod:`immunize.attacking` has linear models, :mod:`immunize.deep_attacking` networks. Sees every room; no room sees it.
+
+Shapes: N samples, D features.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.data.parts import random_generator
+from immunize.errors import CheckpointError, UserError
+from immunize.evaluate import moved
+from immunize.records import CHECKPOINT, read_record, write_record
+
+if TYPE_CHECKING:
+    from immunize.evaluation.attacks import AttackData
+
+__all__ = ["EXTRACTORS", "CellFolder", "Pointed", "Target", "Task", "pointed_at", "random_rotation", "split_rows"]
+
+EXTRACTORS = ("theta_0", "immunized", "random_orthogonal")
+"""What every attack is run on; the first is the reference, the last the control."""
+
+SPLIT_STREAM, CONTROL_STREAM = 0x5EED, 0xC0DE
+"""Tell the attacker's draws apart from those of the data sets with the same seed."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the grid, split into the attacker's rows for one seed.
+
+    Attributes:
+        kind: "harmful", "pretrain" or "benign".
+        about: in words.
+        data: as θ_0 shows it.
+        seen_by: the same through one of `EXTRACTORS`, with θ_0's view as the reference.
+    """
+
+    kind: str
+    about: str
+    data: AttackData
+    seen_by: Callable[[str], AttackData]
+
+
+class Target(Protocol):
+    """What is attacked."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the record."""
+
+    @property
+    def has_network(self) -> bool:
+        """Whether there are weights that an attacker can move (T4)."""
+
+    def tasks(self, seed: int) -> dict[str, Task]:
+        """Every task by name, split with this seed."""
+
+
+@dataclass(frozen=True)
+class Pointed:
+    """A run, or a checkpoint with a configuration.
+
+    Attributes:
+        nodes: `model`, `pretrain` and `harmful`, with the data where they lie now.
+        path: of the checkpoint.
+        record: of the run; empty for a checkpoint.
+    """
+
+    nodes: DictConfig
+    path: Path
+    record: dict[str, Any]
+
+    @property
+    def deep(self) -> bool:
+        """Whether it is a network."""
+        return bool(self.nodes.model.get("kind") == "deep")
+
+
+def pointed_at(cfg: DictConfig) -> Pointed:
+    """What the configuration points at.
+
+    Args:
+        cfg: composed (`conf/attack.yaml`).
+
+    Raises:
+        UserError: neither or both of `run` and `checkpoint`, or a run that did not finish.
+    """
+    if (cfg.run is None) == (cfg.checkpoint is None):
+        raise UserError(
+            "say what to attack: run=<output folder>, or checkpoint=<file> with model=, harmful=, pretrain="
+        )
+    root = cfg.data_root or os.environ.get("IMMUNIZE_DATA")
+    if cfg.run is None:
+        nodes = OmegaConf.merge(cfg, {"data_root": root or "data"})
+        assert isinstance(nodes, DictConfig)
+        return Pointed(nodes, Path(cfg.checkpoint), {})
+    record = read_record(Path(cfg.run))
+    if record["status"] != "finished":
+        raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
+    return Pointed(OmegaConf.create(moved(record["config"], root)), Path(cfg.run) / CHECKPOINT, record)
+
+
+def split_rows(n: int, cfg: DictConfig, stream: tuple[int, ...], *, held_out: bool) -> tuple[Numbers, Numbers, Numbers]:
+    """The attacker's training, validation and test rows among N, in a random order.
+
+    Args:
+        n: N.
+        cfg: its `validation_fraction` and `test_fraction`.
+        stream: the seed first, then what sets this task apart.
+        held_out: the data set has test rows of its own; the third array is then empty.
+    """
+    order = random_generator(stream[0], SPLIT_STREAM, *stream[1:]).permutation(n)
+    n_test = 0 if held_out else round(n * cfg.test_fraction)
+    test, order = order[:n_test], order[n_test:]
+    n_aside = round(len(order) * cfg.validation_fraction)
+    return order[n_aside:], order[:n_aside], test
+
+
+def random_rotation(size: int, seed: int) -> npt.NDArray[np.float64]:
+    """The control: a random orthogonal map (D, D) for one seed."""
+    q, r = np.linalg.qr(random_generator(seed, CONTROL_STREAM).standard_normal((size, size)))
+    return np.ascontiguousarray(q * np.sign(np.diag(r)))  # the signs make it Haar
+
+
+class CellFolder:
+    """Finished attacks as files, one a cell, written whole or not at all.
+
+    Args:
+        folder: made when the first is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The cell with this key; None if there is none that can be read."""
+        try:
+            cell = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return cell if isinstance(cell, dict) and "curve" in cell else None
+
+    def put(self, key: str, cell: dict[str, Any]) -> None:
+        """Write a cell."""
+        write_record(self.folder, cell, f"{key}.json")

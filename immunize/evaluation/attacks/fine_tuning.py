@@ -1,0 +1,206 @@
+"""T4: what all attackers who move the weights have in common; which weights, each file says for itself.
+
+A new linear head behind the features and the weights that move are trained together on cross-entropy. The head starts
+at zero, on features divided by σ_1(X)/√N as everywhere in the grid. The attacker races: every learning rate runs the
+first fifth of the steps, the best by validation then starts again with a cosine schedule over all of them.
+
+Measuring costs more than training here: a candidate is looked at four times a decade, on so many images drawn at random
+from the validation rows and from the test rows, the same for every extractor.
+
+Shapes: N images, B batch, D features, C classes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from immunize.errors import UserError
+from immunize.evaluation.attacks.curves import Cost
+from immunize.evaluation.attacks.heads import new_head
+from immunize.evaluation.attacks.logistic import feature_scale
+from immunize.evaluation.attacks.network import Inputs, Network, Numbers, flops_of
+from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome, Rows, Task
+from immunize.evaluation.attacks.racing import Optimizer, Run, batches
+from immunize.evaluation.attacks.scoring import Meter
+
+__all__ = ["FineTuning"]
+
+FIRST_LAP = 5
+"""The race is over after this share of the steps, one in five."""
+
+LOOKS = 4
+"""A decade; two looks are a factor of 1.8 in steps apart."""
+
+AT_ONCE = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning(Attack):
+    """Weights and a new head, trained together.
+
+    Attributes:
+        optimizer: takes groups of parameters.
+        learning_rates: the grid, of the network's weights.
+        head_multiplier: the new head's rate over that of the weights.
+        steps: most of one candidate; the budget may allow fewer.
+        batch_size: B; all images where there are fewer.
+        measured: most validation images, and most test images, that a candidate is measured on.
+        batch_statistics: BatchNorm uses the statistics of the batch, and dropout is on, as in ordinary training.
+
+    Raises:
+        UserError: a setting out of its range.
+    """
+
+    optimizer: Optimizer
+    learning_rates: tuple[float, ...]
+    head_multiplier: float = 10.0
+    steps: int = 200
+    batch_size: int = 64
+    measured: int = 1000
+    batch_statistics: bool = True
+    needs: ClassVar[Needs] = "model"
+    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.learning_rates or min(self.learning_rates) <= 0 or not self.head_multiplier > 0:
+            raise UserError("the grid of learning rates has to hold at least one number, and positive ones")
+        if self.steps < 1 or self.batch_size < 2 or self.measured < 1:
+            raise UserError("steps and measured have to be 1 or more, batch_size 2 or more")
+
+    @abstractmethod
+    def module(self, network: Network, variant: Hashable, seed: int) -> nn.Module:
+        """A copy of what is trained, inputs → features; its parameters that require gradients are the ones that move.
+
+        Args:
+            network: the released one.
+            variant: of `variants`.
+            seed: of everything random.
+        """
+
+    def inputs(self, network: Network) -> tuple[Inputs, Cost]:
+        """What `module` takes, and what it cost to compute that once."""
+        return network.images, Cost()
+
+    def variants(self) -> Sequence[Hashable]:
+        """Ways of moving the weights that are all tried, with one learning rate for all."""
+        return ("",)
+
+    def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
+        """Race the learning rates; the seed decides the order of the images and which are measured on."""
+        assert data.network is not None
+        task = _Task(self, data, data.network, seed)
+        variants, rates = self.variants(), sorted(self.learning_rates)
+        middle = variants[len(variants) // 2]
+        weight = len(variants) + len(rates) / FIRST_LAP
+        steps = min(self.steps, budget.affordable(max(task.flops(variant) for variant in variants), weight))
+        lap = max(1, steps // FIRST_LAP)
+        runs = [_Run(task, middle, rate) for rate in rates]
+        for run in runs:
+            run.advance(lap, lap)
+        best = max(runs, key=lambda run: run.best).rate  # of equals the smaller rate
+        for variant in variants:
+            runs.append(_Run(task, variant, best, steps))
+            runs[-1].advance(steps, steps)
+        return Outcome(tuple(run.meter.trace().after(task.setup) for run in runs))
+
+
+class _Task:
+    """What all candidates share."""
+
+    def __init__(self, attack: FineTuning, data: AttackData, network: Network, seed: int) -> None:
+        self.attack, self.network, self.seed = attack, network, seed
+        self.n_features, self.n_classes = data.n_features, data.n_classes
+        self.scale = feature_scale(data.train.x)
+        self.inputs, self.setup = attack.inputs(network)
+        self.y = torch.from_numpy(data.train.y.astype(np.int64))
+        self.batch = min(attack.batch_size, len(data.train))
+        rng = np.random.default_rng(seed)
+        drawn = [_drawn(rng, rows, numbers, attack.measured) for rows, numbers in (
+            (data.validation, network.validation), (data.test, network.test),
+        )]  # fmt: skip
+        self.measured = [numbers for _, numbers in drawn]
+        self.data = AttackData(data.train, drawn[0][0], drawn[1][0], data.n_classes)
+        self._costs: dict[Hashable, float] = {}
+
+    def module(self, variant: Hashable) -> nn.Module:
+        """What is trained and a new head, of a known size."""
+        moved = self.attack.module(self.network, variant, self.seed)
+        head = new_head("linear", self.n_features, self.n_classes, 0, self.seed)
+        return nn.Sequential(moved, _Scaled(self.scale), head).to(self.network.device)
+
+    def loss(self, module: nn.Module, rows: Numbers) -> Tensor:
+        """Cross-entropy of some training rows."""
+        x = self.inputs.at(self.network.train[rows]).to(self.network.device)
+        return nn.functional.cross_entropy(module(x), self.y[torch.from_numpy(rows)].to(self.network.device))
+
+    def flops(self, variant: Hashable) -> float:
+        """Of one step, forward and backward."""
+        if variant not in self._costs:
+            module, rows = self.module(variant), np.arange(self.batch)
+            self._costs[variant] = flops_of(lambda: self.loss(module, rows).backward())  # type: ignore[no-untyped-call]
+        return self._costs[variant]
+
+
+class _Run(Run):
+    """One variant with one learning rate and schedule on its way."""
+
+    def __init__(self, task: _Task, variant: Hashable, rate: float, length: int | None = None) -> None:
+        self.task, self.net = task, task.module(variant)
+        *_, head = self.net.children()
+        own = {id(parameter) for parameter in head.parameters()}
+        moved = [p for p in self.net.parameters() if p.requires_grad and id(p) not in own]
+        groups = [
+            {"params": moved, "lr": rate},
+            {"params": list(head.parameters()), "lr": rate * task.attack.head_multiplier},
+        ]
+        schedule = "constant" if length is None else f"cosine over {length:,}"
+        label = ", ".join(filter(None, (str(variant), f"lr {rate:g}, {schedule}")))
+        meter = Meter(task.data, label, Cost(1, 0.0, task.batch, task.flops(variant)))
+        super().__init__(task.attack.optimizer(groups, lr=rate), rate, length, meter, LOOKS)
+        self.batches = batches(len(task.y), task.batch, task.seed)
+
+    def loss(self) -> Tensor:
+        """Of the next mini-batch."""
+        rows = next(self.batches)
+        self.net.train(self.task.attack.batch_statistics)
+        everything = np.arange(len(self.task.y))
+        return self.task.loss(self.net, everything if isinstance(rows, slice) else rows.numpy())
+
+    def look(self) -> None:
+        """Tell the meter."""
+        self.meter.note(self.step, lambda: [self._outputs(numbers) for numbers in self.task.measured])
+
+    @torch.no_grad()
+    def _outputs(self, numbers: Numbers) -> Array:
+        self.net.eval()
+        device = self.task.network.device
+        parts = np.array_split(numbers, max(1, -(-len(numbers) // AT_ONCE)))
+        found = [self.net(self.task.inputs.at(part).to(device)).cpu().numpy() for part in parts]
+        return np.concatenate(found).astype(np.float64)
+
+
+class _Scaled(nn.Module):
+    """Features over a number."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.scale
+
+
+def _drawn(rng: np.random.Generator, rows: Rows, numbers: Numbers, most: int) -> tuple[Rows, Numbers]:
+    """At most so many rows, with the numbers of their images."""
+    if len(rows) <= most:
+        return rows, numbers
+    kept = np.sort(rng.permutation(len(rows))[:most])
+    return Rows(rows.x[kept], rows.y[kept]), numbers[kept]

@@ -1,0 +1,99 @@
+"""What all attackers that train by mini-batches share: one learning rate and schedule on its way, and the batches.
+
+Shapes: N samples, B batch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from immunize.evaluation.attacks.curves import LOOKS_PER_DECADE, look_steps
+from immunize.evaluation.attacks.scoring import Meter
+
+__all__ = ["Optimizer", "Run", "batches"]
+
+Optimizer = Callable[..., torch.optim.Optimizer]
+"""From parameters and `lr` to an optimizer."""
+
+
+class Run(ABC):
+    """One learning rate and schedule on its way.
+
+    Args:
+        optimizer: of what is trained; its groups' rates are those at the start.
+        rate: what to call it by.
+        length: steps of a cosine schedule; None keeps the rates.
+        meter: notes where it stands.
+        looks_per_decade: see `look_steps`.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rate: float,
+        length: int | None,
+        meter: Meter,
+        looks_per_decade: int = LOOKS_PER_DECADE,
+    ) -> None:
+        self.optimizer, self.rate, self.length, self.meter = optimizer, rate, length, meter
+        self.looks_per_decade, self.step = looks_per_decade, 0
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+
+    @abstractmethod
+    def loss(self) -> Tensor:
+        """Of the next mini-batch."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Tell the meter."""
+
+    @property
+    def best(self) -> float:
+        """The best validation score so far."""
+        return max((point.validation for point in self.meter.points), default=-math.inf)
+
+    def advance(self, to: int, last: int) -> None:
+        """Train up to step `to`, looking where a run of `last` steps is looked at."""
+        looks = {look for look in look_steps(last, self.looks_per_decade) if look <= to} | {to}
+        self.meter.resume()
+        while self.step < to and not self.meter.diverged:
+            self._update()
+            if self.step in looks:
+                self.look()
+        self.meter.pause(self.step)
+
+    def _update(self) -> None:
+        if self.length is not None:
+            left = 0.5 * (1 + math.cos(math.pi * self.step / self.length))
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * left
+        loss = self.loss()
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.step += 1
+
+
+def batches(n_rows: int, size: int, seed: int) -> Iterator[Tensor | slice]:
+    """Endless shuffled mini-batches; the incomplete last one of a pass is left out. All rows where they fit.
+
+    Args:
+        n_rows: N.
+        size: B.
+        seed: of the orders.
+    """
+    if size >= n_rows:
+        return repeat(slice(None))
+    return _shuffled(n_rows, size, torch.Generator().manual_seed(seed))
+
+
+def _shuffled(n_rows: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    while True:
+        order = torch.randperm(n_rows, generator=generator)
+        yield from torch.split(order[: n_rows - n_rows % size], size)

@@ -1,0 +1,128 @@
+"""LoRA: low-rank updates of the linear and convolutional layers of any network (Hu et al., 2022, Eq. 3).
+
+    h = W x + (α/r) B A x            A (r, in) as PyTorch draws a layer, B (out, r) at zero
+
+so at the start the network is what it was, and only A and B are trained. A convolution is a linear layer on patches:
+its A is a convolution with r outputs and the layer's own kernel, stride and padding, its B one of size 1. `merge_lora`
+adds the update to the weights, after which the network is one of plain layers again.
+
+α/√r instead of α/r (rank-stabilized, Kalajdzievski 2023), so that one learning rate serves all ranks.
+
+Shapes: r rank; weights (out, in) or (out, in, height, width).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from immunize.errors import UserError
+
+__all__ = ["LoraLayer", "add_lora", "merge_lora"]
+
+
+class LoraLayer(nn.Module):
+    """A layer and its low-rank update; stands where the layer stood.
+
+    Args:
+        base: a linear layer, or a convolution in one group; it is frozen and used as it is.
+        rank: r; the layer's own sizes where it is larger than one of them.
+        alpha: α.
+        generator: of A.
+
+    Attributes:
+        a: r outputs from the layer's inputs.
+        b: the layer's outputs from those, zero at the start.
+    """
+
+    def __init__(
+        self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        weight = base.weight
+        out, fan_in = weight.shape[0], weight[0].numel()
+        rank = min(rank, out, fan_in)
+        self.base = base.requires_grad_(False)
+        self.scale = alpha / math.sqrt(rank)
+        bound = 1 / math.sqrt(fan_in)  # what PyTorch's own layers are drawn within
+        drawn = torch.empty(rank, *weight.shape[1:]).uniform_(-bound, bound, generator=generator)
+        self.a = nn.Parameter(drawn.to(weight))
+        self.b = nn.Parameter(torch.zeros(out, rank, *[1] * (weight.ndim - 2)).to(weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output and the update's."""
+        if isinstance(self.base, nn.Conv2d):
+            low = self.base._conv_forward(x, self.a, None)  # the layer's own stride, padding and padding mode
+            return self.base(x) + self.scale * nn.functional.conv2d(low, self.b)  # type: ignore[no-any-return]
+        low = nn.functional.linear(x, self.a)
+        return self.base(x) + self.scale * nn.functional.linear(low, self.b)  # type: ignore[no-any-return]
+
+    @property
+    def weight(self) -> Tensor:
+        """W + (α/√r) B A, also for networks that read the weight of a layer instead of calling it."""
+        update = self.b.flatten(1) @ self.a.flatten(1)
+        return self.base.weight + self.scale * update.view(self.base.weight.shape)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The layer's own."""
+        return self.base.bias
+
+    def merged(self) -> nn.Linear | nn.Conv2d:
+        """A plain layer that computes the same."""
+        layer = copy.deepcopy(self.base)
+        with torch.no_grad():
+            layer.weight.copy_(self.weight)
+        return layer
+
+
+def add_lora(network: nn.Module, rank: int, *, alpha: float = 1.0, seed: int = 0) -> list[str]:
+    """Put an update beside every linear layer and every convolution; nothing else is trainable afterwards.
+
+    Left as they are: subclasses with a forward pass of their own, and convolutions in groups.
+
+    Args:
+        network: changed in place.
+        rank: r, 1 or more.
+        alpha: α.
+        seed: of every A.
+
+    Returns:
+        names of the layers that got one.
+
+    Raises:
+        UserError: a rank below 1, or a network without such a layer.
+    """
+    if rank < 1:
+        raise UserError(f"the rank of LoRA has to be 1 or more; it is {rank}")
+    network.requires_grad_(False)
+    names = [name for name, module in network.named_modules() if name and _takes_lora(module)]
+    if not names:
+        raise UserError(f"{type(network).__name__} has no linear layer and no convolution that LoRA could be put on")
+    generator = torch.Generator().manual_seed(seed)
+    for name in names:
+        layer = network.get_submodule(name)
+        assert isinstance(layer, nn.Linear | nn.Conv2d)
+        _put(network, name, LoraLayer(layer, rank, alpha, generator))
+    return names
+
+
+def merge_lora(network: nn.Module) -> None:
+    """Replace every update by a plain layer that computes the same, in place."""
+    for name, module in list(network.named_modules()):
+        if isinstance(module, LoraLayer):
+            _put(network, name, module.merged())
+
+
+def _takes_lora(module: nn.Module) -> bool:
+    if type(module) is nn.Conv2d:
+        return module.groups == 1
+    return type(module) is nn.Linear
+
+
+def _put(network: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(network.get_submodule(parent), leaf, module)

@@ -1,0 +1,97 @@
+"""A network as it was released: the weights of a run or of any file, with the linear map that was appended, if any.
+
+Shapes: N images (N, 3, height, width), features (N, D).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from immunize.errors import CheckpointError
+from immunize.features.deep import DeepExtractor
+from immunize.features.weights import state_digest
+
+__all__ = ["Released", "released_network"]
+
+
+@dataclass(frozen=True)
+class Released:
+    """A network and what it releases.
+
+    Attributes:
+        net: the network without the map.
+        map: (D, D), acts on rows of features after `net`; None where nothing was appended.
+    """
+
+    net: DeepExtractor
+    map: Tensor | None = None
+
+    @torch.no_grad()
+    def mapped(self, features: Tensor) -> Tensor:
+        """What is released (N, D) where the network itself gives these features (N, D)."""
+        return features if self.map is None else nn.functional.linear(features, self.map.T.to(features))
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the weights below the classifier and of the map."""
+        state = {"map": torch.empty(0) if self.map is None else self.map}
+        return state_digest(state) + str(self.net.cache_facts()["weights"])
+
+    def whole(self) -> nn.Module:
+        """A copy: images → released features, of plain layers, in eval mode; every parameter of it may be trained."""
+        network = copy.deepcopy(self.net.network)
+        parent, _, leaf = _head_name(self.net).rpartition(".")
+        setattr(network.get_submodule(parent), leaf, nn.Identity() if self.map is None else _linear(self.map))
+        return network.requires_grad_(True).eval()
+
+    def tail(self) -> nn.Module:
+        """A copy: trunk outputs → released features; what `net` may train and the map are trainable."""
+        net = copy.deepcopy(self.net)
+        trained = {id(parameter) for _, parameter in net.trainable_parameters()}
+        tail = net.tail
+        for parameter in tail.parameters():
+            parameter.requires_grad_(id(parameter) in trained)
+        return tail if self.map is None else nn.Sequential(tail, _linear(self.map))
+
+
+def released_network(net: DeepExtractor, state: Mapping[str, Tensor], source: str) -> Released:
+    """The network with other weights of the same architecture, those of a network with a map appended among them.
+
+    Args:
+        net: says what the architecture is; it is not changed.
+        state: by the names of `DeepExtractor.full_state_dict`, or with ``<head>.map.weight`` and ``<head>.head.*`` in
+            place of the head (`append_map`).
+        source: of the state, for messages.
+
+    Raises:
+        CheckpointError: the weights do not fit.
+    """
+    head = _head_name(net)
+    weight = state.get(f"{head}.map.weight")
+    if weight is not None and weight.shape != (net.n_features, net.n_features):
+        raise CheckpointError(f"{source}: the appended map is {tuple(weight.shape)}, {net.name} has {net.n_features}")
+    inner = f"{head}.head."
+    plain = {
+        (f"{head}.{name.removeprefix(inner)}" if name.startswith(inner) else name): value
+        for name, value in state.items()
+        if name != f"{head}.map.weight"
+    }
+    other = copy.deepcopy(net)
+    other.load_full_state_dict(plain if weight is not None else state, source)
+    return Released(other, None if weight is None else weight.T.contiguous())
+
+
+def _head_name(net: DeepExtractor) -> str:
+    names: list[str] = [name for name, module in net.network.named_modules() if module is net.head]
+    return names[0]
+
+
+def _linear(theta: Tensor) -> nn.Linear:
+    layer = nn.Linear(len(theta), len(theta), bias=False, device="meta")  # no random numbers are drawn
+    layer.weight = nn.Parameter(theta.T.clone(memory_format=torch.contiguous_format))
+    return layer

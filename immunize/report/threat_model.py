@@ -1,0 +1,36 @@
+"""What a card says of its threat model, in plain words (docs/threat_model.md); the numbers beside it are the run's own.
+
+Imports no other room and no torch.
+"""
+
+from __future__ import annotations
+
+__all__ = ["threat_model"]
+
+_PROMISE = (
+    "The defender releases a feature extractor; the attacker trains a head on its features for the harmful task and "
+    "leaves the extractor as it is.",
+    "What is made harder is gradient descent on that head: the harmful features are badly conditioned. Nothing is "
+    "removed from them.",
+)
+_LIMITS = {
+    "linear": "An invertible linear map can be undone. An attacker who solves the head in closed form, uses "
+    "second-order methods, whitens the features, removes the map, or uses θ_0 instead is expected to succeed; the "
+    "table says who did.",
+    "deep": "A condition number does not slow down an attacker who solves the head in closed form, uses second-order "
+    "methods, whitens the features, removes a map that was appended, fine-tunes the network itself, or uses θ_0 "
+    "instead; the table says who succeeded.",
+}
+_SILENCE = (
+    "Tiers that are not in the table were not tried. No statement is made about them, nor about other harmful tasks "
+    "or data."
+)
+
+
+def threat_model(kind: str) -> list[str]:
+    """Sentences.
+
+    Args:
+        kind: of the model, "linear" or "deep".
+    """
+    return [*_PROMISE, _LIMITS[kind], _SILENCE]

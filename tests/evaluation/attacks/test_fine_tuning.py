@@ -1,0 +1,250 @@
+"""T4: weights that move. Each attack moves its own, and learns what the features have lost."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from immunize.errors import DataError, UserError
+from immunize.evaluation.attacks import (
+    AttackData,
+    Budget,
+    Entry,
+    FullFinetune,
+    Inputs,
+    LastBlock,
+    Lora,
+    Network,
+    Outcome,
+    Rows,
+    attack_all,
+)
+from immunize.features import DeepExtractor, Released
+
+N, C = 120, 2
+SGD = functools.partial(torch.optim.SGD, momentum=0.9)
+SMALL: dict[str, Any] = {
+    "tier": "T4",
+    "optimizer": SGD,
+    "learning_rates": (0.03, 0.3),
+    "head_multiplier": 1.0,
+    "steps": 100,
+    "batch_size": 16,
+    "measured": 50,
+}
+FROZEN = SMALL | {"learning_rates": (1e-9,), "head_multiplier": 1e8}
+"""Rates so small that the head alone learns."""
+ATTACKS = {
+    "last_block": LastBlock(**SMALL),
+    "lora": Lora(ranks=(1, 4), alpha=2.0, **SMALL),
+    "all": FullFinetune(**SMALL),
+}
+
+
+class Stem(nn.Module):
+    """Sees the images; its second block throws away what the task needs, and can learn not to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh())
+        self.last = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x))
+
+
+class Whole(Released):
+    """For a network that is not timm's: body and head in a dictionary."""
+
+    def whole(self) -> nn.Module:
+        import copy
+
+        return copy.deepcopy(self.net.network["backbone"]).requires_grad_(True).eval()
+
+
+@functools.cache
+def images() -> tuple[torch.Tensor, np.ndarray]:
+    x = torch.randn(N, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    return x, (x.flatten(1)[:, 0] > 0).numpy().astype(np.int64)
+
+
+@functools.cache
+def released() -> Whole:
+    torch.manual_seed(0)
+    stem = Stem()
+    with torch.no_grad():
+        stem.first[1].weight[:] = 0.5 * torch.eye(8, 12)
+        stem.last[0].weight[:, :] = 0
+        stem.last[0].weight[:, 7] = 1.0  # one direction survives
+    return Whole(DeepExtractor.from_module(stem, nn.Linear(6, C), ["last"], example=torch.randn(2, 3, 2, 2)))
+
+
+def task() -> AttackData:
+    x, y = images()
+    of_images, net = Inputs(lambda numbers: x[torch.from_numpy(numbers)], N), released()
+    parts = [np.arange(0, 60), np.arange(60, 90), np.arange(90, N)]
+    with torch.no_grad():
+        features = net.net(x).double().numpy()
+    network = Network(
+        net.whole, net.tail, net.net.trunk, of_images, of_images.through(net.net.trunk), *parts, key=net.key
+    )
+    return AttackData(*(Rows(features[part], y[part]) for part in parts), C, network=network)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attack_learns_what_the_features_lost_and_leaves_the_network_alone(name: str) -> None:
+    data, before = task(), released().key
+    outcome = ATTACKS[name].run(data, Budget(100), 0)
+    assert outcome.status == "finished"
+    best = max((point for trace in outcome.traces for point in trace.points), key=lambda point: point.validation)
+    frozen = Lora(ranks=(1,), **FROZEN).run(data, Budget(100), 0)
+    probe = max(point.test for trace in frozen.traces for point in trace.points)
+    assert best.test >= 0.85 > probe
+    assert released().key == before
+    assert all(trace.spent.flops > 0 and trace.spent.samples > 0 for trace in outcome.traces)
+
+
+def moved(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
+    """Names of what one step changed: parameters, and buffers."""
+    made: list[tuple[nn.Module, dict[str, torch.Tensor]]] = []
+    attack, module = ATTACKS[name], type(ATTACKS[name]).module
+
+    def watched(self: Any, *arguments: Any) -> nn.Module:
+        network = module(self, *arguments)
+        made.append((network, {key: value.clone() for key, value in network.state_dict().items()}))
+        return network
+
+    monkeypatch.setattr(type(attack), "module", watched)
+    attack.run(task(), Budget(6), 0)
+    network, start = made[-1]
+    changed = {key for key, value in network.state_dict().items() if not torch.equal(value, start[key])}
+    buffers = {key for key, _ in network.named_buffers()}
+    return changed - buffers, changed & buffers
+
+
+def test_each_attack_moves_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters, buffers = moved("last_block", monkeypatch)
+    assert parameters
+    assert all("last" in key for key in parameters)
+    assert any("running_mean" in key for key in buffers)
+    parameters, buffers = moved("all", monkeypatch)
+    assert {"first.1.weight", "last.0.weight"} <= parameters
+    parameters, buffers = moved("lora", monkeypatch)
+    assert {key.rpartition(".")[2] for key in parameters} == {"a", "b"}
+    assert {key.rpartition(".")[0] for key in parameters} == {"first.1", "last.0"}
+    assert not buffers
+
+
+def test_same_seed_same_numbers() -> None:
+    one, again, other = (ATTACKS["all"].run(task(), Budget(100), seed) for seed in (0, 0, 1))
+
+    def timeless(outcome: Outcome) -> list[tuple[int, float, float]]:
+        return [(point.cost.steps, point.validation, point.test) for t in outcome.traces for point in t.points]
+
+    assert timeless(one) == timeless(again)
+    assert timeless(other) != timeless(one)
+
+
+def test_budget_in_steps_and_in_flops_is_kept() -> None:
+    attack = ATTACKS["lora"]
+    steps = [trace.spent.steps for trace in attack.run(task(), Budget(10), 0).traces]
+    assert steps == [2, 2, 10, 10]  # two rates for a fifth of the steps, then both ranks
+    whole = attack.run(task(), Budget(40), 0)
+    spent = sum(trace.spent.flops for trace in whole.traces)
+    less = attack.run(task(), Budget(40, spent / 2), 0)
+    assert 0 < sum(trace.spent.flops for trace in less.traces) <= spent / 2
+
+
+def test_trunk_is_paid_for_once_and_is_no_step() -> None:
+    points = ATTACKS["last_block"].run(task(), Budget(10), 0).traces[0].points
+    assert points[0].cost.samples == 60 + 16 * points[0].cost.steps
+
+
+def test_rate_that_diverges_is_reported_and_does_not_win() -> None:
+    wild = FullFinetune(**SMALL | {"learning_rates": (0.1, 1e30), "batch_statistics": False})
+    outcome = wild.run(task(), Budget(100), 0)
+    assert [trace.status for trace in outcome.traces] == ["finished", "diverged", "finished"]
+    hopeless = FullFinetune(**SMALL | {"learning_rates": (1e30,), "batch_statistics": False})
+    assert hopeless.run(task(), Budget(100), 0).status == "diverged"
+
+
+def test_multiple_of_the_features_changes_nothing_but_rounding() -> None:
+    data = task()
+    assert data.network is not None
+
+    class Times(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 1024 * x
+
+    network = Network(
+        lambda: nn.Sequential(released().whole(), Times()), data.network.tail, data.network.trunk, data.network.images,
+        data.network.trunk_outputs, data.network.train, data.network.validation, data.network.test, key="scaled",
+    )  # fmt: skip
+    parts = (Rows(1024 * rows.x, rows.y) for rows in data.parts.values())
+    scaled = AttackData(*parts, C, network=network)
+    scores = [
+        [p.validation for t in FullFinetune(**FROZEN).run(of, Budget(20), 0).traces for p in t.points]
+        for of in (data, scaled)
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_weights_and_images_are_part_of_the_key() -> None:
+    store: dict[str, Any] = {}
+
+    class Kept:
+        get = staticmethod(store.get)
+        put = staticmethod(store.__setitem__)
+
+    data, entry = task(), Entry("all", FullFinetune(**SMALL | {"steps": 2}), {})
+    assert data.network is not None
+    attack_all(data, [entry], Budget(2), 0, store=Kept)
+    attack_all(data, [entry], Budget(2), 0, store=Kept)
+    assert len(store) == 1
+    other = Network(**{**vars(data.network), "key": "other weights"})
+    attack_all(AttackData(*data.parts.values(), C, network=other), [entry], Budget(2), 0, store=Kept)
+    assert len(store) == 2
+
+
+def test_images_that_are_too_many_for_the_memory_are_computed_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = images()
+    asked: list[int] = []
+
+    def source(numbers: np.ndarray) -> torch.Tensor:
+        asked.extend(numbers.tolist())
+        return x[torch.from_numpy(numbers)]
+
+    kept = Inputs(source, N)
+    for _ in range(2):
+        assert torch.equal(kept.at(np.array([3, 1])), x[[3, 1]])
+    assert len(asked) == 1 + N
+    monkeypatch.setattr("immunize.evaluation.attacks.network.IN_MEMORY", 100)
+    assert torch.equal(Inputs(source, N).at(np.array([3, 1])), x[[3, 1]])
+    assert len(asked) == 1 + N + 1 + 2
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Lora(ranks=(), **SMALL), "rank"),
+        (lambda: Lora(ranks=(0,), **SMALL), "rank"),
+        (lambda: Lora(ranks=(1,), batch_statistics=True, **SMALL), "batch_statistics"),
+        (lambda: FullFinetune(**SMALL | {"learning_rates": ()}), "learning rates"),
+        (lambda: LastBlock(**SMALL | {"steps": 0}), "steps"),
+        (lambda: LastBlock(**SMALL | {"batch_size": 1}), "batch_size"),
+    ],
+)
+def test_bad_settings_are_refused(make, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+def test_network_of_other_rows_is_refused() -> None:
+    data = task()
+    with pytest.raises(DataError, match="59 train images"):
+        AttackData(*data.parts.values(), C, network=Network(**{**vars(data.network), "train": np.arange(59)}))

@@ -1,0 +1,109 @@
+"""LoRA: nothing changes at the start, only the updates learn, and merging them changes nothing either."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from immunize.errors import UserError
+from immunize.features import add_lora, merge_lora
+from immunize.features.lora import LoraLayer
+
+
+def resnet() -> nn.Module:
+    return timm.create_model("resnet18", num_classes=0, channels=[4, 8, 8, 12]).eval()
+
+
+def vit() -> nn.Module:
+    return timm.create_model(
+        "vit_tiny_patch16_224", num_classes=0, img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2
+    ).eval()
+
+
+def learned(network: nn.Module) -> None:
+    """Updates as some training may leave them."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, LoraLayer):
+                module.b.normal_(0, 0.1, generator=generator)
+
+
+@pytest.mark.parametrize("make", [resnet, vit])
+@pytest.mark.parametrize("rank", [1, 64])
+def test_network_is_what_it_was_at_the_start_and_after_merging(make, rank: int) -> None:
+    torch.manual_seed(0)
+    network, x = make(), torch.randn(3, 3, 32, 32)
+    plain = {name: value.clone() for name, value in network.state_dict().items()}
+    with torch.no_grad():
+        before = network(x)
+        names = add_lora(network, rank)
+        assert torch.equal(network(x), before)
+        learned(network)
+        moved = network(x)
+        assert (moved - before).abs().max() > 1e-3 * before.abs().max()
+        merge_lora(network)
+        torch.testing.assert_close(network(x), moved, rtol=1e-4, atol=1e-5)
+    after = network.state_dict()
+    assert after.keys() == plain.keys()  # plain layers again, with the network's own names
+    changed = {name for name, value in after.items() if not torch.equal(value, plain[name])}
+    assert changed == {f"{name}.weight" for name in names}
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(6, 9),
+        nn.Linear(6, 4, bias=False),
+        nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        nn.Conv2d(3, 5, (1, 3), padding="same", padding_mode="circular"),
+        nn.Conv2d(2, 4, 3, dilation=2, bias=False),
+    ],
+)
+def test_update_has_the_rank_it_was_given_and_merged_equals_unmerged(layer: nn.Module) -> None:
+    layer = layer.double()
+    x = torch.randn(4, 6, dtype=torch.double) if isinstance(layer, nn.Linear) else None
+    if x is None:
+        x = torch.randn(2, layer.in_channels, 9, 9, dtype=torch.double)
+    lora = LoraLayer(layer, 2, alpha=3.0)
+    learned(nn.Sequential(lora))
+    update = (lora.weight - layer.weight).flatten(1)
+    assert torch.linalg.matrix_rank(update) == 2
+    assert torch.allclose(update, 3 / 2**0.5 * lora.b.flatten(1) @ lora.a.flatten(1))
+    torch.testing.assert_close(lora.merged()(x), lora(x), rtol=1e-12, atol=1e-12)
+
+
+def test_rank_is_at_most_the_layers_own() -> None:
+    assert LoraLayer(nn.Linear(6, 9), 64, 1.0).a.shape == (6, 6)
+    assert LoraLayer(nn.Conv2d(3, 4, 3), 64, 1.0).a.shape == (4, 3, 3, 3)
+
+
+def test_only_updates_are_trainable_and_a_step_moves_nothing_else() -> None:
+    torch.manual_seed(0)
+    network = resnet()
+    add_lora(network, 2)
+    trainable = {name for name, p in network.named_parameters() if p.requires_grad}
+    assert trainable
+    assert all(name.endswith((".a", ".b")) for name in trainable)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(2):  # the first step moves B alone: A's gradient is zero while B is
+        network(torch.randn(4, 3, 32, 32)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name.rpartition(".")[2] for name in moved} == {"a", "b"}
+
+
+def test_layers_that_compute_something_else_are_left_alone() -> None:
+    class Other(nn.Linear):
+        pass
+
+    network = nn.Sequential(Other(4, 4), nn.Conv2d(4, 4, 3, groups=4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert add_lora(network, 1) == ["2"]
+    with pytest.raises(UserError, match="no linear layer"):
+        add_lora(nn.Sequential(nn.ReLU()), 1)
+    with pytest.raises(UserError, match="rank"):
+        add_lora(nn.Sequential(nn.Linear(2, 2)), 0)

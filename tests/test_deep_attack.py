@@ -1,0 +1,325 @@
+"""`immunize.attack` on networks: features once, the network for T4, benign tasks, the card, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from PIL import Image
+from safetensors.torch import load_file
+
+from immunize import attack
+from immunize.attack import ATTACK_RECORD, CELLS, FEATURES, target_of
+from immunize.deep_attacking import DeepTarget
+from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
+from immunize.features import load_weights, save_weights
+from immunize.records import CHECKPOINT, RECORD, read_record
+from immunize.report.attack import not_tried
+from immunize.report.card import card_of, card_text
+from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, compose_attack
+from tests.composing import run_tiny_deep
+
+D = 12
+NETWORK = ("model=resnet_small", f"model.kwargs.channels=[4,8,8,{D}]", "harmful=digits")
+
+
+def attack_network(folder: Path, *overrides: str) -> dict[str, Any]:
+    return attack.run(compose_attack(f"run={folder}", *TINY_NETWORK_GRID, *overrides))
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("attack") / "run"
+    run_tiny_deep(folder, "objective.max_steps=5")
+    attack_network(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+def target(*overrides: str) -> DeepTarget:
+    found = target_of(compose_attack(*overrides))
+    assert isinstance(found, DeepTarget)
+    return found
+
+
+def timeless(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def test_record_has_every_tier_of_both_data_sets_through_every_extractor(original: Path) -> None:
+    record = json.loads((original / ATTACK_RECORD).read_text())
+    assert record["tasks"].keys() == {"harmful", "pretrain"}
+    assert record["tasks"]["harmful"] == {
+        "kind": "harmful", "about": "digits, 5 classes", "task": "classification", "n_classes": 5,
+        "rows": {"train": 449, "validation": 150, "test": 297},
+    }  # fmt: skip
+    for of in record["results"].values():
+        assert list(of) == ["theta_0", "immunized", "random_orthogonal"]
+        for tiers in of.values():
+            assert tiers.keys() == {"T0", "T1", "T2", "T3"}
+        for tier in ("T0", "T2"):  # a rotation changes nothing that does not draw
+            same = [of[name][tier]["score"]["values"] for name in ("theta_0", "random_orthogonal")]
+            assert same[0] == pytest.approx(same[1], abs=0.01)
+    subject, run = record["subject"], read_record(original)
+    assert (subject["run_config_hash"], subject["data_hash"]) == (run["config_hash"], run["data_hash"])
+    assert (subject["n_features"], subject["appended_map"]) == (D, False)
+    assert subject["flops_per_image"] > 0
+
+
+def test_features_are_those_that_the_run_itself_was_measured_on(folder: Path) -> None:
+    """The network's own head on them gives the accuracies of the record."""
+    found = target(f"run={folder}")
+    weights, record = load_file(folder / CHECKPOINT), read_record(folder)
+    held = found.image_tasks["pretrain"].features["immunized"][1]
+    logits = held.x @ weights["fc.weight"].T + weights["fc.bias"]
+    accuracy = 100 * float((logits.argmax(1) == held.y).double().mean())
+    assert accuracy == pytest.approx(record["pretrain_accuracy"]["after"], abs=0.34)  # a row of 299 may round over
+    views = found.tasks(0)["harmful"]
+    theta_0, immunized, control = (views.seen_by(name) for name in ("theta_0", "immunized", "random_orthogonal"))
+    assert not np.allclose(theta_0.train.x, immunized.train.x)
+    assert np.allclose(theta_0.train.x @ theta_0.train.x.T, control.train.x @ control.train.x.T)
+    assert immunized.reference is not None
+    assert np.array_equal(immunized.reference.test.x, theta_0.test.x)
+
+
+def test_network_shows_the_features_that_the_rows_are(folder: Path) -> None:
+    """T4's copies give the features of a row for its image: the whole network, and the tail behind the trunk."""
+    views = target(f"run={folder}").tasks(0)["harmful"]
+    for extractor in ("theta_0", "immunized", "random_orthogonal"):
+        data = views.seen_by(extractor)
+        network = data.network
+        assert network is not None
+        for rows, numbers in ((data.validation, network.validation[:5]), (data.test, network.test[:5])):
+            for module, inputs in ((network.whole(), network.images), (network.tail(), network.trunk_outputs)):
+                with torch.no_grad():
+                    features = module.eval()(inputs.at(numbers)).double().numpy()
+                assert np.allclose(features, rows.x[:5], rtol=1e-3, atol=1e-4 * np.abs(rows.x).max())
+
+
+def test_features_are_extracted_once_and_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(list((folder / FEATURES).iterdir())) == 8  # two networks, two data sets, two parts
+    before = json.loads((folder / ATTACK_RECORD).read_text())
+    monkeypatch.setattr(sys.modules["immunize.features.extract"], "_compute", lambda *_: pytest.fail("was known"))
+    (folder / ATTACK_RECORD).unlink()
+    lines: list[str] = []
+    again = attack.run(compose_attack(f"run={folder}", *TINY_NETWORK_GRID), lines.append)
+    assert all(line.endswith(", known") for line in lines if line.startswith("seed"))
+    for key in ("subject", "tasks", "results", "verdicts"):
+        assert timeless(again[key]) == timeless(before[key])
+
+
+def test_features_and_cells_of_another_model_are_not_taken(original: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    run_tiny_deep(other, "objective.max_steps=5", "seed=1")
+    shutil.copytree(original / FEATURES, other / FEATURES)
+    shutil.copytree(original / CELLS, other / CELLS)
+    lines: list[str] = []
+    attack.run(compose_attack(f"run={other}", *TINY_NETWORK_GRID), lines.append)
+    assert not any(line.endswith(", known") for line in lines)  # random weights of another seed: another θ_0 as well
+    assert len(list((other / FEATURES).iterdir())) == 16
+
+
+def test_spoilt_cache_is_made_anew(original: Path, folder: Path) -> None:
+    files = sorted((folder / FEATURES).iterdir())
+    shutil.copy(files[0], files[1])  # the file of another network under this one's name
+    files[2].write_bytes(b"x")
+    (folder / ATTACK_RECORD).unlink()
+    shutil.rmtree(folder / CELLS)
+    attack_network(folder)
+    assert all(path.read_bytes() == (original / FEATURES / path.name).read_bytes() for path in files)
+
+
+def test_t4_moves_weights_of_all_three_and_resumes(folder: Path, tmp_path: Path) -> None:
+    grid = (*TINY_T4, f"out={tmp_path / 't4'}", f"features={folder / FEATURES}")
+    record = attack.run(compose_attack(f"run={folder}", *grid))
+    assert record["results"].keys() == {"harmful"}
+    assert record["attacks"]["harmful"]["immunized"].keys() == {"last_block", "lora", "full_finetune"}
+    for of in record["results"]["harmful"].values():
+        assert of.keys() == {"T4"}
+        assert of["T4"]["score"]["mean"] > 0
+    lines: list[str] = []
+    attack.run(compose_attack(f"run={folder}", *grid), lines.append)
+    assert sum(line.endswith(", known") for line in lines) == 9
+
+
+def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Path) -> None:
+    target_of_run = target(f"run={folder}")
+    save_weights(tmp_path / "theta_0.safetensors", target_of_run.networks["theta_0"].net.full_state_dict())
+    file = Path(shutil.copy(folder / CHECKPOINT, tmp_path / "weights.safetensors"))
+    given = (f"checkpoint={file}", *NETWORK, f"reference={tmp_path / 'theta_0.safetensors'}", *TINY_NETWORK_GRID)
+    record = attack.run(compose_attack(*given, f"features={folder / FEATURES}"))
+    of_run = json.loads((folder / ATTACK_RECORD).read_text())
+    assert timeless(record["results"]) == timeless(of_run["results"])
+    assert (tmp_path / ATTACK_RECORD).is_file()
+    assert record["subject"]["method"] is None
+    with pytest.raises(UserError, match="reference=<file>"):
+        attack.run(compose_attack(f"checkpoint={file}", *NETWORK, *TINY_NETWORK_GRID, f"out={tmp_path / 'x'}"))
+
+
+def test_appended_map_is_part_of_what_is_attacked(tmp_path: Path) -> None:
+    run_tiny_deep(tmp_path, "method=closed_form")
+    found = target(f"run={tmp_path}")
+    assert found.facts["appended_map"] is True
+    theta = load_weights(tmp_path / CHECKPOINT)["fc.map.weight"].T
+    before, after = (found.image_tasks["harmful"].features[name][0].x for name in ("theta_0", "immunized"))
+    torch.testing.assert_close(after, before @ theta, rtol=1e-4, atol=1e-4)
+    data = found.tasks(0)["harmful"].seen_by("immunized")
+    assert data.network is not None
+    with torch.no_grad():
+        features = data.network.whole()(data.network.images.at(data.network.test[:3])).double().numpy()
+    assert np.allclose(features, data.test.x[:3], rtol=1e-3, atol=1e-4 * np.abs(data.test.x).max())
+
+
+# Benign third tasks.
+
+
+def write_images(root: Path, classes: int = 3, shift: int = 0) -> None:
+    rng = np.random.default_rng(shift)
+    for split, count in (("train", 12), ("test", 6)):
+        for label in range(classes):
+            for number in range(count):
+                pixels = rng.integers(0, 100, (32, 32, 3)) + 50 * label
+                path = root / split / f"class{label}" / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+def test_benign_data_set_goes_through_the_same_grid(folder: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "caltech101")
+    (folder / ATTACK_RECORD).unlink()
+    record = attack_network(folder, "benign=[caltech101]", f"data_root={tmp_path}", "tiers=[T2]")
+    assert list(record["tasks"]) == ["harmful", "pretrain", "benign_caltech101"]
+    assert record["tasks"]["benign_caltech101"]["rows"] == {"train": 27, "validation": 9, "test": 18}
+    assert record["results"]["benign_caltech101"]["theta_0"]["T2"]["score"]["mean"] > 0.5
+    assert record["subject"]["benign"] == ["benign_caltech101"]
+    assert not_tried(record) == []
+    (tmp_path / "moved").mkdir()
+    shutil.move(tmp_path / "caltech101", tmp_path / "moved" / "caltech101")
+    elsewhere = OmegaConf.merge(record["config"], {"data_root": str(tmp_path / "moved")})  # as immunize.verify does
+    assert isinstance(elsewhere, DictConfig)
+    assert timeless(attack.measure(elsewhere)["results"]) == timeless(record["results"])
+
+
+def test_no_benign_task_is_told_with_the_reason(original: Path) -> None:
+    record = json.loads((original / ATTACK_RECORD).read_text())
+    assert any(line.startswith("no benign third task: none was named") for line in not_tried(record))
+    text = card_text(card_of(read_record(original), record), record)
+    assert "No benign third task: none was named" in text
+
+
+def test_benign_data_that_cannot_be_used_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match="benign=cifar10: cifar10 was not found"):
+        target(f"run={folder}", "benign=[cifar10]", f"data_root={tmp_path}")
+    for part in ("pretrain", "harmful"):
+        write_images(tmp_path / part, shift=len(part))
+    data = (
+        "harmful=imagefolder", f"harmful.root={tmp_path / 'harmful'}", f"pretrain.root={tmp_path / 'pretrain'}",
+        f"checkpoint={folder / CHECKPOINT}", f"reference={folder / CHECKPOINT}",
+    )  # fmt: skip
+    with pytest.raises(DataError, match="is the harmful data set itself"):
+        target(*NETWORK[:2], *data, "benign=[imagefolder]", f"benign.imagefolder.root={tmp_path / 'harmful'}")
+
+
+def test_large_data_sets_are_drawn_from_once(folder: Path) -> None:
+    some = target(f"run={folder}", "images=50")
+    data = some.tasks(0)["harmful"].data
+    assert [len(rows) for rows in data.parts.values()] == [38, 12, 50]
+    other = some.tasks(1)["harmful"].data
+    assert np.array_equal(data.test.x, other.test.x)
+    assert not np.array_equal(data.train.x, other.train.x)
+
+
+# Card.
+
+
+def test_card_has_the_numbers_of_a_network(original: Path) -> None:
+    record, found = read_record(original), json.loads((original / ATTACK_RECORD).read_text())
+    card = card_of(record, found)
+    assert card["data"]["harmful"]["rows"] == 599
+    assert card["pretrain_accuracy"] == record["pretrain_accuracy"]
+    for part in ("fit", "held_out"):
+        for estimator, of in card["ratios_groups"][part].items():
+            assert of["rir"] == record["metrics_groups"][part][estimator]["rir"]
+    text = card_text(card, found)
+    assert "2 groups of 8" in text
+    assert "The network's own accuracy on D_P" in text
+    assert "fine-tunes the network itself" in text
+    json.dumps(card, allow_nan=False)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("tasks=[other]",), "no task 'other' here; there are harmful, pretrain"),
+        (("tasks=[pretrain]",), "has to name it"),
+        (("images=3",), "images has to be 10 or more"),
+        (("workers=-1",), "workers"),
+        (("reference=nowhere",), "θ_0's weights are not at nowhere: name their file with reference="),
+        (("tiers=[T9]",), "unknown tier"),
+        (("tiers=[T4]",), "no attack of tier T4"),
+    ],
+)
+def test_bad_settings_are_refused(overrides: tuple[str, ...], words: str, folder: Path) -> None:
+    (folder / ATTACK_RECORD).unlink()
+    with pytest.raises(UserError, match=words):
+        attack_network(folder, *overrides)
+
+
+def test_weights_and_data_that_are_not_the_runs_are_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / ATTACK_RECORD).unlink()
+    weights, stored = load_weights(folder / CHECKPOINT), json.loads((folder / RECORD).read_text())
+    other = tmp_path / "other.safetensors"
+    save_weights(other, weights | {"conv1.weight": weights["conv1.weight"] + 1})
+    with pytest.raises(CheckpointError, match=r"not the one that the run started from: conv1\.weight differs"):
+        attack_network(folder, f"reference={other}")
+    save_weights(other, {name: value for name, value in weights.items() if name != "conv1.weight"})
+    with pytest.raises(CheckpointError, match="does not fit"):
+        attack_network(folder, f"reference={other}")
+    for change, words in (
+        ({"status": "diverged"}, "nothing finished to attack"),
+        ({"data_hash": "0"}, "not those of the run"),
+        ({"config_hash": "0"}, "belongs to another run"),
+    ):
+        (folder / RECORD).write_text(json.dumps(stored | change))
+        with pytest.raises(CheckpointError, match=words):
+            attack_network(folder)
+
+
+def test_linear_model_has_no_weights_to_move_and_no_image_data_sets(tmp_path: Path) -> None:
+    from immunize.checkpoints import save_checkpoint
+
+    save_checkpoint(tmp_path / CHECKPOINT, {"fit": torch.eye(64, dtype=torch.float64)}, {}, config_hash="")
+    linear = (f"checkpoint={tmp_path / CHECKPOINT}", "harmful=digits")
+    with pytest.raises(UserError, match="a linear model has none"):
+        attack.run(compose_attack(*linear, "attack=t4"))
+    with pytest.raises(UserError, match="benign_digits"):
+        attack.run(compose_attack(*linear, *TINY_GRID, "benign=[cifar10]"))
+
+
+@pytest.mark.data
+def test_resnet18_of_the_data_packs_on_cars(data_root: Path, tmp_path: Path) -> None:
+    weights = data_root / "weights" / "resnet18_tiny_imagenet_64px.safetensors"
+    given = ("model=resnet18_64px", "harmful=cars", "pretrain=tiny_imagenet", f"data_root={data_root}", "images=400")
+    record = attack.run(
+        compose_attack(f"checkpoint={weights}", f"out={tmp_path}", *given, *TINY_GRID, "tiers=[T2]", "seeds=[0]")
+    )
+    assert record["tasks"]["harmful"]["n_classes"] == 196
+    for of in record["results"].values():  # the checkpoint is θ_0 itself
+        assert of["immunized"]["T2"]["score"]["values"] == of["theta_0"]["T2"]["score"]["values"]
+    assert record["verdicts"]["harmful"]["immunized"]["highest_tier"] is None
