@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lint types page docs bench table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist sweep_lambda fig_alignment signal appended_layer closed_form_mnist clean
+.PHONY: help install demo sanity test lint types page docs bench table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist sweep_lambda fig_alignment signal appended_layer closed_form_mnist search_table3_small table_attacks transfer clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -43,7 +43,7 @@ page: $(STAMP) ## one HTML file of a run (RUN=folder) or a sweep (SWEEP=folder)
 docs: $(STAMP) ## the documentation site, built strictly, in outputs/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-bench: $(STAMP) ## seconds and memory of a step and of an MNIST run, and how they grow, in experiments/bench; about 12 minutes
+bench: $(STAMP) ## seconds and memory of a step and of an MNIST run, and how they grow, in experiments/bench; about 20 minutes
 	@$(BIN)/python -m experiments.bench
 
 # FAST=1 makes the reduced version of a sweep; what it leaves lies below outputs/ only.
@@ -96,6 +96,9 @@ search_mnist: $(STAMP) ## the same for Table 2
 	$(call sweep,search_mnist)
 	$(call report,search_mnist,experiments.search)
 
+search_table3_small: $(STAMP) ## the same for Table 3 at SCALE=small; needs the image sets
+	@$(BIN)/python -m immunize.train experiment=search_table3_small
+
 sweep_lambda: $(STAMP) ## (i) against (ii) over λ_H/λ_P on House Prices, in experiments/sweep_lambda; FAST=1: a reduced version
 	$(call sweep,sweep_lambda)
 	$(call report,sweep_lambda,immunize.report)
@@ -112,6 +115,13 @@ appended_layer: $(STAMP) ## the closed form as a layer of a ResNet18: RIR and pr
 
 closed_form_mnist: $(STAMP) ## the closed form on all 90 pairs of MNIST, with four budgets each; needs MNIST
 	@$(BIN)/python -m experiments.closed_form_mnist
+
+table_attacks: theta0_digits ## methods against attackers, all tiers: House Prices and MNIST (runs of table1, table2), or SCALE=digits|small (runs of table3)
+	@$(BIN)/python -m experiments.table_attacks scale=$(or $(SCALE),linear)
+	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_$(or $(SCALE),linear) out=experiments/attacks_$(or $(SCALE),linear)
+
+transfer: $(STAMP) ## immunized against one data set, attacked with another: digits (runs of table2), halves of Cars, Caltech-101 vehicles; needs the image sets
+	@$(BIN)/python -m experiments.transfer
 
 clean: ## remove outputs and caches, not the .venv
 	rm -rf outputs multirun build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from immunize.report.attack_report import report_attacks
 from immunize.report.curves import (
     CURVES,
     BandCurve,
@@ -151,6 +152,10 @@ def _fig3(request: Request) -> str:
     return report_fig3(request.folder, request.out, request.published)
 
 
+def _attacks(request: Request) -> str:
+    return report_attacks(request.folder, request.out)
+
+
 def _runs(request: Request, experiment: str) -> Runs:
     records = load_records(request.folder, EXPERIMENT_STATUSES)
     return Runs.of(records, experiment, expected_runs(experiment, records))
@@ -193,6 +198,6 @@ def _write_readme(request: Request, runs: Runs, out: Path, figures: Sequence[str
 EXPERIMENTS: dict[str, Callable[[Request], str]] = {
     **{"table1": _table, "table2": _table, "fig1": _fig1, "fig2": _fig2},
     "sweep_lambda": _tradeoff,
-    **{"table3": _table3, "fig3": _fig3},
+    **{"table3": _table3, "fig3": _fig3, "table_attacks": _attacks},
 }
 """`experiment=` of `python -m immunize.report` to what writes its report."""

@@ -15,7 +15,7 @@ from immunize.report.layout import Table
 from immunize.report.naming import data_name
 from immunize.report.runs import Runs
 
-__all__ = ["provenance", "provenance_rows", "settings_table"]
+__all__ = ["made_with", "provenance", "provenance_rows", "settings_table", "versions_of"]
 
 _SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
 _WEIGHTS = ("lambda_well", "lambda_ill")
@@ -35,17 +35,30 @@ def provenance_rows(runs: Runs) -> list[tuple[str, str]]:
         ("runs", runs.completeness()),
         ("methods", ", ".join(f"`{method}`" for method in runs.methods)),
         ("seeds", ", ".join(map(str, runs.seeds))),
+        *made_with(records),
+        ("data", _data(runs)),
+        ("data hash", _data_hash(runs)),
+        ("held out", _counted(str(record.get("held_out_protocol")) for record in records)),
+        versions_of(records),
+    ]
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]) + "\n"
+
+
+def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Commits, dates, machines, threads, wall time and memory of any records, a row of the README's head each."""
+    return [
         ("commit", _counted(str(record.get("git_commit")) for record in records)),
         ("date", _dates(records)),
         ("machine", _counted(_machine(record["hardware"]) for record in records)),
         ("threads a run", _counted(str(record["hardware"]["threads"]) for record in records)),
         ("wall time", _wall_time(records)),
         ("largest peak memory of a process", _memory(records)),
-        ("data", _data(runs)),
-        ("data hash", _data_hash(runs)),
-        ("held out", _counted(str(record.get("held_out_protocol")) for record in records)),
-        ("versions", _counted(_versions(record) for record in records)),
     ]
+
+
+def versions_of(records: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """The row of the README's head that names the versions."""
+    return "versions", _counted(_versions(record) for record in records)
 
 
 def settings_table(runs: Runs) -> Table:

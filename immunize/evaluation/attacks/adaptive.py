@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import scipy.linalg
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.curves import Cost
+from immunize.evaluation.attacks.factoring import thin_svd
 from immunize.evaluation.attacks.inner import check_inner, run_inner
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome
 
@@ -84,7 +84,7 @@ class LinearMap(Attack):
             started = time.perf_counter()
             x, target = data.train.x[order[:count]], data.reference.train.x[order[:count]]
             mean, offset = x.mean(axis=0), target.mean(axis=0)
-            u, sigma, vt = scipy.linalg.svd(x - mean, full_matrices=False)
+            u, sigma, vt = thin_svd(x - mean)
             shrunk = sigma / (sigma**2 + self.penalty * sigma[0] ** 2)
             back = functools.partial(_apply, mean, vt.T, shrunk[:, None] * (u.T @ (target - offset)), offset)
             mapped = data.mapped(back)

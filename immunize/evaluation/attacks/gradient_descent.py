@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.curves import Cost, look_steps
+from immunize.evaluation.attacks.factoring import thin_svd
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 
@@ -58,7 +58,7 @@ class GradientDescent(Attack):
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Simulate every step length; nothing is random, and the FLOPs of the real iteration are not spent."""
-        u, sigma, vt = scipy.linalg.svd(data.train.x, full_matrices=False)
+        u, sigma, vt = thin_svd(data.train.x)
         kept = sigma > sigma[0] * max(data.train.x.shape) * np.finfo(np.float64).eps
         sigma, basis = sigma[kept], vt[kept].T
         optimum = (u[:, kept].T @ target_matrix(data, data.train)) / sigma[:, None]

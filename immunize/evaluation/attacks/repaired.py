@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.curves import Cost
+from immunize.evaluation.attacks.factoring import thin_svd
 from immunize.evaluation.attacks.inner import check_inner, run_inner
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome, Predict
 
@@ -101,7 +101,7 @@ def normalize(x: Array, floor: float) -> tuple[Predict, float]:
 def whiten(x: Array, floor: float) -> tuple[Predict, float]:
     """Principal components of variance one, (M, k)."""
     mean = x.mean(axis=0)
-    _, sigma, vt = scipy.linalg.svd(x - mean, full_matrices=False)
+    _, sigma, vt = thin_svd(x - mean)
     kept = sigma**2 > floor * sigma[0] ** 2
     # Each component is divided by its spread after the projection: W = V/σ would mix sizes that differ by its κ.
     basis, spread = vt[kept].T, sigma[kept] / np.sqrt(len(x))

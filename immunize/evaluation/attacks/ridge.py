@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.curves import Cost
+from immunize.evaluation.attacks.factoring import thin_svd
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 
@@ -46,7 +46,7 @@ class Ridge(Attack):
         started = time.perf_counter()
         x, y = data.train.x, target_matrix(data, data.train)
         mean, offset = x.mean(axis=0), y.mean(axis=0)
-        u, sigma, vt = scipy.linalg.svd(x - mean, full_matrices=False)
+        u, sigma, vt = thin_svd(x - mean)
         projected = u.T @ (y - offset)
         n, d = x.shape
         # Golub and Van Loan: 4·N·D² + 8·D³ for the thin decomposition of an N×D matrix, N ≥ D; or of its transpose.

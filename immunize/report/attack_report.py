@@ -1,0 +1,130 @@
+"""The report of `experiment=table_attacks`: tables, figure and README of attacked runs, from attack records alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from immunize.report.attack_figure import cost_figure
+from immunize.report.attack_runs import Attacks, Group, load_attacks
+from immunize.report.attack_tables import KIND_WORDS, attack_tables, unbroken_counts
+from immunize.report.cells import NOTHING
+from immunize.report.layout import write_tables
+from immunize.report.packing import write_results
+from immunize.report.provenance import made_with, versions_of
+
+__all__ = ["NAME", "report_attacks"]
+
+NAME = "table_attacks"
+FIGURE = "cost"
+_REDUCED = "**REDUCED**: a shortened grid that shows the code path; its numbers are not to be reported."
+
+
+def report_attacks(folder: Path, out: Path | None) -> str:
+    """Write the report and return what to print.
+
+    Args:
+        folder: attack records below it, or one that holds `results.jsonl`.
+        out: where to write README.md, table.md, table.tex, results.jsonl and the figure; None prints.
+
+    Raises:
+        FileNotFoundError: no attack record in the folder.
+        ValueError: records that do not belong into one table.
+    """
+    attacks = Attacks.of(load_attacks(folder))
+    tables = attack_tables(attacks)
+    text = "\n".join(table.markdown() for table in tables)
+    if out is None:
+        return text
+    out.mkdir(parents=True, exist_ok=True)
+    write_results(attacks.records, out)
+    write_tables(tables, NAME, out)
+    cost_figure(attacks, out / FIGURE)
+    (out / "README.md").write_text(_readme(attacks, out.name, text), encoding="utf-8")
+    return text
+
+
+def outcome(attacks: Attacks) -> list[str]:
+    """Two sentences a kind of data: how far each method held, and where the defence fails."""
+    sentences = []
+    for group in attacks.groups:
+        reached = "; ".join(f"`{method}` {unbroken_counts(group, method)}" for method in group.methods)
+        sentences.append(
+            f"- {group.name}: the highest tier up to which the harmful task was unbroken is, by method, {reached}. "
+            f"{_failures(group)}"
+        )
+    return sentences
+
+
+def _failures(group: Group) -> str:
+    held = {t: [m for m in group.methods if _share_held(group, m, "harmful", t) == 1] for t in group.tiers}
+    broken = [tier for tier, methods in held.items() if not methods]
+    where = f"No method held in every run in {', '.join(broken)}" if broken else "In every tier some method held always"
+    lowest = group.tiers[0]
+    for kind in group.kinds[1:]:
+        harmed = [method for method in group.methods if _share_held(group, method, kind, lowest) > 0.5]
+        names = ", ".join(f"`{method}`" for method in harmed) or "no method"
+        where += f", and in {lowest} the {KIND_WORDS[kind]} task was made as hard, in most runs, by {names}"
+    return f"{where}."
+
+
+def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
+    """Of the cases that are decided; NaN without any."""
+    tried = group.tried(method, kind, tier)
+    decided = [held for held in tried.held if held is not None] if tried is not None else []
+    return sum(decided) / len(decided) if decided else math.nan
+
+
+def _readme(attacks: Attacks, name: str, text: str) -> str:
+    scale = name.removeprefix("attacks_")
+    budget = attacks.grid["budget"]
+    facts = [
+        ("runs", "; ".join(f"{group.name}: {len(group.records)}" for group in attacks.groups)),
+        ("pairs", "; ".join(f"{group.name}: {', '.join(group.pairs)}" for group in attacks.groups)),
+        ("methods", ", ".join(f"`{m}`" for m in dict.fromkeys(m for g in attacks.groups for m in g.methods))),
+        ("seeds", ", ".join(map(str, sorted({s for g in attacks.groups for s in g.seeds})))),
+        ("attacker's seeds", "that of the run" if _paired(attacks) else "as the records say"),
+        (
+            "grid",
+            f"`{attacks.grid['name']}`, {budget['steps']:,} steps a candidate, {budget['flops']:.0e} FLOPs an attack",
+        ),
+        *((f"{tier}", ", ".join(f"`{one}`" for one in names)) for tier, names in _by_tier(attacks).items()),
+        *made_with(attacks.records),
+        versions_of(attacks.records),
+    ]
+    lines = [
+        f"# {attacks.mark('Methods against attackers')}",
+        "",
+        *([_REDUCED, ""] if attacks.reduced else []),
+        f"Rebuilt by `make {NAME}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is",
+        "",
+        "```bash",
+        f"python -m experiments.{NAME} scale={scale}",
+        f"python -m immunize.report experiment={NAME} runs=outputs/{name} out=experiments/{name}",
+        "```",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {key} | {value or NOTHING} |" for key, value in facts),
+        "",
+        *outcome(attacks),
+        "",
+        f"![{attacks.mark('cost of an attack by tier')}]({FIGURE}.png)",
+        "",
+        "Markers are medians over runs, bars go from the cheapest run to the dearest; hollow: the median run never "
+        "gets there within the budget. What the tiers and the rules of the grid are stands in docs/attacks.md.",
+        "",
+        text,
+    ]
+    return "\n".join(lines)
+
+
+def _paired(attacks: Attacks) -> bool:
+    return all(record["config"]["seeds"] == [record["seed"]] for record in attacks.records)
+
+
+def _by_tier(attacks: Attacks) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, settings in attacks.grid["attacks"].items():
+        found.setdefault(settings["tier"], []).append(name)
+    return dict(sorted(found.items()))

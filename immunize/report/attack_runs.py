@@ -1,0 +1,249 @@
+"""Attack records of many runs: collected, checked, and asked for what one method met in one tier.
+
+A record of `immunize.attack` says of what run it is; here that is laid out as in a run's own record, so that names,
+packing and reading are those of all other experiments. The numbers of θ_0 stand beside the immunized model's in every
+tier, so that θ_0's own column of the record is not kept; curves stay with the run.
+
+Imports no other room and no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from immunize.report.attack import NAMES
+from immunize.report.card import ATTACK_RECORD
+from immunize.report.loading import load_records
+from immunize.report.naming import in_order, pair_label
+from immunize.report.packing import RESULTS
+
+__all__ = ["CONTROL", "KINDS", "THETA_0", "TIERS", "Attacks", "Group", "Tried", "collected", "load_attacks"]
+
+Record = dict[str, Any]
+
+TIERS = ("T0", "T1", "T2", "T3", "T4", "T5")
+KINDS = ("harmful", "pretrain", "benign")
+"""Kinds of tasks: to be made costly, and the two that are not."""
+
+THETA_0, CONTROL = NAMES["theta_0"], NAMES["random_orthogonal"]
+"""Rows of the tables that are no methods."""
+
+_SAID = ("method", "model", "pretrain", "harmful", "data", "data_hash")
+_KEPT = (
+    *("schema_version", "kind", "status", "started", "seconds", "peak_memory_mib", "config_hash", "git_commit"),
+    *("versions", "hardware", "tasks", "verdicts", "control"),
+)
+_EXTRACTORS = ("immunized", "random_orthogonal")
+_SETTINGS = (
+    *("attack", "tiers", "tasks", "seeds", "validation_fraction", "test_fraction", "benign_digits", "images"),
+    "threads",
+)
+"""What of the configuration is kept, as far as it is there: what changes numbers, and no place on a disk."""
+
+_RULES = ("attack", "tiers", "validation_fraction", "test_fraction")
+"""Settings of the grid that have to agree within one table."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Every run of one method against one tier, on the tasks of one kind.
+
+    Attributes:
+        score: by pair and task, one number a run and attacker's seed; None where no attack had a finite output.
+        steps: to 90 % of θ_0's score, None for never.
+        flops: likewise.
+        held: whether the task stayed costlier or less accurate than from θ_0; None where that is not decided; of θ_0
+            itself nothing.
+        undecided: why not, in a few words.
+    """
+
+    score: dict[str, list[float | None]]
+    steps: list[int | None]
+    flops: list[float | None]
+    held: list[bool | None]
+    undecided: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The records of one kind of model and data sets: one table each.
+
+    Attributes:
+        name: "mnist" or "tiny_imagenet against stanford_cars", and the model where it is not the linear one.
+        records: as :func:`collected` lays them out.
+    """
+
+    name: str
+    records: Sequence[Record]
+
+    @property
+    def methods(self) -> list[str]:
+        """In the order of the tables."""
+        return in_order(record["method"] for record in self.records)
+
+    @property
+    def pairs(self) -> list[str]:
+        """Labels of the pairs of data sets, sorted."""
+        return sorted({pair_label(record) for record in self.records})
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the runs, ascending."""
+        return sorted({record["seed"] for record in self.records})
+
+    @property
+    def tiers(self) -> list[str]:
+        """Those that some task was attacked in."""
+        there = {tier for r in self.records for of in r["results"].values() for tier in of["immunized"]}
+        return [tier for tier in TIERS if tier in there]
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of tasks that were attacked."""
+        there = {facts["kind"] for record in self.records for facts in record["tasks"].values()}
+        return [kind for kind in KINDS if kind in there]
+
+    def of_method(self, method: str) -> list[Record]:
+        """Its records; for θ_0 and the control one record a pair and seed, for they are the same in all."""
+        if method in (THETA_0, CONTROL):
+            return list({(pair_label(r), *r["config"]["seeds"]): r for r in self.records}.values())
+        return [record for record in self.records if record["method"] == method]
+
+    def tried(self, method: str, kind: str, tier: str) -> Tried | None:
+        """What a method met in a tier on the tasks of a kind; None where it was not tried.
+
+        Args:
+            method: a method, `THETA_0` or `CONTROL`.
+            kind: of `KINDS`.
+            tier: of `TIERS`.
+        """
+        extractor = "random_orthogonal" if method == CONTROL else "immunized"
+        side = "_reference" if method == THETA_0 else ""
+        score: dict[str, list[float | None]] = defaultdict(list)
+        steps, flops, held, undecided = [], [], [], set()
+        for record in self.of_method(method):
+            for task, facts in record["tasks"].items():
+                found = record["results"][task][extractor].get(tier)
+                if found is None or facts["kind"] != kind:
+                    continue
+                score[f"{pair_label(record)} {task}"] += found[f"score{side}"]["values"]
+                steps += found[f"to_target{side}"]["steps"]
+                flops += found[f"to_target{side}"]["flops"]
+                if method != THETA_0:
+                    held += found["held"]
+                    undecided |= set(found["undecided"])
+        return Tried(dict(score), steps, flops, held, tuple(sorted(undecided))) if score else None
+
+
+@dataclass(frozen=True)
+class Attacks:
+    """Checked attack records that go into one report; make it with :meth:`of`.
+
+    Attributes:
+        records: as :func:`collected` lays them out.
+        groups: the same by model and data sets.
+    """
+
+    records: Sequence[Record]
+    groups: Sequence[Group]
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Attacks:
+        """Check that the records may stand side by side.
+
+        Args:
+            records: as :func:`collected` lays them out.
+
+        Raises:
+            ValueError: different grids, budgets or shares of rows, a run twice, or a pair with different data.
+        """
+        rules = {json.dumps([record["config"][name] for name in _RULES], sort_keys=True) for record in records}
+        if len(rules) > 1:
+            raise ValueError(
+                f"the records come from {len(rules)} different grids (attack, its budget, tiers, validation_fraction "
+                "or test_fraction differ): attack all runs with the same settings, or report them apart"
+            )
+        seen: set[tuple[Any, ...]] = set()
+        hashes: dict[tuple[str, str], str] = {}
+        by_name: dict[str, list[Record]] = defaultdict(list)
+        for record in records:
+            name, pair = _group_name(record), pair_label(record)
+            if (one := (name, pair, record["method"], record["seed"])) in seen:
+                raise ValueError(f"the run {record['method']}, {name} {pair}, seed {record['seed']} is there twice")
+            seen.add(one)
+            if hashes.setdefault((name, pair), record["data_hash"]) != record["data_hash"]:
+                raise ValueError(f"runs on {name} {pair} were made on different data: their data hashes differ")
+            by_name[name].append(record)
+        return cls(tuple(records), tuple(Group(name, tuple(of)) for name, of in by_name.items()))
+
+    @property
+    def grid(self) -> Record:
+        """The grid's configuration, the same in all records."""
+        found: Record = self.records[0]["config"]["attack"]
+        return found
+
+    @property
+    def reduced(self) -> bool:
+        """The grid's numbers are not to be reported."""
+        return bool(self.grid.get("reduced"))
+
+    def mark(self, text: str) -> str:
+        """A title, marked where the grid is a reduced one."""
+        return f"REDUCED {text}" if self.reduced else text
+
+
+def load_attacks(folder: Path) -> list[Record]:
+    """Every `attack_record.json` below a folder, or the lines of its `results.jsonl`, sorted by data, method and seed.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: a file is not the attack record of a run, or records are of different schema versions.
+    """
+    if (folder / RESULTS).is_file():
+        return load_records(folder)
+    records = [_read(path) for path in sorted(folder.rglob(ATTACK_RECORD))]
+    if not records:
+        raise FileNotFoundError(f"{folder} holds no {ATTACK_RECORD}: attack its runs first, python -m immunize.attack")
+    if len(versions := {record["schema_version"] for record in records}) > 1:
+        raise ValueError(f"{folder} mixes records of schema versions {sorted(map(str, versions))}")
+    return sorted(records, key=lambda r: (_group_name(r), pair_label(r), r["method"], r["seed"]))
+
+
+def collected(record: Record) -> Record:
+    """The part of an attack record that the report is made of, laid out as a run's record; no path of a machine.
+
+    Raises:
+        KeyError: it lacks something that every attack record has.
+    """
+    subject = record["subject"]
+    if subject["method"] is None:
+        raise KeyError("subject.method")
+    results = {task: {name: of[name] for name in _EXTRACTORS} for task, of in record["results"].items()}
+    return {
+        **{name: record[name] for name in _KEPT},
+        **{name: subject[name] for name in _SAID},
+        "seed": subject["run_seed"],
+        "subject": {name: value for name, value in subject.items() if name not in (*_SAID, "run_seed")},
+        "config": {name: value for name, value in record["config"].items() if name in _SETTINGS},
+        "results": results,
+    }
+
+
+def _read(path: Path) -> Record:
+    try:
+        return collected(json.loads(path.read_text(encoding="utf-8")))
+    except KeyError as error:
+        raise ValueError(f"{path} is not the attack record of a run: it has no {error}") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read as an attack record: {error}") from None
+
+
+def _group_name(record: Record) -> str:
+    sets = list(dict.fromkeys((record["pretrain"], record["harmful"])))
+    name = " against ".join(sets)
+    return name if record["model"] == "linear" else f"{name}, {record['model']}"

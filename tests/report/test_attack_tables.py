@@ -1,0 +1,202 @@
+"""Tables of attacks: every cell from attack records, θ_0 and the control counted once, and what may not be mixed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from immunize.attack import ATTACK_RECORD
+from immunize.report.__main__ import main
+from immunize.report.attack_report import outcome, report_attacks
+from immunize.report.attack_runs import CONTROL, THETA_0, Attacks, Group, collected, load_attacks
+from immunize.report.attack_tables import attack_tables, held_counts, middle, unbroken_counts
+from immunize.report.layout import Table
+from tests.attacking import attack_tiny
+from tests.composing import run_tiny
+
+Record = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    folder = tmp_path_factory.mktemp("attacks") / "run"
+    run_tiny(folder)
+    return attack_tiny(folder)
+
+
+@pytest.fixture
+def base(stored: Record) -> Record:
+    return copy.deepcopy(stored)
+
+
+def changed(base: Record, method: str, seed: int, **tiers: tuple[float, int | None, bool | None]) -> Record:
+    """The record as that of another method and seed; of the harmful task score, steps and outcome by tier."""
+    record = copy.deepcopy(base)
+    record["subject"] |= {"method": method, "run_seed": seed}
+    record["config"]["seeds"] = [seed]
+    for of in record["results"].values():
+        for tier, found in [item for extractor in of.values() for item in extractor.items()]:
+            for side in ("", "_reference"):
+                found[f"score{side}"] = {"mean": 0.9, "std": None, "values": [0.9]}
+                found[f"to_target{side}"] = {"steps": [5], "seconds": [0.1], "samples": [50], "flops": [100.0]}
+            found |= {"held": [False], "seeds_held": "0/1", "undecided": []}
+            assert tier in ("T0", "T1", "T2", "T3")
+    verdict = record["verdicts"]["harmful"]["immunized"]
+    verdict["unbroken_up_to"] = None
+    for tier, (score, steps, held) in tiers.items():
+        found = record["results"]["harmful"]["immunized"][tier]
+        found["score"] = {"mean": score, "std": None, "values": [score]}
+        found["to_target"] = {"steps": [steps], "seconds": [0.1], "samples": [1], "flops": [steps and 20.0 * steps]}
+        found |= {"held": [held], "undecided": ["it diverged"] if held is None else []}
+        verdict["held"][tier] = held
+        if held:
+            verdict["unbroken_up_to"] = tier
+    return record
+
+
+def attacks_of(*records: Record) -> Attacks:
+    return Attacks.of([collected(record) for record in records])
+
+
+def group_of(*records: Record) -> Group:
+    (group,) = attacks_of(*records).groups
+    return group
+
+
+def cells(table: Table) -> dict[str, list[str]]:
+    return {row[0].strip("`"): list(row[1:]) for row in table.rows}
+
+
+def tables_of(*records: Record) -> dict[str, Table]:
+    return {table.label: table for table in attack_tables(attacks_of(*records))}
+
+
+def test_record_is_laid_out_without_paths_and_curves(base: Record) -> None:
+    line = collected(base)
+    assert (line["method"], line["seed"], line["harmful"]) == ("ours", 0, "synthetic")
+    assert line["results"]["harmful"].keys() == {"immunized", "random_orthogonal"}
+    assert base["config"]["run"] not in json.dumps(line)
+    assert line["config"].keys() >= {"attack", "tiers", "seeds", "validation_fraction", "test_fraction"}
+    assert not {"curves", "attacks"} & line.keys()
+
+
+def test_counts_and_middles_are_those_of_the_runs(base: Record) -> None:
+    records = [
+        changed(base, "ours", 0, T0=(0.8, 50, True), T1=(0.9, 9, False)),
+        changed(base, "ours", 1, T0=(0.6, None, True), T1=(0.9, 40, True)),
+        changed(base, "ours", 2, T0=(0.7, 90, True), T1=(0.9, 7, None)),
+        changed(base, "none", 0),
+    ]
+    group = group_of(*records)
+    assert group.methods == ["ours", "none"]
+    tried = group.tried("ours", "harmful", "T0")
+    assert tried is not None
+    assert tried.score == {"synthetic→synthetic harmful": [0.8, 0.6, 0.7]}
+    assert held_counts(tried) == "3/3"
+    assert held_counts(group.tried("ours", "harmful", "T1")) == "1/2 (1 undecided)"
+    assert held_counts(group.tried("ours", "harmful", "T4")) == "–"
+    assert unbroken_counts(group, "ours") == "T0 in 2, T1 in 1"
+    assert unbroken_counts(group, "none") == "none"
+    assert middle([90, None, 50]) == 90
+    tables = tables_of(*records)
+    assert cells(tables["attacks-synthetic"])["ours"][:3] == ["3", "3/3", "1/2 (1 undecided)"]
+    assert any("it diverged" in note for note in tables["attacks-synthetic"].notes)
+    assert any("4 of 6 runs" in note for note in tables["attacks-synthetic"].notes)
+    scores = cells(tables["attacks-synthetic-harmful-score"])
+    assert scores["ours"][0] == "0.7 ± 0.1"
+    assert scores[THETA_0] == ["0.9 ± 0"] * 4
+    costs = cells(tables["attacks-synthetic-harmful-cost"])
+    assert costs["ours"][:2] == ["90", "1.8e+03"]
+    assert costs[CONTROL][:2] == ["5", "1.0e+02"]
+
+
+def test_reference_and_control_are_counted_once_a_seed(base: Record) -> None:
+    group = group_of(*(changed(base, m, s) for m in ("ours", "none") for s in (0, 1)))
+    assert len(group.of_method(THETA_0)) == len(group.of_method(CONTROL)) == 2
+    tried = group.tried(THETA_0, "harmful", "T0")
+    assert tried is not None
+    assert len(tried.steps) == 2
+    assert tried.held == []
+
+
+def test_repairs_are_paid_in_steps_of_the_plain_attack(base: Record) -> None:
+    dear = changed(base, "ours", 0, T3=(0.9, 50, False))
+    never = changed(base, "imma", 0, T3=(0.1, None, True))
+    rows = cells(tables_of(dear, never)["attacks-synthetic-repairs"])
+    assert rows["ours"] == ["10 ×", "1"]  # 20 · 50 FLOPs over 100
+    assert rows["imma"] == ["never", "0"]
+
+
+def test_outcome_names_what_failed(base: Record) -> None:
+    held = changed(base, "ours", 0, T0=(0.5, None, True))
+    harm = changed(base, "imma", 0)
+    harm["results"]["pretrain"]["immunized"]["T0"]["held"] = [True]
+    (sentence,) = outcome(attacks_of(held, harm))
+    assert "`ours` T0; `imma` none" in sentence
+    assert "No method held in every run in T1, T2, T3" in sentence
+    assert "in T0 the pre-training task was made as hard, in most runs, by `imma`" in sentence
+
+
+def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> None:
+    for index, method in enumerate(("ours", "none")):
+        folder = tmp_path / "runs" / str(index)
+        folder.mkdir(parents=True)
+        record = changed(base, method, 0, T0=(0.5, None, True))
+        (folder / ATTACK_RECORD).write_text(json.dumps(record))
+    text = report_attacks(tmp_path / "runs", tmp_path / "out")
+    files = {"README.md", "table.md", "table.tex", "results.jsonl", "common.json", "cost.png", "cost.pdf"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files
+    assert report_attacks(tmp_path / "out", None) == text
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert "REDUCED" in readme
+    assert "make table_attacks" in readme
+    assert str(tmp_path) not in readme + (tmp_path / "out" / "results.jsonl").read_text()
+    assert len(load_attacks(tmp_path / "out")) == 2
+
+
+def grid(record: Record) -> None:
+    record["config"]["attack"]["budget"]["steps"] += 1
+
+
+def data(record: Record) -> None:
+    record["subject"]["data_hash"] = "0"
+
+
+def twice(record: Record) -> None:
+    record["subject"]["run_seed"] = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [(grid, "different grids"), (data, "different data"), (twice, "is there twice")]
+)
+def test_what_does_not_go_together_is_refused(base: Record, change: Callable[[Record], None], words: str) -> None:
+    first, second = changed(base, "ours", 0), changed(base, "ours", 1)
+    change(second)
+    with pytest.raises(ValueError, match=words):
+        attacks_of(first, second)
+
+
+def test_what_is_no_attack_record_of_a_run_is_refused(
+    base: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(FileNotFoundError, match=r"immunize\.attack"):
+        load_attacks(tmp_path)
+    path = tmp_path / ATTACK_RECORD
+    path.write_text(json.dumps({"status": "finished"}))
+    with pytest.raises(ValueError, match="has no 'subject'"):
+        load_attacks(tmp_path)
+    base["subject"]["method"] = None  # of a bare checkpoint
+    path.write_text(json.dumps(base))
+    with pytest.raises(ValueError, match=r"has no 'subject\.method'"):
+        load_attacks(tmp_path)
+    path.write_text("{")
+    monkeypatch.setattr(sys, "argv", ["immunize-report", "experiment=table_attacks", f"runs={tmp_path}"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "cannot be read as an attack record" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""`experiments.table_attacks`: which runs are attacked, what they share, and what is not done twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from experiments import table_attacks
+from experiments.table_attacks import CELLS, Job, run, waves
+from immunize.attack import ATTACK_RECORD
+from immunize.errors import UserError
+from immunize.report.attack_runs import load_attacks
+from tests.attacking import TINY_GRID
+from tests.composing import run_tiny
+
+GRID = [*(word for word in TINY_GRID if not word.startswith("seeds=")), "tiers=[T2]"]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    for name, method in (("one", "ours"), ("two", "none"), ("three", "well_only")):
+        run_tiny(folder / name, f"method={method}", "seed=1")
+    return folder
+
+
+def arguments(sweep: Path, out: Path, *more: str, grid: Sequence[str] = GRID) -> list[str]:
+    given = [f"runs={sweep}", f"out={out}", "seeds=1", "methods=ours,none", "workers=1", f"grid={' '.join(grid)}"]
+    return [*given, *more]
+
+
+def test_runs_share_the_cells_of_what_no_method_changes(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run(arguments(sweep, tmp_path / "out"))
+    assert capsys.readouterr().out.splitlines()[-1] == str(out)
+    records = load_attacks(out)
+    assert [(r["method"], r["seed"], r["config"]["seeds"]) for r in records] == [("none", 1, [1]), ("ours", 1, [1])]
+    attacks = json.loads(next(out.rglob(ATTACK_RECORD)).read_text())["attacks"]
+    a_task = len(attacks["harmful"]["theta_0"])
+    assert len(list((out / CELLS).iterdir())) == 2 * a_task * (2 + 2)  # tasks; θ_0, the control, and two methods
+
+    run(arguments(sweep, out))
+    assert "0 of 2 runs are to be attacked" in capsys.readouterr().err
+    run(arguments(sweep, out, grid=[*GRID[:-1], "tiers=[T0]"]))  # other settings replace the table's own records
+    assert "2 of 2" in capsys.readouterr().err
+    assert {tier for r in load_attacks(out) for tier in r["results"]["harmful"]["immunized"]} == {"T0"}
+
+
+def test_a_map_that_was_trained_anew_is_attacked_again(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run(arguments(sweep, tmp_path))
+    path = next(path for path in out.rglob(ATTACK_RECORD))
+    record = json.loads(path.read_text())
+    record["subject"]["checkpoint_sha256"] = "0"
+    path.write_text(json.dumps(record))
+    capsys.readouterr()
+    run(arguments(sweep, out))
+    assert "1 of 2 runs are to be attacked" in capsys.readouterr().err
+    assert json.loads(path.read_text())["subject"]["checkpoint_sha256"] != "0"
+
+
+def test_the_first_of_every_pair_and_seed_goes_before_the_others() -> None:
+    def job(name: str, pair: str, seed: int) -> Job:
+        return Job(Path(name), Path(name), name, (pair, seed), ())
+
+    jobs = [job("a", "01", 0), job("b", "01", 0), job("c", "01", 1), job("d", "38", 0), job("e", "38", 0)]
+    assert [[one.title for one in wave] for wave in waves(jobs)] == [["a", "c", "d"], ["b", "e"]]
+    assert waves(jobs[:1]) == [jobs[:1]]
+    assert waves([]) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["scale=large"], "there are linear, digits, small"),
+        (["workers=0"], "workers"),
+        (["seeds=a"], "seeds"),
+        (["pairs=00"], "two different digits"),
+        (["speed=1"], "speed"),
+        (["methods=imma"], "there is no finished run to attack"),
+    ],
+)
+def test_bad_arguments_are_refused(sweep: Path, tmp_path: Path, more: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        run(arguments(sweep, tmp_path, *more))
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="make the runs first"):
+        run([f"runs={tmp_path / 'none'}", f"out={tmp_path}"])
+    assert "is not there" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_be_attacked_is_named(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_attacks, "attack", lambda job: "its data are gone")
+    with pytest.raises(UserError, match=r"synthetic.*: its data are gone"):
+        run(arguments(sweep, tmp_path))
