@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 
 from hydra.errors import CompactHydraException, HydraException
@@ -20,8 +19,9 @@ from immunize.errors import UserError
 
 __all__ = ["entry_point", "explain_errors", "sigint_restored"]
 
-_composed: ContextVar[bool] = ContextVar("composed", default=False)
-"""Whether a configuration was composed, so that a task has begun in this call of an entry point."""
+_reached = {"task": False}
+"""Whether a configuration was composed, so that a task has begun in this call of an entry point. A plain dictionary, because
+joblib copies a task to its workers with what it refers to."""
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Hydra's environment variable; set to 1 by the user, errors of every kind come with their traceback."""
@@ -35,7 +35,7 @@ def explain_errors(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @functools.wraps(task)
     def wrapped(cfg: Any) -> Any:
-        _composed.set(True)
+        _reached["task"] = True
         try:
             return task(cfg)
         except (UserError, OmegaConfBaseException) as error:
@@ -78,7 +78,7 @@ def _explained(main: Callable[[], None]) -> None:
     # Hydra explains its own errors only, shows others (an output folder that cannot be made) as a traceback, and
     # lets some of its own pass (--help with a misspelt key). Told to let everything pass, it leaves that to us.
     os.environ[FULL_ERROR] = "1"
-    _composed.set(False)
+    _reached["task"] = False
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:
@@ -91,7 +91,7 @@ def _explained(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except (ValueError, TypeError, AttributeError) as error:
-        if _composed.get():
+        if _reached["task"]:
             raise  # a mistake of ours
         print(f"error: {error}", file=sys.stderr)  # Hydra's own, such as `method=0`: what it composes is the user's
         sys.exit(1)

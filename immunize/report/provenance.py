@@ -41,7 +41,6 @@ def provenance_rows(runs: Runs) -> list[tuple[str, str]]:
         ("held out", _counted(str(record.get("held_out_protocol")) for record in records)),
         versions_of(records),
     ]
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]) + "\n"
 
 
 def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
