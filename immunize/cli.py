@@ -20,8 +20,9 @@ from immunize.errors import UserError
 __all__ = ["entry_point", "explain_errors", "sigint_restored"]
 
 _reached = {"task": False}
-"""Whether a configuration was composed, so that a task has begun in this call of an entry point. A plain dictionary, because
-joblib copies a task to its workers with what it refers to."""
+"""Whether a configuration was composed, so that a task has begun in this call of an entry point.
+
+A plain dictionary, because joblib copies a task to its workers with what it refers to."""
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Hydra's environment variable; set to 1 by the user, errors of every kind come with their traceback."""
