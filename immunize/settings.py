@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import DeepConfig, ObjectiveConfig, TrainConfig
+from immunize.config import TrainConfig
 from immunize.errors import UserError
 
 __all__ = ["check_folder", "check_schema", "check_settings"]
@@ -95,8 +96,6 @@ def check_settings(cfg: DictConfig) -> None:
         OmegaConfBaseException: a missing value, or a reference to a setting that does not exist.
     """
     check_schema(cfg, TrainConfig)
-    for name, schema in (("objective", ObjectiveConfig), ("deep", DeepConfig)):
-        check_schema(cfg[name], schema, f"{name}.")
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     objective = cfg.objective
     selecting = SELECTION_RULES if cfg.selection is not None else ()
@@ -131,6 +130,9 @@ def check_schema(node: DictConfig, schema: type, prefix: str = "") -> None:
         raise UserError(f"there is no setting {prefix}{unknown[0]}; --help lists those there are")
     if gone := sorted(known - node.keys()):
         raise UserError(f"{prefix}{gone[0]} cannot be taken out; give it a value")
+    for name, kind in get_type_hints(schema).items():
+        if is_dataclass(kind) and isinstance(node[name], DictConfig):
+            check_schema(node[name], kind, f"{prefix}{name}.")  # type: ignore[arg-type]
     OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(node))
 
 

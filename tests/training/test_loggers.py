@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,11 @@ def test_offline_wandb_run_stores_everything(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     record = run_tiny(folder, *STEPS, "logger=wandb")
     run = StoredRun(folder)
+    for _ in range(100):  # W&B's service writes the last entry after the run has ended
+        if run.exits:
+            break
+        time.sleep(0.2)
+        run = StoredRun(folder)
     assert run.path.parent.name.startswith("offline-run-")
     assert run.exits == [0]
 
