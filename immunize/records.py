@@ -149,26 +149,27 @@ def _command() -> str:
     return shlex.join([*words, *sys.argv[1:]])
 
 
+_RESULTS = [
+    f":(top,exclude,glob)experiments/**/*.{kind}" for kind in ("md", "csv", "json", "jsonl", "tex", "png", "pdf")
+]
+"""What experiments write while they run: it changes no code, and is not what "-dirty" is to warn of."""
+
+
 def _git_commit() -> str | None:
-    here = Path(__file__).resolve().parent
+    here = str(Path(__file__).resolve().parent)
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", here, *arguments], capture_output=True, text=True, timeout=10, check=False)
+
     try:
-        described = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-        inside = subprocess.run(
-            ["git", "-C", str(here), "ls-files", "--error-unmatch", __file__],
-            capture_output=True,
-            timeout=10,
-            check=False,
-        )
+        # An installed copy may lie inside somebody else's repository, whose commit would be a lie.
+        if git("ls-files", "--error-unmatch", __file__).returncode != 0:
+            return None
+        head = git("rev-parse", "--verify", "HEAD")
+        changed = git("diff", "--quiet", "HEAD", "--", ":/", *_RESULTS).returncode != 0
     except (OSError, subprocess.SubprocessError):
         return None
-    # An installed copy may lie inside somebody else's repository, whose commit would be a lie.
-    return described.stdout.strip() if inside.returncode == 0 else None
+    return head.stdout.strip() + "-dirty" * changed if head.returncode == 0 else None
 
 
 def _version(package: str) -> str | None:

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from omegaconf import OmegaConf
 
 import immunize
+from immunize import records
 from immunize.config import config_hash
 from immunize.errors import CheckpointError, UserError
 from immunize.records import RECORD, SCHEMA_VERSION, finished, read_record, write_record
@@ -381,3 +383,26 @@ def test_cross_fitted_run(data_root: Path, tmp_path: Path) -> None:
     assert facts["held_out"]["n_samples"] in (575, 576)
     assert record["metrics"]["fit"]["spectrum"]["kappa_pretrain_baseline"] == pytest.approx(254.13, abs=5e-3)
     assert record["metrics"]["fit"]["spectrum"]["kappa_harmful_baseline"] == pytest.approx(209.04, abs=5e-3)
+
+
+def test_commit_is_dirty_by_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *own, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    code, script, result = (
+        tmp_path / name for name in ("package/records.py", "experiments/a.py", "experiments/a/README.md")
+    )
+    for path in (code, script, result):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1", encoding="utf-8")
+    monkeypatch.setattr(records, "__file__", str(code))
+    git("init", "-q")
+    assert records.provenance()["git_commit"] is None  # the file is not of this repository
+    git("add", "-A")
+    git("commit", "-qm", "all")
+    assert re.fullmatch(r"[0-9a-f]{40}", records.provenance()["git_commit"])
+    result.write_text("2", encoding="utf-8")  # what an experiment has written
+    assert re.fullmatch(r"[0-9a-f]{40}", records.provenance()["git_commit"])
+    script.write_text("2", encoding="utf-8")
+    assert re.fullmatch(r"[0-9a-f]{40}-dirty", records.provenance()["git_commit"])
