@@ -14,7 +14,7 @@ from tests.composing import run_tiny
 @pytest.fixture(scope="session")
 def stored_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("report")
-    run_tiny(folder, "probe_steps=2000")
+    run_tiny(folder, "probe_steps=2000", "data_root=data")  # whatever IMMUNIZE_DATA says
     return read_record(folder)
 
 
