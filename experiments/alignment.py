@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from experiments.reporting import key_values, provenance_lines, write_csv
+from experiments.reporting import key_values, provenance_lines, verdict_of, write_csv
 from immunize.building import build
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, hash_of_run, register
@@ -122,8 +122,7 @@ class Correlation:
     @property
     def verdict(self) -> str:
         """Whether the interval lies on the side that the claim expects."""
-        ends = (self.low, self.high) if EXPECTED[self.predictor] > 0 else (-self.high, -self.low)
-        return "for" if ends[0] > 0 else "against" if ends[1] < 0 else "open"
+        return verdict_of(EXPECTED[self.predictor], self.low, self.high)
 
 
 @entry_point

@@ -10,7 +10,7 @@ from typing import Any
 
 from immunize.errors import UserError
 
-__all__ = ["key_values", "provenance_lines", "write_csv"]
+__all__ = ["key_values", "provenance_lines", "verdict_of", "write_csv"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -53,6 +53,18 @@ def provenance_lines(command: str, facts: Iterable[tuple[str, str]]) -> list[str
         *facts,
     ]
     return ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
+
+
+def verdict_of(sign: int, low: float, high: float) -> str:
+    """Whether an interval speaks "for" or "against" what was expected, or leaves it "open".
+
+    Args:
+        sign: of what was expected.
+        low: lower end.
+        high: upper end.
+    """
+    near, far = (low, high) if sign > 0 else (-high, -low)
+    return "for" if near > 0 else "against" if far < 0 else "open"
 
 
 def _cell(value: Any) -> Any:

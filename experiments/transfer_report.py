@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from experiments.alignment import spearman
 from experiments.closed_form_mnist import LIMIT
-from experiments.reporting import provenance_lines, write_csv
+from experiments.reporting import provenance_lines, verdict_of, write_csv
 from experiments.transfer_measures import Cell
 from immunize.report.cells import NOTHING, short
 from immunize.report.figures import save_figure
@@ -77,9 +77,7 @@ class Correlation:
     @property
     def verdict(self) -> str:
         """Whether the interval lies on the side that would speak for the predictor."""
-        sign = PREDICTORS[self.predictor][1]
-        low, high = (self.low, self.high) if sign > 0 else (-self.high, -self.low)
-        return "for" if low > 0 else "against" if high < 0 else "open"
+        return verdict_of(PREDICTORS[self.predictor][1], self.low, self.high)
 
 
 def correlations(cells: Sequence[Cell]) -> list[Correlation]:

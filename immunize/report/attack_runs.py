@@ -19,8 +19,9 @@ from typing import Any
 from immunize.report.attack import NAMES
 from immunize.report.card import ATTACK_RECORD
 from immunize.report.loading import load_records
-from immunize.report.naming import in_order, pair_label
+from immunize.report.naming import pair_label
 from immunize.report.packing import RESULTS
+from immunize.report.runs import Collection
 
 __all__ = ["CONTROL", "KINDS", "THETA_0", "TIERS", "Attacks", "Group", "Tried", "collected", "load_attacks"]
 
@@ -70,7 +71,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Collection):
     """The records of one kind of model and data sets: one table each.
 
     Attributes:
@@ -80,21 +81,6 @@ class Group:
 
     name: str
     records: Sequence[Record]
-
-    @property
-    def methods(self) -> list[str]:
-        """In the order of the tables."""
-        return in_order(record["method"] for record in self.records)
-
-    @property
-    def pairs(self) -> list[str]:
-        """Labels of the pairs of data sets, sorted."""
-        return sorted({pair_label(record) for record in self.records})
-
-    @property
-    def seeds(self) -> list[int]:
-        """Of the runs, ascending."""
-        return sorted({record["seed"] for record in self.records})
 
     @property
     def tiers(self) -> list[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from immunize.report.cells import short, summary_of
 from immunize.report.runs import Runs
 
-__all__ = ["RATIOS", "Published", "differences", "read_published"]
+__all__ = ["RATIOS", "Published", "differences", "read_published", "rows_of"]
+
+T = TypeVar("T")
 
 COLUMNS = ("source", "method", "name", "quantity", "pretrain_digit", "harmful_digit", "value", "std")
 RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
@@ -46,14 +49,28 @@ def read_published(path: Path) -> list[Published]:
     Raises:
         ValueError: columns other than `COLUMNS`, or a value that is not a number.
     """
+    return rows_of(path, COLUMNS, _row)
+
+
+def rows_of(path: Path, columns: Sequence[str], parse: Callable[[dict[str, str]], T]) -> list[T]:
+    """The rows of a table of published numbers; none where the file is missing.
+
+    Args:
+        path: a CSV.
+        columns: what its header has to be.
+        parse: of one row.
+
+    Raises:
+        ValueError: other columns, or a row that `parse` refuses, with the number of its line.
+    """
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"{path} needs the columns {', '.join(COLUMNS)}")
+        if tuple(reader.fieldnames or ()) != tuple(columns):
+            raise ValueError(f"{path} needs the columns {', '.join(columns)}")
         try:
-            return [_row(row) for row in reader]
+            return [parse(row) for row in reader]
         except ValueError as error:
             raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
 

@@ -26,8 +26,29 @@ _NOT_COMPARED = (*NOT_HASHED, "seed", "method.seed")
 _MOST_NAMED = 8
 
 
+class Collection:
+    """Records, and what there is in them."""
+
+    records: Sequence[dict[str, Any]]
+
+    @property
+    def methods(self) -> list[str]:
+        """In the order of the tables."""
+        return in_order(record["method"] for record in self.records)
+
+    @property
+    def pairs(self) -> list[str]:
+        """Labels of the pairs of data sets, sorted."""
+        return sorted({pair_label(record) for record in self.records})
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds, ascending."""
+        return sorted({record["seed"] for record in self.records})
+
+
 @dataclass(frozen=True)
-class Runs:
+class Runs(Collection):
     """Checked records of one experiment; make it with :meth:`of`.
 
     Attributes:
@@ -72,21 +93,6 @@ class Runs:
     def preset(self) -> str:
         """The name of the preset in conf/experiment that makes these runs."""
         return f"{self.name}{FAST}" if self.reduced else self.name
-
-    @property
-    def methods(self) -> list[str]:
-        """In the order of the tables."""
-        return in_order(record["method"] for record in self.records)
-
-    @property
-    def pairs(self) -> list[str]:
-        """Labels of the pairs of data sets, sorted."""
-        return sorted({pair_label(record) for record in self.records})
-
-    @property
-    def seeds(self) -> list[int]:
-        """All seeds, ascending."""
-        return sorted({record["seed"] for record in self.records})
 
     @property
     def finished(self) -> list[dict[str, Any]]:

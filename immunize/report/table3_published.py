@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from immunize.report.cells import NOTHING, short
-from immunize.report.published import RATIOS
+from immunize.report.published import RATIOS, rows_of
 from immunize.report.settings_of_deep import Setting
 
 __all__ = ["ACCURACY", "DeepPublished", "cell", "elsewhere", "read_deep_published"]
@@ -48,16 +47,7 @@ def read_deep_published(path: Path) -> list[DeepPublished]:
     Raises:
         ValueError: columns other than `PUBLISHED_COLUMNS`, or a value that is not a number.
     """
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != PUBLISHED_COLUMNS:
-            raise ValueError(f"{path} needs the columns {', '.join(PUBLISHED_COLUMNS)}")
-        try:
-            return [_published_row(row) for row in reader]
-        except ValueError as error:
-            raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
+    return rows_of(path, PUBLISHED_COLUMNS, _published_row)
 
 
 def cell(one: Setting, method: str, quantity: str, published: Sequence[DeepPublished]) -> str:
