@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from experiments.reporting import key_values, provenance_lines, verdict_of, write_csv
+from experiments.reporting import choices, key_values, provenance_lines, verdict_of, write_csv
 from immunize.building import build
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, hash_of_run, register
@@ -139,9 +139,7 @@ def run(arguments: Sequence[str]) -> Path:
     """
     given = key_values(arguments, {"runs", "out", "cache", "data_root", "families"})
     cache, out = Path(given.get("cache", f"outputs/{NAME}")), Path(given.get("out", f"experiments/{NAME}"))
-    families = given.get("families", ",".join(FAMILIES)).split(",")
-    if unknown := set(families) - set(FAMILIES):
-        raise UserError(f"families={','.join(unknown)}: there are {', '.join(FAMILIES)}")
+    families = choices(given, "families", FAMILIES)
     root = [f"data_root={given['data_root']}"] if "data_root" in given else []
     register()
     points: list[Point] = []

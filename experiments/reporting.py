@@ -10,7 +10,7 @@ from typing import Any
 
 from immunize.errors import UserError
 
-__all__ = ["key_values", "provenance_lines", "verdict_of", "write_csv"]
+__all__ = ["choices", "key_values", "provenance_lines", "verdict_of", "write_csv"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -28,6 +28,18 @@ def key_values(arguments: Sequence[str], known: set[str]) -> dict[str, str]:
             raise UserError(f"{argument} is not understood; there are {', '.join(f'{one}=' for one in sorted(known))}")
         given[key] = value
     return given
+
+
+def choices(given: dict[str, str], key: str, known: Sequence[str]) -> list[str]:
+    """The comma-separated values of an argument, all of the known ones where it is not given.
+
+    Raises:
+        UserError: an unknown value.
+    """
+    chosen = given[key].split(",") if key in given else [*known]
+    if unknown := sorted(set(chosen) - set(known)):
+        raise UserError(f"{key}={','.join(unknown)}: there are {', '.join(known)}")
+    return chosen
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

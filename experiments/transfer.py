@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.deep_features import data_root
-from experiments.reporting import key_values
+from experiments.reporting import choices, key_values
 from experiments.transfer_measures import Cell
 from experiments.transfer_report import NAME, report
 from immunize.cli import entry_point, explain_errors
@@ -50,9 +50,7 @@ def run(arguments: Sequence[str]) -> Path:
     """
     keys = {"runs", "pretrain", "seeds", "families", "features", "cache", "out", "data_root"}
     given = key_values(arguments, keys)
-    families = given.get("families", ",".join(FAMILIES)).split(",")
-    if unknown := set(families) - set(FAMILIES):
-        raise UserError(f"families={','.join(sorted(unknown))}: there are {', '.join(FAMILIES)}")
+    families = choices(given, "families", FAMILIES)
     digits, seeds = _numbers("pretrain", given.get("pretrain", "0")), _numbers("seeds", given.get("seeds", "0"))
     if any(digit > 9 for digit in digits):
         raise UserError(f"pretrain={given['pretrain']}: digits are 0 to 9")

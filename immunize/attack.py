@@ -20,7 +20,7 @@ from immunize.building import build
 from immunize.cli import entry_point, explain_errors
 from immunize.config import AttackConfig, config_dir, config_hash, register, resolved
 from immunize.errors import UserError
-from immunize.settings import LARGEST_SEED, Rule, check_folder, check_schema
+from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 
 if TYPE_CHECKING:
     from immunize.attack_targets import Target, Task
@@ -197,9 +197,7 @@ def _hydra_main(cfg: DictConfig) -> None:
 
 def _check_settings(cfg: DictConfig) -> None:
     check_schema(cfg, AttackConfig)
-    for name, allowed, words in RULES:
-        if not allowed(cfg[name]):
-            raise UserError(f"{name} has to be {words}; it is {cfg[name]}")
+    check_rules(cfg, RULES)
     if (cfg.run is None) == (cfg.checkpoint is None):
         raise UserError(
             "say what to attack: run=<output folder>, or checkpoint=<file> with model=, harmful=, pretrain="

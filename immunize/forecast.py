@@ -21,7 +21,7 @@ from immunize.building import build
 from immunize.cli import entry_point, explain_errors
 from immunize.config import ForecastConfig, config_dir, config_hash, register
 from immunize.errors import DataError, UserError
-from immunize.settings import LARGEST_SEED, Rule, check_folder, check_schema
+from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 
 if TYPE_CHECKING:
     from immunize.data import Part, Source
@@ -265,9 +265,7 @@ def _check_settings(cfg: DictConfig) -> None:
     """Refuse unknown keys, missing values and values out of range before anything heavy is imported."""
     check_schema(cfg, ForecastConfig)
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    for name, allowed, words in RULES:
-        if not allowed(cfg[name]):
-            raise UserError(f"{name} has to be {words}; it is {cfg[name]}")
+    check_rules(cfg, RULES)
 
 
 def _is_number(value: Any) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from immunize.cli import entry_point, explain_errors, sigint_restored
 from immunize.config import PretrainConfig, config_dir, config_hash, register, resolved
 from immunize.errors import DivergedError, UserError
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, finished, peak_memory_mib, provenance, write_record
-from immunize.settings import check_folder, check_schema
+from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,19 @@ __all__ = ["main", "run"]
 
 FROM_SCRATCH = {"trainable": ["*"], "pretrained": False, "checkpoint": None, "fresh_head": False}
 """Settings of a model that say where θ_0 comes from and what of it may change: here it is made, all of it."""
+
+
+RULES: tuple[Rule, ...] = (
+    ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}"),
+    ("epochs", lambda value: value >= 1, "at least 1"),
+    ("batch_size", lambda value: value >= 1, "at least 1"),
+    ("learning_rate", lambda value: 0 < value < math.inf, "positive and finite"),
+    ("momentum", lambda value: 0 <= value < 1, "in [0, 1)"),
+    ("weight_decay", lambda value: 0 <= value < math.inf, "a finite number ≥ 0"),
+    ("label_smoothing", lambda value: 0 <= value < 1, "in [0, 1)"),
+    ("workers", lambda value: value >= 0, "at least 0"),
+    ("threads", lambda value: value is None or value >= 1, "at least 1, or null"),
+)
 
 
 def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
@@ -90,13 +104,7 @@ def _check(cfg: DictConfig) -> None:
     check_schema(cfg, PretrainConfig)
     if cfg.model.get("kind") != "deep":
         raise UserError(f"model={cfg.model.name} is no network; choose a deep one, such as model=resnet_small")
-    for name in ("epochs", "batch_size"):
-        if cfg[name] < 1:
-            raise UserError(f"{name} has to be at least 1; it is {cfg[name]}")
-    if not 0 < cfg.learning_rate < float("inf"):
-        raise UserError(f"learning_rate has to be positive and finite; it is {cfg.learning_rate}")
-    if not 0 <= cfg.momentum < 1 or not 0 <= cfg.label_smoothing < 1:
-        raise UserError("momentum and label_smoothing have to be in [0, 1)")
+    check_rules(cfg, RULES)
     OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "model"]), resolve=True, throw_on_missing=True
     )

@@ -7,7 +7,7 @@ before training as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.config import TrainConfig
 from immunize.errors import UserError
 
-__all__ = ["check_folder", "check_schema", "check_settings"]
+__all__ = ["LARGEST_SEED", "Rule", "check_folder", "check_rules", "check_schema", "check_settings"]
 
 LARGEST_SEED = 2**32 - 1
 """Numpy's largest."""
@@ -102,15 +102,24 @@ def check_settings(cfg: DictConfig) -> None:
     stopping = EARLY_STOPPING_RULES if objective.early_stopping else ()
     balancing = BALANCE_RULES if objective.balance else ()
     kind = DEEP_RULES if cfg.model.get("kind") == "deep" else LINEAR_RULES
-    for name, allowed, words in (*RULES, *kind, *selecting, *stopping, *balancing):
-        value = OmegaConf.select(cfg, name)
-        if not allowed(value):
-            raise UserError(f"{name} has to be {words}; it is {value}")
+    check_rules(cfg, (*RULES, *kind, *selecting, *stopping, *balancing))
     if objective.early_stopping and objective.batch_size is None and objective.check_every > objective.epochs:
         raise UserError(
             f"objective.check_every={objective.check_every} looks at the validation split only after the last of "
             f"{objective.epochs} steps; choose a smaller one for early stopping"
         )
+
+
+def check_rules(cfg: DictConfig, rules: Iterable[Rule]) -> None:
+    """Check values against rules: the place of a setting, what it may be, and that in words.
+
+    Raises:
+        UserError: a value is not allowed; the first.
+    """
+    for name, allowed, words in rules:
+        value = OmegaConf.select(cfg, name)
+        if not allowed(value):
+            raise UserError(f"{name} has to be {words}; it is {value}")
 
 
 def check_schema(node: DictConfig, schema: type, prefix: str = "") -> None:

@@ -23,6 +23,13 @@ TINY_T4 = (
     *(f"attack.attacks.{name}={SMALLER}" for name in ("last_block", "lora", "full_finetune")),
 )
 
+UNFIT = (
+    ({"status": "diverged"}, "nothing finished to attack"),
+    ({"data_hash": "0"}, "not those of the run"),
+    ({"config_hash": "0"}, "belongs to another run"),
+)
+"""What a record may say so that the run cannot be attacked, and the words of the refusal."""
+
 
 def compose_attack(*overrides: str) -> DictConfig:
     """`conf/attack.yaml` with overrides."""
@@ -34,3 +41,10 @@ def compose_attack(*overrides: str) -> DictConfig:
 def attack_tiny(folder: Path, *overrides: str) -> dict[str, Any]:
     """The attack record of a run."""
     return attack.run(compose_attack(f"run={folder}", *TINY_GRID, *overrides))
+
+
+def timeless(value: object) -> object:
+    """A record without what a clock measured."""
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value

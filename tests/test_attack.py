@@ -19,8 +19,9 @@ from immunize.checkpoints import save_checkpoint
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluation.attacks import GradientDescent
 from immunize.records import CHECKPOINT, RECORD
-from tests.attacking import TINY_GRID, attack_tiny, compose_attack
+from tests.attacking import TINY_GRID, UNFIT, attack_tiny, compose_attack, timeless
 from tests.composing import D, run_tiny
+from tests.tampering import rewrite_record
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +35,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "copy"))
-
-
-def timeless(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
-    return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
 def test_record_has_every_tier_of_every_task_and_extractor(original: Path) -> None:
@@ -176,12 +171,8 @@ def test_runs_and_data_that_do_not_fit_are_refused(folder: Path, tmp_path: Path)
     with pytest.raises(CheckpointError, match=r"theta\.fit is"):
         attack.run(compose_attack(f"checkpoint={folder / CHECKPOINT}", f"out={tmp_path}", "harmful=digits", *TINY_GRID))
     stored = json.loads((folder / RECORD).read_text())
-    for change, words in (
-        ({"status": "diverged"}, "nothing finished to attack"),
-        ({"data_hash": "0"}, "not those of the run"),
-        ({"config_hash": "0"}, "belongs to another run"),
-    ):
-        (folder / RECORD).write_text(json.dumps(stored | change))
+    for change, words in UNFIT:
+        rewrite_record(folder, **(stored | change))
         with pytest.raises(CheckpointError, match=words):
             attack_tiny(folder)
 

@@ -23,8 +23,9 @@ from immunize.features import load_weights, save_weights
 from immunize.records import CHECKPOINT, RECORD, read_record
 from immunize.report.attack import not_tried
 from immunize.report.card import card_of, card_text
-from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, compose_attack
+from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, UNFIT, compose_attack, timeless
 from tests.composing import run_tiny_deep
+from tests.tampering import rewrite_record
 
 D = 12
 NETWORK = ("model=resnet_small", f"model.kwargs.channels=[4,8,8,{D}]", "harmful=digits")
@@ -51,12 +52,6 @@ def target(*overrides: str) -> DeepTarget:
     found = target_of(compose_attack(*overrides))
     assert isinstance(found, DeepTarget)
     return found
-
-
-def timeless(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
-    return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
 def test_record_has_every_tier_of_both_data_sets_through_every_extractor(original: Path) -> None:
@@ -291,12 +286,8 @@ def test_weights_and_data_that_are_not_the_runs_are_refused(folder: Path, tmp_pa
     save_weights(other, {name: value for name, value in weights.items() if name != "conv1.weight"})
     with pytest.raises(CheckpointError, match="does not fit"):
         attack_network(folder, f"reference={other}")
-    for change, words in (
-        ({"status": "diverged"}, "nothing finished to attack"),
-        ({"data_hash": "0"}, "not those of the run"),
-        ({"config_hash": "0"}, "belongs to another run"),
-    ):
-        (folder / RECORD).write_text(json.dumps(stored | change))
+    for change, words in UNFIT:
+        rewrite_record(folder, **(stored | change))
         with pytest.raises(CheckpointError, match=words):
             attack_network(folder)
 

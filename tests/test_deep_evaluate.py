@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from immunize.errors import CheckpointError
 from immunize.features import load_weights, save_weights
 from immunize.records import CHECKPOINT, RECORD, read_record
 from tests.composing import run_tiny_deep
+from tests.tampering import edit_json
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(original: Path, tmp_path: Path) -> Path:
     """A copy of a run, to be tampered with."""
     return Path(shutil.copytree(original, tmp_path / "copy"))
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    record = json.loads((folder / RECORD).read_text())
-    change(record)
-    (folder / RECORD).write_text(json.dumps(record))
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], config_hash: str = "") -> None:
@@ -89,7 +83,7 @@ def test_tampered_number_is_named_and_no_other(path: str, folder: Path) -> None:
             record = record[key]
         record[keys[-1]] = 1.5 * record[keys[-1]] + 1
 
-    edit(folder, change)
+    edit_json(folder / RECORD, change)
     (line,) = evaluate.run(folder)[1]
     assert line.startswith(f"{path}: ")
 
@@ -135,7 +129,7 @@ def test_checkpoint_whose_features_are_of_no_use_is_refused(folder: Path) -> Non
 
 def test_processes_are_stood_for_by_their_shares(folder: Path) -> None:
     """Of two processes each had every other image; the same images in other batches round differently at most."""
-    edit(folder, lambda record: record["training"]["fit"].update(processes=2))
+    edit_json(folder / RECORD, lambda record: record["training"]["fit"].update(processes=2))
     record, _ = evaluate.run(folder)
     was = read_record(folder)
     for group in ("metrics", "metrics_groups"):

@@ -19,6 +19,7 @@ from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
 from immunize.records import CHECKPOINT, RECORD, read_record, write_record
 from tests.composing import D, compose_config, run_tiny, theta_of
+from tests.tampering import edit_json
 
 NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
 
@@ -34,12 +35,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(original: Path, tmp_path: Path) -> Path:
     """A copy of a run, to be tampered with."""
     return Path(shutil.copytree(original, tmp_path / "copy"))
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    record = json.loads((folder / RECORD).read_text())
-    change(record)
-    (folder / RECORD).write_text(json.dumps(record))
 
 
 def test_honest_run_agrees(folder: Path) -> None:
@@ -59,7 +54,7 @@ def test_numbers_come_from_the_checkpoint_not_from_the_record(folder: Path) -> N
     def wipe(record: dict[str, Any]) -> None:
         record["metrics"]["fit"]["spectrum"]["kappa_harmful"] = 1.0
 
-    edit(folder, wipe)
+    edit_json(folder / RECORD, wipe)
     record, differing = evaluate.run(folder)
     assert record["metrics"]["fit"]["spectrum"]["kappa_harmful"] == expected
     assert differing == [f"metrics.fit.spectrum.kappa_harmful: 1.0 in the record, {expected} now"]
@@ -90,7 +85,7 @@ def test_tampered_number_is_named_and_no_other(path: str, value: Callable[[Any],
         assert record[keys[-1]] != value(record[keys[-1]])
         record[keys[-1]] = value(record[keys[-1]])
 
-    edit(folder, change)
+    edit_json(folder / RECORD, change)
     _, differing = evaluate.run(folder)
     assert len(differing) == 1
     assert differing[0].startswith(f"{path}: ")
@@ -105,7 +100,7 @@ def test_number_on_one_side_only_is_named(added: bool, folder: Path) -> None:
         else:
             del numbers["rir"]
 
-    edit(folder, change)
+    edit_json(folder / RECORD, change)
     name = "kappa_extra" if added else "rir"
     assert evaluate.run(folder)[1] == [f"metrics.fit.spectrum.{name}: only on one side"]
 
@@ -114,7 +109,7 @@ def test_rounding_is_not_a_difference(folder: Path) -> None:
     def change(record: dict[str, Any]) -> None:
         record["metrics"]["fit"]["spectrum"]["rir"] *= 1 + 1e-9
 
-    edit(folder, change)
+    edit_json(folder / RECORD, change)
     assert evaluate.run(folder)[1] == []
 
 
@@ -143,7 +138,7 @@ def test_other_data_are_refused(folder: Path) -> None:
     def change(record: dict[str, Any]) -> None:
         record["config"]["harmful"]["seed"] = record["config"]["pretrain"]["seed"] = 1
 
-    edit(folder, change)
+    edit_json(folder / RECORD, change)
     with pytest.raises(CheckpointError, match="hash differs"):
         evaluate.run(folder)
 
@@ -157,7 +152,7 @@ def test_early_stopped_run_is_measured_on_the_rows_it_was_fitted_on(tmp_path: Pa
 
 @pytest.mark.parametrize("status", ["diverged", "interrupted"])
 def test_unfinished_run_has_nothing_to_check(status: str, folder: Path) -> None:
-    edit(folder, lambda record: record.update(status=status))
+    edit_json(folder / RECORD, lambda record: record.update(status=status))
     with pytest.raises(CheckpointError, match=status):
         evaluate.run(folder)
 

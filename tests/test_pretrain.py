@@ -65,6 +65,11 @@ def test_same_seed_same_weights(tmp_path: Path) -> None:
         ("epochs=0", "epochs"),
         ("learning_rate=0", "learning_rate"),
         ("momentum=1", "momentum"),
+        ("weight_decay=-1", "weight_decay"),
+        ("label_smoothing=1", "label_smoothing"),
+        ("workers=-1", "workers"),
+        ("threads=0", "threads"),
+        ("seed=-1", "seed"),
         ("pretrain=housing", "no images"),
     ],
 )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from immunize.records import CHECKPOINT, RECORD, read_record
 from immunize.report.card import CARD_JSON, CARD_MD, write_card
 from tests.attacking import TINY_NETWORK_GRID, attack_tiny, compose_attack
 from tests.composing import run_tiny, run_tiny_deep, theta_of
+from tests.tampering import edit_json
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +34,6 @@ def folder(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "copy"))
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
 def test_honest_folder_agrees_and_is_left_as_it_is(folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert verify.run(folder) == []
@@ -49,7 +42,7 @@ def test_honest_folder_agrees_and_is_left_as_it_is(folder: Path) -> None:
 
 def test_attacks_are_repeated_and_not_read_from_their_cells(folder: Path) -> None:
     for cell in (folder / CELLS).iterdir():
-        edit(cell, lambda content: content["curve"]["test"].clear())
+        edit_json(cell, lambda content: content["curve"]["test"].clear())
     assert verify.run(folder) == []
 
 
@@ -57,7 +50,7 @@ def test_seconds_may_differ(folder: Path) -> None:
     def slower(content: dict[str, Any]) -> None:
         content["results"]["harmful"]["immunized"]["T0"]["to_target_reference"]["seconds"] = [99.0, 99.0]
 
-    edit(folder / ATTACK_RECORD, slower)
+    edit_json(folder / ATTACK_RECORD, slower)
     assert verify.run(folder) == []
 
 
@@ -77,7 +70,7 @@ def test_changed_number_of_an_attack_is_named(keys: tuple[Any, ...], folder: Pat
             content = content[key]
         content[keys[-1]] += 1
 
-    edit(folder / ATTACK_RECORD, change)
+    edit_json(folder / ATTACK_RECORD, change)
     found = verify.run(folder)
     attacks = [line for line in found if line.startswith("attacks: ")]
     assert len(attacks) == 1
@@ -88,7 +81,7 @@ def test_changed_verdict_is_named(folder: Path) -> None:
     def praise(content: dict[str, Any]) -> None:
         content["verdicts"]["harmful"]["immunized"]["highest_tier"] = "T3"
 
-    edit(folder / ATTACK_RECORD, praise)
+    edit_json(folder / ATTACK_RECORD, praise)
     found = verify.run(folder)
     assert any("verdicts.harmful.immunized.highest_tier: T3" in line for line in found)
     assert any(line.startswith("card: ") for line in found)  # the card still says what was true
@@ -97,7 +90,7 @@ def test_changed_verdict_is_named(folder: Path) -> None:
 def test_changed_card_is_named(folder: Path) -> None:
     (folder / CARD_MD).write_text((folder / CARD_MD).read_text().replace("broken", "unbroken"))
     assert verify.run(folder) == [f"card: {CARD_MD} is not what the records say"]
-    edit(folder / CARD_JSON, lambda content: content["ratios"]["fit"]["spectrum"].update(rir=1e9))
+    edit_json(folder / CARD_JSON, lambda content: content["ratios"]["fit"]["spectrum"].update(rir=1e9))
     assert any("card.ratios.fit.spectrum.rir: 1000000000.0" in line for line in verify.run(folder))
 
 
@@ -121,7 +114,7 @@ def test_run_without_attacks_or_card_is_its_record(folder: Path) -> None:
 def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no record\.json"):
         verify.run(tmp_path)
-    edit(folder / ATTACK_RECORD, lambda content: content.pop("curves"))
+    edit_json(folder / ATTACK_RECORD, lambda content: content.pop("curves"))
     with pytest.raises(CheckpointError, match="lacks curves"):
         verify.run(folder)
 
@@ -130,7 +123,7 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(sys, "argv", ["immunize-verify", str(folder)])
     verify.main()
     assert capsys.readouterr().out == "every number agrees\n"
-    edit(folder / RECORD, lambda content: content["metrics"]["fit"]["spectrum"].update(rir=1.0))
+    edit_json(folder / RECORD, lambda content: content["metrics"]["fit"]["spectrum"].update(rir=1.0))
     with pytest.raises(SystemExit) as end:
         verify.main()
     assert end.value.code == 1
@@ -169,7 +162,7 @@ def test_network_is_attacked_again_from_its_images_on(
     def praise(content: dict[str, Any]) -> None:
         content["results"]["harmful"]["immunized"]["T0"]["score"]["mean"] -= 0.5
 
-    edit(folder / ATTACK_RECORD, praise)
+    edit_json(folder / ATTACK_RECORD, praise)
     found = verify.run(folder)
     assert any("results.harmful.immunized.T0.score.mean" in line for line in found)
     assert any(line.startswith("card: ") for line in found)
