@@ -19,15 +19,15 @@ from lightning.pytorch.utilities import CombinedLoader
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from immunize.assembling import arguments_of
 from immunize.building import build
 from immunize.config import config_dir
 from immunize.errors import UserError
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
-from immunize.experiment import quiet_lightning
 from immunize.features import AppendedHead, DeepExtractor, append_map
 from immunize.objective import Objective, task_loss
+from immunize.running.assembling import arguments_of
+from immunize.running.experiment import quiet_lightning
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance

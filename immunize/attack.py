@@ -23,7 +23,7 @@ from immunize.errors import UserError
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 
 if TYPE_CHECKING:
-    from immunize.attack_targets import Target, Task
+    from immunize.attacking.targets import Target, Task
     from immunize.evaluation.attacks import Entry, Store
 
 __all__ = ["ATTACK_RECORD", "CELLS", "FEATURES", "entries_of", "main", "measure", "run", "target_of"]
@@ -66,7 +66,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
     settings = resolved(cfg)
     hashed = config_hash({key: value for key, value in settings.items() if key not in NOT_HASHED})
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
-    from immunize.attack_targets import CellFolder
+    from immunize.attacking.targets import CellFolder
     from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, reset_peak_memory, write_record
 
     reset_peak_memory()
@@ -112,8 +112,8 @@ def measure(
     entries = entries_of(cfg)  # a bad grid is reported before the data are read
     import torch
 
-    from immunize.attack_results import laid_out
-    from immunize.attack_targets import EXTRACTORS
+    from immunize.attacking.results import laid_out
+    from immunize.attacking.targets import EXTRACTORS
     from immunize.evaluation.attacks import Budget, attack_all
 
     budget = Budget(cfg.attack.budget.steps, cfg.attack.budget.flops)
@@ -151,16 +151,16 @@ def target_of(cfg: DictConfig, features: Path | None = None, tell: Callable[[str
     Raises:
         UserError: as :func:`run`.
     """
-    from immunize.attack_targets import pointed_at
+    from immunize.attacking.targets import pointed_at
 
     pointed = pointed_at(cfg)
     if pointed.deep:
-        from immunize.deep_attacking import deep_target
+        from immunize.attacking.networks import deep_target
 
         return deep_target(cfg, pointed, features, tell)
     if cfg.get("benign"):
         raise UserError("benign=[...] names image data sets for networks; a linear model has benign_digits")
-    from immunize.attacking import LinearTarget, subject_of
+    from immunize.attacking.linear import LinearTarget, subject_of
 
     return LinearTarget(subject_of(cfg), cfg)
 

@@ -68,7 +68,7 @@ def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], lis
 
 
 def _deep(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    from immunize.deep_evaluation import recomputed
+    from immunize.running.deep_evaluation import recomputed
 
     try:
         return recomputed(cfg, folder, record)
@@ -77,8 +77,8 @@ def _deep(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, An
 
 
 def _linear(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    from immunize.experiment import build_cross_fit, build_data, threads
-    from immunize.recording import evaluate_thetas
+    from immunize.running.experiment import build_cross_fit, build_data, threads
+    from immunize.running.recording import evaluate_thetas
 
     data = build_data(cfg)
     thetas = load_checkpoint(folder / CHECKPOINT, data.n_features, config_hash=record["config_hash"])

@@ -112,7 +112,7 @@ def _check(cfg: DictConfig) -> None:
 
 def _parts(cfg: DictConfig, source: ImageSource) -> tuple[nn.Module, ImageSplits]:
     """The network with random weights, every one of them trainable, and the images as it wants them."""
-    from immunize.assembling import arguments_of
+    from immunize.running.assembling import arguments_of
 
     scratch = {key: value for key, value in FROM_SCRATCH.items() if key in cfg.model}
     node = OmegaConf.merge(cfg.model, scratch)
@@ -126,8 +126,8 @@ def _fit(cfg: DictConfig, network: nn.Module, splits: ImageSplits, *, quiet: boo
     import logging
 
     from immunize.data.images.sampling import StreamSampler, stream_loader
-    from immunize.experiment import quiet_lightning
     from immunize.objective import task_loss
+    from immunize.running.experiment import quiet_lightning
     from immunize.training.callbacks import Throughput
     from immunize.training.supervised import SupervisedModule
 

@@ -27,7 +27,8 @@ __all__ = ["main", "run"]
 def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
     """Immunize, evaluate, and write `record.json` and `checkpoint.safetensors` into `folder`.
 
-    A linear model also leaves `norm_ratio.png` there; a deep one is the business of :mod:`immunize.deep_experiment`.
+    A linear model also leaves `norm_ratio.png` there; a deep one is the business of
+    :mod:`immunize.running.deep_experiment`.
 
     Where the data set has no held-out part of its own (House Prices), a second extractor is fitted the same way on a
     random half of each data set and measured on the other half; the record says so (`held_out_protocol`).
@@ -49,13 +50,13 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
     check_folder(folder)
     if cfg.model.get("kind") == "deep":
-        from immunize import deep_experiment
+        from immunize.running import deep_experiment
 
         with sigint_restored():
             return deep_experiment.run(cfg, folder, quiet=quiet)
-    from immunize.assembling import build_loggers
-    from immunize.experiment import build_cross_fit, build_data, fit, threads
-    from immunize.recording import evaluate_fits, new_record, refuse_finished, save
+    from immunize.running.assembling import build_loggers
+    from immunize.running.experiment import build_cross_fit, build_data, fit, threads
+    from immunize.running.recording import evaluate_fits, new_record, refuse_finished, save
 
     refuse_finished(folder, cfg.overwrite)
     clock = time.perf_counter()

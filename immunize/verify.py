@@ -87,7 +87,7 @@ def main() -> None:
 
 def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: Callable[[str], None]) -> list[str]:
     from immunize.attack import measure
-    from immunize.attack_results import RESULTS
+    from immunize.attacking.results import RESULTS
     from immunize.evaluate import differences
     from immunize.records import plain
 

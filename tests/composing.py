@@ -16,13 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from immunize import train
-from immunize.assembling import HEAD_STREAM, build_extractor
 from immunize.checkpoints import load_checkpoint
 from immunize.config import config_dir, register
 from immunize.data import PairedData
-from immunize.experiment import build_data
 from immunize.objective import Objective, new_head, task_loss
 from immunize.records import CHECKPOINT
+from immunize.running.assembling import HEAD_STREAM, build_extractor
+from immunize.running.experiment import build_data
 from immunize.training import LinearModule
 
 D = 6

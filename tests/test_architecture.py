@@ -17,18 +17,8 @@ LONGEST_FILE = 320
 
 ROOMS = {"data", "features", "spectrum", "objective", "training", "evaluation", "report"}
 ENTRY_POINTS = {
-    *("train", "evaluate", "forecast", "export", "pretrain", "assembling", "experiment", "recording"),
-    *("api", "deep_assembling", "deep_evaluation", "deep_experiment", "deep_fit", "measuring"),
-    "train",
-    "evaluate",
-    "forecast",
-    "attack",
-    "attacking",
-    *("attack_results", "attack_targets", "deep_attacking", "image_tasks"),
-    "verify",
-    "assembling",
-    "experiment",
-    "recording",
+    *("train", "evaluate", "forecast", "attack", "verify", "pretrain", "export", "api"),
+    *("running", "attacking"),
 }
 """These see everything, and no room sees them."""
 SHARED = {

@@ -13,8 +13,8 @@ import torch
 
 from immunize import attack
 from immunize.attack import ATTACK_RECORD, CELLS
-from immunize.attack_results import RESULTS
-from immunize.attacking import _within_range, extractors, subject_of, tasks_of
+from immunize.attacking.linear import _within_range, extractors, subject_of, tasks_of
+from immunize.attacking.results import RESULTS
 from immunize.checkpoints import save_checkpoint
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluation.attacks import GradientDescent

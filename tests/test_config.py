@@ -198,7 +198,7 @@ def test_method_instantiates(choice: str) -> None:
 
 @pytest.mark.parametrize("choice", LINEAR)
 def test_linear_model_instantiates(choice: str) -> None:
-    from immunize.assembling import build_extractor
+    from immunize.running.assembling import build_extractor
 
     cfg = composed(f"model={choice}")
     assert cfg.model.name == choice
@@ -235,7 +235,7 @@ def test_trainer_instantiates(choice: str) -> None:
 def test_logger_instantiates(choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning.pytorch.loggers import Logger
 
-    from immunize.assembling import build_loggers
+    from immunize.running.assembling import build_loggers
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     if choice == "tensorboard":
@@ -247,7 +247,7 @@ def test_logger_instantiates(choice: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("choice", ["digits", "synthetic"])
 def test_pair_instantiates_and_loads(choice: str) -> None:
-    from immunize.experiment import build_data
+    from immunize.running.experiment import build_data
 
     data = build_data(composed(f"harmful={choice}"))
     assert data.n_features == data.fit.harmful.x.shape[1]
@@ -256,7 +256,7 @@ def test_pair_instantiates_and_loads(choice: str) -> None:
 @pytest.mark.data
 @pytest.mark.parametrize("choice", ["housing", "mnist"])
 def test_pair_on_real_files_instantiates_and_loads(choice: str, data_root: Path) -> None:
-    from immunize.experiment import build_data
+    from immunize.running.experiment import build_data
 
     data = build_data(composed(f"harmful={choice}", f"data_root={data_root}"))
     assert data.n_features == {"housing": 79, "mnist": 784}[choice]

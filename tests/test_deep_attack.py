@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from immunize import attack
 from immunize.attack import ATTACK_RECORD, CELLS, FEATURES, target_of
-from immunize.deep_attacking import DeepTarget
+from immunize.attacking.networks import DeepTarget
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.features import load_weights, save_weights
 from immunize.records import CHECKPOINT, RECORD, read_record

@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 
 from immunize import evaluate, train
 from immunize.config import config_hash, hash_of_run, resolved
-from immunize.deep_fit import TRAINING
 from immunize.errors import UserError
 from immunize.features import DeepExtractor
-from immunize.measuring import Measured, both_features
 from immunize.records import CHECKPOINT, read_record
+from immunize.running.deep_fit import TRAINING
+from immunize.running.measuring import Measured, both_features
 from immunize.training import DeepModule
 from immunize.training.callbacks import Throughput
 from tests.composing import DEEP, compose_config, run_tiny_deep, tiny, tiny_deep
@@ -212,7 +212,7 @@ class Killed(Throughput):
 KILLED = """
 import signal, sys
 from pathlib import Path
-import immunize.deep_assembling as assembling
+import immunize.running.deep_assembling as assembling
 from tests.test_deep_run import Killed
 from tests.composing import run_tiny_deep
 Killed.after, Killed.number = int(sys.argv[2]), signal.SIGKILL

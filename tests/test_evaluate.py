@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from immunize import evaluate, recording, train
+from immunize import evaluate, train
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
 from immunize.records import CHECKPOINT, RECORD, read_record, write_record
+from immunize.running import recording
 from tests.composing import D, compose_config, run_tiny, theta_of
 from tests.tampering import edit_json
 

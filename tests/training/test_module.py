@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import immunize.training
-from immunize.assembling import build_extractor
 from immunize.objective import Objective, Step
+from immunize.running.assembling import build_extractor
 from tests import reference as ref
 from tests.composing import (
     METHODS,

@@ -1,6 +1,7 @@
 """What the grid is pointed at, whatever the model: a run or a checkpoint, tasks seen through three extractors, splits.
 
-:mod:`immunize.attacking` has linear models, :mod:`immunize.deep_attacking` networks. Sees every room; no room sees it.
+:mod:`immunize.attacking.linear` has linear models, :mod:`immunize.attacking.networks` networks. Sees every room; no
+room sees it.
 
 Shapes: N samples, D features.
 """

@@ -22,7 +22,6 @@ from immunize.data import ROLES, PairedData
 from immunize.errors import UserError
 from immunize.evaluation import PartEvaluation, evaluate_part
 from immunize.evaluation.numbers import ratio_numbers, spectrum_numbers
-from immunize.experiment import Fit
 from immunize.records import (
     CHECKPOINT,
     FIGURE,
@@ -34,6 +33,7 @@ from immunize.records import (
     write_record,
 )
 from immunize.report import norm_ratio_figure, result_rows
+from immunize.running.experiment import Fit
 from immunize.training.loggers import close_loggers, log_results
 
 __all__ = ["evaluate_fits", "evaluate_thetas", "flat_metrics", "new_record", "refuse_finished", "save"]

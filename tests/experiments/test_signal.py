@@ -16,7 +16,7 @@ from immunize.errors import MissingDataError, UserError
 from immunize.objective.attacker_cost import descent
 from tests import reference as ref
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def line(family: str, times: float, feasible: bool = True, **changes: Any) -> dict[str, Any]:

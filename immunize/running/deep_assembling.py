@@ -14,13 +14,13 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.assembling import HEAD_STREAM, arguments_of, build_objective
 from immunize.building import build, build_sources
 from immunize.data.images import ImagePair, as_image_source
 from immunize.errors import UserError
 from immunize.evaluation.deep import EvaluationSettings
 from immunize.features import DeepExtractor
 from immunize.objective import AT_FEATURES, Objective, task_loss
+from immunize.running.assembling import HEAD_STREAM, arguments_of, build_objective
 from immunize.training import DeepModule
 from immunize.training.callbacks import BatchMonitor, GradientBalance, Resuming, Throughput
 

@@ -18,10 +18,10 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
 from immunize.data.images import ImagePair
-from immunize.deep_assembling import build_deep_callbacks, build_deep_trainer
 from immunize.errors import DivergedError, UserError
-from immunize.experiment import quiet_lightning
 from immunize.features import DeepExtractor
+from immunize.running.deep_assembling import build_deep_callbacks, build_deep_trainer
+from immunize.running.experiment import quiet_lightning
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance, Throughput, place_in
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from experiments import search
 from tests.composing import compose_config
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
 TUNED = sorted((ROOT / "conf" / "objective" / "tuned").glob("*/*.yaml"))
 

@@ -1,7 +1,7 @@
 """A run with a deep net, from its configuration to its record: data, network, θ_0, fit, features, evaluation.
 
-Sees every room; no room sees it. `python -m immunize.deep_experiment <file>` is what the processes of a run that needs
-several are started with (:mod:`immunize.processes`).
+Sees every room; no room sees it. `python -m immunize.running.deep_experiment <file>` is what the processes of a run
+that needs several are started with (:mod:`immunize.processes`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from lightning.pytorch import seed_everything
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from immunize.assembling import build_loggers, build_objective
 from immunize.config import config_hash, resolved
 from immunize.data import ROLES
-from immunize.deep_assembling import build_deep_module, build_pair, method_of
-from immunize.deep_evaluation import MANY_FEATURES, cached_sets, evaluated, mapped
-from immunize.deep_fit import TRAINING, DeepFit, train
 from immunize.errors import DivergedError, UserError
-from immunize.experiment import threads
 from immunize.features import AppendedHead, DeepExtractor, append_map, save_weights
-from immunize.measuring import Measured, both_features, by_set, head_of, measured_sets
 from immunize.objective import Head, Objective
 from immunize.processes import end_with_parent, is_first, process_count, run_processes, started_outside
-from immunize.recording import flat_metrics, new_record, refuse_finished
 from immunize.records import CHECKPOINT, peak_memory_mib, read_record, write_record
+from immunize.running.assembling import build_loggers, build_objective
+from immunize.running.deep_assembling import build_deep_module, build_pair, method_of
+from immunize.running.deep_evaluation import MANY_FEATURES, cached_sets, evaluated, mapped
+from immunize.running.deep_fit import TRAINING, DeepFit, train
+from immunize.running.experiment import threads
+from immunize.running.measuring import Measured, both_features, by_set, head_of, measured_sets
+from immunize.running.recording import flat_metrics, new_record, refuse_finished
 from immunize.training.loggers import close_loggers
 
 __all__ = ["run"]
@@ -63,7 +63,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     count = process_count(cfg.trainer) if build_objective(cfg).trains else 1
     if count > 1 and not started_outside():
         spec = {"config": resolved(cfg), "command": record["command"], "quiet": quiet}
-        run_processes(spec, folder, count, "immunize.deep_experiment")
+        run_processes(spec, folder, count, "immunize.running.deep_experiment")
         return read_record(folder)
     return _run_here(cfg, folder, record, quiet=quiet)
 

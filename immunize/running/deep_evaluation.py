@@ -13,15 +13,15 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from immunize.checkpoints import check_owner
-from immunize.deep_assembling import build_pair, evaluation_settings, method_of
 from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.evaluation.deep import PARTS, evaluate_deep
-from immunize.experiment import threads
 from immunize.features import AppendedHead, DeepExtractor, append_map, cached_trunk, load_weights
 from immunize.features.weights import check_fit
-from immunize.measuring import Measured, accuracy, both_features, by_set, head_of, measured_sets, unusable
 from immunize.objective import Head
 from immunize.records import CHECKPOINT
+from immunize.running.deep_assembling import build_pair, evaluation_settings, method_of
+from immunize.running.experiment import threads
+from immunize.running.measuring import Measured, accuracy, both_features, by_set, head_of, measured_sets, unusable
 from immunize.spectrum import ZeroMatrixError
 
 __all__ = ["MANY_FEATURES", "cached_sets", "evaluated", "mapped", "recomputed"]

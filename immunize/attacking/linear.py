@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig
 
-from immunize.attack_targets import EXTRACTORS, Task, pointed_at, random_rotation, split_rows
+from immunize.attacking.targets import EXTRACTORS, Task, pointed_at, random_rotation, split_rows
 from immunize.building import build
 from immunize.checkpoints import load_checkpoint
 from immunize.data.parts import ROLES, Splits, hash_of

@@ -20,11 +20,11 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 from torch import Tensor
 
-from immunize.assembling import build_callbacks, build_init, build_module, build_objective, build_trainer
 from immunize.building import build_sources
 from immunize.data import ROLES, PairedData
 from immunize.errors import DivergedError, UserError
 from immunize.objective import Objective
+from immunize.running.assembling import build_callbacks, build_init, build_module, build_objective, build_trainer
 from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
 from immunize.training import LinearModule
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop

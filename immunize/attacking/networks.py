@@ -20,17 +20,17 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from immunize.attack_targets import EXTRACTORS, Pointed, Task, random_rotation, split_rows
+from immunize.attacking.images import ImageTask, drawn, image_task
+from immunize.attacking.targets import EXTRACTORS, Pointed, Task, random_rotation, split_rows
 from immunize.building import build
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES
 from immunize.data.images import ImagePair, ImageSource, as_image_source
-from immunize.deep_assembling import build_network
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.evaluation.attacks import AttackData, Network, Rows
 from immunize.evaluation.attacks.network import flops_of
 from immunize.features import DeepExtractor, Features, Released, load_weights, released_network, state_digest
-from immunize.image_tasks import ImageTask, drawn, image_task
+from immunize.running.deep_assembling import build_network
 
 __all__ = ["DeepTarget", "deep_target"]
 
