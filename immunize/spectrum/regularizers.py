@@ -192,7 +192,8 @@ class _FeatureTerm(torch.autograd.Function):
         # G = Fᵀ C F with C = scale·I + ends·diag(weights)·endsᵀ, an N×N matrix that is never formed.
         elif theta is None:  # F·G = (FFᵀ) C F, and FFᵀ only scales its own eigenvectors
             product = torch.addmm((ends * scaled) @ (ends.T @ features), gram, features, alpha=scale)
-        else:
-            product = (theta @ features.T) @ torch.add((ends * weights) @ (ends.T @ features), features, alpha=scale)
+        else:  # the factor goes into the narrow matrix: one pass less over the D×D one
+            narrow = (theta @ features.T).mul_(2 * grad)
+            return None, narrow @ torch.add((ends * weights) @ (ends.T @ features), features, alpha=scale), None, None
         product = product.mul_(2 * grad)
         return (product, None, None, None) if theta is None else (None, product, None, None)

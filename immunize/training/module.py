@@ -107,8 +107,8 @@ class ImmunizationModule(LightningModule):
         """
         step = self.global_step
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        squares = torch.stack([parameter.detach().square().sum() for _, parameter in self._trained()])
-        if not bool(torch.isfinite(squares).all()):
+        norms = torch.stack([torch.linalg.vector_norm(parameter.detach()) for _, parameter in self._trained()])
+        if not bool(torch.isfinite(norms).all()):
             self.restore(self.last_finite)
             raise DivergedError(step, self._steepest_term(), math.nan)
 
