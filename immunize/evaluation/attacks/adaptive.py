@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
@@ -83,7 +84,7 @@ class LinearMap(Attack):
         counts = sorted({len(order) if n is None else min(n, len(order)) for n in self.rows})
         traces = []
         for count in counts:
-            chosen = order[:count] if count < len(order) else slice(None)
+            chosen: slice | npt.NDArray[np.int64] = order[:count] if count < len(order) else slice(None)
             axes, seen = _in_axes(data, chosen)
             started = time.perf_counter()
             x, target = seen.train.x[chosen], data.reference.train.x[chosen]
@@ -99,7 +100,7 @@ class LinearMap(Attack):
         return Outcome(tuple(traces))
 
 
-def _in_axes(data: AttackData, chosen: slice | Array) -> tuple[Axes, AttackData]:
+def _in_axes(data: AttackData, chosen: slice | npt.NDArray[np.int64]) -> tuple[Axes, AttackData]:
     """Principal axes of some training rows, about their mean, and all rows in them."""
     if isinstance(chosen, slice):
         of_all = principal(data, centred=True)
@@ -109,5 +110,5 @@ def _in_axes(data: AttackData, chosen: slice | Array) -> tuple[Axes, AttackData]
 
 
 def _apply(coordinates: Array, offset: Array, x: Array) -> Array:
-    """(x - mean)A + b with A = basis·coordinates, for x in the basis."""
+    """(x - mean)A + b with A = basis·coordinates, for rows that are in the basis already."""
     return np.asarray(x @ coordinates + offset)

@@ -96,13 +96,13 @@ def _nearest(train: Array, asked: Array, k: int, metric: str) -> Numbers:
         else:  # -‖x - a‖²/2, less what is the same for all x
             near = torch.addmm(-0.5 * lengths.square(), some, against.T)
         found.append(near.topk(k, dim=1).indices)
-    return torch.cat(found).numpy()
+    return np.asarray(torch.cat(found).numpy(), dtype=np.int64)
 
 
 def _answers(data: AttackData, nearest: Numbers) -> Array:
     """(M, C): the share of each class among the neighbours, or the mean of their targets."""
     if not data.n_classes:
-        return target_matrix(data, data.train)[nearest].mean(axis=1)
+        return np.asarray(target_matrix(data, data.train)[nearest].mean(axis=1))
     rows = np.arange(len(nearest))[:, None] * data.n_classes + data.train.y[nearest].astype(np.int64)
     votes = np.bincount(rows.ravel(), minlength=len(nearest) * data.n_classes)
-    return votes.reshape(len(nearest), data.n_classes) / nearest.shape[1]
+    return np.asarray(votes.reshape(len(nearest), data.n_classes) / nearest.shape[1])
