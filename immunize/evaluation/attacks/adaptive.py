@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from immunize.errors import UserError
+from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.curves import Cost
-from immunize.evaluation.attacks.factoring import thin_svd
+from immunize.evaluation.attacks.factoring import Axes, principal_axes
 from immunize.evaluation.attacks.inner import check_inner, run_inner
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome
 
@@ -39,6 +41,7 @@ class PublicReference(Attack):
 
     inner: Mapping[str, Attack]
     needs: ClassVar[Needs] = "reference"
+    sees_features: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,21 +84,31 @@ class LinearMap(Attack):
         counts = sorted({len(order) if n is None else min(n, len(order)) for n in self.rows})
         traces = []
         for count in counts:
+            chosen: slice | npt.NDArray[np.int64] = order[:count] if count < len(order) else slice(None)
+            axes, seen = _in_axes(data, chosen)
             started = time.perf_counter()
-            x, target = data.train.x[order[:count]], data.reference.train.x[order[:count]]
-            mean, offset = x.mean(axis=0), target.mean(axis=0)
-            u, sigma, vt = thin_svd(x - mean)
-            shrunk = sigma / (sigma**2 + self.penalty * sigma[0] ** 2)
-            back = functools.partial(_apply, mean, vt.T, shrunk[:, None] * (u.T @ (target - offset)), offset)
-            mapped = data.mapped(back)
-            long, short = max(x.shape), min(x.shape)
+            x, target = seen.train.x[chosen], data.reference.train.x[chosen]
+            offset = target.mean(axis=0)
+            # Small singular values are divided by after the projection onto their axes.
+            shrunk = (x.T @ (target - offset)) / (axes.sigma**2 + self.penalty * axes.sigma[0] ** 2)[:, None]
+            mapped = seen.mapped(functools.partial(_apply, shrunk, offset))
+            long, short = max(count, data.n_features), min(count, data.n_features)
             flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * count * short * target.shape[1]
-            setup = Cost(1, time.perf_counter() - started, count, flops)
+            setup = Cost(1, axes.seconds + time.perf_counter() - started, count, flops)
             share = budget.share(len(counts))
             traces += run_inner(self.inner, mapped, share, seed, setup=setup, prefix=f"map from {count:,} rows")
         return Outcome(tuple(traces))
 
 
-def _apply(mean: Array, basis: Array, coordinates: Array, offset: Array, x: Array) -> Array:
-    """(x - mean)A + b with A = basis·coordinates: small singular values are divided by after the projection."""
-    return np.asarray((x - mean) @ basis @ coordinates + offset)
+def _in_axes(data: AttackData, chosen: slice | npt.NDArray[np.int64]) -> tuple[Axes, AttackData]:
+    """Principal axes of some training rows, about their mean, and all rows in them."""
+    if isinstance(chosen, slice):
+        of_all = principal(data, centred=True)
+        return of_all.axes, of_all.data
+    axes = principal_axes(data.train.x[chosen], centred=True)
+    return axes, data.mapped(axes.coordinates)
+
+
+def _apply(coordinates: Array, offset: Array, x: Array) -> Array:
+    """(x - mean)A + b with A = basis·coordinates, for rows that are in the basis already."""
+    return np.asarray(x @ coordinates + offset)

@@ -105,7 +105,8 @@ class _Task:
         self.attack, self.data, self.seed = attack, data, seed
         self.dtype = torch.float32 if attack.precision == "float32" else torch.float64
         self.scale = feature_scale(data.train.x) if attack.scaled else 1.0
-        self.x = self.tensor(data.train.x)
+        self.x = self._tensor(data.train.x)
+        self.measured = [self._tensor(rows.x) for rows in (data.validation, data.test)]
         if data.n_classes:
             self.y = torch.from_numpy(data.train.y.astype(np.int64))
         else:
@@ -114,7 +115,7 @@ class _Task:
         per_row = flops_per_row(attack.head, data.n_features, data.n_outputs, attack.hidden)
         self.per_step = Cost(1, 0.0, self.batch, per_row * self.batch)
 
-    def tensor(self, x: Array) -> Tensor:
+    def _tensor(self, x: Array) -> Tensor:
         return torch.from_numpy(x / self.scale).to(self.dtype)
 
     def new_head(self) -> nn.Module:
@@ -143,9 +144,9 @@ class _Run(Run):
 
     def look(self) -> None:
         """Tell the meter."""
-        self.meter.look(self.step, self._predict)
+        self.meter.note(self.step, self._outputs)
 
     @torch.no_grad()
-    def _predict(self, x: Array) -> Array:
+    def _outputs(self) -> list[Array]:
         self.head.eval()
-        return np.asarray(self.head(self.task.tensor(x)).numpy(), dtype=np.float64)
+        return [np.asarray(self.head(x).numpy(), dtype=np.float64) for x in self.task.measured]

@@ -13,18 +13,17 @@ Shapes: N samples, D features, C outputs, k eigenvalues.
 
 from __future__ import annotations
 
-import functools
-import time
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.curves import Cost, look_steps
-from immunize.evaluation.attacks.factoring import thin_svd
+from immunize.evaluation.attacks.coordinates import pass_over, principal
+from immunize.evaluation.attacks.curves import look_steps
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.scoring import Meter, target_matrix
+from immunize.evaluation.attacks.scoring import Meter
 
 __all__ = ["STEPS", "GradientDescent"]
 
@@ -32,6 +31,9 @@ STEPS = ("fixed", "line_search")
 
 GROWN = 1e6
 """An error that has grown by this factor in any direction diverges: it will not come back."""
+
+COLUMNS = 512
+"""Outputs of so many probes together are computed at once; one look is a product with too thin a matrix to be quick."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,37 +60,43 @@ class GradientDescent(Attack):
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Simulate every step length; nothing is random, and the FLOPs of the real iteration are not spent."""
-        u, sigma, vt = thin_svd(data.train.x)
-        kept = sigma > sigma[0] * max(data.train.x.shape) * np.finfo(np.float64).eps
-        sigma, basis = sigma[kept], vt[kept].T
-        optimum = (u[:, kept].T @ target_matrix(data, data.train)) / sigma[:, None]
+        seen = principal(data)
+        sigma = seen.axes.sigma
+        optimum = seen.targets / sigma[:, None]
         values = (sigma / sigma[0]) ** 2
-        per_step = _cost_of_a_pass(data)
         weights = np.square(optimum).sum(axis=1)
         if self.step == "line_search":
             factors = {"exact line search": _line_search(values, weights, budget.steps)}
         else:
             factors = {f"step {m:g}/σ₁": _fixed(values, m, budget.steps) for m in self.multipliers}
-        meters = {name: Meter(data, name, per_step) for name in factors}
+        meters = {name: Meter(seen.data, name, pass_over(data)) for name in factors}
         for name, meter in meters.items():
-            _follow(meter, factors[name], basis, optimum)
+            _follow(meter, factors[name], optimum)
         return Outcome(tuple(meter.trace() for meter in meters.values()))
 
 
-def _follow(meter: Meter, factors: Iterator[tuple[int, Array]], basis: Array, optimum: Array) -> None:
+def _follow(meter: Meter, factors: Iterator[tuple[int, Array]], optimum: Array) -> None:
     """Look at the probe after the steps that `factors` names, until it diverges."""
-    for steps, left in factors:
-        if not np.abs(left).max() < GROWN:
-            meter.pause(steps)
+    together = max(1, COLUMNS // optimum.shape[1])
+    while some := list(itertools.islice(factors, together)):
+        tame = list(itertools.takewhile(lambda one: np.abs(one[1]).max() < GROWN, some))
+        if tame and not _look(meter, tame, optimum):
+            return
+        if len(tame) < len(some):
+            meter.pause(some[len(tame)][0])
             meter.diverged = True
             return
-        w = basis @ ((1 - left)[:, None] * optimum)
-        if not meter.look(steps, functools.partial(_outputs, w)):
-            return
 
 
-def _outputs(w: Array, x: Array) -> Array:
-    return np.asarray(x @ w)
+def _look(meter: Meter, factors: list[tuple[int, Array]], optimum: Array) -> bool:
+    """Several looks by one product of matrices; whether all outputs were finite."""
+    probes = np.hstack([(1 - left)[:, None] * optimum for _, left in factors])
+    with np.errstate(all="ignore"):
+        outputs = [np.hsplit(rows.x @ probes, len(factors)) for rows in (meter.data.validation, meter.data.test)]
+    return all(
+        meter.note(steps, lambda at=at: [of_rows[at] for of_rows in outputs])  # type: ignore[misc]
+        for at, (steps, _) in enumerate(factors)
+    )
 
 
 def _fixed(values: Array, multiplier: float, steps: int) -> Iterator[tuple[int, Array]]:
@@ -110,15 +118,3 @@ def _line_search(values: Array, weights: Array, steps: int) -> Iterator[tuple[in
         left = left * (1 - (squared @ error) / curvature * values)
         if step in looks:
             yield step, left
-
-
-def _cost_of_a_pass(data: AttackData) -> Cost:
-    """One real gradient: FLOPs, rows, and the shortest time of three."""
-    x, y = data.train.x, target_matrix(data, data.train)
-    w = np.zeros((data.n_features, data.n_outputs))
-    seconds = []
-    for _ in range(3):
-        started = time.perf_counter()
-        x.T @ (x @ w - y)
-        seconds.append(time.perf_counter() - started)
-    return Cost(1, min(seconds), len(x), 4.0 * x.size * data.n_outputs)

@@ -22,7 +22,7 @@ from immunize.evaluation.attacks.scoring import chance
 
 __all__ = ["CELL_VERSION", "Entry", "Store", "attack_all", "check_tiers", "hash_of_data", "in_tier"]
 
-CELL_VERSION = 1
+CELL_VERSION = 2
 """Part of every key; raised when a change of the code changes numbers."""
 
 Cell = dict[str, Any]
@@ -112,7 +112,8 @@ def attack_all(
             cells[entry.name] = _skipped(attack)
             tell(f"{entry.name}: skipped, {cells[entry.name]['reason']}")
             continue
-        shown = [here] if attack.needs == "features" else [here, there[attack.needs]]
+        shown = [here] if attack.sees_features else []
+        shown += [] if attack.needs == "features" else [there[attack.needs]]
         about = [CELL_VERSION, shown, dict(entry.settings), asdict(budget), seed]
         key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
         cell = None if store is None else store.get(key)

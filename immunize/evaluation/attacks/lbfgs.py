@@ -55,7 +55,7 @@ class Lbfgs(Attack):
     def _solve(self, data: AttackData, budget: Budget, strength: float) -> Trace:
         loss = Logistic(data, penalty=1 / (strength * len(data.train)))
         loss.limit = budget.affordable(loss.per_pass.flops, 1.0)
-        meter = Meter(data, f"C {strength:g}", loss.per_pass)
+        meter = Meter(loss.seen, f"C {strength:g}", loss.per_pass)
         looks = look_steps(loss.limit)
         latest, looked_at = np.zeros(loss.shape[0] * loss.shape[1]), 0
 

@@ -47,7 +47,7 @@ class LogisticDescent(Attack):
         loss = Logistic(data, intercept=False)
         weight = 1 + (len(self.multipliers) - 1) / FIRST_LAP
         steps = budget.affordable(loss.per_pass.flops, weight)
-        racers = [_Racer(data, loss, m) for m in self.multipliers]
+        racers = [_Racer(loss, m) for m in self.multipliers]
         looks = look_steps(steps)
         lap = max(1, steps // FIRST_LAP)
         for racer in racers:
@@ -60,9 +60,9 @@ class LogisticDescent(Attack):
 class _Racer:
     """One step length on its way."""
 
-    def __init__(self, data: AttackData, loss: Logistic, multiplier: float) -> None:
+    def __init__(self, loss: Logistic, multiplier: float) -> None:
         self.loss, self.length = loss, multiplier / CURVATURE
-        self.meter = Meter(data, f"step {multiplier:g}/L", loss.per_pass)
+        self.meter = Meter(loss.seen, f"step {multiplier:g}/L", loss.per_pass)
         self.w: Array = np.zeros(loss.shape[0] * loss.shape[1])
         self.step = 0
 

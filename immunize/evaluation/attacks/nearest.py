@@ -1,4 +1,4 @@
-"""T3: k nearest neighbours, by scikit-learn; no weights, no condition number.
+"""T3: k nearest neighbours; no weights, no condition number.
 
 Distances see the features' spread as it is, so they are taken on the features themselves and on standardized ones.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+import numpy.typing as npt
+import torch
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.curves import Cost
+from immunize.evaluation.attacks.coordinates import principal
+from immunize.evaluation.attacks.curves import Cost, Trace
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.repaired import ROUNDING, standardize
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
@@ -22,6 +23,11 @@ from immunize.evaluation.attacks.scoring import Meter, target_matrix
 __all__ = ["NearestNeighbours"]
 
 METRICS = ("euclidean", "cosine")
+
+AT_ONCE = 1024
+"""Rows that are answered for at once: what bounds the memory."""
+
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,30 +53,56 @@ class NearestNeighbours(Attack):
             raise UserError(f"unknown metric among {', '.join(self.metrics)}; there are {', '.join(METRICS)}")
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
-        """Remember the training rows; the cost is that of answering for the test rows."""
+        """Remember the training rows; the cost is that of answering for the test rows, one search for all k."""
         n = len(data.train)
         ks = [k for k in self.neighbours if k <= n] or [1]
         flops = 2.0 * len(data.test) * data.train.x.size
-        targets = data.train.y if data.n_classes else target_matrix(data, data.train)[:, 0]
         transform, _ = standardize(data.train.x, ROUNDING)
-        traces = []
-        for name, seen in (("features", data), ("standardized", data.mapped(transform))):
-            for metric in self.metrics:
-                for k in ks:
-                    started = time.perf_counter()
-                    kind = KNeighborsClassifier if data.n_classes else KNeighborsRegressor
-                    model = kind(n_neighbors=k, metric=metric, algorithm="brute", n_jobs=1).fit(seen.train.x, targets)
-                    predict = functools.partial(_outputs, model, data.n_classes)
-                    predict(seen.test.x)
-                    meter = Meter(seen, f"k {k}, {metric}, {name}", Cost(1, time.perf_counter() - started, n, flops))
-                    meter.look(1, predict)
-                    traces.append(meter.trace())
-        return Outcome(tuple(traces))
+        return Outcome(
+            tuple(
+                trace
+                for name, seen in (("features", data), ("standardized", data.mapped(transform)))
+                for metric in self.metrics
+                for trace in _traces(principal(seen).data, ks, metric, name, flops)
+            )
+        )
 
 
-def _outputs(model: Any, n_classes: int, x: Array) -> Array:
-    if not n_classes:
-        return np.asarray(model.predict(x)[:, None])
-    outputs = np.zeros((len(x), n_classes))
-    outputs[:, model.classes_] = model.predict_proba(x)
-    return outputs
+def _traces(rows: AttackData, ks: list[int], metric: str, name: str, flops: float) -> list[Trace]:
+    """One search for all k; in principal axes a row only loses what is the same for all training rows."""
+    started = time.perf_counter()
+    test = _nearest(rows.train.x, rows.test.x, max(ks), metric)
+    once = Cost(1, time.perf_counter() - started, len(rows.train), flops)
+    validation = _nearest(rows.train.x, rows.validation.x, max(ks), metric)
+    traces = []
+    for k in ks:
+        meter = Meter(rows, f"k {k}, {metric}, {name}", once)
+        answers = [_answers(rows, of[:, :k]) for of in (validation, test)]
+        meter.note(1, functools.partial(list, answers))
+        traces.append(meter.trace())
+    return traces
+
+
+def _nearest(train: Array, asked: Array, k: int, metric: str) -> Numbers:
+    """(M, k) numbers of training rows, the nearest first.
+
+    In float64: of features with one large direction, squared distances between neighbours are lost in float32.
+    """
+    against, lengths = torch.from_numpy(train), torch.from_numpy(np.linalg.norm(train, axis=1))
+    found = []
+    for some in torch.from_numpy(asked).split(AT_ONCE):
+        if metric == "cosine":  # rows of zeros are at right angles to everything
+            near = (some @ against.T).div_(torch.where(lengths > 0, lengths, 1))
+        else:  # -‖x - a‖²/2, less what is the same for all x
+            near = torch.addmm(-0.5 * lengths.square(), some, against.T)
+        found.append(near.topk(k, dim=1).indices)
+    return np.asarray(torch.cat(found).numpy(), dtype=np.int64)
+
+
+def _answers(data: AttackData, nearest: Numbers) -> Array:
+    """(M, C): the share of each class among the neighbours, or the mean of their targets."""
+    if not data.n_classes:
+        return np.asarray(target_matrix(data, data.train)[nearest].mean(axis=1))
+    rows = np.arange(len(nearest))[:, None] * data.n_classes + data.train.y[nearest].astype(np.int64)
+    votes = np.bincount(rows.ravel(), minlength=len(nearest) * data.n_classes)
+    return np.asarray(votes.reshape(len(nearest), data.n_classes) / nearest.shape[1])

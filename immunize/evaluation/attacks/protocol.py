@@ -13,19 +13,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks.curves import Trace
+from immunize.evaluation.attacks.factoring import Array
 from immunize.evaluation.attacks.network import Network
 
 __all__ = ["TASKS", "TIERS", "Array", "Attack", "AttackData", "Budget", "Needs", "Outcome", "Predict", "Rows", "Task"]
 
-Array = npt.NDArray[np.float64]
 Predict = Callable[[Array], Array]
 """Features (M, D) to outputs (M, C)."""
 
@@ -70,6 +70,7 @@ class AttackData:
         n_classes: C; 0 for regression.
         reference: the same rows under θ_0, for attacks that use it; None where it is not given.
         network: what the features come from, for attacks that move its weights; None where it is not given.
+        kept: what attacks computed from these rows alone and the next ones will need again.
 
     Raises:
         DataError: sets of different widths, features that are not finite, labels outside 0 to C-1, training rows of one
@@ -82,6 +83,7 @@ class AttackData:
     n_classes: int
     reference: AttackData | None = None
     network: Network | None = None
+    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, rows in self.parts.items():
@@ -193,6 +195,8 @@ class Attack(ABC):
 
     Attributes:
         tier: of `TIERS`.
+        needs: beside the features, those of θ_0 for the same rows, or the network's weights.
+        sees_features: False for one that leaves the extractor's own features aside; its result is everyone's.
 
     Raises:
         UserError: an unknown tier.
@@ -200,6 +204,7 @@ class Attack(ABC):
 
     tier: str
     needs: ClassVar[Needs] = "features"
+    sees_features: ClassVar[bool] = True
     tasks: ClassVar[tuple[Task, ...]] = TASKS
 
     def __post_init__(self) -> None:

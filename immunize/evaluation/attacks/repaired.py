@@ -20,7 +20,7 @@ import numpy as np
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.curves import Cost
-from immunize.evaluation.attacks.factoring import thin_svd
+from immunize.evaluation.attacks.factoring import principal_axes
 from immunize.evaluation.attacks.inner import check_inner, run_inner
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome, Predict
 
@@ -65,52 +65,58 @@ class Repaired(Attack):
         floors = self.floors if self.repair == "whiten" else (ROUNDING,)
         traces = []
         for floor in floors:
-            started = time.perf_counter()
-            transform, flops = REPAIRS[self.repair](data.train.x, floor)
+            transform, learning = REPAIRS[self.repair](data.train.x, floor)
+            applied = time.perf_counter()
             repaired = data.mapped(transform)
-            setup = Cost(1, time.perf_counter() - started, len(data.train), flops)
+            setup = learning + Cost(1, time.perf_counter() - applied, len(data.train))
             name = f"{self.repair} {floor:g}" if len(floors) > 1 else self.repair
             traces += run_inner(self.inner, repaired, budget.share(len(floors)), seed, setup=setup, prefix=name)
         return Outcome(tuple(traces))
 
 
-def centre(x: Array, floor: float) -> tuple[Predict, float]:
-    """Less the mean of these rows, and the FLOPs of learning and applying that."""
+def centre(x: Array, floor: float) -> tuple[Predict, Cost]:
+    """Less the mean of these rows, and the seconds of learning that, and the FLOPs of that and of applying it."""
+    started = time.perf_counter()
     mean = x.mean(axis=0)
-    return lambda rows: rows - mean, 2.0 * x.size
+    return lambda rows: rows - mean, _paid(started, 2.0 * x.size)
 
 
-def standardize(x: Array, floor: float) -> tuple[Predict, float]:
+def standardize(x: Array, floor: float) -> tuple[Predict, Cost]:
     """Less the mean, over the standard deviation; a feature that does not vary stays at zero."""
+    started = time.perf_counter()
     mean, spread = x.mean(axis=0), x.std(axis=0)
     safe = np.where(spread > floor * spread.max(), spread, np.inf)
-    return lambda rows: (rows - mean) / safe, 5.0 * x.size
+    return lambda rows: (rows - mean) / safe, _paid(started, 5.0 * x.size)
 
 
-def normalize(x: Array, floor: float) -> tuple[Predict, float]:
+def normalize(x: Array, floor: float) -> tuple[Predict, Cost]:
     """Each row over its length; rows of zeros stay."""
+    started = time.perf_counter()
     least = floor * float(np.linalg.norm(x, axis=1).max())
 
     def apply(rows: Array) -> Array:
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         return np.asarray(rows / np.where(lengths > least, lengths, np.inf))
 
-    return apply, 3.0 * x.size
+    return apply, _paid(started, 3.0 * x.size)
 
 
-def whiten(x: Array, floor: float) -> tuple[Predict, float]:
+def whiten(x: Array, floor: float) -> tuple[Predict, Cost]:
     """Principal components of variance one, (M, k)."""
-    mean = x.mean(axis=0)
-    _, sigma, vt = thin_svd(x - mean)
-    kept = sigma**2 > floor * sigma[0] ** 2
+    axes = principal_axes(x, centred=True)
+    kept = axes.sigma**2 > floor * axes.sigma[0] ** 2
     # Each component is divided by its spread after the projection: W = V/σ would mix sizes that differ by its κ.
-    basis, spread = vt[kept].T, sigma[kept] / np.sqrt(len(x))
+    basis, spread = axes.basis[:, kept], axes.sigma[kept] / np.sqrt(len(x))
     long, short = max(x.shape), min(x.shape)
     flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * x.size * int(kept.sum())
-    return lambda rows: (rows - mean) @ basis / spread, flops
+    return lambda rows: (rows - axes.mean) @ basis / spread, Cost(seconds=axes.seconds, flops=flops)
 
 
-REPAIRS: dict[str, Callable[[Array, float], tuple[Predict, float]]] = {
+def _paid(started: float, flops: float) -> Cost:
+    return Cost(seconds=time.perf_counter() - started, flops=flops)
+
+
+REPAIRS: dict[str, Callable[[Array, float], tuple[Predict, Cost]]] = {
     "centre": centre,
     "standardize": standardize,
     "normalize": normalize,

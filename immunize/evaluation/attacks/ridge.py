@@ -8,17 +8,15 @@ features of condition number κ, directions below √(λ/σ_1²) are lost.
 
 from __future__ import annotations
 
-import functools
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from immunize.errors import UserError
+from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.curves import Cost
-from immunize.evaluation.attacks.factoring import thin_svd
-from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.scoring import Meter, target_matrix
+from immunize.evaluation.attacks.protocol import Attack, AttackData, Budget, Outcome
+from immunize.evaluation.attacks.scoring import Meter
 
 __all__ = ["Ridge"]
 
@@ -43,24 +41,20 @@ class Ridge(Attack):
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Solve for every penalty; nothing is random. A closed form is not cut short by the budget."""
-        started = time.perf_counter()
-        x, y = data.train.x, target_matrix(data, data.train)
-        mean, offset = x.mean(axis=0), y.mean(axis=0)
-        u, sigma, vt = thin_svd(x - mean)
-        projected = u.T @ (y - offset)
-        n, d = x.shape
+        seen = principal(data, centred=True)
+        axes, (n, d) = seen.axes, data.train.x.shape
         # Golub and Van Loan: 4·N·D² + 8·D³ for the thin decomposition of an N×D matrix, N ≥ D; or of its transpose.
         long, short = max(n, d), min(n, d)
-        flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * x.size * y.shape[1]
-        once = Cost(1, time.perf_counter() - started, n, flops)
+        flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * n * d * data.n_outputs
+        once = Cost(1, axes.seconds, n, flops)
+        shrunk = [axes.sigma / (axes.sigma**2 + penalty * axes.sigma[0] ** 2) for penalty in self.penalties]
+        weights = np.hstack([one[:, None] * seen.targets for one in shrunk])  # one product for the whole grid
+        measured = seen.data.validation.x, seen.data.test.x
+        with np.errstate(all="ignore"):
+            outputs = [np.hsplit(x @ weights, len(shrunk)) for x in measured]
         traces = []
-        for penalty in self.penalties:
-            coordinates = (sigma / (sigma**2 + penalty * sigma[0] ** 2))[:, None] * projected
-            meter = Meter(data, f"λ {penalty:g}·σ₁²", once)
-            meter.look(1, functools.partial(_outputs, mean, vt.T, coordinates, offset))
+        for at, penalty in enumerate(self.penalties):
+            meter = Meter(seen.data, f"λ {penalty:g}·σ₁²", once)
+            meter.note(1, lambda at=at: [of_rows[at] + seen.offset for of_rows in outputs])  # type: ignore[misc]
             traces.append(meter.trace())
         return Outcome(tuple(traces))
-
-
-def _outputs(mean: Array, basis: Array, coordinates: Array, offset: Array, x: Array) -> Array:
-    return np.asarray((x - mean) @ basis @ coordinates + offset)

@@ -1,0 +1,310 @@
+"""Principal axes, one column for two classes, one search for all k: the same numbers as plain attacks on plain rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+
+from immunize.evaluation.attacks import (
+    AttackData,
+    Budget,
+    ConjugateGradient,
+    Entry,
+    GradientDescent,
+    Lbfgs,
+    LinearMap,
+    LogisticDescent,
+    NearestNeighbours,
+    PublicReference,
+    Repaired,
+    Ridge,
+    Rows,
+    attack_all,
+    factoring,
+)
+from immunize.evaluation.attacks.coordinates import principal
+from immunize.evaluation.attacks.factoring import principal_axes
+from immunize.evaluation.attacks.logistic import Logistic, feature_scale
+from immunize.evaluation.attacks.scoring import score, target_matrix
+from tests.evaluation.attacks.making import D, classes, ill_conditioned, regression
+
+SIZES = (90, 60, 70)
+GD = GradientDescent(tier="T0", step="fixed", multipliers=(1.3,))
+
+
+class Memory(dict):
+    def put(self, key: str, cell: dict) -> None:
+        self[key] = cell
+
+
+def widened(data: AttackData) -> AttackData:
+    """In 11 columns: 7 dimensions away from the origin, two columns of zeros, and test rows that leave the range."""
+    rng = np.random.default_rng(3)
+    spread = np.hstack([rng.standard_normal((D, 7)) @ rng.standard_normal((7, 9)), np.zeros((D, 2))])
+    inside = data.mapped(lambda x: x @ spread + spread[0])
+    rows = inside.test.x + np.eye(11)[9] * rng.standard_normal((len(inside.test), 1))
+    return AttackData(inside.train, inside.validation, Rows(rows, data.test.y), data.n_classes, reference=data)
+
+
+TASKS = {
+    "four classes": lambda: widened(classes(ill_conditioned(20), sizes=SIZES)),
+    "two classes": lambda: widened(classes(ill_conditioned(20), sizes=SIZES, n_classes=2)),
+    "fewer rows than columns": lambda: classes(ill_conditioned(20), sizes=(6, 60, 70), n_classes=2),
+    "regression": lambda: widened(regression(ill_conditioned(20), sizes=SIZES)),
+}
+CLASSES = [name for name in TASKS if name != "regression"]
+
+
+@pytest.mark.parametrize("shape", [(90, 12), (20, 12), (9, 12)])
+@pytest.mark.parametrize("centred", [False, True])
+def test_axes_are_those_of_the_singular_value_decomposition(shape: tuple[int, int], centred: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((shape[0], 5)) * np.geomspace(1, 1e-9, 5) @ rng.standard_normal((5, shape[1])) + 3
+    axes = principal_axes(x, centred=centred)
+    mean = x.mean(axis=0) if centred else np.zeros(shape[1])
+    _, sigma, _ = np.linalg.svd(x - mean, full_matrices=False)
+    rank = 5 if centred else 6
+    assert axes.basis.shape == (shape[1], rank)
+    assert axes.sigma == pytest.approx(sigma[:rank], abs=1e-13 * sigma[0])
+    assert axes.basis.T @ axes.basis == pytest.approx(np.eye(rank), abs=1e-12)
+    coordinates = axes.coordinates(x)
+    assert coordinates @ axes.basis.T + mean == pytest.approx(x, abs=1e-12 * sigma[0])
+    assert np.linalg.norm(coordinates, axis=0) == pytest.approx(axes.sigma, abs=1e-13 * sigma[0])
+
+
+def test_axes_are_computed_once_and_kept_by_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(factoring, "thin_svd", lambda x, plain=factoring.thin_svd: calls.append(1) or plain(x))
+    x = np.random.default_rng(9).standard_normal((40, 3)) + 1
+    one, about_mean = principal_axes(x, centred=False), principal_axes(x.copy(), centred=True)
+    assert len(calls) == 2
+    assert one is principal_axes(x.copy(), centred=False) is not about_mean
+    assert one.seconds > 0
+    x -= x.mean(axis=0)
+    assert principal_axes(x, centred=False) is principal_axes(x, centred=True)  # what is centred has one set of axes
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_logistic_loss_is_that_of_plain_columns(name: str, intercept: bool) -> None:
+    data = TASKS[name]()
+    loss = Logistic(data, penalty=0.02, intercept=intercept)
+    v, s = np.random.default_rng(1).standard_normal((2, *loss.shape))
+    plain = PlainLogistic(data, 0.02, intercept)
+    w, direction = (plain.lifted(loss, one) for one in (v, s))
+    expected, gradient = plain.loss_and_gradient(w)
+    found, reduced = loss.loss_and_gradient(v.ravel())
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert plain.lifted(loss, reduced.reshape(loss.shape)) == pytest.approx(gradient, abs=1e-12)
+    curved = loss.curvature(v.ravel(), s.ravel()).reshape(loss.shape)
+    eps = 1e-6
+    plus, minus = (plain.loss_and_gradient(w + sign * eps * direction)[1] for sign in (1, -1))
+    assert plain.lifted(loss, curved) == pytest.approx((plus - minus) / (2 * eps), abs=1e-8)
+    outputs = loss.predictor(v.ravel())(loss.seen.validation.x)
+    assert outputs == pytest.approx(plain.outputs(w, data.validation.x), abs=1e-10)
+
+
+class PlainLogistic:
+    """In the rows' own columns, one a class, as in the module's note; no principal axes."""
+
+    def __init__(self, data: AttackData, penalty: float, intercept: bool = True) -> None:
+        self.data, self.scale, self.intercept = data, feature_scale(data.train.x), intercept
+        self.x, self.y = self.rows(data.train.x), np.eye(data.n_classes)[data.train.y]
+        self.penalty = np.full((self.x.shape[1], 1), penalty)
+        if intercept:
+            self.penalty[-1] = 0
+
+    def rows(self, x: np.ndarray) -> np.ndarray:
+        return np.column_stack([x / self.scale, np.ones(len(x))]) if self.intercept else x / self.scale
+
+    def loss_and_gradient(self, w: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = self.x @ w
+        logits = logits - logits.max(axis=1, keepdims=True)
+        log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        loss = -(self.y * log_p).sum() / len(self.x) + 0.5 * (self.penalty * w**2).sum()
+        return loss, self.x.T @ (np.exp(log_p) - self.y) / len(self.x) + self.penalty * w
+
+    def outputs(self, w: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return self.rows(x) @ w
+
+    def lifted(self, loss: Logistic, v: np.ndarray) -> np.ndarray:
+        """Weights in principal axes, back in the rows' columns and one column a class."""
+        basis = principal(self.data).axes.basis
+        inner, last = (v[:-1], v[-1:]) if self.intercept else (v, v[:0])
+        w = np.vstack([basis @ inner, last])
+        return np.hstack([-w, w]) / np.sqrt(2) if w.shape[1] == 1 else w
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_logistic_descent_is_the_plain_iteration(name: str) -> None:
+    data = TASKS[name]()
+    (trace,) = LogisticDescent(tier="T0", multipliers=(3.0,)).run(data, Budget(60), 0).traces
+    plain = PlainLogistic(data, 0.0, intercept=False)
+    w, expected = np.zeros((data.n_features, data.n_classes)), {}
+    for step in range(1, 61):
+        w = w - 6.0 * plain.loss_and_gradient(w)[1]
+        expected[step] = [score(data, rows, plain.outputs(w, rows.x)) for rows in (data.validation, data.test)]
+    assert {p.cost.steps: [p.validation, p.test] for p in trace.points}.items() <= expected.items()
+    assert len(trace.points) > 10
+    assert trace.spent.flops == 60 * 4 * data.train.x.size * data.n_classes  # of the attacker, who has all columns
+    assert trace.spent.seconds > 0
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_lbfgs_goes_the_way_of_plain_lbfgs(name: str) -> None:
+    data, passes = TASKS[name](), 14
+    (trace,) = Lbfgs(tier="T2", strengths=(30.0,)).run(data, Budget(passes), 0).traces
+    plain, shape = PlainLogistic(data, 1 / (30.0 * len(data.train))), (data.n_features + 1, data.n_classes)
+    calls, expected = [], {}
+    options = {"maxiter": 30, "ftol": 0.0, "gtol": 1e-9}
+
+    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
+        calls.append(w)
+        value, gradient = plain.loss_and_gradient(w.reshape(shape))
+        return value, gradient.ravel()
+
+    def look(w: np.ndarray) -> None:
+        outputs = [plain.outputs(w.reshape(shape), rows.x) for rows in (data.validation, data.test)]
+        both = zip((data.validation, data.test), outputs, strict=True)
+        expected[len(calls)] = [score(data, rows, out) for rows, out in both]
+
+    minimize(loss, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", callback=look, options=options)
+    inside = [p for p in trace.points if p.cost.steps < passes]  # the last may lie within a line search
+    assert len(inside) > 3
+    assert {p.cost.steps: [p.validation, p.test] for p in inside}.items() <= expected.items()
+    assert trace.points[-1].cost.flops == trace.points[-1].cost.steps * 4 * len(data.train) * shape[0] * shape[1]
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("step", ["fixed", "line_search"])
+def test_gradient_descent_is_the_plain_iteration(name: str, step: str) -> None:
+    data = TASKS[name]()
+    (trace,) = GradientDescent(tier="T0", step=step, multipliers=(1.3,)).run(data, Budget(100), 0).traces
+    x, y = data.train.x, target_matrix(data, data.train)
+    largest, w, expected = np.linalg.norm(x, 2) ** 2, np.zeros((x.shape[1], y.shape[1])), {}
+    for at in range(1, 101):
+        gradient = x.T @ (x @ w - y)
+        line = (gradient**2).sum() / ((x @ gradient) ** 2).sum()
+        w = w - (1.3 / largest if step == "fixed" else line) * gradient
+        expected[at] = score(data, data.test, data.test.x @ w)
+    assert len(trace.points) > 10
+    for point in trace.points:
+        assert point.test == pytest.approx(expected[point.cost.steps], abs=1e-9)
+
+
+def test_divergence_is_seen_at_the_look_where_it_happens() -> None:
+    fast = GradientDescent(tier="T0", step="fixed", multipliers=(2.5,))
+    (trace,) = fast.run(classes(sizes=SIZES), Budget(1000), 0).traces
+    assert trace.status == "diverged"
+    assert [p.cost.steps for p in trace.points][-1] < trace.spent.steps
+    assert 1.5 ** trace.points[-1].cost.steps < 1e6 <= 1.5**trace.spent.steps
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_ridge_is_the_plain_closed_form(name: str) -> None:
+    data = TASKS[name]()
+    traces = Ridge(tier="T2", penalties=(1e-1, 1e-3, 1e-6)).run(data, Budget(1), 0).traces
+    x, y = data.train.x - data.train.x.mean(axis=0), target_matrix(data, data.train)
+    for trace, penalty in zip(traces, (1e-1, 1e-3, 1e-6), strict=True):
+        ridge = penalty * np.linalg.norm(x, 2) ** 2 * np.eye(x.shape[1])
+        w = np.linalg.solve(x.T @ x + ridge, x.T @ (y - y.mean(axis=0)))
+        outputs = (data.test.x - data.train.x.mean(axis=0)) @ w + y.mean(axis=0)
+        assert trace.points[0].test == pytest.approx(score(data, data.test, outputs), abs=1e-8)
+        assert trace.spent.seconds > 0  # also where the axes were known
+        assert trace.spent.samples == len(data.train)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_conjugate_gradients_are_the_plain_iteration(name: str) -> None:
+    data = TASKS[name]()
+    (trace,) = ConjugateGradient(tier="T2").run(data, Budget(4), 0).traces
+    mean, y = data.train.x.mean(axis=0), target_matrix(data, data.train)
+    x = data.train.x - mean
+    w, expected = np.zeros((x.shape[1], y.shape[1])), {}
+    residual = direction = x.T @ (y - y.mean(axis=0))
+    for step in range(1, 5):
+        length = (residual**2).sum() / ((x @ direction) ** 2).sum()
+        w, before = w + length * direction, (residual**2).sum()
+        residual = residual - length * (x.T @ (x @ direction))
+        direction = residual + (residual**2).sum() / before * direction
+        expected[step] = score(data, data.test, (data.test.x - mean) @ w + y.mean(axis=0))
+    assert {p.cost.steps: p.test for p in trace.points} == pytest.approx(expected, abs=1e-9)
+    assert trace.spent.flops == 4 * 4 * x.size * y.shape[1]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_nearest_neighbours_are_scikit_learns(name: str) -> None:
+    data, ks = TASKS[name](), (1, 4)
+    traces = NearestNeighbours(tier="T3", neighbours=ks).run(data, Budget(1), 0).traces
+    mean, spread = data.train.x.mean(axis=0), data.train.x.std(axis=0)
+    standardized = data.mapped(lambda x: np.where(spread > 1e-9, (x - mean) / np.where(spread > 1e-9, spread, 1), 0))
+    at = 0
+    for seen in (data, standardized):
+        for metric in ("euclidean", "cosine"):
+            for k in ks:
+                kind = KNeighborsClassifier if data.n_classes else KNeighborsRegressor
+                targets = data.train.y if data.n_classes else target_matrix(data, data.train)[:, 0]
+                model = kind(n_neighbors=k, metric=metric, algorithm="brute").fit(seen.train.x, targets)
+                answers = model.predict_proba(seen.test.x) if data.n_classes else model.predict(seen.test.x)[:, None]
+                if data.n_classes:
+                    outputs = np.zeros((len(answers), data.n_classes))
+                    outputs[:, model.classes_] = answers
+                    answers = outputs
+                assert traces[at].points[0].test == pytest.approx(score(data, data.test, answers), abs=1e-12), metric
+                at += 1
+    assert at == len(traces)
+
+
+@pytest.mark.parametrize("rows", [(None,), (40,)])
+def test_linear_map_is_plain_ridge_regression(rows: tuple[int | None, ...]) -> None:
+    data = TASKS["four classes"]()
+    assert data.reference is not None
+    (trace,) = LinearMap(tier="T5", inner={"gd": GD}, rows=rows, penalty=1e-9).run(data, Budget(30), 0).traces
+    chosen = np.random.default_rng(0).permutation(len(data.train))[: rows[0]]
+    x, target = data.train.x[chosen], data.reference.train.x[chosen]
+    mean, offset = x.mean(axis=0), target.mean(axis=0)
+    ridge = 1e-9 * np.linalg.norm(x - mean, 2) ** 2 * np.eye(x.shape[1])
+    back = np.linalg.solve((x - mean).T @ (x - mean) + ridge, (x - mean).T @ (target - offset))
+    (plain,) = GD.run(data.mapped(lambda some: (some - mean) @ back + offset), Budget(30), 0).traces
+    assert [p.test for p in trace.points] == [p.test for p in plain.points]
+    assert trace.points[0].cost.samples == len(chosen) + len(data.train)
+
+
+def test_whitened_rows_are_those_of_the_plain_decomposition() -> None:
+    data = TASKS["four classes"]()
+    inner = {"gd": GD, "ridge": Ridge(tier="T3", penalties=(1e-2,))}
+    found = Repaired(tier="T3", repair="whiten", floors=(1e-12,), inner=inner).run(data, Budget(30), 0)
+    mean = data.train.x.mean(axis=0)
+    _, sigma, vt = np.linalg.svd(data.train.x - mean, full_matrices=False)
+    white = data.mapped(lambda x: (x - mean) @ vt[:7].T / sigma[:7])
+    for trace, attack in zip(found.traces, inner.values(), strict=True):
+        (plain,) = attack.run(white, Budget(30), 0).traces
+        assert [p.test for p in trace.points] == [p.test for p in plain.points]
+        n, d = data.train.x.shape
+        assert trace.points[0].cost.flops - plain.points[0].cost.flops == 4 * n * d**2 + 8 * d**3 + 2 * n * d * 7
+
+
+def test_attacks_on_one_task_share_its_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, mapped = classes(sizes=SIZES), []
+    plain = AttackData.mapped
+    monkeypatch.setattr(AttackData, "mapped", lambda self, f: mapped.append(1) or plain(self, f))
+    for attack in (GD, LogisticDescent(tier="T0", multipliers=(1.0,)), Lbfgs(tier="T2", strengths=(1.0,))):
+        attack.run(data, Budget(3), 0)
+    assert len(mapped) == 1
+    assert principal(data).data.train.x.shape == (SIZES[0], D)
+
+
+def test_attack_on_public_theta_0_is_kept_for_every_extractor() -> None:
+    store = Memory()
+    public = [Entry("public", PublicReference(tier="T5", inner={"gd": GD}), {})]
+    found = [
+        attack_all(classes(theta, sizes=SIZES), public, Budget(5), 0, store=store)
+        for theta in (None, ill_conditioned(9), ill_conditioned(50))
+    ]
+    assert len(store) == 1
+    assert found[0] == found[1] == found[2]
+    attack_all(classes(seed=1, sizes=SIZES), public, Budget(5), 0, store=store)
+    assert len(store) == 2  # another θ_0
