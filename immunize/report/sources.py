@@ -75,6 +75,8 @@ def check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:
 
 
 def _no_record(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} holds no {RECORD}: there is no such folder"
     if next(folder.rglob(RECORD), None) is not None or (folder / RESULTS).is_file():
         return f"{folder} holds many runs: python -m immunize.report html sweep={folder}, or runs={folder}"
     if (folder / METRICS).is_file():

@@ -81,11 +81,7 @@ def run_page(
 
 
 def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
-    """The attack record, or None and why it is not shown: the page of a run does not depend on that of its attackers.
-
-    Raises:
-        KeyError: the run's record lacks what tells whether both are of one run.
-    """
+    """The attack record, or None and why it is not shown: the page of a run does not depend on its attackers."""
     try:
         attack = read_attack(folder)
         if attack is not None:
@@ -94,6 +90,8 @@ def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | N
             return None, "An attack on this run was begun and has not ended; the same command goes on where it stopped."
     except UserError as error:  # a run that was done again leaves the attacks on the one before
         return None, f"{error}.".removeprefix(f"{folder}/")
+    except KeyError as error:
+        return None, f"{ATTACK_RECORD} lacks {error}: it is of another version."
     return attack, None
 
 
