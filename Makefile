@@ -46,8 +46,8 @@ page: $(STAMP) ## one HTML file of a run (RUN=folder) or a sweep (SWEEP=folder)
 docs: $(STAMP) ## the documentation site, built strictly, in outputs/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-bench: $(STAMP) ## seconds and memory of a step and of an MNIST run, and how they grow, in experiments/bench; about 20 minutes
-	@$(BIN)/python -m experiments.bench
+bench: $(STAMP) ## every benchmark against its limit, one table: experiments/bench/README.md; about 40 minutes; PART=mnist: one part, PART=rest: those without numbers of this commit
+	@$(BIN)/python -m experiments.bench $(PART)
 
 # FAST=1 makes the reduced version of a sweep; what it leaves lies below outputs/ only.
 fast := $(if $(filter 1,$(FAST)),_fast)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -84,7 +85,8 @@ def _explained(main: Callable[[], None]) -> None:
         main()
     except (HydraException, OmegaConfBaseException) as error:
         causes = [error.__cause__] if isinstance(error.__cause__, OmegaConfBaseException) else []
-        print(*filter(None, map(str, [error, *causes])), sep="\n", file=sys.stderr)
+        told = "\n".join(filter(None, map(str, [error, *causes])))
+        print(told, *_close_names(told), sep="\n", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
         raise
@@ -98,6 +100,19 @@ def _explained(main: Callable[[], None]) -> None:
         sys.exit(1)
     finally:
         del os.environ[FULL_ERROR]
+
+
+def _close_names(told: str) -> list[str]:
+    """What a misspelt setting may have meant, from Hydra's message, whose own advice is to add the name."""
+    found = re.search(r"Key '(\w+)' not in '(\w+)'", told)
+    if found is None:
+        return []
+    import difflib
+
+    from immunize import schemas
+
+    known = getattr(getattr(schemas, found[2], None), "__dataclass_fields__", {})
+    return [f"did you mean {name}?" for name in difflib.get_close_matches(found[1], known, n=1)]
 
 
 def _full_error() -> bool:

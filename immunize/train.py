@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -47,8 +48,10 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     check_settings(cfg)
     if cfg.resume and not cfg.overwrite and (record := done_record(folder, hash_of_run(cfg))) is not None:
         return record
-    build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
+    pretrain, harmful = build_sources(cfg)  # missing files are reported before the imports below, which take seconds
     check_folder(folder)
+    tell = _silent if quiet or not is_first() else _tell
+    tell(f"{cfg.method.name}: {pretrain.name} against {harmful.name}, seed {cfg.seed}: loading")
     if cfg.model.get("kind") == "deep":
         from immunize.running import deep_experiment
 
@@ -73,6 +76,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
                 fits[name] = fit(cfg, pair, loggers if name == "fit" else [], label=name.replace("_", "-"), quiet=quiet)
                 if fits[name].status != "finished":
                     break
+            tell("measuring")
             evaluate_fits(record, cfg, fits, pairs, clock)
         except KeyboardInterrupt:  # between or after the trainings, which see to it themselves
             if not fits:
@@ -81,6 +85,15 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
             evaluate_fits(record, cfg, fits, pairs, clock)
         save(record, folder, fits, loggers)
     return record
+
+
+def _tell(text: str) -> None:
+    """What the seconds go by with in which nothing else is shown."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _silent(text: str) -> None:
+    """In place of :func:`_tell`."""
 
 
 @entry_point

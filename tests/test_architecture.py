@@ -40,7 +40,7 @@ ALLOWED = {
 """The rooms that each room may import, beside itself."""
 ALLOWED_SHARED = {room: {"errors", "remembering"} for room in ALLOWED} | {
     "spectrum": {"remembering"},
-    "report": {"errors", "cli", "config"},
+    "report": {"errors", "cli", "config", "records"},
 }
 """The shared files that each room may import. Report has an entry point of its own, `python -m immunize.report`."""
 

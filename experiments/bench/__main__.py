@@ -5,47 +5,74 @@
     scaling        how time and memory of a step grow with D, N and batch size
     deep           deep nets: a step, a cached trunk and pooled κ, against the promised limits
     deep_scaling   how the cost of a deep run grows with N, D, batch size, network and processes; writes docs/scaling.md
+    attack         the attack grid on features as large as Stanford Cars', against the promised limits
 
-Results go into this folder. The exit code is 1 where a promise does not hold.
+`rest` are the parts of which there are no numbers of this commit yet, so that a bench that was interrupted goes on;
+`table` measures nothing. Results go into this folder, and README.md is written anew at the end: all of them in one
+table. The exit code is 1 where a promise does not hold.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 
-from experiments.bench.machine import HERE, note_machine, warn_if_busy
+from experiments.bench.machine import HERE, MACHINE, ROOT, note_machine, warn_if_busy
 from immunize.errors import UserError
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("step", "mnist", "scaling", "deep", "deep_scaling")
+PARTS = ("step", "mnist", "scaling", "deep", "deep_scaling", "attack")
+ALL, REST, TABLE = "all", "rest", "table"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the parts asked for.
 
     Args:
-        arguments: of the command line: one part, "all", or nothing for all.
+        arguments: of the command line: one part, "rest", "table", "all", or nothing for all.
 
     Returns:
         0; 1 where a promise does not hold or a run failed; 2 for an unknown part.
     """
-    asked = arguments[0] if arguments else "all"
-    if len(arguments) > 1 or asked not in (*PARTS, "all"):
-        print(f"usage: python -m experiments.bench [{'|'.join(PARTS)}|all]", file=sys.stderr)
+    asked = arguments[0] if arguments else ALL
+    if len(arguments) > 1 or asked not in (*PARTS, REST, TABLE, ALL):
+        print(f"usage: python -m experiments.bench [{'|'.join((*PARTS, REST, TABLE, ALL))}]", file=sys.stderr)
         return 2
+    parts = {ALL: PARTS, REST: _rest(), TABLE: ()}.get(asked, (asked,))
     kept = True
-    for part in PARTS if asked == "all" else (asked,):
-        load = warn_if_busy() if part == asked or part == PARTS[0] else None  # later the load is this bench's own
+    for part in parts:
+        load = warn_if_busy() if part == parts[0] else None  # later the load is this bench's own
         try:
             kept &= importlib.import_module(f"experiments.bench.{part}").run(HERE)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
-            return 1
+            kept = False
+            break
         note_machine(HERE, part, load)
+    _write_table()
     return 0 if kept else 1
+
+
+def _rest() -> tuple[str, ...]:
+    """The parts that were not measured at this commit; of changed files nothing can be told, and all are measured."""
+    from immunize.records import provenance
+
+    commit = provenance()["git_commit"]
+    path = HERE / MACHINE
+    measured = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if commit is None or commit.endswith("-dirty"):
+        return PARTS
+    return tuple(part for part in PARTS if measured.get(part, {}).get("git_commit") != commit)
+
+
+def _write_table() -> None:
+    from experiments.bench.table import README, readme
+
+    (HERE / README).write_text(readme(HERE, ROOT / "experiments"), encoding="utf-8")
+    print(f"all benchmarks in one table: {HERE / README}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HERE", "ROOT", "note_machine", "warn_if_busy", "write_csv"]
+__all__ = ["HERE", "MACHINE", "ROOT", "note_machine", "warn_if_busy", "write_csv"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+MACHINE = "machine.json"
 
 BUSY = 0.25
 """Load average above which a warning is given: other processes then take a noticeable share of a small machine."""
@@ -58,12 +59,12 @@ def note_machine(out: Path, part: str, load: float | None) -> None:
 
     Args:
         out: the folder of results.
-        part: "step", "mnist" or "scaling".
+        part: one of the parts.
         load: load average before the part began.
     """
     from immunize.records import provenance
 
-    path = out / "machine.json"
+    path = out / MACHINE
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     facts = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "load_average_before": load, **provenance()}
     kept[part] = facts | {"command": f"python -m experiments.bench {part}"}

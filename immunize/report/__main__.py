@@ -35,8 +35,11 @@ def main() -> None:
 @hydra.main(version_base="1.3", config_path=f"{config_dir()}/report", config_name="report")
 @explain_errors
 def _hydra_main(cfg: DictConfig) -> None:
+    from immunize.report.reading import lacking_is_told
+
     try:
-        print(_report(cfg), end="")
+        with lacking_is_told(f"a record below {cfg.runs}"):
+            print(_report(cfg), end="")
     except (FileNotFoundError, ValueError) as error:
         raise UserError(str(error)) from None
 

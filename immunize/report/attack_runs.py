@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from immunize.report.attack import NAMES
-from immunize.report.card import ATTACK_RECORD
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_label
 from immunize.report.packing import RESULTS
+from immunize.report.reading import ATTACK_RECORD, check_versions, read_file
 from immunize.report.runs import Collection
 
 __all__ = ["CONTROL", "KINDS", "THETA_0", "TIERS", "Attacks", "Group", "Tried", "collected", "load_attacks"]
@@ -188,15 +188,15 @@ def load_attacks(folder: Path) -> list[Record]:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: a file is not the attack record of a run, or records are of different schema versions.
+        ValueError: a file is not the attack record of a run, or records are of different schema versions, or of an
+            unknown one.
     """
     if (folder / RESULTS).is_file():
         return load_records(folder)
     records = [_read(path) for path in sorted(folder.rglob(ATTACK_RECORD))]
     if not records:
         raise FileNotFoundError(f"{folder} holds no {ATTACK_RECORD}: attack its runs first, python -m immunize.attack")
-    if len(versions := {record["schema_version"] for record in records}) > 1:
-        raise ValueError(f"{folder} mixes records of schema versions {sorted(map(str, versions))}")
+    check_versions(records, folder)
     return sorted(records, key=lambda r: (_group_name(r), pair_label(r), r["method"], r["seed"]))
 
 
@@ -222,11 +222,9 @@ def collected(record: Record) -> Record:
 
 def _read(path: Path) -> Record:
     try:
-        return collected(json.loads(path.read_text(encoding="utf-8")))
+        return collected(read_file(path, "an attack record"))
     except KeyError as error:
         raise ValueError(f"{path} is not the attack record of a run: it has no {error}") from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read as an attack record: {error}") from None
 
 
 def _group_name(record: Record) -> str:

@@ -16,13 +16,14 @@ from immunize.report.attack import NAMES, attack_table, not_tried, verdict_sente
 from immunize.report.cells import NOTHING, short
 from immunize.report.layout import Table
 from immunize.report.naming import data_name, run_title
+from immunize.report.reading import lacking_is_told
+from immunize.report.sources import check_same_run, read_sources
 from immunize.report.threat_model import threat_model
 
-__all__ = ["CARD_JSON", "CARD_MD", "RECORD", "card_of", "card_text", "check_same_run", "read_sources", "write_card"]
+__all__ = ["CARD_JSON", "CARD_MD", "card_of", "card_text", "write_card"]
 
 CARD_JSON, CARD_MD = "card.json", "CARD.md"
 CARD_VERSION = 1
-RECORD, ATTACK_RECORD = "record.json", "attack_record.json"
 
 _VERSIONS = ("python", "immunize", "torch", "numpy", "scipy", "scikit-learn")
 _RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
@@ -126,41 +127,22 @@ def write_card(folder: Path, out: Path) -> Path:
         UserError: no record, one that cannot be read, or records that do not go together.
     """
     record, attack = read_sources(folder)
-    card = card_of(record, attack)
-    out.mkdir(parents=True, exist_ok=True)
-    _write(out / CARD_JSON, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
-    _write(out / CARD_MD, card_text(card, attack))
+    with lacking_is_told(f"the record or attack record in {folder}"):
+        card = card_of(record, attack)
+        text = card_text(card, attack)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        _write(out / CARD_JSON, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+        _write(out / CARD_MD, text)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written into ({error.strerror}); choose another folder with out=") from None
     return out / CARD_MD
-
-
-def read_sources(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The record of a run and its attack record, None where it was not attacked.
-
-    Raises:
-        UserError: no record, or one that cannot be read.
-    """
-    record = _read(folder / RECORD)
-    if record is None:
-        raise UserError(f"{folder} holds no {RECORD}: is it the output folder of a run?")
-    return record, _read(folder / ATTACK_RECORD)
 
 
 _NOT_ATTACKED = (
     "This run was not attacked. A condition number is a statement about one attacker only: run "
     "`python -m immunize.attack run=<this folder>`."
 )
-
-
-def check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:
-    """Refuse an attack record of another run.
-
-    Raises:
-        UserError: it is.
-    """
-    subject = attack["subject"]
-    for name, theirs in (("config_hash", "run_config_hash"), ("data_hash", "data_hash")):
-        if subject[theirs] != record[name]:
-            raise UserError(f"{ATTACK_RECORD} is of another run: its {name} differs; attack this run again")
 
 
 def _kind(record: dict[str, Any]) -> str:
@@ -285,18 +267,6 @@ def _provenance(found: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     facts = {**{name: found[name] for name in ("config_hash", "data_hash", "checkpoint_sha256", "git_commit")}}
     return [*(f"- {name.replace('_', ' ')}: `{value}`" for name, value in facts.items()), f"- versions: {versions}"]
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as a record: {error}") from None
-    if not isinstance(found, dict) or "status" not in found:
-        raise UserError(f"{path} is not a record")
-    return found
 
 
 def _write(path: Path, text: str) -> None:

@@ -90,6 +90,7 @@ def curves_of(runs: Runs) -> list[BandCurve]:
     Raises:
         ValueError: records without curves, as those of a `results.jsonl`.
     """
+    runs.check_finished()
     if not all("curves" in record for record in runs.finished):
         raise ValueError("the records hold no curves; give the folder of the runs themselves")
     result = []

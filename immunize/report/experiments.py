@@ -124,6 +124,7 @@ def _draw_curves(curves: Sequence[BandCurve], out: Path) -> None:
 
 def _fig2(request: Request) -> str:
     runs, published = _runs(request, "table2"), read_published(request.published)
+    runs.check_finished()
     text = success_table(runs, _PANELS, published).markdown()
     if (out := _out(request, runs)) is None:
         return text

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+from collections import Counter
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
+from immunize.records import RECORD, SWEEP
 from immunize.report.naming import data_name
 from immunize.report.packing import COMMON, RESULTS, unpack
+from immunize.report.reading import check_run, check_versions, parsed, read_file
 from immunize.report.several import by_harmful_set
 
-__all__ = ["SWEEP", "load_records", "own_runs"]
+__all__ = ["load_records", "own_runs"]
 
 FINISHED = ("finished",)
-SWEEP = "sweep.json"
 
 
 def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict[str, Any]]:
@@ -29,22 +31,38 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: a file is not a record, or the records are of different schema versions.
+        ValueError: a file is not a record of a run, or records are of different schema versions, or of an unknown one.
     """
     collected = folder / RESULTS
     if collected.is_file():
         common = _common(folder / COMMON)
         records = [_whole(line, common, collected) for line in collected.read_text(encoding="utf-8").splitlines()]
     else:
-        records = [_parsed(path.read_text(encoding="utf-8"), path) for path in sorted(folder.rglob("record.json"))]
-        if (own := own_runs(folder / SWEEP)) is not None:
-            records = [record for record in records if record.get("config_hash") in own]
+        records = _own_records(folder)
     taken = [one for record in records if record["status"] in statuses for one in by_harmful_set(record)]
     if not taken:
-        raise FileNotFoundError(f"{folder} holds no finished record")
-    if len(versions := {record.get("schema_version") for record in taken}) > 1:
-        raise ValueError(f"{folder} mixes records of schema versions {sorted(map(str, versions))}")
+        raise FileNotFoundError(_nothing(folder, records))
+    check_versions(taken, folder)
     return sorted(taken, key=lambda r: (data_name(r, "pretrain"), data_name(r, "harmful"), r["method"], r["seed"]))
+
+
+def _own_records(folder: Path) -> list[dict[str, Any]]:
+    found = {path: read_file(path) for path in sorted(folder.rglob(RECORD))}
+    if (own := own_runs(folder / SWEEP)) is not None:
+        found = {path: record for path, record in found.items() if record.get("config_hash") in own}
+    for path, record in found.items():
+        check_run(record, path)
+    return list(found.values())
+
+
+def _nothing(folder: Path, records: Sequence[dict[str, Any]]) -> str:
+    if not folder.is_dir():
+        return f"{folder} holds no finished record: it is no folder"
+    if not records:
+        return f"{folder} holds no finished record: a run writes its own when it ends"
+    counts = Counter(record["status"] for record in records)
+    told = ", ".join(f"{count:,} {status}" for status, count in counts.items())
+    return f"{folder} holds no finished record ({told}): the command of the runs, given again, continues them"
 
 
 def own_runs(path: Path) -> set[str] | None:
@@ -74,20 +92,13 @@ def _common(path: Path) -> dict[str, Any]:
 
 
 def _whole(text: str, common: dict[str, Any], path: Path) -> dict[str, Any]:
-    line = _parsed(text, path)
-    if not common:
-        return line
-    try:
-        return unpack(line, common)
-    except KeyError as error:
-        raise ValueError(f"{path} has a line without {error}") from None
-
-
-def _parsed(text: str, path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as a record: {error}") from None
-    if not isinstance(record, dict) or "status" not in record:
-        raise ValueError(f"{path} is not a record of immunize.train")
+    record = parsed(text, path)
+    if common:
+        try:
+            record = unpack(record, common)
+        except KeyError as error:
+            raise ValueError(f"{path} has a line without {error}") from None
+    elif not path.with_name(COMMON).is_file() and record.get("pretrain") is None:
+        raise ValueError(f"{path} needs the {COMMON} that was written with it")
+    check_run(record, path)
     return record

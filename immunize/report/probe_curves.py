@@ -67,10 +67,12 @@ def probe_bands(settings: Sequence[Setting]) -> list[ProbeBand]:
     """One band a setting, optimizer, data set, and method; θ_0's once a seed, whatever the method.
 
     Raises:
-        ValueError: records without curves, as those of a `results.jsonl`, or curves of one band at different steps.
+        ValueError: a setting without a finished run, records without curves, as those of a `results.jsonl`, or curves
+            of one band at different steps.
     """
     found = []
     for one in settings:
+        one.runs.check_finished()
         if not all("curves" in record for record in one.runs.finished):
             raise ValueError("the records hold no curves; give the folder of the runs themselves")
         once = {record["seed"]: record for record in one.runs.finished}

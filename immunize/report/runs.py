@@ -99,6 +99,15 @@ class Runs(Collection):
         """The runs that have numbers."""
         return [record for record in self.records if record["status"] == "finished"]
 
+    def check_finished(self) -> None:
+        """Refuse to draw nothing.
+
+        Raises:
+            ValueError: no run has numbers.
+        """
+        if not self.finished:
+            raise ValueError(f"every run of {self.name} diverged: there is nothing to draw")
+
     def of_method(self, method: str) -> list[dict[str, Any]]:
         """Its finished runs."""
         return [record for record in self.finished if record["method"] == method]

@@ -54,8 +54,9 @@ def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def write_summary(records: Sequence[dict[str, Any]], out: Path) -> None:
     """Write `results.jsonl` and `common.json` (see :mod:`immunize.report.packing`) and `table.md` into `out`."""
+    table = summary_table(records)
     write_results(records, out)
-    (out / "table.md").write_text(summary_table(records), encoding="utf-8")
+    (out / "table.md").write_text(table, encoding="utf-8")
 
 
 def _data(record: dict[str, Any]) -> str:

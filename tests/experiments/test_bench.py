@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from experiments.bench import __main__ as bench
-from experiments.bench import machine, mnist, scaling, step
+from experiments.bench import machine, mnist, scaling, step, table
 from experiments.bench.figure import scaling_figure
 from experiments.bench.point import FEWEST, Point
+from immunize import records
 from immunize.errors import UserError
 from immunize.features import LinearExtractor
 from immunize.spectrum import default_tolerance
@@ -196,9 +197,13 @@ def test_full_batch_case_takes_no_mini_batches() -> None:
     assert compose_config(*mnist.PAIR, *overrides).objective.batch_size is None
 
 
-@pytest.mark.parametrize("part", bench.PARTS)
+MEASURED = json.loads((HERE / machine.MACHINE).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("part", MEASURED)
 def test_committed_results_name_their_machine(part: str) -> None:
-    facts = json.loads((HERE / "machine.json").read_text(encoding="utf-8"))[part]
+    assert part in bench.PARTS
+    facts = MEASURED[part]
     assert facts["hardware"]["cores"] >= 1
     assert facts["date"]
     assert facts["command"] == f"python -m experiments.bench {part}"
@@ -299,6 +304,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         return types.SimpleNamespace(run=run)
 
     monkeypatch.setattr(bench, "HERE", tmp_path)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
     monkeypatch.setattr(bench.importlib, "import_module", stand_in)
     return outcome
 
@@ -315,6 +321,26 @@ def test_one_part_alone_leaves_what_is_known_of_the_others(part: str, parts: dic
     assert bench.main([part]) == 0
     assert parts["ran"] == [part]
     assert json.loads((tmp_path / "machine.json").read_text()).keys() == {"other", part}
+
+
+def test_interrupted_bench_goes_on(parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = {"step": "abc", "mnist": "abc", "scaling": "old"}
+    (tmp_path / machine.MACHINE).write_text(json.dumps({part: {"git_commit": c} for part, c in commits.items()}))
+    monkeypatch.setattr(records, "_git_commit", lambda: "abc")
+    assert bench.main(["rest"]) == 0
+    assert parts["ran"] == ["scaling", "deep", "deep_scaling", "attack"]
+    parts["ran"].clear()
+    assert bench.main(["rest"]) == 0
+    assert parts["ran"] == []
+    monkeypatch.setattr(records, "_git_commit", lambda: "abc-dirty")
+    assert bench.main(["rest"]) == 0
+    assert parts["ran"] == list(bench.PARTS)
+
+
+def test_table_measures_nothing(parts: dict[str, Any], tmp_path: Path) -> None:
+    assert bench.main(["table"]) == 0
+    assert parts["ran"] == []
+    assert (tmp_path / table.README).read_text().count(table.NOT_YET) == len(table.lines(tmp_path, tmp_path))
 
 
 @pytest.mark.parametrize("part", bench.PARTS)
@@ -335,7 +361,10 @@ def test_unknown_part_is_refused(
     arguments: list[str], parts: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.main(arguments) == 2
-    assert "usage: python -m experiments.bench [step|mnist|scaling|deep|deep_scaling|all]" in capsys.readouterr().err
+    assert (
+        "usage: python -m experiments.bench [step|mnist|scaling|deep|deep_scaling|attack|rest|table|all]"
+        in capsys.readouterr().err
+    )
     assert parts["ran"] == []
 
 

@@ -191,6 +191,14 @@ def test_what_is_no_attack_record_of_a_run_is_refused(
     path.write_text(json.dumps({"status": "finished"}))
     with pytest.raises(ValueError, match="has no 'subject'"):
         load_attacks(tmp_path)
+    path.write_text(json.dumps(base | {"schema_version": 2}))
+    with pytest.raises(ValueError, match="has schema version 2, this version of immunize reads 1"):
+        load_attacks(tmp_path)
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / ATTACK_RECORD).write_text(json.dumps(base))
+    with pytest.raises(ValueError, match=r"mixes records of schema versions 1 \(1\) and 2 \(1\)"):
+        load_attacks(tmp_path)
+    (tmp_path / "second" / ATTACK_RECORD).unlink()
     base["subject"]["method"] = None  # of a bare checkpoint
     path.write_text(json.dumps(base))
     with pytest.raises(ValueError, match=r"has no 'subject\.method'"):

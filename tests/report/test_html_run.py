@@ -19,8 +19,9 @@ from immunize.report.__main__ import main
 from immunize.report.attack import verdict_sentence
 from immunize.report.cells import short
 from immunize.report.html import write_run_page
-from immunize.report.html.run_figures import METRICS, read_log
+from immunize.report.html.run_figures import read_log
 from immunize.report.html.run_page import REPORT, run_page
+from immunize.report.sources import METRICS
 from tests import reference as ref
 from tests.attacking import attack_tiny
 from tests.composing import run_tiny
@@ -312,7 +313,7 @@ def test_bad_folders_are_refused(run: Path, record: Record, tmp_path: Path) -> N
     with pytest.raises(UserError, match="written when the run ends"):
         write_run_page(tmp_path, tmp_path)
     (tmp_path / METRICS).unlink()
-    with pytest.raises(UserError, match="holds many runs: html sweep="):
+    with pytest.raises(UserError, match="holds many runs: python -m immunize"):
         write_run_page(run.parent, tmp_path)
     (tmp_path / RECORD).write_text('{"status": ')
     with pytest.raises(UserError, match="cannot be read as a record"):

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from immunize.errors import UserError
+from immunize.records import SWEEP
 from immunize.report.cells import short, summary_text
 from immunize.report.html import write_sweep_page
 from immunize.report.html.scales import LINEAR, LOG, STEPS, Axis, scale_of, tick_text
 from immunize.report.html.settings import settings_of
 from immunize.report.html.sweep_page import sweep_page
-from immunize.report.loading import SWEEP
 from immunize.report.packing import write_results
 from tests.report.making import METHODS, diverged, record_of, table1_records, table2_records, written
 from tests.report.pages import Page, check

@@ -16,11 +16,9 @@ from immunize.report.html.plot import SLOTS, Chart, Line, figure
 from immunize.report.html.scales import LINEAR, LOG, STEPS, Axis
 from immunize.report.html.tables import Cell, data_table
 from immunize.report.html.views import part_name
+from immunize.report.sources import METRICS
 
-__all__ = ["METRICS", "norm_ratio_section", "probe_section", "read_log", "spectra_section", "training_section"]
-
-METRICS = "metrics.csv"
-"""What `logger=csv` leaves in a run's folder."""
+__all__ = ["norm_ratio_section", "probe_section", "read_log", "spectra_section", "training_section"]
 
 _ROLES = {"pretrain": ("D_P", "H_P"), "harmful": ("D_H", "H_H")}
 _WHICH = {"immunized": ("immunized", 0), "identity": ("identity", 1), "theta_0": ("θ_0", 1)}

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
-from immunize.report.card import RECORD, check_same_run, read_sources
 from immunize.report.html.attack import attack_section
 from immunize.report.html.elements import Html, join, tag
 from immunize.report.html.page import REDUCED, Section, page, write_page
 from immunize.report.html.ratios import ratios_section
 from immunize.report.html.run_figures import (
-    METRICS,
     norm_ratio_section,
     probe_section,
     read_log,
@@ -24,7 +22,9 @@ from immunize.report.html.tables import key_values
 from immunize.report.html.verdicts import verdicts_section
 from immunize.report.naming import data_name, run_title
 from immunize.report.provenance import provenance_rows
+from immunize.report.reading import ATTACK_CELLS, ATTACK_RECORD, lacking_is_told
 from immunize.report.runs import Runs, experiment_of
+from immunize.report.sources import check_same_run, read_attack, read_run
 
 __all__ = ["REPORT", "run_page", "write_run_page"]
 
@@ -39,16 +39,15 @@ def write_run_page(folder: Path, out: Path) -> Path:
     Raises:
         UserError: no record, or one that cannot be read or lacks what every record has.
     """
-    _check_ended(folder)
-    record, attack = read_sources(folder)
-    log, problem = read_log(folder), None
-    try:
+    record, log = read_run(folder), read_log(folder)
+    with lacking_is_told(f"the record in {folder}"):
+        attack, problem = _attack_of(folder, record)
         if attack is not None:
-            attack, problem = _of_this_run(record, attack)
-        text = run_page(record, attack, log, problem)
-    except KeyError as error:
-        raise UserError(f"the record in {folder} lacks {error}: it is of another version, or not of a run") from None
-    return write_page(text, out / REPORT)
+            try:
+                return write_page(run_page(record, attack, log), out / REPORT)
+            except KeyError as error:
+                problem = f"{ATTACK_RECORD} lacks {error}: it is of another version."
+        return write_page(run_page(record, None, log, problem), out / REPORT)
 
 
 def run_page(
@@ -81,26 +80,18 @@ def run_page(
     return page(run_title(record), _lead(record), sections)
 
 
-def _check_ended(folder: Path) -> None:
-    """Tell a folder of many runs, and that of a run that has not ended, from one that is of no run.
-
-    Raises:
-        UserError: it is one of the two.
-    """
-    if (folder / RECORD).is_file() or not folder.is_dir():
-        return
-    if next(folder.glob(f"*/{RECORD}"), None) is not None:
-        raise UserError(f"{folder} holds many runs: html sweep={folder}")
-    if (folder / METRICS).is_file():
-        raise UserError(f"the run in {folder} has no {RECORD} yet: it is written when the run ends")
-
-
-def _of_this_run(record: dict[str, Any], attack: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
-    """The attack record, or None and why: a run that was done again leaves that of the one before."""
+def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
+    """The attack record, or None and why it is not shown: the page of a run does not depend on its attackers."""
     try:
-        check_same_run(record, attack)
-    except UserError as error:
-        return None, f"{error}."
+        attack = read_attack(folder)
+        if attack is not None:
+            check_same_run(record, attack)
+        elif (folder / ATTACK_CELLS).is_dir():
+            return None, "An attack on this run was begun and has not ended; the same command goes on where it stopped."
+    except UserError as error:  # a run that was done again leaves the attacks on the one before
+        return None, f"{error}.".removeprefix(f"{folder}/")
+    except KeyError as error:
+        return None, f"{ATTACK_RECORD} lacks {error}: it is of another version."
     return attack, None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
+from immunize.records import SWEEP
 from immunize.report.cells import NOTHING
 from immunize.report.html.elements import Html, join, tag
 from immunize.report.html.page import REDUCED, Section, note, page, write_page
@@ -16,8 +17,9 @@ from immunize.report.html.settings import Setting, settings_of
 from immunize.report.html.sweep_figures import MAP_FROM, heat_maps, means_table, pareto_front, summary_cell
 from immunize.report.html.tables import Cell, data_table, from_layout, key_values
 from immunize.report.html.views import View, views_of
-from immunize.report.loading import SWEEP, load_records, own_runs
+from immunize.report.loading import load_records, own_runs
 from immunize.report.provenance import provenance_rows, settings_table
+from immunize.report.reading import lacking_is_told
 from immunize.report.runs import Runs, experiment_of
 from immunize.report.validity import validity_notes
 
@@ -39,9 +41,8 @@ def write_sweep_page(folder: Path, out: Path) -> Path:
         records = load_records(folder, _STATUSES)
         own = own_runs(folder / SWEEP)
         missing = 0 if own is None else len(own - {record.get("config_hash") for record in records})
-        text = sweep_page(records, folder.resolve().name, missing)
-    except KeyError as error:
-        raise UserError(f"a record below {folder} lacks {error}: it is of another version, or not of a run") from None
+        with lacking_is_told(f"a record below {folder}"):
+            text = sweep_page(records, folder.resolve().name, missing)
     except FileNotFoundError as error:
         raise UserError(f"{error}; a folder of runs that have ended is needed, html run=<folder> is for one") from None
     except ValueError as error:

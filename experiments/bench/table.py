@@ -1,0 +1,304 @@
+"""Every benchmark in one table, from the files of the parts and the records of the experiments: README.md.
+
+A line has what was measured, the limit, and whether it is met; and the machine, date, load and commit it was measured
+with, which differ from line to line where parts were repeated. What was not measured yet is a line that says how to.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.bench import attack, deep, mnist, scaling
+from experiments.bench.machine import MACHINE
+from immunize.report.layout import Table
+from immunize.report.loading import load_records
+from immunize.report.provenance import made_with
+from immunize.report.runs import EXPERIMENT_STATUSES
+
+__all__ = ["README", "Line", "lines", "readme"]
+
+README = "README.md"
+TABLE2_HOURS, TABLE2_RUNS = 2.0, 270
+CLOSED_FORM_SECONDS, PAIRS = 180.0, 90
+DIGITS_MINUTES, DIGITS_RUNS = 10.0, 36
+NOT_YET = "not measured yet"
+
+_HEAD = """# Benchmarks
+
+What `make bench` measures, against the limits that were set before. Written by `python -m experiments.bench table`,
+which every bench ends with, from the files in this folder and, where the last column names another command, from the
+records of that experiment; nothing is typed.
+
+- `make bench` measures every part, about 40 minutes on two quiet cores; `make bench PART=mnist` one of them.
+- `make bench PART=rest` goes on where an interrupted bench stopped: it measures the parts of which there are no
+  numbers of this commit yet.
+- Times are by the clock. "load" is the load average before the part began: above 0.25 others computed beside it, and
+  its times are too long ("–": the part followed another one of the same bench). A commit with `-dirty` had changes.
+- The exit code is 1 where a limit is not met.
+
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One benchmark.
+
+    Attributes:
+        name: of what was measured.
+        measured: in words; `NOT_YET` without numbers.
+        limit: in words.
+        met: whether it is within the limit; None without numbers.
+        made: of `_MADE`, by name.
+        command: that measures it.
+    """
+
+    name: str
+    measured: str
+    limit: str
+    met: bool | None
+    made: dict[str, str]
+    command: str
+
+
+_MADE = ("machine", "threads", "date", "load", "commit")
+Row = dict[str, Any]
+
+
+def lines(results: Path, experiments: Path) -> list[Line]:
+    """Every benchmark.
+
+    Args:
+        results: the folder of the parts' files.
+        experiments: the folder with the experiments' records.
+    """
+    return [
+        *_of_part(results, "mnist", "mnist.csv", _mnist),
+        *_of_part(results, "scaling", "exponents.csv", _growth),
+        *_table2(experiments / "table2"),
+        *_closed_form(experiments / "closed_form_mnist"),
+        *_of_part(results, "deep", "deep_step.csv", _steps),
+        *_of_part(results, "deep", "deep_cache.csv", _caches),
+        *_of_part(results, "deep", "deep_pooled.csv", _pooled),
+        *_digits(experiments / "table3_digits"),
+        *_of_part(results, "attack", "attack.csv", _attack),
+    ]
+
+
+def readme(results: Path, experiments: Path) -> str:
+    """The page.
+
+    Args:
+        results: as in :func:`lines`.
+        experiments: likewise.
+    """
+    found = lines(results, experiments)
+    verdicts = [line.met for line in found]
+    rows = [
+        [
+            *(line.name, line.measured, line.limit, {True: "yes", False: "**no**", None: "–"}[line.met]),
+            *(line.made.get(name, "–") for name in _MADE),
+            f"`{line.command}`",
+        ]
+        for line in found
+    ]
+    columns = ("benchmark", "measured", "limit", "met", *_MADE, "command")
+    counts = f"{verdicts.count(True)} of {len(found)} limits are met, {verdicts.count(False)} are not"
+    missing = f", {verdicts.count(None)} were not measured yet" if None in verdicts else ""
+    table = Table("", "bench", [("", columns)], rows).markdown(heading=False)
+    return f"{_HEAD}{counts}{missing}.\n\n{table}\n{_FILES}"
+
+
+_FILES = """
+| file | what |
+| --- | --- |
+| `mnist.csv`, `released_code.csv` | an MNIST run with its RIR; the authors' released code on the same pair |
+| `step_time.csv` | one Algorithm 1 step, the fast path against the printed one; nothing is promised |
+| `scaling.csv`, `exponents.csv`, `scaling.png` | time and memory of a step over D, N and batch size; exponents |
+| `deep_step.csv`, `deep_cache.csv`, `deep_pooled.csv` | deep nets against their limits |
+| `deep_scaling.csv` | how the cost of a deep run grows; [docs/scaling.md](../../docs/scaling.md) is made of it |
+| `attack.csv` | the attack grid |
+| `machine.json` | machine, versions, load, date and commit of every part |
+"""
+
+
+def _of_part(results: Path, part: str, name: str, tell: Callable[[list[Row]], Iterator[tuple[Any, ...]]]) -> list[Line]:
+    rows = _read(results / name)
+    path = results / MACHINE
+    facts = json.loads(path.read_text(encoding="utf-8")).get(part) if path.is_file() else None
+    made: dict[str, str] = {}
+    if rows and facts is not None:
+        hardware, load = facts["hardware"], facts["load_average_before"]
+        made = {
+            "machine": f"{hardware['processor']}, {hardware['cores']} cores",
+            "threads": str(rows[0].get("threads", hardware["threads"])),
+            "date": facts["date"],
+            "load": "–" if load is None else str(load),
+            "commit": _short_commit(facts["git_commit"]),
+        }
+    return [Line(*told, made, f"make bench PART={part}") for told in tell(rows)]
+
+
+def _mnist(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+    by_name = {row["run"]: row for row in rows}
+    for name, (limit, _) in mnist.CASES.items():
+        said = (f"MNIST 0 → 1, `ours`, {name}: start to exit", f"{limit:.0f} s")
+        row = by_name.get(name)
+        yield _line(*said, row and f"{row['seconds']} s, {row['steps']:,} steps", row and row["seconds"] <= limit)
+        if name != next(iter(mnist.CASES)):
+            first = by_name.get(next(iter(mnist.CASES)))
+            told = row and first and f"{row['rir_fit_released']:.0f} against {first['rir_fit_released']:.0f}"
+            met = row and first and row["rir_fit_released"] >= first["rir_fit_released"]
+            yield _line(f"the same: RIR on `fit`, `released`, beside {next(iter(mnist.CASES))}'s", "≥", told, met)
+    peak = max((row["peak_gb"] for row in rows), default=None)
+    yield _line(
+        "the same: peak memory of a process",
+        f"{mnist.LIMIT_GB} GB",
+        peak and f"{peak} GB",
+        peak and peak <= mnist.LIMIT_GB,
+    )
+
+
+def _growth(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+    for quantity, words in (("step_ms", "time"), ("memory_mib", "memory")):
+        found = [
+            row["exponent"]
+            for row in rows
+            if (row["quantity"], row["mode"], row["variable"]) == (quantity, "mini-batch", "D")
+        ]
+        told = f"D^{max(found):.2f}" if found else None
+        met = max(found) <= scaling.LIMIT if found else None
+        yield _line(f"mini-batch step: growth of {words} with D, largest exponent", f"D^{scaling.LIMIT:g}", told, met)
+
+
+def _steps(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+    for name in deep.STEP_NETWORKS:
+        row = next((row for row in rows if row["network"] == name), None)
+        told = row and f"{row['ratio']} times ({row['process_ratio']} by processor time), batch {row['batch']}"
+        said = f"`{name}`: a step with regularizers against one without"
+        yield _line(said, f"{deep.STEP_LIMIT:.2f} times", told, row and row["ratio"] <= row["limit"])
+
+
+def _caches(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+    for name in deep.CACHE_NETWORKS:
+        row = next((row for row in rows if row["network"] == name), None)
+        said = f"`{name}`: an epoch from files with `cache_frozen` against one without"
+        told = row and f"{row['speedup_files']} times as fast (bound by operations {row['bound']})"
+        yield _line(
+            said, f"≥ {deep.CACHE_LIMIT:g} times as fast", told, row and row["speedup_files"] >= deep.CACHE_LIMIT
+        )
+    gap = max((row["gradient_gap"] for row in rows), default=None)
+    yield _line(
+        "the same: relative difference of the gradients",
+        f"{deep.SAME_GRADIENT:g}",
+        None if gap is None else f"{gap:g}",
+        None if gap is None else gap <= deep.SAME_GRADIENT,
+    )
+
+
+def _pooled(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+    row = rows[0] if rows else None
+    name = f"pooled κ of {deep.POOLED_ROWS:,} × {deep.POOLED_FEATURES} features"
+    for key, unit, limit in (("seconds", "s", deep.POOLED_SECONDS), ("memory_mib", "MiB", deep.POOLED_MIB)):
+        said = name if key == "seconds" else f"{name}: memory beside them"
+        yield _line(said, f"{limit:g} {unit}", row and f"{row[key]} {unit}", row and row[key] <= limit)
+
+
+def _attack(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+    row = rows[0] if rows else None
+    name = f"`attack=standard`, {attack.ROWS:,} × {attack.FEATURES} features, {attack.CLASSES} classes, one extractor"
+    for key, unit, limit in (("seconds", "s", attack.LIMIT_S), ("peak_gb", "GB", attack.LIMIT_GB)):
+        said = name if key == "seconds" else "the same: peak memory of the process"
+        yield _line(said, f"{limit:g} {unit}", row and f"{row[key]} {unit}", row and row[key] <= limit)
+
+
+def _table2(folder: Path) -> Iterator[Line]:
+    records = [r for r in _records(folder) if r["method"] == "ours"]
+    told, met = None, None
+    if len(records) == TABLE2_RUNS:
+        hours = _side_by_side(records) / 3600
+        told, met = f"{hours:.2f} h", hours <= TABLE2_HOURS
+    name = f"Table 2, `ours`: {TABLE2_RUNS} runs, their seconds over the cores"
+    yield Line(*_line(name, f"{TABLE2_HOURS:g} h", told, met), _made(records) if told else {}, "make table2")
+
+
+def _digits(folder: Path) -> Iterator[Line]:
+    records = _records(folder)
+    told, met = None, None
+    if len(records) == DIGITS_RUNS:
+        minutes = _side_by_side(records) / 60
+        told, met = f"{minutes:.1f} min", minutes <= DIGITS_MINUTES
+    name = f"Table 3 at `SCALE=digits`: {DIGITS_RUNS} runs, their seconds over the cores"
+    limit = f"{DIGITS_MINUTES:g} min"
+    yield Line(*_line(name, limit, told, met), _made(records) if told else {}, "make table3 SCALE=digits")
+
+
+def _closed_form(folder: Path) -> Iterator[Line]:
+    rows = _read(folder / "results.csv")
+    told, met, made = None, None, {}
+    if len(rows) == PAIRS:
+        head = dict(
+            (cell.strip() for cell in line.strip("|").split("|", 1))
+            for line in (folder / README).read_text(encoding="utf-8").splitlines()
+            if line.startswith("| ") and line.count("|") == 3
+        )
+        seconds = sum(row["alone_seconds"] for row in rows)
+        told, met = f"{seconds:.0f} s on one core", seconds <= CLOSED_FORM_SECONDS
+        made = {"machine": head["machine"], "threads": "1", "date": head["date"]}
+        made["commit"] = _short_commit(head["commit"])
+    name = f"`closed_form`, all {PAIRS} pairs of MNIST, from pixels to θ"
+    limit = f"{CLOSED_FORM_SECONDS:.0f} s on two cores"
+    yield Line(*_line(name, limit, told, met), made, "make closed_form_mnist")
+
+
+def _line(name: str, limit: str, told: str | None, met: bool | None) -> tuple[str, str, str, bool | None]:
+    return name, told or NOT_YET, limit, None if not told else bool(met)
+
+
+def _side_by_side(records: list[Row]) -> float:
+    """Seconds of runs that go side by side over the cores, each with its threads."""
+    hardware = records[0]["hardware"]
+    return math.fsum(record["seconds"] for record in records) / max(1, hardware["cores"] // hardware["threads"])
+
+
+def _records(folder: Path) -> list[Row]:
+    try:
+        return load_records(folder, EXPERIMENT_STATUSES)
+    except FileNotFoundError:
+        return []
+
+
+def _made(records: list[Row]) -> dict[str, str]:
+    found = dict(made_with(records))
+    commits = sorted({_short_commit(str(record.get("git_commit"))) for record in records})
+    return {
+        "machine": found["machine"],
+        "threads": found["threads a run"],
+        "date": found["date"],
+        "commit": commits[0] if len(commits) == 1 else f"{len(commits)} commits",
+    }
+
+
+def _short_commit(commit: str | None) -> str:
+    if commit is None:
+        return "–"
+    return commit[:10] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

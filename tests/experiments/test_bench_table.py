@@ -1,0 +1,169 @@
+"""`make bench` in one table: limits are judged from the files, and what they were measured with stands beside them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.bench import attack, deep, mnist, scaling, table
+from experiments.bench.machine import HERE, MACHINE, ROOT, write_csv
+from immunize.report.packing import write_results
+
+Row = dict[str, Any]
+
+
+def measured() -> dict[str, list[Row]]:
+    """Generated files of all parts, every number exactly at its limit."""
+    kept = {"steps": 10, "peak_gb": mnist.LIMIT_GB, "rir_fit_released": 100.0, "threads": 2}
+    grown = [
+        {"quantity": quantity, "mode": mode, "variable": "D", "exponent": exponent}
+        for quantity in ("step_ms", "memory_mib")
+        for mode, exponent in (("mini-batch", scaling.LIMIT), ("mini-batch", 1.0), ("full", 3.0))
+    ]
+    steps = [
+        {"network": name, "batch": 64, "ratio": deep.STEP_LIMIT, "process_ratio": 1.0, "limit": deep.STEP_LIMIT}
+        for name in deep.STEP_NETWORKS
+    ]
+    caches = [
+        {"network": name, "bound": 4.0, "speedup_files": deep.CACHE_LIMIT, "gradient_gap": deep.SAME_GRADIENT}
+        for name in deep.CACHE_NETWORKS
+    ]
+    return {
+        "mnist.csv": [kept | {"run": name, "seconds": limit} for name, (limit, _) in mnist.CASES.items()],
+        "exponents.csv": grown,
+        "deep_step.csv": steps,
+        "deep_cache.csv": caches,
+        "deep_pooled.csv": [{"seconds": deep.POOLED_SECONDS, "memory_mib": deep.POOLED_MIB}],
+        "attack.csv": [{"seconds": attack.LIMIT_S, "peak_gb": attack.LIMIT_GB, "threads": 1}],
+    }
+
+
+def facts(part: str) -> Row:
+    return {
+        "date": "2030-01-02",
+        "load_average_before": 0.12,
+        "git_commit": "0123456789abcdef-dirty",
+        "hardware": {"processor": f"processor of {part}", "cores": 2, "threads": 2},
+    }
+
+
+def write(folder: Path, files: dict[str, list[Row]]) -> Path:
+    for name, rows in files.items():
+        write_csv(folder / name, rows)
+    parts = ("mnist", "scaling", "deep", "attack")
+    (folder / MACHINE).write_text(json.dumps({part: facts(part) for part in parts}), encoding="utf-8")
+    return folder
+
+
+def test_at_the_limit_is_within_it(tmp_path: Path) -> None:
+    found = [line for line in table.lines(write(tmp_path, measured()), tmp_path / "none") if line.made]
+    assert len(found) == 18
+    assert all(line.met is True for line in found)
+    for line in found:
+        part = line.command.removeprefix("make bench PART=")
+        assert line.made == {
+            "machine": f"processor of {part}, 2 cores",
+            "threads": "1" if part == "attack" else "2",
+            "date": "2030-01-02",
+            "load": "0.12",
+            "commit": "0123456789-dirty",
+        }
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "words"),
+    [
+        (("mnist.csv", 0, "seconds"), 90.1, "MNIST 0 → 1, `ours`, table 4: start to exit"),
+        (("mnist.csv", 2, "seconds"), 30.1, "MNIST 0 → 1, `ours`, full batch: start to exit"),
+        (("mnist.csv", 1, "peak_gb"), 1.51, "the same: peak memory of a process"),
+        (("mnist.csv", 1, "rir_fit_released"), 99.0, "the same: RIR on `fit`, `released`, beside table 4's"),
+        (("exponents.csv", 1, "exponent"), 2.01, "mini-batch step: growth of time with D, largest exponent"),
+        (("exponents.csv", 3, "exponent"), 2.01, "mini-batch step: growth of memory with D, largest exponent"),
+        (("deep_step.csv", 1, "ratio"), 1.101, "`vit_small`: a step with regularizers against one without"),
+        (
+            ("deep_cache.csv", 0, "speedup_files"),
+            2.9,
+            "`resnet18_64px`: an epoch from files with `cache_frozen` against",
+        ),
+        (("deep_cache.csv", 2, "gradient_gap"), 2e-4, "the same: relative difference of the gradients"),
+        (("deep_pooled.csv", 0, "seconds"), 10.1, "pooled κ of 50,000 × 512 features"),
+        (("deep_pooled.csv", 0, "memory_mib"), 201.0, "pooled κ of 50,000 × 512 features: memory beside them"),
+        (("attack.csv", 0, "seconds"), 601.0, "`attack=standard`, 6,500 × 512 features"),
+        (("attack.csv", 0, "peak_gb"), 4.1, "the same: peak memory of the process"),
+    ],
+)
+def test_beyond_the_limit_is_told(where: tuple[str, int, str], value: float, words: str, tmp_path: Path) -> None:
+    files = measured()
+    name, index, key = where
+    files[name][index][key] = value
+    write(tmp_path, files)
+    (broken,) = [line for line in table.lines(tmp_path, tmp_path / "none") if line.met is False]
+    assert broken.name.startswith(words)
+    assert f"{value:g}" in broken.measured or f"{value:.2f}" in broken.measured
+    text = table.readme(tmp_path, tmp_path / "none")
+    assert "17 of 21 limits are met, 1 are not, 3 were not measured yet." in text
+    assert "| **no** |" in text
+
+
+def test_experiments_count_by_their_records(tmp_path: Path) -> None:
+    hardware = {"processor": "p", "cores": 4, "threads": 2, "memory_gib": 8, "accelerators": [], "system": "Linux"}
+    common = {"schema_version": 1, "status": "finished", "pretrain": "a", "harmful": "b", "hardware": hardware}
+    common |= {"started": "2030-01-02T03:04:05Z", "git_commit": "f" * 40, "peak_memory_mib": 1.0, "config": {}}
+
+    def records(count: int, seconds: float) -> list[Row]:
+        return [common | {"method": "ours", "seed": seed, "seconds": seconds} for seed in range(count)]
+
+    def found() -> dict[str, table.Line]:
+        return {line.command: line for line in table.lines(tmp_path, tmp_path) if not line.command.startswith("make b")}
+
+    write_results([*records(270, 60.0), common | {"method": "none", "seed": 0, "seconds": 9e9}], tmp_path / "table2")
+    write_results(records(35, 60.0), tmp_path / "table3_digits")
+    assert found()["make table2"].measured == "2.25 h"  # 270 minutes, two side by side
+    assert found()["make table2"].met is False
+    assert found()["make table2"].made["commit"] == "f" * 10
+    assert found()["make table3 SCALE=digits"].met is None  # a run is missing
+    write_results(records(36, 20.0), tmp_path / "table3_digits")
+    assert found()["make table3 SCALE=digits"].measured == "6.0 min"
+    assert found()["make table3 SCALE=digits"].met is True
+
+
+def test_closed_form_has_the_head_of_its_page(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "experiments/closed_form_mnist", tmp_path / "closed_form_mnist")
+    (line,) = [line for line in table.lines(tmp_path, tmp_path) if line.command == "make closed_form_mnist"]
+    with (tmp_path / "closed_form_mnist/results.csv").open(encoding="utf-8") as file:
+        seconds = sum(float(row["alone_seconds"]) for row in csv.DictReader(file))
+    assert line.measured == f"{seconds:.0f} s on one core"
+    assert line.met is (seconds <= 180)
+    assert line.made["machine"].startswith("Intel")
+
+
+def test_committed_page_is_that_of_the_committed_files() -> None:
+    assert (HERE / table.README).read_text(encoding="utf-8") == table.readme(HERE, ROOT / "experiments")
+
+
+# The attack grid's part.
+
+
+def test_attack_data_are_two_views_of_the_same_rows() -> None:
+    data = attack.generated(80, 6, 3, 0.25)
+    assert [len(rows) for rows in (data.train, data.validation, data.test)] == [60, 20, 20]
+    assert data.reference is not None
+    shrunk = data.train.x / data.reference.train.x
+    np.testing.assert_allclose(shrunk, np.broadcast_to(np.logspace(0, -3, 6), shrunk.shape))
+
+
+def test_attack_grid_is_measured() -> None:
+    tiny = ("attack=quick", "attack.budget.steps=4", "~attack.attacks.adam", "~attack.attacks.lbfgs")
+    row = attack.measure(60, 6, 3, tiny)
+    assert row["seconds"] >= 0
+    assert row["attacks"] >= 3
+    assert 0.1 < row["peak_gb"] < 8
+    assert attack.judge([row]) == []
+    assert "601 s" in attack.judge([row | {"seconds": 601}])[0]
+    assert "4.5 GB" in attack.judge([row | {"peak_gb": 4.5}])[0]

@@ -1,0 +1,224 @@
+"""Every report of any folder a user may name by mistake: one sentence that says what is wrong, and no file."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from immunize.errors import UserError
+from immunize.records import RECORD, SCHEMA_VERSION, SWEEP
+from immunize.report.card import write_card
+from immunize.report.experiments import Request, report_experiment
+from immunize.report.html import write_run_page, write_sweep_page
+from immunize.report.loading import load_records
+from immunize.report.packing import COMMON, RESULTS, write_results
+from immunize.report.reading import ATTACK_CELLS, ATTACK_RECORD, lacking_is_told
+from immunize.report.sources import METRICS
+from immunize.report.summary import write_summary
+from tests.report.making import diverged, table1_records, table2_records, written
+from tests.report.pages import check
+
+Record = dict[str, Any]
+Write = Callable[[Path, Path], object]
+OTHER = SCHEMA_VERSION + 1
+
+
+def _summary(folder: Path, out: Path) -> None:
+    write_summary(load_records(folder), out)
+
+
+def _experiment(name: str) -> Write:
+    return lambda folder, out: report_experiment(Request(name, folder, out, Path("nowhere/published.csv")))
+
+
+RUN: dict[str, Write] = {"html run": write_run_page, "card": write_card}
+MANY: dict[str, Write] = {
+    **{"html sweep": write_sweep_page, "summary": _summary},
+    **{name: _experiment(name) for name in ("table1", "fig1", "table2", "fig2", "sweep_lambda", "table3", "fig3")},
+}
+
+
+@pytest.fixture
+def table1(base: Record) -> list[Record]:
+    return table1_records(base, seeds=range(2))
+
+
+def refusal(write: Write, folder: Path, out: Path) -> str:
+    """The message; what the command would turn into one counts too, as in `immunize.report.__main__`."""
+    with pytest.raises((UserError, ValueError, FileNotFoundError)) as caught, lacking_is_told(f"a record in {folder}"):
+        write(folder, out)
+    assert not isinstance(caught.value, UnicodeError | json.JSONDecodeError)
+    assert not out.exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*RUN, *MANY])
+def test_folders_without_a_run(name: str, tmp_path: Path) -> None:
+    write, folder = (RUN | MANY)[name], tmp_path / "a"
+    for make in (lambda: None, folder.mkdir, lambda: (folder / ".record.json.part").write_text("{")):
+        make()
+        assert re.search("holds no |is no folder", refusal(write, folder, tmp_path / "out"))
+    (tmp_path / "file").write_text("")
+    assert re.search("holds no |is no folder", told := refusal(write, tmp_path / "file", tmp_path / "out"))
+    assert "Errno" not in told
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_run_that_has_not_ended(name: str, tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text("loss,step\n1,2\n")
+    assert "it is written when the run ends" in refusal(RUN[name], tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_folder_of_many_runs(name: str, table1: list[Record], tmp_path: Path) -> None:
+    written(table1[:2], tmp_path / "multirun/today")  # two folders down, as Hydra's own
+    assert "holds many runs: python -m immunize.report html sweep=" in refusal(RUN[name], tmp_path, tmp_path / "out")
+    write_results(table1[:2], tmp_path / "results")
+    assert "holds many runs" in refusal(RUN[name], tmp_path / "results", tmp_path / "out")
+
+
+DAMAGED = {
+    "nothing in it": (b"", "cannot be read as a record.*cut off or damaged"),
+    "cut off": (b'{"status": "finished", "config": {"a', "cannot be read as a record.*cut off or damaged"),
+    "not text": (b"\xff\xfe\x00", "cannot be read as a record"),
+    "a list": (b"[]", "has no status"),
+    "another status": (b'{"status": {}}', "has no status"),
+    "of something else": (b'{"status": "finished", "model": "vit"}', "is not a record of immunize.train: it has no"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("name", [*RUN, *MANY])
+def test_one_damaged_record_is_named(name: str, damage: str, table1: list[Record], tmp_path: Path) -> None:
+    content, message = DAMAGED[damage]
+    folder = tmp_path / "runs"
+    written(table1[:3], folder)
+    run = folder / "run0001"
+    (run / RECORD).write_bytes(content)
+    told = refusal((RUN | MANY)[name], run if name in RUN else folder, tmp_path / "out")
+    assert told.startswith(str(run / RECORD))
+    assert re.search(message, told), told
+
+
+@pytest.mark.parametrize("name", [*RUN, *MANY])
+def test_record_of_another_version(name: str, table1: list[Record], tmp_path: Path) -> None:
+    folder = written([record | {"schema_version": OTHER} for record in table1], tmp_path / "runs")
+    told = refusal((RUN | MANY)[name], folder / "run0000" if name in RUN else folder, tmp_path / "out")
+    assert f"has schema version {OTHER}, this version of immunize reads {SCHEMA_VERSION}" in told
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_records_of_two_versions(name: str, table1: list[Record], tmp_path: Path) -> None:
+    folder = written([*table1[:-1], table1[-1] | {"schema_version": OTHER}], tmp_path / "runs")
+    told = refusal(MANY[name], folder, tmp_path / "out")
+    assert f"mixes records of schema versions 1 ({len(table1) - 1}) and {OTHER} (1): do the runs of" in told
+
+
+@pytest.mark.parametrize("name", ["summary", "table1", "fig1"])
+def test_what_there_is_instead_of_finished_runs_is_counted(name: str, table1: list[Record], tmp_path: Path) -> None:
+    records = [diverged(record) | {"status": "interrupted"} for record in table1]
+    folder = written(records, tmp_path / "runs")
+    told = refusal(MANY[name], folder, tmp_path / "out")
+    assert f"holds no finished record ({len(records)} interrupted): the command of the runs, given again" in told
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_runs_that_all_diverged_are_a_report_or_a_sentence(name: str, base: Record, tmp_path: Path) -> None:
+    methods = ["ours"] if name == "sweep_lambda" else ["ours", "none"]
+    pairs = [(0, 1), (1, 0)] if name.endswith("2") else None
+    records = table2_records(base, pairs, [0], methods) if pairs else table1_records(base, [0], methods)
+    for record in records:
+        record["config"]["experiment"]["name"] = {"fig1": "table1", "fig2": "table2", "fig3": "table3"}.get(name, name)
+    folder = written([diverged(record) for record in records], tmp_path / "runs")
+    if name in ("summary", "fig1", "fig2", "fig3"):
+        assert "diverged" in refusal(MANY[name], folder, tmp_path / "out")
+    else:
+        MANY[name](folder, tmp_path / "out")
+        (text,) = (path.read_text() for path in (tmp_path / "out").glob("R*.md" if name != "html sweep" else "*.html"))
+        assert "diverged" in text
+
+
+@pytest.mark.parametrize("name", ["html sweep", "summary", "table1"])
+def test_results_without_what_they_share(name: str, table1: list[Record], tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    write_results(table1, folder)
+    (folder / COMMON).unlink()
+    assert f"needs the {COMMON} that was written with it" in refusal(MANY[name], folder, tmp_path / "out")
+    (folder / RESULTS).write_text("")
+    assert "holds no finished record" in refusal(MANY[name], folder, tmp_path / "out")
+
+
+def test_list_of_a_sweep_none_of_whose_runs_are_there(table1: list[Record], tmp_path: Path) -> None:
+    folder = written(table1, tmp_path / "runs")
+    (folder / SWEEP).write_text(json.dumps({"runs": ["another"]}))
+    assert "holds no finished record" in refusal(write_sweep_page, folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", [*RUN, *MANY])
+def test_what_a_record_lacks_is_said(name: str, table1: list[Record], tmp_path: Path) -> None:
+    for record in table1:
+        del record["config"]
+    folder = written(table1, tmp_path / "runs")
+    told = refusal((RUN | MANY)[name], folder / "run0000" if name in RUN else folder, tmp_path / "out")
+    assert "lacks 'config': it is of another version, or not of a run" in told
+
+
+# Of a run's attackers.
+
+
+ATTACKS = {
+    "cut off": ('{"status": "fin', "cannot be read as an attack record"),
+    "of something else": ('{"status": "finished"}', "is not an attack record"),
+    "of another version": (
+        json.dumps({"status": "finished", "subject": {}, "schema_version": OTHER}),
+        f"has schema version {OTHER}",
+    ),
+    "without its hashes": (
+        json.dumps({"status": "finished", "subject": {}, "schema_version": SCHEMA_VERSION}),
+        "lacks 'run_config_hash'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ATTACKS)
+def test_attack_record_that_cannot_be_shown(what: str, base: Record, tmp_path: Path) -> None:
+    """The page of the run is there without it and says why; a card, which vouches for it, is not made."""
+    content, message = ATTACKS[what]
+    (folder := tmp_path / "run").mkdir()
+    (folder / RECORD).write_text(json.dumps(base))
+    (folder / ATTACK_RECORD).write_text(content)
+    page = check(write_run_page(folder, tmp_path / "page").read_text())
+    assert f"{ATTACK_RECORD} {message}" in page.text
+    assert str(tmp_path) not in page.text.split("Provenance")[0]
+    assert message in refusal(write_card, folder, tmp_path / "out")
+
+
+def test_attack_that_has_not_ended(base: Record, tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text(json.dumps(base))
+    (tmp_path / ATTACK_CELLS).mkdir()
+    page = check(write_run_page(tmp_path, tmp_path / "page").read_text())
+    assert "begun and has not ended" in page.text
+
+
+def test_old_record_without_spectra_beside_new_ones(table1: list[Record], tmp_path: Path) -> None:
+    old = copy.deepcopy(table1)
+    for record in old[::2]:
+        record.pop("spectra", None)
+    folder = written(old, tmp_path / "runs")
+    write_sweep_page(folder, tmp_path / "sweep")
+    assert "The record holds no spectra" in write_run_page(folder / "run0000", tmp_path / "old").read_text()
+    assert "The record holds no spectra" not in write_run_page(folder / "run0001", tmp_path / "new").read_text()
+    assert write_card(folder / "run0000", tmp_path / "card").is_file()
+
+
+def test_card_that_cannot_be_written(base: Record, tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text(json.dumps(base))
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(UserError, match="choose another folder with out="):
+        write_card(tmp_path, tmp_path / "out")
