@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lint types page docs bench table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist search_table3_small sweep_lambda fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
+.PHONY: help install demo sanity test lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist search_table3_small sweep_lambda fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -48,6 +48,9 @@ docs: $(STAMP) ## the documentation site, built strictly, in outputs/site
 
 bench: $(STAMP) ## every benchmark against its limit, one table: experiments/bench/README.md; about 40 minutes; PART=mnist: one part, PART=rest: those without numbers of this commit
 	@$(BIN)/python -m experiments.bench $(PART)
+
+mutation: $(STAMP) ## would the tests of spectrum/ and objective/ notice a change? SAMPLE=400 or all (docs/mutation.md), AGAIN=survived
+	@OMP_NUM_THREADS=1 $(BIN)/python -m experiments.mutation $(if $(SAMPLE),sample=$(SAMPLE)) $(if $(AGAIN),again=$(AGAIN))
 
 # FAST=1 makes the reduced version of a sweep; what it leaves lies below outputs/ only.
 fast := $(if $(filter 1,$(FAST)),_fast)

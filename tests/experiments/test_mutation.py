@@ -1,0 +1,178 @@
+"""`make mutation`: what is mutated, what is drawn, and a whole run on a small package with good and bad tests."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mutmut", reason="needs pip install -e '.[dev]'")
+
+from experiments.mutation import page
+from experiments.mutation.__main__ import run
+from experiments.mutation.mutants import Mutant, mutants_of, sample
+from immunize.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+
+SOURCE = '''"""A module."""
+
+import functools
+
+LIMIT = 3
+
+
+@functools.cache
+def half(x: int = 4) -> float:
+    """x/2."""
+    if x > 10:
+        raise ValueError(f"{x} + 1 is too large")
+    return x / 2
+
+
+class Box:
+    size: int = 1
+
+    @property
+    def double(self) -> int:
+        return self.size * 2
+
+    def name(self) -> str:
+        return "box" if self.size < 2 else "a large box"
+'''
+TESTS = """from toy.code import Box, half
+
+def test_half():
+    assert half(6) == 3
+    assert half(10) == 5
+
+def test_half_by_default():
+    assert half() == 2
+
+def test_too_large():
+    try:
+        half(11)
+    except ValueError:
+        return
+    raise AssertionError
+
+def test_box():
+    assert Box().double > 1
+"""
+
+
+def toy(folder: Path) -> Path:
+    """A repository with one room."""
+    (folder / "toy").mkdir()
+    (folder / "tests" / "toy").mkdir(parents=True)
+    (folder / "toy" / "code.py").write_text(SOURCE)
+    (folder / "tests" / "toy" / "test_code.py").write_text(TESTS)
+    settings = 'rooms = ["toy"]\nsample = "all"\nseed = 0\nseconds = 5\nexamples = 5\n'
+    (folder / "pyproject.toml").write_text(f"[tool.mutation]\n{settings}")
+    return folder
+
+
+def found(folder: Path, text: str = SOURCE) -> list[Mutant]:
+    path = folder / "code.py"
+    path.write_text(text)
+    return mutants_of(path, folder)
+
+
+def test_bodies_and_defaults_are_mutated_also_behind_decorators(tmp_path: Path) -> None:
+    mutants = {(m.function, m.after): m for m in found(tmp_path)}
+    assert ("half", "return x * 2") in mutants
+    assert ("half", "if x >= 10:") in mutants
+    assert ("half", "def half(x: int = 5) -> float:") in mutants
+    assert ("Box.double", "return self.size / 2") in mutants
+    assert {m.function for m in mutants.values()} == {"half", "Box.double", "Box.name"}  # no constants
+    assert mutants["half", "def half(x: int = 5) -> float:"].signature
+    assert mutants["half", "return x * 2"].lines == (13, 13)
+    for mutant in mutants.values():
+        compile(mutant.source, "toy", "exec")
+        assert mutant.source != SOURCE
+
+
+def test_words_for_people_are_counted_apart(tmp_path: Path) -> None:
+    text = {m.after for m in found(tmp_path) if m.text}
+    assert any("raise ValueError(None)" in one for one in text)
+    assert any("A LARGE BOX" in one for one in text)
+    assert not any('"BOX"' in one for one in text)
+    assert not any("x / 2" in one or "module" in one for one in text)
+
+
+def test_keys_stay_where_another_function_changes(tmp_path: Path) -> None:
+    before = {m.key: m.function for m in found(tmp_path)}
+    after = {m.key for m in found(tmp_path, SOURCE.replace("self.size * 2", "self.size * 4"))}
+    kept = {function for key, function in before.items() if key in after}
+    assert kept == {"half", "Box.name"}
+    assert "Box.double" not in {function for key, function in before.items() if key in after}
+
+
+def test_a_sample_has_every_file_and_a_larger_one_holds_it(tmp_path: Path) -> None:
+    mutants = found(tmp_path)
+    small = tmp_path / "small.py"
+    small.write_text("def one():\n    return 1 + 1\n")
+    mutants += mutants_of(small, tmp_path)
+    drawn = [{m.key for m in sample(mutants, size, 3)} for size in (6, 12, 1000)]
+    assert drawn[0] < drawn[1] < drawn[2] == {m.key for m in mutants}
+    assert {m.path for m in sample(mutants, 6, 3)} == {"code.py", "small.py"}
+    assert drawn[0] != {m.key for m in sample(mutants, 6, 4)}
+
+
+def test_wilsons_interval() -> None:
+    assert page.interval(85, 100) == pytest.approx((0.7672, 0.9069), abs=1e-4)
+    assert page.interval(10, 10)[1] == pytest.approx(1)
+
+
+def test_a_run_tells_noticed_from_unnoticed_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    root = toy(tmp_path)
+
+    def mutate(*arguments: str) -> tuple[str, dict[str, dict[str, str]]]:
+        code = (
+            f"from pathlib import Path\nfrom experiments.mutation.__main__ import run\nrun({[*arguments]}, Path.cwd())"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=root,
+            env={"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        with (tmp_path / "out" / "mutants.csv").open(newline="", encoding="utf-8") as file:
+            return done.stdout, {row["after"]: row for row in csv.DictReader(file)}
+
+    told, rows = mutate("out=out")
+    assert rows["return x * 2"]["status"] == "killed"
+    assert "test_half" in rows["return x * 2"]["test"]
+    assert rows["def half(x: int = 5) -> float:"]["test"].endswith("test_half_by_default")
+    assert rows["if x >= 10:"]["status"] == "killed"
+    assert rows["return self.size * 3"]["status"] == "survived"  # the weak test
+    assert rows['return "BOX" if self.size < 2 else "a large box"']["status"] == "uncovered"
+    table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert f"| **all** | {len(rows)} | {len(rows)} |" in table
+    assert "interval" not in table
+    survivors = (tmp_path / "out" / "survivors.md").read_text(encoding="utf-8")
+    assert "`return self.size * 3`" in survivors
+    assert "x * 2" not in survivors.replace("self.size * 2", "")
+
+    again, same = mutate("out=out")
+    assert same == rows
+    assert "of" not in again
+    (root / "tests" / "toy" / "test_code.py").write_text(TESTS.replace("> 1", "== 2"))
+    more, better = mutate("out=out", "again=survived")
+    assert better["return self.size * 3"]["status"] == "killed"
+    assert int(more.split(" of ")[1].split(":")[0]) < len(rows)
+    del told
+
+
+def test_tests_that_fail_anyway_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="are numbers"):
+        run(["sample=some"], toy(tmp_path))
+    with pytest.raises(UserError, match="not understood"):
+        run(["samples=3"], tmp_path)
