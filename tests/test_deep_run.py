@@ -141,7 +141,7 @@ def test_features_of_zeros_in_the_evaluation_are_a_divergence(
         change(features, which)
         return features
 
-    monkeypatch.setattr("immunize.deep_experiment.both_features", both)
+    monkeypatch.setattr("immunize.running.deep_experiment.both_features", both)
     which = "immunized"
     record = run_tiny_deep(tmp_path / "run", "objective.max_steps=1")
     assert record["status"] == read_record(tmp_path / "run")["status"] == "diverged"
@@ -171,7 +171,7 @@ def test_features_that_die_in_training_are_a_divergence(
     monitor_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sees it first: the monitor or the method."""
-    monkeypatch.setattr("immunize.deep_assembling.Throughput", Dead)
+    monkeypatch.setattr("immunize.running.deep_assembling.Throughput", Dead)
     record = run_tiny_deep(tmp_path, "objective.max_steps=3", f"monitor_every={monitor_every}")
     assert record["status"] == "diverged"
     assert record["training"]["fit"]["diverged"] == {"step": 1, "term": "features of pretrain", "value": "0.0"}
@@ -247,7 +247,7 @@ def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
 ) -> None:
     epoch = steps_an_epoch(whole[1])
     with monkeypatch.context() as patched:
-        patched.setattr("immunize.deep_assembling.Throughput", Killed)
+        patched.setattr("immunize.running.deep_assembling.Throughput", Killed)
         patched.setattr(Killed, "after", epoch + 2)
         with pytest.raises(SystemExit) as ended:
             run_tiny_deep(tmp_path, "resume=true")
@@ -264,7 +264,7 @@ def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("immunize.deep_assembling.Throughput", Killed)
+        patched.setattr("immunize.running.deep_assembling.Throughput", Killed)
         patched.setattr(Killed, "after", 2)
         with pytest.raises(SystemExit):
             run_tiny_deep(tmp_path, "resume=true")

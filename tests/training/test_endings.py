@@ -159,7 +159,7 @@ def test_ctrl_c_during_the_evaluation_is_recorded(tmp_path: Path, monkeypatch: p
     def evaluate(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("immunize.recording.evaluate_part", evaluate)
+    monkeypatch.setattr("immunize.running.recording.evaluate_part", evaluate)
     record = run_tiny(tmp_path)
     assert record["status"] == "interrupted"
     assert record["training"]["fit"]["steps"] == 30
@@ -202,7 +202,7 @@ def test_a_figure_that_cannot_be_drawn_does_not_cost_the_record(
     def full_disk(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("immunize.recording.norm_ratio_figure", full_disk)
+    monkeypatch.setattr("immunize.running.recording.norm_ratio_figure", full_disk)
     run_tiny(tmp_path)
     assert read_record(tmp_path)["status"] == "finished"
     assert "no space left" in caplog.text
