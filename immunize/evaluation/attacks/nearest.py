@@ -1,4 +1,4 @@
-"""T3: k nearest neighbours; no weights, no condition number.
+"""T3: k nearest neighbours, by scikit-learn; no weights, no condition number.
 
 Distances see the features' spread as it is, so they are taken on the features themselves and on standardized ones.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from sklearn.neighbors import NearestNeighbors
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
@@ -23,9 +23,6 @@ from immunize.evaluation.attacks.scoring import Meter, target_matrix
 __all__ = ["NearestNeighbours"]
 
 METRICS = ("euclidean", "cosine")
-
-AT_ONCE = 1024
-"""Rows that are answered for at once: what bounds the memory."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -84,19 +81,9 @@ def _traces(rows: AttackData, ks: list[int], metric: str, name: str, flops: floa
 
 
 def _nearest(train: Array, asked: Array, k: int, metric: str) -> Numbers:
-    """(M, k) numbers of training rows, the nearest first.
-
-    In float64: of features with one large direction, squared distances between neighbours are lost in float32.
-    """
-    against, lengths = torch.from_numpy(train), torch.from_numpy(np.linalg.norm(train, axis=1))
-    found = []
-    for some in torch.from_numpy(asked).split(AT_ONCE):
-        if metric == "cosine":  # rows of zeros are at right angles to everything
-            near = (some @ against.T).div_(torch.where(lengths > 0, lengths, 1))
-        else:  # -‖x - a‖²/2, less what is the same for all x
-            near = torch.addmm(-0.5 * lengths.square(), some, against.T)
-        found.append(near.topk(k, dim=1).indices)
-    return np.asarray(torch.cat(found).numpy(), dtype=np.int64)
+    """(M, k) numbers of training rows, the nearest first."""
+    search = NearestNeighbors(n_neighbors=k, metric=metric, algorithm="brute").fit(train)
+    return np.asarray(search.kneighbors(asked, return_distance=False), dtype=np.int64)
 
 
 def _answers(data: AttackData, nearest: Numbers) -> Array:
