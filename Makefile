@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist search_table3_small sweep_lambda fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
+.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist search_table3_small sweep_lambda fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -33,6 +33,9 @@ rooms := spectrum objective evaluation
 cover := $(if $(COVERAGE),$(rooms:%=--cov=immunize.%) --cov-branch --cov-fail-under=90 --cov-report=term:skip-covered)
 test: $(STAMP) ## run the test suite on JOBS=2 cores (set IMMUNIZE_DATA to include the tests on real data; COVERAGE=1 measures it)
 	@$(BIN)/python -m pytest -m "not wheel" -n $(or $(JOBS),2) --dist loadfile $(cover)
+
+lowest: $(STAMP) ## the tests with the oldest versions of all dependencies, in an environment of their own (6 GB), in experiments/lowest; TESTS=tests/spectrum: a part
+	@$(BIN)/python -m experiments.lowest $(TESTS)
 
 lint: $(STAMP) ## ruff: style, docstrings, formatting
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

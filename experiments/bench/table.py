@@ -108,7 +108,8 @@ def readme(results: Path, experiments: Path) -> str:
         for line in found
     ]
     columns = ("benchmark", "measured", "limit", "met", *_MADE, "command")
-    counts = f"{verdicts.count(True)} of {len(found)} limits are met, {verdicts.count(False)} are not"
+    missed = verdicts.count(False)
+    counts = f"{verdicts.count(True)} of {len(found)} limits are met, {missed} {'is' if missed == 1 else 'are'} missed"
     missing = f", {verdicts.count(None)} were not measured yet" if None in verdicts else ""
     table = Table("", "bench", [("", columns)], rows).markdown(heading=False)
     return f"{_HEAD}{counts}{missing}.\n\n{table}\n{_FILES}"

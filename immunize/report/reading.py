@@ -74,7 +74,7 @@ def check_run(record: Mapping[str, Any], path: Path) -> None:
     Raises:
         ValueError: it lacks what every run has.
     """
-    if lacking := [name for name in _NEEDED if record.get(name) is None]:
+    if lacking := [name for name in _NEEDED if name not in record]:
         raise ValueError(f"{path} is not a record of immunize.train: it has no {lacking[0]!r}")
 
 
