@@ -133,7 +133,7 @@ def _live_functions(root: Path) -> dict[tuple[str, str], list[types.FunctionType
     """The function objects of a file by qualified name, also those that a decorator hides."""
     found: dict[tuple[str, str], list[types.FunctionType]] = {}
     for one in gc.get_objects():
-        if isinstance(one, types.FunctionType) and one.__code__.co_filename.startswith(str(root)):
+        if type(one) is types.FunctionType and one.__code__.co_filename.startswith(str(root)):
             found.setdefault((one.__code__.co_filename, one.__code__.co_qualname), []).append(one)
     return found
 

@@ -1,11 +1,12 @@
 """What is mutated: one small change in the body or the defaults of a function, by mutmut's operators.
 
-Mutmut's own runner leaves decorated functions alone (here: the gradients written out, cached functions, properties) and
-runs the tests in no order, so only its operators are taken (`mutmut.mutation.mutators`): another operator, number, string
-or keyword, an argument left out or None, a condition that always or never holds.
+Mutmut's own runner leaves decorated functions alone (here: gradients, cached functions, properties) and runs the tests
+in no order, so only its operators are taken (`mutmut.mutation.mutators`): another arithmetic operator, comparison,
+number, string or keyword, an argument left out or None, a condition that always or never holds.
 
-Text for people is no behaviour that a test should pin down word by word. Mutants within a `raise`, an f-string, a string
-of several parts or one with a space are counted as `text` and not run; docstrings, annotations and decorators have none.
+Text for people is no behaviour that a test should pin down word by word. Mutants within a `raise`, an f-string, or a
+string of several parts or with a space are counted as `text` and not run; docstrings, annotations and decorators have
+none.
 """
 
 from __future__ import annotations

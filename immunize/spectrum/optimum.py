@@ -251,7 +251,7 @@ def _solve_game(payoffs: Tensor, offsets: Tensor, log_budget: float) -> Tensor:
             lower, best = value, average
         if upper - lower <= GAME_GAP * span:
             break
-        weights = weights * (-gains / (span * math.sqrt(step))).exp()
+        weights = weights * ((gains.min() - gains) / (span * math.sqrt(step))).exp()
         weights = weights / weights.sum()
     return best
 

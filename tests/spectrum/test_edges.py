@@ -142,11 +142,8 @@ def test_step_bounds_where_there_is_nothing_to_move() -> None:
     assert ill_step_bound(column(3.0, 2.0, 2.0)) == 0
     assert well_step_bound(column(4.0, 1.0), 2) == pytest.approx(1 / (2 * (0.5 * 8 + 0.5)))
     # (1 - 1/k)σ_k - σ_1/k: positive, zero and negative
-    f = (4 + 2.25) / 4 - 0.5 * 2.25
     assert ill_step_bound(column(2.0, 1.5)) == math.inf
-    assert ill_step_bound(column(2.0, 2.0, 1.0)) == math.inf
-    f = 9 / 6 - 0.5
-    assert ill_step_bound(column(2.0, 2.0, 1.0001)) > 1e3 * f
+    assert ill_step_bound(column(3.0, 3.0, 3.0, 1.0)) == math.inf
     k, sigma = 4, column(2.0, 2.0, 2.0, 1.0)
     f = 13 / (2 * k) - 0.5
     assert ill_step_bound(sigma) == pytest.approx(f**2 / (0.75 - 0.5))
@@ -180,7 +177,6 @@ def test_tall_and_wide_rows_compress_alike(rows: int) -> None:
     assert small.shape == (min(rows, 3), 3)
     torch.testing.assert_close(small.T @ small, x.T @ x, rtol=0, atol=1e-12)
     torch.testing.assert_close(x @ basis @ basis.T, x, rtol=0, atol=1e-12)
-    assert small.is_contiguous()
     assert basis.is_contiguous()
 
 
@@ -288,6 +284,16 @@ def test_a_rotation_has_the_right_size_and_precision() -> None:
     with pytest.raises(ValueError, match="not orthogonal"):
         frontier(s, rotation=turn * math.nan)
     assert frontier(s).budget == 1
+
+
+@pytest.mark.parametrize("budget", [1.0, 1.001])
+def test_data_sets_that_are_nearly_alike_share_a_map(budget: float) -> None:
+    """Their weights in the game move by differences of log RIR*, however small these are against log RIR* itself."""
+    k_p, k_h = 1e-2 * gram(1) + diagonal(1e6, 1.0, 1.0, 1.0, 1.0, 1e-3), gram(2)
+    spectra = [generalized_spectrum(k_p, k_h + nearly * diagonal(1, 2, 3, 4, 5, 6)) for nearly in (0.0, 1e-8)]
+    best = frontier(spectra, budget)
+    for one, s in zip(best.harmful, spectra, strict=True):
+        assert one.rir == pytest.approx(s.rir_star, rel=1e-3)
 
 
 # --- what is chosen on rows ---------------------------------------------------------------------------------------
@@ -405,7 +411,7 @@ def test_automatic_shrinkage_takes_the_seed_and_rho_of_the_closed_form() -> None
 def test_ledoit_wolf_stays_between_the_smallest_of_the_grid_and_its_largest() -> None:
     same = column(1.0, -1.0)[:, None] * torch.ones(2, 3, dtype=torch.float64)
     assert ledoit_wolf(same) == SHRINKAGE_GRID[0] == 1e-4
-    assert ledoit_wolf(torch.eye(3, dtype=torch.float64)) == 1e3
+    assert ledoit_wolf(ref.gaussian(12, 6, seed=0)) == 1e3  # nothing but noise: δ = 1
 
 
 def test_rows_that_are_split_off_are_a_fraction_and_at_least_two() -> None:
