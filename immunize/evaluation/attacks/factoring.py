@@ -79,8 +79,8 @@ def _both(x: Array) -> tuple[Axes, Axes]:
     if n > TALL * d:
         # [1 X] = QR. The rows of R stand for those of X; all but the first, which is what X has in common with 1, for
         # those of X less its mean. Neither Q nor U with its N rows is ever formed.
-        plain = np.linalg.qr(np.column_stack([np.ones(n), x]), mode="r")[:, 1:]
-        centred = plain[1:]
+        r: Array = np.asarray(np.linalg.qr(np.column_stack([np.ones(n), x]), mode="r"))
+        plain, centred = r[:, 1:], r[1:, 1:]
     else:
         plain, centred = x, x - mean
     shared = time.perf_counter() - started

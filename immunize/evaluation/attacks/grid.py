@@ -112,8 +112,9 @@ def attack_all(
             cells[entry.name] = _skipped(attack)
             tell(f"{entry.name}: skipped, {cells[entry.name]['reason']}")
             continue
-        shown = [here] if attack.sees_features else []
-        shown += [] if attack.needs == "features" else [there[attack.needs]]
+        shown = ([here] if attack.sees_features else []) + [
+            there[name] for name in (attack.needs,) if name != "features"
+        ]
         about = [CELL_VERSION, shown, dict(entry.settings), asdict(budget), seed]
         key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
         cell = None if store is None else store.get(key)
