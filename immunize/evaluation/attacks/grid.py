@@ -112,9 +112,8 @@ def attack_all(
             cells[entry.name] = _skipped(attack)
             tell(f"{entry.name}: skipped, {cells[entry.name]['reason']}")
             continue
-        shown = ([here] if attack.sees_features else []) + [
-            there[name] for name in (attack.needs,) if name != "features"
-        ]
+        shown = [here] if attack.sees_features else []
+        shown += [] if attack.needs == "features" else [str(there[attack.needs])]
         about = [CELL_VERSION, shown, dict(entry.settings), asdict(budget), seed]
         key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
         cell = None if store is None else store.get(key)
