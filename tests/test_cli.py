@@ -174,6 +174,7 @@ def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
         text=True,
     )
     assert process.stderr is not None
+    assert process.stderr.readline() == "ours: digits against digits, seed 0: loading\n"
     assert "step 2000/20000" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

@@ -112,8 +112,11 @@ def test_run_without_attacks_or_card_is_its_record(folder: Path) -> None:
 
 
 def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no record\.json"):
-        verify.run(tmp_path)
+        verify.run(tmp_path / "empty")
+    with pytest.raises(UserError, match="holds many runs"):
+        verify.run(folder.parent)
     edit_json(folder / ATTACK_RECORD, lambda content: content.pop("curves"))
     with pytest.raises(CheckpointError, match="lacks curves"):
         verify.run(folder)
