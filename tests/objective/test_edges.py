@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from immunize.features import SpectralView
 from immunize.objective import Objective, new_head, ranks, task_loss
 from immunize.objective.attacker_cost import (
     ADAM_RATES,
@@ -25,7 +26,7 @@ from immunize.objective.attacker_cost import (
     descent,
     set_aside,
 )
-from immunize.objective.base import Head, check_weight
+from immunize.objective.base import Head, check_weight, ill_term, kappa_term
 from immunize.objective.closed_form import ClosedForm
 from immunize.objective.deep import DeepSide, DeepStep, preconditioned_features
 from immunize.objective.ill_only import IllOnly
@@ -618,6 +619,20 @@ def test_a_trial_has_the_facts_of_its_map() -> None:
     for empty in ("gammas", "budgets", "sharpnesses"):
         with pytest.raises(ValueError, match="at least one"):
             choose(directions, harmful, {}, **{empty: ()})  # type: ignore[arg-type]
+
+
+def test_a_term_has_the_rank_cut_of_its_step() -> None:
+    features = torch.diag(torch.tensor([2.0, 1.0, 1e-3], dtype=torch.float64))
+    for tolerance, expected in ((1e-3, 4.0), (1e-9, 4e6)):
+        step: Any = SimpleNamespace(
+            spectral_view=lambda role, precondition: SpectralView(features, None),
+            tolerance=lambda role, value=tolerance: value,
+            over_harmful=lambda term: term("harmful"),
+        )
+        assert float(kappa_term(step, "harmful", "none")) == pytest.approx(expected)
+        kept = features.diagonal()[: 2 if expected == 4 else 3] ** 2
+        f = float(kept.square().sum() / len(kept) - kept[-1] ** 2) / 2  # Eq. 12
+        assert float(ill_term(step, "none")) == pytest.approx(1 / f)
 
 
 def test_every_method_is_an_objective_with_finite_weights() -> None:
