@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from immunize.report.cells import NOTHING, Summary, short, summary_of
+from immunize.report.cells import NOTHING, Summary, short, summary_of, with_spread
 from immunize.report.layout import Table
 from immunize.report.loading import load_records
 from immunize.report.naming import in_order
@@ -63,7 +63,7 @@ class Source:
         theirs = find(self.published, method, "rir")
         groups = (list(self.runs.numbers(method, part, estimator, "rir").values()) for estimator, part in COLUMNS)
         return [
-            NOTHING if theirs is None else _plus_minus(theirs.value, theirs.std),
+            NOTHING if theirs is None else with_spread(theirs.value, theirs.std),
             *(_cell(summary) if (summary := summary_of(group)) else NOTHING for group in groups),
         ]
 
@@ -89,11 +89,7 @@ def summary_table(sources: Sequence[Source]) -> Table:
 def _cell(summary: Summary) -> str:
     if summary.outlying:
         return f"*{short(summary.median)}*"
-    return _plus_minus(summary.mean, summary.spread)
-
-
-def _plus_minus(value: float, spread: float | None) -> str:
-    return short(value) + ("" if spread is None else f" ± {short(spread)}")
+    return with_spread(summary.mean, summary.spread)
 
 
 def main() -> None:

@@ -20,15 +20,16 @@ from immunize.building import build
 from immunize.cli import entry_point, explain_errors
 from immunize.config import AttackConfig, config_dir, config_hash, register, resolved
 from immunize.errors import UserError
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 
 if TYPE_CHECKING:
     from immunize.attacking.targets import Target, Task
     from immunize.evaluation.attacks import Entry, Store
 
-__all__ = ["ATTACK_RECORD", "CELLS", "FEATURES", "entries_of", "main", "measure", "run", "target_of"]
+__all__ = ["ATTACK_CELLS", "ATTACK_RECORD", "FEATURES", "entries_of", "main", "measure", "run", "target_of"]
 
-ATTACK_RECORD, CELLS, FEATURES = "attack_record.json", "attack_cells", "attack_features"
+FEATURES = "attack_features"
 
 NOT_HASHED = ("out", "cells", "features", "workers")
 """Settings that change no number."""
@@ -70,7 +71,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
     from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, reset_peak_memory, write_record
 
     reset_peak_memory()
-    store = CellFolder(Path(cfg.cells) if cfg.cells is not None else folder / CELLS)
+    store = CellFolder(Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS)
     features = Path(cfg.features) if cfg.features is not None else folder / FEATURES
     found = measure(cfg, store, tell, features)
     record: dict[str, Any] = {

@@ -25,6 +25,8 @@ from immunize import __version__
 from immunize.errors import CheckpointError
 
 __all__ = [
+    "ATTACK_CELLS",
+    "ATTACK_RECORD",
     "CHECKPOINT",
     "FIGURE",
     "RECORD",
@@ -40,6 +42,8 @@ __all__ = [
 ]
 
 RECORD, CHECKPOINT, FIGURE = "record.json", "checkpoint.safetensors", "norm_ratio.png"
+ATTACK_RECORD, ATTACK_CELLS = "attack_record.json", "attack_cells"
+"""What `immunize.attack` leaves in a run's folder: its record, and before that the attacks that are done."""
 SWEEP = "sweep.json"
 """In the folder of a sweep that can be continued: which of the runs there are its own, by their config hashes. Runs
 with settings of before stay in the folder until somebody removes them."""

@@ -50,7 +50,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         return record
     pretrain, harmful = build_sources(cfg)  # missing files are reported before the imports below, which take seconds
     check_folder(folder)
-    tell = _silent if quiet or not is_first() else _tell
+    tell = (lambda text: None) if quiet or not is_first() else _tell
     tell(f"{cfg.method.name}: {pretrain.name} against {harmful.name}, seed {cfg.seed}: loading")
     if cfg.model.get("kind") == "deep":
         from immunize.running import deep_experiment
@@ -90,10 +90,6 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
 def _tell(text: str) -> None:
     """What the seconds go by with in which nothing else is shown."""
     print(text, file=sys.stderr, flush=True)
-
-
-def _silent(text: str) -> None:
-    """In place of :func:`_tell`."""
 
 
 @entry_point

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from immunize import attack
-from immunize.attack import ATTACK_RECORD, CELLS
+from immunize.attack import ATTACK_CELLS, ATTACK_RECORD
 from immunize.attacking.linear import _within_range, extractors, subject_of, tasks_of
 from immunize.attacking.results import RESULTS
 from immunize.checkpoints import save_checkpoint
@@ -60,20 +60,20 @@ def test_record_has_every_tier_of_every_task_and_extractor(original: Path) -> No
 
 def test_finished_attacks_are_taken_from_their_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = json.loads((folder / ATTACK_RECORD).read_text())
-    cells = sorted((folder / CELLS).iterdir())
+    cells = sorted((folder / ATTACK_CELLS).iterdir())
     cells[0].unlink()
     cells[1].write_text("{")  # as an interrupted disk may leave it
     (folder / ATTACK_RECORD).unlink()
     lines: list[str] = []
     again = attack.run(compose_attack(f"run={folder}", *TINY_GRID), lines.append)
     assert sum(not line.endswith(", known") for line in lines) == 2
-    assert sorted((folder / CELLS).iterdir()) == cells
+    assert sorted((folder / ATTACK_CELLS).iterdir()) == cells
     for key in RESULTS:
         assert timeless(again[key]) == timeless(before[key])
 
 
 def test_interruption_keeps_what_is_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.rmtree(folder / CELLS)
+    shutil.rmtree(folder / ATTACK_CELLS)
     (folder / ATTACK_RECORD).unlink()
     done, run = [], GradientDescent.run
 
@@ -87,7 +87,7 @@ def test_interruption_keeps_what_is_finished(folder: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         attack_tiny(folder)
     assert not (folder / ATTACK_RECORD).exists()
-    assert len(list((folder / CELLS).glob("*.json"))) >= 3
+    assert len(list((folder / ATTACK_CELLS).glob("*.json"))) >= 3
 
 
 def test_other_settings_do_not_replace_a_record(folder: Path) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from immunize import attack
-from immunize.attack import ATTACK_RECORD, CELLS, FEATURES, target_of
+from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES, target_of
 from immunize.attacking.networks import DeepTarget
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.features import load_weights, save_weights
@@ -120,7 +120,7 @@ def test_features_and_cells_of_another_model_are_not_taken(original: Path, tmp_p
     other = tmp_path / "other"
     run_tiny_deep(other, "objective.max_steps=5", "seed=1")
     shutil.copytree(original / FEATURES, other / FEATURES)
-    shutil.copytree(original / CELLS, other / CELLS)
+    shutil.copytree(original / ATTACK_CELLS, other / ATTACK_CELLS)
     lines: list[str] = []
     attack.run(compose_attack(f"run={other}", *TINY_NETWORK_GRID), lines.append)
     assert not any(line.endswith(", known") for line in lines)  # random weights of another seed: another θ_0 as well
@@ -132,7 +132,7 @@ def test_spoilt_cache_is_made_anew(original: Path, folder: Path) -> None:
     shutil.copy(files[0], files[1])  # the file of another network under this one's name
     files[2].write_bytes(b"x")
     (folder / ATTACK_RECORD).unlink()
-    shutil.rmtree(folder / CELLS)
+    shutil.rmtree(folder / ATTACK_CELLS)
     attack_network(folder)
     assert all(path.read_bytes() == (original / FEATURES / path.name).read_bytes() for path in files)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from immunize import attack, verify
-from immunize.attack import ATTACK_RECORD, CELLS, FEATURES
+from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES
 from immunize.checkpoints import save_checkpoint
 from immunize.errors import CheckpointError, UserError
 from immunize.records import CHECKPOINT, RECORD, read_record
@@ -41,7 +41,7 @@ def test_honest_folder_agrees_and_is_left_as_it_is(folder: Path) -> None:
 
 
 def test_attacks_are_repeated_and_not_read_from_their_cells(folder: Path) -> None:
-    for cell in (folder / CELLS).iterdir():
+    for cell in (folder / ATTACK_CELLS).iterdir():
         edit_json(cell, lambda content: content["curve"]["test"].clear())
     assert verify.run(folder) == []
 

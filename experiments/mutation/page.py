@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from scipy.stats import binomtest
+
 from experiments.mutation.killing import INVALID, KILLED, TIMEOUT
 from experiments.mutation.mutants import Mutant
 
@@ -17,10 +19,8 @@ NOTICED = (KILLED, TIMEOUT)
 
 def interval(noticed: int, tried: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share."""
-    z, share = 1.96, noticed / tried
-    middle = (share + z * z / (2 * tried)) / (1 + z * z / tried)
-    half = z / (1 + z * z / tried) * math.sqrt(share * (1 - share) / tried + z * z / (4 * tried * tried))
-    return middle - half, middle + half
+    found = binomtest(noticed, tried).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
 
 
 def totals(mutants: Iterable[Mutant], rows: Sequence[Row]) -> list[dict[str, str | int | float]]:

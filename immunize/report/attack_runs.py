@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from immunize.records import ATTACK_RECORD
 from immunize.report.attack import NAMES
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_label
 from immunize.report.packing import RESULTS
-from immunize.report.reading import ATTACK_RECORD, check_versions, read_file
+from immunize.report.reading import check_versions, read_file
 from immunize.report.runs import Collection
 
 __all__ = ["CONTROL", "KINDS", "THETA_0", "TIERS", "Attacks", "Group", "Tried", "collected", "load_attacks"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["NOTHING", "Groups", "Summary", "short", "summary_of", "summary_text"]
+__all__ = ["NOTHING", "Groups", "Summary", "short", "summary_of", "summary_text", "with_spread"]
 
 NOTHING = "–"
 """The cell of a number that no run has."""
@@ -77,15 +77,18 @@ def summary_text(groups: Groups) -> str:
     infinite = sum(value is None for of in groups for value in of)
     if summary is None:
         return "∞" if infinite else NOTHING
-    text = short(summary.mean)
-    if summary.spread is not None:
-        text += f" ± {short(summary.spread)}"
+    text = with_spread(summary.mean, summary.spread)
     if summary.outlying:
         middle = [f"median {short(summary.median)}"]
         if summary.geometric is not None:
             middle.append(f"geo. mean {short(summary.geometric)}")
         text += f" ({', '.join(middle)})"
     return f"{text} (∞ in {infinite} of {summary.runs})" if infinite else text
+
+
+def with_spread(value: float, spread: float | None) -> str:
+    """A number and, where there is one, its spread."""
+    return short(value) + ("" if spread is None else f" ± {short(spread)}")
 
 
 def short(value: float) -> str:

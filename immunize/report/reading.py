@@ -16,10 +16,7 @@ from typing import Any
 from immunize.errors import UserError
 from immunize.records import SCHEMA_VERSION
 
-__all__ = ["ATTACK_CELLS", "ATTACK_RECORD", "check_versions", "lacking_is_told", "parsed", "read_file"]
-
-ATTACK_RECORD, ATTACK_CELLS = "attack_record.json", "attack_cells"
-"""What `immunize.attack` leaves in a run's folder: its record, and before that the attacks that are done."""
+__all__ = ["check_run", "check_versions", "lacking_is_told", "parsed", "read_file"]
 
 _NEEDED = ("method", "seed", "pretrain", "harmful")
 """By which runs are named and sorted, whether they finished or not."""

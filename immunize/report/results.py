@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from immunize.report.cells import NOTHING, short, summary_of, summary_text
+from immunize.report.cells import NOTHING, short, summary_of, summary_text, with_spread
 from immunize.report.layout import Table
 from immunize.report.published import RATIOS, Published, differences, find
 from immunize.report.runs import Runs
@@ -196,9 +196,7 @@ def _ratio_row(runs: Runs, method: str, wheres: Sequence[tuple[str, str]]) -> li
 
 def _published_cell(published: Sequence[Published], method: str, quantity: str) -> str:
     found = find(published, method, quantity)
-    if found is None:
-        return NOTHING
-    return short(found.value) + ("" if found.std is None else f" ± {short(found.std)}")
+    return NOTHING if found is None else with_spread(found.value, found.std)
 
 
 def _relative_spreads(runs: Runs, published: Sequence[Published]) -> list[str]:

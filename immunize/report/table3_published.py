@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from immunize.report.cells import NOTHING, short
+from immunize.report.cells import NOTHING, short, with_spread
 from immunize.report.published import RATIOS, rows_of
 from immunize.report.settings_of_deep import Setting
 
@@ -55,7 +55,7 @@ def cell(one: Setting, method: str, quantity: str, published: Sequence[DeepPubli
     key = (one.architecture, one.harmful, method, quantity)
     for p in published:
         if (p.architecture, p.harmful, p.method, p.quantity) == key:
-            return short(p.value) + ("" if p.std is None else f" ± {short(p.std)}")
+            return with_spread(p.value, p.std)
     return NOTHING
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from immunize.errors import UserError
-from immunize.records import RECORD, SCHEMA_VERSION, SWEEP
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD, RECORD, SCHEMA_VERSION, SWEEP
 from immunize.report.card import write_card
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.html import write_run_page, write_sweep_page
 from immunize.report.loading import load_records
 from immunize.report.packing import COMMON, RESULTS, write_results
-from immunize.report.reading import ATTACK_CELLS, ATTACK_RECORD, lacking_is_told
+from immunize.report.reading import lacking_is_told
 from immunize.report.sources import METRICS
 from immunize.report.summary import write_summary
 from tests.report.making import diverged, table1_records, table2_records, written

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD
 from immunize.report.html.attack import attack_section
 from immunize.report.html.elements import Html, join, tag
 from immunize.report.html.page import REDUCED, Section, page, write_page
@@ -22,7 +23,7 @@ from immunize.report.html.tables import key_values
 from immunize.report.html.verdicts import verdicts_section
 from immunize.report.naming import data_name, run_title
 from immunize.report.provenance import provenance_rows
-from immunize.report.reading import ATTACK_CELLS, ATTACK_RECORD, lacking_is_told
+from immunize.report.reading import lacking_is_told
 from immunize.report.runs import Runs, experiment_of
 from immunize.report.sources import check_same_run, read_attack, read_run
 
