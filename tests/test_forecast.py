@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -262,16 +263,29 @@ def test_forecast_is_kept_unless_overwritten(refused: Any, tmp_path: Path) -> No
 # Real data.
 
 
+IMPORT_SECONDS = 1.6
+"""Processor time of `import torch` where the forecast's limits are meant, two cores that do nothing else."""
+
+
+def processor_time(command: Callable[[], subprocess.CompletedProcess[str]]) -> float:
+    """Seconds of user and system time of a child process, which has to succeed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = command()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 @pytest.mark.data
 @pytest.mark.parametrize(("harmful", "limit"), [("mnist", 10), ("housing", 5)])
 def test_forecast_is_quick(harmful: str, limit: float, data_root: Path, tmp_path: Path) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = call(f"harmful={harmful}", f"data_root={data_root}", cwd=tmp_path, code=PROBE.format(heavy=HEAVY))
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
-    # processor time of one thread: what it takes on a machine that does nothing else
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert seconds < limit
+    # The same processor gives from 1 to 1.7 seconds for a second's work, by what its neighbours do; the import, which
+    # is no code of this package, tells which. It is timed on both sides, and a quick machine gets no more than its due.
+    sides = [processor_time(lambda: call(cwd=tmp_path, code="import torch"))]
+    seconds = processor_time(lambda: call(f"harmful={harmful}", f"data_root={data_root}", cwd=tmp_path))
+    sides.append(processor_time(lambda: call(cwd=tmp_path, code="import torch")))
+    slowness = max(1.0, sum(sides) / len(sides) / IMPORT_SECONDS)
+    assert seconds / slowness < limit, f"{seconds:.1f} s, import torch {sides} s"
 
 
 @pytest.mark.data

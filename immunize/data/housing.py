@@ -19,6 +19,7 @@ Shapes: N rows, D = 79 features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class Housing(SourceBase):
             MissingDataError: if the table is not there or cannot be downloaded.
             DataError: if it is not the table of House Prices, or has fewer than 2 rows of this role.
         """
-        values = self._encoded()
+        values = self._encoded
         return Splits(fit=_part(Standardizer.of(values), values), held_out=None)
 
     def cross_fit(self, seed: int) -> Splits:
@@ -101,7 +102,7 @@ class Housing(SourceBase):
             MissingDataError: as `load`.
             DataError: as `load`, or fewer than 4 rows.
         """
-        values = self._encoded()
+        values = self._encoded
         if len(values) < 4:
             raise DataError(f"housing ({self.role}): {len(values)} rows are too few to cross-fit; 4 are needed")
         order = random_generator(seed, ROLES.index(self.role)).permutation(len(values))
@@ -124,6 +125,7 @@ class Housing(SourceBase):
             "held_out_protocol": self.held_out_protocol,
         }
 
+    @cached_property
     def _encoded(self) -> Array:
         """This role's rows as numbers, (N, 80): 79 features, then the target."""
         table = read_local(self.root) if self.source == "auto" else read_openml(self.root)
@@ -185,8 +187,6 @@ def encode(table: pd.DataFrame) -> Array:
     Returns:
         (N, D) float64; the code of a category is its place among this table's categories in the order of strings.
     """
-    from sklearn.preprocessing import LabelEncoder  # a second of import time that --help need not pay
-
     columns = []
     for name in table.columns:
         column = table[name]
@@ -194,7 +194,7 @@ def encode(table: pd.DataFrame) -> Array:
             columns.append(column.fillna(0).to_numpy(dtype=np.float64))
         else:  # an object array first: pandas' string columns refuse the number 0
             texts = [str(value) for value in column.astype(object).where(column.notna(), 0)]
-            columns.append(LabelEncoder().fit_transform(texts).astype(np.float64))
+            columns.append(pd.factorize(np.array(texts, dtype=object), sort=True)[0].astype(np.float64))
     return np.column_stack(columns)
 
 

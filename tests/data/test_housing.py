@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.preprocessing import LabelEncoder
 
 from immunize.data import Housing
 from immunize.data.housing import Standardizer, encode
@@ -110,6 +111,11 @@ def test_rows_takes_the_first_ones_of_the_role(root: Path) -> None:
 def test_encode_numbers_categories_by_the_order_of_their_strings() -> None:
     table = pd.DataFrame({"a": ["b", None, "B", "b"], "n": [1.5, np.nan, 2.0, 3.0]})
     assert encode(table).tolist() == [[2, 1.5], [0, 0], [1, 2], [2, 3]]
+
+
+def test_codes_are_those_of_the_released_codes_encoder() -> None:
+    texts = ["Zebra", "abc", "Abc", "10", "9", "é", "e", " ", "", "1Fam", "\U0001f3e0", "０"] * 2
+    assert encode(pd.DataFrame({"a": texts}))[:, 0].tolist() == LabelEncoder().fit_transform(texts).tolist()
 
 
 def test_standardizer_of_a_constant_column() -> None:
