@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist search_table3_small sweep_lambda fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
+.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist search_table3 sweep_lambda fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -105,8 +105,9 @@ search_mnist: $(STAMP) ## the same for Table 2
 	$(call sweep,search_mnist)
 	$(call report,search_mnist,experiments.search)
 
-search_table3_small: $(STAMP) ## the same for Table 3 at SCALE=small; needs the image sets
-	@$(BIN)/python -m immunize.train experiment=search_table3_small
+search_table3: theta0_digits ## the same for Table 3, on validation images: SCALE=small (an hour; needs the image sets) or digits
+	@$(BIN)/python -m immunize.train experiment=search_table3$(deep)
+	@$(BIN)/python -m experiments.search_deep experiment=search_table3$(deep) runs=outputs/search_table3$(deep) out=experiments/search_table3$(deep)
 
 sweep_lambda: $(STAMP) ## (i) against (ii) over λ_H/λ_P on House Prices, in experiments/sweep_lambda; FAST=1: a reduced version
 	$(call sweep,sweep_lambda)

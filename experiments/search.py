@@ -84,10 +84,8 @@ def main(arguments: list[str]) -> None:
     """Read the records and write what was chosen."""
     given = dict(argument.split("=", 1) for argument in arguments)
     name, runs, out = given["experiment"], Path(given["runs"]), Path(given["out"])
-    own = json.loads((runs / "sweep.json").read_text(encoding="utf-8"))["runs"]
-    paths = [path for digest in own if (path := runs / digest / "record.json").is_file()]
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    trials = trials_of([record for record in records if record["status"] in ("finished", "diverged")])
+    records = own_records(runs)
+    trials = trials_of(records)
     best = {method: max(of, key=lambda trial: trial.rank) for method, of in trials.items()}
     data = name.removeprefix("search_")
     reduced = any(record["config"]["experiment"]["reduced"] for record in records)
@@ -104,6 +102,25 @@ def main(arguments: list[str]) -> None:
     print(readme, end="")
 
 
+def own_records(runs: Path) -> list[dict[str, Any]]:
+    """The records of a sweep's own runs that are over, in the order of the sweep.
+
+    Args:
+        runs: folder of the sweep.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    listed = runs / "sweep.json"
+    own = json.loads(listed.read_text(encoding="utf-8"))["runs"] if listed.is_file() else []
+    paths = [path for digest in own if (path := runs / digest / "record.json").is_file()]
+    records: list[dict[str, Any]] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    over = [record for record in records if record["status"] in ("finished", "diverged")]
+    if not over:
+        raise SystemExit(f"there is no record in {runs}; run the search first")
+    return over
+
+
 def trials_of(records: list[dict[str, Any]]) -> dict[str, list[Trial]]:
     """The configurations of every method, those of a method in the order of their settings.
 
@@ -111,10 +128,8 @@ def trials_of(records: list[dict[str, Any]]) -> dict[str, list[Trial]]:
         records: of all runs that are over.
 
     Raises:
-        SystemExit: there is none, or a configuration lacks runs that others have.
+        SystemExit: a configuration lacks runs that others have.
     """
-    if not records:
-        raise SystemExit("there is no record; run the search first")
     by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         by_method[record["method"]].append(record)

@@ -78,14 +78,14 @@ def test_where_every_configuration_failed_the_fewest_failures_win() -> None:
     assert [trial.failed for trial in trials] == [2, 1, 1]
 
 
-def test_search_that_is_not_complete_chooses_nothing() -> None:
+def test_search_that_is_not_complete_chooses_nothing(tmp_path: Path) -> None:
     whole = [record("ours", seed, 2.0, lambda_ill=value) for value in (1e11, 1e12) for seed in (0, 1)]
     with pytest.raises(SystemExit, match="not complete"):
         search.trials_of(whole[:-1])
     with pytest.raises(SystemExit, match="not complete"):
         search.trials_of([*whole, *(record("none", seed, 2.0) for seed in (0, 1))])
     with pytest.raises(SystemExit, match="no record"):
-        search.trials_of([])
+        search.own_records(tmp_path)
 
 
 @pytest.fixture

@@ -1,0 +1,211 @@
+"""`make search_table3 SCALE=small|digits`: what each method of Table 3 is run with, from records.
+
+    python -m experiments.search_deep experiment=search_table3_small runs=outputs/search_table3_small
+        out=experiments/search_table3_small
+
+Writes results.csv (every configuration, of every network and D_H) and README.md into `out`. Chosen is the largest RIR
+on the validation images (the geometric mean of 20 × 100 groups, `spectrum`) among the configurations that leave D_P's
+accuracy there within the limit that the table is held to; where none does, the largest RIR. The choices are what
+conf/experiment/table3_*.yaml has in its grids.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from experiments.reporting import key_values, write_csv
+from experiments.search import own_records
+from immunize.cli import entry_point, explain_errors
+from immunize.errors import UserError
+
+LIMITS = {"search_table3_small": 1.0, "search_table3_digits": 2.0}
+"""Points of accuracy on D_P that a configuration may cost, by search: those of the table itself."""
+
+SETTINGS = {"objective.learning_rate": "η", "method.budget": "B"}
+"""What the searches vary: B of the closed form, which has no learning rate, η of the others."""
+
+PROBE_STEPS = "300"
+"""Gradient-descent steps of the probe that is shown beside."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of one method on one network and D_H.
+
+    Attributes:
+        place: network, D_H and method.
+        setting: key of `SETTINGS`.
+        value: its value.
+        status: of the run.
+        rir: on the validation images; None of a run that has none.
+        ratio_harmful: (i) there.
+        ratio_pretrain: (ii) there.
+        accuracy: of D_P there, before and after, in percent.
+        probe: accuracy of a probe of D_H after `PROBE_STEPS`, as a share of that on θ_0's features.
+        seconds: of the run.
+    """
+
+    place: tuple[str, str, str]
+    setting: str
+    value: float
+    status: str
+    rir: float | None
+    ratio_harmful: float | None
+    ratio_pretrain: float | None
+    accuracy: tuple[float, float] | None
+    probe: float | None
+    seconds: float
+
+    @property
+    def drop(self) -> float:
+        """Points of accuracy that D_P lost; infinite where the run diverged."""
+        return math.inf if self.accuracy is None else self.accuracy[0] - self.accuracy[1]
+
+    def rank(self, limit: float) -> tuple[bool, float]:
+        """Larger is better."""
+        return self.drop <= limit, -math.inf if self.rir is None else self.rir
+
+
+@entry_point
+def main() -> None:
+    """Write what was found; the last line of stdout is the folder."""
+    explain_errors(run)(sys.argv[1:])
+
+
+def run(arguments: Sequence[str]) -> None:
+    """See the module's note.
+
+    Raises:
+        UserError: a bad argument, or a search that is not complete.
+    """
+    given = key_values(arguments, {"experiment", "runs", "out"})
+    lacking = {"experiment", "runs", "out"} - given.keys()
+    if lacking or given["experiment"] not in LIMITS:
+        raise UserError(f"experiment=, runs= and out= are needed, and experiment one of {', '.join(LIMITS)}")
+    name, out = given["experiment"], Path(given["out"])
+    records = own_records(Path(given["runs"]))
+    trials = [trial_of(record) for record in records]
+    best = chosen(trials, LIMITS[name])
+    out.mkdir(parents=True, exist_ok=True)
+    write_csv(out / "results.csv", [row_of(trial, trial in best) for trial in sorted(trials, key=_order)])
+    (out / "README.md").write_text(readme_of(name, records, trials, best), encoding="utf-8")
+    print(out)
+
+
+def trial_of(record: dict[str, Any]) -> Trial:
+    """What a record says of its configuration."""
+    setting = "method.budget" if "budget" in record["config"]["method"] else "objective.learning_rate"
+    node, key = setting.split(".")
+    over = record["status"] == "finished"
+    groups = record["metrics_groups"]["validation"]["spectrum"] if over else {}
+    probes = record["probe_accuracy"]["gd"]["harmful"] if over else {}
+    accuracy = record["pretrain_accuracy"] if over else {}
+    return Trial(
+        place=(record["model"], record["harmful"], record["method"]),
+        setting=setting,
+        value=float(record["config"][node][key]),
+        status=record["status"],
+        rir=groups.get("rir"),
+        ratio_harmful=groups.get("ratio_harmful"),
+        ratio_pretrain=groups.get("ratio_pretrain"),
+        accuracy=(accuracy["before"], accuracy["after"]) if over else None,
+        probe=probes["immunized"][PROBE_STEPS] / probes["theta_0"][PROBE_STEPS] if over else None,
+        seconds=record["seconds"],
+    )
+
+
+def chosen(trials: Sequence[Trial], limit: float) -> list[Trial]:
+    """The best configuration of each method on each network and D_H, in the order of `trials`' places.
+
+    Args:
+        trials: of the whole search.
+        limit: points of accuracy that D_P may lose.
+
+    Raises:
+        UserError: a method has fewer configurations than another.
+    """
+    by_place = {place: list(of) for place, of in groupby(sorted(trials, key=_order), key=lambda trial: trial.place)}
+    if len({len(of) for of in by_place.values()}) != 1:
+        counts = ", ".join(f"{' '.join(place)} {len(of)}" for place, of in by_place.items())
+        raise UserError(f"the search is not complete: {counts}; the same command again continues it")
+    return [max(of, key=lambda trial: trial.rank(limit)) for of in by_place.values()]
+
+
+def row_of(trial: Trial, is_chosen: bool) -> dict[str, Any]:
+    """A line of results.csv."""
+    before, after = trial.accuracy or (None, None)
+    return {
+        **dict(zip(("model", "harmful", "method"), trial.place, strict=True)),
+        **{key: trial.value if key == trial.setting else None for key in SETTINGS},
+        "status": trial.status,
+        "rir_validation": trial.rir,
+        "ratio_harmful_validation": trial.ratio_harmful,
+        "ratio_pretrain_validation": trial.ratio_pretrain,
+        "pretrain_accuracy_before": before,
+        "pretrain_accuracy_after": after,
+        f"probe_{PROBE_STEPS}_of_theta_0": trial.probe,
+        "seconds": trial.seconds,
+        "chosen": is_chosen,
+    }
+
+
+def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial], best: Sequence[Trial]) -> str:
+    """What was searched, how, and what was chosen."""
+    first, hardware = records[0], records[0]["hardware"]
+    fraction, limit = first["config"]["objective"]["validation_fraction"], LIMITS[name]
+    lines = [
+        f"# {name}: learning rates and budgets by validation images",
+        "",
+        "| | |",
+        "| --- | --- |",
+        f"| command | `make search_table3 SCALE={name.rpartition('_')[2]}` |",
+        f"| commit | {', '.join(sorted({str(record['git_commit']) for record in records}))} |",
+        f"| date | {min(record['started'] for record in records)[:10]} |",
+        f"| machine | {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB |",
+        f"| runs | {len(records)}, {len(records) // len(best)} a method on each network and D_H, "
+        f"{sum(record['seconds'] for record in records) / 60:.0f} minutes summed |",
+        f"| seeds | {', '.join(sorted({str(record['seed']) for record in records}))} |",
+        f"| split | trained on {1 - fraction:.0%} of the `fit` images and judged on the other {fraction:.0%}; held-out "
+        "images are not looked at |",
+        f"| rule | the largest RIR (20 × 100 groups, `spectrum`) with D_P's accuracy no more than {limit:g} "
+        f"point{'' if limit == 1 else 's'} lower; without that where no configuration keeps it |",
+        "",
+        "| network | D_H | method | grid | chosen | RIR | (i) ↑ | (ii) ↓ | D_P accuracy, change in points | "
+        f"probe of D_H after {PROBE_STEPS} steps, of θ_0's | diverged |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for trial in best:
+        of = [other for other in trials if other.place == trial.place]
+        grid = ", ".join(f"{other.value:g}" for other in sorted(of, key=_order))
+        model, harmful, method = trial.place
+        lost = sum(other.status != "finished" for other in of)
+        numbers = ["–"] * 5
+        if trial.accuracy is not None:
+            found = (trial.rir, trial.ratio_harmful, trial.ratio_pretrain)
+            numbers = ["–" if value is None else f"{value:.3g}" for value in found]
+            numbers += [f"{-trial.drop:+.2f}", f"{trial.probe:.3g}"]
+        lines.append(
+            f"| {model} | {harmful} | `{method}` | {SETTINGS[trial.setting]} in {{{grid}}} | {trial.value:g} | "
+            f"{' | '.join(numbers)} | {lost} of {len(of)} |"
+        )
+    lines += [
+        "",
+        "θ_0 has seen the validation images of D_P in its own training, so that a change of accuracy there is larger "
+        "than on unseen ones. Every configuration is in results.csv.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _order(trial: Trial) -> tuple[tuple[str, str, str], float]:
+    return trial.place, trial.value
+
+
+if __name__ == "__main__":
+    main()

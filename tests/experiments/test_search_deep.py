@@ -1,0 +1,130 @@
+"""The search for Table 3's learning rates and budgets: what is chosen, and what is written of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import search_deep
+from immunize.errors import UserError
+
+
+def record(
+    method: str, value: float, rir: float | None, after: float = 50.0, harmful: str = "cars", **changed: Any
+) -> dict[str, Any]:
+    budget = method == "closed_form"
+    found: dict[str, Any] = {
+        "status": "diverged" if rir is None else "finished",
+        "model": "resnet18",
+        "method": method,
+        "harmful": harmful,
+        "seed": 0,
+        "git_commit": "c0ffee",
+        "started": "2030-01-01T00:00:00Z",
+        "seconds": 90.0,
+        "hardware": {"processor": "P", "cores": 2, "memory_gib": 4},
+        "config": {
+            "objective": {"learning_rate": 0.1 if budget else value, "validation_fraction": 0.2},
+            "method": {"name": method} | ({"budget": value} if budget else {}),
+        },
+    }
+    if rir is not None:
+        numbers = {"rir": rir, "ratio_harmful": 7.0, "ratio_pretrain": 7.0 / rir}
+        found["metrics_groups"] = {"validation": {"spectrum": numbers}, "fit": {"spectrum": {"rir": 1e9}}}
+        found["pretrain_accuracy"] = {"before": 50.0, "after": after}
+        found["probe_accuracy"] = {"gd": {"harmful": {"immunized": {"300": 5.0}, "theta_0": {"300": 20.0}}}}
+    return found | changed
+
+
+def chosen(*records: dict[str, Any], limit: float = 1.0) -> list[float]:
+    return [trial.value for trial in search_deep.chosen([search_deep.trial_of(one) for one in records], limit)]
+
+
+def test_largest_rir_among_those_that_spare_the_accuracy() -> None:
+    trials = record("ours", 0.002, 10.0), record("ours", 0.005, 40.0, 49.0), record("ours", 0.01, 90.0, 48.9)
+    assert chosen(*trials) == [0.005]
+    assert chosen(*trials, limit=2.0) == [0.01]
+
+
+def test_without_one_that_spares_it_the_largest_rir() -> None:
+    assert chosen(record("ill_only", 0.002, 2.0, 10.0), record("ill_only", 0.005, 3.0, 5.0)) == [0.005]
+
+
+def test_a_divergence_is_the_worst() -> None:
+    assert chosen(record("imma", 0.1, None), record("imma", 0.01, 0.2, 5.0)) == [0.01]
+    assert chosen(record("imma", 0.1, None), record("imma", 0.01, None)) == [0.01]
+
+
+def test_each_harmful_data_set_has_its_own_choice_and_the_closed_form_its_budget() -> None:
+    records = [
+        record(method, value, rir * value, harmful=harmful)
+        for harmful, rir in (("cars", 1.0), ("caltech101", -1.0))
+        for method, values in (("ours", (0.1, 0.2)), ("closed_form", (10.0, 100.0)))
+        for value in values
+    ]
+    trials = [search_deep.trial_of(one) for one in records]
+    found = {(trial.place[1], trial.place[2]): trial.value for trial in search_deep.chosen(trials, 1.0)}
+    assert found == {
+        ("cars", "ours"): 0.2,
+        ("cars", "closed_form"): 100.0,
+        ("caltech101", "ours"): 0.1,
+        ("caltech101", "closed_form"): 10.0,
+    }
+
+
+def test_incomplete_search_chooses_nothing() -> None:
+    with pytest.raises(UserError, match="not complete"):
+        chosen(record("ours", 0.1, 1.0), record("ours", 0.2, 1.0), record("imma", 0.1, 1.0))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    found = [
+        record("ours", 0.002, 10.0, 50.5),
+        record("ours", 0.005, 40.0, 49.5, seconds=150.0),
+        record("imma", 0.1, None),
+        record("imma", 0.2, None),
+        record("ours", 0.01, 1e9),
+    ]
+    for index, one in enumerate(found):
+        folder = tmp_path / "runs" / f"hash{index}"
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps(one))
+    (tmp_path / "runs" / "sweep.json").write_text(json.dumps({"runs": [f"hash{index}" for index in range(4)]}))
+    return tmp_path / "runs"
+
+
+def test_what_is_written(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    search_deep.run(["experiment=search_table3_small", f"runs={runs}", f"out={out}"])
+    assert capsys.readouterr().out == f"{out}\n"
+    rows = list(csv.DictReader((out / "results.csv").open()))
+    assert [(row["method"], row["objective.learning_rate"]) for row in rows if row["chosen"] == "true"] == [
+        ("imma", "0.1"),
+        ("ours", "0.005"),
+    ]
+    assert len(rows) == 4, "a record of an earlier sweep does not count"
+    readme = (out / "README.md").read_text()
+    assert (
+        "| resnet18 | cars | `ours` | η in {0.002, 0.005} | 0.005 | 40 | 7 | 0.175 | -0.50 | 0.25 | 0 of 2 |" in readme
+    )
+    assert "| resnet18 | cars | `imma` | η in {0.1, 0.2} | 0.1 | – | – | – | – | – | 2 of 2 |" in readme
+    assert "4, 2 a method on each network and D_H, 7 minutes summed" in readme
+    assert "no more than 1 point lower" in readme
+    assert "| command | `make search_table3 SCALE=small` |" in readme
+
+
+@pytest.mark.parametrize("lacking", ["experiment", "runs", "out"])
+def test_arguments_are_needed(lacking: str) -> None:
+    given = {"experiment": "search_table3_small", "runs": "runs", "out": "out"}
+    with pytest.raises(UserError, match="needed"):
+        search_deep.run([f"{key}={value}" for key, value in given.items() if key != lacking])
+
+
+def test_unknown_search() -> None:
+    with pytest.raises(UserError, match="search_table3_digits"):
+        search_deep.run(["experiment=search_mnist", "runs=runs", "out=out"])
