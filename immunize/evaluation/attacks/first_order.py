@@ -35,7 +35,7 @@ class FirstOrder(Attack):
     """A head trained by an optimizer of PyTorch on cross-entropy, or on the mean squared error.
 
     Attributes:
-        optimizer: takes parameters and `lr`.
+        optimizer: takes groups of parameters and `lr`, and treats every group by itself.
         learning_rates: the grid.
         scaled: divide the features by σ_1(X)/√N first.
         head: one of `HEADS`.

@@ -20,7 +20,7 @@ from immunize.evaluation.attacks.scoring import Meter
 __all__ = ["Candidate", "Optimizer", "Run", "batches"]
 
 Optimizer = Callable[..., torch.optim.Optimizer]
-"""From parameters and `lr` to an optimizer."""
+"""From parameters, or groups of them, and `lr` to an optimizer."""
 
 
 class Candidate:
