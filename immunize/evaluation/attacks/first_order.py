@@ -7,24 +7,22 @@ to the end, and the very best and its next larger neighbour also with cosine sch
 Hessian, for Adam one in units of 1/√σ_1; the result does not change when the features are multiplied by a number.
 Without it the learning rates are used as they come, as most users do.
 
-Shapes: N samples, D features, B batch, C outputs.
+All candidates of a lap are trained in lockstep (lockstep.py).
+
+Shapes: N samples, B batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.curves import Cost
-from immunize.evaluation.attacks.heads import HEADS, flops_per_row, new_head
-from immunize.evaluation.attacks.logistic import feature_scale
-from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.racing import Optimizer, Run, batches
-from immunize.evaluation.attacks.scoring import Meter, target_matrix
+from immunize.evaluation.attacks.heads import HEADS
+from immunize.evaluation.attacks.lockstep import HeadTask, Lockstep
+from immunize.evaluation.attacks.protocol import Attack, AttackData, Budget, Outcome
+from immunize.evaluation.attacks.racing import Optimizer
 
 __all__ = ["FirstOrder"]
 
@@ -37,7 +35,7 @@ class FirstOrder(Attack):
     """A head trained by an optimizer of PyTorch on cross-entropy, or on the mean squared error.
 
     Attributes:
-        optimizer: takes parameters and `lr`.
+        optimizer: takes groups of parameters and `lr`, and treats every group by itself.
         learning_rates: the grid.
         scaled: divide the features by σ_1(X)/√N first.
         head: one of `HEADS`.
@@ -79,74 +77,27 @@ class FirstOrder(Attack):
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Race the learning rates; the seed decides the order of the rows and the hidden layer."""
-        task = _Task(self, data, seed)
+        task = HeadTask(
+            data,
+            seed,
+            head=self.head,
+            hidden=self.hidden,
+            batch_size=self.batch_size,
+            scaled=self.scaled,
+            dtype=torch.float32 if self.precision == "float32" else torch.float64,
+        )
         rates = sorted(self.learning_rates)
         kept = min(self.keep, len(rates))
         weight = kept + (len(rates) - kept) / FIRST_LAP + 2 * sum(self.cosine)
         steps = budget.affordable(task.per_step.flops, weight)
-        runs = [_Run(task, rate) for rate in rates]
-        for run in runs:
-            run.advance(max(1, steps // FIRST_LAP), steps)
-        ranked = sorted(runs, key=lambda run: -run.best)  # stable: of equals the smaller rate
-        for run in ranked[:kept]:
-            run.advance(steps, steps)
-        best = max(ranked[:kept], key=lambda run: run.best).rate
+        race = Lockstep(task, self.optimizer, rates, steps)
+        race.advance(race.candidates, max(1, steps // FIRST_LAP))
+        leading = sorted(race.candidates, key=lambda head: -head.best)[:kept]  # stable: of equals the smaller rate
+        if kept > 1:  # one alone has won already, and goes along with the cosine schedules
+            race.advance(leading, steps)
+        best = max(leading, key=lambda head: head.best).rate
         for rate in rates[rates.index(best) :][:2]:
             for length in dict.fromkeys(max(1, round(part * steps)) for part in self.cosine):
-                runs.append(_Run(task, rate, length))
-                runs[-1].advance(length, length)
-        return Outcome(tuple(run.meter.trace() for run in runs))
-
-
-class _Task:
-    """What all runs of an attack share: rows as tensors, cost of a step, how to begin."""
-
-    def __init__(self, attack: FirstOrder, data: AttackData, seed: int) -> None:
-        self.attack, self.data, self.seed = attack, data, seed
-        self.dtype = torch.float32 if attack.precision == "float32" else torch.float64
-        self.scale = feature_scale(data.train.x) if attack.scaled else 1.0
-        self.x = self._tensor(data.train.x)
-        self.measured = [self._tensor(rows.x) for rows in (data.validation, data.test)]
-        if data.n_classes:
-            self.y = torch.from_numpy(data.train.y.astype(np.int64))
-        else:
-            self.y = torch.from_numpy(target_matrix(data, data.train)).to(self.dtype)
-        self.batch = min(attack.batch_size, len(self.x))
-        per_row = flops_per_row(attack.head, data.n_features, data.n_outputs, attack.hidden)
-        self.per_step = Cost(1, 0.0, self.batch, per_row * self.batch)
-
-    def _tensor(self, x: Array) -> Tensor:
-        return torch.from_numpy(x / self.scale).to(self.dtype)
-
-    def new_head(self) -> nn.Module:
-        sizes = self.data.n_features, self.data.n_outputs, self.attack.hidden
-        return new_head(self.attack.head, *sizes, self.seed).to(self.dtype)
-
-    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs, y) if self.data.n_classes else nn.functional.mse_loss(outputs, y)
-
-
-class _Run(Run):
-    """One learning rate and schedule on its way."""
-
-    def __init__(self, task: _Task, rate: float, length: int | None = None) -> None:
-        self.task, self.head = task, task.new_head()
-        schedule = "constant" if length is None else f"cosine over {length:,}"
-        meter = Meter(task.data, f"lr {rate:g}, {schedule}", task.per_step)
-        super().__init__(task.attack.optimizer(self.head.parameters(), lr=rate), rate, length, meter)
-        self.batches = batches(len(task.x), task.batch, task.seed)
-
-    def loss(self) -> Tensor:
-        """Of the next mini-batch."""
-        rows = next(self.batches)
-        self.head.train()
-        return self.task.loss(self.head(self.task.x[rows]), self.task.y[rows])
-
-    def look(self) -> None:
-        """Tell the meter."""
-        self.meter.note(self.step, self._outputs)
-
-    @torch.no_grad()
-    def _outputs(self) -> list[Array]:
-        self.head.eval()
-        return [np.asarray(self.head(x).numpy(), dtype=np.float64) for x in self.task.measured]
+                race.add_cosine(rate, length)
+        race.advance([*leading, *race.candidates[len(rates) :]], steps)
+        return Outcome(tuple(head.meter.trace() for head in race.candidates))

@@ -22,7 +22,7 @@ from immunize.evaluation.attacks.scoring import chance
 
 __all__ = ["CELL_VERSION", "Entry", "Store", "attack_all", "check_tiers", "hash_of_data", "in_tier"]
 
-CELL_VERSION = 2
+CELL_VERSION = 3
 """Part of every key; raised when a change of the code changes numbers."""
 
 Cell = dict[str, Any]

@@ -1,16 +1,18 @@
 """Heads that first-order attackers train on features: linear, linear behind BatchNorm, one hidden layer.
 
-Shapes: D features, H hidden units, C outputs.
+Shapes: N samples, D features, H hidden units, C outputs, R heads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from immunize.errors import UserError
 
-__all__ = ["HEADS", "flops_per_row", "new_head"]
+__all__ = ["HEADS", "flops_per_row", "new_head", "outputs_of", "statistics"]
 
 HEADS = ("linear", "batchnorm", "mlp")
 
@@ -40,6 +42,39 @@ def new_head(kind: str, n_features: int, n_outputs: int, hidden: int, seed: int)
         if kind == "batchnorm":
             return nn.Sequential(nn.BatchNorm1d(n_features), last)
         return nn.Sequential(nn.Linear(n_features, hidden), nn.ReLU(), last)
+
+
+def statistics(kind: str, n_features: int) -> nn.Module:
+    """What a head does to features before any weight of its own: BatchNorm's statistics, or nothing.
+
+    They depend on the rows seen so far and on no weight, so heads that see the same rows can share them.
+    """
+    return nn.BatchNorm1d(n_features, affine=False) if kind == "batchnorm" else nn.Identity()
+
+
+def outputs_of(kind: str, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+    """Of R heads for the same rows, with one product of matrices where these meet the weights.
+
+    Args:
+        kind: one of `HEADS`.
+        parameters: of `new_head`, in its order, those of all heads stacked: (R, ...).
+        x: (N, D), as `statistics` leaves them.
+
+    Returns:
+        (R, C, N), which PyTorch's cross-entropy takes; what is not finite in one head stays in that head.
+    """
+    *first, weight, bias = parameters
+    if kind == "mlp":
+        return torch.baddbmm(bias[:, :, None], weight, _affine(first[0], first[1], x).relu())
+    if kind == "batchnorm":  # (γ∘x + β)Wᵀ + b = x(γ∘W)ᵀ + (Wβ + b)
+        gamma, beta = first
+        weight, bias = weight * gamma[:, None], bias + (weight @ beta[:, :, None])[:, :, 0]
+    return _affine(weight, bias, x)
+
+
+def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+    """(R, O, D) and (R, O) on (N, D): (R, O, N)."""
+    return torch.addmm(bias.reshape(-1, 1), weight.flatten(0, 1), x.T).view(*bias.shape, -1)
 
 
 def flops_per_row(kind: str, n_features: int, n_outputs: int, hidden: int) -> float:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,20 +17,47 @@ from torch import Tensor
 from immunize.evaluation.attacks.curves import LOOKS_PER_DECADE, look_steps
 from immunize.evaluation.attacks.scoring import Meter
 
-__all__ = ["Optimizer", "Run", "batches"]
+__all__ = ["Candidate", "Optimizer", "Run", "batches"]
 
 Optimizer = Callable[..., torch.optim.Optimizer]
-"""From parameters and `lr` to an optimizer."""
+"""From parameters, or groups of them, and `lr` to an optimizer."""
 
 
-class Run(ABC):
+class Candidate:
     """One learning rate and schedule on its way.
 
     Args:
-        optimizer: of what is trained; its groups' rates are those at the start.
+        groups: its groups of an optimizer; their rates are those at the start.
         rate: what to call it by.
         length: steps of a cosine schedule; None keeps the rates.
         meter: notes where it stands.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], rate: float, length: int | None, meter: Meter) -> None:
+        self.rate, self.length, self.meter, self.step = rate, length, meter, 0
+        self._groups = [(group, group["lr"]) for group in groups]
+
+    @property
+    def best(self) -> float:
+        """The best validation score so far."""
+        return max((point.validation for point in self.meter.points), default=-math.inf)
+
+    def set_rates(self) -> None:
+        """To those of the next step."""
+        if self.length is not None:
+            left = 0.5 * (1 + math.cos(math.pi * self.step / self.length))
+            for group, rate in self._groups:
+                group["lr"] = rate * left
+
+
+class Run(Candidate, ABC):
+    """A candidate with an optimizer of its own, that runs alone.
+
+    Args:
+        optimizer: of what is trained.
+        rate: see `Candidate`.
+        length: see `Candidate`.
+        meter: see `Candidate`.
         looks_per_decade: see `look_steps`.
     """
 
@@ -41,9 +69,8 @@ class Run(ABC):
         meter: Meter,
         looks_per_decade: int = LOOKS_PER_DECADE,
     ) -> None:
-        self.optimizer, self.rate, self.length, self.meter = optimizer, rate, length, meter
-        self.looks_per_decade, self.step = looks_per_decade, 0
-        self._rates = [group["lr"] for group in optimizer.param_groups]
+        super().__init__(optimizer.param_groups, rate, length, meter)
+        self.optimizer, self.looks_per_decade = optimizer, looks_per_decade
 
     @abstractmethod
     def loss(self) -> Tensor:
@@ -52,11 +79,6 @@ class Run(ABC):
     @abstractmethod
     def look(self) -> None:
         """Tell the meter."""
-
-    @property
-    def best(self) -> float:
-        """The best validation score so far."""
-        return max((point.validation for point in self.meter.points), default=-math.inf)
 
     def advance(self, to: int, last: int) -> None:
         """Train up to step `to`, looking where a run of `last` steps is looked at."""
@@ -69,10 +91,7 @@ class Run(ABC):
         self.meter.pause(self.step)
 
     def _update(self) -> None:
-        if self.length is not None:
-            left = 0.5 * (1 + math.cos(math.pi * self.step / self.length))
-            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * left
+        self.set_rates()
         loss = self.loss()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

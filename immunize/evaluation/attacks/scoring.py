@@ -58,7 +58,7 @@ class Meter:
         self.points: list[Point] = []
         self.diverged = False
         self._steps, self._seconds = 0, 0.0
-        self._since = time.perf_counter()
+        self._since: float | None = time.perf_counter()
 
     def look(self, steps: int, predict: Predict) -> bool:
         """Note where the candidate stands after so many steps.
@@ -79,6 +79,7 @@ class Meter:
             steps: since its start.
             measure: its outputs for the validation rows and for the test rows.
         """
+        running = self._since is not None
         self.pause(steps)
         measured = (self.data.validation, self.data.test)
         with np.errstate(all="ignore"):
@@ -88,17 +89,29 @@ class Meter:
                 scores = [score(self.data, *of) for of in zip(measured, outputs, strict=True)]
                 self.points.append(Point(self.cost, *scores))
         self.diverged = self.diverged or not finite
-        self.resume()
+        if running:
+            self.resume()
         return finite
 
     def pause(self, steps: int) -> None:
         """Stop the clock after so many steps."""
-        self._seconds += time.perf_counter() - self._since
-        self._steps = steps
+        if self._since is not None:
+            self._seconds += time.perf_counter() - self._since
+        self._steps, self._since = steps, None
 
     def resume(self) -> None:
         """Let the clock run."""
         self._since = time.perf_counter()
+
+    def charge(self, steps: int, seconds: float) -> None:
+        """For candidates that share one clock: put down more seconds; its own clock stands still from then on.
+
+        Args:
+            steps: since its start.
+            seconds: since it was last charged.
+        """
+        self._since = None
+        self._steps, self._seconds = steps, self._seconds + seconds
 
     @property
     def cost(self) -> Cost:
