@@ -37,10 +37,6 @@ def random_gram(size: int, seed: int) -> Tensor:
     return gram(10 ** (3 * logs), size, seed + 1)
 
 
-def shrunk(k: Tensor, rho: float) -> Tensor:
-    return k + rho * k.trace() / len(k) * torch.eye(len(k), dtype=torch.float64)
-
-
 def kappa(k: Tensor, rank: int | None = None) -> float:
     values = torch.linalg.eigvalsh(k)
     return float(values[-1] / values[-(len(k) if rank is None else rank)])
@@ -98,10 +94,12 @@ def test_frontier_spends_exactly_the_budget(budget: float, rho: float) -> None:
     best = frontier(s, budget)
     assert best.kappa_pretrain == pytest.approx(budget, rel=1e-12)
     assert best.worst.kappa == pytest.approx(harmful_bound(s.kappa_gen, budget), rel=1e-12)
-    assert after(best.theta, shrunk(k_p, rho)) == pytest.approx(budget, rel=1e-8)
-    assert after(best.theta, shrunk(k_h, rho)) == pytest.approx(s.kappa_gen * budget, rel=1e-8 * max(1, budget / 1e3))
+    assert after(best.theta, ref.shrunk(k_p, rho)) == pytest.approx(budget, rel=1e-8)
+    assert after(best.theta, ref.shrunk(k_h, rho)) == pytest.approx(
+        s.kappa_gen * budget, rel=1e-8 * max(1, budget / 1e3)
+    )
     assert best.rir == pytest.approx(s.rir_star, rel=1e-12)
-    assert best.ratio_pretrain == pytest.approx(budget / kappa(shrunk(k_p, rho)))
+    assert best.ratio_pretrain == pytest.approx(budget / kappa(ref.shrunk(k_p, rho)))
     identity = torch.eye(15, dtype=torch.float64)
     torch.testing.assert_close(best.theta @ best.inverse, identity, rtol=0, atol=1e-9)
     torch.testing.assert_close(best.inverse @ best.theta, identity, rtol=0, atol=1e-9)
@@ -259,8 +257,8 @@ def test_without_a_budget_all_optima_are_attained_at_once() -> None:
     best = frontier(spectra)
     for one, k, s in zip(best.harmful, harmful, spectra, strict=True):
         assert one.rir == pytest.approx(s.rir_star, rel=1e-9)
-        base = kappa(shrunk(k, 1e-3)) / kappa(shrunk(k_p, 1e-3))
-        measured = after(best.theta, shrunk(k, 1e-3)) / after(best.theta, shrunk(k_p, 1e-3)) / base
+        base = kappa(ref.shrunk(k, 1e-3)) / kappa(ref.shrunk(k_p, 1e-3))
+        measured = after(best.theta, ref.shrunk(k, 1e-3)) / after(best.theta, ref.shrunk(k_p, 1e-3)) / base
         assert measured == pytest.approx(s.rir_star, rel=1e-8)
 
 
@@ -270,15 +268,15 @@ def test_worst_case_is_bounded_and_beats_every_single_optimum(budget: float, rho
     k_p, harmful, spectra = several(12, (10, 20, 30, 40), rho)
     best = frontier(spectra, budget)
     assert 1 <= best.kappa_pretrain <= budget * (1 + 1e-9)
-    assert after(best.theta, shrunk(k_p, rho)) == pytest.approx(best.kappa_pretrain, rel=1e-8)
+    assert after(best.theta, ref.shrunk(k_p, rho)) == pytest.approx(best.kappa_pretrain, rel=1e-8)
     for one, k in zip(best.harmful, harmful, strict=True):
         assert one.rir <= one.rir_star * (1 + 1e-9)
-        assert after(best.theta, shrunk(k, rho)) == pytest.approx(one.kappa, rel=1e-7)
+        assert after(best.theta, ref.shrunk(k, rho)) == pytest.approx(one.kappa, rel=1e-7)
     torch.testing.assert_close(best.theta @ best.inverse, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-9)
 
     def worst(map_: Immunizer) -> float:
         """Smallest (i) over the harmful data sets: what a budget buys."""
-        return min(after(map_.theta, shrunk(k, rho)) / kappa(shrunk(k, rho)) for k in harmful)
+        return min(after(map_.theta, ref.shrunk(k, rho)) / kappa(ref.shrunk(k, rho)) for k in harmful)
 
     singles = [worst(frontier(s, budget)) for s in spectra]
     assert worst(best) >= 0.999 * max(singles)
