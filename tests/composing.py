@@ -35,6 +35,7 @@ TINY = (
     "objective.lambda_ill=1e5",
     "probe_steps=200",
     "logger=none",
+    "figure=false",  # half of such a run
 )
 DEEP = (
     "model=resnet_small",
@@ -43,7 +44,7 @@ DEEP = (
     "objective.epochs=3",
     "objective.learning_rate=3e-3",
     "objective.cache_frozen=false",
-    "objective.batch_size=32",
+    "objective.batch_size=64",
     "deep.groups=2",
     "deep.group_size=8",
     "deep.replicates=2",

@@ -26,6 +26,7 @@ from immunize.running.deep_fit import TRAINING
 from immunize.running.measuring import Measured, both_features
 from immunize.training import DeepModule
 from immunize.training.callbacks import Throughput
+from tests.commands import run
 from tests.composing import DEEP, compose_config, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, write_cars
 
@@ -230,8 +231,9 @@ def steps_an_epoch(record: dict[str, Any]) -> int:
 @pytest.mark.slow
 def test_kill_9_within_an_epoch_then_resume_is_bit_equal(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     epoch = steps_an_epoch(whole[1])
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(epoch + epoch // 2)]
-    killed = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, timeout=300)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    killed = run(str(script), str(tmp_path), str(epoch + epoch // 2), cwd=ROOT, timeout=300)
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / TRAINING).exists()
     record = run_tiny_deep(tmp_path, "resume=true")

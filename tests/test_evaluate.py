@@ -28,7 +28,7 @@ NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluate") / "run"
-    run_tiny(folder)
+    run_tiny(folder, "figure=true")
     return folder
 
 

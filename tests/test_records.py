@@ -33,7 +33,7 @@ NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("run")
-    return folder, run_tiny(folder)
+    return folder, run_tiny(folder, "figure=true")
 
 
 @pytest.fixture

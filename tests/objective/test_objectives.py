@@ -241,7 +241,7 @@ def test_an_unknown_loss_names_the_known_ones() -> None:
 
 
 def test_a_head_keeps_its_bias_and_loses_its_gradient() -> None:
-    weight, bias, x = ref.gaussian(D, 2, seed=1).requires_grad_(), torch.ones(2, dtype=torch.float64), rows(1)
+    weight, bias, x = ref.gaussian(D, 2, seed=1).requires_grad_(), torch.ones(2, dtype=torch.float64), rows(1, width=D)
     torch.testing.assert_close(Head(weight, bias)(x), x @ weight + 1)
     torch.testing.assert_close(Head(weight)(x), x @ weight)
     assert not Head(weight, bias).detach()(x).requires_grad

@@ -24,6 +24,7 @@ from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
 from immunize.report.heatmaps import log_rir
 from immunize.report.published import read_published
 from immunize.report.runs import Runs, flat_settings
+from tests.commands import run
 from tests.report.making import METHODS, PARTS, Record, diverged, table1_records, table2_records, written
 
 ROOT = Path(__file__).parents[2]
@@ -505,21 +506,9 @@ def test_damaged_published_file_is_named(content: str | None, message: str, tmp_
 # The command.
 
 
-def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "immunize.report", *arguments],
-        cwd=cwd,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_the_command_writes_the_report(table1: list[Record], tmp_path: Path) -> None:
     written(table1, tmp_path / "outputs/table1")
-    done = command("experiment=table1", "runs=outputs/table1", "out=experiments/table1", cwd=tmp_path)
+    done = run("immunize.report", "experiment=table1", "runs=outputs/table1", "out=experiments/table1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (tmp_path / "experiments/table1/table.md").read_text(encoding="utf-8")
     assert {path.name for path in tmp_path.iterdir()} == {"outputs", "experiments"}
@@ -537,14 +526,14 @@ def test_the_command_writes_the_report(table1: list[Record], tmp_path: Path) -> 
     ],
 )
 def test_errors_are_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = command(*arguments, cwd=tmp_path)
+    done = run("immunize.report", *arguments, cwd=tmp_path)
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_help_names_every_experiment(tmp_path: Path) -> None:
-    done = command("--help", cwd=tmp_path)
+    done = run("immunize.report", "--help", cwd=tmp_path)
     assert done.returncode == 0
     for name in EXPERIMENTS:
         assert f"experiment={name} " in done.stdout
