@@ -37,7 +37,7 @@ class Command:
         self._process = _SERVER.Process(target=_enter, args=arguments_of_fork)
         self._process.start()
 
-    def wait(self, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def wait(self, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Its exit code and what it wrote; a command that takes longer is killed.
 
         Raises:
@@ -56,7 +56,7 @@ class Command:
 
 
 def run(
-    module: str, *arguments: str, cwd: Path, environment: Mapping[str, str] = ENVIRONMENT, timeout: float = 120
+    module: str, *arguments: str, cwd: Path, environment: Mapping[str, str] = ENVIRONMENT, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """What `python -m module arguments` returns in the folder `cwd`."""
     return Command(module, *arguments, cwd=cwd, environment=environment).wait(timeout)

@@ -17,8 +17,9 @@ import pytest
 
 from immunize.evaluation.immunity import HARDER_BY
 from immunize.report import results
+from immunize.report.bands import read_bands, write_bands
 from immunize.report.cells import short
-from immunize.report.curves import IDENTITY, curves_of, read_curves, write_curves
+from immunize.report.curves import IDENTITY, BandCurve, curves_of
 from immunize.report.expected import expected_runs, swept
 from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
 from immunize.report.heatmaps import log_rir
@@ -383,8 +384,8 @@ def test_fig1_curves_are_means_over_the_seeds(table1: list[Record], tmp_path: Pa
         assert curve.steps.tolist() == found[0]["steps"]
         for drawn, expected in ((curve.mean, ratios.mean(0)), (curve.low, ratios.min(0)), (curve.high, ratios.max(0))):
             np.testing.assert_allclose(drawn, expected, rtol=1e-12)
-    write_curves(curves, tmp_path / "curves.csv")
-    for one, other in zip(read_curves(tmp_path / "curves.csv"), curves, strict=True):
+    write_bands(BandCurve, curves, tmp_path / "curves.csv")
+    for one, other in zip(read_bands(BandCurve, tmp_path / "curves.csv"), curves, strict=True):
         assert (one.part, one.data_set, one.extractor, one.runs) == (
             other.part,
             other.data_set,
@@ -546,7 +547,7 @@ def test_reports_of_experiments_need_no_torch() -> None:
 
 def test_curves_csv_is_a_csv(table1: list[Record], tmp_path: Path) -> None:
     path = tmp_path / "curves.csv"
-    write_curves(curves_of(Runs.of(table1, "table1")), path)
+    write_bands(BandCurve, curves_of(Runs.of(table1, "table1")), path)
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {r["reduced"] for r in rows} == {"false"}

@@ -23,10 +23,11 @@ from immunize.evaluation.deep import ACCURACY_SLACK, PARTS, WHICH, EvaluationSet
 from immunize.evaluation.numbers import RATIOS
 from immunize.records import SCHEMA_VERSION, plain
 from immunize.report import table3
+from immunize.report.bands import read_bands, write_bands
 from immunize.report.cells import short
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
-from immunize.report.probe_curves import PROBES, THETA_0, probe_bands, read_probe_bands, write_probe_bands
+from immunize.report.probe_curves import PROBES, THETA_0, ProbeBand, probe_bands
 from immunize.report.probe_figures import run_probe_figure
 from immunize.report.runs import EXPERIMENT_STATUSES
 from immunize.report.settings_of_deep import by_setting
@@ -424,8 +425,8 @@ def test_bands_are_means_and_ranges(records: list[Record]) -> None:
 
 def test_bands_are_read_as_they_were_written(records: list[Record], tmp_path: Path) -> None:
     bands = probe_bands(by_setting(records))
-    write_probe_bands(bands, tmp_path / PROBES)
-    again = read_probe_bands(tmp_path / PROBES)
+    write_bands(ProbeBand, bands, tmp_path / PROBES)
+    again = read_bands(ProbeBand, tmp_path / PROBES)
     assert len(again) == len(bands)
     for one, other in zip(bands, again, strict=True):
         for name, value in vars(one).items():

@@ -16,6 +16,7 @@ from immunize.spectrum import (
     ledoit_wolf,
 )
 from immunize.spectrum.budget import kappa_of_gram
+from immunize.spectrum.shrinkage import _in_joint_range
 from tests import reference as ref
 from tests.reference import rows
 from tests.spectrum.making import column, diagonal
@@ -160,3 +161,19 @@ def test_kappa_of_a_gram_matrix_in_coordinates_of_a_subspace_counts_all_features
     assert kappa_of_gram(k, 9, "ridge", 0.1, size=10) == pytest.approx((4 + alpha) / alpha)
     assert kappa_of_gram(k, 9, "ridge", 0.1) == pytest.approx(4.25 / 1.25)
     assert kappa_of_gram(k, 9, "spectrum", 0.1) == pytest.approx(4)
+
+
+def test_the_rows_that_are_left_after_some_are_set_aside_are_what_is_counted() -> None:
+    x_p, x_h = ref.rows(1, 8), ref.rows(2)
+    with pytest.raises(ValueError, match=r"N = 4 samples .* D = 6"):
+        closed_form(x_p, x_h, budget="auto", validation_fraction=0.5, shrinkage=0.0)
+    closed_form(x_p, x_h, shrinkage=0.0)  # all 8 are enough
+
+
+def test_the_joint_range_leaves_out_what_is_rounding_beside_the_largest() -> None:
+    scale = column(1.0, 0.8, 0.6, 3e-8, 3e-8, 3e-8)  # squared 1e-15, the cut is 120·eps ≈ 3e-14
+    sets = [ref.gaussian(60, 6, seed=seed) * scale for seed in (1, 2)]
+    inner = _in_joint_range([torch.stack([x.T @ x]) for x in sets], sets)
+    assert [part.shape for part in inner] == [(1, 3, 3)] * 2
+    for part, x in zip(inner, sets, strict=True):
+        torch.testing.assert_close(torch.linalg.eigvalsh(part[0]), torch.linalg.eigvalsh(x[:, :3].T @ x[:, :3]))

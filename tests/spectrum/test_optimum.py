@@ -20,6 +20,7 @@ from immunize.spectrum import (
     rir_bound,
     spectrum_of,
 )
+from immunize.spectrum.optimum import _solve_game
 from tests import reference as ref
 
 TRIALS = 1000
@@ -252,6 +253,12 @@ def several(
     return k_p, harmful, [generalized_spectrum(k_p, k, shrinkage=rho) for k in harmful]
 
 
+def game() -> tuple[Tensor, Tensor]:
+    """Three payoffs that no answer satisfies at once, and what each data set has without any."""
+    payoffs = torch.stack([a + a.T for a in (ref.gaussian(4, 4, seed=seed) for seed in (1, 2, 3))])
+    return payoffs, torch.tensor([0.3, 0.0, 0.1], dtype=torch.float64)
+
+
 def test_without_a_budget_all_optima_are_attained_at_once() -> None:
     k_p, harmful, spectra = several(12, (10, 20, 30))
     best = frontier(spectra)
@@ -309,6 +316,22 @@ def test_an_aligned_data_set_among_several_is_named() -> None:
     assert best.harmful[0].rir == pytest.approx(s.rir_star, rel=1e-6)
     assert best.harmful[1].rir == pytest.approx(1, rel=1e-6)
     assert frontier([aligned, aligned], 9.0).kappa_pretrain == pytest.approx(1, rel=1e-9)
+
+
+@pytest.mark.parametrize("constant", [-100.0, 100.0])
+def test_the_game_has_the_same_answer_wherever_its_values_lie(constant: float) -> None:
+    """It stops where the two sides are close to each other, not where both are small."""
+    payoffs, offsets = game()
+    answer = _solve_game(payoffs, offsets, 1.0)
+    torch.testing.assert_close(_solve_game(payoffs, offsets + constant, 1.0), answer, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1e4])
+def test_the_game_has_the_same_answer_in_any_unit(unit: float) -> None:
+    """It stops where the two sides are close to each other beside what is at stake."""
+    payoffs, offsets = game()
+    answer = _solve_game(payoffs, offsets, 1.0)
+    torch.testing.assert_close(_solve_game(payoffs, unit * offsets, unit), answer, rtol=0, atol=1e-3)
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------

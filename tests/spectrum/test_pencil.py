@@ -112,3 +112,9 @@ def test_data_sets_that_are_nearly_alike_share_a_map(budget: float) -> None:
     best = frontier(spectra, budget)
     for one, s in zip(best.harmful, spectra, strict=True):
         assert one.rir == pytest.approx(s.rir_star, rel=1e-3)
+
+
+def test_one_feature_is_a_pair_of_numbers() -> None:
+    s = generalized_spectrum(diagonal(2.0), diagonal(3.0))
+    assert (s.kappa_gen, s.kappa_pretrain, s.kappa_harmful, s.rank_pretrain) == (1, 1, 1, 1)
+    assert frontier(s).theta.shape == (1, 1)
