@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("IMMUNIZE_DATA", "HYDRA_FULL_ERROR")} | {
@@ -24,7 +25,9 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("I
 """That of a command unless told otherwise: what it writes to a pipe, and no real data."""
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["lightning.pytorch", "timm", "matplotlib.figure", "hydra"])
+_SERVER.set_forkserver_preload(
+    ["immunize.running.experiment", "immunize.running.deep_experiment", "timm", "matplotlib.figure"]
+)
 
 
 class Command:
@@ -35,7 +38,8 @@ class Command:
         self._written = tempfile.TemporaryDirectory()
         arguments_of_fork = (self.line, cwd, dict(environment), Path(self._written.name))
         self._process = _SERVER.Process(target=_enter, args=arguments_of_fork)
-        self._process.start()
+        with mock.patch.dict(os.environ, ENVIRONMENT):  # the first one starts the server
+            self._process.start()
 
     def wait(self, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Its exit code and what it wrote; a command that takes longer is killed.

@@ -193,7 +193,7 @@ def test_threads_are_those_of_the_run_and_the_callers_are_kept(folder: Path, mon
 
 def test_digits_agree_although_their_spectrum_is_cut(tmp_path: Path) -> None:
     """Rank-deficient: gap_cut is a ratio to rounding noise, and has to come out the same again."""
-    train.run(compose_config("objective.epochs=5", "probe_steps=100", "logger=none"), tmp_path)
+    train.run(compose_config("objective.epochs=5", "probe_steps=100", "logger=none", "figure=false"), tmp_path)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

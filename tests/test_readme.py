@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 NEEDS_DATA = re.compile(r"\b(harmful|pretrain)=(housing|mnist)\b")
 SHORTER = {
-    "immunize.train": ["objective.epochs=20", "probe_steps=100"],
+    "immunize.train": ["objective.epochs=20", "probe_steps=100", "figure=false"],
     "immunize.pretrain": ["epochs=1"],
     "immunize.attack": ["seeds=[0]", "attack.budget.steps=20"],
 }
