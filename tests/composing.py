@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +59,12 @@ METHODS = ("ours", "ill_only", "well_only", "imma", "opt_kappa", "none")
 
 
 def compose_config(*overrides: str) -> DictConfig:
-    """`conf/train.yaml` with overrides."""
+    """`conf/train.yaml` with overrides, to be changed at will."""
+    return copy.deepcopy(_composed(overrides))
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
     register()
     with initialize_config_dir(config_dir(), version_base="1.3"):
         return compose("train", list(overrides))

@@ -33,7 +33,7 @@ main()
 """
 
 
-def fresh(*arguments: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def fresh(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """A Python of its own."""
     return subprocess.run(
         [sys.executable, *arguments],

@@ -25,17 +25,10 @@ from tests.tampering import edit_json
 NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluate") / "run"
-    run_tiny(folder, "figure=true")
-    return folder
-
-
 @pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
+def folder(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of a run, to be tampered with."""
-    return Path(shutil.copytree(original, tmp_path / "copy"))
+    return Path(shutil.copytree(finished_run, tmp_path / "copy"))
 
 
 def test_honest_run_agrees(folder: Path) -> None:
