@@ -18,6 +18,7 @@ import pytest
 from tests.commands import ENVIRONMENT, run
 
 TINY = ["objective.epochs=3", "probe_steps=20"]
+ENTRY_POINTS = ("train", "evaluate", "attack", "pretrain", "export", "verify")  # others in tests of their own
 HEAVY = ("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy", "timm", "torchvision", "wandb")
 
 # What `[project.scripts]` makes: import main from the module, call it.
@@ -136,9 +137,7 @@ def test_multirun_folders_have_names_that_need_no_quoting(
     assert not any(set(name) & set("[]'\"/ {}") for name in names)
 
 
-@pytest.mark.parametrize(
-    "module", [f"immunize.{name}" for name in (*("train", "evaluate", "attack"), "pretrain", "export", "verify")]
-)
+@pytest.mark.parametrize("module", [f"immunize.{name}" for name in ENTRY_POINTS])
 def test_help_is_quick_and_imports_nothing_heavy(module: str, tmp_path: Path) -> None:
     done, loaded, seconds = loaded_by(module, "--help", cwd=tmp_path)
     assert done.returncode == 0
