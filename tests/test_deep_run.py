@@ -300,7 +300,7 @@ def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Pa
             for number in range(len(of)):
                 write_noise(tmp_path / "stanford_cars" / f"cars_{split}" / f"{number + 1:05d}.jpg", rng)
     else:
-        for split, count in (("train", 2), ("valid", 1), ("test", 3)):
+        for split, count in (("train", 3), ("valid", 1), ("test", 3)):
             for country in ("AD", "AE"):
                 for number in range(count):
                     write_noise(tmp_path / "country211" / split / country / f"{number}.jpg", rng)
