@@ -18,7 +18,7 @@ from immunize.errors import UserError
 from immunize.records import RECORD, read_record
 
 ROOT = Path(__file__).parents[2]
-DIGITS = ["harmful=digits", "objective.epochs=20", "probe_steps=100", "figure=false"]
+DIGITS = ["harmful=digits", "objective.epochs=20", "probe_steps=100"]
 TINY = [
     "harmful=synthetic",
     "harmful.n_features=6",
