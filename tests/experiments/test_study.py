@@ -19,14 +19,7 @@ from immunize.records import RECORD, read_record
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ["harmful=digits", "objective.epochs=20", "probe_steps=100"]
-TINY = [
-    "harmful=synthetic",
-    "harmful.n_features=6",
-    "harmful.n_samples=40",
-    "objective.epochs=5",
-    "probe_steps=50",
-    "figure=false",
-]
+TINY = ["harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=40", "objective.epochs=5", "probe_steps=50"]
 TRIALS = 4
 
 
