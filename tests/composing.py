@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ TINY = (
     "objective.lambda_ill=1e5",
     "probe_steps=200",
     "logger=none",
+    "figure=false",  # half of such a run
 )
 DEEP = (
     "model=resnet_small",
@@ -43,7 +45,7 @@ DEEP = (
     "objective.epochs=3",
     "objective.learning_rate=3e-3",
     "objective.cache_frozen=false",
-    "objective.batch_size=32",
+    "objective.batch_size=64",
     "deep.groups=2",
     "deep.group_size=8",
     "deep.replicates=2",
@@ -57,7 +59,12 @@ METHODS = ("ours", "ill_only", "well_only", "imma", "opt_kappa", "none")
 
 
 def compose_config(*overrides: str) -> DictConfig:
-    """`conf/train.yaml` with overrides."""
+    """`conf/train.yaml` with overrides, to be changed at will."""
+    return copy.deepcopy(_composed(overrides))
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
     register()
     with initialize_config_dir(config_dir(), version_base="1.3"):
         return compose("train", list(overrides))

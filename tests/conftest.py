@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,3 +16,33 @@ def data_root() -> Path:
     if not folder:
         pytest.skip("needs real data: set the environment variable IMMUNIZE_DATA to the folder that holds it")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny run, with its figure: to look at, or to copy."""
+    from tests.composing import run_tiny
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run_tiny(folder, "figure=true")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def attacked_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, attacked: to look at, or to copy."""
+    from tests.attacking import attack_tiny
+
+    folder = Path(shutil.copytree(finished_run, tmp_path_factory.mktemp("attacked") / "run"))
+    attack_tiny(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny run with a deep net, of five steps: to look at, or to copy."""
+    from tests.composing import run_tiny_deep
+
+    folder = tmp_path_factory.mktemp("network") / "run"
+    run_tiny_deep(folder, "objective.max_steps=5")
+    return folder

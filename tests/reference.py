@@ -31,6 +31,12 @@ def gaussian(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
 
 
+def rows(seed: int, count: int = 60, width: int = 6) -> Tensor:
+    """Rows whose columns fall to a tenth in scale; they rise where the seed is even, as if from other data."""
+    scale = torch.logspace(0, -1, width, dtype=torch.float64)
+    return gaussian(count, width, seed=seed) * (scale if seed % 2 else scale.flip(0))
+
+
 def orthogonal(n: int, seed: int | torch.Generator) -> Tensor:
     """A random n×n orthogonal matrix."""
     source = generator(seed) if isinstance(seed, int) else seed
@@ -65,6 +71,11 @@ def hessian(x: Tensor, theta: Tensor | None = None) -> Tensor:
     """H(θ) = θᵀKθ with K = XᵀX, Eq. (9); θ = I if None."""
     k = x.T @ x
     return k if theta is None else theta.T @ k @ theta
+
+
+def shrunk(k: Tensor, rho: float) -> Tensor:
+    """K + αI, α = ρ·tr(K)/D."""
+    return k + rho * k.trace() / len(k) * torch.eye(len(k), dtype=torch.float64)
 
 
 def eigenvalues(h: Tensor) -> Tensor:

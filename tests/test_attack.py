@@ -20,25 +20,17 @@ from immunize.errors import CheckpointError, UserError
 from immunize.evaluation.attacks import GradientDescent
 from immunize.records import CHECKPOINT, RECORD
 from tests.attacking import TINY_GRID, UNFIT, attack_tiny, compose_attack, timeless
-from tests.composing import D, run_tiny
+from tests.composing import D
 from tests.tampering import rewrite_record
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("attack") / "run"
-    run_tiny(folder)
-    attack_tiny(folder)
-    return folder
-
-
 @pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "copy"))
+def folder(attacked_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(attacked_run, tmp_path / "copy"))
 
 
-def test_record_has_every_tier_of_every_task_and_extractor(original: Path) -> None:
-    record = json.loads((original / ATTACK_RECORD).read_text())
+def test_record_has_every_tier_of_every_task_and_extractor(attacked_run: Path) -> None:
+    record = json.loads((attacked_run / ATTACK_RECORD).read_text())
     assert record["tasks"].keys() == {"harmful", "pretrain"}
     assert record["tasks"]["harmful"]["rows"] == {"train": 30, "validation": 10, "test": 40}
     for of in record["results"].values():
@@ -53,7 +45,7 @@ def test_record_has_every_tier_of_every_task_and_extractor(original: Path) -> No
             same = [of[name][tier]["score"]["values"] for name in ("theta_0", "random_orthogonal")]
             assert same[0] == pytest.approx(same[1], abs=1e-6)
     assert record["control"]["passed"] is True
-    stored = json.loads((original / RECORD).read_text())
+    stored = json.loads((attacked_run / RECORD).read_text())
     assert record["subject"]["run_config_hash"] == stored["config_hash"]
     assert record["config"]["attack"]["reduced"] is True
 

@@ -16,7 +16,7 @@ import pytest
 
 from immunize import evaluate, train
 
-TINY = ["objective.epochs=2", "probe_steps=10", "logger=none"]
+TINY = ["objective.epochs=2", "probe_steps=10", "logger=none", "figure=false"]
 
 
 class Outcome(NamedTuple):

@@ -1,12 +1,12 @@
 """The commands as a user runs them: in a process of their own, outside the checkout.
 
-Each costs about five seconds of imports, so what can be asked of one command is asked of one command.
+Each entry point is once called as a fresh interpreter, with what it imports; more calls of it are forks with torch
+imported (`tests.commands`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,13 +15,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("IMMUNIZE_DATA", "HYDRA_FULL_ERROR")} | {
-    "PYTHONPATH": str(ROOT),
-    "OMP_NUM_THREADS": "1",
-    "NO_COLOR": "1",
-}
+from tests.commands import ENVIRONMENT, run
+
 TINY = ["objective.epochs=3", "probe_steps=20"]
+ENTRY_POINTS = ("train", "evaluate", "attack", "pretrain", "export", "verify")  # others in tests of their own
 HEAVY = ("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy", "timm", "torchvision", "wandb")
 
 # What `[project.scripts]` makes: import main from the module, call it.
@@ -37,7 +34,8 @@ main()
 """
 
 
-def run(*arguments: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def fresh(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """A Python of its own."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
@@ -53,7 +51,7 @@ def run(*arguments: str, cwd: Path, timeout: float = 120) -> subprocess.Complete
 def loaded_by(module: str, *arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], set[str], float]:
     """Run an entry point; also the heavy packages it imported, and the seconds it took."""
     started = time.perf_counter()
-    done = run("-c", PROBE.format(heavy=HEAVY, module=module), *arguments, cwd=cwd)
+    done = fresh("-c", PROBE.format(heavy=HEAVY, module=module), *arguments, cwd=cwd)
     seconds = time.perf_counter() - started
     words = done.stderr.rpartition("loaded:")[2].split()
     return done, set(words), seconds
@@ -63,15 +61,15 @@ def loaded_by(module: str, *arguments: str, cwd: Path) -> tuple[subprocess.Compl
 def default_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """`python -m immunize.train` from an empty folder."""
     cwd = tmp_path_factory.mktemp("default")
-    return run("-m", "immunize.train", *TINY, cwd=cwd), cwd
+    return fresh("-m", "immunize.train", *TINY, cwd=cwd), cwd
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """A multirun over methods and seeds with a list among its overrides, through the console script's call."""
+    """A multirun over methods and seeds with a list among its overrides."""
     cwd = tmp_path_factory.mktemp("sweep")
     arguments = ["-m", "method=ours,none", "seed=0,1", "harmful.pair=[3,5]", "logger=none", *TINY]
-    return run("-c", CONSOLE, *arguments, cwd=cwd), cwd
+    return run("immunize.train", *arguments, cwd=cwd), cwd
 
 
 def test_default_run_ends_with_the_path_of_its_record(
@@ -111,7 +109,7 @@ def test_evaluate_confirms_the_default_run(
     default_run: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
 ) -> None:
     folder = Path(default_run[0].stdout.splitlines()[-1]).parent
-    done = run("-m", "immunize.evaluate", f"run={folder}", cwd=tmp_path)
+    done = run("immunize.evaluate", f"run={folder}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every number agrees" in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -139,7 +137,7 @@ def test_multirun_folders_have_names_that_need_no_quoting(
     assert not any(set(name) & set("[]'\"/ {}") for name in names)
 
 
-@pytest.mark.parametrize("module", ["immunize.train", "immunize.evaluate"])
+@pytest.mark.parametrize("module", [f"immunize.{name}" for name in ENTRY_POINTS])
 def test_help_is_quick_and_imports_nothing_heavy(module: str, tmp_path: Path) -> None:
     done, loaded, seconds = loaded_by(module, "--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -160,7 +158,7 @@ def test_missing_data_is_reported_before_anything_heavy_is_imported(tmp_path: Pa
 
 def test_importing_the_package_is_free(tmp_path: Path) -> None:
     code = f"import sys, immunize; print(*(name for name in {HEAVY!r} if name in sys.modules))"
-    assert run("-c", code, cwd=tmp_path).stdout.split() == []
+    assert fresh("-c", code, cwd=tmp_path).stdout.split() == []
 
 
 def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
@@ -186,7 +184,7 @@ def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoint.safetensors").is_file()
     assert out.splitlines()[-1] == str(tmp_path / "run" / "record.json")
 
-    done = run("-m", "immunize.evaluate", "run=run", cwd=tmp_path)
+    done = run("immunize.evaluate", "run=run", cwd=tmp_path)
     assert done.returncode == 1
     assert "interrupted" in done.stderr
 

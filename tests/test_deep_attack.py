@@ -36,9 +36,8 @@ def attack_network(folder: Path, *overrides: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("attack") / "run"
-    run_tiny_deep(folder, "objective.max_steps=5")
+def original(finished_network: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(shutil.copytree(finished_network, tmp_path_factory.mktemp("attack") / "run"))
     attack_network(folder)
     return folder
 

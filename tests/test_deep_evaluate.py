@@ -18,17 +18,10 @@ from tests.composing import run_tiny_deep
 from tests.tampering import edit_json
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluate") / "run"
-    run_tiny_deep(folder, "objective.max_steps=3")
-    return folder
-
-
 @pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
+def folder(finished_network: Path, tmp_path: Path) -> Path:
     """A copy of a run, to be tampered with."""
-    return Path(shutil.copytree(original, tmp_path / "copy"))
+    return Path(shutil.copytree(finished_network, tmp_path / "copy"))
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], config_hash: str = "") -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from immunize.running.deep_fit import TRAINING
 from immunize.running.measuring import Measured, both_features
 from immunize.training import DeepModule
 from immunize.training.callbacks import Throughput
+from tests.commands import run
 from tests.composing import DEEP, compose_config, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, write_cars
 
@@ -230,8 +229,9 @@ def steps_an_epoch(record: dict[str, Any]) -> int:
 @pytest.mark.slow
 def test_kill_9_within_an_epoch_then_resume_is_bit_equal(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     epoch = steps_an_epoch(whole[1])
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(epoch + epoch // 2)]
-    killed = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, timeout=300)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    killed = run(str(script), str(tmp_path), str(epoch + epoch // 2), cwd=ROOT, timeout=300)
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / TRAINING).exists()
     record = run_tiny_deep(tmp_path, "resume=true")
@@ -282,7 +282,7 @@ def write_noise(path: Path, rng: np.random.Generator) -> None:
 
 
 def write_imagenet(root: Path, rng: np.random.Generator) -> None:
-    for split, count in (("train", 6), ("val", 4)):
+    for split, count in (("train", 2), ("val", 2)):
         for wnid in WNIDS:
             for number in range(count):
                 write_noise(root / split / wnid / f"{wnid}_{number}.JPEG", rng)
@@ -294,13 +294,13 @@ def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Pa
     rng = np.random.default_rng(0)
     write_imagenet(tmp_path / "imagenet", rng)
     if harmful == "cars":
-        labels = {"train": [1, 2, 3] * 4, "test": [1, 2, 3] * 3}
+        labels = {"train": [1, 2, 3] * 2, "test": [1, 2, 3] * 2}
         write_cars(tmp_path / "stanford_cars", labels)
         for split, of in labels.items():
             for number in range(len(of)):
                 write_noise(tmp_path / "stanford_cars" / f"cars_{split}" / f"{number + 1:05d}.jpg", rng)
     else:
-        for split, count in (("train", 5), ("valid", 2), ("test", 4)):
+        for split, count in (("train", 3), ("valid", 1), ("test", 3)):
             for country in ("AD", "AE"):
                 for number in range(count):
                     write_noise(tmp_path / "country211" / split / country / f"{number}.jpg", rng)
@@ -332,11 +332,8 @@ def test_a_multirun_of_two_processes_each(tmp_path: Path) -> None:
         *DEEP, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=64-true",
         "objective.max_steps=2",
     ]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "immunize.train", "-m", *overrides, "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False, timeout=580,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    sweep = ("-m", *overrides, "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep")
+    done = run("immunize.train", *sweep, cwd=tmp_path, timeout=580)
     assert done.returncode == 0, done.stderr[-2000:]
     folders = sorted(path.parent for path in tmp_path.rglob("record.json"))
     assert len(folders) == 2

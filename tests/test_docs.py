@@ -33,6 +33,7 @@ from docs.hooks import MODULES, cells_of, drawn, page_of, reference_of
 from experiments.readme_tables import PLACE, with_tables
 from immunize.config import config_dir, register, resolved
 from immunize.settings import check_settings
+from tests.commands import ENVIRONMENT, run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -219,17 +220,8 @@ def test_tutorial_is_a_notebook() -> None:
 
 
 def test_tutorial_runs_offline(tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "IMMUNIZE_DATA"}
-    done = subprocess.run(
-        [sys.executable, str(TUTORIAL)],
-        cwd=tmp_path,
-        env=environment | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environment = ENVIRONMENT | {"TMPDIR": str(tmp_path)}
+    done = run(str(TUTORIAL), cwd=tmp_path, environment=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     told = done.stdout
     assert "can be immunized" in told

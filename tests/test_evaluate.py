@@ -25,17 +25,10 @@ from tests.tampering import edit_json
 NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluate") / "run"
-    run_tiny(folder)
-    return folder
-
-
 @pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
+def folder(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of a run, to be tampered with."""
-    return Path(shutil.copytree(original, tmp_path / "copy"))
+    return Path(shutil.copytree(finished_run, tmp_path / "copy"))
 
 
 def test_honest_run_agrees(folder: Path) -> None:
@@ -193,7 +186,7 @@ def test_threads_are_those_of_the_run_and_the_callers_are_kept(folder: Path, mon
 
 def test_digits_agree_although_their_spectrum_is_cut(tmp_path: Path) -> None:
     """Rank-deficient: gap_cut is a ratio to rounding noise, and has to come out the same again."""
-    train.run(compose_config("objective.epochs=5", "probe_steps=100", "logger=none"), tmp_path)
+    train.run(compose_config("objective.epochs=5", "probe_steps=100", "logger=none", "figure=false"), tmp_path)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

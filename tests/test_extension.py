@@ -6,7 +6,6 @@ The page is the fixture: its blocks with a title are written out as files, its c
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.commands import ENVIRONMENT, run
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -25,18 +26,6 @@ SHORTER = {
     "immunize.attack": ["seeds=[0]", "attack.budget.steps=20"],
 }
 SHORTER["immunize.train"].append("deep.probe_steps={gd:2,least_squares:null,sgd:null,adam:null}")
-# One process runs them all as `python -m` would: each alone would spend most of its time importing torch.
-DRIVER = """
-import json, runpy, sys
-for module, *arguments in json.loads(sys.argv[1]):
-    sys.argv = [module, *arguments]
-    print("$", module, flush=True)
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if end.code:
-            raise
-"""
 
 
 def commands() -> list[list[str]]:
@@ -62,18 +51,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ran(folder: Path) -> Path:
     """The same folder with what the commands leave there."""
     again = [["immunize.verify", "outputs/waves"], ["immunize.train", "--config-dir", "mine/conf", "--help"]]
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps([*commands(), *again])],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "500"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    (folder / "stdout").write_text(done.stdout, encoding="utf-8")
+    told = []
+    for module, *arguments in [*commands(), *again]:
+        done = run(module, *arguments, cwd=folder, environment=ENVIRONMENT | {"COLUMNS": "500"})
+        assert done.returncode == 0, f"{module}\n{done.stdout}\n{done.stderr}"
+        told.append(f"$ {module}\n{done.stdout}")
+    (folder / "stdout").write_text("".join(told), encoding="utf-8")
     return folder
 
 

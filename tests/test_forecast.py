@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -19,13 +18,9 @@ from rich.console import Console
 
 from immunize import forecast
 from immunize.config import config_dir, register
+from tests.commands import ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("IMMUNIZE_DATA", "HYDRA_FULL_ERROR")} | {
-    "PYTHONPATH": str(ROOT),
-    "OMP_NUM_THREADS": "1",
-    "NO_COLOR": "1",
-}
 HEAVY = ("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy")
 PROBE = """
 import atexit, sys
@@ -44,6 +39,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def call(*arguments: str, cwd: Path, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A Python of its own: what it imports and how long it takes is asked."""
     start = ["-m", "immunize.forecast"] if code is None else ["-c", code]
     return subprocess.run(
         [sys.executable, *start, *arguments],

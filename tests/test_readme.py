@@ -12,18 +12,19 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import ENVIRONMENT, run
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 NEEDS_DATA = re.compile(r"\b(harmful|pretrain)=(housing|mnist)\b")
 SHORTER = {
-    "immunize.train": ["objective.epochs=20", "probe_steps=100"],
+    "immunize.train": ["objective.epochs=20", "probe_steps=100", "figure=false"],
     "immunize.pretrain": ["epochs=1"],
+    "immunize.attack": ["seeds=[0]", "attack.budget.steps=20"],
 }
 DEEPER = ["objective.epochs=1", "deep.probe_steps={gd:3,least_squares:null,sgd:null,adam:null}", "deep.replicates=2"]
 FOLDER = re.compile(r"<[^>]*>")
@@ -53,28 +54,15 @@ def arguments_of(command: str) -> list[str]:
     return words[words.index("-m") + 1 :]
 
 
-def run(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the outputs of a short run, as `make demo` and as a multirun leave them."""
     cwd = tmp_path_factory.mktemp("earlier")
-    done = run(["immunize.train", *SHORTER["immunize.train"], f"hydra.run.dir={DEMO}"], cwd)
+    done = run("immunize.train", *SHORTER["immunize.train"], f"hydra.run.dir={DEMO}", cwd=cwd)
     assert done.returncode == 0, done.stderr
     shutil.copytree(cwd / DEMO, cwd / "multirun" / "2000-01-01" / "00-00-00" / "0_seed=0")
     network = ["model=resnet_small", "pretrain=digits", "augment=false", f"hydra.run.dir={THETA_0}"]
-    done = run(["immunize.pretrain", *SHORTER["immunize.pretrain"], *network], cwd)
+    done = run("immunize.pretrain", *SHORTER["immunize.pretrain"], *network, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return cwd
 
@@ -88,10 +76,10 @@ def check(command: str, cwd: Path, earlier: Path) -> None:
     shorter = [] if "--help" in rest else SHORTER.get(module, [])
     if any(word.startswith("model=") for word in rest) and module == "immunize.train":
         shorter = DEEPER
-    done = run([module, *rest, *shorter], cwd)
+    done = run(module, *rest, *shorter, cwd=cwd, environment=os.environ | ENVIRONMENT, timeout=300)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
-    if shorter:
+    if shorter and module != "immunize.attack":
         assert set(cwd.rglob("record.json")) - before
         last = Path(done.stdout.splitlines()[-1])
         assert last.name in ("record.json", "checkpoint.safetensors") or list(
@@ -119,15 +107,8 @@ def test_readme_command_on_real_data(command: str, data_root: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("code", blocks_of("python"))
 def test_readme_python(code: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    (tmp_path / "shown.py").write_text(code, encoding="utf-8")
+    done = run("shown.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

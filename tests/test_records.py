@@ -33,7 +33,7 @@ NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("run")
-    return folder, run_tiny(folder)
+    return folder, run_tiny(folder, "figure=true")
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_threads_are_those_that_were_used(tmp_path: Path) -> None:
 
 
 def test_the_configuration_is_enough_to_repeat_the_run(record: dict[str, Any], tmp_path: Path) -> None:
-    assert record["config"] == OmegaConf.to_container(tiny(), resolve=True, enum_to_str=True)
+    assert record["config"] == OmegaConf.to_container(tiny("figure=true"), resolve=True, enum_to_str=True)
     from immunize import train
 
     cfg = tiny("seed=5", "method=none")  # a composed configuration with other values, filled from the record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -86,8 +87,14 @@ def context() -> Iterator[HydraContext]:
         yield HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=Callbacks())
 
 
+COMPOSED: dict[tuple[str, ...], DictConfig] = {}
+"""What `master` has composed: several tests ask for the same preset."""
+
+
 def master(context: HydraContext, *overrides: str) -> DictConfig:
-    return context.config_loader.load_configuration("train", list(overrides), RunMode.MULTIRUN)
+    if overrides not in COMPOSED:
+        COMPOSED[overrides] = context.config_loader.load_configuration("train", list(overrides), RunMode.MULTIRUN)
+    return copy.deepcopy(COMPOSED[overrides])
 
 
 def jobs_of_preset(context: HydraContext, name: str) -> tuple[DictConfig, list[list[str]]]:

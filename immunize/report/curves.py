@@ -1,11 +1,10 @@
 """Figure 1 for many runs: the probe's norm ratio on D_P and D_H, every method and the identity, mean and range.
 
-The data of the figure are a CSV beside it, from which it can be drawn again.
+The data of the figure are a CSV beside it (:mod:`~immunize.report.bands`), from which it can be drawn again.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +28,10 @@ __all__ = [
     "curves_by_method_figure",
     "curves_figure",
     "curves_of",
-    "read_curves",
-    "write_curves",
 ]
 
 CURVES = "curves.csv"
 IDENTITY = "identity"
-_COLUMNS = ("reduced", "part", "data_set", "extractor", "runs", "step", "mean", "low", "high")
-_KEYS = 5  # of them say which curve a line belongs to
 _FLOOR, _SMALLEST = 1e-4, 1e-300
 
 # Okabe-Ito, dark to light along the order of the tables as far as it goes; line styles tell them apart in grey.
@@ -104,36 +99,6 @@ def curves_of(runs: Runs) -> list[BandCurve]:
                 if drawn := [curve for curve in found if curve is not None]:
                     result.append(_band((runs.reduced, part, role, extractor), drawn))
     return result
-
-
-def write_curves(curves: Sequence[BandCurve], path: Path) -> None:
-    """The numbers of the figure, one line a point."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        for c in curves:
-            points = zip(c.steps, c.mean, c.low, c.high, strict=True)
-            writer.writerows(
-                [str(c.reduced).lower(), c.part, c.data_set, c.extractor, c.runs, int(step), *map(float, rest)]
-                for step, *rest in points
-            )
-
-
-def read_curves(path: Path) -> list[BandCurve]:
-    """What :func:`write_curves` wrote.
-
-    Raises:
-        ValueError: other columns, or a value that is not a number.
-    """
-    points: dict[tuple[bool, str, str, str, int], list[list[float]]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != _COLUMNS:
-            raise ValueError(f"{path} needs the columns {', '.join(_COLUMNS)}")
-        for row in reader:
-            key = row["reduced"] == "true", row["part"], row["data_set"], row["extractor"], int(row["runs"])
-            points.setdefault(key, []).append([float(row[name]) for name in _COLUMNS[_KEYS:]])
-    return [BandCurve(*key, *np.array(values, dtype=np.float64).T) for key, values in points.items()]
 
 
 def curves_figure(curves: Sequence[BandCurve], part: str, stem: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from immunize.report.bands import read_bands, write_bands
 from immunize.report.layout import write_tables
 from immunize.report.loading import load_records
 from immunize.report.packing import RESULTS, write_results
-from immunize.report.probe_curves import PROBES, probe_bands, read_probe_bands, write_probe_bands
+from immunize.report.probe_curves import PROBES, ProbeBand, probe_bands
 from immunize.report.probe_figures import probe_figures
 from immunize.report.provenance import provenance, settings_table
 from immunize.report.runs import EXPERIMENT_STATUSES
@@ -67,14 +68,14 @@ def report_fig3(folder: Path, out: Path | None, published: Path) -> str:
     drawn_before = folder / PROBES
     if out is not None and drawn_before.is_file() and not (folder / RESULTS).is_file():
         out.mkdir(parents=True, exist_ok=True)
-        probe_figures(read_probe_bands(drawn_before), out)
+        probe_figures(read_bands(ProbeBand, drawn_before), out)
         return f"drawn again from {drawn_before}\n"
     settings = by_setting(load_records(folder, EXPERIMENT_STATUSES))
     bands = probe_bands(settings)
     if out is None:
         return f"{len(bands)} curves; out=<folder> draws them\n"
     _make(out, settings, published)
-    write_probe_bands(bands, out / PROBES)
+    write_bands(ProbeBand, bands, out / PROBES)
     note = (
         "Lines are means over the seeds, bands go from the smallest to the largest run; θ_0 is the network before "
         "immunization. The probe is a new linear classifier on frozen features, trained on `fit` and measured on "

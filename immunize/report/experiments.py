@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from immunize.report.attack_report import report_attacks
+from immunize.report.bands import read_bands, write_bands
 from immunize.report.curves import (
     CURVES,
     BandCurve,
     curves_by_method_figure,
     curves_figure,
     curves_of,
-    read_curves,
-    write_curves,
 )
 from immunize.report.deep_report import report_fig3, report_table3
 from immunize.report.distributions import distribution_figure
@@ -98,13 +97,13 @@ def _table(request: Request) -> str:
 def _fig1(request: Request) -> str:
     drawn_before = request.folder / CURVES
     if request.out is not None and drawn_before.is_file() and not (request.folder / RESULTS).is_file():
-        _draw_curves(read_curves(drawn_before), request.out)
+        _draw_curves(read_bands(BandCurve, drawn_before), request.out)
         return f"drawn again from {drawn_before}\n"
     runs = _runs(request, "table1")
     curves = curves_of(runs)
     if (out := _out(request, runs)) is None:
         return f"{len(curves)} curves; out=<folder> draws them\n"
-    write_curves(curves, out / CURVES)
+    write_bands(BandCurve, curves, out / CURVES)
     _draw_curves(curves, out)
     note = (
         "Lines are means over the seeds, bands go from the smallest to the largest run; the norm ratio is Eq. (16) of "

@@ -1,14 +1,12 @@
 """Figure 3 in numbers: a probe's accuracy against its steps, mean and range over the runs of every method and of θ_0.
 
-They are a CSV beside the figure, from which it can be drawn again. Imports no torch.
+They are a CSV beside the figure (:mod:`~immunize.report.bands`), from which it can be drawn again. Imports no torch.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +15,10 @@ import numpy.typing as npt
 from immunize.report.figures import TASKS
 from immunize.report.settings_of_deep import Setting
 
-__all__ = ["PROBES", "THETA_0", "ProbeBand", "probe_bands", "read_probe_bands", "write_probe_bands"]
+__all__ = ["PROBES", "THETA_0", "ProbeBand", "probe_bands"]
 
 PROBES = "probes.csv"
 THETA_0 = "theta_0"
-_COLUMNS = (
-    *("reduced", "model", "data", "optimizer", "data_set", "extractor", "runs", "batches_per_epoch"),
-    *("step", "mean", "low", "high"),
-)
-_TEXTS = 8  # of the columns say which curve a line belongs to
 
 Array = npt.NDArray[np.float64]
 
@@ -85,40 +78,6 @@ def probe_bands(settings: Sequence[Setting]) -> list[ProbeBand]:
                     if curves := [record["curves"]["probe"][optimizer][role][which] for record in records]:
                         found.append(_band(one, optimizer, role, extractor, curves))
     return found
-
-
-def write_probe_bands(bands: Sequence[ProbeBand], path: Path) -> None:
-    """The numbers of the figures, one line a point."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        for b in bands:
-            texts = (str(b.reduced).lower(), b.model, b.data, b.optimizer, b.data_set, b.extractor)
-            for step, *rest in zip(b.steps, b.mean, b.low, b.high, strict=True):
-                writer.writerow([*texts, b.runs, b.batches_per_epoch, int(step), *map(float, rest)])
-
-
-def read_probe_bands(path: Path) -> list[ProbeBand]:
-    """What :func:`write_probe_bands` wrote.
-
-    Raises:
-        ValueError: other columns, or a value that is not a number.
-    """
-    points: dict[tuple[str, ...], list[list[float]]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != _COLUMNS:
-            raise ValueError(f"{path} needs the columns {', '.join(_COLUMNS)}")
-        for row in reader:
-            key = tuple(row[name] for name in _COLUMNS[:_TEXTS])
-            points.setdefault(key, []).append([float(row[name]) for name in _COLUMNS[_TEXTS:]])
-    return [
-        ProbeBand(
-            *(key[0] == "true", key[1], key[2], key[3], key[4], key[5], int(key[6]), int(key[7])),
-            *np.array(values, dtype=np.float64).T,
-        )
-        for key, values in points.items()
-    ]
 
 
 def _band(one: Setting, optimizer: str, role: str, extractor: str, curves: Sequence[dict[str, Any]]) -> ProbeBand:

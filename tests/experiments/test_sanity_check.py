@@ -19,7 +19,7 @@ TEXT = DOCUMENT.read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^python -m immunize\.(\w+) (.*)$", TEXT, re.M)
 PLAIN = [command for command in COMMANDS if "mnist" not in command[1] and command[1] not in
          [shlex.join(arguments[2:]) for _, arguments in provoking()]]  # fmt: skip
-SHORTER = ["probe_steps=50", "logger=none", "hydra.run.dir=run"]
+SHORTER = ["probe_steps=50", "logger=none", "figure=false", "hydra.run.dir=run"]
 MAINS = {"train": train.main, "forecast": forecast.main}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -146,3 +147,11 @@ def test_at_least_one_inner_step(inner_steps: int) -> None:
 def test_inner_step_size_is_positive(rate: float) -> None:
     with pytest.raises(ValueError, match="inner_learning_rate"):
         Imma(inner_learning_rate=rate)
+
+
+@pytest.mark.parametrize("inner_steps", [1.5, "2"])
+def test_inner_steps_are_whole_numbers(inner_steps: Any) -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        Imma(inner_steps=inner_steps)
+    with pytest.raises(ValueError, match="finite"):
+        Imma(inner_learning_rate=math.inf)

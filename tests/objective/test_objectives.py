@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from immunize.features import LinearExtractor
+from immunize.features import LinearExtractor, SpectralView
 from immunize.objective import LinearStep, Objective, Side, new_head, task_loss
+from immunize.objective.base import Head, check_weight, ill_term, kappa_term
+from immunize.objective.closed_form import ClosedForm
 from immunize.objective.ill_only import IllOnly
 from immunize.objective.imma import Imma
 from immunize.objective.none import Plain
 from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
+from immunize.objective.signal import Signal
 from immunize.objective.well_only import WellOnly
 from immunize.spectrum import compress_rows
 from tests import reference as ref
+from tests.reference import rows
 
 D = 5
 
@@ -232,3 +238,82 @@ def test_losses_are_means_over_samples() -> None:
 def test_an_unknown_loss_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="mse, bce"):
         task_loss("hinge")
+
+
+def test_a_head_keeps_its_bias_and_loses_its_gradient() -> None:
+    weight, bias, x = ref.gaussian(D, 2, seed=1).requires_grad_(), torch.ones(2, dtype=torch.float64), rows(1, width=D)
+    torch.testing.assert_close(Head(weight, bias)(x), x @ weight + 1)
+    torch.testing.assert_close(Head(weight)(x), x @ weight)
+    assert not Head(weight, bias).detach()(x).requires_grad
+    assert torch.equal(Head(weight, bias).detach()(x), Head(weight, bias)(x))
+    assert Head(weight).detach().bias is None
+
+
+def test_a_new_head_has_the_size_and_precision_asked_for() -> None:
+    head = new_head(4, ref.generator(1), 3, torch.float32)
+    assert (head.shape, head.dtype) == ((4, 3), torch.float32)
+    draw = torch.rand(4, 3, dtype=torch.float64, generator=ref.generator(1))
+    torch.testing.assert_close(head.detach(), (draw - 0.5).float())  # U(-1/2, 1/2)
+    objective = Imma()
+    objective.bind(4, ref.generator(1), 3, torch.float32)
+    assert torch.equal(objective.harmful_head, head)
+    assert (objective.inner_steps, objective.inner_learning_rate) == (1, 1e-2)
+
+
+def test_weights_are_checked_floats_under_their_name() -> None:
+    assert isinstance(check_weight("a", 2), float)
+    with pytest.raises(ValueError, match=r"^objective\.lambda_well has"):
+        Ours(-1, 1)
+    with pytest.raises(ValueError, match=r"^objective\.lambda_ill has"):
+        Ours(1, -1)
+    with pytest.raises(ValueError, match=r"^objective\.lambda_well has"):
+        WellOnly(-1)
+    with pytest.raises(ValueError, match=r"^objective\.lambda_ill has"):
+        IllOnly(-1)
+
+
+def test_what_is_trained_by_default_and_what_is_solved() -> None:
+    assert Ours(1, 1).precondition == "inverse_free"
+    assert {WellOnly(1).precondition, IllOnly(1).precondition, OptKappa().precondition} == {"none"}
+    x = rows(1)
+    for method in (Ours(1, 1), Plain(), Imma()):
+        assert method.trains
+        assert method.solve(x, x) is None
+    assert not ClosedForm().trains
+    assert not Signal().trains
+    assert ClosedForm().weights == Signal().weights == {"task": 1.0}
+
+
+def test_methods_without_steps_still_have_the_task_loss_for_a_term() -> None:
+    step: Any = SimpleNamespace(pretrain_loss=lambda: torch.tensor(3.0))
+    for method in (ClosedForm(), Signal(), Plain()):
+        assert {name: float(value) for name, value in method.terms(step).items()} == {"task": 3.0}
+
+
+def test_losses_by_name_and_smoothing() -> None:
+    logits, y = ref.gaussian(4, 3, seed=1), torch.tensor([0, 1, 2, 1])
+    plain = nn.functional.cross_entropy(logits, y)
+    assert torch.equal(task_loss("ce")(logits, y), plain)
+    smooth = task_loss("ce", 0.5)(logits, y)
+    even = -logits.log_softmax(1).mean(1).mean()
+    torch.testing.assert_close(smooth, 0.5 * plain + 0.5 * even)
+
+
+def test_a_term_has_the_rank_cut_of_its_step() -> None:
+    features = torch.diag(torch.tensor([2.0, 1.0, 1e-3], dtype=torch.float64))
+    for tolerance, expected in ((1e-3, 4.0), (1e-9, 4e6)):
+        step: Any = SimpleNamespace(
+            spectral_view=lambda role, precondition: SpectralView(features, None),
+            tolerance=lambda role, value=tolerance: value,
+            over_harmful=lambda term: term("harmful"),
+        )
+        assert float(kappa_term(step, "harmful", "none")) == pytest.approx(expected)
+        kept = features.diagonal()[: 2 if expected == 4 else 3] ** 2
+        f = float(kept.square().sum() / len(kept) - kept[-1] ** 2) / 2  # Eq. 12
+        assert float(ill_term(step, "none")) == pytest.approx(1 / f)
+
+
+def test_every_method_is_an_objective_with_finite_weights() -> None:
+    for method in (Ours(1, 2), WellOnly(3), IllOnly(4), OptKappa(), Plain(), Imma(), ClosedForm(), Signal()):
+        assert isinstance(method, Objective)
+        assert all(math.isfinite(weight) for weight in method.weights.values())

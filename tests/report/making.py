@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ METHODS = ("none", "ill_only", "well_only", "imma", "opt_kappa", "ours", "closed
 PARTS = ("fit", "held_out")
 ESTIMATORS = ("spectrum", "released", "ridge")
 Record = dict[str, Any]
+Tables = dict[str, list[dict[str, str]]]
 
 
 def record_of(base: Record, method: str, seed: int, *, pair: tuple[int, int] | None = None, name: str) -> Record:
@@ -74,3 +76,14 @@ def written(records: Iterable[Record], folder: Path) -> Path:
         run.mkdir(parents=True)
         (run / "record.json").write_text(json.dumps(record), encoding="utf-8")
     return folder
+
+
+def tables_of(markdown: str) -> Tables:
+    """Heading to rows, each column to its cell."""
+    found: Tables = {}
+    for section in re.split(r"^## ", markdown, flags=re.M)[1:]:
+        title, _, body = section.partition("\n")
+        lines = [line for line in body.splitlines() if line.startswith("| ")]
+        head, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+        found[title] = [dict(zip(head, row, strict=True)) for row in rows]
+    return found

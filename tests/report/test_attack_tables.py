@@ -17,22 +17,14 @@ from immunize.report.attack_report import outcome, report_attacks
 from immunize.report.attack_runs import CONTROL, THETA_0, Attacks, Group, collected, load_attacks
 from immunize.report.attack_tables import attack_tables, held_counts, middle, unbroken_counts
 from immunize.report.layout import Table
-from tests.attacking import attack_tiny
-from tests.composing import run_tiny
 
 Record = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    folder = tmp_path_factory.mktemp("attacks") / "run"
-    run_tiny(folder)
-    return attack_tiny(folder)
-
-
 @pytest.fixture
-def base(stored: Record) -> Record:
-    return copy.deepcopy(stored)
+def base(attacked_run: Path) -> Record:
+    record: Record = json.loads((attacked_run / ATTACK_RECORD).read_text())
+    return record
 
 
 def changed(base: Record, method: str, seed: int, **tiers: tuple[float, int | None, bool | None]) -> Record:

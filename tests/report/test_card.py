@@ -15,26 +15,16 @@ from immunize.records import RECORD
 from immunize.report.__main__ import main
 from immunize.report.attack import attack_rows, verdict_sentence
 from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, write_card
-from tests.attacking import attack_tiny
-from tests.composing import run_tiny
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("card") / "run"
-    run_tiny(folder)
-    attack_tiny(folder)
-    return folder
 
 
 @pytest.fixture
-def record(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / RECORD).read_text()))
+def record(attacked_run: Path) -> dict[str, Any]:
+    return dict(json.loads((attacked_run / RECORD).read_text()))
 
 
 @pytest.fixture
-def attack(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "attack_record.json").read_text()))
+def attack(attacked_run: Path) -> dict[str, Any]:
+    return dict(json.loads((attacked_run / "attack_record.json").read_text()))
 
 
 def test_card_has_the_numbers_of_both_records(record: dict[str, Any], attack: dict[str, Any]) -> None:
@@ -110,9 +100,9 @@ def test_bad_folders_are_refused(record: dict[str, Any], tmp_path: Path) -> None
 
 
 def test_command(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    attacked_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["immunize-report", "card", f"run={run}", f"out={tmp_path / 'out'}"])
+    monkeypatch.setattr(sys, "argv", ["immunize-report", "card", f"run={attacked_run}", f"out={tmp_path / 'out'}"])
     main()
     assert capsys.readouterr().out == f"{tmp_path / 'out' / CARD_MD}\n"
     assert json.loads((tmp_path / "out" / CARD_JSON).read_text())["card_version"] == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -17,18 +16,30 @@ import pytest
 
 from immunize.evaluation.immunity import HARDER_BY
 from immunize.report import results
+from immunize.report.bands import read_bands, write_bands
 from immunize.report.cells import short
-from immunize.report.curves import IDENTITY, curves_of, read_curves, write_curves
+from immunize.report.curves import IDENTITY, BandCurve, curves_of
 from immunize.report.expected import expected_runs, swept
 from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
 from immunize.report.heatmaps import log_rir
 from immunize.report.published import read_published
 from immunize.report.runs import Runs, flat_settings
-from tests.report.making import METHODS, PARTS, Record, diverged, table1_records, table2_records, written
+from tests.commands import run
+from tests.report.making import (
+    METHODS,
+    PARTS,
+    Record,
+    Tables,
+    diverged,
+    table1_records,
+    table2_records,
+    tables_of,
+    written,
+)
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [(0, 1), (1, 0), (3, 8), (8, 3)]
-Tables = dict[str, list[dict[str, str]]]
+Report = tuple[list[Record], str, Path]
 
 
 def reported(name: str, records: list[Record], folder: Path, published: Path | None = None) -> tuple[str, Path]:
@@ -37,20 +48,23 @@ def reported(name: str, records: list[Record], folder: Path, published: Path | N
     return report_experiment(Request(name, runs, out, published or ROOT / f"experiments/{name}/published.csv")), out
 
 
-def tables_of(markdown: str) -> Tables:
-    """Heading to rows, each column to its cell."""
-    found: Tables = {}
-    for section in re.split(r"^## ", markdown, flags=re.M)[1:]:
-        title, _, body = section.partition("\n")
-        lines = [line for line in body.splitlines() if line.startswith("| ")]
-        head, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-        found[title] = [dict(zip(head, row, strict=True)) for row in rows]
-    return found
-
-
 def row(tables: Tables, heading: str, method: str) -> dict[str, str]:
     rows = next(rows for title, rows in tables.items() if heading in title)
     return next(one for one in rows if one["method"] == f"`{method}`")
+
+
+@pytest.fixture(scope="module")
+def reported1(stored_run: Record, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Every run of a Table 1, what is printed of them, and the folder written: to look at."""
+    records = table1_records(stored_run)
+    return records, *reported("table1", records, tmp_path_factory.mktemp("table1"))
+
+
+@pytest.fixture(scope="module")
+def reported2(stored_run: Record, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Of a Table 2."""
+    records = table2_records(stored_run, PAIRS)
+    return records, *reported("table2", records, tmp_path_factory.mktemp("table2"))
 
 
 @pytest.fixture
@@ -67,9 +81,10 @@ def table2(base: Record) -> list[Record]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_table1_cells_are_those_of_the_records(method: str, table1: list[Record], tmp_path: Path) -> None:
-    tables = tables_of(reported("table1", table1, tmp_path)[0])
-    runs = [record for record in table1 if record["method"] == method]
+def test_table1_cells_are_those_of_the_records(method: str, reported1: Report) -> None:
+    records, text, _ = reported1
+    tables = tables_of(text)
+    runs = [record for record in records if record["method"] == method]
     for estimator in ("spectrum", "released", "ridge"):
         cells = row(tables, f"by `{estimator}`", method)
         for part in PARTS:
@@ -100,11 +115,12 @@ def test_steps_are_medians_and_say_when_they_are_not_reached(table1: list[Record
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_table2_averages_over_pairs_as_the_paper(method: str, table2: list[Record], tmp_path: Path) -> None:
-    tables = tables_of(reported("table2", table2, tmp_path)[0])
+def test_table2_averages_over_pairs_as_the_paper(method: str, reported2: Report) -> None:
+    records, text, _ = reported2
+    tables = tables_of(text)
     by_pair = [
-        [r["metrics"]["fit"]["released"]["rir"] for r in table2 if (r["method"], r["data_hash"]) == (method, key)]
-        for key in {record["data_hash"] for record in table2}
+        [r["metrics"]["fit"]["released"]["rir"] for r in records if (r["method"], r["data_hash"]) == (method, key)]
+        for key in {record["data_hash"] for record in records}
     ]
     mean = statistics.fmean(statistics.fmean(of) for of in by_pair)
     spread = statistics.fmean(statistics.stdev(of) for of in by_pair)
@@ -120,8 +136,8 @@ def test_table2_averages_over_pairs_as_the_paper(method: str, table2: list[Recor
     assert f"({short(means[0])})" in cells["worst pairs fit, released, n = 12"].split(", ")[0]
 
 
-def test_published_numbers_stand_beside_ours(table1: list[Record], tmp_path: Path) -> None:
-    tables = tables_of(reported("table1", table1, tmp_path)[0])
+def test_published_numbers_stand_beside_ours(reported1: Report) -> None:
+    tables = tables_of(reported1[1])
     cells = row(tables, "by `released`", "opt_kappa")
     assert cells["RIR ↑ paper, Table 1"] == "92.6 ± 4.49"
     assert cells["(ii) ↓ paper, Table 1"] == "0.016 ± 0.001"
@@ -382,8 +398,8 @@ def test_fig1_curves_are_means_over_the_seeds(table1: list[Record], tmp_path: Pa
         assert curve.steps.tolist() == found[0]["steps"]
         for drawn, expected in ((curve.mean, ratios.mean(0)), (curve.low, ratios.min(0)), (curve.high, ratios.max(0))):
             np.testing.assert_allclose(drawn, expected, rtol=1e-12)
-    write_curves(curves, tmp_path / "curves.csv")
-    for one, other in zip(read_curves(tmp_path / "curves.csv"), curves, strict=True):
+    write_bands(BandCurve, curves, tmp_path / "curves.csv")
+    for one, other in zip(read_bands(BandCurve, tmp_path / "curves.csv"), curves, strict=True):
         assert (one.part, one.data_set, one.extractor, one.runs) == (
             other.part,
             other.data_set,
@@ -406,8 +422,8 @@ def test_a_curve_that_ends_early_stays_where_it_ended(base: Record) -> None:
 
 
 @pytest.mark.slow
-def test_fig1_can_be_drawn_again_from_its_folder(table1: list[Record], tmp_path: Path) -> None:
-    _, out = reported("fig1", table1, tmp_path)
+def test_fig1_can_be_drawn_again_from_its_folder(base: Record, tmp_path: Path) -> None:
+    _, out = reported("fig1", table1_records(base, seeds=[0, 1], methods=["ours", "none"]), tmp_path)
     figures = sorted(path.name for path in out.glob("norm_ratio*"))
     assert len(figures) == 8
     report_experiment(Request("fig1", out, tmp_path / "again", Path("none.csv")))
@@ -415,8 +431,8 @@ def test_fig1_can_be_drawn_again_from_its_folder(table1: list[Record], tmp_path:
         assert (tmp_path / "again" / figure).read_bytes() == (out / figure).read_bytes(), figure
 
 
-def test_fig1_needs_the_curves(table1: list[Record], tmp_path: Path) -> None:
-    _, out = reported("table1", table1, tmp_path)
+def test_fig1_needs_the_curves(reported1: Report, tmp_path: Path) -> None:
+    _, _, out = reported1
     with pytest.raises(ValueError, match="hold no curves"):
         report_experiment(Request("fig1", out, tmp_path / "fig1", Path("none.csv")))
 
@@ -433,14 +449,14 @@ def test_fig2_cells_are_logarithms_of_the_mean_over_seeds(table2: list[Record]) 
                 assert np.isnan(values[p, h])
 
 
-def test_fig2_counts_pairs_and_draws_from_results_alone(table2: list[Record], tmp_path: Path) -> None:
-    _, out = reported("table2", table2, tmp_path)
+def test_fig2_counts_pairs_and_draws_from_results_alone(reported2: Report, tmp_path: Path) -> None:
+    records, _, out = reported2
     published = ROOT / "experiments/fig2/published.csv"
     text = report_experiment(Request("fig2", out, tmp_path / "fig2", published))
     for method in METHODS:
         by_pair = [
-            [r["metrics"]["fit"]["spectrum"]["rir"] for r in table2 if (r["method"], r["data_hash"]) == (method, key)]
-            for key in {record["data_hash"] for record in table2}
+            [r["metrics"]["fit"]["spectrum"]["rir"] for r in records if (r["method"], r["data_hash"]) == (method, key)]
+            for key in {record["data_hash"] for record in records}
         ]
         cells = row(tables_of(text), "Pairs with RIR ≥ 1", method)
         assert cells["fit, spectrum n = 12"] == f"{sum(statistics.fmean(of) >= 1 for of in by_pair)}/4"
@@ -505,21 +521,9 @@ def test_damaged_published_file_is_named(content: str | None, message: str, tmp_
 # The command.
 
 
-def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "immunize.report", *arguments],
-        cwd=cwd,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_the_command_writes_the_report(table1: list[Record], tmp_path: Path) -> None:
     written(table1, tmp_path / "outputs/table1")
-    done = command("experiment=table1", "runs=outputs/table1", "out=experiments/table1", cwd=tmp_path)
+    done = run("immunize.report", "experiment=table1", "runs=outputs/table1", "out=experiments/table1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (tmp_path / "experiments/table1/table.md").read_text(encoding="utf-8")
     assert {path.name for path in tmp_path.iterdir()} == {"outputs", "experiments"}
@@ -537,14 +541,14 @@ def test_the_command_writes_the_report(table1: list[Record], tmp_path: Path) -> 
     ],
 )
 def test_errors_are_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = command(*arguments, cwd=tmp_path)
+    done = run("immunize.report", *arguments, cwd=tmp_path)
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_help_names_every_experiment(tmp_path: Path) -> None:
-    done = command("--help", cwd=tmp_path)
+    done = run("immunize.report", "--help", cwd=tmp_path)
     assert done.returncode == 0
     for name in EXPERIMENTS:
         assert f"experiment={name} " in done.stdout
@@ -557,7 +561,7 @@ def test_reports_of_experiments_need_no_torch() -> None:
 
 def test_curves_csv_is_a_csv(table1: list[Record], tmp_path: Path) -> None:
     path = tmp_path / "curves.csv"
-    write_curves(curves_of(Runs.of(table1, "table1")), path)
+    write_bands(BandCurve, curves_of(Runs.of(table1, "table1")), path)
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {r["reduced"] for r in rows} == {"false"}

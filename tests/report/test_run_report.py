@@ -165,7 +165,7 @@ def test_run_with_nothing_to_learn_is_recorded(tmp_path: Path, monkeypatch: pyte
         return Splits(*(Part(part.x, part.y * 0) for part in (splits.fit, splits.held_out)))
 
     monkeypatch.setattr(Synthetic, "load", idle)
-    record = run_tiny(tmp_path)
+    record = run_tiny(tmp_path, "figure=true")
     assert record["status"] == "finished"
     stored = read_record(tmp_path)
     assert stored["curves"]["norm_ratio"]["fit"]["pretrain"] == {"immunized": None, "identity": None}

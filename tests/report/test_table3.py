@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import random
-import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -23,23 +22,24 @@ from immunize.evaluation.deep import ACCURACY_SLACK, PARTS, WHICH, EvaluationSet
 from immunize.evaluation.numbers import RATIOS
 from immunize.records import SCHEMA_VERSION, plain
 from immunize.report import table3
+from immunize.report.bands import read_bands, write_bands
 from immunize.report.cells import short
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
-from immunize.report.probe_curves import PROBES, THETA_0, probe_bands, read_probe_bands, write_probe_bands
+from immunize.report.probe_curves import PROBES, THETA_0, ProbeBand, probe_bands
 from immunize.report.probe_figures import run_probe_figure
 from immunize.report.runs import EXPERIMENT_STATUSES
 from immunize.report.settings_of_deep import by_setting
 from immunize.report.table3_published import read_deep_published
 from immunize.report.tables import show_record
-from tests.report.making import written
+from tests.report.making import Tables, tables_of, written
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "experiments/table3/published.csv"
 METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours")
 VIT = "vit_base_patch16_clip_224"
 Record = dict[str, Any]
-Tables = dict[str, list[dict[str, str]]]
+Report = tuple[list[Record], str, Path]
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,8 @@ def record_of(
     }
 
 
-@pytest.fixture
-def records(evaluated: Record) -> list[Record]:
+def all_records(evaluated: Record) -> list[Record]:
+    """Two networks, two D_H, five methods, three seeds."""
     return [
         record_of(evaluated, method, seed, model=model, harmful=harmful)
         for model, harmful in (("resnet18", "cars"), ("resnet18", "caltech101"), ("vit", "cars"))
@@ -128,25 +128,24 @@ def records(evaluated: Record) -> list[Record]:
     ]
 
 
+@pytest.fixture
+def records(evaluated: Record) -> list[Record]:
+    return all_records(evaluated)
+
+
+@pytest.fixture(scope="module")
+def whole(evaluated: Record, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """All of them, what is printed, and the folder written: to look at."""
+    records = all_records(evaluated)
+    return records, *reported(records, tmp_path_factory.mktemp("whole"))
+
+
 def reported(
     records: list[Record], folder: Path, name: str = "table3", published: Path = PUBLISHED
 ) -> tuple[str, Path]:
     """What is printed, and the folder written."""
     runs, out = written(records, folder / "runs"), folder / "out"
     return report_experiment(Request(name, runs, out, published)), out
-
-
-def tables_of(markdown: str) -> Tables:
-    found: Tables = {}
-    for section in re.split(r"^## ", markdown, flags=re.M)[1:]:
-        title, _, body = section.partition("\n")
-        head, _, *rows = [
-            [cell.strip() for cell in line.strip("|").split(" | ")]
-            for line in body.splitlines()
-            if line.startswith("| ")
-        ]
-        found[title] = [dict(zip(head, row, strict=True)) for row in rows]
-    return found
 
 
 def row(tables: Tables, heading: str, method: str, model: str = "resnet18", harmful: str = "cars") -> dict[str, str]:
@@ -170,8 +169,9 @@ def cell(values: list[float]) -> str:
 
 
 @pytest.mark.parametrize(("model", "harmful"), [("resnet18", "cars"), ("resnet18", "caltech101"), ("vit", "cars")])
-def test_cells_are_those_of_the_records(model: str, harmful: str, records: list[Record], tmp_path: Path) -> None:
-    tables = tables_of(reported(records, tmp_path)[0])
+def test_cells_are_those_of_the_records(model: str, harmful: str, whole: Report) -> None:
+    records, text, _ = whole
+    tables = tables_of(text)
     for method in METHODS:
         runs = of_runs(records, method, model, harmful)
         for kind, heading in (("metrics_groups", "20 × 100 groups"), ("metrics", "pooled")):
@@ -188,8 +188,9 @@ def test_cells_are_those_of_the_records(model: str, harmful: str, records: list[
                 assert cells["runs"] == "3"
 
 
-def test_verdicts_are_counted(records: list[Record], tmp_path: Path) -> None:
-    tables = tables_of(reported(records, tmp_path)[0])
+def test_verdicts_are_counted(whole: Report) -> None:
+    records, text, _ = whole
+    tables = tables_of(text)
     for method in METHODS:
         cells = row(tables, "Definition 3.1", method)
         for heading, key in (("20 × 100 groups", "verdicts_groups"), ("pooled", "verdicts")):
@@ -202,8 +203,9 @@ def test_verdicts_are_counted(records: list[Record], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("role", "name"), [("harmful", "D_H"), ("pretrain", "D_P")])
-def test_probes_stand_beside_those_of_theta_0(role: str, name: str, records: list[Record], tmp_path: Path) -> None:
-    tables = tables_of(reported(records, tmp_path)[0])
+def test_probes_stand_beside_those_of_theta_0(role: str, name: str, whole: Report) -> None:
+    records, text, _ = whole
+    tables = tables_of(text)
     for method in METHODS:
         cells = row(tables, f"probe on {name}", method)
         values = [r["probe_accuracy"]["gd"][role]["immunized"]["300"] for r in of_runs(records, method)]
@@ -264,8 +266,8 @@ def test_the_published_numbers_are_those_of_the_paper() -> None:
             assert abs(harder / easier / value - 1) < 0.06
 
 
-def test_published_numbers_stand_beside_ours(records: list[Record], tmp_path: Path) -> None:
-    text, _ = reported(records, tmp_path)
+def test_published_numbers_stand_beside_ours(whole: Report) -> None:
+    records, text, _ = whole
     tables = tables_of(text)
     cells = row(tables, "Comparison with the paper", "ours")
     assert cells["RIR ↑ paper, Table 3"] == "3.47 ± 0.358"
@@ -320,8 +322,8 @@ def test_missing_and_diverged_runs_are_told(records: list[Record], tmp_path: Pat
     assert row(tables_of(text), "pooled, by `spectrum`", "imma")["runs"] == "2 + 1 diverged"
 
 
-def test_records_come_back_whole(records: list[Record], tmp_path: Path) -> None:
-    _, out = reported(records, tmp_path)
+def test_records_come_back_whole(whole: Report) -> None:
+    records, _, out = whole
     again = load_records(out, EXPERIMENT_STATUSES)
 
     def bare(record: Record) -> str:
@@ -330,12 +332,14 @@ def test_records_come_back_whole(records: list[Record], tmp_path: Path) -> None:
 
     assert sorted(map(bare, again)) == sorted(map(bare, records))
     # and the tables can be made from them
-    from_file, from_runs = (report_experiment(Request("table3", f, None, PUBLISHED)) for f in (out, tmp_path / "runs"))
+    from_file, from_runs = (
+        report_experiment(Request("table3", f, None, PUBLISHED)) for f in (out, out.parent / "runs")
+    )
     assert from_file == from_runs
 
 
-def test_files_are_written(records: list[Record], tmp_path: Path) -> None:
-    text, out = reported(records, tmp_path)
+def test_files_are_written(whole: Report) -> None:
+    _, text, out = whole
     assert {p.name for p in out.iterdir()} == {"README.md", "table.md", "table.tex", "results.jsonl", "common.json"}
     assert (out / "table.md").read_text(encoding="utf-8") == text
     latex = (out / "table.tex").read_text(encoding="utf-8")
@@ -424,8 +428,8 @@ def test_bands_are_means_and_ranges(records: list[Record]) -> None:
 
 def test_bands_are_read_as_they_were_written(records: list[Record], tmp_path: Path) -> None:
     bands = probe_bands(by_setting(records))
-    write_probe_bands(bands, tmp_path / PROBES)
-    again = read_probe_bands(tmp_path / PROBES)
+    write_bands(ProbeBand, bands, tmp_path / PROBES)
+    again = read_bands(ProbeBand, tmp_path / PROBES)
     assert len(again) == len(bands)
     for one, other in zip(bands, again, strict=True):
         for name, value in vars(one).items():

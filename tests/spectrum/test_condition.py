@@ -12,16 +12,23 @@ from torch import Tensor
 
 from immunize.spectrum import (
     ESTIMATORS,
+    Spectrum,
     compress_rows,
     condition_number,
     default_tolerance,
     immunization_ratio,
+    kappa,
+    r_well,
     spectrum_of,
     spectrum_of_gram,
 )
+from immunize.spectrum.checks import all_finite
+from immunize.spectrum.extremes import gram_ends
 from tests import reference as ref
+from tests.spectrum.making import column, diagonal
 
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+
 
 FULL = [[3.0], [5.0, 2.0], [1e3, 40.0, 7.0, 7.0, 1e-2], [8.0, 8.0, 8.0, 1.0]]
 
@@ -283,3 +290,66 @@ def test_unknown_estimator_names_the_known_ones() -> None:
 def test_rho_has_to_be_positive(rho: float) -> None:
     with pytest.raises(ValueError, match="rho"):
         condition_number(spectrum_of(torch.eye(2, dtype=torch.float64)), "ridge", rho=rho)
+
+
+# --- what stands exactly on a limit ---------------------------------------------------------------------------------
+
+
+def test_a_sum_that_overflows_is_no_infinite_value() -> None:
+    assert all_finite(torch.full((3,), 1e308, dtype=torch.float64))
+    assert not all_finite(column(1.0, math.nan))
+    assert not all_finite(column(math.inf, -math.inf))
+
+
+def test_an_eigenvalue_at_the_cut_counts_as_zero() -> None:
+    assert Spectrum(column(1.0, 0.1), 5, 2, 0.1).rank == 1
+    assert Spectrum(column(1.0, 0.1), 5, 2, 0.09).rank == 2
+    assert gram_ends(diagonal(1.0, 0.125), 0.125).rank == 1
+    assert spectrum_of_gram(diagonal(1.0, 0.125), 9, tolerance=0.125).rank == 1
+    assert spectrum_of(diagonal(1.0, 0.5), tolerance=0.25).rank == 1
+    for function in (r_well, kappa):
+        s = diagonal(4.0, 2.0, 0.5)
+        assert float(function(s, tolerance=0.125)) == pytest.approx({r_well: 8 - 20.25 / 6, kappa: 2.0}[function])
+
+
+def test_a_known_rank_of_the_data_reaches_below_the_cut_and_not_below_rounding() -> None:
+    values = column(1.0, 1e-20, 1e-40)
+    assert Spectrum(values, 3, 3, 3 * ref.EPS).rank == 1
+    assert Spectrum(values, 3, 3, 3 * ref.EPS, rank_of_data=3).rank == 2
+    assert Spectrum(values, 3, 3, 3 * ref.EPS, rank_of_data=1).rank == 1
+    limit = (7 * ref.EPS) ** 2
+    assert Spectrum(column(2.0, 2 * limit), 7, 3, 7 * ref.EPS, rank_of_data=2).rank == 1
+    assert Spectrum(column(2.0, 2.1 * limit), 7, 3, 7 * ref.EPS, rank_of_data=2).rank == 2
+    features = ref.features_with_eigenvalues([3.0, 2.0, 1.0], 6, 3, seed=1)
+    assert spectrum_of(features, rank_of_data=2).rank == 2
+    assert condition_number(spectrum_of(features, rank_of_data=2)).numerical_rank == 3
+
+
+def test_a_gram_matrix_may_be_asymmetric_by_rounding_only() -> None:
+    k = diagonal(1.0, 1.0)
+    k[0, 1] = 5e-10
+    assert spectrum_of_gram(k, 1).n_samples == 1
+    k[0, 1] = 2e-9
+    with pytest.raises(ValueError, match="symmetric"):
+        spectrum_of_gram(k, 1)
+    with pytest.raises(ValueError, match="at least one sample"):
+        spectrum_of_gram(diagonal(1.0, 1.0), 0)
+    assert float(spectrum_of_gram(diagonal(1.0, -1e-17), 4).values[-1]) == 0
+
+
+def test_the_floor_is_hit_below_it_and_not_at_it() -> None:
+    at = condition_number(Spectrum(column(1.0, 1e-6), 5, 2, 1e-12), "released")
+    assert not at.floor_hit
+    assert at.value == pytest.approx((1 + 1e-6) / 2e-6)
+    ridge = condition_number(Spectrum(column(3.0, 1.0), 5, 2, 1e-12), "ridge", rho=0.5)  # α = 1
+    assert (ridge.value, ridge.floor_hit) == (2.0, False)
+    assert condition_number(Spectrum(column(3.0, 1.0), 5, 2, 1e-12), "ridge").rho == 0.01
+
+
+def test_a_ratio_uses_the_rho_of_its_estimator_and_spectrum_by_default() -> None:
+    one, two = (Spectrum(column(*v), 5, 2, 1e-12) for v in ((4.0, 1.0), (9.0, 1.0)))
+    assert immunization_ratio(one, two, one, one).rir == pytest.approx(9 / 4)
+    assert immunization_ratio(one, two, one, one).estimator == "spectrum"
+    by_default = immunization_ratio(one, two, one, one, "ridge")
+    assert by_default.rir == immunization_ratio(one, two, one, one, "ridge", rho=0.01).rir
+    assert by_default.kappa_harmful.rho == 0.01

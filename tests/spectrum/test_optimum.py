@@ -20,6 +20,7 @@ from immunize.spectrum import (
     rir_bound,
     spectrum_of,
 )
+from immunize.spectrum.optimum import _solve_game
 from tests import reference as ref
 
 TRIALS = 1000
@@ -35,10 +36,6 @@ def random_gram(size: int, seed: int) -> Tensor:
     """Full rank, κ up to 1e3."""
     logs = torch.rand(size, dtype=torch.float64, generator=ref.generator(seed))
     return gram(10 ** (3 * logs), size, seed + 1)
-
-
-def shrunk(k: Tensor, rho: float) -> Tensor:
-    return k + rho * k.trace() / len(k) * torch.eye(len(k), dtype=torch.float64)
 
 
 def kappa(k: Tensor, rank: int | None = None) -> float:
@@ -98,10 +95,12 @@ def test_frontier_spends_exactly_the_budget(budget: float, rho: float) -> None:
     best = frontier(s, budget)
     assert best.kappa_pretrain == pytest.approx(budget, rel=1e-12)
     assert best.worst.kappa == pytest.approx(harmful_bound(s.kappa_gen, budget), rel=1e-12)
-    assert after(best.theta, shrunk(k_p, rho)) == pytest.approx(budget, rel=1e-8)
-    assert after(best.theta, shrunk(k_h, rho)) == pytest.approx(s.kappa_gen * budget, rel=1e-8 * max(1, budget / 1e3))
+    assert after(best.theta, ref.shrunk(k_p, rho)) == pytest.approx(budget, rel=1e-8)
+    assert after(best.theta, ref.shrunk(k_h, rho)) == pytest.approx(
+        s.kappa_gen * budget, rel=1e-8 * max(1, budget / 1e3)
+    )
     assert best.rir == pytest.approx(s.rir_star, rel=1e-12)
-    assert best.ratio_pretrain == pytest.approx(budget / kappa(shrunk(k_p, rho)))
+    assert best.ratio_pretrain == pytest.approx(budget / kappa(ref.shrunk(k_p, rho)))
     identity = torch.eye(15, dtype=torch.float64)
     torch.testing.assert_close(best.theta @ best.inverse, identity, rtol=0, atol=1e-9)
     torch.testing.assert_close(best.inverse @ best.theta, identity, rtol=0, atol=1e-9)
@@ -254,13 +253,19 @@ def several(
     return k_p, harmful, [generalized_spectrum(k_p, k, shrinkage=rho) for k in harmful]
 
 
+def game() -> tuple[Tensor, Tensor]:
+    """Three payoffs that no answer satisfies at once, and what each data set has without any."""
+    payoffs = torch.stack([a + a.T for a in (ref.gaussian(4, 4, seed=seed) for seed in (1, 2, 3))])
+    return payoffs, torch.tensor([0.3, 0.0, 0.1], dtype=torch.float64)
+
+
 def test_without_a_budget_all_optima_are_attained_at_once() -> None:
     k_p, harmful, spectra = several(12, (10, 20, 30))
     best = frontier(spectra)
     for one, k, s in zip(best.harmful, harmful, spectra, strict=True):
         assert one.rir == pytest.approx(s.rir_star, rel=1e-9)
-        base = kappa(shrunk(k, 1e-3)) / kappa(shrunk(k_p, 1e-3))
-        measured = after(best.theta, shrunk(k, 1e-3)) / after(best.theta, shrunk(k_p, 1e-3)) / base
+        base = kappa(ref.shrunk(k, 1e-3)) / kappa(ref.shrunk(k_p, 1e-3))
+        measured = after(best.theta, ref.shrunk(k, 1e-3)) / after(best.theta, ref.shrunk(k_p, 1e-3)) / base
         assert measured == pytest.approx(s.rir_star, rel=1e-8)
 
 
@@ -270,15 +275,15 @@ def test_worst_case_is_bounded_and_beats_every_single_optimum(budget: float, rho
     k_p, harmful, spectra = several(12, (10, 20, 30, 40), rho)
     best = frontier(spectra, budget)
     assert 1 <= best.kappa_pretrain <= budget * (1 + 1e-9)
-    assert after(best.theta, shrunk(k_p, rho)) == pytest.approx(best.kappa_pretrain, rel=1e-8)
+    assert after(best.theta, ref.shrunk(k_p, rho)) == pytest.approx(best.kappa_pretrain, rel=1e-8)
     for one, k in zip(best.harmful, harmful, strict=True):
         assert one.rir <= one.rir_star * (1 + 1e-9)
-        assert after(best.theta, shrunk(k, rho)) == pytest.approx(one.kappa, rel=1e-7)
+        assert after(best.theta, ref.shrunk(k, rho)) == pytest.approx(one.kappa, rel=1e-7)
     torch.testing.assert_close(best.theta @ best.inverse, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-9)
 
     def worst(map_: Immunizer) -> float:
         """Smallest (i) over the harmful data sets: what a budget buys."""
-        return min(after(map_.theta, shrunk(k, rho)) / kappa(shrunk(k, rho)) for k in harmful)
+        return min(after(map_.theta, ref.shrunk(k, rho)) / kappa(ref.shrunk(k, rho)) for k in harmful)
 
     singles = [worst(frontier(s, budget)) for s in spectra]
     assert worst(best) >= 0.999 * max(singles)
@@ -311,6 +316,22 @@ def test_an_aligned_data_set_among_several_is_named() -> None:
     assert best.harmful[0].rir == pytest.approx(s.rir_star, rel=1e-6)
     assert best.harmful[1].rir == pytest.approx(1, rel=1e-6)
     assert frontier([aligned, aligned], 9.0).kappa_pretrain == pytest.approx(1, rel=1e-9)
+
+
+@pytest.mark.parametrize("constant", [-100.0, 100.0])
+def test_the_game_has_the_same_answer_wherever_its_values_lie(constant: float) -> None:
+    """It stops where the two sides are close to each other, not where both are small."""
+    payoffs, offsets = game()
+    answer = _solve_game(payoffs, offsets, 1.0)
+    torch.testing.assert_close(_solve_game(payoffs, offsets + constant, 1.0), answer, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1e4])
+def test_the_game_has_the_same_answer_in_any_unit(unit: float) -> None:
+    """It stops where the two sides are close to each other beside what is at stake."""
+    payoffs, offsets = game()
+    answer = _solve_game(payoffs, offsets, 1.0)
+    torch.testing.assert_close(_solve_game(payoffs, unit * offsets, unit), answer, rtol=0, atol=1e-3)
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------

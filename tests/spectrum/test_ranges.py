@@ -12,6 +12,8 @@ from immunize.spectrum import (
     restrict_map,
     spectrum_of,
 )
+from tests import reference as ref
+from tests.spectrum.making import column, diagonal
 
 D, RANK_P, RANK_H, SHARED = 12, 5, 4, 2
 
@@ -119,3 +121,36 @@ def test_restricting_a_map_keeps_every_hessian_spectrum(pair):
 def test_rows_that_span_nothing_are_refused(rows):
     with pytest.raises(ValueError, match=r"span nothing|one width"):
         joint_basis(*rows)
+
+
+def test_zeros_compress_to_no_rows_and_add_nothing_to_a_joint_range() -> None:
+    zeros, x = torch.zeros(4, 3, dtype=torch.float64), ref.gaussian(2, 3, seed=1)
+    assert compress_rows(zeros).shape == (0, 3)
+    assert joint_basis(zeros, x).shape == (3, 2)
+    assert joint_basis(0.5 * x).shape == (3, 2)  # small, and still rows
+    with pytest.raises(ValueError, match="span nothing"):
+        joint_basis(zeros, zeros)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, 7, 30])
+def test_tall_and_wide_rows_compress_alike(rows: int) -> None:
+    x = ref.gaussian(rows, 3, seed=2)
+    small, basis = compress_rows(x), joint_basis(x)
+    assert small.shape == (min(rows, 3), 3)
+    torch.testing.assert_close(small.T @ small, x.T @ x, rtol=0, atol=1e-12)
+    torch.testing.assert_close(x @ basis @ basis.T, x, rtol=0, atol=1e-12)
+    assert basis.is_contiguous()
+
+
+def test_a_lifted_map_scales_the_rest_by_the_geometric_mean_and_a_restricted_one_is_triangular() -> None:
+    basis = joint_basis(ref.gaussian(2, 4, seed=3))
+    lifted = lift_map(diagonal(8.0, 2.0), basis)
+    sigma = torch.linalg.svdvals(lifted)
+    torch.testing.assert_close(sigma, column(8.0, 4.0, 4.0, 2.0))
+    theta = ref.gaussian(4, 4, seed=4)
+    lower = restrict_map(theta, basis)
+    torch.testing.assert_close(lower @ lower.T, basis.T @ theta @ theta.T @ basis)
+    assert float(lower[0, 1]) == 0
+    assert lower.is_contiguous()
+    huge = lift_map(1e200 * torch.eye(2, dtype=torch.float64), basis)
+    assert bool(torch.isfinite(huge).all())

@@ -29,16 +29,27 @@ MATRIX = {
     "ill": (r_ill, ref.r_ill, ref.r_ill_gradient),
     "kappa": (kappa, ref.kappa, ref.kappa_gradient),
 }
+
+
 FEATURES = {
     "well": (r_well_of_features, ref.r_well, ref.r_well_gradient),
     "ill": (r_ill_of_features, ref.r_ill, ref.r_ill_gradient),
     "kappa": (kappa_of_features, ref.kappa, ref.kappa_gradient),
 }
+
+
 SHAPES = [(4, 9), (9, 4), (6, 6)]
+
+
 FUNCTIONS = list(MATRIX)
 
+
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
+
+
 every_shape = pytest.mark.parametrize(("rows", "columns"), SHAPES)
+
+
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=50)
 
 
@@ -467,3 +478,12 @@ def test_non_finite_values_are_a_value_error(name: str, bad: float) -> None:
     for function in (MATRIX[name][0], FEATURES[name][0]):
         with pytest.raises(ValueError, match="NaN"):
             function(s)
+
+
+def test_regularizers_say_what_has_no_spectrum() -> None:
+    zeros = torch.zeros(3, 2, dtype=torch.float64)
+    for function in (r_well, r_ill, kappa, r_well_of_features, kappa_of_features):
+        with pytest.raises(ValueError, match="zeros"):
+            function(zeros)
+        with pytest.raises(TypeError, match="float64"):
+            function(zeros.float())

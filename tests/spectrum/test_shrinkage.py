@@ -99,8 +99,7 @@ def test_ledoit_wolf_is_scikit_learns_covariance_up_to_a_factor() -> None:
 
     x_p, x_h = rows(30, 1, 1), rows(50, 2, 2)
     rho = ledoit_wolf(x_p)
-    k = x_p.T @ x_p
-    mine = k + rho * k.trace() / D * torch.eye(D, dtype=torch.float64)
+    mine = ref.shrunk(x_p.T @ x_p, rho)
     theirs = torch.from_numpy(LedoitWolf(assume_centered=True).fit(x_p.numpy()).covariance_)
     torch.testing.assert_close(mine / mine.trace(), theirs / theirs.trace(), rtol=0, atol=1e-12)
     best = closed_form(x_p, x_h, shrinkage="ledoit_wolf")

@@ -22,6 +22,7 @@ from immunize.spectrum import (
     spare,
 )
 from tests import reference as ref
+from tests.spectrum.making import gram
 
 D, RHO = 7, 1e-2
 
@@ -47,8 +48,7 @@ def directions() -> SignalDirections:
 
 
 def shrunk(x: Tensor) -> Tensor:
-    k = x.T @ x
-    return k + RHO * k.trace() / D * torch.eye(D, dtype=torch.float64)
+    return ref.shrunk(x.T @ x, RHO)
 
 
 def kappa(k: Tensor, theta: Tensor) -> float:
@@ -95,8 +95,8 @@ def test_directions_are_generalized_eigenvectors_orthonormalized_in_descending_o
     values, vectors = torch.linalg.eigh(p)
     root = vectors @ torch.diag(values.sqrt()) @ vectors.T
     strengths = []
-    for gram, cross in ((h, cross_h), (p, cross_p)):
-        predictor = root @ torch.linalg.solve(gram, cross)
+    for covariance, cross in ((h, cross_h), (p, cross_p)):
+        predictor = root @ torch.linalg.solve(covariance, cross)
         outer = predictor @ predictor.T
         strengths.append(D * outer / outer.trace() + 1e-2 * torch.eye(D, dtype=torch.float64))
     ratios, columns = torch.linalg.eig(torch.linalg.solve(strengths[1], strengths[0]))
@@ -210,3 +210,20 @@ def test_refusals_say_what_to_do() -> None:
         spare(of, third[:3, :3])
     with pytest.raises(ValueError, match="7×7"):
         spare(of, third * math.nan)
+
+
+def test_a_map_keeps_its_settings_and_its_ratios() -> None:
+    of = plain_directions(generalized_spectrum(gram(1), gram(2).flip(0, 1), shrinkage=1e-2))
+    one = signal_map(of, 5, 0)
+    assert (one.budget, one.gamma) == (5.0, 0.0)
+    assert one.ratio_pretrain == pytest.approx(one.kappa_pretrain / of.kappa_pretrain)
+    assert one.ratio_harmful == pytest.approx(one.kappa_harmful / of.kappa_harmful)
+    assert one.kappa_pretrain == pytest.approx(5)
+    assert signal_map(of, 1, 0.0).kappa_pretrain == pytest.approx(1)
+    torch.testing.assert_close(sharpen(of, 1.0).exponents, of.exponents)
+    third = gram(3)
+    torch.testing.assert_close(spare(of, third).exponents, spare(of, third, weight=1.0, sharpness=1.0).exponents)
+    assert not torch.allclose(spare(of, third).exponents, spare(of, third, weight=2.0).exponents)
+    values = torch.linalg.eigvalsh(spare(of, third, sharpness=3.0).exponents)
+    assert float(values[0]) == pytest.approx(0, abs=1e-12)
+    assert float(values[-1]) == pytest.approx(1)

@@ -26,8 +26,11 @@ from immunize.spectrum import (
 )
 from immunize.spectrum.guarantees import eigenvalues_after_ill_step, eigenvalues_after_well_step
 from tests import reference as ref
+from tests.spectrum.making import column
 
 TRIALS = 1000
+
+
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 
 
@@ -188,6 +191,8 @@ def trial(seed: int, full_rank: bool) -> Trial:
 
 
 both_contracts = pytest.mark.parametrize("full_rank", [True, False])
+
+
 REGULARIZERS = {"well": (r_well_of_features, ref.r_well_gradient), "ill": (r_ill_of_features, ref.r_ill_gradient)}
 
 
@@ -401,3 +406,18 @@ def test_32_eq_10_is_in_general_only_the_diagonal_in_the_basis_of_theta(seed: in
     assert float((actual - diagonal).abs().max()) > 0.01 * float(actual[0])
     assert diagonal[0] < actual[0]  # Schur: the diagonal is majorized by the eigenvalues, so κ is understated
     assert diagonal[-1] > actual[-1]
+
+
+def test_step_bounds_where_there_is_nothing_to_move() -> None:
+    assert well_step_bound(column(3.0), 5) == math.inf
+    assert well_step_bound(column(3.0, 3.0), 5) == 0
+    assert ill_step_bound(column(3.0)) == 0
+    assert ill_step_bound(column(3.0, 3.0)) == 0
+    assert ill_step_bound(column(3.0, 2.0, 2.0)) == 0
+    assert well_step_bound(column(4.0, 1.0), 2) == pytest.approx(1 / (2 * (0.5 * 8 + 0.5)))
+    # (1 - 1/k)σ_k - σ_1/k: positive, zero and negative
+    assert ill_step_bound(column(2.0, 1.5)) == math.inf
+    assert ill_step_bound(column(3.0, 3.0, 3.0, 1.0)) == math.inf
+    k, sigma = 4, column(2.0, 2.0, 2.0, 1.0)
+    f = 13 / (2 * k) - 0.5
+    assert ill_step_bound(sigma) == pytest.approx(f**2 / (0.75 - 0.5))

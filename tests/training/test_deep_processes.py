@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ import torch
 
 from immunize.errors import UserError
 from immunize.processes import SPEC, is_first, process_count, run_processes, started_outside
+from tests.commands import ENVIRONMENT, ROOT, Command
 
-ROOT = Path(__file__).parents[2]
 SLACK = 1e-9
 
 
@@ -29,13 +27,14 @@ def free_port() -> str:
 
 
 def step(method: str, world: int, out: Path) -> dict[str, Any]:
-    shared = os.environ | {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    command = [sys.executable, "-m", "tests.training.two_processes", method, str(out)]
-    running = [subprocess.Popen(command, env=shared | {"RANK": str(rank)}, cwd=ROOT) for rank in range(world)]
-    assert [process.wait(timeout=300) for process in running] == [0] * world
+    shared = ENVIRONMENT | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world)}
+    running = [
+        Command("tests.training.two_processes", method, str(out), cwd=ROOT, environment=shared | {"RANK": str(rank)})
+        for rank in range(world)
+    ]
+    for command in running:
+        done = command.wait(timeout=300)
+        assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 

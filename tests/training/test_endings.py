@@ -203,6 +203,6 @@ def test_a_figure_that_cannot_be_drawn_does_not_cost_the_record(
         raise OSError("no space left")
 
     monkeypatch.setattr("immunize.running.recording.norm_ratio_figure", full_disk)
-    run_tiny(tmp_path)
+    run_tiny(tmp_path, "figure=true")
     assert read_record(tmp_path)["status"] == "finished"
     assert "no space left" in caplog.text

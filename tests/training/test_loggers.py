@@ -37,12 +37,12 @@ def metric_names(record: dict[str, Any]) -> dict[str, float]:
 
 
 def test_none_writes_nothing_but_the_run(tmp_path: Path) -> None:
-    run_tiny(tmp_path, *STEPS, "logger=none")
+    run_tiny(tmp_path, *STEPS, "logger=none", "figure=true")
     assert files(tmp_path) == {"record.json", "checkpoint.safetensors", "norm_ratio.png"}
 
 
 def test_csv(tmp_path: Path) -> None:
-    record = run_tiny(tmp_path, *STEPS, "logger=csv")
+    record = run_tiny(tmp_path, *STEPS, "logger=csv", "figure=true")
     assert files(tmp_path) == {"record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv"}
     with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -159,7 +159,7 @@ class StoredRun:
 @pytest.mark.usefixtures("offline")
 def test_offline_wandb_run_stores_everything(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    record = run_tiny(folder, *STEPS, "logger=wandb")
+    record = run_tiny(folder, *STEPS, "logger=wandb", "figure=true")
     run = StoredRun(folder)
     for _ in range(100):  # W&B's service writes the last entry after the run has ended
         if run.exits:

@@ -268,7 +268,7 @@ def test_decay_is_a_setting_of_the_run(tmp_path: Path) -> None:
 def test_digits_run_full_batch_with_binary_loss(tmp_path: Path) -> None:
     from immunize.train import run
 
-    cfg = compose_config("objective.epochs=5", "probe_steps=100", "logger=none")
+    cfg = compose_config("objective.epochs=5", "probe_steps=100", "logger=none", "figure=false")
     record: dict[str, Any] = run(cfg, tmp_path)
     assert (record["status"], record["harmful"], record["held_out_protocol"]) == ("finished", "digits", "split")
     assert theta_of(tmp_path, 64).shape == (64, 64)

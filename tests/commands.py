@@ -1,0 +1,80 @@
+"""Commands as a user calls them, each in a process of its own, without the seconds that importing torch takes.
+
+The imports are done once, in a server that every command is a fork of (`multiprocessing`'s). What a fresh interpreter
+alone can show, such as what `--help` imports, is shown with `subprocess`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("IMMUNIZE_DATA", "HYDRA_FULL_ERROR")} | {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "NO_COLOR": "1",
+}
+"""That of a command unless told otherwise: what it writes to a pipe, and no real data."""
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(
+    ["immunize.running.experiment", "immunize.running.deep_experiment", "timm", "matplotlib.figure"]
+)
+
+
+class Command:
+    """`python -m module arguments`, or of a script; begun when it is made."""
+
+    def __init__(self, module: str, *arguments: str, cwd: Path, environment: Mapping[str, str] = ENVIRONMENT) -> None:
+        self.line = [module, *arguments]
+        self._written = tempfile.TemporaryDirectory()
+        arguments_of_fork = (self.line, cwd, dict(environment), Path(self._written.name))
+        self._process = _SERVER.Process(target=_enter, args=arguments_of_fork)
+        with mock.patch.dict(os.environ, ENVIRONMENT):  # the first one starts the server
+            self._process.start()
+
+    def wait(self, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """Its exit code and what it wrote; a command that takes longer is killed.
+
+        Raises:
+            subprocess.TimeoutExpired: it took longer.
+        """
+        self._process.join(timeout)
+        late = self._process.exitcode is None
+        if late:
+            self._process.kill()
+            self._process.join()
+        out, err = ((Path(self._written.name) / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+        self._written.cleanup()
+        if late:
+            raise subprocess.TimeoutExpired(self.line, timeout, out, err)
+        return subprocess.CompletedProcess(self.line, self._process.exitcode or 0, out, err)
+
+
+def run(
+    module: str, *arguments: str, cwd: Path, environment: Mapping[str, str] = ENVIRONMENT, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """What `python -m module arguments` returns in the folder `cwd`."""
+    return Command(module, *arguments, cwd=cwd, environment=environment).wait(timeout)
+
+
+def _enter(line: list[str], cwd: Path, environment: dict[str, str], written: Path) -> None:
+    for number, path in enumerate((Path(os.devnull), written / "stdout", written / "stderr")):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = line
+    sys.path.insert(0, str(cwd))
+    if line[0].endswith(".py"):
+        runpy.run_path(line[0], run_name="__main__")
+    else:
+        runpy.run_module(line[0], run_name="__main__", alter_sys=True)

@@ -1,0 +1,120 @@
+"""The pair (K_P, K_H): shrinkage, ranks, signs of rounding; and every fact of the forecast that is made of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from immunize.spectrum import (
+    frontier,
+    generalized_spectrum,
+)
+from tests import reference as ref
+from tests.spectrum.making import diagonal, gram
+
+
+def test_each_data_set_has_its_own_shrinkage() -> None:
+    from scipy.linalg import eigh
+
+    k_p, k_h = gram(1), gram(2).flip(0, 1)
+    s = generalized_spectrum(k_p, k_h, shrinkage=(1e-2, 0.3))
+    expected = eigh(ref.shrunk(k_h, 0.3).numpy(), ref.shrunk(k_p, 1e-2).numpy(), eigvals_only=True)
+    torch.testing.assert_close(s.mu, torch.from_numpy(expected.copy()).flip(0))
+    assert s.kappa_pretrain == pytest.approx(ref.kappa(ref.shrunk(k_p, 1e-2)))
+    assert s.kappa_harmful == pytest.approx(ref.kappa(ref.shrunk(k_h, 0.3)))
+    assert s.shrinkage == (1e-2, 0.3)
+    torch.testing.assert_close(s.directions @ s.duals, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-10)
+    assert (s.rank_pretrain, s.rank_harmful, s.unseen) == (6, 6, 0)
+
+
+def test_the_number_of_samples_limits_each_rank() -> None:
+    x_p, x_h = ref.gaussian(3, 5, seed=1), ref.gaussian(4, 5, seed=2)
+    k_p, k_h = x_p.T @ x_p, x_h.T @ x_h
+    s = generalized_spectrum(k_p, k_h, n_samples=(3, 4), shrinkage=1e-3)
+    assert (s.rank_pretrain, s.rank_harmful, s.harmful_only, s.pretrain_only, s.unseen) == (3, 4, 2, 1, 0)
+    assert s.kappa_pretrain == pytest.approx(ref.kappa(ref.shrunk(k_p, 1e-3)), rel=1e-6)
+    wide = generalized_spectrum(diagonal(1.0, 1e-3), diagonal(1.0, 0.5), tolerance=1e-2)
+    assert (wide.rank_pretrain, wide.rank_harmful, wide.harmful_only) == (1, 2, 1)
+    enough = generalized_spectrum(diagonal(2.0, 1.0), diagonal(1.0, 2.0), n_samples=(2, 2))
+    assert enough.kappa_gen == pytest.approx(4)
+
+
+def test_rank_one_harmful_data_can_be_made_harder_with_shrinkage_only() -> None:
+    k_h = diagonal(1.0, 0.0, 0.0)
+    assert generalized_spectrum(diagonal(3.0, 2.0, 1.0), k_h).kappa_gen == 1
+    assert generalized_spectrum(diagonal(3.0, 2.0, 1.0), k_h, shrinkage=1e-2).kappa_gen > 50
+
+
+def test_small_negative_eigenvalues_are_rounding_and_larger_ones_are_not() -> None:
+    generalized_spectrum(diagonal(1.0, 0.5), diagonal(1.0, -5e-11), shrinkage=1e-2)
+    with pytest.raises(ValueError, match="K_H has the negative eigenvalue"):
+        generalized_spectrum(diagonal(1.0, 0.5), diagonal(1.0, -2e-10), shrinkage=1e-2)
+    skew = diagonal(1.0, 0.5)
+    skew[0, 1] = 5e-11
+    generalized_spectrum(skew, diagonal(1.0, 0.5))
+    skew[0, 1] = 2e-10
+    with pytest.raises(ValueError, match="K_P is not symmetric"):
+        generalized_spectrum(skew, diagonal(1.0, 0.5))
+
+
+def test_a_forecast_has_every_fact_of_its_pair() -> None:
+    k_p, harmful = gram(1), [gram(2).flip(0, 1), gram(3)]
+    pairs = [generalized_spectrum(k_p, k, shrinkage=(1e-3, rho)) for k, rho in zip(harmful, (1e-2, 1e-1), strict=True)]
+    best = frontier(pairs, 7.0)
+    assert best.shrinkage == (1e-3, 1e-2, 1e-1)
+    assert (best.budget, best.rank_pretrain) == (7.0, 6)
+    assert best.kappa_pretrain_baseline == pytest.approx(ref.kappa(ref.shrunk(k_p, 1e-3)))
+    assert best.ratio_pretrain == pytest.approx(best.kappa_pretrain / best.kappa_pretrain_baseline)
+    for one, s, k, rho in zip(best.harmful, pairs, harmful, (1e-2, 1e-1), strict=True):
+        assert one.kappa_baseline == pytest.approx(ref.kappa(ref.shrunk(k, rho)))
+        assert one.ratio_harmful == pytest.approx(one.kappa / one.kappa_baseline)
+        assert one.rir == pytest.approx(one.ratio_harmful / best.ratio_pretrain)
+        assert (one.kappa_gen, one.rir_star, one.aligned) == (s.kappa_gen, s.rir_star, False)
+        assert (one.harmful_only, one.pretrain_only) == (0, 0)
+    assert best.worst is min(best.harmful, key=lambda one: one.rir)
+    assert best.rir == best.worst.rir
+    assert best.notes == ()
+    assert best.with_notes("a", "b").with_notes("c").notes == ("a", "b", "c")
+
+
+def test_notes_name_what_only_one_data_set_has() -> None:
+    k_p, k_h = diagonal(3.0, 2.0, 0.0, 0.0), diagonal(0.0, 1.0, 1.0, 0.0)
+    notes = frontier(generalized_spectrum(k_p, k_h, shrinkage=1e-2)).notes
+    assert [note[:20] for note in notes] == ["D_H has 1 directions", "D_H lacks 1 directio", "no sample has 1 of t"]
+    other = generalized_spectrum(k_p, diagonal(1.0, 1.0, 0.0, 0.0), shrinkage=1e-2)
+    several = frontier([generalized_spectrum(k_p, k_h, shrinkage=1e-2), other]).notes
+    assert [note.partition(" directions")[0] for note in several] == [
+        "harmful data set 0 has 1",
+        "harmful data set 0 lacks 1",
+    ]
+
+
+def test_a_rotation_has_the_right_size_and_precision() -> None:
+    s = generalized_spectrum(gram(1), gram(2))
+    turn = ref.orthogonal(6, 3)
+    almost = turn.clone()
+    almost[0] *= 1 + 1e-9  # orthogonal to 2e-9
+    assert frontier(s, rotation=almost).theta.shape == (6, 6)
+    with pytest.raises(ValueError, match="float64"):
+        frontier(s, rotation=turn.float())
+    with pytest.raises(ValueError, match="not orthogonal"):
+        frontier(s, rotation=turn * math.nan)
+    assert frontier(s).budget == 1
+
+
+@pytest.mark.parametrize("budget", [1.0, 1.001])
+def test_data_sets_that_are_nearly_alike_share_a_map(budget: float) -> None:
+    """Their weights in the game move by differences of log RIR*, however small these are against log RIR* itself."""
+    k_p, k_h = 1e-2 * gram(1) + diagonal(1e6, 1.0, 1.0, 1.0, 1.0, 1e-3), gram(2)
+    spectra = [generalized_spectrum(k_p, k_h + nearly * diagonal(1, 2, 3, 4, 5, 6)) for nearly in (0.0, 1e-8)]
+    best = frontier(spectra, budget)
+    for one, s in zip(best.harmful, spectra, strict=True):
+        assert one.rir == pytest.approx(s.rir_star, rel=1e-3)
+
+
+def test_one_feature_is_a_pair_of_numbers() -> None:
+    s = generalized_spectrum(diagonal(2.0), diagonal(3.0))
+    assert (s.kappa_gen, s.kappa_pretrain, s.kappa_harmful, s.rank_pretrain) == (1, 1, 1, 1)
+    assert frontier(s).theta.shape == (1, 1)
