@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hydra.errors import CompactHydraException, HydraException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from immunize.errors import UserError
 
-__all__ = ["entry_point", "explain_errors", "sigint_restored"]
+__all__ = ["entry_point", "explain_errors", "sigint_restored", "tell"]
 
 _reached = {"task": False}
 """Whether a configuration was composed, so that a task has begun in this call of an entry point.
@@ -40,6 +40,8 @@ def explain_errors(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         _reached["task"] = True
         try:
             return task(cfg)
+        except MissingMandatoryValue as error:
+            raise CompactHydraException(f"error: {error.full_key}=... is missing; --help says what it is") from None
         except (UserError, OmegaConfBaseException) as error:
             raise CompactHydraException(f"error: {error}") from None
 
@@ -65,6 +67,11 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     return wrapped
 
 
+def tell(text: str) -> None:
+    """Print to stderr what the seconds go by with in which nothing else is shown."""
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def sigint_restored() -> Iterator[None]:
     """Undo on leaving what is done to Ctrl-C within: Lightning has it ignored once it was pressed."""
@@ -86,7 +93,7 @@ def _explained(main: Callable[[], None]) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         causes = [error.__cause__] if isinstance(error.__cause__, OmegaConfBaseException) else []
         told = "\n".join(filter(None, map(str, [error, *causes])))
-        print(told, *_close_names(told), sep="\n", file=sys.stderr)
+        print(_of_use(told), *_close_names(told), sep="\n", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
         raise
@@ -102,17 +109,33 @@ def _explained(main: Callable[[], None]) -> None:
         del os.environ[FULL_ERROR]
 
 
+def _of_use(told: str) -> str:
+    """Hydra's message without the names of our classes, where it looked, and the advice to add a misspelt name."""
+    lines = told.partition("Config search path:")[0].rstrip().splitlines()
+    others = ("object_type=", "reference_type=") + (("To append to your config use",) if _fields(told) else ())
+    return "\n".join(line for line in lines if not line.strip().startswith(others))
+
+
 def _close_names(told: str) -> list[str]:
-    """What a misspelt setting may have meant, from Hydra's message, whose own advice is to add the name."""
-    found = re.search(r"Key '(\w+)' not in '(\w+)'", told)
-    if found is None:
-        return []
+    """What a misspelt setting, or choice of a group, may have meant, from Hydra's message."""
     import difflib
 
+    if (missed := re.search(r"Could not find '(?:[\w/]+/)?(\w+)'", told)) is not None:
+        known = re.findall(r"^\t(\w+)$", told, flags=re.MULTILINE)
+        return [f"did you mean {name}?" for name in difflib.get_close_matches(missed[1], known, n=1)]
+    return [
+        f"did you mean {name}?" for key, known in _fields(told) for name in difflib.get_close_matches(key, known, n=1)
+    ]
+
+
+def _fields(told: str) -> list[tuple[str, list[str]]]:
+    """The setting that a message calls unknown, with the names that there are; empty where it calls none so."""
+    if (found := re.search(r"Key '(\w+)' not in '(\w+)'", told)) is None:
+        return []
     from immunize import schemas
 
     known = getattr(getattr(schemas, found[2], None), "__dataclass_fields__", {})
-    return [f"did you mean {name}?" for name in difflib.get_close_matches(found[1], known, n=1)]
+    return [(found[1], list(known))] if known else []
 
 
 def _full_error() -> bool:

@@ -66,7 +66,10 @@ def test_finished_attacks_are_taken_from_their_cells(folder: Path, monkeypatch: 
     (folder / ATTACK_RECORD).unlink()
     lines: list[str] = []
     again = attack.run(compose_attack(f"run={folder}", *TINY_GRID), lines.append)
-    assert sum(not line.endswith(", known") for line in lines) == 2
+    assert lines[0].endswith("attack=quick: loading")
+    assert sum(not line.endswith(", known") for line in lines[1:]) == 2
+    numbered = [line.partition(" ")[0] for line in lines[1:]]
+    assert numbered == [f"{number}/{len(numbered)}" for number in range(1, len(numbered) + 1)]
     assert sorted((folder / ATTACK_CELLS).iterdir()) == cells
     for key in RESULTS:
         assert timeless(again[key]) == timeless(before[key])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     ("override", "words"),
     [
         ("method=foo", ["method/foo", "ill_only", "opt_kappa"]),
+        ("method=our", ["method/our", "did you mean ours?"]),
         ("harmful=foo", ["harmful/foo", "digits", "mnist"]),
         ("objective=unknown", ["objective/unknown", "linear_digits"]),
         ("model=deep", ["model/deep", "linear"]),
@@ -100,6 +102,7 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
     message = command.refused(override)
     for word in words:
         assert word in message
+    assert not re.search("object_type|search path|append to your config use [+]se", message)
 
 
 # What this package refuses: values.

@@ -34,7 +34,7 @@ from immunize.running.deep_evaluation import MANY_FEATURES, cached_sets, evaluat
 from immunize.running.deep_fit import TRAINING, DeepFit, train
 from immunize.running.experiment import threads
 from immunize.running.measuring import Measured, both_features, by_set, head_of, measured_sets
-from immunize.running.recording import flat_metrics, new_record, refuse_finished
+from immunize.running.recording import flat_metrics, new_record
 from immunize.training.loggers import close_loggers
 
 __all__ = ["run"]
@@ -58,7 +58,6 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         KeyboardInterrupt: Ctrl-C before there was anything to keep.
         SystemExit: SIGTERM; what was trained so far is kept for `resume=true`.
     """
-    refuse_finished(folder, cfg.overwrite)
     record = new_record(cfg)
     count = process_count(cfg.trainer) if build_objective(cfg).trains else 1
     if count > 1 and not started_outside():

@@ -112,7 +112,6 @@ class SweepLauncher(Launcher):
     def _undone(self, jobs: Sequence[Job], places: Mapping[Job, tuple[Path, str]]) -> Iterator[Job]:
         """The jobs that have to be done; the others are counted."""
         first_with: dict[str, Job] = {}
-        started = False
         for job in jobs:
             if job in places:
                 folder, digest = places[job]
@@ -123,9 +122,7 @@ class SweepLauncher(Launcher):
                 if (record := done_record(folder, digest)) is not None:
                     self._end(job, Outcome(record["status"], value_of(record), found=True))
                     continue
-            if not started:
-                started = True
-                self.progress.start_clock()
+            self.progress.begin(words(job.overrides))
             yield job
 
     def _tell_its_own(self) -> None:
@@ -160,7 +157,7 @@ class SweepLauncher(Launcher):
 
     def _end(self, job: Job, outcome: Outcome) -> None:
         self.ended[job] = outcome
-        self.progress.add(outcome)
+        self.progress.add(outcome, words(job.overrides))
         if outcome.status == "failed" and not outcome.found:
             error = outcome.messages[0]
             *before, last = error.splitlines()
