@@ -47,7 +47,9 @@ page: $(STAMP) ## one HTML file of a run (RUN=folder) or a sweep (SWEEP=folder)
 	@$(BIN)/python -m immunize.report html $(if $(RUN),run=$(RUN),sweep=$(SWEEP))
 
 docs: $(STAMP) ## the documentation site, built strictly, in outputs/site
+	@echo "building the site: about half a minute"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site: outputs/site/index.html"
 
 bench: $(STAMP) ## every benchmark against its limit, one table: experiments/bench/README.md; about 40 minutes; PART=mnist: one part, PART=rest: those without numbers of this commit
 	@$(BIN)/python -m experiments.bench $(PART)
