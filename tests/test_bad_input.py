@@ -271,12 +271,15 @@ def test_finished_record_is_kept_unless_overwritten(command: Command) -> None:
     assert first.code == 0
     before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
     message = command.refused("seed=5")
+    assert "loading" not in message
     assert "already holds a finished record" in message
     assert "overwrite=true" in message
     assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
     again = command("hydra.run.dir=run", *TINY, "seed=5", "overwrite=true")
     assert again.code == 0
-    assert json.loads((first.folder / "record.json").read_text())["seed"] == 5
+    record = json.loads((first.folder / "record.json").read_text())
+    assert record["seed"] == 5
+    assert record["command"].endswith("seed=5 overwrite=true hydra.run.dir=run")
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below"])
