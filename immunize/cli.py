@@ -20,13 +20,18 @@ from immunize.errors import UserError
 
 __all__ = ["entry_point", "explain_errors", "sigint_restored", "tell"]
 
-_reached = {"task": False}
-"""Whether a configuration was composed, so that a task has begun in this call of an entry point.
+_reached = {"task": False, "explained": False}
+"""Whether a configuration was composed, so that a task has begun in this call of an entry point, and whether errors are
+ours to show.
 
 A plain dictionary, because joblib copies a task to its workers with what it refers to."""
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Hydra's environment variable; set to 1 by the user, errors of every kind come with their traceback."""
+
+
+class _PastHydra(BaseException):
+    """A user error of a single run, on its way past Hydra, which would show all overrides before the message."""
 
 
 def explain_errors(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -41,9 +46,9 @@ def explain_errors(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return task(cfg)
         except MissingMandatoryValue as error:
-            raise CompactHydraException(f"error: {error.full_key}=... is missing; --help says what it is") from None
+            raise _told(f"error: {error.full_key}=... is missing; --help says what it is") from None
         except (UserError, OmegaConfBaseException) as error:
-            raise CompactHydraException(f"error: {error}") from None
+            raise _told(f"error: {error}") from None
 
     return wrapped
 
@@ -87,10 +92,10 @@ def _explained(main: Callable[[], None]) -> None:
     # Hydra explains its own errors only, shows others (an output folder that cannot be made) as a traceback, and
     # lets some of its own pass (--help with a misspelt key). Told to let everything pass, it leaves that to us.
     os.environ[FULL_ERROR] = "1"
-    _reached["task"] = False
+    _reached.update(task=False, explained=True)
     try:
         main()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (_PastHydra, HydraException, OmegaConfBaseException) as error:
         causes = [error.__cause__] if isinstance(error.__cause__, OmegaConfBaseException) else []
         told = "\n".join(filter(None, map(str, [error, *causes])))
         print(_of_use(told), *_close_names(told), sep="\n", file=sys.stderr)
@@ -106,7 +111,16 @@ def _explained(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)  # Hydra's own, such as `method=0`: what it composes is the user's
         sys.exit(1)
     finally:
+        _reached["explained"] = False
         del os.environ[FULL_ERROR]
+
+
+def _told(message: str) -> BaseException:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    alone = HydraConfig.initialized() and HydraConfig.get().mode != RunMode.MULTIRUN
+    return _PastHydra(message) if alone and _reached["explained"] else CompactHydraException(message)
 
 
 def _of_use(told: str) -> str:

@@ -52,6 +52,7 @@ class Command:
         outcome = self(*own, *arguments, main=main)
         assert outcome.code == 1, outcome
         assert "Traceback" not in outcome.err
+        assert "Error executing job" not in outcome.err
         assert outcome.err.strip()
         assert outcome.out == ""
         assert ": step " not in outcome.err  # no line of progress: found before training

@@ -482,6 +482,18 @@ def test_list_of_runs_is_there_before_the_first_run(sweep: Sweep, monkeypatch: p
     assert len(json.loads(Path("sweep/sweep.json").read_text())["runs"]) == 3
 
 
+@pytest.mark.parametrize(("resume", "words"), [(True, "the same command continues here"), (False, "resume=true")])
+def test_interruption_says_how_to_continue(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, resume: bool, words: str
+) -> None:
+    monkeypatch.setattr(train, "run", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    code, _, err = sweep("seed=0,1,2", f"resume={resume}")
+    assert code == 130
+    (told,) = [line for line in err.splitlines() if line.startswith("sweep: interrupted; ")]
+    assert words in told
+    assert "0/3 done" in err
+
+
 def test_overwrite_does_finished_runs_again(sweep: Sweep) -> None:
     sweep("seed=0")
     (record,) = sweep.records()

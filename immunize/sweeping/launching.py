@@ -20,7 +20,7 @@ from immunize.records import RECORD, SWEEP, write_record
 from immunize.sweeping.job import Jobs, job_return, words
 from immunize.sweeping.lock import sole_sweep
 from immunize.sweeping.outcome import Outcome, done_record, value_of
-from immunize.sweeping.plan import Plan
+from immunize.sweeping.plan import BY_HASH, Plan
 from immunize.sweeping.progress import Progress
 
 __all__ = ["Job", "SweepLauncher"]
@@ -83,8 +83,7 @@ class SweepLauncher(Launcher):
             for job, first in self.twins.items():
                 self._end(job, replace(self.ended[first], found=True, messages=self.ended[first].messages[:1]))
         except KeyboardInterrupt:
-            if self.config.get("resume"):
-                self.progress.note(f"{name}: interrupted; the same command continues here")
+            self.progress.note(f"{name}: interrupted; {self._how_to_continue()}")
             raise
         finally:
             self.progress.close()
@@ -147,6 +146,13 @@ class SweepLauncher(Launcher):
         keys = {str(line).lstrip("+~").partition("=")[0] for line in self.config.hydra.overrides.task}
         named = {key.partition(".")[0] for key in keys if not key.startswith("hydra")}
         return bool(named - set(NOT_HASHED))
+
+    def _how_to_continue(self) -> str:
+        if self.config.get("resume"):
+            return "the same command continues here"
+        folder = self.config.hydra.sweep.dir
+        lasting = f"resume=true hydra.sweep.dir=outputs/mine 'hydra.sweep.subdir={BY_HASH}'"
+        return f"what is finished lies in {folder}; a sweep that can be continued is one with {lasting}"
 
     def _strangers(self) -> int:
         """Runs in the folder that a sweep of before has left, with other settings."""
