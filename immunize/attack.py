@@ -191,7 +191,11 @@ def _hydra_main(cfg: DictConfig) -> None:
     ]
     if cfg.run is not None and own:
         raise UserError(f"{own[0]} goes with checkpoint=; with run= model and data are those of the run")
-    record = run(cfg, tell)
+    try:
+        record = run(cfg, tell)
+    except KeyboardInterrupt:
+        tell("finished attacks are kept; the same command goes on from there")
+        raise
     from immunize.report.attack import show_attack
 
     show_attack(record)

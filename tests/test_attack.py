@@ -195,6 +195,18 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "those of the run" in capsys.readouterr().err
 
 
+def test_interrupted_command_says_that_it_can_be_continued(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["immunize-attack", f"run={folder}", *TINY_GRID])
+    monkeypatch.setattr(attack, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(SystemExit) as end:
+        attack.main()
+    assert end.value.code == 130
+    told = ["finished attacks are kept; the same command goes on from there", "interrupted"]
+    assert capsys.readouterr().err.splitlines() == told
+
+
 def test_rows_of_which_no_probe_can_know_anything_are_trained_on() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((40, 4))
