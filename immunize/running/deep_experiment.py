@@ -21,6 +21,7 @@ from lightning.pytorch import seed_everything
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
+from immunize.cli import tell
 from immunize.config import config_hash, resolved
 from immunize.data import ROLES
 from immunize.errors import DivergedError, UserError
@@ -69,6 +70,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
 
 def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     clock = time.perf_counter()
+    say = (lambda text: None) if quiet or not is_first() else tell
     seed_everything(cfg.seed, workers=True, verbose=False)
     with threads(cfg, MANY_FEATURES):
         pair, net = build_pair(cfg)
@@ -101,6 +103,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
         released: nn.Module = net.network
         if fit.status == "finished":
             started = time.perf_counter()
+            say("measuring: features of all images")
             features = both_features(net, reference, sets, cfg, fit.device, cached=cached)
             if features is not None:  # the first process
                 after = head_of(net)
@@ -108,6 +111,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
                     released, after, fit.facts["closed_form"] = _append(
                         objective, net, features, pair.harmful_sets if cfg.objective.harmful == "worst" else {}
                     )
+                say("measuring: condition numbers with intervals, then probes")
                 try:
                     heads = after, head_of(reference)
                     record.update(evaluated(cfg, features, heads, pair.harmful_sets, step=fit.steps))
