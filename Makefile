@@ -10,13 +10,13 @@ STAMP := $(VENV)/.installed
 .PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist search_table3 sweep_lambda fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
-	@echo "installing into $(VENV): about 6 GB, a few minutes"
+	@echo "installing into $(VENV): about 6 GB, most of it torch; 5 to 15 minutes, the last of them without a word"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 install: $(STAMP) ## create .venv with the tested versions of everything
@@ -47,7 +47,9 @@ page: $(STAMP) ## one HTML file of a run (RUN=folder) or a sweep (SWEEP=folder)
 	@$(BIN)/python -m immunize.report html $(if $(RUN),run=$(RUN),sweep=$(SWEEP))
 
 docs: $(STAMP) ## the documentation site, built strictly, in outputs/site
+	@echo "building the site: about half a minute"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site: outputs/site/index.html"
 
 bench: $(STAMP) ## every benchmark against its limit, one table: experiments/bench/README.md; about 40 minutes; PART=mnist: one part, PART=rest: those without numbers of this commit
 	@$(BIN)/python -m experiments.bench $(PART)

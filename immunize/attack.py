@@ -6,8 +6,8 @@ repeats. Finished attacks are kept in `attack_cells`, so that an interrupted gri
 
 from __future__ import annotations
 
+import itertools
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build
-from immunize.cli import entry_point, explain_errors
+from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import AttackConfig, config_dir, config_hash, register, resolved
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD
@@ -52,7 +52,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
 
     Args:
         cfg: the composed configuration (`conf/attack.yaml`).
-        tell: gets a line for every finished attack.
+        tell: gets a line at the start, and one for every finished attack.
 
     Returns:
         The record, as written.
@@ -67,6 +67,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
     settings = resolved(cfg)
     hashed = config_hash({key: value for key, value in settings.items() if key not in NOT_HASHED})
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
+    tell(f"{cfg.run or cfg.checkpoint}, attack={cfg.attack.name}: loading")
     from immunize.attacking.targets import CellFolder
     from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, reset_peak_memory, write_record
 
@@ -122,17 +123,21 @@ def measure(
     torch.set_num_threads(cfg.threads)
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     facts: dict[str, Any] = {}
+    count = itertools.count(1)
     try:
         target = target_of(cfg, features, tell)
         if not target.has_network and all(entry.attack.needs == "model" for entry in entries):
             raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
         for seed in cfg.seeds:
-            for name, task in _wanted(target.tasks(seed), cfg.get("tasks")).items():
+            tasks = _wanted(target.tasks(seed), cfg.get("tasks"))
+            fitting = [task.data.task in entry.attack.tasks for task in tasks.values() for entry in entries]
+            total = len(cfg.seeds) * len(EXTRACTORS) * sum(fitting)
+            for name, task in tasks.items():
                 facts[name] = _task_facts(task)
                 for extractor in EXTRACTORS:
 
-                    def tell_of(text: str, where: str = f"seed {seed}, {name}, {extractor}") -> None:
-                        tell(f"{where}: {text}")
+                    def tell_of(text: str, where: str = f"seed {seed}, {name}, {extractor}", of: int = total) -> None:
+                        tell(f"{next(count)}/{of} {where}: {text}")
 
                     found = attack_all(task.seen_by(extractor), entries, budget, seed, store=store, tell=tell_of)
                     cells.setdefault(name, {}).setdefault(extractor, []).append(found)
@@ -186,7 +191,11 @@ def _hydra_main(cfg: DictConfig) -> None:
     ]
     if cfg.run is not None and own:
         raise UserError(f"{own[0]} goes with checkpoint=; with run= model and data are those of the run")
-    record = run(cfg, lambda text: print(text, file=sys.stderr, flush=True))
+    try:
+        record = run(cfg, tell)
+    except KeyboardInterrupt:
+        tell("finished attacks are kept; the same command goes on from there")
+        raise
     from immunize.report.attack import show_attack
 
     show_attack(record)

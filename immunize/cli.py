@@ -14,19 +14,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hydra.errors import CompactHydraException, HydraException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from immunize.errors import UserError
 
-__all__ = ["entry_point", "explain_errors", "sigint_restored"]
+__all__ = ["entry_point", "explain_errors", "sigint_restored", "tell"]
 
-_reached = {"task": False}
-"""Whether a configuration was composed, so that a task has begun in this call of an entry point.
+_reached = {"task": False, "explained": False}
+"""Whether a configuration was composed, so that a task has begun in this call of an entry point, and whether errors are
+ours to show.
 
 A plain dictionary, because joblib copies a task to its workers with what it refers to."""
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Hydra's environment variable; set to 1 by the user, errors of every kind come with their traceback."""
+
+
+class _PastHydra(BaseException):
+    """A user error of a single run, on its way past Hydra, which would show all overrides before the message."""
 
 
 def explain_errors(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -40,8 +45,10 @@ def explain_errors(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         _reached["task"] = True
         try:
             return task(cfg)
+        except MissingMandatoryValue as error:
+            raise _told(f"error: {error.full_key}=... is missing; --help says what it is") from None
         except (UserError, OmegaConfBaseException) as error:
-            raise CompactHydraException(f"error: {error}") from None
+            raise _told(f"error: {error}") from None
 
     return wrapped
 
@@ -65,6 +72,11 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     return wrapped
 
 
+def tell(text: str) -> None:
+    """Print to stderr what the seconds go by with in which nothing else is shown."""
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def sigint_restored() -> Iterator[None]:
     """Undo on leaving what is done to Ctrl-C within: Lightning has it ignored once it was pressed."""
@@ -80,13 +92,13 @@ def _explained(main: Callable[[], None]) -> None:
     # Hydra explains its own errors only, shows others (an output folder that cannot be made) as a traceback, and
     # lets some of its own pass (--help with a misspelt key). Told to let everything pass, it leaves that to us.
     os.environ[FULL_ERROR] = "1"
-    _reached["task"] = False
+    _reached.update(task=False, explained=True)
     try:
         main()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (_PastHydra, HydraException, OmegaConfBaseException) as error:
         causes = [error.__cause__] if isinstance(error.__cause__, OmegaConfBaseException) else []
         told = "\n".join(filter(None, map(str, [error, *causes])))
-        print(told, *_close_names(told), sep="\n", file=sys.stderr)
+        print(_of_use(told), *_close_names(told), sep="\n", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
         raise
@@ -99,20 +111,45 @@ def _explained(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)  # Hydra's own, such as `method=0`: what it composes is the user's
         sys.exit(1)
     finally:
+        _reached["explained"] = False
         del os.environ[FULL_ERROR]
 
 
+def _told(message: str) -> BaseException:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    alone = HydraConfig.initialized() and HydraConfig.get().mode != RunMode.MULTIRUN
+    return _PastHydra(message) if alone and _reached["explained"] else CompactHydraException(message)
+
+
+def _of_use(told: str) -> str:
+    """Hydra's message without the names of our classes, where it looked, and the advice to add a misspelt name."""
+    lines = told.partition("Config search path:")[0].rstrip().splitlines()
+    others = ("object_type=", "reference_type=") + (("To append to your config use",) if _fields(told) else ())
+    return "\n".join(line for line in lines if not line.strip().startswith(others))
+
+
 def _close_names(told: str) -> list[str]:
-    """What a misspelt setting may have meant, from Hydra's message, whose own advice is to add the name."""
-    found = re.search(r"Key '(\w+)' not in '(\w+)'", told)
-    if found is None:
-        return []
+    """What a misspelt setting, or choice of a group, may have meant, from Hydra's message."""
     import difflib
 
+    if (missed := re.search(r"Could not find '(?:[\w/]+/)?(\w+)'", told)) is not None:
+        known = re.findall(r"^\t(\w+)$", told, flags=re.MULTILINE)
+        return [f"did you mean {name}?" for name in difflib.get_close_matches(missed[1], known, n=1)]
+    return [
+        f"did you mean {name}?" for key, known in _fields(told) for name in difflib.get_close_matches(key, known, n=1)
+    ]
+
+
+def _fields(told: str) -> list[tuple[str, list[str]]]:
+    """The setting that a message calls unknown, with the names that there are; empty where it calls none so."""
+    if (found := re.search(r"Key '(\w+)' not in '(\w+)'", told)) is None:
+        return []
     from immunize import schemas
 
     known = getattr(getattr(schemas, found[2], None), "__dataclass_fields__", {})
-    return [f"did you mean {name}?" for name in difflib.get_close_matches(found[1], known, n=1)]
+    return [(found[1], list(known))] if known else []
 
 
 def _full_error() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build_sources
 from immunize.checkpoints import load_checkpoint
-from immunize.cli import entry_point, explain_errors
+from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import config_dir, register
 from immunize.errors import CheckpointError, DivergedError
 from immunize.records import CHECKPOINT, read_record
@@ -36,12 +37,15 @@ RELATIVE_TOLERANCE = 1e-6
 """Numbers may differ by this much: another BLAS or thread count rounds differently, and κ amplifies rounding."""
 
 
-def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], list[str]]:
+def run(
+    folder: Path, data_root: str | None = None, tell: Callable[[str], None] = lambda text: None
+) -> tuple[dict[str, Any], list[str]]:
     """Recompute the numbers of a run.
 
     Args:
         folder: its output folder.
         data_root: where data sets lie now; None is the environment variable IMMUNIZE_DATA, or where the run had them.
+        tell: gets a line where seconds go by.
 
     Returns:
         The record with its numbers replaced by the recomputed ones, and the names of those that differ.
@@ -61,6 +65,7 @@ def run(folder: Path, data_root: str | None = None) -> tuple[dict[str, Any], lis
         config = config | {"threads": record["hardware"]["threads"]}
     cfg = OmegaConf.create(config)
     build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
+    tell(f"{folder}: every number again, from checkpoint and data")
     again = _deep(cfg, folder, record) if deep else _linear(cfg, folder, record)
     compared += tuple(key for key in OF_SEVERAL_SETS if key in record or key in again)
     differing = [line for key in compared for line in differences(record.get(key), again.get(key), key)]
@@ -105,7 +110,7 @@ def main() -> None:
 def _hydra_main(cfg: DictConfig) -> None:
     from immunize.report import show_record
 
-    record, differing = run(Path(cfg.run), cfg.data_root)
+    record, differing = run(Path(cfg.run), cfg.data_root, tell)
     show_record(record)
     if differing:
         print("these numbers differ from the record:", *differing, sep="\n  ")

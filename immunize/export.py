@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig
 
-from immunize.cli import entry_point, explain_errors
+from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import config_dir, register
 from immunize.errors import CheckpointError, UserError
 from immunize.records import CHECKPOINT, read_record
@@ -103,6 +103,7 @@ def main() -> None:
 def _hydra_main(cfg: DictConfig) -> None:
     """Print the folder as the last line of stdout."""
     out = None if cfg.out is None else Path(cfg.out)
+    tell(f"{cfg.run}: exporting")
     print(run(Path(cfg.run), format=cfg.format, out=out, overwrite=cfg.overwrite), flush=True)
 
 

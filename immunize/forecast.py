@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build
-from immunize.cli import entry_point, explain_errors
+from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import ForecastConfig, config_dir, config_hash, register
 from immunize.errors import DataError, UserError
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
@@ -47,12 +47,13 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+def run(cfg: DictConfig, folder: Path, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Forecast, and write `forecast.json` and `forecast.png` into `folder`.
 
     Args:
         cfg: the composed configuration (`conf/forecast.yaml`).
         folder: the output folder.
+        tell: gets a line where seconds go by.
 
     Returns:
         The record, as written.
@@ -68,6 +69,7 @@ def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     check_folder(folder)
     if (folder / FORECAST).exists() and not cfg.overwrite:
         raise UserError(f"{folder} already holds a forecast; choose another folder or set overwrite=true")
+    tell(f"{sources[0].name} against {sources[1].name}: loading")
     import torch
 
     from immunize.evaluation.alignment import forecast
@@ -77,6 +79,7 @@ def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
 
     torch.set_num_threads(cfg.threads)
     data = _load(sources, cfg.seed)
+    tell("measuring")
     try:
         found = forecast(
             data.fit,
@@ -133,7 +136,7 @@ def _hydra_main(cfg: DictConfig) -> None:
     from immunize.report.forecast import show_forecast
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    show_forecast(run(cfg, folder))
+    show_forecast(run(cfg, folder, tell))
     print(folder / FORECAST, flush=True)
 
 

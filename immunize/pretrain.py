@@ -14,11 +14,11 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build
-from immunize.cli import entry_point, explain_errors, sigint_restored
+from immunize.cli import entry_point, explain_errors, sigint_restored, tell
 from immunize.config import PretrainConfig, config_dir, config_hash, register, resolved
 from immunize.errors import DivergedError, UserError
-from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, finished, peak_memory_mib, provenance, write_record
-from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
+from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
+from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema, refuse_finished
 
 if TYPE_CHECKING:
     import torch
@@ -65,9 +65,10 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
 
     source = as_image_source(build(cfg.pretrain))
     source.require()
+    refuse_finished(folder, cfg.overwrite)
     check_folder(folder)
-    if finished(folder) and not cfg.overwrite:
-        raise UserError(f"{folder} already holds a finished record; choose another folder or set overwrite=true")
+    say = (lambda text: None) if quiet else tell
+    say(f"{cfg.model.name} on {source.name}, seed {cfg.seed}: loading")
     import torch
     from lightning.pytorch import seed_everything
 
@@ -93,6 +94,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         status, steps, device = _fit(cfg, network, splits, quiet=quiet)
     record.update(status=status, data=source.describe(), data_hash=source.file_hash(), steps=steps)
     if status == "finished":
+        say("measuring")
         record["accuracy"] = _accuracy(network.to(device), splits, cfg)
     record |= {"seconds": time.perf_counter() - clock, "peak_memory_mib": peak_memory_mib()}
     save_weights(folder / CHECKPOINT, network.state_dict(), {"config_hash": record["config_hash"]})

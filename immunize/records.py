@@ -142,14 +142,20 @@ def plain(value: Any) -> Any:
 
 
 def _command() -> str:
-    """The command that would repeat this run alone: in a multirun, the overrides of this job."""
+    """The command that would repeat this run alone: in a multirun, the overrides of this job.
+
+    An output folder that was named stays in it, unless it is one of this machine.
+    """
     program = Path(sys.argv[0])
     module = f"immunize.{program.stem}" if program.suffix == ".py" and program.parent.name == "immunize" else None
     words = [program.name] if module is None else ["python", "-m", module]
     with contextlib.suppress(ImportError, ValueError):
         from hydra.core.hydra_config import HydraConfig
 
-        return shlex.join([*words, *HydraConfig.get().overrides.task])
+        given = HydraConfig.get().overrides
+        places = (line.partition("=") for line in given.hydra)
+        folder = ["=".join((key, to)) for key, _, to in places if key == "hydra.run.dir" and not Path(to).is_absolute()]
+        return shlex.join([*words, *given.task, *folder])
     return shlex.join([*words, *sys.argv[1:]])
 
 

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import TrainConfig
 from immunize.errors import UserError
+from immunize.records import finished
 
 __all__ = ["LARGEST_SEED", "Rule", "check_folder", "check_rules", "check_schema", "check_settings"]
 
@@ -143,6 +144,16 @@ def check_schema(node: DictConfig, schema: type, prefix: str = "") -> None:
         if is_dataclass(kind) and isinstance(node[name], DictConfig):
             check_schema(node[name], kind, f"{prefix}{name}.")  # type: ignore[arg-type]
     OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(node))
+
+
+def refuse_finished(folder: Path, overwrite: bool) -> None:
+    """Protect a finished record.
+
+    Raises:
+        UserError: the folder holds one, and `overwrite` is false.
+    """
+    if finished(folder) and not overwrite:
+        raise UserError(f"{folder} already holds a finished record; choose another folder or set overwrite=true")
 
 
 def check_folder(folder: Path) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,11 @@ import hydra
 from omegaconf import DictConfig
 
 from immunize.building import build_sources
-from immunize.cli import entry_point, explain_errors, sigint_restored
+from immunize.cli import entry_point, explain_errors, sigint_restored, tell
 from immunize.config import config_dir, hash_of_run, register
 from immunize.errors import UserError
 from immunize.processes import is_first
-from immunize.settings import check_folder, check_settings
+from immunize.settings import check_folder, check_settings, refuse_finished
 from immunize.sweeping import done_record, value_of
 
 __all__ = ["main", "run"]
@@ -49,9 +48,10 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     if cfg.resume and not cfg.overwrite and (record := done_record(folder, hash_of_run(cfg))) is not None:
         return record
     pretrain, harmful = build_sources(cfg)  # missing files are reported before the imports below, which take seconds
+    refuse_finished(folder, cfg.overwrite)
     check_folder(folder)
-    tell = (lambda text: None) if quiet or not is_first() else _tell
-    tell(f"{cfg.method.name}: {pretrain.name} against {harmful.name}, seed {cfg.seed}: loading")
+    say = (lambda text: None) if quiet or not is_first() else tell
+    say(f"{cfg.method.name}: {pretrain.name} against {harmful.name}, seed {cfg.seed}: loading")
     if cfg.model.get("kind") == "deep":
         from immunize.running import deep_experiment
 
@@ -59,9 +59,8 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
             return deep_experiment.run(cfg, folder, quiet=quiet)
     from immunize.running.assembling import build_loggers
     from immunize.running.experiment import build_cross_fit, build_data, fit, threads
-    from immunize.running.recording import evaluate_fits, new_record, refuse_finished, save
+    from immunize.running.recording import evaluate_fits, new_record, save
 
-    refuse_finished(folder, cfg.overwrite)
     clock = time.perf_counter()
     record = new_record(cfg)
     data = build_data(cfg)
@@ -76,7 +75,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
                 fits[name] = fit(cfg, pair, loggers if name == "fit" else [], label=name.replace("_", "-"), quiet=quiet)
                 if fits[name].status != "finished":
                     break
-            tell("measuring")
+            say("measuring")
             evaluate_fits(record, cfg, fits, pairs, clock)
         except KeyboardInterrupt:  # between or after the trainings, which see to it themselves
             if not fits:
@@ -85,11 +84,6 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
             evaluate_fits(record, cfg, fits, pairs, clock)
         save(record, folder, fits, loggers)
     return record
-
-
-def _tell(text: str) -> None:
-    """What the seconds go by with in which nothing else is shown."""
-    print(text, file=sys.stderr, flush=True)
 
 
 @entry_point

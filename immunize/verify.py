@@ -20,7 +20,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.cli import entry_point
+from immunize.cli import entry_point, tell
 from immunize.config import register
 from immunize.errors import CheckpointError, UserError
 
@@ -76,7 +76,7 @@ def main() -> None:
     arguments = parser.parse_args()
     register()
     try:
-        differing = run(arguments.folder, arguments.data_root, lambda text: print(text, file=sys.stderr, flush=True))
+        differing = run(arguments.folder, arguments.data_root, tell)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

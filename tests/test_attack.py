@@ -58,7 +58,10 @@ def test_finished_attacks_are_taken_from_their_cells(folder: Path, monkeypatch: 
     (folder / ATTACK_RECORD).unlink()
     lines: list[str] = []
     again = attack.run(compose_attack(f"run={folder}", *TINY_GRID), lines.append)
-    assert sum(not line.endswith(", known") for line in lines) == 2
+    assert lines[0].endswith("attack=quick: loading")
+    assert sum(not line.endswith(", known") for line in lines[1:]) == 2
+    numbered = [line.partition(" ")[0] for line in lines[1:]]
+    assert numbered == [f"{number}/{len(numbered)}" for number in range(1, len(numbered) + 1)]
     assert sorted((folder / ATTACK_CELLS).iterdir()) == cells
     for key in RESULTS:
         assert timeless(again[key]) == timeless(before[key])
@@ -182,6 +185,18 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     with pytest.raises(SystemExit):
         attack.main()
     assert "those of the run" in capsys.readouterr().err
+
+
+def test_interrupted_command_says_that_it_can_be_continued(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["immunize-attack", f"run={folder}", *TINY_GRID])
+    monkeypatch.setattr(attack, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(SystemExit) as end:
+        attack.main()
+    assert end.value.code == 130
+    told = ["finished attacks are kept; the same command goes on from there", "interrupted"]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 def test_rows_of_which_no_probe_can_know_anything_are_trained_on() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ class Command:
         outcome = self(*own, *arguments, main=main)
         assert outcome.code == 1, outcome
         assert "Traceback" not in outcome.err
+        assert "Error executing job" not in outcome.err
         assert outcome.err.strip()
         assert outcome.out == ""
         assert ": step " not in outcome.err  # no line of progress: found before training
@@ -69,6 +71,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     ("override", "words"),
     [
         ("method=foo", ["method/foo", "ill_only", "opt_kappa"]),
+        ("method=our", ["method/our", "did you mean ours?"]),
         ("harmful=foo", ["harmful/foo", "digits", "mnist"]),
         ("objective=unknown", ["objective/unknown", "linear_digits"]),
         ("model=deep", ["model/deep", "linear"]),
@@ -100,6 +103,7 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
     message = command.refused(override)
     for word in words:
         assert word in message
+    assert not re.search("object_type|search path|append to your config use [+]se", message)
 
 
 # What this package refuses: values.
@@ -268,12 +272,15 @@ def test_finished_record_is_kept_unless_overwritten(command: Command) -> None:
     assert first.code == 0
     before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
     message = command.refused("seed=5")
+    assert "loading" not in message
     assert "already holds a finished record" in message
     assert "overwrite=true" in message
     assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
     again = command("hydra.run.dir=run", *TINY, "seed=5", "overwrite=true")
     assert again.code == 0
-    assert json.loads((first.folder / "record.json").read_text())["seed"] == 5
+    record = json.loads((first.folder / "record.json").read_text())
+    assert record["seed"] == 5
+    assert record["command"].endswith("seed=5 overwrite=true hydra.run.dir=run")
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below"])

@@ -212,7 +212,9 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.chdir(folder.parent)
     monkeypatch.setattr(sys, "argv", ["immunize-evaluate", "run=copy"])
     evaluate.main()
-    assert "every number agrees" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "every number agrees" in out
+    assert err == "copy: every number again, from checkpoint and data\n"
     theta = theta_of(folder)
     save_checkpoint(folder / CHECKPOINT, {"fit": theta.T}, {}, config_hash=read_record(folder)["config_hash"])
     with pytest.raises(SystemExit) as end:

@@ -265,7 +265,7 @@ def test_progress_line_counts_and_estimates() -> None:
         progress.add(Outcome("finished", found=True))
     clock.now += 50
     assert progress.line() == "table2: 12/1890 done (12 found finished)"
-    progress.start_clock()
+    progress.begin("seed=0")
     for status in ["diverged"] + 124 * ["finished"]:
         clock.now += 3.1
         progress.add(Outcome(status))
@@ -298,6 +298,42 @@ def test_terminal_gets_one_line_that_is_rewritten_below_the_messages() -> None:
     kept = [part.rpartition(CLEAR)[2] for part in screen.getvalue().split("\n")]
     assert kept[0] == "a message"
     assert kept[1].startswith("sweep: 2/2 done")
+
+
+def test_line_is_there_before_the_first_run_ends_and_says_what_is_waited_for() -> None:
+    clock, log = Clock(), io.StringIO()
+    progress = Progress("sweep", 3, log, clock)
+    progress.begin("seed=0")
+    progress.begin("seed=1")
+    assert log.getvalue() == "sweep: 0/3 done\n"
+    for _ in range(240):
+        clock.now += 1
+        progress.tick()
+    progress.add(Outcome("finished"), "seed=0")
+    progress.tick()
+    clock.now += 100
+    progress.tick()
+    progress.close()
+    progress.tick()
+    assert log.getvalue().splitlines()[1:] == [
+        "sweep: 0/3 done; waiting 30 s for seed=0",
+        "sweep: 0/3 done; waiting 60 s for seed=0",
+        "sweep: 0/3 done; waiting 2 min for seed=0",
+        "sweep: 0/3 done; waiting 4 min for seed=0",
+        "sweep: 1/3 done, 340.0 s a run, about 11 min left; waiting 2 min for seed=1",
+    ]
+
+
+def test_line_on_a_terminal_is_drawn_again_while_a_run_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    clock, screen = Clock(), Terminal()
+    progress = Progress("sweep", 2, screen, clock)
+    progress.begin("seed=0")
+    for _ in range(9):
+        clock.now += 1
+        progress.tick()
+    assert screen.getvalue().split(CLEAR)[1:] == ["sweep: 0/2 done", "sweep: 0/2 done; waiting 5 s for seed=0"]
+    progress.close()
 
 
 @pytest.mark.parametrize(("cores", "n_jobs", "threads"), [(2, 2, 1), (8, 2, 4), (8, 3, 2), (2, 4, 1), (1, 1, 1)])
@@ -338,8 +374,9 @@ def test_sweep_prints_its_progress_and_nothing_of_its_runs(sweep: Sweep) -> None
     code, out, err = sweep("seed=0,1", "method=none,ill_only")
     assert code == 0
     assert out == f"{Path('sweep').absolute()}\n"
-    (line,) = err.splitlines()
-    assert line.startswith("sweep: 4/4 done, ")
+    first, last = err.splitlines()
+    assert first == "sweep: 0/4 done"
+    assert last.startswith("sweep: 4/4 done, ")
     records = sweep.records()
     assert {(record["method"], record["seed"]) for record in records} == {
         (method, seed) for method in ("none", "ill_only") for seed in (0, 1)
@@ -450,6 +487,18 @@ def test_list_of_runs_is_there_before_the_first_run(sweep: Sweep, monkeypatch: p
     code, _, _ = sweep("seed=0,1,2")
     assert code == 130
     assert len(json.loads(Path("sweep/sweep.json").read_text())["runs"]) == 3
+
+
+@pytest.mark.parametrize(("resume", "words"), [(True, "the same command continues here"), (False, "resume=true")])
+def test_interruption_says_how_to_continue(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, resume: bool, words: str
+) -> None:
+    monkeypatch.setattr(train, "run", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    code, _, err = sweep("seed=0,1,2", f"resume={resume}")
+    assert code == 130
+    (told,) = [line for line in err.splitlines() if line.startswith("sweep: interrupted; ")]
+    assert words in told
+    assert "0/3 done" in err
 
 
 def test_overwrite_does_finished_runs_again(sweep: Sweep) -> None:

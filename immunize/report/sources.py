@@ -77,8 +77,10 @@ def check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:
 def _no_record(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} holds no {RECORD}: there is no such folder"
-    if next(folder.rglob(RECORD), None) is not None or (folder / RESULTS).is_file():
-        return f"{folder} holds many runs: python -m immunize.report html sweep={folder}, or runs={folder}"
+    first = next(folder.rglob(RECORD), None)
+    if first is not None or (folder / RESULTS).is_file():
+        one = "" if first is None else f"name one of them, such as {first.parent}, or look at all of them with "
+        return f"{folder} holds many runs: {one}python -m immunize.report html sweep={folder}"
     if (folder / METRICS).is_file():
         return f"the run in {folder} has no {RECORD} yet: it is written when the run ends"
     return f"{folder} holds no {RECORD}: is it the output folder of a run?"

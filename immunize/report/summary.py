@@ -14,6 +14,7 @@ from immunize.report.layout import Table
 from immunize.report.loading import load_records
 from immunize.report.naming import data_name
 from immunize.report.packing import write_results
+from immunize.report.varied import Varied
 
 __all__ = ["groups_of", "load_records", "summary_table", "write_summary"]
 
@@ -32,7 +33,10 @@ _COLUMNS = [
 
 
 def summary_table(records: Iterable[dict[str, Any]]) -> str:
-    """Markdown: one row for runs that differ in nothing but the seed, mean ± standard deviation (n - 1) over them."""
+    """Markdown: one row for runs that differ in nothing but the seed, mean ± standard deviation (n - 1) over them.
+
+    What was varied about a method stands beside its name.
+    """
     columns = [
         "data",
         "method",
@@ -40,7 +44,9 @@ def summary_table(records: Iterable[dict[str, Any]]) -> str:
         *(f"{name} {part} {est}" for name, part, est, _ in _COLUMNS),
         "(a) (b) (c) fit",
     ]
-    rows = [list(_row(runs)) for runs in sorted(groups_of(records), key=_by_rir)]
+    groups = sorted(groups_of(records), key=_by_rir)
+    varied = Varied(groups)
+    rows = [list(_row(runs, varied.name_of(runs[0]))) for runs in groups]
     return Table("", "summary", [("", columns)], rows).markdown(heading=False)
 
 
@@ -75,8 +81,8 @@ def _by_rir(runs: list[dict[str, Any]]) -> tuple[str, float]:
     return _data(runs[0]), 0.0 if summary is None else -summary.mean
 
 
-def _row(runs: list[dict[str, Any]]) -> Iterator[str]:
-    yield from (_data(runs[0]), runs[0]["method"], str(len(runs)))
+def _row(runs: list[dict[str, Any]], setting: str) -> Iterator[str]:
+    yield from (_data(runs[0]), setting, str(len(runs)))
     for _, part, estimator, name in _COLUMNS:
         numbers = _numbers(runs, part, estimator, name)
         yield summary_text([numbers]) if numbers else NOTHING

@@ -21,6 +21,7 @@ from lightning.pytorch import seed_everything
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
+from immunize.cli import tell
 from immunize.config import config_hash, resolved
 from immunize.data import ROLES
 from immunize.errors import DivergedError, UserError
@@ -34,7 +35,7 @@ from immunize.running.deep_evaluation import MANY_FEATURES, cached_sets, evaluat
 from immunize.running.deep_fit import TRAINING, DeepFit, train
 from immunize.running.experiment import threads
 from immunize.running.measuring import Measured, both_features, by_set, head_of, measured_sets
-from immunize.running.recording import flat_metrics, new_record, refuse_finished
+from immunize.running.recording import flat_metrics, new_record
 from immunize.training.loggers import close_loggers
 
 __all__ = ["run"]
@@ -58,7 +59,6 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         KeyboardInterrupt: Ctrl-C before there was anything to keep.
         SystemExit: SIGTERM; what was trained so far is kept for `resume=true`.
     """
-    refuse_finished(folder, cfg.overwrite)
     record = new_record(cfg)
     count = process_count(cfg.trainer) if build_objective(cfg).trains else 1
     if count > 1 and not started_outside():
@@ -70,6 +70,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
 
 def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     clock = time.perf_counter()
+    say = (lambda text: None) if quiet or not is_first() else tell
     seed_everything(cfg.seed, workers=True, verbose=False)
     with threads(cfg, MANY_FEATURES):
         pair, net = build_pair(cfg)
@@ -102,6 +103,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
         released: nn.Module = net.network
         if fit.status == "finished":
             started = time.perf_counter()
+            say("measuring: features of all images")
             features = both_features(net, reference, sets, cfg, fit.device, cached=cached)
             if features is not None:  # the first process
                 after = head_of(net)
@@ -109,6 +111,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
                     released, after, fit.facts["closed_form"] = _append(
                         objective, net, features, pair.harmful_sets if cfg.objective.harmful == "worst" else {}
                     )
+                say("measuring: condition numbers with intervals, then probes")
                 try:
                     heads = after, head_of(reference)
                     record.update(evaluated(cfg, features, heads, pair.harmful_sets, step=fit.steps))

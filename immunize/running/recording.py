@@ -19,14 +19,12 @@ from torch import Tensor
 from immunize.checkpoints import save_checkpoint
 from immunize.config import config_hash, resolved
 from immunize.data import ROLES, PairedData
-from immunize.errors import UserError
 from immunize.evaluation import PartEvaluation, evaluate_part
 from immunize.evaluation.numbers import ratio_numbers, spectrum_numbers
 from immunize.records import (
     CHECKPOINT,
     FIGURE,
     SCHEMA_VERSION,
-    finished,
     peak_memory_mib,
     provenance,
     reset_peak_memory,
@@ -36,17 +34,7 @@ from immunize.report import norm_ratio_figure, result_rows
 from immunize.running.experiment import Fit
 from immunize.training.loggers import close_loggers, log_results
 
-__all__ = ["evaluate_fits", "evaluate_thetas", "flat_metrics", "new_record", "refuse_finished", "save"]
-
-
-def refuse_finished(folder: Path, overwrite: bool) -> None:
-    """Protect a finished record.
-
-    Raises:
-        UserError: the folder holds one, and `overwrite` is false.
-    """
-    if finished(folder) and not overwrite:
-        raise UserError(f"{folder} already holds a finished record; choose another folder or set overwrite=true")
+__all__ = ["evaluate_fits", "evaluate_thetas", "flat_metrics", "new_record", "save"]
 
 
 def new_record(cfg: DictConfig) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from immunize.records import RECORD, SWEEP, write_record
 from immunize.sweeping.job import Jobs, job_return, words
 from immunize.sweeping.lock import sole_sweep
 from immunize.sweeping.outcome import Outcome, done_record, value_of
-from immunize.sweeping.plan import Plan
+from immunize.sweeping.plan import BY_HASH, Plan
 from immunize.sweeping.progress import Progress
 
 __all__ = ["Job", "SweepLauncher"]
@@ -83,8 +83,7 @@ class SweepLauncher(Launcher):
             for job, first in self.twins.items():
                 self._end(job, replace(self.ended[first], found=True, messages=self.ended[first].messages[:1]))
         except KeyboardInterrupt:
-            if self.config.get("resume"):
-                self.progress.note(f"{name}: interrupted; the same command continues here")
+            self.progress.note(f"{name}: interrupted; {self._how_to_continue()}")
             raise
         finally:
             self.progress.close()
@@ -112,7 +111,6 @@ class SweepLauncher(Launcher):
     def _undone(self, jobs: Sequence[Job], places: Mapping[Job, tuple[Path, str]]) -> Iterator[Job]:
         """The jobs that have to be done; the others are counted."""
         first_with: dict[str, Job] = {}
-        started = False
         for job in jobs:
             if job in places:
                 folder, digest = places[job]
@@ -123,9 +121,7 @@ class SweepLauncher(Launcher):
                 if (record := done_record(folder, digest)) is not None:
                     self._end(job, Outcome(record["status"], value_of(record), found=True))
                     continue
-            if not started:
-                started = True
-                self.progress.start_clock()
+            self.progress.begin(words(job.overrides))
             yield job
 
     def _tell_its_own(self) -> None:
@@ -151,6 +147,13 @@ class SweepLauncher(Launcher):
         named = {key.partition(".")[0] for key in keys if not key.startswith("hydra")}
         return bool(named - set(NOT_HASHED))
 
+    def _how_to_continue(self) -> str:
+        if self.config.get("resume"):
+            return "the same command continues here"
+        folder = self.config.hydra.sweep.dir
+        lasting = f"resume=true hydra.sweep.dir=outputs/mine 'hydra.sweep.subdir={BY_HASH}'"
+        return f"what is finished lies in {folder}; a sweep that can be continued is one with {lasting}"
+
     def _strangers(self) -> int:
         """Runs in the folder that a sweep of before has left, with other settings."""
         if not self.hashes:
@@ -160,7 +163,7 @@ class SweepLauncher(Launcher):
 
     def _end(self, job: Job, outcome: Outcome) -> None:
         self.ended[job] = outcome
-        self.progress.add(outcome)
+        self.progress.add(outcome, words(job.overrides))
         if outcome.status == "failed" and not outcome.found:
             error = outcome.messages[0]
             *before, last = error.splitlines()

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import hash_of_run
 
-__all__ = ["Plan", "jobs_of"]
+__all__ = ["BY_HASH", "Plan", "jobs_of"]
 
 BY_HASH = "${immunize.config_hash:}"
 """`hydra.sweep.subdir` of a sweep whose runs are found again by their configuration."""

@@ -78,7 +78,9 @@ def test_run_that_has_not_ended(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RUN)
 def test_folder_of_many_runs(name: str, table1: list[Record], tmp_path: Path) -> None:
     written(table1[:2], tmp_path / "multirun/today")  # two folders down, as Hydra's own
-    assert "holds many runs: python -m immunize.report html sweep=" in refusal(RUN[name], tmp_path, tmp_path / "out")
+    told = refusal(RUN[name], tmp_path, tmp_path / "out")
+    assert f"holds many runs: name one of them, such as {tmp_path / 'multirun/today'}" in told
+    assert f"python -m immunize.report html sweep={tmp_path}" in told
     write_results(table1[:2], tmp_path / "results")
     assert "holds many runs" in refusal(RUN[name], tmp_path / "results", tmp_path / "out")
 

@@ -313,7 +313,7 @@ def test_bad_folders_are_refused(run: Path, record: Record, tmp_path: Path) -> N
     with pytest.raises(UserError, match="written when the run ends"):
         write_run_page(tmp_path, tmp_path)
     (tmp_path / METRICS).unlink()
-    with pytest.raises(UserError, match="holds many runs: python -m immunize"):
+    with pytest.raises(UserError, match="holds many runs: name one of them, such as"):
         write_run_page(run.parent, tmp_path)
     (tmp_path / RECORD).write_text('{"status": ')
     with pytest.raises(UserError, match="cannot be read as a record"):

@@ -20,6 +20,7 @@ from immunize.report.html.scales import LINEAR, LOG, STEPS, Axis, scale_of, tick
 from immunize.report.html.settings import settings_of
 from immunize.report.html.sweep_page import sweep_page
 from immunize.report.packing import write_results
+from immunize.report.summary import summary_table
 from tests.report.making import METHODS, diverged, record_of, table1_records, table2_records, written
 from tests.report.pages import Page, check
 
@@ -153,6 +154,8 @@ def test_settings_are_named_by_what_differs_and_ordered_by_it(base: Record) -> N
     assert [s.name for s in settings] == ["ours, lambda_ill=3", "ours, lambda_ill=100000", "ours, lambda_ill=1e+16"]
     assert all(len(s.runs) == 2 for s in settings)
     assert [row[0] for row in page_of(records).table("In how many").rows] == [s.name for s in settings]
+    told = [line.split(" | ")[1] for line in summary_table(records).splitlines()[2:]]
+    assert sorted(told) == sorted(s.name for s in settings)
 
 
 def test_diverged_interrupted_and_missing_runs_are_counted(table1: list[Record], tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from typing import Any
 
 import lightning.pytorch as pl
@@ -170,3 +172,13 @@ def test_throughput_counts_images_of_both_sets(capsys: pytest.CaptureFixture[str
     facts = watch.facts()
     assert facts["images_per_second"] == pytest.approx(watch._images / watch._seconds)
     assert "images/s" in capsys.readouterr().err
+
+
+def test_line_on_a_terminal_is_rewritten_between_those_that_stay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("immunize.training.callbacks.throughput.REDRAWN", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    fit(module_of(), Throughput("a network", lines=2), steps=6)
+    drawn = re.findall(r"step (\d)/6 [^\r\n]*([\r\n])", capsys.readouterr().err)
+    assert drawn == [("2", "\r"), ("3", "\n"), ("4", "\r"), ("5", "\r"), ("6", "\n")]

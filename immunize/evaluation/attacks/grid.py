@@ -181,7 +181,8 @@ def _skipped(attack: Attack) -> Cell:
 
 def _in_words(cell: Cell) -> str:
     scores, diverged = cell["curve"]["test"], sum(one["status"] == "diverged" for one in cell["candidates"])
-    text = f"{scores[-1]:.3f} after {cell['curve']['steps'][-1]:,} steps" if scores else "no finite output"
+    steps = cell["curve"]["steps"][-1] if scores else 0
+    text = f"score {scores[-1]:.3f} after {steps:,} step{'s' * (steps != 1)}" if scores else "no finite output"
     if diverged:
         text += f", {diverged} of {len(cell['candidates'])} candidates diverged"
-    return f"{text}, {cell['spent']['seconds']:.1f} s"
+    return f"{text}; costs an attacker {cell['spent']['seconds']:.1f} s"

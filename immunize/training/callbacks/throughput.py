@@ -11,9 +11,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 __all__ = ["Throughput"]
 
+REDRAWN = 1.0
+"""Seconds between two states of the line on a terminal."""
+
+CLEAR = "\r\x1b[2K"
+
 
 class Throughput(Callback):
-    """About ten lines a training, on stderr of the first process.
+    """About ten lines a training, on stderr of the first process; between them, on a terminal, one that is rewritten.
 
     Args:
         label: what is being trained.
@@ -24,7 +29,7 @@ class Throughput(Callback):
     def __init__(self, label: str, *, quiet: bool = False, lines: int = 10) -> None:
         self.label, self.quiet, self.lines = label, quiet, lines
         self._images = self._steps = 0
-        self._started = self._seconds = 0.0
+        self._started = self._seconds = self._told_at = 0.0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -40,14 +45,13 @@ class Throughput(Callback):
         sides = batch.values() if isinstance(batch, dict) else [batch]
         self._images += trainer.world_size * sum(len(y) for _, y in sides)
         total, done = int(trainer.estimated_stepping_batches), trainer.global_step
-        if self.quiet or not trainer.is_global_zero or (done % max(1, total // self.lines) and done != total):
+        terminal, kept = sys.stderr.isatty(), done == total or not done % max(1, total // self.lines)
+        if self.quiet or not trainer.is_global_zero or not (kept or (terminal and now - self._told_at >= REDRAWN)):
             return
+        self._told_at = now
         left = self._seconds / self._steps * (total - done)
-        print(
-            f"{self.label}: step {done}/{total}   {self.rate:.0f} images/s   {left:.0f} s left",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"{self.label}: step {done}/{total}   {self.rate:.0f} images/s   {left:.0f} s left"
+        print(CLEAR * terminal + text, end="\n" if kept else "\r", file=sys.stderr, flush=True)
 
     @property
     def rate(self) -> float:
