@@ -10,12 +10,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.commands import ENVIRONMENT, run
+from tests.timing import timed
 
 TINY = ["objective.epochs=3", "probe_steps=20"]
 ENTRY_POINTS = ("train", "evaluate", "attack", "pretrain", "export", "verify")  # others in tests of their own
@@ -49,10 +49,8 @@ def fresh(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.Comple
 
 
 def loaded_by(module: str, *arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], set[str], float]:
-    """Run an entry point; also the heavy packages it imported, and the seconds it took."""
-    started = time.perf_counter()
-    done = fresh("-c", PROBE.format(heavy=HEAVY, module=module), *arguments, cwd=cwd)
-    seconds = time.perf_counter() - started
+    """Run an entry point; also the heavy packages it imported, and the seconds of processor time it took."""
+    done, seconds = timed(lambda: fresh("-c", PROBE.format(heavy=HEAVY, module=module), *arguments, cwd=cwd))
     words = done.stderr.rpartition("loaded:")[2].split()
     return done, set(words), seconds
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from rich.console import Console
 from immunize import forecast
 from immunize.config import config_dir, register
 from tests.commands import ENVIRONMENT
+from tests.timing import timed
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy")
@@ -264,23 +263,15 @@ IMPORT_SECONDS = 1.6
 """Processor time of `import torch` where the forecast's limits are meant, two cores that do nothing else."""
 
 
-def processor_time(command: Callable[[], subprocess.CompletedProcess[str]]) -> float:
-    """Seconds of user and system time of a child process, which has to succeed."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = command()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 @pytest.mark.data
 @pytest.mark.parametrize(("harmful", "limit"), [("mnist", 10), ("housing", 5)])
 def test_forecast_is_quick(harmful: str, limit: float, data_root: Path, tmp_path: Path) -> None:
     # The same processor gives from 1 to 1.7 seconds for a second's work, by what its neighbours do; the import, which
     # is no code of this package, tells which. It is timed on both sides, and a quick machine gets no more than its due.
-    sides = [processor_time(lambda: call(cwd=tmp_path, code="import torch"))]
-    seconds = processor_time(lambda: call(f"harmful={harmful}", f"data_root={data_root}", cwd=tmp_path))
-    sides.append(processor_time(lambda: call(cwd=tmp_path, code="import torch")))
+    sides = [timed(lambda: call(cwd=tmp_path, code="import torch"))[1]]
+    done, seconds = timed(lambda: call(f"harmful={harmful}", f"data_root={data_root}", cwd=tmp_path))
+    assert done.returncode == 0, done.stderr
+    sides.append(timed(lambda: call(cwd=tmp_path, code="import torch"))[1])
     slowness = max(1.0, sum(sides) / len(sides) / IMPORT_SECONDS)
     assert seconds / slowness < limit, f"{seconds:.1f} s, import torch {sides} s"
 

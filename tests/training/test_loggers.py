@@ -156,16 +156,20 @@ class StoredRun:
         return {row[by]: row[key] for row in self.history if key in row}
 
 
+def closed_run(folder: Path) -> StoredRun:
+    """The run in this folder; W&B's service writes the last entry after the run has ended."""
+    for _ in range(100):
+        if (run := StoredRun(folder)).exits:
+            break
+        time.sleep(0.2)
+    return run
+
+
 @pytest.mark.usefixtures("offline")
 def test_offline_wandb_run_stores_everything(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     record = run_tiny(folder, *STEPS, "logger=wandb", "figure=true")
-    run = StoredRun(folder)
-    for _ in range(100):  # W&B's service writes the last entry after the run has ended
-        if run.exits:
-            break
-        time.sleep(0.2)
-        run = StoredRun(folder)
+    run = closed_run(folder)
     assert run.path.parent.name.startswith("offline-run-")
     assert run.exits == [0]
 
@@ -215,7 +219,7 @@ def test_runs_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
             "rir"
         ]
     for name, value in rir.items():
-        run = StoredRun(tmp_path / name)
+        run = closed_run(tmp_path / name)
         assert run.exits == [0]
         assert [row["fit/spectrum/rir"] for row in run.history if "fit/spectrum/rir" in row] == [value]
         assert sorted(run.of("loss")) == list(range(6))
@@ -225,7 +229,7 @@ def test_runs_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
 def test_diverged_wandb_run_is_closed_as_failed(tmp_path: Path) -> None:
     record = run_tiny(tmp_path / "run", "logger=wandb", "log_every=1", *SGD, "objective.learning_rate=1e200")
     assert record["status"] == "diverged"
-    run = StoredRun(tmp_path / "run")
+    run = closed_run(tmp_path / "run")
     assert run.exits == [1]
     assert 0 in run.of("loss")
 
