@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from immunize import evaluate, train
 from immunize.config import config_hash, hash_of_run, resolved
 from immunize.errors import UserError
-from immunize.features import DeepExtractor
+from immunize.features import DeepExtractor, Features, extract
 from immunize.records import CHECKPOINT, read_record
 from immunize.running.deep_fit import TRAINING
 from immunize.running.measuring import Measured, both_features
@@ -81,6 +81,33 @@ def test_same_seed_same_numbers_and_a_cached_trunk_changes_none(
     assert list((tmp_path / "features").glob("*.safetensors"))
     assert not same(tmp_path / "other", whole[0])
     assert other["config_hash"] != whole[1]["config_hash"]
+
+
+@pytest.mark.parametrize("how", ["cache_frozen=true", "cache_frozen=false", "closed_form"])
+def test_theta_0s_features_are_computed_once_for_all_runs_and_change_no_number(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["method=closed_form"] if how == "closed_form" else ["objective.max_steps=1", f"objective.{how}"]
+    kept = f"deep.cache_dir={tmp_path}/features"
+    without = run_tiny_deep(tmp_path / "without", *settings)
+    first = run_tiny_deep(tmp_path / "first", *settings, kept)
+    monkeypatch.setattr("immunize.running.measuring.extract", _counting(passes := []))
+    again = run_tiny_deep(tmp_path / "again", *settings, kept)
+    assert without["metrics"] == first["metrics"] == again["metrics"]
+    assert without["probe_accuracy"] == again["probe_accuracy"]
+    # one a part and role: of the immunized network alone, or none at all where nothing was trained
+    assert passes == ([] if how == "closed_form" else [12] * 4)
+    run_tiny_deep(tmp_path / "other", *settings, kept, "seed=1")  # draws other weights
+    assert passes[-4:] == [12 if how == "closed_form" else 24] * 4
+
+
+def _counting(widths: list[int]) -> Callable[..., Features]:
+    def counted(*arguments: Any, **options: Any) -> Features:
+        found = extract(*arguments, **options)
+        widths.append(found.x.shape[1])
+        return found
+
+    return counted
 
 
 @pytest.mark.parametrize("method", ["none", "well_only", "ill_only", "imma", "opt_kappa", "closed_form"])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from immunize.evaluation.numbers import RATIOS, ratio_numbers
 from immunize.evaluation.resampling import Interval, bootstrap_counts, generator, log_interval
+from immunize.remembering import remembered
 from immunize.spectrum import (
     DEFAULT_RHO,
     ESTIMATORS,
@@ -103,11 +104,7 @@ class BlockGrams:
         Raises:
             ValueError: no rows, or features that are not finite.
         """
-        if counts is None:
-            total = self.blocks.sum(0)
-        else:
-            total = torch.tensordot(counts.to(self.blocks), self.blocks[: len(counts)], 1)
-        return spectrum_of_gram(total.cpu(), self.n_samples)
+        return _spectrum(self.blocks, self.n_samples, counts)
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,12 @@ def pooled_ratios(
     ]
     theta, theta_0 = (pretrain, harmful), (pretrain_baseline, harmful_baseline)
     exact = (*_spectra(theta), *_spectra(theta_0))
-    resampled = [(*_spectra(theta, p, h), *_spectra(theta_0, p, h)) for p, h in zip(*counts, strict=True)]
+    p, h, p_0, h_0 = (
+        _resampled(side.blocks, side.n_samples, drawn)
+        for two in (theta, theta_0)
+        for side, drawn in zip(two, counts, strict=True)
+    )
+    resampled = list(zip(p, h, p_0, h_0, strict=True))
     found: dict[Estimator, PooledRatio] = {}
     for estimator in ESTIMATORS:
         ratio = immunization_ratio(*exact, estimator=estimator, rho=rho)
@@ -213,8 +215,17 @@ def _batches_of(x: Tensor) -> Iterator[Tensor]:
     return (x[start : start + size] for start in range(0, len(x), size))
 
 
-def _spectra(
-    sums: tuple[BlockGrams, BlockGrams], pretrain: Tensor | None = None, harmful: Tensor | None = None
-) -> tuple[Spectrum, Spectrum]:
-    """Of D_P and D_H under one extractor, of all rows or of a resample."""
-    return sums[0].spectrum(pretrain), sums[1].spectrum(harmful)
+def _spectra(sums: tuple[BlockGrams, BlockGrams]) -> tuple[Spectrum, Spectrum]:
+    """Of D_P and D_H under one extractor."""
+    return sums[0].spectrum(), sums[1].spectrum()
+
+
+@remembered(16)  # θ_0's, while a sweep runs other methods with the same seed
+def _resampled(blocks: Tensor, n_samples: int, counts: Tensor) -> list[Spectrum]:
+    """Of every resample, a row (m,) of `counts`."""
+    return [_spectrum(blocks, n_samples, one) for one in counts]
+
+
+def _spectrum(blocks: Tensor, n_samples: int, counts: Tensor | None) -> Spectrum:
+    total = blocks.sum(0) if counts is None else torch.tensordot(counts.to(blocks), blocks[: len(counts)], 1)
+    return spectrum_of_gram(total.cpu(), n_samples)

@@ -7,7 +7,7 @@ from immunize.features.linear import LinearExtractor, SpectralView
 from immunize.features.lora import add_lora, merge_lora
 from immunize.features.precondition import PRECONDITIONS, Precondition, preconditioned_linear
 from immunize.features.released import Released, released_network
-from immunize.features.store import Features
+from immunize.features.store import Features, Place, place_in
 from immunize.features.weights import build_network, load_weights, save_weights, state_digest
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "DeepExtractor",
     "Features",
     "LinearExtractor",
+    "Place",
     "Precondition",
     "Released",
     "SpectralView",
@@ -26,6 +27,7 @@ __all__ = [
     "extract",
     "load_weights",
     "merge_lora",
+    "place_in",
     "preconditioned_linear",
     "released_features",
     "released_network",

@@ -10,7 +10,6 @@ Shapes: N samples, D features, h (N, ...).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from immunize.errors import UserError
-from immunize.features.store import Features, key_text, load_features, save_features
+from immunize.features.store import Features, place_in
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -71,18 +70,12 @@ def extract(
         RuntimeError: one sample alone does not fit into the memory.
     """
     device = torch.device(device) if device is not None else _device_of(function)
-    path, text = None, ""
-    if cache_dir is not None:
-        if not key:
-            raise ValueError("a cache needs a key that says what the array depends on")
-        text = key_text(key, dtype, device, batch_size)
-        path = cache_dir / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
-        if (found := load_features(path, text)) is not None:
-            return found
-    loader = _loader(dataset, batch_size, workers)
-    features = _compute(function, loader, dtype, device)
-    if path is not None:
-        save_features(path, text, features)
+    place = None if cache_dir is None else place_in(cache_dir, key or {}, dtype, device, batch_size)
+    if place is not None and (found := place.load()) is not None:
+        return found
+    features = _compute(function, _loader(dataset, batch_size, workers), dtype, device)
+    if place is not None:
+        place.save(features)
     return features
 
 

@@ -6,6 +6,7 @@ Shapes: N samples.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Features", "key_text", "load_features", "save_features"]
+__all__ = ["Features", "Place", "place_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,19 +29,63 @@ class Features(NamedTuple):
     y: Tensor
 
 
-def key_text(key: Mapping[str, Any], dtype: torch.dtype, device: torch.device, batch_size: int) -> str:
-    """The whole key as text. The batch size and the kind of device are in it: they change the rounding.
+class Place(NamedTuple):
+    """Where one array is kept: the file, and the whole key as text, which the file holds too."""
+
+    path: Path
+    text: str
+
+    def load(self) -> Features | None:
+        """What the file holds if it belongs to this key; None if it does not, is not there, or cannot be read."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.path, "pt") as file:
+                if (file.metadata() or {}).get("key") != self.text:
+                    return None
+                return Features(file.get_tensor("x"), file.get_tensor("y"))
+        except FileNotFoundError:
+            return None
+        except (SafetensorError, OSError) as error:
+            logger.warning("%s cannot be read (%s) and is made anew", self.path, error)
+            return None
+
+    def save(self, features: Features) -> None:
+        """Write the file whole or not at all; where that cannot be done (a full disk) the run goes on without."""
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(features._asdict(), partial, metadata={"key": self.text})
+            os.replace(partial, self.path)
+        except (OSError, SafetensorError) as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            logger.warning("features could not be kept in %s: %s", self.path.parent, error)
+
+
+def place_in(
+    cache_dir: Path, key: Mapping[str, Any], dtype: torch.dtype, device: torch.device, batch_size: int
+) -> Place:
+    """The place of an array. The batch size and the kind of device are in its key: they change the rounding.
 
     Args:
+        cache_dir: the folder.
         key: what the caller knows; text, numbers, and lists and dictionaries of them.
         dtype: of the array.
         device: where it is computed.
         batch_size: B.
 
     Raises:
+        ValueError: an empty key.
         TypeError: a key of other things.
     """
     from importlib.metadata import version
+
+    if not key:
+        raise ValueError("a cache needs a key that says what the array depends on")
 
     known = {
         "dtype": str(dtype),
@@ -48,36 +93,5 @@ def key_text(key: Mapping[str, Any], dtype: torch.dtype, device: torch.device, b
         "batch_size": batch_size,
         "versions": {package: version(package) for package in ("torch", "torchvision", "timm", "pillow")},
     }
-    return json.dumps({"array": known, "of": dict(key)}, sort_keys=True)
-
-
-def load_features(path: Path, text: str) -> Features | None:
-    """What the file holds if it belongs to this key; None if it does not, is not there, or cannot be read."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            if (file.metadata() or {}).get("key") != text:
-                return None
-            return Features(file.get_tensor("x"), file.get_tensor("y"))
-    except FileNotFoundError:
-        return None
-    except (SafetensorError, OSError) as error:
-        logger.warning("%s cannot be read (%s) and is made anew", path, error)
-        return None
-
-
-def save_features(path: Path, text: str, features: Features) -> None:
-    """Write the file whole or not at all; where that cannot be done (a full disk) the run goes on without."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(features._asdict(), partial, metadata={"key": text})
-        os.replace(partial, path)
-    except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        logger.warning("features could not be kept in %s: %s", path.parent, error)
+    text = json.dumps({"array": known, "of": dict(key)}, sort_keys=True)
+    return Place(cache_dir / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors", text)

@@ -21,7 +21,16 @@ from immunize.objective import Head
 from immunize.records import CHECKPOINT
 from immunize.running.deep_assembling import build_pair, evaluation_settings, method_of
 from immunize.running.experiment import threads
-from immunize.running.measuring import Measured, accuracy, both_features, by_set, head_of, measured_sets, unusable
+from immunize.running.measuring import (
+    Measured,
+    accuracy,
+    both_features,
+    by_set,
+    fingerprints,
+    head_of,
+    measured_sets,
+    unusable,
+)
 from immunize.spectrum import ZeroMatrixError
 
 __all__ = ["MANY_FEATURES", "cached_sets", "evaluated", "mapped", "recomputed"]
@@ -139,6 +148,7 @@ def recomputed(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[st
             _check_frozen(net.network, state, {name for name, _ in _trained(net)}, path)
         sets: dict[str, dict[Any, Any]] = dict(measured_sets(pair, cfg.selection).items())
         cached = bool(cfg.objective.cache_frozen) and objective.trains
+        images = fingerprints(sets)
         if cached:
             sets = cached_sets(cfg, net, sets)
         if appended is None:
@@ -146,7 +156,8 @@ def recomputed(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[st
             net.load_full_state_dict(state, str(path))
         shares = int(record["training"]["fit"].get("processes") or 1)
         device = _device(cfg, record) if objective.trains else torch.device("cpu")
-        features = both_features(net, reference, sets, cfg, device, cached=cached, shares=shares)
+        trained = net if appended is None else None
+        features = both_features(trained, reference, sets, cfg, device, images=images, cached=cached, shares=shares)
         assert features is not None  # this is the only process
         after = head_of(net) if appended is None else mapped(features, appended)
         steps = record["training"]["fit"]["steps"]

@@ -34,7 +34,7 @@ from immunize.running.deep_assembling import build_deep_module, build_pair, meth
 from immunize.running.deep_evaluation import MANY_FEATURES, cached_sets, evaluated, mapped
 from immunize.running.deep_fit import TRAINING, DeepFit, train
 from immunize.running.experiment import threads
-from immunize.running.measuring import Measured, both_features, by_set, head_of, measured_sets
+from immunize.running.measuring import Measured, both_features, by_set, fingerprints, head_of, measured_sets
 from immunize.running.recording import flat_metrics, new_record
 from immunize.training.loggers import close_loggers
 
@@ -77,6 +77,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
         reference = net.reference()
         objective = method_of(cfg, net, pair.n_classes("harmful"))
         sets = measured_sets(pair, cfg.selection)
+        images = fingerprints(sets)
         cached = bool(cfg.objective.cache_frozen) and objective.trains
         if cached:
             if cfg.objective.augment:
@@ -104,7 +105,8 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
         if fit.status == "finished":
             started = time.perf_counter()
             say("measuring: features of all images")
-            features = both_features(net, reference, sets, cfg, fit.device, cached=cached)
+            trained = net if objective.trains else None
+            features = both_features(trained, reference, sets, cfg, fit.device, images=images, cached=cached)
             if features is not None:  # the first process
                 after = head_of(net)
                 if not objective.trains:

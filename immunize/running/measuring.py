@@ -1,6 +1,7 @@
 """Features of θ_0 and of the immunized network on every image that is measured, one pass of the trunk for both.
 
-Where several processes share a run, each computes its share of the images, and the first one gets them all.
+Those of θ_0 are the same in every run of a sweep and are kept in `deep.cache_dir`. Where several processes share a run,
+each computes its share of the images, and the first one gets them all.
 
 Shapes: N samples, D features.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +20,26 @@ from torch.utils.data import Dataset, Subset
 
 from immunize.data import ROLES, Role
 from immunize.data.images import ImagePair
-from immunize.features import DeepExtractor, Features, extract
+from immunize.features import DeepExtractor, Features, Place, extract, place_in
 from immunize.objective import Head, world_size
 
-__all__ = ["Measured", "accuracy", "both_features", "by_set", "head_of", "measured_sets", "unusable"]
+__all__ = [
+    "Fingerprints",
+    "Measured",
+    "accuracy",
+    "both_features",
+    "by_set",
+    "fingerprints",
+    "head_of",
+    "measured_sets",
+    "unusable",
+]
 
 Measured = dict[str, dict[str, dict[str, tuple[Tensor, Tensor]]]]
 """which ("immunized", "theta_0") -> part ("fit", "held_out") -> role -> (x (N, D), y (N,))."""
+
+Fingerprints = dict[str, dict[str, str]]
+"""part -> role -> what tells the images and their transform from others."""
 
 
 def measured_sets(pair: ImagePair, selection: str | None) -> dict[str, dict[Role, Dataset[Any]]]:
@@ -43,43 +58,53 @@ def measured_sets(pair: ImagePair, selection: str | None) -> dict[str, dict[Role
     return sets
 
 
+def fingerprints(sets: dict[str, dict[Role, Any]]) -> Fingerprints:
+    """Of the images of `measured_sets`, before trunk outputs take their place."""
+    return {part: {role: images.fingerprint for role, images in roles.items()} for part, roles in sets.items()}
+
+
 def both_features(
-    net: DeepExtractor,
+    net: DeepExtractor | None,
     reference: DeepExtractor,
     sets: dict[str, dict[Role, Dataset[Any]]],
     cfg: DictConfig,
     device: torch.device,
     *,
+    images: Fingerprints,
     cached: bool,
     shares: int = 1,
 ) -> Measured | None:
     """Features of both networks on the same images; None in every process but the first.
 
     Args:
-        net: the immunized network.
+        net: the immunized network; None where nothing was trained: θ_0's features then stand for its own.
         reference: θ_0, with the same trunk.
         sets: part -> role -> a data set of images, or of trunk outputs.
         cfg: the composed configuration.
         device: where to compute.
+        images: fingerprints of the images in `sets`.
         cached: the sets hold trunk outputs.
         shares: how many processes a single one is to stand for, share after share: other batches round differently.
     """
-    net.to(device)
     reference.to(device)
-    d = net.n_features
-
-    def both(x: Tensor) -> Tensor:
-        h = x if cached else net.trunk(x.to(net.dtype))
-        return torch.cat([net.features(h), reference.features(h)], dim=1)
-
+    moved = [] if net is None else [net.to(device)]
+    facts = {"trunk": "kept" if cached else "computed", **reference.cache_facts()}
     out: Measured = {"immunized": {}, "theta_0": {}}
     for part, roles in sets.items():
-        for role, images in roles.items():
-            found = _shared(both, images, cfg, device, shares)
+        for role, rows in roles.items():
+            place = _place(cfg, {"images": images[part][role], **facts}, device, shares)
+            known = None if place is None else place.load()
+            wanted = [*moved, *([reference] if known is None else [])]
+            found = _shared(_side_by_side(wanted, cached=cached), rows, cfg, device, shares) if wanted else known
             if found is None:
                 continue
-            out["immunized"].setdefault(part, {})[role] = (found.x[:, :d], found.y)
-            out["theta_0"].setdefault(part, {})[role] = (found.x[:, d:], found.y)
+            each = torch.split(found.x, reference.n_features, dim=1)
+            if known is None:
+                known = Features(each[-1].contiguous(), found.y)
+                if place is not None:
+                    place.save(known)
+            out["immunized"].setdefault(part, {})[role] = (each[0].contiguous(), found.y)
+            out["theta_0"].setdefault(part, {})[role] = (known.x, known.y)
     return out if out["immunized"] else None
 
 
@@ -138,6 +163,24 @@ def _of_labels(rows: tuple[Tensor, Tensor], first: int, classes: int) -> tuple[T
     x, y = rows
     mine = (y >= first) & (y < first + classes)
     return x[mine], y[mine] - first
+
+
+def _place(cfg: DictConfig, key: dict[str, Any], device: torch.device, shares: int) -> Place | None:
+    """Where θ_0's features are kept; None where nothing is, or where several processes share the images."""
+    if cfg.deep.cache_dir is None or world_size() > 1 or shares > 1:
+        return None
+    return place_in(Path(cfg.deep.cache_dir).expanduser(), key, torch.float32, device, cfg.deep.batch_size)
+
+
+def _side_by_side(networks: list[DeepExtractor], *, cached: bool) -> Callable[[Tensor], Tensor]:
+    """Images, or trunk outputs, → the features of each network (B, D), one beside the other; they share the trunk."""
+    first = networks[0]
+
+    def features(x: Tensor) -> Tensor:
+        h = x if cached else first.trunk(x.to(first.dtype))
+        return torch.cat([network.features(h) for network in networks], dim=1)
+
+    return features
 
 
 def _shared(

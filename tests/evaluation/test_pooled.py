@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from immunize.evaluation.pooled import CHUNK, BlockGrams, PooledRatio, block_grams, blocks_for, gram, pooled_ratios
-from immunize.spectrum import ESTIMATORS, Estimator
+from immunize.spectrum import ESTIMATORS, Estimator, Spectrum, spectrum_of_gram
 from tests import reference as ref
 
 RHO = 0.01
@@ -188,6 +188,23 @@ def test_an_extractor_that_changes_nothing_is_known_exactly() -> None:
     for found in ratios((x_p, x_h, x_p, x_h), replicates=20).values():
         assert found.ratio.rir == 1
         assert found.intervals["rir"] == (1, 1)
+
+
+def test_resamples_of_theta_0_are_decomposed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_p, x_h = ref.gaussian(90, D, seed=31), ref.gaussian(80, D, seed=32)
+    decomposed: list[int] = []
+
+    def counted(gram: torch.Tensor, n_samples: int) -> Spectrum:
+        decomposed.append(n_samples)
+        return spectrum_of_gram(gram, n_samples)
+
+    monkeypatch.setattr("immunize.evaluation.pooled.spectrum_of_gram", counted)
+    first = ratios((x_p @ ref.extractor(D, 33), x_h, x_p, x_h), replicates=5)
+    assert len(decomposed) == 4 + 3 * 5  # θ_I's D_H is θ_0's here
+    second = ratios((x_p, x_h @ ref.extractor(D, 34), x_p, x_h), replicates=5)
+    assert len(decomposed) == 2 * 4 + 4 * 5
+    assert first["spectrum"].intervals["ratio_harmful"] == (1, 1)
+    assert second["spectrum"].intervals["ratio_pretrain"] == (1, 1)
 
 
 def test_fewer_rows_than_blocks() -> None:
