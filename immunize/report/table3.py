@@ -35,8 +35,8 @@ def table3_tables(settings: Sequence[Setting], published: Sequence[DeepPublished
         published: from :func:`immunize.report.table3_published.read_deep_published`.
     """
     return [
-        _ratios(settings, "metrics_groups", "spectrum", [*_wins(settings), *completeness(settings)]),
-        _ratios(settings, "metrics", "spectrum", _gaps(settings)),
+        _ratios(settings, "metrics_groups", "spectrum", [*_wins(settings, "metrics_groups"), *completeness(settings)]),
+        _ratios(settings, "metrics", "spectrum", [*_wins(settings, "metrics"), *_gaps(settings)]),
         _comparison(settings, published),
         *(_ratios(settings, kind, "ridge", [_ridge_note(settings)]) for kind in KINDS),
         _verdicts(settings),
@@ -206,11 +206,11 @@ def _interval(one: Setting, method: str, kind: str, estimator: str) -> str:
     return f"{short(low)} to {short(high)}"
 
 
-def _wins(settings: Sequence[Setting]) -> list[str]:
-    """In how many seeds `ours` has a larger held-out RIR than each other method."""
+def _wins(settings: Sequence[Setting], kind: str) -> list[str]:
+    """In how many seeds `ours` has a larger held-out RIR than each other method, by a key of `KINDS`."""
     notes = []
     for one in settings:
-        rir = {m: {r["seed"]: _rir(r) for r in one.runs.of_method(m)} for m in one.runs.methods}
+        rir = {m: {r["seed"]: _rir(r, kind) for r in one.runs.of_method(m)} for m in one.runs.methods}
         ours = rir.pop("ours", {})
         counts = []
         for method, of in rir.items():
@@ -224,8 +224,8 @@ def _wins(settings: Sequence[Setting]) -> list[str]:
     return notes
 
 
-def _rir(record: dict[str, object]) -> float:
-    value = record["metrics_groups"]["held_out"]["spectrum"]["rir"]  # type: ignore[index]
+def _rir(record: dict[str, object], kind: str) -> float:
+    value = record[kind]["held_out"]["spectrum"]["rir"]  # type: ignore[index]
     return math.inf if value is None else float(value)
 
 
