@@ -1,8 +1,9 @@
 """T4: what all attackers who move the weights have in common; which weights, each file says for itself.
 
 A new linear head behind the features and the weights that move are trained together on cross-entropy. The head starts
-at zero, on features divided by σ_1(X)/√N as everywhere in the grid. The attacker races: every learning rate runs the
-first fifth of the steps, the best by validation then starts again with a cosine schedule over all of them.
+from a linear probe (:mod:`immunize.evaluation.attacks.starting`), or at zero, on features divided by σ_1(X)/√N as
+everywhere in the grid. The attacker races: every learning rate runs the first fifth of the steps, the best by
+validation then starts again with a cosine schedule over all of them.
 
 Measuring costs more than training here: a candidate is looked at four times a decade, on so many images drawn at random
 from the validation rows and from the test rows, the same for every extractor.
@@ -12,6 +13,7 @@ Shapes: N images, B batch, D features, C classes.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -28,7 +30,9 @@ from immunize.evaluation.attacks.logistic import feature_scale
 from immunize.evaluation.attacks.network import Inputs, Network, Numbers, flops_of
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome, Rows, Task
 from immunize.evaluation.attacks.racing import Optimizer, Run, batches
+from immunize.evaluation.attacks.ridge import Ridge
 from immunize.evaluation.attacks.scoring import Meter
+from immunize.evaluation.attacks.starting import probed_head
 
 __all__ = ["FineTuning"]
 
@@ -49,6 +53,7 @@ class FineTuning(Attack):
         optimizer: takes groups of parameters.
         learning_rates: the grid, of the network's weights.
         head_multiplier: the new head's rate over that of the weights.
+        probe: what the new head starts from; None starts it at zero.
         steps: most of one candidate; the budget may allow fewer.
         batch_size: B; all images where there are fewer.
         measured: most validation images, and most test images, that a candidate is measured on.
@@ -61,6 +66,7 @@ class FineTuning(Attack):
     optimizer: Optimizer
     learning_rates: tuple[float, ...]
     head_multiplier: float = 10.0
+    probe: Ridge | None = None
     steps: int = 200
     batch_size: int = 64
     measured: int = 1000
@@ -120,6 +126,11 @@ class _Task:
         self.n_features, self.n_classes = data.n_features, data.n_classes
         self.scale = feature_scale(data.train.x)
         self.inputs, self.setup = attack.inputs(network)
+        if attack.probe is None:
+            self.head = new_head("linear", self.n_features, self.n_classes, 0, seed)
+        else:
+            self.head, cost = probed_head(data, attack.probe, self.scale)
+            self.setup += cost
         self.y = torch.from_numpy(data.train.y.astype(np.int64))
         self.batch = min(attack.batch_size, len(data.train))
         rng = np.random.default_rng(seed)
@@ -133,8 +144,7 @@ class _Task:
     def module(self, variant: Hashable) -> nn.Module:
         """What is trained and a new head, of a known size."""
         moved = self.attack.module(self.network, variant, self.seed)
-        head = new_head("linear", self.n_features, self.n_classes, 0, self.seed)
-        return nn.Sequential(moved, _Scaled(self.scale), head).to(self.network.device)
+        return nn.Sequential(moved, _Scaled(self.scale), copy.deepcopy(self.head)).to(self.network.device)
 
     def loss(self, module: nn.Module, rows: Numbers) -> Tensor:
         """Cross-entropy of some training rows."""
@@ -145,6 +155,7 @@ class _Task:
         """Of one step, forward and backward."""
         if variant not in self._costs:
             module, rows = self.module(variant), np.arange(self.batch)
+            self.inputs.at(self.network.train[rows])  # the first time may compute all of them, which is no step's cost
             self._costs[variant] = flops_of(lambda: self.loss(module, rows).backward())  # type: ignore[no-untyped-call]
         return self._costs[variant]
 

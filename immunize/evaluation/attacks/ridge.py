@@ -8,14 +8,15 @@ features of condition number κ, directions below √(λ/σ_1²) are lost.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.coordinates import principal
+from immunize.evaluation.attacks.coordinates import Principal, principal
 from immunize.evaluation.attacks.curves import Cost
-from immunize.evaluation.attacks.protocol import Attack, AttackData, Budget, Outcome
+from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.scoring import Meter
 
 __all__ = ["Ridge"]
@@ -47,14 +48,31 @@ class Ridge(Attack):
         long, short = max(n, d), min(n, d)
         flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * n * d * data.n_outputs
         once = Cost(1, axes.seconds, n, flops)
-        shrunk = [axes.sigma / (axes.sigma**2 + penalty * axes.sigma[0] ** 2) for penalty in self.penalties]
-        weights = np.hstack([one[:, None] * seen.targets for one in shrunk])  # one product for the whole grid
+        weights = np.hstack([_solution(seen, penalty) for penalty in self.penalties])  # one product for the whole grid
         measured = seen.data.validation.x, seen.data.test.x
         with np.errstate(all="ignore"):
-            outputs = [np.hsplit(x @ weights, len(shrunk)) for x in measured]
+            outputs = [np.hsplit(x @ weights, len(self.penalties)) for x in measured]
         traces = []
         for at, penalty in enumerate(self.penalties):
             meter = Meter(seen.data, f"λ {penalty:g}·σ₁²", once)
             meter.note(1, lambda at=at: [of_rows[at] + seen.offset for of_rows in outputs])  # type: ignore[misc]
             traces.append(meter.trace())
         return Outcome(tuple(traces))
+
+    def fitted(self, data: AttackData) -> tuple[Array, Array, Cost]:
+        """The solution that the validation rows choose, and what it cost; of equals the larger penalty.
+
+        Returns:
+            W (D, C), b (C,) for the features as they come, and the cost.
+        """
+        seen, traces = principal(data, centred=True), self.run(data, Budget(1), 0).traces
+        scores = [max((point.validation for point in trace.points), default=-math.inf) for trace in traces]
+        _, penalty = max(zip(scores, self.penalties, strict=True))
+        weights = seen.axes.basis @ _solution(seen, penalty)
+        return weights, seen.offset - seen.axes.mean @ weights, traces[0].spent
+
+
+def _solution(seen: Principal, penalty: float) -> Array:
+    """V's coordinates of W(λ), (k, C)."""
+    sigma = seen.axes.sigma
+    return np.asarray((sigma / (sigma**2 + penalty * sigma[0] ** 2))[:, None] * seen.targets)

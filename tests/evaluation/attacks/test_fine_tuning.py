@@ -21,9 +21,12 @@ from immunize.evaluation.attacks import (
     Lora,
     Network,
     Outcome,
+    Ridge,
     Rows,
     attack_all,
 )
+from immunize.evaluation.attacks.curves import best_so_far
+from immunize.evaluation.attacks.starting import probed_head
 from immunize.features import DeepExtractor, Released
 
 N, C = 120, 2
@@ -163,6 +166,39 @@ def test_budget_in_steps_and_in_flops_is_kept() -> None:
 def test_trunk_is_paid_for_once_and_is_no_step() -> None:
     points = ATTACKS["last_block"].run(task(), Budget(10), 0).traces[0].points
     assert points[0].cost.samples == 60 + 16 * points[0].cost.steps
+
+
+PROBE = Ridge(tier="T2", penalties=(1.0, 1e-2, 1e-4))
+STILL = SMALL | {"learning_rates": (1e-9,), "batch_statistics": False, "measured": N, "probe": PROBE}
+"""Rates so small that nothing moves."""
+
+
+@pytest.mark.parametrize("kind", [LastBlock, FullFinetune])
+def test_fine_tuning_starts_from_the_probe_and_pays_for_it(kind: type[FullFinetune]) -> None:
+    data = task()
+    probe = best_so_far([(trace.label, trace.points) for trace in PROBE.run(data, Budget(1), 0).traces]).best
+    assert probe is not None
+    assert probe.test > np.bincount(data.test.y).max() / len(data.test)
+    first = kind(**STILL).run(data, Budget(5), 0).traces[0].points[0]
+    assert (first.validation, first.test) == (probe.validation, probe.test)
+    assert first.cost.steps == probe.cost.steps + 1
+    assert first.cost.flops > probe.cost.flops
+    at_zero = kind(**STILL | {"probe": None}).run(data, Budget(5), 0).traces[0].points[0]
+    assert at_zero.cost.flops == pytest.approx(first.cost.flops - probe.cost.flops, rel=1e-6)
+
+
+def test_the_probe_becomes_logits_of_its_own_classes() -> None:
+    data = task()
+    head, _ = probed_head(data, PROBE, scale := 3.0)
+    weight, bias, _ = PROBE.fitted(data)
+    outputs = torch.from_numpy(data.validation.x @ weight + bias)
+    with torch.no_grad():
+        logits = head.double()(torch.from_numpy(data.validation.x / scale))
+    sharp = logits / outputs
+    torch.testing.assert_close(sharp, torch.full_like(sharp, float(sharp.median())), rtol=1e-4, atol=0)
+    labels = torch.from_numpy(data.validation.y)
+    loss = [float(nn.functional.cross_entropy(times * logits, labels)) for times in (0.5, 1.0, 2.0)]
+    assert min(loss) == loss[1]
 
 
 def test_rate_that_diverges_is_reported_and_does_not_win() -> None:
