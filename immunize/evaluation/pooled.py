@@ -220,7 +220,7 @@ def _spectra(sums: tuple[BlockGrams, BlockGrams]) -> tuple[Spectrum, Spectrum]:
     return sums[0].spectrum(), sums[1].spectrum()
 
 
-@remembered(16)  # θ_0's, while a sweep runs other methods with the same seed
+@remembered(64)  # θ_0's with three seeds, while a sweep runs other methods: eight a run, half a megabyte each
 def _resampled(blocks: Tensor, n_samples: int, counts: Tensor) -> list[Spectrum]:
     """Of every resample, a row (m,) of `counts`."""
     return [_spectrum(blocks, n_samples, one) for one in counts]

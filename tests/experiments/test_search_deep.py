@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from experiments import search_deep
 from immunize.errors import UserError
+from immunize.sweeping.plan import jobs_of
 
 
 def record(
@@ -128,3 +131,24 @@ def test_arguments_are_needed(lacking: str) -> None:
 def test_unknown_search() -> None:
     with pytest.raises(UserError, match="search_table3_digits"):
         search_deep.run(["experiment=search_mnist", "runs=runs", "out=out"])
+
+
+@pytest.mark.parametrize("name", ["search_table3_small"])
+def test_the_table_runs_with_what_its_search_chose(name: str) -> None:
+    with (Path("experiments") / name / "results.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["chosen"] == "true"]
+    axes = {axis: rows[0][axis] for axis in ("model", "harmful")}  # one that the table does not vary has one value
+    found = {(row["model"], row["harmful"], row["method"]): float(row[PLACE[row["method"]]]) for row in rows}
+    preset = OmegaConf.load(f"conf/experiment/{name.removeprefix('search_')}.yaml")
+    sweep = OmegaConf.to_container(preset.hydra.sweeper)
+    assert isinstance(sweep, dict)
+    jobs = [dict(line.split("=", 1) for line in job) for job in jobs_of(sweep["params"], sweep["grids"], [])]
+    table = {
+        (*(job.get(axis, only) for axis, only in axes.items()), job["method"]): float(job[PLACE[job["method"]]])
+        for job in jobs
+        if job["method"] != "none"
+    }
+    assert table == found
+
+
+PLACE = defaultdict(lambda: "objective.learning_rate", closed_form="method.budget")
