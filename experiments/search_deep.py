@@ -189,7 +189,7 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
         if trial.accuracy is not None:
             found = (trial.rir, trial.ratio_harmful, trial.ratio_pretrain)
             numbers = ["–" if value is None else f"{value:.3g}" for value in found]
-            numbers += [f"{-trial.drop:+.2f}", f"{trial.probe:.3g}"]
+            numbers += [f"{0 - trial.drop:+.2f}", f"{trial.probe:.3g}"]
         lines.append(
             f"| {model} | {harmful} | `{method}` | {SETTINGS[trial.setting]} in {{{grid}}} | {trial.value:g} | "
             f"{' | '.join(numbers)} | {lost} of {len(of)} |"
