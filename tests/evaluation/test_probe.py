@@ -32,8 +32,9 @@ def both(condition: float, rank: int, steps: int, seed: int = 0, n: int = 30) ->
 def test_curve_is_that_of_the_naive_simulation(condition: float, rank: int, steps: int, seed: int) -> None:
     fast, naive = both(condition, rank, steps, seed)
     assert fast[0] == naive[0] == 1
-    # Below this the naive w_t - w* is a difference of equal digits: it has lost what 1e-9 would need.
-    trusted = naive > 1e-9
+    # The naive w_t - w* is a difference: below this its rounding, a few eps of w*, is more than 1e-9 of what is left of it
+    # on some processors.
+    trusted = naive > 1e-7
     assert trusted.sum() >= 5
     assert np.abs(fast[trusted[: len(fast)]] / naive[trusted] - 1).max() < 1e-9
 
