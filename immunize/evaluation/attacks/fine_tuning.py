@@ -55,6 +55,8 @@ class FineTuning(Attack):
         head_multiplier: the new head's rate over that of the weights.
         probe: what the new head starts from; None starts it at zero.
         steps: most of one candidate; the budget may allow fewer.
+        flops: most of all candidates together, in place of the budget's: an image's pass through a network costs a
+            hundred to a thousand times that of its features through a head. None keeps the budget's.
         batch_size: B; all images where there are fewer.
         measured: most validation images, and most test images, that a candidate is measured on.
         batch_statistics: BatchNorm uses the statistics of the batch, and dropout is on, as in ordinary training.
@@ -68,6 +70,7 @@ class FineTuning(Attack):
     head_multiplier: float = 10.0
     probe: Ridge | None = None
     steps: int = 200
+    flops: float | None = None
     batch_size: int = 64
     measured: int = 1000
     batch_statistics: bool = True
@@ -80,6 +83,8 @@ class FineTuning(Attack):
             raise UserError("the grid of learning rates has to hold at least one number, and positive ones")
         if self.steps < 1 or self.batch_size < 2 or self.measured < 1:
             raise UserError("steps and measured have to be 1 or more, batch_size 2 or more")
+        if self.flops is not None and not self.flops > 0:
+            raise UserError(f"flops={self.flops:g}: a budget has to be positive; null is that of attack.budget")
 
     @abstractmethod
     def module(self, network: Network, variant: Hashable, seed: int) -> nn.Module:
@@ -106,7 +111,8 @@ class FineTuning(Attack):
         variants, rates = self.variants(), sorted(self.learning_rates)
         middle = variants[len(variants) // 2]
         weight = len(variants) + len(rates) / FIRST_LAP
-        steps = min(self.steps, budget.affordable(max(task.flops(variant) for variant in variants), weight))
+        allowed = budget if self.flops is None else Budget(budget.steps, self.flops)
+        steps = min(self.steps, allowed.affordable(max(task.flops(variant) for variant in variants), weight))
         lap = max(1, steps // FIRST_LAP)
         runs = [_Run(task, middle, rate) for rate in rates]
         for run in runs:

@@ -161,6 +161,9 @@ def test_budget_in_steps_and_in_flops_is_kept() -> None:
     spent = sum(trace.spent.flops for trace in whole.traces)
     less = attack.run(task(), Budget(40, spent / 2), 0)
     assert 0 < sum(trace.spent.flops for trace in less.traces) <= spent / 2
+    own = Lora(ranks=(1, 4), alpha=2.0, **SMALL | {"flops": spent / 2}).run(task(), Budget(40, 1.0), 0)
+    assert [trace.spent for trace in own.traces] != [trace.spent for trace in whole.traces]
+    assert [trace.spent.steps for trace in own.traces] == [trace.spent.steps for trace in less.traces]
 
 
 def test_trunk_is_paid_for_once_and_is_no_step() -> None:
@@ -273,6 +276,7 @@ def test_images_that_are_too_many_for_the_memory_are_computed_when_asked_for(mon
         (lambda: FullFinetune(**SMALL | {"learning_rates": ()}), "learning rates"),
         (lambda: LastBlock(**SMALL | {"steps": 0}), "steps"),
         (lambda: LastBlock(**SMALL | {"batch_size": 1}), "batch_size"),
+        (lambda: LastBlock(**SMALL | {"flops": 0.0}), "flops=0"),
     ],
 )
 def test_bad_settings_are_refused(make, words: str) -> None:
