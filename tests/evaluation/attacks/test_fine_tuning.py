@@ -162,7 +162,6 @@ def test_budget_in_steps_and_in_flops_is_kept() -> None:
     less = attack.run(task(), Budget(40, spent / 2), 0)
     assert 0 < sum(trace.spent.flops for trace in less.traces) <= spent / 2
     own = Lora(ranks=(1, 4), alpha=2.0, **SMALL | {"flops": spent / 2}).run(task(), Budget(40, 1.0), 0)
-    assert [trace.spent for trace in own.traces] != [trace.spent for trace in whole.traces]
     assert [trace.spent.steps for trace in own.traces] == [trace.spent.steps for trace in less.traces]
 
 
