@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import normalize
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
@@ -81,8 +82,14 @@ def _traces(rows: AttackData, ks: list[int], metric: str, name: str, flops: floa
 
 
 def _nearest(train: Array, asked: Array, k: int, metric: str) -> Numbers:
-    """(M, k) numbers of training rows, the nearest first."""
-    search = NearestNeighbors(n_neighbors=k, metric=metric, algorithm="brute").fit(train)
+    """(M, k) numbers of training rows, the nearest first.
+
+    Of rows of length 1 the largest cosine is the smallest distance, which scikit-learn finds without keeping them all;
+    a row of zeros counts as one of cosine ½.
+    """
+    if metric == "cosine":
+        train, asked = normalize(train), normalize(asked)
+    search = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(train)
     return np.asarray(search.kneighbors(asked, return_distance=False), dtype=np.int64)
 
 
