@@ -7,7 +7,7 @@ from immunize.features.linear import LinearExtractor, SpectralView
 from immunize.features.lora import add_lora, merge_lora
 from immunize.features.precondition import PRECONDITIONS, Precondition, preconditioned_linear
 from immunize.features.released import Released, released_network
-from immunize.features.store import Features, Place, place_in
+from immunize.features.store import Features, Place, cache_place
 from immunize.features.weights import build_network, load_weights, save_weights, state_digest
 
 __all__ = [
@@ -23,11 +23,11 @@ __all__ = [
     "add_lora",
     "append_map",
     "build_network",
+    "cache_place",
     "cached_trunk",
     "extract",
     "load_weights",
     "merge_lora",
-    "place_in",
     "preconditioned_linear",
     "released_features",
     "released_network",

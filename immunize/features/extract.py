@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from immunize.errors import UserError
-from immunize.features.store import Features, place_in
+from immunize.features.store import Features, cache_place
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -70,7 +70,7 @@ def extract(
         RuntimeError: one sample alone does not fit into the memory.
     """
     device = torch.device(device) if device is not None else _device_of(function)
-    place = None if cache_dir is None else place_in(cache_dir, key or {}, dtype, device, batch_size)
+    place = None if cache_dir is None else cache_place(cache_dir, key or {}, dtype, device, batch_size)
     if place is not None and (found := place.load()) is not None:
         return found
     features = _compute(function, _loader(dataset, batch_size, workers), dtype, device)

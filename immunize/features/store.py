@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Features", "Place", "place_in"]
+__all__ = ["Features", "Place", "cache_place"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Place(NamedTuple):
             logger.warning("features could not be kept in %s: %s", self.path.parent, error)
 
 
-def place_in(
+def cache_place(
     cache_dir: Path, key: Mapping[str, Any], dtype: torch.dtype, device: torch.device, batch_size: int
 ) -> Place:
     """The place of an array. The batch size and the kind of device are in its key: they change the rounding.

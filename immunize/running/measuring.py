@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, Subset
 
 from immunize.data import ROLES, Role
 from immunize.data.images import ImagePair
-from immunize.features import DeepExtractor, Features, Place, extract, place_in
+from immunize.features import DeepExtractor, Features, Place, cache_place, extract
 from immunize.objective import Head, world_size
 
 __all__ = [
@@ -169,7 +169,7 @@ def _place(cfg: DictConfig, key: dict[str, Any], device: torch.device, shares: i
     """Where θ_0's features are kept; None where nothing is, or where several processes share the images."""
     if cfg.deep.cache_dir is None or world_size() > 1 or shares > 1:
         return None
-    return place_in(Path(cfg.deep.cache_dir).expanduser(), key, torch.float32, device, cfg.deep.batch_size)
+    return cache_place(Path(cfg.deep.cache_dir).expanduser(), key, torch.float32, device, cfg.deep.batch_size)
 
 
 def _side_by_side(networks: list[DeepExtractor], *, cached: bool) -> Callable[[Tensor], Tensor]:
