@@ -38,7 +38,7 @@ def probed_head(data: AttackData, probe: Ridge, scale: float) -> tuple[nn.Linear
     labels = torch.from_numpy(data.validation.y.astype(np.int64))
     losses = [float(nn.functional.cross_entropy(sharp * outputs, labels)) for sharp in _SHARPNESS]
     sharp = _SHARPNESS[int(np.nanargmin(losses))]
-    head = nn.utils.skip_init(nn.Linear, *weight.shape)
+    head = nn.utils.skip_init(nn.Linear, *weight.shape)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         head.weight.copy_(torch.from_numpy(sharp * scale * weight).T)
         head.bias.copy_(torch.from_numpy(sharp * bias))
