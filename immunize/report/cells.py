@@ -58,7 +58,8 @@ def summary_of(groups: Groups) -> Summary | None:
         return None
     runs = sum(len(of) for of in groups)
     values = np.concatenate(finite)
-    spreads = [of.std(ddof=1) for of in finite if len(of) > 1]
+    # of equal numbers exactly 0, which the rounding of their mean would miss
+    spreads = [of.std(ddof=1) if np.ptp(of) else 0.0 for of in finite if len(of) > 1]
     mean = float(np.mean([of.mean() for of in finite]))
     return Summary(
         mean=mean,

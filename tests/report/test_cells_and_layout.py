@@ -146,3 +146,8 @@ def test_tex_escapes(text: str, escaped: str) -> None:
 def test_nothing_special_is_left_bare(text: str) -> None:
     left = re.sub(r"\\text[a-z]+\{\}|\\[&%$#_{}]|\$\\?[a-z<>]+\$", "", tex(text))
     assert not set(left) & set("&%$#_{}~^\\±→↑<>κ")
+
+
+def test_equal_numbers_have_no_spread() -> None:
+    assert summary_text([[25.43] * 3]) == "25.4 ± 0"  # whose mean is another number in float64
+    assert summary_text([[25.43, 25.43, 25.44]]) == "25.4 ± 0.00577"
