@@ -133,7 +133,7 @@ def test_unknown_search() -> None:
         search_deep.run(["experiment=search_mnist", "runs=runs", "out=out"])
 
 
-@pytest.mark.parametrize("name", ["search_table3_small"])
+@pytest.mark.parametrize("name", ["search_table3_small", "search_table3_digits"])
 def test_the_table_runs_with_what_its_search_chose(name: str) -> None:
     with (Path("experiments") / name / "results.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["chosen"] == "true"]
