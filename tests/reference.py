@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -258,18 +259,22 @@ def norm_ratio_curve(x: Tensor, y: Tensor, steps: int) -> Tensor:
     """‖w_t - w*‖²/‖w_0 - w*‖², Eq. (16), t = 0 … steps, of gradient descent on ‖Xw - y‖² simulated step by step.
 
     w_0 = 0 and w* is the minimum-norm solution. The step size is the exact line search's, α = gᵀg/(2‖Xg‖²), which
-    minimizes the loss along the gradient g = 2Xᵀ(Xw - y). Once the gradient is exactly zero, w stays.
+    minimizes the loss along the gradient g = 2Xᵀ(Xw - y). Once the gradient is exactly zero, w stays. In NumPy's long
+    doubles: w_t - w* is a difference, and float64 would lose the digits that the end of the curve is compared by.
     """
-    w_star = minimum_norm_solution(x, y)
-    w = torch.zeros_like(w_star)
-    start = float((w - w_star).square().sum())
+    a, b = x.numpy().astype(np.longdouble), y.numpy().astype(np.longdouble)
+    w_star = minimum_norm_solution(x, y).numpy().astype(np.longdouble)
+    for _ in range(2):  # what float64 left of the residual
+        w_star = w_star + minimum_norm_solution(x, torch.from_numpy((b - a @ w_star).astype(np.float64))).numpy()
+    w = np.zeros_like(w_star)
+    start = np.square(w - w_star).sum()
     curve = []
     for _ in range(steps + 1):
-        curve.append(float((w - w_star).square().sum()) / start)
-        gradient = 2 * x.T @ (x @ w - y)
-        curvature = float((x @ gradient).square().sum())
+        curve.append(float(np.square(w - w_star).sum() / start))
+        gradient = 2 * a.T @ (a @ w - b)
+        curvature = np.square(a @ gradient).sum()
         if curvature > 0:
-            w = w - float(gradient.square().sum()) / (2 * curvature) * gradient
+            w = w - np.square(gradient).sum() / (2 * curvature) * gradient
     return torch.tensor(curve, dtype=torch.float64)
 
 

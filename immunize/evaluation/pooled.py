@@ -95,16 +95,13 @@ class BlockGrams:
         count = torch.tensor(self.n_samples, dtype=torch.float64, device=self.blocks.device)
         self.n_samples = int(reduce(count))
 
-    def spectrum(self, counts: Tensor | None = None) -> Spectrum:
-        """Eigenvalues of H, or of the H of a resample.
-
-        Args:
-            counts: (m,) float64, how often each of the first m blocks is in the resample; the others are not.
+    def spectrum(self) -> Spectrum:
+        """Eigenvalues of H.
 
         Raises:
             ValueError: no rows, or features that are not finite.
         """
-        return _spectrum(self.blocks, self.n_samples, counts)
+        return spectrum_of_gram(self.blocks.sum(0).cpu(), self.n_samples)
 
 
 @dataclass(frozen=True)
@@ -222,10 +219,12 @@ def _spectra(sums: tuple[BlockGrams, BlockGrams]) -> tuple[Spectrum, Spectrum]:
 
 @remembered(64)  # θ_0's with three seeds, while a sweep runs other methods: eight a run, half a megabyte each
 def _resampled(blocks: Tensor, n_samples: int, counts: Tensor) -> list[Spectrum]:
-    """Of every resample, a row (m,) of `counts`."""
-    return [_spectrum(blocks, n_samples, one) for one in counts]
+    """Eigenvalues of the H of every resample.
 
-
-def _spectrum(blocks: Tensor, n_samples: int, counts: Tensor | None) -> Spectrum:
-    total = blocks.sum(0) if counts is None else torch.tensordot(counts.to(blocks), blocks[: len(counts)], 1)
-    return spectrum_of_gram(total.cpu(), n_samples)
+    Args:
+        blocks: (M, D, D).
+        n_samples: N.
+        counts: (R, m), how often each of the first m blocks is in each resample; the others are not.
+    """
+    kept = blocks[: counts.shape[1]]
+    return [spectrum_of_gram(torch.tensordot(one.to(kept), kept, 1).cpu(), n_samples) for one in counts]
