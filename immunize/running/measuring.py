@@ -88,11 +88,12 @@ def both_features(
     """
     reference.to(device)
     moved = [] if net is None else [net.to(device)]
-    facts = {"trunk": "kept" if cached else "computed", **reference.cache_facts()}
+    keeps = cfg.deep.cache_dir is not None and world_size() == 1 and shares == 1  # shares round differently
+    facts = {"trunk": "kept" if cached else "computed", **reference.cache_facts()} if keeps else {}
     out: Measured = {"immunized": {}, "theta_0": {}}
     for part, roles in sets.items():
         for role, rows in roles.items():
-            place = _place(cfg, {"images": images[part][role], **facts}, device, shares)
+            place = _place(cfg, {"images": images[part][role], **facts}, device) if keeps else None
             known = None if place is None else place.load()
             wanted = [*moved, *([reference] if known is None else [])]
             found = _shared(_side_by_side(wanted, cached=cached), rows, cfg, device, shares) if wanted else known
@@ -165,10 +166,8 @@ def _of_labels(rows: tuple[Tensor, Tensor], first: int, classes: int) -> tuple[T
     return x[mine], y[mine] - first
 
 
-def _place(cfg: DictConfig, key: dict[str, Any], device: torch.device, shares: int) -> Place | None:
-    """Where θ_0's features are kept; None where nothing is, or where several processes share the images."""
-    if cfg.deep.cache_dir is None or world_size() > 1 or shares > 1:
-        return None
+def _place(cfg: DictConfig, key: dict[str, Any], device: torch.device) -> Place:
+    """Where θ_0's features are kept."""
     return cache_place(Path(cfg.deep.cache_dir).expanduser(), key, torch.float32, device, cfg.deep.batch_size)
 
 
