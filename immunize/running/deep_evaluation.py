@@ -148,7 +148,7 @@ def recomputed(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[st
             _check_frozen(net.network, state, {name for name, _ in _trained(net)}, path)
         sets: dict[str, dict[Any, Any]] = dict(measured_sets(pair, cfg.selection).items())
         cached = bool(cfg.objective.cache_frozen) and objective.trains
-        images = fingerprints(sets)
+        images = fingerprints(cfg, sets)
         if cached:
             sets = cached_sets(cfg, net, sets)
         if appended is None:

@@ -77,7 +77,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
         reference = net.reference()
         objective = method_of(cfg, net, pair.n_classes("harmful"))
         sets = measured_sets(pair, cfg.selection)
-        images = fingerprints(sets)
+        images = fingerprints(cfg, sets)
         cached = bool(cfg.objective.cache_frozen) and objective.trains
         if cached:
             if cfg.objective.augment:

@@ -58,8 +58,10 @@ def measured_sets(pair: ImagePair, selection: str | None) -> dict[str, dict[Role
     return sets
 
 
-def fingerprints(sets: dict[str, dict[Role, Any]]) -> Fingerprints:
-    """Of the images of `measured_sets`, before trunk outputs take their place."""
+def fingerprints(cfg: DictConfig, sets: dict[str, dict[Role, Any]]) -> Fingerprints:
+    """Of the images of `measured_sets`, before trunk outputs take their place; none where no features are kept."""
+    if cfg.deep.cache_dir is None:
+        return {}
     return {part: {role: images.fingerprint for role, images in roles.items()} for part, roles in sets.items()}
 
 
@@ -82,7 +84,7 @@ def both_features(
         sets: part -> role -> a data set of images, or of trunk outputs.
         cfg: the composed configuration.
         device: where to compute.
-        images: fingerprints of the images in `sets`.
+        images: fingerprints of the images in `sets`, where features are kept.
         cached: the sets hold trunk outputs.
         shares: how many processes a single one is to stand for, share after share: other batches round differently.
     """
