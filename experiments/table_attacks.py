@@ -1,7 +1,8 @@
 """`make table_attacks`: the attack grid on the runs of a table, all methods, so that they can be told apart by tier.
 
     python -m experiments.table_attacks scale=linear|digits|small [runs=folder,folder] [out=folder] [seeds=0,1,2]
-        [pairs=01,38] [methods=ours,none] [workers=2] [data_root=folder] [grid='attack=quick benign_digits=0']
+        [harmful=cars,caltech101] [pairs=01,38] [methods=ours,none] [workers=2] [data_root=folder]
+        [grid='attack=quick benign_digits=0']
 
 Every run is attacked with the seed it was trained with, so that the spread over seeds is that of both. θ_0 and the
 control do not hang on the method: their cells lie in one folder that all runs share, and the first run of every pair
@@ -125,7 +126,7 @@ def run(arguments: Sequence[str]) -> Path:
     Raises:
         UserError: a bad argument, no run, or runs or data that cannot be attacked.
     """
-    known = {"scale", "runs", "out", "seeds", "pairs", "methods", "workers", "data_root", "grid"}
+    known = {"scale", "runs", "out", "seeds", "harmful", "pairs", "methods", "workers", "data_root", "grid"}
     given = key_values(arguments, known)
     name = given.get("scale", "linear")
     if name not in SCALES:
@@ -137,6 +138,7 @@ def run(arguments: Sequence[str]) -> Path:
         out,
         methods=given.get("methods", ",".join(METHODS)).split(","),
         seeds=[_whole_number("seeds", one) for one in given["seeds"].split(",")] if "seeds" in given else SEEDS,
+        harmful=given["harmful"].split(",") if "harmful" in given else None,
         pairs=parse_pairs(given.get("pairs", scale.pairs)),
         grid=[
             *(given["grid"].split() if "grid" in given else scale.grid),
@@ -165,6 +167,7 @@ def jobs_of(
     *,
     methods: Sequence[str],
     seeds: Sequence[int],
+    harmful: Sequence[str] | None,
     pairs: Sequence[tuple[int, int]],
     grid: Sequence[str],
 ) -> list[Job]:
@@ -175,6 +178,7 @@ def jobs_of(
         out: below which the attack records go.
         methods: those to take.
         seeds: those to take.
+        harmful: names of the D_H to take; None takes all.
         pairs: of digits; runs on other data are all taken.
         grid: overrides.
 
@@ -193,6 +197,8 @@ def jobs_of(
         for record in load_records(folder):
             pair = record["config"]["harmful"].get("pair")
             if record["method"] not in methods or record["seed"] not in seeds:
+                continue
+            if harmful is not None and record["harmful"] not in harmful:
                 continue
             if pair is not None and tuple(pair) not in pairs:
                 continue

@@ -43,7 +43,7 @@ def test_runs_share_the_cells_of_what_no_method_changes(
     a_task = len(attacks["harmful"]["theta_0"])
     assert len(list((out / CELLS).iterdir())) == 2 * a_task * (2 + 2)  # tasks; θ_0, the control, and two methods
 
-    run(arguments(sweep, out))
+    run(arguments(sweep, out, "harmful=synthetic"))
     assert "0 of 2 runs are to be attacked" in capsys.readouterr().err
     run(arguments(sweep, out, grid=[*GRID[:-1], "tiers=[T0]"]))  # other settings replace the table's own records
     assert "2 of 2" in capsys.readouterr().err
@@ -83,6 +83,7 @@ def test_the_first_of_every_pair_and_seed_goes_before_the_others() -> None:
         (["pairs=00"], "two different digits"),
         (["speed=1"], "speed"),
         (["methods=imma"], "there is no finished run to attack"),
+        (["harmful=cars"], "there is no finished run to attack"),
     ],
 )
 def test_bad_arguments_are_refused(sweep: Path, tmp_path: Path, more: list[str], words: str) -> None:
