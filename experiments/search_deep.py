@@ -4,19 +4,21 @@
         out=experiments/search_table3_small
 
 Writes results.csv (every configuration, of every network and D_H) and README.md into `out`. Chosen is the largest RIR
-on the validation images (the geometric mean of 20 × 100 groups, `spectrum`) among the configurations that leave D_P's
-accuracy there within the limit that the table is held to; where none does, the largest RIR. The choices are what
-conf/experiment/table3_*.yaml has in its grids.
+on the validation images (20 × 100 groups, `spectrum`; the geometric mean over the seeds) among the configurations that
+leave D_P's accuracy there within the limit that the table is held to, in the mean over the seeds; where none does, the
+largest RIR. The choices are what conf/experiment/table3_*.yaml has in its grids.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from experiments.reporting import key_values, write_csv
@@ -36,24 +38,30 @@ PROBE_STEPS = "300"
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration of one method on one network and D_H.
+    """One configuration of one method on one network and D_H, over its seeds.
+
+    Numbers are None where a run has none of them: it diverged.
 
     Attributes:
         place: network, D_H and method.
         setting: key of `SETTINGS`.
         value: its value.
-        status: of the run.
-        rir: on the validation images; None of a run that has none.
-        ratio_harmful: (i) there.
-        ratio_pretrain: (ii) there.
-        accuracy: of D_P there, before and after, in percent.
-        probe: accuracy of a probe of D_H after `PROBE_STEPS`, as a share of that on θ_0's features.
-        seconds: of the run.
+        steps: that were taken, the most of its runs.
+        seeds: of its runs, in order.
+        status: "finished", or "diverged" where a run was.
+        rir: on the validation images, geometric mean over the seeds.
+        ratio_harmful: (i) there, likewise.
+        ratio_pretrain: (ii) there, likewise.
+        accuracy: of D_P there, before and after, in percent, means over the seeds.
+        probe: accuracy of a probe of D_H after `PROBE_STEPS`, as a share of that on θ_0's features, likewise.
+        seconds: of all its runs.
     """
 
     place: tuple[str, str, str]
     setting: str
     value: float
+    steps: int
+    seeds: tuple[int, ...]
     status: str
     rir: float | None
     ratio_harmful: float | None
@@ -90,47 +98,66 @@ def run(arguments: Sequence[str]) -> None:
         raise UserError(f"experiment=, runs= and out= are needed, and experiment one of {', '.join(LIMITS)}")
     name, out = given["experiment"], Path(given["out"])
     records = own_records(Path(given["runs"]))
-    trials = [trial_of(record) for record in records]
+    trials = trials_of(records)
     best = chosen(trials, LIMITS[name])
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / "results.csv", [row_of(trial, trial in best) for trial in sorted(trials, key=_order)])
+    write_csv(out / "results.csv", [row_of(trial, trial in best) for trial in trials])
     (out / "README.md").write_text(readme_of(name, records, trials, best), encoding="utf-8")
     print(out)
 
 
-def trial_of(record: dict[str, Any]) -> Trial:
-    """What a record says of its configuration."""
-    setting = "method.budget" if "budget" in record["config"]["method"] else "objective.learning_rate"
-    node, key = setting.split(".")
-    over = record["status"] == "finished"
-    groups = record["metrics_groups"]["validation"]["spectrum"] if over else {}
-    probes = record["probe_accuracy"]["gd"]["harmful"] if over else {}
-    accuracy = record["pretrain_accuracy"] if over else {}
+def trials_of(records: Iterable[dict[str, Any]]) -> list[Trial]:
+    """The configurations of a search, each over its seeds, in the order of their places and values."""
+    by_setting: dict[tuple[tuple[str, str, str], float], list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        place = (record["model"], record["harmful"], record["method"])
+        node, key = _setting(record).split(".")
+        by_setting[place, float(record["config"][node][key])].append(record)
+    return [_trial(place, value, by_setting[place, value]) for place, value in sorted(by_setting)]
+
+
+def _trial(place: tuple[str, str, str], value: float, records: Sequence[dict[str, Any]]) -> Trial:
+    over = all(record["status"] == "finished" for record in records)
+
+    def typical(key: str) -> float | None:
+        values = [record["metrics_groups"]["validation"]["spectrum"].get(key) for record in records] if over else [None]
+        return None if None in values else geometric_mean(values)
+
+    accuracies = [record["pretrain_accuracy"] for record in records] if over else []
+    probes = [record["probe_accuracy"]["gd"]["harmful"] for record in records] if over else []
     return Trial(
-        place=(record["model"], record["harmful"], record["method"]),
-        setting=setting,
-        value=float(record["config"][node][key]),
-        status=record["status"],
-        rir=groups.get("rir"),
-        ratio_harmful=groups.get("ratio_harmful"),
-        ratio_pretrain=groups.get("ratio_pretrain"),
-        accuracy=(accuracy["before"], accuracy["after"]) if over else None,
-        probe=probes["immunized"][PROBE_STEPS] / probes["theta_0"][PROBE_STEPS] if over else None,
-        seconds=record["seconds"],
+        place=place,
+        setting=_setting(records[0]),
+        value=value,
+        steps=max(record["training"]["fit"]["steps"] for record in records),
+        seeds=tuple(sorted(record["seed"] for record in records)),
+        status="finished" if over else "diverged",
+        rir=typical("rir"),
+        ratio_harmful=typical("ratio_harmful"),
+        ratio_pretrain=typical("ratio_pretrain"),
+        accuracy=(fmean(one["before"] for one in accuracies), fmean(one["after"] for one in accuracies))
+        if over
+        else None,
+        probe=fmean(one["immunized"][PROBE_STEPS] / one["theta_0"][PROBE_STEPS] for one in probes) if over else None,
+        seconds=sum(record["seconds"] for record in records),
     )
 
 
+def _setting(record: dict[str, Any]) -> str:
+    return "method.budget" if "budget" in record["config"]["method"] else "objective.learning_rate"
+
+
 def chosen(trials: Sequence[Trial], limit: float) -> list[Trial]:
-    """The best configuration of each method on each network and D_H, in the order of `trials`' places.
+    """The best configuration of each method on each network and D_H, in the order of `trials`.
 
     Args:
-        trials: of the whole search.
+        trials: of the whole search, from :func:`trials_of`.
         limit: points of accuracy that D_P may lose.
 
     Raises:
         UserError: a method has fewer configurations than another.
     """
-    by_place = {place: list(of) for place, of in groupby(sorted(trials, key=_order), key=lambda trial: trial.place)}
+    by_place = {place: list(of) for place, of in groupby(trials, key=lambda trial: trial.place)}
     if len({len(of) for of in by_place.values()}) != 1:
         counts = ", ".join(f"{' '.join(place)} {len(of)}" for place, of in by_place.items())
         raise UserError(f"the search is not complete: {counts}; the same command again continues it")
@@ -143,6 +170,8 @@ def row_of(trial: Trial, is_chosen: bool) -> dict[str, Any]:
     return {
         **dict(zip(("model", "harmful", "method"), trial.place, strict=True)),
         **{key: trial.value if key == trial.setting else None for key in SETTINGS},
+        "steps": trial.steps,
+        "seeds": " ".join(map(str, trial.seeds)),
         "status": trial.status,
         "rir_validation": trial.rir,
         "ratio_harmful_validation": trial.ratio_harmful,
@@ -168,21 +197,21 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
         f"| commit | {', '.join(sorted({str(record['git_commit']) for record in records}))} |",
         f"| date | {min(record['started'] for record in records)[:10]} |",
         f"| machine | {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB |",
-        f"| runs | {len(records)}, {len(records) // len(best)} a method on each network and D_H, "
+        f"| runs | {len(records)}, {len(trials) // len(best)} configurations a method on each network and D_H, "
         f"{sum(record['seconds'] for record in records) / 60:.0f} minutes summed |",
-        f"| seeds | {', '.join(sorted({str(record['seed']) for record in records}))} |",
         f"| split | trained on {1 - fraction:.0%} of the `fit` images and judged on the other {fraction:.0%}; held-out "
         "images are not looked at |",
-        f"| rule | the largest RIR (20 × 100 groups, `spectrum`) with D_P's accuracy no more than {limit:g} "
-        f"point{'' if limit == 1 else 's'} lower; without that where no configuration keeps it |",
+        f"| rule | the largest RIR (20 × 100 groups, `spectrum`, geometric mean over the seeds) with D_P's accuracy no "
+        f"more than {limit:g} point{'' if limit == 1 else 's'} lower in the mean; without that where no configuration "
+        "keeps it |",
         "",
-        "| network | D_H | method | grid | chosen | RIR | (i) ↑ | (ii) ↓ | D_P accuracy, change in points | "
-        f"probe of D_H after {PROBE_STEPS} steps, of θ_0's | diverged |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| network | D_H | method | steps | seeds | grid | chosen | RIR | (i) ↑ | (ii) ↓ | "
+        f"D_P accuracy, change in points | probe of D_H after {PROBE_STEPS} steps, of θ_0's | diverged |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for trial in best:
         of = [other for other in trials if other.place == trial.place]
-        grid = ", ".join(f"{other.value:g}" for other in sorted(of, key=_order))
+        grid = ", ".join(f"{other.value:g}" for other in of)
         model, harmful, method = trial.place
         lost = sum(other.status != "finished" for other in of)
         numbers = ["–"] * 5
@@ -191,7 +220,8 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
             numbers = ["–" if value is None else f"{value:.3g}" for value in found]
             numbers += [f"{0 - trial.drop:+.2f}", f"{trial.probe:.3g}"]
         lines.append(
-            f"| {model} | {harmful} | `{method}` | {SETTINGS[trial.setting]} in {{{grid}}} | {trial.value:g} | "
+            f"| {model} | {harmful} | `{method}` | {trial.steps} | {', '.join(map(str, trial.seeds))} | "
+            f"{SETTINGS[trial.setting]} in {{{grid}}} | {trial.value:g} | "
             f"{' | '.join(numbers)} | {lost} of {len(of)} |"
         )
     lines += [
@@ -201,10 +231,6 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
         "",
     ]
     return "\n".join(lines)
-
-
-def _order(trial: Trial) -> tuple[tuple[str, str, str], float]:
-    return trial.place, trial.value
 
 
 if __name__ == "__main__":

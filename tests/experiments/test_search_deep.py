@@ -29,6 +29,7 @@ def record(
         "git_commit": "c0ffee",
         "started": "2030-01-01T00:00:00Z",
         "seconds": 90.0,
+        "training": {"fit": {"steps": 89 if rir is None else 240}},
         "hardware": {"processor": "P", "cores": 2, "memory_gib": 4},
         "config": {
             "objective": {"learning_rate": 0.1 if budget else value, "validation_fraction": 0.2},
@@ -44,7 +45,7 @@ def record(
 
 
 def chosen(*records: dict[str, Any], limit: float = 1.0) -> list[float]:
-    return [trial.value for trial in search_deep.chosen([search_deep.trial_of(one) for one in records], limit)]
+    return [trial.value for trial in search_deep.chosen(search_deep.trials_of(records), limit)]
 
 
 def test_largest_rir_among_those_that_spare_the_accuracy() -> None:
@@ -62,15 +63,26 @@ def test_a_divergence_is_the_worst() -> None:
     assert chosen(record("imma", 0.1, None), record("imma", 0.01, None)) == [0.01]
 
 
+def test_seeds_of_a_configuration_count_together() -> None:
+    steady = record("ours", 0.1, 20.0, 49.5), record("ours", 0.1, 20.0, 49.1, seed=1)
+    lucky = record("ours", 0.2, 90.0, 49.9), record("ours", 0.2, 3.0, 48.7, seed=1)
+    (trial, other) = search_deep.trials_of([lucky[1], *steady, lucky[0]])
+    assert (trial.seeds, trial.steps, trial.rir) == ((0, 1), 240, pytest.approx(20.0))
+    assert other.rir == pytest.approx(270**0.5)
+    assert (trial.drop, other.drop) == (pytest.approx(0.7), pytest.approx(0.7))
+    assert chosen(*lucky, *steady) == [0.1]
+    assert chosen(*lucky, record("ours", 0.1, 20.0, 49.5), record("ours", 0.1, None, seed=1)) == [0.2]
+
+
 def test_each_harmful_data_set_has_its_own_choice_and_the_closed_form_its_budget() -> None:
     records = [
-        record(method, value, rir * value, harmful=harmful)
-        for harmful, rir in (("cars", 1.0), ("caltech101", -1.0))
+        record(method, value, value**power, harmful=harmful)
+        for harmful, power in (("cars", 1), ("caltech101", -1))
         for method, values in (("ours", (0.1, 0.2)), ("closed_form", (10.0, 100.0)))
         for value in values
     ]
-    trials = [search_deep.trial_of(one) for one in records]
-    found = {(trial.place[1], trial.place[2]): trial.value for trial in search_deep.chosen(trials, 1.0)}
+    best = search_deep.chosen(search_deep.trials_of(records), 1.0)
+    found = {(trial.place[1], trial.place[2]): trial.value for trial in best}
     assert found == {
         ("cars", "ours"): 0.2,
         ("cars", "closed_form"): 100.0,
@@ -113,10 +125,11 @@ def test_what_is_written(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(rows) == 4, "a record of an earlier sweep does not count"
     readme = (out / "README.md").read_text()
     assert (
-        "| resnet18 | cars | `ours` | η in {0.002, 0.005} | 0.005 | 40 | 7 | 0.175 | -0.50 | 0.25 | 0 of 2 |" in readme
+        "| resnet18 | cars | `ours` | 240 | 0 | η in {0.002, 0.005} | 0.005 | 40 | 7 | 0.175 | -0.50 | 0.25 | 0 of 2 |"
+        in readme
     )
-    assert "| resnet18 | cars | `imma` | η in {0.1, 0.2} | 0.1 | – | – | – | – | – | 2 of 2 |" in readme
-    assert "4, 2 a method on each network and D_H, 7 minutes summed" in readme
+    assert "| resnet18 | cars | `imma` | 89 | 0 | η in {0.1, 0.2} | 0.1 | – | – | – | – | – | 2 of 2 |" in readme
+    assert "4, 2 configurations a method on each network and D_H, 7 minutes summed" in readme
     assert "no more than 1 point lower" in readme
     assert "| command | `make search_table3 SCALE=small` |" in readme
 
