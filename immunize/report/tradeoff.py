@@ -8,7 +8,7 @@ that of `fit`; beside each of its points stands the one that the same weight has
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from immunize.report.expected import swept
 from immunize.report.packing import merged
 from immunize.report.runs import FAST, RunId, Runs, experiment_of
 
-__all__ = ["ESTIMATORS", "NAME", "PARTS", "Point", "TradeOff", "on_front"]
+__all__ = ["ESTIMATORS", "NAME", "PARTS", "Point", "TradeOff", "geometric_means", "on_front", "ratios_of"]
 
 NAME = "sweep_lambda"
 PARTS, ESTIMATORS = ("fit", "held_out"), ("spectrum", "ridge", "released")
@@ -103,13 +103,25 @@ class TradeOff:
         """The weights that have finished runs, by ascending λ_H/λ_P."""
         ratios, seeds, means = [], [], []
         for ratio, runs in self.weights:
-            found = [_pair_of(run["metrics"][part][estimator]) for run in runs.finished]
+            found = [ratios_of(run["metrics"][part][estimator]) for run in runs.finished]
             if found:
                 ratios.append(ratio)
                 seeds.append(found)
-                means.append(_geometric_mean(found))
+                means.append(geometric_means(found))
         efficient = on_front(means)
         return [Point(r, *m, s, e) for r, m, s, e in zip(ratios, means, seeds, efficient, strict=True)]
+
+
+def ratios_of(numbers: Mapping[str, Any]) -> tuple[float, float]:
+    """(i) and (ii) of a record's numbers by one estimator; null there is infinite."""
+    i, ii = (numbers[name] for name in ("ratio_harmful", "ratio_pretrain"))
+    return math.inf if i is None else float(i), math.inf if ii is None else float(ii)
+
+
+def geometric_means(ratios: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Of ((i), (ii)), each by itself."""
+    i, ii = np.exp(np.log(np.array(ratios)).mean(axis=0))
+    return float(i), float(ii)
 
 
 def on_front(values: Sequence[tuple[float, float]]) -> list[bool]:
@@ -125,17 +137,6 @@ def on_front(values: Sequence[tuple[float, float]]) -> list[bool]:
         not any(i >= harmful and ii <= pretrain and (i, ii) != (harmful, pretrain) for i, ii in values)
         for harmful, pretrain in values
     ]
-
-
-def _pair_of(numbers: dict[str, Any]) -> tuple[float, float]:
-    """(i) and (ii); a record holds null for what is infinite."""
-    i, ii = (numbers[name] for name in ("ratio_harmful", "ratio_pretrain"))
-    return math.inf if i is None else float(i), math.inf if ii is None else float(ii)
-
-
-def _geometric_mean(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    i, ii = np.exp(np.log(np.array(pairs)).mean(axis=0))
-    return float(i), float(ii)
 
 
 def _ratio(record: dict[str, Any]) -> float:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from immunize.report.cells import NOTHING, Groups, short, summary_of, summary_text
 from immunize.report.html.elements import Html, coded, join, tag
 from immunize.report.html.page import note
@@ -21,7 +19,7 @@ from immunize.report.html.views import View
 from immunize.report.naming import in_order
 from immunize.report.pairs import log_means
 from immunize.report.runs import Runs
-from immunize.report.tradeoff import on_front
+from immunize.report.tradeoff import geometric_means, on_front, ratios_of
 from immunize.report.tradeoff_figure import HARDER, NO_HARDER
 
 __all__ = ["MAP_FROM", "heat_maps", "means_table", "pareto_front", "summary_cell"]
@@ -142,7 +140,7 @@ class _Mark:
         """((i), (ii)) of every run where there is one pair of data sets, else the geometric mean of every pair."""
         if one_pair:
             return [run for of in self.by_pair for run in of]
-        return [_geometric_mean(of) for of in self.by_pair]
+        return [geometric_means(of) for of in self.by_pair]
 
 
 def _mark(setting: Setting, view: View) -> _Mark | None:
@@ -150,10 +148,10 @@ def _mark(setting: Setting, view: View) -> _Mark | None:
     for runs in setting.pairs.values():
         found = [of for run in runs if (of := view.of(run)) is not None]
         if found:
-            by_pair.append([(_or_infinite(of["ratio_harmful"]), _or_infinite(of["ratio_pretrain"])) for of in found])
+            by_pair.append([ratios_of(of) for of in found])
     if not by_pair:
         return None
-    return _Mark(setting, *_geometric_mean([run for of in by_pair for run in of]), by_pair)
+    return _Mark(setting, *geometric_means([run for of in by_pair for run in of]), by_pair)
 
 
 def _efficient(marks: Sequence[_Mark]) -> list[bool]:
@@ -164,15 +162,6 @@ def _efficient(marks: Sequence[_Mark]) -> list[bool]:
         on = on_front([(m.harmful, m.pretrain) for m in of])
         found.update((m.setting.name, one) for m, one in zip(of, on, strict=True))
     return [found[m.setting.name] for m in marks]
-
-
-def _geometric_mean(ratios: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    i, ii = np.exp(np.log(np.array(ratios)).mean(axis=0))
-    return float(i), float(ii)
-
-
-def _or_infinite(value: float | None) -> float:
-    return math.inf if value is None else float(value)
 
 
 def _ratio(value: float) -> Cell:
