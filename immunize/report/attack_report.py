@@ -124,7 +124,10 @@ def _paired(attacks: Attacks) -> bool:
 
 
 def _by_tier(attacks: Attacks) -> dict[str, list[str]]:
+    """The attacks of the tiers that something was attacked in; those that need a network are skipped elsewhere."""
+    tried = {tier for group in attacks.groups for tier in group.tiers}
     found: dict[str, list[str]] = {}
     for name, settings in attacks.grid["attacks"].items():
-        found.setdefault(settings["tier"], []).append(name)
+        if settings["tier"] in tried:
+            found.setdefault(settings["tier"], []).append(name)
     return dict(sorted(found.items()))

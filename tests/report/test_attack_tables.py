@@ -140,6 +140,7 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
         folder = tmp_path / "runs" / str(index)
         folder.mkdir(parents=True)
         record = changed(base, method, 0, T0=(0.5, None, True))
+        record["config"]["attack"]["attacks"]["last_block"] = {"tier": "T4"}  # of the grid, but of networks only
         (folder / ATTACK_RECORD).write_text(json.dumps(record))
     text = report_attacks(tmp_path / "runs", tmp_path / "out")
     files = {"README.md", "table.md", "table.tex", "results.jsonl", "common.json", "cost.png", "cost.pdf"}
@@ -148,6 +149,8 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "REDUCED" in readme
     assert "make table_attacks" in readme
+    assert "\n| T3 | " in readme
+    assert "| T4 |" not in readme
     assert str(tmp_path) not in readme + (tmp_path / "out" / "results.jsonl").read_text()
     assert len(load_attacks(tmp_path / "out")) == 2
 
