@@ -5,8 +5,9 @@ Imports no other room and no torch.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ from immunize.report.attack_runs import THETA_0, Attacks, Group
 from immunize.report.attack_tables import KIND_WORDS, middle
 from immunize.report.curves import OTHER_STYLE, STYLES
 from immunize.report.figures import save_figure
+from immunize.report.naming import in_order
 
 __all__ = ["cost_figure"]
 
 _COLUMNS = (("steps", "steps to 90 % of θ$_0$'s score"), ("flops", "FLOPs to 90 % of θ$_0$'s score"))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_MARKERS = ("s", "^", "D", "v", "P", "X", "*")
 _WIDTH = 0.7
 """Of a tier's place, shared by the methods."""
 _ABOVE = 4.0
@@ -38,18 +40,23 @@ def cost_figure(attacks: Attacks, stem: Path) -> None:
     panels = [(group, kind) for group in attacks.groups for kind in group.kinds]
     figure = Figure(figsize=(11, 3.1 * len(panels) + 0.7), layout="constrained")
     axes = figure.subplots(len(panels), len(_COLUMNS), squeeze=False)
+    methods = in_order(method for group in attacks.groups for method in group.methods)
+    markers = {THETA_0: "o", **dict(zip(methods, itertools.cycle(_MARKERS), strict=False))}
     for row, (group, kind) in zip(axes, panels, strict=True):
         for axis, (quantity, label) in zip(row, _COLUMNS, strict=True):
-            _draw(axis, group, kind, quantity)
+            _draw(axis, group, kind, quantity, markers)
             axis.set_ylabel(label, fontsize=9)
         row[0].set_title(f"{group.name}: {KIND_WORDS[kind]} task", fontsize=10, loc="left")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9)
+    handles = {
+        label: handle for axis in axes[:, 0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    shown = [method for method in markers if method in handles]
+    figure.legend([handles[method] for method in shown], shown, loc="outside right upper", frameon=False, fontsize=9)
     figure.suptitle(attacks.mark("What the attacker pays, by tier"), fontsize=12)
     save_figure(figure, stem)
 
 
-def _draw(axis: Axes, group: Group, kind: str, quantity: str) -> None:
+def _draw(axis: Axes, group: Group, kind: str, quantity: str, markers: Mapping[str, str]) -> None:
     methods, tiers = [THETA_0, *group.methods], group.tiers
     values = {
         (method, tier): [math.inf if v is None else float(v) for v in getattr(tried, quantity)]
@@ -60,7 +67,7 @@ def _draw(axis: Axes, group: Group, kind: str, quantity: str) -> None:
     finite = [v for of in values.values() for v in of if math.isfinite(v)]
     never = _ABOVE * max(finite, default=1.0)
     places = np.linspace(-_WIDTH / 2, _WIDTH / 2, len(methods))
-    for method, place, marker in zip(methods, places, _repeated(len(methods)), strict=True):
+    for method, place in zip(methods, places, strict=True):
         x, y, low, high = [], [], [], []
         for index, tier in enumerate(tiers):
             if of := values.get((method, tier)):
@@ -75,7 +82,7 @@ def _draw(axis: Axes, group: Group, kind: str, quantity: str) -> None:
             axis.plot(
                 [a for a, _ in chosen],
                 [b for _, b in chosen],
-                marker,
+                markers[method],
                 color=colour,
                 markerfacecolor=colour if inside else "none",
                 markersize=5.5,
@@ -89,7 +96,3 @@ def _draw(axis: Axes, group: Group, kind: str, quantity: str) -> None:
         axis.axvline(edge - 0.5, color="#dddddd", linewidth=0.8)
     axis.grid(axis="y", alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def _repeated(count: int) -> Sequence[str]:
-    return [_MARKERS[index % len(_MARKERS)] for index in range(count)]

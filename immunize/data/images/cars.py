@@ -91,5 +91,5 @@ def _load_mat(path: Path, key: str) -> Any:
 
     try:
         return loadmat(path, squeeze_me=True, variable_names=[key])[key]
-    except (OSError, ValueError, TypeError, KeyError, NotImplementedError, zlib.error, MatReadError) as error:
+    except (OSError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error, MatReadError) as error:
         raise DataError(f"{path} cannot be read as the table {key!r} ({error}); replace the file") from error
