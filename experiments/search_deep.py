@@ -40,7 +40,7 @@ PROBE_STEPS = "300"
 class Trial:
     """One configuration of one method on one network and D_H, over its seeds.
 
-    Numbers are None where a run has none of them: it diverged.
+    Where a run diverged there are no numbers.
 
     Attributes:
         place: network, D_H and method.
@@ -48,13 +48,13 @@ class Trial:
         value: its value.
         steps: that were taken, the most of its runs.
         seeds: of its runs, in order.
-        status: "finished", or "diverged" where a run was.
+        seconds: of all its runs.
+        status: "finished", or "diverged" where a run did.
         rir: on the validation images, geometric mean over the seeds.
         ratio_harmful: (i) there, likewise.
         ratio_pretrain: (ii) there, likewise.
         accuracy: of D_P there, before and after, in percent, means over the seeds.
         probe: accuracy of a probe of D_H after `PROBE_STEPS`, as a share of that on θ_0's features, likewise.
-        seconds: of all its runs.
     """
 
     place: tuple[str, str, str]
@@ -62,13 +62,13 @@ class Trial:
     value: float
     steps: int
     seeds: tuple[int, ...]
-    status: str
-    rir: float | None
-    ratio_harmful: float | None
-    ratio_pretrain: float | None
-    accuracy: tuple[float, float] | None
-    probe: float | None
     seconds: float
+    status: str
+    rir: float | None = None
+    ratio_harmful: float | None = None
+    ratio_pretrain: float | None = None
+    accuracy: tuple[float, float] | None = None
+    probe: float | None = None
 
     @property
     def drop(self) -> float:
@@ -118,29 +118,29 @@ def trials_of(records: Iterable[dict[str, Any]]) -> list[Trial]:
 
 def _trial(place: tuple[str, str, str], value: float, records: Sequence[dict[str, Any]]) -> Trial:
     over = all(record["status"] == "finished" for record in records)
-
-    def typical(key: str) -> float | None:
-        values = [record["metrics_groups"]["validation"]["spectrum"].get(key) for record in records] if over else [None]
-        return None if None in values else geometric_mean(values)
-
-    accuracies = [record["pretrain_accuracy"] for record in records] if over else []
-    probes = [record["probe_accuracy"]["gd"]["harmful"] for record in records] if over else []
     return Trial(
         place=place,
         setting=_setting(records[0]),
         value=value,
         steps=max(record["training"]["fit"]["steps"] for record in records),
         seeds=tuple(sorted(record["seed"] for record in records)),
-        status="finished" if over else "diverged",
-        rir=typical("rir"),
-        ratio_harmful=typical("ratio_harmful"),
-        ratio_pretrain=typical("ratio_pretrain"),
-        accuracy=(fmean(one["before"] for one in accuracies), fmean(one["after"] for one in accuracies))
-        if over
-        else None,
-        probe=fmean(one["immunized"][PROBE_STEPS] / one["theta_0"][PROBE_STEPS] for one in probes) if over else None,
         seconds=sum(record["seconds"] for record in records),
+        status="finished" if over else "diverged",
+        **(_numbers(records) if over else {}),
     )
+
+
+def _numbers(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What runs that all finished measured; no ratio where one of them has none."""
+    groups = [record["metrics_groups"]["validation"]["spectrum"] for record in records]
+    ratios = {key: [of.get(key) for of in groups] for key in ("rir", "ratio_harmful", "ratio_pretrain")}
+    accuracies = [record["pretrain_accuracy"] for record in records]
+    probes = [record["probe_accuracy"]["gd"]["harmful"] for record in records]
+    return {
+        **{key: None if None in values else geometric_mean(values) for key, values in ratios.items()},
+        "accuracy": tuple(fmean(one[when] for one in accuracies) for when in ("before", "after")),
+        "probe": fmean(one["immunized"][PROBE_STEPS] / one["theta_0"][PROBE_STEPS] for one in probes),
+    }
 
 
 def _setting(record: dict[str, Any]) -> str:

@@ -50,8 +50,9 @@ def cost_figure(attacks: Attacks, stem: Path) -> None:
     handles = {
         label: handle for axis in axes[:, 0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
-    shown = [method for method in markers if method in handles]
-    figure.legend([handles[method] for method in shown], shown, loc="outside right upper", frameon=False, fontsize=9)
+    figure.legend(
+        [handles[one] for one in markers], list(markers), loc="outside right upper", frameon=False, fontsize=9
+    )
     figure.suptitle(attacks.mark("What the attacker pays, by tier"), fontsize=12)
     save_figure(figure, stem)
 
