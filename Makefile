@@ -34,8 +34,8 @@ cover := $(if $(COVERAGE),$(rooms:%=--cov=immunize.%) --cov-branch --cov-fail-un
 test: $(STAMP) ## run the test suite on JOBS=2 cores (set IMMUNIZE_DATA to include the tests on real data; COVERAGE=1 measures it)
 	@$(BIN)/python -m pytest -m "not wheel" -n $(or $(JOBS),2) --dist loadfile $(cover)
 
-lowest: $(STAMP) ## the tests with the oldest versions of all dependencies, in an environment of their own (6 GB), in experiments/lowest; TESTS=tests/spectrum: a part
-	@$(BIN)/python -m experiments.lowest $(TESTS)
+lowest: $(STAMP) ## the tests with the oldest versions of all dependencies, in an environment of their own (6 GB), in experiments/lowest; TESTS=tests/spectrum: a part, JOBS as for test
+	@JOBS=$(or $(JOBS),2) $(BIN)/python -m experiments.lowest $(TESTS)
 
 lint: $(STAMP) ## ruff: style, docstrings, formatting
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

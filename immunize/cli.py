@@ -17,8 +17,9 @@ from hydra.errors import CompactHydraException, HydraException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from immunize.errors import UserError
+from immunize.processes import is_first
 
-__all__ = ["entry_point", "explain_errors", "sigint_restored", "tell"]
+__all__ = ["entry_point", "explain_errors", "sigint_restored", "tell", "teller"]
 
 _reached = {"task": False, "explained": False}
 """Whether a configuration was composed, so that a task has begun in this call of an entry point, and whether errors are
@@ -75,6 +76,11 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 def tell(text: str) -> None:
     """Print to stderr what the seconds go by with in which nothing else is shown."""
     print(text, file=sys.stderr, flush=True)
+
+
+def teller(quiet: bool) -> Callable[[str], None]:
+    """:func:`tell`, or nothing where a run is to be quiet or another of its processes tells."""
+    return tell if is_first() and not quiet else lambda text: None
 
 
 @contextlib.contextmanager

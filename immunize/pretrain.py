@@ -14,7 +14,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build
-from immunize.cli import entry_point, explain_errors, sigint_restored, tell
+from immunize.cli import entry_point, explain_errors, sigint_restored, teller
 from immunize.config import PretrainConfig, config_dir, config_hash, register, resolved
 from immunize.errors import DivergedError, UserError
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
@@ -67,7 +67,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     source.require()
     refuse_finished(folder, cfg.overwrite)
     check_folder(folder)
-    say = (lambda text: None) if quiet else tell
+    say = teller(quiet)
     say(f"{cfg.model.name} on {source.name}, seed {cfg.seed}: loading")
     import torch
     from lightning.pytorch import seed_everything

@@ -14,7 +14,7 @@ import hydra
 from omegaconf import DictConfig
 
 from immunize.building import build_sources
-from immunize.cli import entry_point, explain_errors, sigint_restored, tell
+from immunize.cli import entry_point, explain_errors, sigint_restored, teller
 from immunize.config import config_dir, hash_of_run, register
 from immunize.errors import UserError
 from immunize.processes import is_first
@@ -50,7 +50,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     pretrain, harmful = build_sources(cfg)  # missing files are reported before the imports below, which take seconds
     refuse_finished(folder, cfg.overwrite)
     check_folder(folder)
-    say = (lambda text: None) if quiet or not is_first() else tell
+    say = teller(quiet)
     say(f"{cfg.method.name}: {pretrain.name} against {harmful.name}, seed {cfg.seed}: loading")
     if cfg.model.get("kind") == "deep":
         from immunize.running import deep_experiment

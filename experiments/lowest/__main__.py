@@ -35,6 +35,9 @@ EXTRA = "dev"
 EVERYTHING = ("-m", "not wheel")
 """The wheel's own test installs the newest versions."""
 
+PARALLEL = ("-n", os.environ.get("JOBS", "2"), "--dist", "loadfile")
+"""As `make test` has it."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -140,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
     junit.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", *asked],
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PARALLEL, f"--junitxml={junit}", *asked],
         cwd=ROOT,
         env=environment,
         check=False,

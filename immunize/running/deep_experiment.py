@@ -21,7 +21,7 @@ from lightning.pytorch import seed_everything
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from immunize.cli import tell
+from immunize.cli import teller
 from immunize.config import config_hash, resolved
 from immunize.data import ROLES
 from immunize.errors import DivergedError, UserError
@@ -70,7 +70,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
 
 def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     clock = time.perf_counter()
-    say = (lambda text: None) if quiet or not is_first() else tell
+    say = teller(quiet)
     seed_everything(cfg.seed, workers=True, verbose=False)
     with threads(cfg, MANY_FEATURES):
         pair, net = build_pair(cfg)
