@@ -25,9 +25,19 @@ from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, che
 
 if TYPE_CHECKING:
     from immunize.attacking.targets import Target, Task
-    from immunize.evaluation.attacks import Entry, Store
+    from immunize.evaluation.attacks import Attack, Entry, Store
 
-__all__ = ["ATTACK_CELLS", "ATTACK_RECORD", "FEATURES", "entries_of", "main", "measure", "run", "target_of"]
+__all__ = [
+    "ATTACK_CELLS",
+    "ATTACK_RECORD",
+    "FEATURES",
+    "entries_of",
+    "hash_of_grid",
+    "main",
+    "measure",
+    "run",
+    "target_of",
+]
 
 FEATURES = "attack_features"
 
@@ -65,7 +75,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
     folder = _folder(cfg)
     check_folder(folder)
     settings = resolved(cfg)
-    hashed = config_hash({key: value for key, value in settings.items() if key not in NOT_HASHED})
+    hashed = hash_of_grid(settings)
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
     tell(f"{cfg.run or cfg.checkpoint}, attack={cfg.attack.name}: loading")
     from immunize.attacking.targets import CellFolder
@@ -92,6 +102,11 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
     written = plain(record)
     assert isinstance(written, dict)
     return written
+
+
+def hash_of_grid(settings: dict[str, Any]) -> str:
+    """A hash of everything in a resolved configuration that changes a number."""
+    return config_hash({key: value for key, value in settings.items() if key not in NOT_HASHED})
 
 
 def measure(
@@ -130,8 +145,8 @@ def measure(
             raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
         for seed in cfg.seeds:
             tasks = _wanted(target.tasks(seed), cfg.get("tasks"))
-            fitting = [task.data.task in entry.attack.tasks for task in tasks.values() for entry in entries]
-            total = len(cfg.seeds) * len(EXTRACTORS) * sum(fitting)
+            tried = {name: [one for one in entries if _fits(one.attack, task)] for name, task in tasks.items()}
+            total = len(cfg.seeds) * len(EXTRACTORS) * sum(map(len, tried.values()))
             for name, task in tasks.items():
                 facts[name] = _task_facts(task)
                 for extractor in EXTRACTORS:
@@ -139,7 +154,7 @@ def measure(
                     def tell_of(text: str, where: str = f"seed {seed}, {name}, {extractor}", of: int = total) -> None:
                         tell(f"{next(count)}/{of} {where}: {text}")
 
-                    found = attack_all(task.seen_by(extractor), entries, budget, seed, store=store, tell=tell_of)
+                    found = attack_all(task.seen_by(extractor), tried[name], budget, seed, store=store, tell=tell_of)
                     cells.setdefault(name, {}).setdefault(extractor, []).append(found)
     finally:
         torch.set_num_threads(before)
@@ -249,12 +264,17 @@ def entries_of(cfg: DictConfig) -> list[Entry]:
         assert isinstance(settings, dict)
         attack = build(node, _convert_="all")
         if attack.tier in wanted:
-            entries.append(Entry(str(name), attack, {str(key): value for key, value in settings.items()}))
+            changing = {str(key): value for key, value in settings.items() if key != "kinds"}
+            entries.append(Entry(str(name), attack, changing))
     there = {entry.attack.tier for entry in entries}
     if cfg.tiers is not None and (missing := [tier for tier in wanted if tier not in there]):
         raise UserError(f"the grid attack={cfg.attack.name} has no attack of tier {missing[0]} ({TIERS[missing[0]]})")
     check_tiers(there)
     return entries
+
+
+def _fits(attack: Attack, task: Task) -> bool:
+    return task.data.task in attack.tasks and (attack.kinds is None or task.kind in attack.kinds)
 
 
 def _wanted(tasks: dict[str, Task], names: list[str] | None) -> dict[str, Task]:

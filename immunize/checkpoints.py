@@ -33,12 +33,13 @@ def save_checkpoint(path: Path, thetas: dict[str, Tensor], heads: dict[str, Tens
 
 
 def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = None) -> dict[str, Tensor]:
-    """θ of each fit, by name.
+    """θ of each fit, by name, float64.
 
     Args:
         path: the file.
         n_features: D of the data it is to be used on.
-        config_hash: of the record that it has to belong to; None takes any.
+        config_hash: of the record that it has to belong to; None takes any, and files that others have written: the
+            one tensor in them is "fit", acting on rows, or `torch.nn.Linear`'s weight if its name ends so.
 
     Raises:
         CheckpointError: the file is missing, damaged, not ours, of another run, of another shape or dtype, or not
@@ -55,6 +56,8 @@ def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = No
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
     thetas = {name.removeprefix("theta."): value for name, value in tensors.items() if name.startswith("theta.")}
+    if not thetas and config_hash is None:
+        thetas = _of_others(tensors)
     if "fit" not in thetas:
         raise CheckpointError(f"{path} holds no 'theta.fit'; it has {', '.join(sorted(tensors)) or 'nothing'}")
     for name, theta in thetas.items():
@@ -69,6 +72,18 @@ def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = No
     if config_hash is not None:
         _check_hashes(path, stored, config_hash)
     return thetas
+
+
+def _of_others(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The map of a file that is not ours, if it holds a single one."""
+    import torch
+
+    if len(tensors) != 1:
+        return {}
+    ((name, theta),) = tensors.items()
+    if name.rpartition(".")[2] == "weight" and theta.ndim == 2:
+        theta = theta.T.contiguous()  # nn.Linear multiplies rows with the transpose
+    return {"fit": theta.to(torch.float64) if theta.is_floating_point() else theta}
 
 
 def check_owner(path: Path, config_hash: str) -> None:

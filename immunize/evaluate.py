@@ -15,17 +15,17 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.building import build_sources
 from immunize.checkpoints import load_checkpoint
 from immunize.cli import entry_point, explain_errors, tell
-from immunize.config import config_dir, register
+from immunize.config import config_dir, config_hash, register
 from immunize.errors import CheckpointError, DivergedError
 from immunize.records import CHECKPOINT, read_record
 
 __all__ = ["differences", "main", "moved", "run"]
 
-COMPARED = ("metrics", "verdicts", "steps_to_norm_ratio")
+COMPARED = ("data", "metrics", "verdicts", "steps_to_norm_ratio")
 """Parts of a linear run's record that are recomputed and compared."""
 
 COMPARED_DEEP = (
-    *("metrics", "metrics_groups", "verdicts", "verdicts_groups"),
+    *("data", "metrics", "metrics_groups", "verdicts", "verdicts_groups"),
     *("pretrain_accuracy", "probe_accuracy", "curves"),
 )
 """The same of a run with a deep net."""
@@ -68,8 +68,15 @@ def run(
     tell(f"{folder}: every number again, from checkpoint and data")
     again = _deep(cfg, folder, record) if deep else _linear(cfg, folder, record)
     compared += tuple(key for key in OF_SEVERAL_SETS if key in record or key in again)
-    differing = [line for key in compared for line in differences(record.get(key), again.get(key), key)]
+    differing = [line for key in compared for line in differences(_here(record.get(key)), _here(again.get(key)), key)]
+    if config_hash(record["config"]) != record["config_hash"]:
+        differing.append(f"config_hash: {record['config_hash']} is not that of the configuration beside it")
     return {**record, **again}, differing
+
+
+def _here(value: Any) -> Any:
+    """The same without the names of folders, which may be others where the data lie now."""
+    return {key: _here(item) for key, item in value.items() if key != "folder"} if isinstance(value, dict) else value
 
 
 def _deep(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +90,7 @@ def _deep(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, An
 
 def _linear(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
     from immunize.running.experiment import build_cross_fit, build_data, threads
-    from immunize.running.recording import evaluate_thetas
+    from immunize.running.recording import data_facts, evaluate_thetas
 
     data = build_data(cfg)
     thetas = load_checkpoint(folder / CHECKPOINT, data.n_features, config_hash=record["config_hash"])
@@ -95,7 +102,8 @@ def _linear(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, 
     if absent := pairs.keys() - thetas.keys():
         raise CheckpointError(f"{folder / CHECKPOINT} lacks theta.{absent.pop()}, which the record has numbers of")
     with threads(cfg, data.n_features):
-        return evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection"))
+        found = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection"))
+    return found | {"data": data_facts(data)}
 
 
 @entry_point

@@ -53,11 +53,14 @@ def run(folder: Path, data_root: str | None = None, tell: Callable[[str], None] 
     differing = [f"record: {line}" for line in found]
     if attack is not None:
         differing += [f"attacks: {line}" for line in _attacks(folder, attack, data_root, tell)]
-    if (folder / CARD_JSON).exists():
+    if (folder / CARD_JSON).exists() or (folder / CARD_MD).exists():
         tell("the card: from the records")
         card = card_of(record, attack)
-        stored = _json(folder / CARD_JSON)
-        differing += [f"card: {line}" for line in evaluate.differences(stored, json.loads(json.dumps(card)), "card")]
+        if (folder / CARD_JSON).exists():
+            stored, again = _json(folder / CARD_JSON), json.loads(json.dumps(card))
+            differing += [f"card: {line}" for line in evaluate.differences(stored, again, "card")]
+        else:
+            differing.append(f"card: {CARD_JSON} is missing, {CARD_MD} is there")
         if not (folder / CARD_MD).is_file() or (folder / CARD_MD).read_text(encoding="utf-8") != card_text(
             card, attack
         ):
@@ -87,7 +90,7 @@ def main() -> None:
 
 
 def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: Callable[[str], None]) -> list[str]:
-    from immunize.attack import measure
+    from immunize.attack import hash_of_grid, measure
     from immunize.attacking.results import RESULTS
     from immunize.evaluate import differences
     from immunize.records import plain
@@ -101,7 +104,10 @@ def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: 
     cfg = OmegaConf.merge(cfg, {"run": str(folder), "data_root": data_root or os.environ.get("IMMUNIZE_DATA")})
     assert isinstance(cfg, DictConfig)
     again = plain(measure(cfg, tell=tell))
-    return [line for key in RESULTS for line in differences(_timeless(attack[key]), _timeless(again[key]), key)]
+    found = [line for key in RESULTS for line in differences(_timeless(attack[key]), _timeless(again[key]), key)]
+    if hash_of_grid(attack["config"]) != attack.get("config_hash"):
+        found.append(f"config_hash: {attack.get('config_hash')} is not that of the grid beside it")
+    return found
 
 
 def _timeless(value: Any) -> Any:

@@ -23,6 +23,20 @@ def theta(seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return ref.gaussian(D, D, seed=seed).to(dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_single_map_that_others_have_written_is_taken(tmp_path: Path, dtype: torch.dtype) -> None:
+    path, value = tmp_path / "theirs.safetensors", theta(3).to(dtype)
+    save_file({"map": value}, path)
+    assert torch.equal(load_checkpoint(path, D)["fit"], value.double())
+    layer = torch.nn.Linear(D, D, bias=False, dtype=dtype)
+    layer.weight.data = value
+    save_file({"model.weight": layer.weight.data}, path)
+    rows = theta(4).double()
+    assert torch.allclose(rows @ load_checkpoint(path, D)["fit"], layer.double()(rows), rtol=1e-12)
+    with pytest.raises(CheckpointError, match=r"no 'theta\.fit'"):
+        load_checkpoint(path, D, config_hash="0")  # a run's own is never anything else
+
+
 def test_round_trip_is_exact(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
     # a transposed view and numbers at the ends of the range, in the memory order that a user might have

@@ -42,7 +42,7 @@ def test_honest_folder_agrees_and_is_left_as_it_is(folder: Path) -> None:
 
 def test_attacks_are_repeated_and_not_read_from_their_cells(folder: Path) -> None:
     for cell in (folder / ATTACK_CELLS).iterdir():
-        edit_json(cell, lambda content: content["curve"]["test"].clear())
+        edit_json(cell, lambda content: content["curves"]["steps"]["test"].clear())
     assert verify.run(folder) == []
 
 
@@ -60,7 +60,7 @@ def test_seconds_may_differ(folder: Path) -> None:
         ("results", "harmful", "immunized", "T0", "score", "mean"),
         ("results", "pretrain", "theta_0", "T1", "score", "values", 0),
         ("attacks", "harmful", "immunized", "sgd", "spent", "flops", 1),
-        ("curves", "harmful", "immunized", "T0", 0, "test", 0),
+        ("best_so_far", "harmful", "immunized", "T0", 0, "flops", "test", 0),
         ("tasks", "harmful", "rows", "train"),
     ],
 )
@@ -94,6 +94,27 @@ def test_changed_card_is_named(folder: Path) -> None:
     assert any("card.ratios.fit.spectrum.rir: 1000000000.0" in line for line in verify.run(folder))
 
 
+def test_card_without_its_numbers_is_named(folder: Path) -> None:
+    (folder / CARD_JSON).unlink()
+    (folder / CARD_MD).write_text("it holds against everyone\n")
+    assert verify.run(folder) == [
+        f"card: {CARD_JSON} is missing, {CARD_MD} is there",
+        f"card: {CARD_MD} is not what the records say",
+    ]
+
+
+def test_prettier_settings_and_counts_are_named_though_the_card_was_made_from_them(folder: Path) -> None:
+    edit_json(folder / ATTACK_RECORD, lambda content: content["config"]["attack"].update(reduced=False))
+    edit_json(folder / RECORD, lambda content: content["data"]["harmful"].update(fit_rows=10**6))
+    edit_json(folder / RECORD, lambda content: content["config"]["objective"].update(lambda_ill=1.0))
+    write_card(folder, folder)
+    found = verify.run(folder)
+    assert any(line.startswith("record: data.harmful.fit_rows: 1000000") for line in found)
+    assert any(line.startswith("record: config_hash: ") for line in found)
+    assert any(line.startswith("attacks: config_hash: ") for line in found)
+    assert not any(line.startswith("card: ") for line in found)
+
+
 def test_changed_checkpoint_is_noticed_by_record_and_attacks(folder: Path) -> None:
     theta = theta_of(folder).clone()
     theta[1, 2] += 0.5
@@ -117,8 +138,8 @@ def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Pat
         verify.run(tmp_path / "empty")
     with pytest.raises(UserError, match="holds many runs"):
         verify.run(folder.parent)
-    edit_json(folder / ATTACK_RECORD, lambda content: content.pop("curves"))
-    with pytest.raises(CheckpointError, match="lacks curves"):
+    edit_json(folder / ATTACK_RECORD, lambda content: content.pop("best_so_far"))
+    with pytest.raises(CheckpointError, match="lacks best_so_far"):
         verify.run(folder)
 
 

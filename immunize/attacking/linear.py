@@ -58,6 +58,9 @@ class Subject:
     facts: dict[str, Any]
 
 
+NO_BENIGN = "these data have two targets and no third, so nothing is known of what else was made hard"
+
+
 @dataclass(frozen=True)
 class RawTask:
     """A task in the rows' own coordinates.
@@ -88,7 +91,8 @@ class LinearTarget:
     @property
     def facts(self) -> dict[str, Any]:
         """For the record."""
-        return self.subject.facts
+        paired = getattr(self.subject.sources[1], "pair", None) is not None
+        return self.subject.facts | ({} if paired else {"benign": NO_BENIGN})
 
     @property
     def has_network(self) -> bool:

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from immunize.evaluation.attacks import TierResult
+    from immunize.evaluation.attacks import Attacked, TierResult
 
 __all__ = ["RESULTS", "laid_out"]
 
-RESULTS = ("subject", "tasks", "results", "attacks", "curves", "verdicts", "control")
+RESULTS = ("subject", "tasks", "results", "attacks", "best_so_far", "verdicts", "control")
 """Parts of an attack record that are computed from checkpoint and data."""
 
 
 def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: list[str]) -> dict[str, Any]:
-    """Results, attacks, curves, verdicts and control of a record.
+    """Results, attacks, best scores so far, verdicts and control of a record.
 
     Args:
         cells: task -> extractor -> for each seed what `attack_all` gave.
@@ -28,7 +28,7 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
     from immunize.evaluation.attacks import TIERS, compare, in_tier, judge
 
     results: dict[str, Any] = {}
-    curves: dict[str, Any] = {}
+    best_so_far: dict[str, Any] = {}
     verdicts: dict[str, Any] = {}
     for task, by_extractor in cells.items():
         for extractor, seeds in by_extractor.items():
@@ -46,7 +46,7 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
                     "best": best,
                     "diverged": sorted({n for a, _ in pairs for n in a.diverged}),
                 }
-                curves.setdefault(task, {}).setdefault(extractor, {})[tier] = [_thin(a.curve.plain()) for a, _ in pairs]
+                best_so_far.setdefault(task, {}).setdefault(extractor, {})[tier] = [_columns(a) for a, _ in pairs]
             results.setdefault(task, {})[extractor] = laid
             verdicts.setdefault(task, {})[extractor] = vars(judge(tiers))
     attacks = {
@@ -58,17 +58,22 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
     }
     held = {task: [t for t, held in of["random_orthogonal"]["held"].items() if held] for task, of in verdicts.items()}
     control = {"held": held, "passed": not any(held.values())}
-    return {"results": results, "attacks": attacks, "curves": curves, "verdicts": verdicts, "control": control}
+    return {
+        "results": results,
+        "attacks": attacks,
+        "best_so_far": best_so_far,
+        "verdicts": verdicts,
+        "control": control,
+    }
 
 
 def _tier(found: list[TierResult]) -> dict[str, Any]:
-    there = {"reached": [r.to_target for r in found], "reference": [r.to_target_reference for r in found]}
+    from immunize.evaluation.attacks import RESOURCES
+
+    sides = {"reached": [r.to_target for r in found], "reference": [r.to_target_reference for r in found]}
     costs = {
-        side: {
-            name: [None if point is None else getattr(point.cost, name) for point in points]
-            for name in ("steps", "seconds", "samples", "flops")
-        }
-        for side, points in there.items()
+        side: {name: [None if paid is None else paid[name] for paid in of] for name in RESOURCES}
+        for side, of in sides.items()
     }
     decided = [r.held for r in found]
     return {
@@ -88,7 +93,8 @@ def _attack(seeds: list[dict[str, Any]], name: str) -> dict[str, Any]:
     cells = [of_seed[name] for of_seed in seeds]
     if cells[0]["status"] == "skipped":
         return dict(cells[0])
-    best = [cell["curve"]["test"][-1] if cell["curve"]["test"] else None for cell in cells]
+    scores = [cell["curves"]["steps"]["test"] for cell in cells]
+    best = [of[-1] if of else None for of in scores]
     return {
         "tier": cells[0]["tier"],
         "status": [cell["status"] for cell in cells],
@@ -111,5 +117,10 @@ def _spread(values: list[float | None]) -> dict[str, Any]:
     return {"mean": mean, "std": std, "values": values}
 
 
-def _thin(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return {name: columns[name] for name in ("steps", "seconds", "samples", "flops", "test")}
+def _columns(of: Attacked) -> dict[str, dict[str, list[Any]]]:
+    """By resource how much had been paid, and the test score that it had bought."""
+    found = {}
+    for by, curve in of.curves.items():
+        columns = curve.plain()
+        found[by] = {"paid": columns[by], "test": columns["test"]}
+    return found

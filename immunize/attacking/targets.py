@@ -152,7 +152,7 @@ class CellFolder:
             cell = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return cell if isinstance(cell, dict) and "curve" in cell else None
+        return cell if isinstance(cell, dict) and "curves" in cell else None
 
     def put(self, key: str, cell: dict[str, Any]) -> None:
         """Write a cell."""

@@ -1,4 +1,4 @@
-"""What an attack costs by tier and method: steps and FLOPs to 90 % of θ_0's score, a row of panels a kind of data.
+"""What an attack costs by tier and method to 90 % of θ_0's score, a row of panels a kind of data, a column a resource.
 
 Imports no other room and no torch.
 """
@@ -22,7 +22,7 @@ from immunize.report.naming import in_order
 
 __all__ = ["cost_figure"]
 
-_COLUMNS = (("steps", "steps to 90 % of θ$_0$'s score"), ("flops", "FLOPs to 90 % of θ$_0$'s score"))
+_COLUMNS = ("steps", "samples", "seconds", "flops")
 _MARKERS = ("s", "^", "D", "v", "P", "X", "*")
 _WIDTH = 0.7
 """Of a tier's place, shared by the methods."""
@@ -38,14 +38,15 @@ def cost_figure(attacks: Attacks, stem: Path) -> None:
         stem: path of the files without suffix; a PNG and a PDF are written.
     """
     panels = [(group, kind) for group in attacks.groups for kind in group.kinds]
-    figure = Figure(figsize=(11, 3.1 * len(panels) + 0.7), layout="constrained")
+    figure = Figure(figsize=(20, 3.1 * len(panels) + 0.7), layout="constrained")
     axes = figure.subplots(len(panels), len(_COLUMNS), squeeze=False)
     methods = in_order(method for group in attacks.groups for method in group.methods)
     markers = {THETA_0: "o", **dict(zip(methods, itertools.cycle(_MARKERS), strict=False))}
     for row, (group, kind) in zip(axes, panels, strict=True):
-        for axis, (quantity, label) in zip(row, _COLUMNS, strict=True):
-            _draw(axis, group, kind, quantity, markers)
-            axis.set_ylabel(label, fontsize=9)
+        for axis, resource in zip(row, _COLUMNS, strict=True):
+            _draw(axis, group, kind, resource, markers)
+            name = "FLOPs" if resource == "flops" else resource
+            axis.set_ylabel(f"{name} to 90 % of θ$_0$'s score", fontsize=9)
         row[0].set_title(f"{group.name}: {KIND_WORDS[kind]} task", fontsize=10, loc="left")
     handles = {
         label: handle for axis in axes[:, 0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
@@ -57,10 +58,10 @@ def cost_figure(attacks: Attacks, stem: Path) -> None:
     save_figure(figure, stem)
 
 
-def _draw(axis: Axes, group: Group, kind: str, quantity: str, markers: Mapping[str, str]) -> None:
+def _draw(axis: Axes, group: Group, kind: str, resource: str, markers: Mapping[str, str]) -> None:
     methods, tiers = [THETA_0, *group.methods], group.tiers
     values = {
-        (method, tier): [math.inf if v is None else float(v) for v in getattr(tried, quantity)]
+        (method, tier): [math.inf if v is None else float(v) for v in tried.paid[resource]]
         for method in methods
         for tier in tiers
         if (tried := group.tried(method, kind, tier)) is not None

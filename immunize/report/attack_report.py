@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+from immunize.report.attack_curves import curves_figure, has_curves
 from immunize.report.attack_figure import cost_figure
-from immunize.report.attack_runs import Attacks, Group, load_attacks
+from immunize.report.attack_runs import CONTROL, THETA_0, Attacks, Group, load_attacks
 from immunize.report.attack_tables import KIND_WORDS, attack_tables, unbroken_counts
 from immunize.report.cells import NOTHING
 from immunize.report.layout import write_tables
@@ -16,7 +18,11 @@ from immunize.report.provenance import made_with, versions_of
 __all__ = ["NAME", "report_attacks"]
 
 NAME = "table_attacks"
-FIGURE = "cost"
+FIGURE, CURVES = "cost", "curves"
+ON_FEATURES = ("T0", "T1", "T2", "T3")
+"""Tiers that all learn a probe of the same features."""
+NEAR = 0.01
+"""Scores that differ by no more are called the same: a point of accuracy, or a hundredth of R²."""
 _REDUCED = "**REDUCED**: a shortened grid that shows the code path; its numbers are not to be reported."
 
 
@@ -40,20 +46,52 @@ def report_attacks(folder: Path, out: Path | None) -> str:
     write_results(attacks.records, out)
     write_tables(tables, NAME, out)
     cost_figure(attacks, out / FIGURE)
+    if has_curves(attacks):
+        curves_figure(attacks, out / CURVES)
     (out / "README.md").write_text(_readme(attacks, out.name, text), encoding="utf-8")
     return text
 
 
 def outcome(attacks: Attacks) -> list[str]:
-    """Two sentences a kind of data: how far each method held, and where the defence fails."""
+    """By kind of data: how far each method held, where the defence fails, and what to distrust in these numbers."""
     sentences = []
     for group in attacks.groups:
         reached = "; ".join(f"`{method}` {unbroken_counts(group, method)}" for method in group.methods)
         sentences.append(
             f"- {group.name}: the highest tier up to which the harmful task was unbroken is, by method, {reached}. "
-            f"{_failures(group)}"
+            f"{' '.join([_failures(group), *_control(group), *_short_of(group)])}"
         )
     return sentences
+
+
+def _control(group: Group) -> list[str]:
+    """Where a map that changes nothing held: there a single verdict is noise."""
+    found = []
+    for kind in group.kinds:
+        for tier in group.tiers:
+            tried = group.tried(CONTROL, kind, tier)
+            if tried is not None and (held := tried.held.count(True)):
+                found.append(f"{tier} of the {KIND_WORDS[kind]} task in {held} of {len(tried.held)} cases")
+    return [f"The control, {CONTROL}, held {', '.join(found)}: there a single verdict is noise."] if found else []
+
+
+def _short_of(group: Group) -> list[str]:
+    """Tiers in which θ_0's own attackers end below the best of its features' tiers: the budget ends them."""
+    means = {tier: _mean_score(group, tier) for tier in group.tiers if tier in ON_FEATURES}
+    best = max(means, key=lambda tier: means[tier])
+    short_of = [f"{tier} ({means[tier]:.3f})" for tier in means if means[tier] < means[best] - NEAR]
+    if not short_of:
+        return []
+    return [
+        f"From θ_0 itself the attackers of {', '.join(short_of)} end more than a point below {best} "
+        f"({means[best]:.3f}): the budget ends them, not the features."
+    ]
+
+
+def _mean_score(group: Group, tier: str) -> float:
+    tried = group.tried(THETA_0, "harmful", tier)
+    values = [v for of in tried.score.values() for v in of if v is not None] if tried is not None else []
+    return sum(values) / len(values) if values else math.nan
 
 
 def _failures(group: Group) -> str:
@@ -88,7 +126,7 @@ def _readme(attacks: Attacks, name: str, text: str) -> str:
             "grid",
             f"`{attacks.grid['name']}`, {budget['steps']:,} steps a candidate, {budget['flops']:.0e} FLOPs an attack",
         ),
-        *((f"{tier}", ", ".join(f"`{one}`" for one in names)) for tier, names in _by_tier(attacks).items()),
+        *((tier, ", ".join(names)) for tier, names in _by_tier(attacks).items()),
         *made_with(attacks.records),
         versions_of(attacks.records),
     ]
@@ -111,8 +149,10 @@ def _readme(attacks: Attacks, name: str, text: str) -> str:
         "",
         f"![{attacks.mark('cost of an attack by tier')}]({FIGURE}.png)",
         "",
-        "Markers are medians over runs, bars go from the cheapest run to the dearest; hollow: the median run never "
-        "gets there within the budget. What the tiers and the rules of the grid are stands in docs/attacks.md.",
+        *([f"![{attacks.mark('best score so far by tier')}]({CURVES}.png)", ""] if has_curves(attacks) else []),
+        "Costs: markers are medians over runs, bars go from the cheapest run to the dearest; hollow: the median run "
+        "never gets there within the budget. Best scores so far: medians over runs, tasks and seeds, and their range. "
+        "What the tiers and the rules of the grid are stands in docs/attacks.md.",
         "",
         text,
     ]
@@ -124,10 +164,24 @@ def _paired(attacks: Attacks) -> bool:
 
 
 def _by_tier(attacks: Attacks) -> dict[str, list[str]]:
-    """The attacks of the tiers that something was attacked in; those that need a network are skipped elsewhere."""
+    """The attacks of the tiers that something was attacked in, with budgets of their own and the tasks they are for."""
     tried = {tier for group in attacks.groups for tier in group.tiers}
     found: dict[str, list[str]] = {}
     for name, settings in attacks.grid["attacks"].items():
         if settings["tier"] in tried:
-            found.setdefault(settings["tier"], []).append(name)
+            found.setdefault(settings["tier"], []).append(f"`{name}`{_terms(settings)}")
     return dict(sorted(found.items()))
+
+
+def _terms(settings: dict[str, Any]) -> str:
+    """Where an attack departs from the grid's: its own FLOPs, the images it is measured on, the tasks it is for."""
+    terms = []
+    if settings.get("flops") is not None:
+        terms.append(f"{settings['flops']:.0e} FLOPs")
+    if "measured" in settings:
+        terms.append(f"{settings['steps']:,} steps, measured on {settings['measured']:,} images")
+    if settings.get("ranks"):
+        terms.append(f"ranks {', '.join(map(str, settings['ranks']))}")
+    if settings.get("kinds"):
+        terms.append(f"{', '.join(KIND_WORDS[kind] for kind in settings['kinds'])} tasks")
+    return f" ({'; '.join(terms)})" if terms else ""

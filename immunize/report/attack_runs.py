@@ -2,7 +2,7 @@
 
 A record of `immunize.attack` says of what run it is; here that is laid out as in a run's own record, so that names,
 packing and reading are those of all other experiments. The numbers of θ_0 stand beside the immunized model's in every
-tier, so that θ_0's own column of the record is not kept; curves stay with the run.
+tier, so that θ_0's own column of the record is not kept; of the curves those of the harmful tasks against steps are.
 
 Imports no other room and no torch.
 """
@@ -27,6 +27,8 @@ from immunize.report.runs import Collection
 __all__ = ["CONTROL", "KINDS", "THETA_0", "TIERS", "Attacks", "Group", "Tried", "collected", "load_attacks"]
 
 Record = dict[str, Any]
+Curve = dict[str, list[float]]
+"""Two columns, "paid" and "test"."""
 
 TIERS = ("T0", "T1", "T2", "T3", "T4", "T5")
 KINDS = ("harmful", "pretrain", "benign")
@@ -57,16 +59,14 @@ class Tried:
 
     Attributes:
         score: by pair and task, one number a run and attacker's seed; None where no attack had a finite output.
-        steps: to 90 % of θ_0's score, None for never.
-        flops: likewise.
+        paid: by resource ("steps", "seconds", "samples", "flops") what 90 % of θ_0's score cost, None for never.
         held: whether the task stayed costlier or less accurate than from θ_0; None where that is not decided; of θ_0
             itself nothing.
         undecided: why not, in a few words.
     """
 
     score: dict[str, list[float | None]]
-    steps: list[int | None]
-    flops: list[float | None]
+    paid: dict[str, list[float | None]]
     held: list[bool | None]
     undecided: tuple[str, ...]
 
@@ -112,19 +112,35 @@ class Group(Collection):
         extractor = "random_orthogonal" if method == CONTROL else "immunized"
         side = "_reference" if method == THETA_0 else ""
         score: dict[str, list[float | None]] = defaultdict(list)
-        steps, flops, held, undecided = [], [], [], set()
+        paid: dict[str, list[float | None]] = defaultdict(list)
+        held, undecided = [], set()
         for record in self.of_method(method):
             for task, facts in record["tasks"].items():
                 found = record["results"][task][extractor].get(tier)
                 if found is None or facts["kind"] != kind:
                     continue
                 score[f"{pair_label(record)} {task}"] += found[f"score{side}"]["values"]
-                steps += found[f"to_target{side}"]["steps"]
-                flops += found[f"to_target{side}"]["flops"]
+                for resource, values in found[f"to_target{side}"].items():
+                    paid[resource] += values
                 if method != THETA_0:
                     held += found["held"]
                     undecided |= set(found["undecided"])
-        return Tried(dict(score), steps, flops, held, tuple(sorted(undecided))) if score else None
+        return Tried(dict(score), dict(paid), held, tuple(sorted(undecided))) if score else None
+
+    def curves(self, method: str, tier: str) -> list[Curve]:
+        """Best score so far against steps on the harmful tasks, one a run, task and attacker's seed.
+
+        Args:
+            method: a method or `THETA_0`.
+            tier: of `TIERS`.
+        """
+        extractor = "theta_0" if method == THETA_0 else "immunized"
+        return [
+            curve
+            for record in self.of_method(method)
+            for of in record.get("best_so_far", {}).values()
+            for curve in of[extractor].get(tier, [])
+        ]
 
 
 @dataclass(frozen=True)
@@ -211,6 +227,11 @@ def collected(record: Record) -> Record:
     if subject["method"] is None:
         raise KeyError("subject.method")
     results = {task: {name: of[name] for name in _EXTRACTORS} for task, of in record["results"].items()}
+    best_so_far = {
+        task: {name: _by_steps(of[name]) for name in ("theta_0", "immunized")}
+        for task, of in record["best_so_far"].items()
+        if record["tasks"][task]["kind"] == "harmful"
+    }
     return {
         **{name: record[name] for name in _KEPT},
         **{name: subject[name] for name in _SAID},
@@ -218,7 +239,12 @@ def collected(record: Record) -> Record:
         "subject": {name: value for name, value in subject.items() if name not in (*_SAID, "run_seed")},
         "config": {name: value for name, value in record["config"].items() if name in _SETTINGS},
         "results": results,
+        "best_so_far": best_so_far,
     }
+
+
+def _by_steps(tiers: Record) -> dict[str, list[Curve]]:
+    return {tier: [curves["steps"] for curves in seeds] for tier, seeds in tiers.items()}
 
 
 def _read(path: Path) -> Record:

@@ -68,7 +68,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
             "data_hash": record["data_hash"],
             "checkpoint_sha256": None if attack is None else attack["subject"]["checkpoint_sha256"],
             "git_commit": record.get("git_commit"),
-            "versions": {name: record["versions"].get(name) for name in _VERSIONS},
+            "versions": _versions(record),
         },
         "reproduce": [
             record["command"],
@@ -111,7 +111,7 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         "",
         "## Provenance",
         "",
-        *_provenance(card["provenance"]),
+        *_provenance(card["provenance"], card["attack"]),
         "",
         "## Reproduce",
         "",
@@ -202,6 +202,8 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
             },
         }
     return {
+        "git_commit": attack.get("git_commit"),
+        "versions": _versions(attack),
         "grid": config["attack"]["name"],
         "reduced": config["attack"]["reduced"],
         "budget": config["attack"]["budget"],
@@ -263,10 +265,24 @@ def _attack_lines(found: dict[str, Any], attack: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _provenance(found: dict[str, Any]) -> list[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    facts = {**{name: found[name] for name in ("config_hash", "data_hash", "checkpoint_sha256", "git_commit")}}
-    return [*(f"- {name.replace('_', ' ')}: `{value}`" for name, value in facts.items()), f"- versions: {versions}"]
+def _versions(record: dict[str, Any]) -> dict[str, str | None]:
+    return {name: record["versions"].get(name) for name in _VERSIONS}
+
+
+def _provenance(found: dict[str, Any], attack: dict[str, Any] | None) -> list[str]:
+    """Of the run, and of the attack where that was made with something else."""
+    names = ("config_hash", "data_hash", "checkpoint_sha256", "git_commit")
+    lines = [f"- {name.replace('_', ' ')}: `{found[name]}`" for name in names]
+    lines.append(f"- versions: {_in_words(found['versions'])}")
+    if attack is not None and attack["git_commit"] != found["git_commit"]:
+        lines.append(f"- git commit of the attack: `{attack['git_commit']}`")
+    if attack is not None and attack["versions"] != found["versions"]:
+        lines.append(f"- versions of the attack: {_in_words(attack['versions'])}")
+    return lines
+
+
+def _in_words(versions: dict[str, str | None]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _write(path: Path, text: str) -> None:

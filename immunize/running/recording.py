@@ -56,6 +56,11 @@ def new_record(cfg: DictConfig) -> dict[str, Any]:
     }
 
 
+def data_facts(data: PairedData) -> dict[str, Any]:
+    """What both data sets are, and how many rows of them are immunized on."""
+    return {role: data.source(role).describe() | {"fit_rows": len(data.fit.of(role))} for role in ROLES}
+
+
 def evaluate_fits(
     record: dict[str, Any], cfg: DictConfig, fits: dict[str, Fit], pairs: dict[str, PairedData], clock: float
 ) -> None:
@@ -65,7 +70,7 @@ def evaluate_fits(
         status=next((f.status for f in fits.values() if f.status != "finished"), "finished"),
         pretrain=data.pretrain.name,
         harmful=data.harmful.name,
-        data={role: data.source(role).describe() | {"fit_rows": len(data.fit.of(role))} for role in ROLES},
+        data=data_facts(data),
         data_hash=data.data_hash,
         held_out_protocol=data.held_out_protocol if cfg.selection is None else None,
         training={name: {"steps": f.steps, "seconds": f.seconds, **f.facts} for name, f in fits.items()},

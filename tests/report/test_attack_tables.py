@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from immunize.attack import ATTACK_RECORD
+from immunize.evaluation.attacks import RESOURCES
 from immunize.report.__main__ import main
+from immunize.report.attack_curves import scores_at
 from immunize.report.attack_report import outcome, report_attacks
 from immunize.report.attack_runs import CONTROL, THETA_0, Attacks, Group, collected, load_attacks
 from immunize.report.attack_tables import attack_tables, held_counts, middle, unbroken_counts
@@ -75,7 +78,9 @@ def test_record_is_laid_out_without_paths_and_curves(base: Record) -> None:
     assert line["results"]["harmful"].keys() == {"immunized", "random_orthogonal"}
     assert base["config"]["run"] not in json.dumps(line)
     assert line["config"].keys() >= {"attack", "tiers", "seeds", "validation_fraction", "test_fraction"}
-    assert not {"curves", "attacks"} & line.keys()
+    assert "attacks" not in line
+    assert line["best_so_far"].keys() == {"harmful"}
+    assert line["best_so_far"]["harmful"].keys() == {"theta_0", "immunized"}
 
 
 def test_counts_and_middles_are_those_of_the_runs(base: Record) -> None:
@@ -103,9 +108,10 @@ def test_counts_and_middles_are_those_of_the_runs(base: Record) -> None:
     scores = cells(tables["attacks-synthetic-harmful-score"])
     assert scores["ours"][0] == "0.7 ± 0.1"
     assert scores[THETA_0] == ["0.9 ± 0"] * 4
-    costs = cells(tables["attacks-synthetic-harmful-cost"])
+    costs = cells(tables["attacks-synthetic-harmful-steps"])
     assert costs["ours"][:2] == ["90", "1.8e+03"]
     assert costs[CONTROL][:2] == ["5", "1.0e+02"]
+    assert cells(tables["attacks-synthetic-harmful-samples"])[CONTROL][:2] == ["50", "0.1"]
 
 
 def test_reference_and_control_are_counted_once_a_seed(base: Record) -> None:
@@ -113,7 +119,7 @@ def test_reference_and_control_are_counted_once_a_seed(base: Record) -> None:
     assert len(group.of_method(THETA_0)) == len(group.of_method(CONTROL)) == 2
     tried = group.tried(THETA_0, "harmful", "T0")
     assert tried is not None
-    assert len(tried.steps) == 2
+    assert {resource: len(values) for resource, values in tried.paid.items()} == dict.fromkeys(RESOURCES, 2)
     assert tried.held == []
 
 
@@ -133,6 +139,34 @@ def test_outcome_names_what_failed(base: Record) -> None:
     assert "`ours` T0; `imma` none" in sentence
     assert "No method held in every run in T1, T2, T3" in sentence
     assert "in T0 the pre-training task was made as hard, in most runs, by `imma`" in sentence
+    assert "control" not in sentence
+    assert "more than a point" not in sentence
+
+
+def test_outcome_names_what_to_distrust(base: Record) -> None:
+    first, second = changed(base, "ours", 0), changed(base, "ours", 1)
+    first["results"]["harmful"]["random_orthogonal"]["T1"]["held"] = [True]
+    for record in (first, second):
+        record["results"]["harmful"]["immunized"]["T0"]["score_reference"]["values"] = [0.7]
+    (sentence,) = outcome(attacks_of(first, second))
+    assert "random rotation, held T1 of the harmful task in 1 of 2 cases: there a single verdict is noise" in sentence
+    assert "From θ_0 itself the attackers of T0 (0.700) end more than a point below T1 (0.900)" in sentence
+
+
+def test_method_that_one_table_lacks_is_named(base: Record) -> None:
+    other = changed(base, "imma", 0)
+    other["subject"] |= {"harmful": "digits"}
+    tables = tables_of(changed(base, "ours", 0), other)
+    notes = [
+        note for label in ("attacks-synthetic", "attacks-synthetic-against-digits") for note in tables[label].notes
+    ]
+    assert "No run of `imma` was attacked: it did not finish, or was left out." in notes
+    assert "No run of `ours` was attacked: it did not finish, or was left out." in notes
+
+
+def test_curve_is_what_had_been_paid_for() -> None:
+    found = scores_at({"paid": [2, 10], "test": [0.5, 0.8]}, [1, 2, 9, 10, 100])
+    assert np.array_equal(found, [np.nan, 0.5, 0.5, 0.8, 0.8], equal_nan=True)
 
 
 def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> None:
@@ -140,16 +174,21 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
         folder = tmp_path / "runs" / str(index)
         folder.mkdir(parents=True)
         record = changed(base, method, 0, T0=(0.5, None, True))
-        record["config"]["attack"]["attacks"]["last_block"] = {"tier": "T4"}  # of the grid, but of networks only
+        attacks = record["config"]["attack"]["attacks"]
+        attacks["last_block"] = {"tier": "T4"}  # of the grid, but of networks only
+        attacks["gd_fixed"] |= {"kinds": ["harmful"], "flops": 2e9}
         (folder / ATTACK_RECORD).write_text(json.dumps(record))
     text = report_attacks(tmp_path / "runs", tmp_path / "out")
-    files = {"README.md", "table.md", "table.tex", "results.jsonl", "common.json", "cost.png", "cost.pdf"}
+    files = {"README.md", "table.md", "table.tex", "results.jsonl", "common.json"} | {
+        f"{name}.{kind}" for name in ("cost", "curves") for kind in ("png", "pdf")
+    }
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
     assert report_attacks(tmp_path / "out", None) == text
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "REDUCED" in readme
     assert "make table_attacks" in readme
     assert "\n| T3 | " in readme
+    assert "| T0 | `gd_fixed` (2e+09 FLOPs; harmful tasks)" in readme
     assert "| T4 |" not in readme
     assert str(tmp_path) not in readme + (tmp_path / "out" / "results.jsonl").read_text()
     assert len(load_attacks(tmp_path / "out")) == 2

@@ -5,7 +5,7 @@ One file an attack; `protocol` says what they have in common, `grid` runs them, 
 
 from immunize.evaluation.attacks.adaptive import LinearMap, PublicReference
 from immunize.evaluation.attacks.conjugate_gradient import ConjugateGradient
-from immunize.evaluation.attacks.curves import Cost, Curve, Point, Trace, best_so_far
+from immunize.evaluation.attacks.curves import RESOURCES, Cost, Curve, Point, Trace, best_so_far
 from immunize.evaluation.attacks.first_order import FirstOrder
 from immunize.evaluation.attacks.full_finetune import FullFinetune
 from immunize.evaluation.attacks.gradient_descent import GradientDescent
@@ -22,6 +22,7 @@ from immunize.evaluation.attacks.repaired import Repaired
 from immunize.evaluation.attacks.ridge import Ridge
 
 __all__ = [
+    "RESOURCES",
     "TIERS",
     "Attack",
     "AttackData",

@@ -2,8 +2,8 @@
 
 The attacker chooses candidate and stopping time by its validation rows. So "best so far" after t steps is the point of
 the best validation score among all candidates' first t steps, and its value is that point's test score, which may
-therefore fall. What was paid (seconds, samples, FLOPs) is what the chosen candidate had paid by then; tuning is counted
-apart.
+therefore fall. An attacker who saves FLOPs chooses otherwise than one who saves steps: there is a curve for each of
+`RESOURCES`. What was paid is what the chosen candidate had paid by then; tuning is counted apart.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["LOOKS_PER_DECADE", "Cost", "Curve", "Point", "Trace", "best_so_far", "look_steps"]
+__all__ = ["LOOKS_PER_DECADE", "RESOURCES", "Cost", "Curve", "Point", "Trace", "best_so_far", "look_steps"]
 
 LOOKS_PER_DECADE = 10
 """Steps at which a candidate is measured: a factor of 2 in steps spans three of them."""
+
+
+RESOURCES = ("steps", "seconds", "samples", "flops")
+"""Attributes of :class:`Cost`: what an attacker may want to save."""
 
 
 @dataclass(frozen=True)
@@ -83,63 +87,62 @@ class Trace:
 
 @dataclass(frozen=True)
 class Curve:
-    """Best so far against cost; a point where the choice changed.
+    """Best so far against one resource; a point where the choice changed.
 
     Attributes:
-        points: ascending in steps, strictly ascending in validation score.
+        points: ascending in the resource, strictly ascending in validation score.
         labels: of the chosen candidates.
+        by: the resource, of `RESOURCES`.
     """
 
     points: tuple[Point, ...]
     labels: tuple[str, ...]
+    by: str = "steps"
 
     @property
     def best(self) -> Point | None:
         """What is reached in the end; None if nothing was."""
         return self.points[-1] if self.points else None
 
-    def first_above(self, score: float) -> Point | None:
-        """The first point whose test score is at least `score`; None if that never happened."""
-        return next((point for point in self.points if point.test >= score), None)
+    def cost_of(self, score: float) -> float | None:
+        """How much of the resource it took until the test score was at least `score`; None if that never happened."""
+        return next((getattr(point.cost, self.by) for point in self.points if point.test >= score), None)
 
     def plain(self) -> dict[str, list[Any]]:
         """Columns, for a record."""
         return {
-            "steps": [point.cost.steps for point in self.points],
-            "seconds": [point.cost.seconds for point in self.points],
-            "samples": [point.cost.samples for point in self.points],
-            "flops": [point.cost.flops for point in self.points],
+            **{name: [getattr(point.cost, name) for point in self.points] for name in RESOURCES},
             "validation": [point.validation for point in self.points],
             "test": [point.test for point in self.points],
             "label": list(self.labels),
         }
 
     @classmethod
-    def of_plain(cls, columns: dict[str, list[Any]]) -> Curve:
+    def of_plain(cls, columns: dict[str, list[Any]], by: str = "steps") -> Curve:
         """The curve that `plain` laid out."""
-        names = ("steps", "seconds", "samples", "flops", "validation", "test")
-        rows = zip(*(columns[name] for name in names), strict=True)
-        points = (Point(Cost(*row[:4]), *row[4:]) for row in rows)
-        return cls(tuple(points), tuple(columns["label"]))
+        rows = zip(*(columns[name] for name in (*RESOURCES, "validation", "test")), strict=True)
+        points = (Point(Cost(*row[: len(RESOURCES)]), *row[len(RESOURCES) :]) for row in rows)
+        return cls(tuple(points), tuple(columns["label"]), by)
 
 
-def best_so_far(labelled: Iterable[tuple[str, Sequence[Point]]]) -> Curve:
+def best_so_far(labelled: Iterable[tuple[str, Sequence[Point]]], by: str = "steps") -> Curve:
     """The curve of an attacker that has all these candidates at its disposal.
 
-    Of equal validation scores the one with fewer steps counts, then the one with fewer FLOPs.
+    Of equal validation scores the one counts that took less of the resource, then the one with fewer FLOPs.
 
     Args:
         labelled: label and points of each candidate.
+        by: the resource that the attacker saves, of `RESOURCES`.
     """
     flat = [(point, label) for label, points in labelled for point in points]
-    flat.sort(key=lambda item: (item[0].cost.steps, -item[0].validation, item[0].cost.flops))
+    flat.sort(key=lambda item: (getattr(item[0].cost, by), -item[0].validation, item[0].cost.flops))
     points, labels, best = [], [], -math.inf
     for point, label in flat:
         if point.validation > best:
             best = point.validation
             points.append(point)
             labels.append(label)
-    return Curve(tuple(points), tuple(labels))
+    return Curve(tuple(points), tuple(labels), by)
 
 
 def look_steps(last: int, per_decade: int = LOOKS_PER_DECADE) -> list[int]:

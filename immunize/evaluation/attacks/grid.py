@@ -1,9 +1,9 @@
 """Every attack on every task of every extractor, with one budget; finished attacks are kept and not repeated.
 
 A cell is one attack on one task through one extractor with one seed. Its key is a hash of everything that changes its
-numbers: the rows as the extractor shows them (and θ_0's, or the network, where the attack uses them), the attack's
-settings, the budget and the seed. So a cell of another model is never taken for this one's, and runs that share a θ_0
-share its cells.
+numbers: the rows as the extractor shows them (and θ_0's, or the network with its device, where the attack uses them),
+the attack's settings, the budget, the seed, and the number of threads, by which sums are rounded. So a cell of another
+model is never taken for this one's, and runs that share a θ_0 share its cells.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import torch
+
 from immunize.errors import UserError
-from immunize.evaluation.attacks.curves import Cost, Curve, best_so_far
+from immunize.evaluation.attacks.curves import RESOURCES, Cost, Curve, best_so_far
 from immunize.evaluation.attacks.judging import Attacked
 from immunize.evaluation.attacks.protocol import TIERS, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.scoring import chance
 
 __all__ = ["CELL_VERSION", "Entry", "Store", "attack_all", "check_tiers", "hash_of_data", "in_tier"]
 
-CELL_VERSION = 3
+CELL_VERSION = 4
 """Part of every key; raised when a change of the code changes numbers."""
 
 Cell = dict[str, Any]
@@ -98,7 +100,8 @@ def attack_all(
 
     Returns:
         a cell an attack, by its name: status "finished", "diverged", or "skipped" where the attack needs what is not
-        there; tier, curve, candidates, what all of them took together, and the score of the best constant answer.
+        there; tier, curves by resource, candidates, what all of them took together, and the score of the best constant
+        answer.
     """
     here = hash_of_data(data)
     reference = None if data.reference is None else hash_of_data(data.reference)
@@ -114,7 +117,10 @@ def attack_all(
             continue
         shown = [here] if attack.sees_features else []
         shown += [] if attack.needs == "features" else [str(there[attack.needs])]
-        about = [CELL_VERSION, shown, dict(entry.settings), asdict(budget), seed]
+        computed: list[object] = [torch.get_num_threads()]
+        if attack.needs == "model" and data.network is not None:
+            computed.append(data.network.device.type)
+        about = [CELL_VERSION, shown, dict(entry.settings), asdict(budget), seed, computed]
         key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
         cell = None if store is None else store.get(key)
         known = cell is not None
@@ -137,15 +143,18 @@ def in_tier(cells: Mapping[str, Cell], tier: str) -> Attacked | None:
     mine = {name: cell for name, cell in cells.items() if cell["tier"] == tier and cell["status"] != "skipped"}
     if not mine:
         return None
-    curves = {name: Curve.of_plain(cell["curve"]) for name, cell in mine.items()}
-    labelled = [
-        (f"{name}: {label}", [point])
-        for name, curve in curves.items()
-        for point, label in zip(curve.points, curve.labels, strict=True)
-    ]
+    curves = {}
+    for by in RESOURCES:
+        of = {name: Curve.of_plain(cell["curves"][by]) for name, cell in mine.items()}
+        labelled = [
+            (f"{name}: {label}", [point])
+            for name, curve in of.items()
+            for point, label in zip(curve.points, curve.labels, strict=True)
+        ]
+        curves[by] = best_so_far(labelled, by)
     diverged = tuple(name for name, cell in mine.items() if cell["status"] == "diverged")
     return Attacked(
-        curve=best_so_far(labelled),
+        curves=curves,
         diverged=diverged,
         undecided_by=tuple(name for name in diverged if mine[name]["scale_free"]),
         chance=next(iter(mine.values()))["chance"],
@@ -153,14 +162,14 @@ def in_tier(cells: Mapping[str, Cell], tier: str) -> Attacked | None:
 
 
 def _cell(attack: Attack, outcome: Outcome, constant: float) -> Cell:
-    curve = best_so_far((trace.label, trace.points) for trace in outcome.traces)
+    labelled = [(trace.label, trace.points) for trace in outcome.traces]
     spent = sum((trace.spent for trace in outcome.traces), Cost())
     return {
         "tier": attack.tier,
         "status": outcome.status,
         "scale_free": attack.scale_free,
         "chance": constant,
-        "curve": curve.plain(),
+        "curves": {by: best_so_far(labelled, by).plain() for by in RESOURCES},
         "spent": asdict(spent),
         "candidates": [
             {
@@ -180,8 +189,9 @@ def _skipped(attack: Attack) -> Cell:
 
 
 def _in_words(cell: Cell) -> str:
-    scores, diverged = cell["curve"]["test"], sum(one["status"] == "diverged" for one in cell["candidates"])
-    steps = cell["curve"]["steps"][-1] if scores else 0
+    curve, diverged = cell["curves"]["steps"], sum(one["status"] == "diverged" for one in cell["candidates"])
+    scores = curve["test"]
+    steps = curve["steps"][-1] if scores else 0
     text = f"score {scores[-1]:.3f} after {steps:,} step{'s' * (steps != 1)}" if scores else "no finite output"
     if diverged:
         text += f", {diverged} of {len(cell['candidates'])} candidates diverged"

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from immunize.evaluation.attacks.curves import Curve, Point
+from immunize.evaluation.attacks.curves import Curve
 from immunize.evaluation.attacks.protocol import TIERS
 
 __all__ = [
@@ -43,22 +43,34 @@ LEARNS_BY = 0.05
 ROUNDING = 1e-9
 """Scores are quotients of counts; 0.95 - 0.90 shall count as 5 points."""
 
+Paid = Mapping[str, float | None]
+"""By resource how much was paid, each by an attacker who saves that one; None for never."""
+
 
 @dataclass(frozen=True)
 class Attacked:
     """One extractor under all attacks of one tier, one seed.
 
     Attributes:
-        curve: best so far over the tier's attacks.
+        curves: best so far over the tier's attacks, by resource.
         diverged: attacks of which every candidate diverged.
         undecided_by: those of them that do not hang on the features' scale: the tier has nothing in their place.
         chance: score of the best constant answer.
     """
 
-    curve: Curve
+    curves: Mapping[str, Curve]
     diverged: tuple[str, ...]
     undecided_by: tuple[str, ...]
     chance: float
+
+    @property
+    def curve(self) -> Curve:
+        """That against steps, by which the grid chooses and judges."""
+        return self.curves["steps"]
+
+    def paid_for(self, score: float) -> Paid:
+        """How much of each resource it took to reach a test score."""
+        return {name: curve.cost_of(score) for name, curve in self.curves.items()}
 
 
 @dataclass(frozen=True)
@@ -68,27 +80,27 @@ class TierResult:
     Attributes:
         score: best score reached; None if no attack had a finite output.
         score_reference: θ_0's.
-        to_target: where it first had `TARGET` of θ_0's best score; None if never.
-        to_target_reference: θ_0's.
+        to_target: what it paid for `TARGET` of θ_0's best score.
+        to_target_reference: θ_0's; None, both of them, if θ_0 does not learn the task.
         held: the task stayed costlier or less accurate; None if that is not decided.
         reason: in a few words, why it is not decided; "" where it is.
     """
 
     score: float | None
     score_reference: float | None
-    to_target: Point | None
-    to_target_reference: Point | None
+    to_target: Paid | None
+    to_target_reference: Paid | None
     held: bool | None
     reason: str = ""
 
     @property
     def costlier(self) -> float | None:
         """Steps to the target over θ_0's; infinite if the target is never reached, None if θ_0 has none."""
-        if self.to_target_reference is None:
+        if self.to_target is None or self.to_target_reference is None:
             return None
-        if self.to_target is None:
-            return float("inf")
-        return self.to_target.cost.steps / self.to_target_reference.cost.steps
+        there, easy = self.to_target["steps"], self.to_target_reference["steps"]
+        assert easy is not None  # θ_0's best score is above
+        return float("inf") if there is None else there / easy
 
 
 @dataclass(frozen=True)
@@ -123,18 +135,18 @@ def compare(extractor: Attacked, reference: Attacked) -> TierResult:
     if best_reference.test < reference.chance + LEARNS_BY:
         return TierResult(score, best_reference.test, None, None, None, "θ_0 itself does not learn the task")
     target = TARGET * best_reference.test
-    there, there_reference = extractor.curve.first_above(target), reference.curve.first_above(target)
-    assert there_reference is not None  # its best score is above
+    paid, paid_reference = extractor.paid_for(target), reference.paid_for(target)
     if score is None:
-        return TierResult(None, best_reference.test, None, there_reference, None, "every attack diverged")
+        return TierResult(None, best_reference.test, paid, paid_reference, None, "every attack diverged")
     less_accurate = best_reference.test - score >= LESS_ACCURATE_BY - ROUNDING
-    easy = there_reference.cost.steps
-    costlier = there is None or there.cost.steps >= max(COSTLIER_BY * easy, easy + MORE_STEPS)
+    there, easy = paid["steps"], paid_reference["steps"]
+    assert easy is not None  # its best score is above
+    costlier = there is None or there >= max(COSTLIER_BY * easy, easy + MORE_STEPS)
     held: bool | None = less_accurate or costlier
     reason = ""
     if held and extractor.undecided_by:
         held, reason = None, f"diverged with every candidate: {', '.join(extractor.undecided_by)}"
-    return TierResult(score, best_reference.test, there, there_reference, held, reason)
+    return TierResult(score, best_reference.test, paid, paid_reference, held, reason)
 
 
 def judge(tiers: Mapping[str, Sequence[TierResult]]) -> Verdict:

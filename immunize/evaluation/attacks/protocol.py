@@ -24,7 +24,20 @@ from immunize.evaluation.attacks.curves import Trace
 from immunize.evaluation.attacks.factoring import Array
 from immunize.evaluation.attacks.network import Network
 
-__all__ = ["TASKS", "TIERS", "Array", "Attack", "AttackData", "Budget", "Needs", "Outcome", "Predict", "Rows", "Task"]
+__all__ = [
+    "KINDS",
+    "TASKS",
+    "TIERS",
+    "Array",
+    "Attack",
+    "AttackData",
+    "Budget",
+    "Needs",
+    "Outcome",
+    "Predict",
+    "Rows",
+    "Task",
+]
 
 Predict = Callable[[Array], Array]
 """Features (M, D) to outputs (M, C)."""
@@ -32,6 +45,9 @@ Predict = Callable[[Array], Array]
 Task = Literal["classification", "regression"]
 Needs = Literal["features", "reference", "model"]
 TASKS: tuple[Task, ...] = get_args(Task)
+KINDS = ("harmful", "pretrain", "benign")
+"""Of tasks: to be made costly, and the two that are not."""
+
 TIERS = {
     "T0": "gradient descent, the paper's attacker",
     "T1": "first-order optimizers",
@@ -195,14 +211,16 @@ class Attack(ABC):
 
     Attributes:
         tier: of `TIERS`.
+        kinds: of tasks that it is tried on, "harmful", "pretrain" or "benign"; None for all.
         needs: beside the features, those of θ_0 for the same rows, or the network's weights.
         sees_features: False for one that leaves the extractor's own features aside; its result is everyone's.
 
     Raises:
-        UserError: an unknown tier.
+        UserError: an unknown tier or kind.
     """
 
     tier: str
+    kinds: tuple[str, ...] | None = None
     needs: ClassVar[Needs] = "features"
     sees_features: ClassVar[bool] = True
     tasks: ClassVar[tuple[Task, ...]] = TASKS
@@ -210,6 +228,8 @@ class Attack(ABC):
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
             raise UserError(f"unknown tier {self.tier!r}; there are {', '.join(TIERS)}")
+        if unknown := [kind for kind in self.kinds or () if kind not in KINDS]:
+            raise UserError(f"unknown kind of task {unknown[0]!r}; there are {', '.join(KINDS)}")
 
     @property
     def scale_free(self) -> bool:

@@ -40,9 +40,9 @@ def attack_section(attack: dict[str, Any] | None, problem: str | None = None) ->
     parts.append(
         note(
             f"Grid `{grid['name']}`: {budget['steps']:,} steps a candidate, {budget['flops']:.1e} FLOPs an attack, "
-            f"seeds {seeds}. The attacker tunes on validation rows of its own. Steps, FLOPs and seconds are those of "
-            "the best attack to 90 % of θ_0's score in the tier; a tier held where the steps at least double, or the "
-            "score falls by 5 points, for every seed."
+            f"seeds {seeds}. The attacker tunes on validation rows of its own. Steps, FLOPs and seconds are each "
+            "the least that buys 90 % of θ_0's score in the tier; a tier held where the steps at least double and grow "
+            "by ten, or the score falls by 5 points, for every seed."
         )
     )
     control = "did not hold in any tier, as it should" if attack["control"]["passed"] else "HELD: distrust this grid"
@@ -87,13 +87,13 @@ def _grid(attack: dict[str, Any], task: str) -> Html:
 
 def _charts(attack: dict[str, Any], task: str) -> list[Chart]:
     charts = []
-    of: dict[str, Any] = attack.get("curves", {}).get(task, {})
+    of: dict[str, Any] = attack.get("best_so_far", {}).get(task, {})
     for tier in attack["results"][task]["immunized"]:
         lines = []
         for extractor, slot in _EXTRACTORS.items():
             curves = of.get(extractor, {}).get(tier) or []
-            if curves and curves[0]["steps"]:
-                lines.append(Line(NAMES[extractor], slot, curves[0]["steps"], _numbers(curves[0]["test"])))
+            if curves and (curve := curves[0]["steps"])["paid"]:
+                lines.append(Line(NAMES[extractor], slot, curve["paid"], _numbers(curve["test"])))
         if lines:
             # one range for all tiers; by how much a score is worse than that of guessing the mean says nothing
             charts.append(Chart(tier, Axis("steps", LOG), Axis("test score", LINEAR, 0, 1), lines))

@@ -85,9 +85,12 @@ def test_pure_rescale_changes_no_scale_free_score() -> None:
     assert free == {entry.name for entry in entries()} - {"sgd_raw", "adam_raw"}
     plain, scaled = cells_of("plain"), cells_of("plain", 1024.0)  # a power of two: no rounding
     for name in free:
-        of = {key: [cell[name]["curve"][key] for cell in (plain, scaled)] for key in ("steps", "validation", "test")}
+        of = {
+            key: [cell[name]["curves"]["steps"][key] for cell in (plain, scaled)]
+            for key in ("steps", "validation", "test")
+        }
         assert all(a == pytest.approx(b, abs=1e-12) for a, b in of.values()), name
-    assert plain["sgd_raw"]["curve"]["test"] != scaled["sgd_raw"]["curve"]["test"]
+    assert plain["sgd_raw"]["curves"]["steps"]["test"] != scaled["sgd_raw"]["curves"]["steps"]["test"]
 
 
 def test_any_factor_changes_closed_forms_by_rounding_only() -> None:
@@ -95,7 +98,9 @@ def test_any_factor_changes_closed_forms_by_rounding_only() -> None:
         cheap = [entry for entry in entries() if entry.attack.tier in ("T0", "T2") and entry.name != "newton"]
         one, other = (attack_all(d, cheap, Budget(100), 0) for d in (data, data.mapped(lambda x: 1e-3 * x)))
         for name in one:
-            assert one[name]["curve"]["test"][-1] == pytest.approx(other[name]["curve"]["test"][-1], abs=2e-3), name
+            assert one[name]["curves"]["steps"]["test"][-1] == pytest.approx(
+                other[name]["curves"]["steps"]["test"][-1], abs=2e-3
+            ), name
 
 
 def test_diverging_attack_is_not_a_success_of_the_defence() -> None:

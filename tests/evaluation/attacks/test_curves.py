@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from immunize.evaluation.attacks import Cost, Curve, Point, Trace, best_so_far
+from immunize.evaluation.attacks import RESOURCES, Cost, Curve, Point, Trace, best_so_far
 from immunize.evaluation.attacks.curves import look_steps
 
 
@@ -29,16 +29,30 @@ def test_of_equal_validation_scores_the_cheaper_counts() -> None:
     assert curve.points[0].cost.flops == 3
 
 
-def test_first_above_and_nothing_at_all() -> None:
+def test_cost_of_a_score_and_nothing_at_all() -> None:
     curve = best_so_far([("a", [point(1, 0.1, 0.1), point(5, 0.6, 0.55), point(8, 0.9, 0.95)])])
-    assert curve.first_above(0.55) == point(5, 0.6, 0.55)
-    assert curve.first_above(0.96) is None
+    assert curve.cost_of(0.55) == 5
+    assert curve.cost_of(0.96) is None
     assert best_so_far([]).best is None
 
 
-def test_curve_survives_the_record() -> None:
-    curve = best_so_far([("a", [point(1, 0.1, 0.2), point(5, 0.6, 0.55)])])
-    assert Curve.of_plain(curve.plain()) == curve
+def test_every_resource_has_its_own_cheapest_way() -> None:
+    factored = [point(1, 0.9, 0.9, flops=1000.0)]  # one step with a dear factorization
+    plain = [point(1, 0.3, 0.3), point(20, 0.9, 0.91)]
+    curves = {by: best_so_far([("factored", factored), ("plain", plain)], by) for by in RESOURCES}
+    assert {by: curve.cost_of(0.8) for by, curve in curves.items()} == {
+        "steps": 1,
+        "seconds": 0.5,
+        "samples": 10,
+        "flops": 20.0,
+    }
+    assert curves["flops"].labels == ("plain", "plain")
+
+
+@pytest.mark.parametrize("by", RESOURCES)
+def test_curve_survives_the_record(by: str) -> None:
+    curve = best_so_far([("a", [point(1, 0.1, 0.2), point(5, 0.6, 0.55)])], by)
+    assert Curve.of_plain(curve.plain(), by) == curve
 
 
 def test_setup_is_paid_before_the_first_step() -> None:

@@ -8,9 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks import (
+    RESOURCES,
     Attack,
     AttackData,
     Attacked,
@@ -74,6 +76,13 @@ def test_key_holds_everything_that_changes_numbers() -> None:
         before = len(store)
         other()
         assert len(store) == before + 1
+    before, threads = len(store), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)  # sums are rounded otherwise
+        attack_all(data, [GD], Budget(20), 0, store=store)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(store) == before + 1
     before = len(store)
     attack_all(data, [Entry("another name", GD.attack, GD.settings)], Budget(20), 0, store=store)
     assert len(store) == before
@@ -138,10 +147,8 @@ def test_reference_with_other_rows_is_refused() -> None:
 
 
 def attacked(*points: tuple[int, float], undecided: tuple[str, ...] = (), chance: float = 0.1) -> Attacked:
-    curve = Curve(
-        tuple(Point(Cost(s, s / 10, 5 * s, 100.0 * s), test, test) for s, test in points), ("x",) * len(points)
-    )
-    return Attacked(curve, undecided, undecided, chance)
+    made = tuple(Point(Cost(s, s / 10, 5 * s, 100.0 * s), test, test) for s, test in points)
+    return Attacked({by: Curve(made, ("x",) * len(made), by) for by in RESOURCES}, undecided, undecided, chance)
 
 
 THETA_0 = attacked((1, 0.3), (10, 0.75), (100, 0.80))  # 90 % of 0.80 is 0.72: after 10 steps
