@@ -24,7 +24,7 @@ from immunize.config import config_dir
 from immunize.errors import UserError
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
-from immunize.features import AppendedHead, DeepExtractor, append_map
+from immunize.features import AppendedHead, DeepExtractor, append_map, device_of
 from immunize.objective import Objective, task_loss
 from immunize.running.assembling import arguments_of
 from immunize.running.experiment import quiet_lightning
@@ -134,7 +134,9 @@ def immunize(
         objective = copy.deepcopy(method)  # which may own parameters, as the network does
     seed_everything(seed, workers=True, verbose=False)
     theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)
-    before = {role: _features(theta_0, x) for role, x in (("pretrain", pretrain_loader), ("harmful", harmful_loader))}
+    loaders = {"pretrain": pretrain_loader, "harmful": harmful_loader}
+    found = {role: _features([theta_0], x) for role, x in loaders.items()}
+    before = {role: (x, y) for role, ((x,), y) in found.items()}
     _check(before, head)
 
     facts: dict[str, Any] = {}
@@ -161,9 +163,11 @@ def immunize(
         taken = _train(module, pretrain_loader, harmful_loader, steps, balanced)
     else:
         released, classifier, facts = _appended(objective, theta_0, omega_0, before)
-    after = {role: _features(released, x) for role, x in (("pretrain", pretrain_loader), ("harmful", harmful_loader))}
+    # Both networks in one pass: a shuffling loader has another order each time, and the bootstrap pairs rows.
+    both = {role: _features([released, theta_0], x) for role, x in loaders.items()}
+    after, before = ({role: (x[which], y) for role, (x, y) in both.items()} for which in (0, 1))
     _check(after, classifier)
-    grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in ("pretrain", "harmful")]
+    grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]
     return Immunized(
         released,
         classifier,
@@ -236,23 +240,25 @@ def _appended(
     return nn.Sequential(whole.get_submodule("0"), appended.map), appended.head, facts
 
 
-def _features(backbone: nn.Module, loader: Loader) -> tuple[Tensor, Tensor]:
-    """Features (N, D) and labels (N,) of all rows, on the CPU.
+def _features(backbones: Sequence[nn.Module], loader: Loader) -> tuple[list[Tensor], Tensor]:
+    """Features (N, D) of all rows, by each network, and labels (N,), on the CPU.
 
     Raises:
         UserError: the loader gives nothing, or something other than (inputs, labels).
     """
-    device = next((parameter.device for parameter in backbone.parameters()), torch.device("cpu"))
-    backbone.eval()
-    found: list[tuple[Tensor, Tensor]] = []
+    devices = [device_of(backbone.eval()) for backbone in backbones]
+    found: list[list[Tensor]] = [[] for _ in backbones]
+    labels: list[Tensor] = []
     with torch.no_grad():
         for batch in loader:
             if not isinstance(batch, Sequence) or len(batch) != 2:
                 raise UserError("a loader has to give (inputs, labels) batches")
-            found.append((backbone(batch[0].to(device)).cpu(), batch[1].cpu()))
-    if not found:
+            for rows, backbone, device in zip(found, backbones, devices, strict=True):
+                rows.append(backbone(batch[0].to(device)).cpu())
+            labels.append(batch[1].cpu())
+    if not labels:
         raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
-    return torch.cat([x for x, _ in found]), torch.cat([y for _, y in found])
+    return [torch.cat(rows) for rows in found], torch.cat(labels)
 
 
 def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:

@@ -17,6 +17,7 @@ from immunize.building import build
 from immunize.cli import entry_point, explain_errors, sigint_restored, teller
 from immunize.config import PretrainConfig, config_dir, config_hash, register, resolved
 from immunize.errors import DivergedError, UserError
+from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema, refuse_finished
 
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "run"]
 
-FROM_SCRATCH = {"trainable": ["*"], "pretrained": False, "checkpoint": None, "fresh_head": False}
-"""Settings of a model that say where θ_0 comes from and what of it may change: here it is made, all of it."""
+ALL_OF_IT = {"trainable": ["*"]}
+"""What of θ_0 may change is a setting of immunization; here it is made."""
 
+FROM_SCRATCH = {**ALL_OF_IT, "pretrained": False, "checkpoint": None, "fresh_head": False}
+"""The same where no new head is put on a network that is there: the weights are random."""
 
 RULES: tuple[Rule, ...] = (
     ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}"),
@@ -47,7 +50,9 @@ RULES: tuple[Rule, ...] = (
 
 
 def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
-    """Train from random weights, and write `record.json` and `checkpoint.safetensors` into `folder`.
+    """Train from random weights, or from the model's own under a new head, and write record and checkpoint.
+
+    The latter with `model.fresh_head=true`. The files are `record.json` and `checkpoint.safetensors` in `folder`.
 
     Args:
         cfg: the composed configuration (`conf/pretrain_theta.yaml`).
@@ -107,17 +112,19 @@ def _check(cfg: DictConfig) -> None:
     if cfg.model.get("kind") != "deep":
         raise UserError(f"model={cfg.model.name} is no network; choose a deep one, such as model=resnet_small")
     check_rules(cfg, RULES)
+    if process_count(cfg.trainer) > 1 or started_outside():
+        raise UserError("θ_0 is trained in one process: choose trainer=cpu or trainer=gpu with trainer.devices=1")
     OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "model"]), resolve=True, throw_on_missing=True
     )
 
 
 def _parts(cfg: DictConfig, source: ImageSource) -> tuple[nn.Module, ImageSplits]:
-    """The network with random weights, every one of them trainable, and the images as it wants them."""
+    """The network as it begins, every weight of it trainable, and the images as it wants them."""
     from immunize.running.assembling import arguments_of
 
-    scratch = {key: value for key, value in FROM_SCRATCH.items() if key in cfg.model}
-    node = OmegaConf.merge(cfg.model, scratch)
+    own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
+    node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})
     assert isinstance(node, DictConfig)
     net: DeepExtractor = build(arguments_of(node), n_classes=source.n_classes, seed=cfg.seed)
     return net.network, source.splits(net.transform(train=cfg.augment), net.transform())

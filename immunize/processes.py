@@ -37,8 +37,9 @@ RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 PARENT = "IMMUNIZE_PARENT"
 """Variable that tells a process who has started it."""
 
-POLL, GRACE = 0.2, 30.0
-"""Seconds between two looks at the processes, and for those that are left to end after one has failed."""
+POLL, GRACE, TO_END = 0.2, 30.0, 300.0
+"""Seconds between two looks at the processes, for those that are left to end after one has failed, and for all to
+finish their step and keep what was trained after SIGTERM."""
 
 
 def started_outside(environment: Mapping[str, str] = os.environ) -> bool:
@@ -114,7 +115,7 @@ def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -
                 # A session of their own: Ctrl-C reaches them through this process alone, and only once.
                 own = environment | {"LOCAL_RANK": str(rank), PARENT: str(os.getpid())}
                 processes.append(subprocess.Popen(command, env=own, start_new_session=True))
-            codes = _wait(processes)
+            codes = _wait(processes, received)
     finally:
         for process in processes:
             process.kill()
@@ -140,12 +141,21 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int]:
-    deadline: float | None = None
+def _wait(processes: list[subprocess.Popen[bytes]], received: set[int]) -> list[int]:
+    """Their exit codes, once all have ended.
+
+    Args:
+        processes: that were started.
+        received: signals that were handed to them; the set may grow.
+    """
+    failed: float | None = None
+    told: float | None = None
     while any(process.poll() is None for process in processes):
-        if deadline is None and any(process.poll() for process in processes):
-            deadline = time.monotonic() + GRACE
-        if deadline is not None and time.monotonic() > deadline:
+        if failed is None and any(process.poll() for process in processes):
+            failed = time.monotonic() + GRACE
+        if told is None and received:
+            told = time.monotonic() + TO_END
+        if any(deadline is not None and time.monotonic() > deadline for deadline in (failed, told)):
             for process in processes:
                 process.kill()
         time.sleep(POLL)

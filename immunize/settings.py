@@ -166,7 +166,7 @@ def check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another process of the run may have been quicker
     except OSError as error:
         raise UserError(
             f"cannot write into the output folder {folder} ({error.strerror}); choose another with "

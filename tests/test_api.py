@@ -76,6 +76,19 @@ def test_ratios_are_those_of_the_features_of_both_loaders(network: tuple[Backbon
     assert found.ratios["spectrum"].ratio.ratio_harmful == pytest.approx(expected.ratio_harmful, rel=1e-6)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_both_networks_see_the_same_rows_of_a_loader_that_shuffles(
+    network: tuple[Backbone, nn.Linear], drop_last: bool
+) -> None:
+    loaders = [
+        DataLoader(loader(seed, classes).dataset, batch_size=50, shuffle=True, drop_last=drop_last)
+        for seed, classes in ((1, CLASSES), (2, 5))
+    ]
+    found = immunize.immunize(*network, *loaders, method="none", trainable=["last"], steps=1, learning_rate=1e-9)
+    assert found.ratios["spectrum"].ratio.rir == pytest.approx(1, rel=1e-4)
+    assert found.ratios["spectrum"].intervals["rir"] == pytest.approx((1, 1), rel=1e-4)  # row by row the same
+
+
 @pytest.mark.parametrize("method", ["ill_only", "well_only", "opt_kappa", "imma", "none"])
 def test_every_method_trains(network: tuple[Backbone, nn.Linear], method: str) -> None:
     found = immunized(network, method=method, steps=3, learning_rate=1e-3)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from immunize.running.deep_fit import TRAINING
 from immunize.running.measuring import Measured, both_features
 from immunize.training import DeepModule
 from immunize.training.callbacks import Throughput
-from tests.commands import run
+from tests.commands import ENVIRONMENT, run
 from tests.composing import DEEP, compose_config, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, write_cars
 
@@ -287,6 +290,33 @@ def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     assert all(record[key] == whole[1][key] for key in NUMBERS)
 
 
+@pytest.mark.slow
+def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> None:
+    overrides = [*DEEP, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "objective.epochs=30"]
+    folders = [tmp_path / name for name in ("whole", "ended")]
+    commands = [
+        [sys.executable, "-m", "immunize.train", *overrides, "resume=true", f"hydra.run.dir={folder}"]
+        for folder in folders
+    ]
+    first = subprocess.run(commands[0], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=False, timeout=300)
+    assert first.returncode == 0, first.stderr[-2000:]
+    process = subprocess.Popen(commands[1], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not (folders[1] / TRAINING).exists():
+        time.sleep(0.01)
+    process.terminate()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, err[-2000:]
+    assert read_record(folders[1])["status"] == "interrupted"
+    assert {path.name for path in folders[1].glob("*.part")} == set()
+    done = subprocess.run(commands[1], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    record, whole = (read_record(folder) for folder in reversed(folders))
+    assert record["training"]["fit"]["resumed"] is not None
+    assert record["training"]["fit"]["steps"] == whole["training"]["fit"]["steps"]
+    assert same(*folders)
+    assert all(record[key] == whole[key] for key in NUMBERS)
+
+
 def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,8 +338,8 @@ def write_noise(path: Path, rng: np.random.Generator) -> None:
     Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(path)
 
 
-def write_imagenet(root: Path, rng: np.random.Generator) -> None:
-    for split, count in (("train", 2), ("val", 2)):
+def write_imagenet(root: Path, rng: np.random.Generator, count: int) -> None:
+    for split in ("train", "val"):
         for wnid in WNIDS:
             for number in range(count):
                 write_noise(root / split / wnid / f"{wnid}_{number}.JPEG", rng)
@@ -318,10 +348,12 @@ def write_imagenet(root: Path, rng: np.random.Generator) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "harmful"), [("resnet18", "cars"), ("vit", "country211")])
 def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Path) -> None:
+    """The ResNet18 with everything as it is shipped, enough images for a group of 100; the ViT is measured on less."""
     rng = np.random.default_rng(0)
-    write_imagenet(tmp_path / "imagenet", rng)
+    shipped = model == "resnet18"
+    write_imagenet(tmp_path / "imagenet", rng, 34 if shipped else 2)
     if harmful == "cars":
-        labels = {"train": [1, 2, 3] * 2, "test": [1, 2, 3] * 2}
+        labels = {"train": [1, 2, 3] * 34, "test": [1, 2, 3] * 34}
         write_cars(tmp_path / "stanford_cars", labels)
         for split, of in labels.items():
             for number in range(len(of)):
@@ -331,17 +363,20 @@ def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Pa
             for country in ("AD", "AE"):
                 for number in range(count):
                     write_noise(tmp_path / "country211" / split / country / f"{number}.jpg", rng)
+    less = (
+        *("objective.batch_size=4", "deep.groups=2", "deep.group_size=6", "deep.replicates=2"),
+        "deep.probe_steps={gd:2,least_squares:2,sgd:2,adam:2}",
+    )
     cfg = compose_config(
         f"model={model}", f"harmful={harmful}", "model.pretrained=false", f"data_root={tmp_path}",
-        "objective.batch_size=4", "objective.max_steps=2", "deep.groups=2", "deep.group_size=6", "deep.replicates=2",
-        "deep.probe_steps={gd:2,least_squares:2,sgd:2,adam:2}", "logger=none",
+        "objective.max_steps=2", "logger=none", *(() if shipped else less),
     )  # fmt: skip
     record = train.run(cfg, tmp_path / "run", quiet=True)
     assert record["status"] == "finished"
-    if model == "resnet18":  # the other takes minutes
+    if shipped:  # the other takes minutes
         assert evaluate.run(tmp_path / "run", str(tmp_path))[1] == []
     assert record["training"]["fit"]["steps"] == 2
-    assert (record["pretrain"], record["network"]["features"]) == ("imagenet", 512 if model == "resnet18" else 768)
+    assert (record["pretrain"], record["network"]["features"]) == ("imagenet", 512 if shipped else 768)
     assert record["metrics_groups"]["held_out"]["spectrum"]["rir"] > 0
     table_4 = {"resnet18": (5e-5, 2e6, 3), "vit": (1e-6, 1e8, 2)}[model]
     objective = record["config"]["objective"]
@@ -381,7 +416,8 @@ def test_a_multirun_of_two_processes_each(tmp_path: Path) -> None:
             for part, estimators in alone[group].items():
                 for estimator, of in estimators.items():
                     rir = record[group][part][estimator]["rir"]
-                    assert rir == pytest.approx(of["rir"], rel=1e-4)  # of float32 features
+                    # float64 throughout; the smallest singular value of these features has four digits (κ is 10¹²)
+                    assert rir == pytest.approx(of["rir"], rel=1e-4 if estimator == "spectrum" else 1e-9)
 
 
 # Bad input.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
@@ -50,6 +51,17 @@ def test_training_takes_the_checkpoint_and_finds_the_same_accuracy(
     assert run["pretrain_accuracy"]["before"] == pytest.approx(record["accuracy"], abs=1e-9)
 
 
+def test_a_fresh_head_is_put_on_the_weights_that_are_there(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, _ = trained
+    more = ("epochs=1", "learning_rate=1e-12", f"model.checkpoint={folder / CHECKPOINT}", "model.fresh_head=true")
+    pretrain.run(composed(*SMALL, *more), tmp_path, quiet=True)
+    before, after = load_weights(folder / CHECKPOINT), load_weights(tmp_path / CHECKPOINT)
+    weights = [name for name in before if name.endswith("weight")]
+    assert {name for name in weights if not torch.allclose(before[name], after[name], atol=1e-6)} == {"fc.weight"}
+
+
 def test_same_seed_same_weights(tmp_path: Path) -> None:
     states = []
     for name in "ab":
@@ -71,6 +83,7 @@ def test_same_seed_same_weights(tmp_path: Path) -> None:
         ("threads=0", "threads"),
         ("seed=-1", "seed"),
         ("pretrain=housing", "no images"),
+        ("trainer.devices=2", "one process"),
     ],
 )
 def test_mistakes_are_named(override: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -537,6 +537,16 @@ def test_launcher_that_cannot_work_says_why(
     assert "Traceback" not in err
 
 
+def test_sweep_in_every_process_of_srun_is_refused(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    code, _, err = sweep("seed=0,1")
+    assert code == 1
+    assert "start it once" in err
+    assert "Traceback" not in err
+    assert not list(Path().rglob("record.json"))
+
+
 # Rows that are chosen on validation rows.
 
 

@@ -338,12 +338,15 @@ def _span(seconds: float) -> str:
 
 
 def _series(rows: Sequence[Row], what: str, variable: str) -> list[Row]:
-    """Rows over one variable, ascending; with those of other series in which everything else is the same."""
+    """Rows over one variable, ascending; with those of other series in which everything else is the same.
+
+    Where two series have measured the same size, its own row counts.
+    """
     own = [row for row in rows if (row["what"], row["variable"]) == (what, variable)]
     fixed = {key: own[0][key] for key in _SIZES if key != variable}
     if variable in _SIZES and own[0][variable] is not None:
         others = [row for row in rows if row["what"] == what and all(row[key] == fixed[key] for key in fixed)]
-        own = list({row[variable]: row | {"size": row[variable]} for row in others}.values())
+        own = list({row[variable]: row | {"size": row[variable]} for row in (*others, *own)}.values())
     return sorted(own, key=lambda row: float(row["size"]))
 
 

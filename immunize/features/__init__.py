@@ -2,9 +2,9 @@
 
 from immunize.features.append import AppendedHead, append_map, released_features
 from immunize.features.deep import DeepExtractor
-from immunize.features.extract import cached_trunk, extract
+from immunize.features.extract import cached_trunk, device_of, extract
 from immunize.features.linear import LinearExtractor, SpectralView
-from immunize.features.lora import add_lora, merge_lora
+from immunize.features.lora import add_lora
 from immunize.features.precondition import PRECONDITIONS, Precondition, preconditioned_linear
 from immunize.features.released import Released, released_network
 from immunize.features.store import Features, Place, cache_place
@@ -25,9 +25,9 @@ __all__ = [
     "build_network",
     "cache_place",
     "cached_trunk",
+    "device_of",
     "extract",
     "load_weights",
-    "merge_lora",
     "preconditioned_linear",
     "released_features",
     "released_network",

@@ -14,6 +14,7 @@ Shapes: N images (N, 3, height, width), h (N, ...), features (N, D), C classes.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +25,7 @@ from torch.func import functional_call
 
 from immunize.errors import UserError
 from immunize.features.boundary import NoBoundaryError, replaced, split_network
+from immunize.features.extract import device_of
 from immunize.features.trainable import matching_parameters
 from immunize.features.transforms import image_transform, input_config
 from immunize.features.weights import build_network, check_fit, classifier_name, state_digest
@@ -167,6 +169,7 @@ class DeepExtractor(nn.Module):
         """
         if example is not None:
             with torch.no_grad():
+                example = example.to(device_of(backbone))
                 shape = tuple(backbone.eval()(example).shape)
             if len(shape) != 2 or shape[1] != head.in_features:
                 raise UserError(f"the backbone gives {shape}, the head needs (N, {head.in_features})")
@@ -299,6 +302,7 @@ class DeepExtractor(nn.Module):
             "network": self.name,
             "layer": layer,
             "trainable": sorted(self._trainable),
+            "structure": hashlib.sha256(repr(self._parts[0]).encode()).hexdigest(),  # pooling, strides: no weights
             "weights": state_digest(kept),
             "input": {key: str(value) for key, value in self.data_config.items()},
         }

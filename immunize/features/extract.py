@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from immunize.features.deep import DeepExtractor
 
-__all__ = ["cached_trunk", "extract", "trunk_bytes"]
+__all__ = ["cached_trunk", "device_of", "extract", "trunk_bytes"]
 
 MEMORY_SHARE = 0.8
 """Of the memory that is available, what trunk outputs may take."""
@@ -69,7 +69,7 @@ def extract(
         TypeError: a key of other things than text and numbers.
         RuntimeError: one sample alone does not fit into the memory.
     """
-    device = torch.device(device) if device is not None else _device_of(function)
+    device = torch.device(device) if device is not None else device_of(function)
     place = None if cache_dir is None else cache_place(cache_dir, key or {}, dtype, device, batch_size)
     if place is not None and (found := place.load()) is not None:
         return found
@@ -99,7 +99,7 @@ def cached_trunk(
         workers: processes that load images.
         dtype: of h in memory. float32 gives the gradients of a float32 network exactly; float16 takes half the memory
             and rounds h to three digits.
-        device: where the trunk runs.
+        device: where the trunk runs, to which the extractor is moved; None is where it is.
         cache_dir: folder of the cache on disk.
         key: what the images depend on; the extractor's part is added here.
 
@@ -124,6 +124,8 @@ def cached_trunk(
             f"{available / 1024**3:.1f} GiB are available: keep them in float16, choose smaller images "
             f"(model.image_size), or set objective.cache_frozen=false"
         )
+    if device is not None:
+        extractor.to(device)
     facts = None if cache_dir is None else {**(key or {}), **extractor.cache_facts("trunk")}
     h, y = extract(
         _InDtype(extractor),
@@ -131,7 +133,7 @@ def cached_trunk(
         batch_size=batch_size,
         workers=workers,
         dtype=dtype,
-        device=device if device is not None else _device_of(extractor),
+        device=device_of(extractor),
         cache_dir=cache_dir,
         key=facts,
     )
@@ -145,7 +147,7 @@ def trunk_bytes(extractor: DeepExtractor, dataset: Dataset[Any], dtype: torch.dt
         UserError: an empty data set.
     """
     count = _count(dataset)
-    first = torch.as_tensor(dataset[0][0])[None].to(_device_of(extractor), extractor.dtype)
+    first = torch.as_tensor(dataset[0][0])[None].to(device_of(extractor), extractor.dtype)
     size: int = math.prod(extractor.trunk(first).shape[1:])
     return count * size * dtype.itemsize
 
@@ -230,7 +232,8 @@ def _count(dataset: Any) -> int:
     return count
 
 
-def _device_of(function: Any) -> torch.device:
+def device_of(function: Any) -> torch.device:
+    """Where a module's parameters are; the CPU for what has none."""
     first = next(function.parameters(), None) if isinstance(function, nn.Module) else None
     return torch.device("cpu") if first is None else first.device
 

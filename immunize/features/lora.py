@@ -3,8 +3,7 @@
     h = W x + (α/r) B A x            A (r, in) as PyTorch draws a layer, B (out, r) at zero
 
 so at the start the network is what it was, and only A and B are trained. A convolution is a linear layer on patches:
-its A is a convolution with r outputs and the layer's own kernel, stride and padding, its B one of size 1. `merge_lora`
-adds the update to the weights, after which the network is one of plain layers again.
+its A is a convolution with r outputs and the layer's own kernel, stride and padding, its B one of size 1.
 
 α/√r instead of α/r (rank-stabilized, Kalajdzievski 2023), so that one learning rate serves all ranks.
 
@@ -13,7 +12,6 @@ Shapes: r rank; weights (out, in) or (out, in, height, width).
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
@@ -21,7 +19,7 @@ from torch import Tensor, nn
 
 from immunize.errors import UserError
 
-__all__ = ["LoraLayer", "add_lora", "merge_lora"]
+__all__ = ["LoraLayer", "add_lora"]
 
 
 class LoraLayer(nn.Module):
@@ -71,13 +69,6 @@ class LoraLayer(nn.Module):
         """The layer's own."""
         return self.base.bias
 
-    def merged(self) -> nn.Linear | nn.Conv2d:
-        """A plain layer that computes the same."""
-        layer = copy.deepcopy(self.base)
-        with torch.no_grad():
-            layer.weight.copy_(self.weight)
-        return layer
-
 
 def add_lora(network: nn.Module, rank: int, *, alpha: float = 1.0, seed: int = 0) -> list[str]:
     """Put an update beside every linear layer and every convolution; nothing else is trainable afterwards.
@@ -108,13 +99,6 @@ def add_lora(network: nn.Module, rank: int, *, alpha: float = 1.0, seed: int = 0
         assert isinstance(layer, nn.Linear | nn.Conv2d)
         _put(network, name, LoraLayer(layer, rank, alpha, generator))
     return names
-
-
-def merge_lora(network: nn.Module) -> None:
-    """Replace every update by a plain layer that computes the same, in place."""
-    for name, module in list(network.named_modules()):
-        if isinstance(module, LoraLayer):
-            _put(network, name, module.merged())
 
 
 def _takes_lora(module: nn.Module) -> bool:

@@ -197,6 +197,15 @@ def build_deep_trainer(cfg: DictConfig, loggers: list[Logger], callbacks: list[C
     return trainer
 
 
+def device_of_run(cfg: DictConfig) -> torch.device:
+    """Where this process trains and measures.
+
+    Raises:
+        UserError: a bad `trainer` setting, such as devices that do not exist.
+    """
+    return build_deep_trainer(cfg, [], []).strategy.root_device
+
+
 def evaluation_settings(cfg: DictConfig) -> EvaluationSettings:
     """How large the evaluation is."""
     deep = cfg.deep

@@ -13,6 +13,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from immunize.checkpoints import check_owner
+from immunize.data import ROLES
+from immunize.data.images import ImagePair
 from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.evaluation.deep import PARTS, evaluate_deep
 from immunize.features import AppendedHead, DeepExtractor, append_map, cached_trunk, load_weights
@@ -33,10 +35,15 @@ from immunize.running.measuring import (
 )
 from immunize.spectrum import ZeroMatrixError
 
-__all__ = ["MANY_FEATURES", "cached_sets", "evaluated", "mapped", "recomputed"]
+__all__ = ["MANY_FEATURES", "cached_sets", "data_facts", "evaluated", "mapped", "recomputed"]
 
 MANY_FEATURES = 2**20
 """Stands for D where `threads` asks for it: a network is worth all cores."""
+
+
+def data_facts(pair: ImagePair) -> dict[str, Any]:
+    """What both data sets are."""
+    return {role: pair.source(role).describe() for role in ROLES}
 
 
 def evaluated(
@@ -82,8 +89,10 @@ def evaluated(
     return numbers if cfg.selection is None else _renamed(numbers, PARTS[1], cfg.selection)
 
 
-def cached_sets(cfg: DictConfig, net: DeepExtractor, sets: dict[str, dict[Any, Any]]) -> dict[str, dict[Any, Any]]:
-    """What the frozen trunk makes of the images of `measured_sets`, in their place.
+def cached_sets(
+    cfg: DictConfig, net: DeepExtractor, sets: dict[str, dict[Any, Any]], device: torch.device
+) -> dict[str, dict[Any, Any]]:
+    """What the frozen trunk makes of the images of `measured_sets`, in their place; `net` is moved to the device.
 
     Raises:
         UserError: the network is in one piece, or its outputs do not fit into the memory.
@@ -96,7 +105,7 @@ def cached_sets(cfg: DictConfig, net: DeepExtractor, sets: dict[str, dict[Any, A
                 images,
                 batch_size=cfg.deep.batch_size,
                 workers=cfg.deep.workers,
-                device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+                device=device,
                 cache_dir=folder,
                 key={"images": images.fingerprint},
             )
@@ -148,20 +157,20 @@ def recomputed(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[st
             _check_frozen(net.network, state, {name for name, _ in _trained(net)}, path)
         sets: dict[str, dict[Any, Any]] = dict(measured_sets(pair, cfg.selection).items())
         cached = bool(cfg.objective.cache_frozen) and objective.trains
-        images = fingerprints(cfg, sets)
+        images, device = fingerprints(cfg, sets), _device(cfg, record)
         if cached:
-            sets = cached_sets(cfg, net, sets)
+            sets = cached_sets(cfg, net, sets, device)
         if appended is None:
             net.to(next(value.dtype for value in state.values() if value.is_floating_point()))
             net.load_full_state_dict(state, str(path))
         shares = int(record["training"]["fit"].get("processes") or 1)
-        device = _device(cfg, record) if objective.trains else torch.device("cpu")
         trained = net if appended is None else None
         features = both_features(trained, reference, sets, cfg, device, images=images, cached=cached, shares=shares)
         assert features is not None  # this is the only process
         after = head_of(net) if appended is None else mapped(features, appended)
         steps = record["training"]["fit"]["steps"]
-        return evaluated(cfg, features, (after, head_of(reference)), pair.harmful_sets, step=steps)
+        found = evaluated(cfg, features, (after, head_of(reference)), pair.harmful_sets, step=steps)
+        return found | {"data": data_facts(pair)}
 
 
 def _appended(net: DeepExtractor, state: dict[str, Tensor], path: Path) -> AppendedHead:

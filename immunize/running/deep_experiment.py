@@ -30,8 +30,8 @@ from immunize.objective import Head, Objective
 from immunize.processes import end_with_parent, is_first, process_count, run_processes, started_outside
 from immunize.records import CHECKPOINT, peak_memory_mib, read_record, write_record
 from immunize.running.assembling import build_loggers, build_objective
-from immunize.running.deep_assembling import build_deep_module, build_pair, method_of
-from immunize.running.deep_evaluation import MANY_FEATURES, cached_sets, evaluated, mapped
+from immunize.running.deep_assembling import build_deep_module, build_pair, device_of_run, method_of
+from immunize.running.deep_evaluation import MANY_FEATURES, cached_sets, data_facts, evaluated, mapped
 from immunize.running.deep_fit import TRAINING, DeepFit, train
 from immunize.running.experiment import threads
 from immunize.running.measuring import Measured, both_features, by_set, fingerprints, head_of, measured_sets
@@ -77,12 +77,12 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
         reference = net.reference()
         objective = method_of(cfg, net, pair.n_classes("harmful"))
         sets = measured_sets(pair, cfg.selection)
-        images = fingerprints(cfg, sets)
+        images, device = fingerprints(cfg, sets), device_of_run(cfg)
         cached = bool(cfg.objective.cache_frozen) and objective.trains
         if cached:
             if cfg.objective.augment:
                 raise UserError("objective.cache_frozen computes every image once; set objective.augment=false")
-            sets = cached_sets(cfg, net, sets)
+            sets = cached_sets(cfg, net, sets, device)
             for role in ROLES:
                 pair.replace_fit(role, sets["fit"][role])
         loggers = build_loggers(cfg, folder)
@@ -96,7 +96,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
             status=fit.status,
             pretrain=pair.source("pretrain").name,
             harmful=pair.source("harmful").name,
-            data={role: pair.source(role).describe() for role in ROLES},
+            data=data_facts(pair),
             data_hash=pair.data_hash,
             held_out_protocol=pair.held_out_protocol if cfg.selection is None else None,
             network=_network_facts(net),
@@ -106,7 +106,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
             started = time.perf_counter()
             say("measuring: features of all images")
             trained = net if objective.trains else None
-            features = both_features(trained, reference, sets, cfg, fit.device, images=images, cached=cached)
+            features = both_features(trained, reference, sets, cfg, device, images=images, cached=cached)
             if features is not None:  # the first process
                 after = head_of(net)
                 if not objective.trains:

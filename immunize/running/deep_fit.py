@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
@@ -42,7 +41,6 @@ class DeepFit:
         seconds: wall time.
         steps: optimizer steps taken, those before a resumption included.
         facts: what the callbacks have to say.
-        device: where it ran.
         signal: number of the signal that ended it; 0 for none.
     """
 
@@ -50,7 +48,6 @@ class DeepFit:
     seconds: float
     steps: int
     facts: dict[str, Any] = field(default_factory=dict)
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     signal: int = 0
 
 
@@ -87,7 +84,7 @@ def train(
     callbacks = build_deep_callbacks(cfg, module.objective, reference, checkpoint, run_hash=run_hash, quiet=quiet)
     trainer = build_deep_trainer(cfg, loggers, list(callbacks.values()))
     started = time.perf_counter()
-    fit = DeepFit("finished", 0.0, 0, device=trainer.strategy.root_device)
+    fit = DeepFit("finished", 0.0, 0)
     try:
         with quiet_lightning():
             trainer.fit(module, datamodule=pair, ckpt_path=None if place is None else str(checkpoint))

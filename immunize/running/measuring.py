@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +89,22 @@ def both_features(
         cached: the sets hold trunk outputs.
         shares: how many processes a single one is to stand for, share after share: other batches round differently.
     """
-    reference.to(device)
     moved = [] if net is None else [net.to(device)]
+    dtype = reference.dtype if net is None else net.dtype  # a trainer's precision is that of the network it has moved
+    reference.to(device, dtype)
+    sizes = {"batch_size": cfg.deep.batch_size, "workers": cfg.deep.workers}
+    compute = partial(extract, dtype=dtype, device=device, **sizes)
     keeps = cfg.deep.cache_dir is not None and world_size() == 1 and shares == 1  # shares round differently
     facts = {"trunk": "kept" if cached else "computed", **reference.cache_facts()} if keeps else {}
     out: Measured = {"immunized": {}, "theta_0": {}}
     for part, roles in sets.items():
         for role, rows in roles.items():
-            place = _place(cfg, {"images": images[part][role], **facts}, device) if keeps else None
+            place = _place(cfg, {"images": images[part][role], **facts}, dtype, device) if keeps else None
             known = None if place is None else place.load()
             wanted = [*moved, *([reference] if known is None else [])]
-            found = _shared(_side_by_side(wanted, cached=cached), rows, cfg, device, shares) if wanted else known
+            found = known
+            if wanted:
+                found = _shared(partial(compute, _side_by_side(wanted, cached=cached)), rows, shares)
             if found is None:
                 continue
             each = torch.split(found.x, reference.n_features, dim=1)
@@ -168,9 +174,9 @@ def _of_labels(rows: tuple[Tensor, Tensor], first: int, classes: int) -> tuple[T
     return x[mine], y[mine] - first
 
 
-def _place(cfg: DictConfig, key: dict[str, Any], device: torch.device) -> Place:
+def _place(cfg: DictConfig, key: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Place:
     """Where θ_0's features are kept."""
-    return cache_place(Path(cfg.deep.cache_dir).expanduser(), key, torch.float32, device, cfg.deep.batch_size)
+    return cache_place(Path(cfg.deep.cache_dir).expanduser(), key, dtype, device, cfg.deep.batch_size)
 
 
 def _side_by_side(networks: list[DeepExtractor], *, cached: bool) -> Callable[[Tensor], Tensor]:
@@ -178,20 +184,18 @@ def _side_by_side(networks: list[DeepExtractor], *, cached: bool) -> Callable[[T
     first = networks[0]
 
     def features(x: Tensor) -> Tensor:
-        h = x if cached else first.trunk(x.to(first.dtype))
+        h = x.to(first.dtype) if cached else first.trunk(x.to(first.dtype))
         return torch.cat([network.features(h) for network in networks], dim=1)
 
     return features
 
 
-def _shared(
-    function: Callable[[Tensor], Tensor], images: Any, cfg: DictConfig, device: torch.device, stands_for: int
-) -> Features | None:
+def _shared(compute: Callable[[Any], Features], images: Any, stands_for: int) -> Features | None:
     """Outputs on all images: every process does its share, and the first puts them together."""
 
     def share(rank: int, world: int) -> Features:
         mine = images if world == 1 else Subset(images, range(rank, len(images), world))
-        return extract(function, mine, batch_size=cfg.deep.batch_size, workers=cfg.deep.workers, device=device)
+        return compute(mine)
 
     world = world_size()
     if world == 1:

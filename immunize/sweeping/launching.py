@@ -11,11 +11,13 @@ from pathlib import Path
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
+from hydra.errors import CompactHydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import NOT_HASHED
+from immunize.processes import started_outside
 from immunize.records import RECORD, SWEEP, write_record
 from immunize.sweeping.job import Jobs, job_return, words
 from immunize.sweeping.lock import sole_sweep
@@ -58,8 +60,14 @@ class SweepLauncher(Launcher):
             One return a job, in their order; those of failed ones hold the error.
 
         Raises:
-            CompactHydraException: another sweep is running in the folder.
+            CompactHydraException: another sweep is running in the folder, or this is one of several processes.
         """
+        if started_outside():
+            raise CompactHydraException(
+                "error: srun or torchrun has started this sweep in several processes, each of which would do all of "
+                "it; start it once: every run starts its own processes (trainer=ddp), and hydra/launcher=slurm gives "
+                "every run a job of its own"
+            )
         jobs = [Job(initial_job_idx + index, tuple(lines)) for index, lines in enumerate(job_overrides)]
         self.jobs = Jobs(self.hydra_context, self.task_function, self.config, Singleton.get_state())
         self.jobs.prepare()

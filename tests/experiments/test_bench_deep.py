@@ -14,7 +14,7 @@ from experiments.bench import deep, deep_scaling
 from experiments.bench.deep_parts import NETWORKS, Steps, flops_of, in_turns, random_batch, spectra
 from experiments.bench.deep_processes import measure_processes
 from experiments.bench.machine import HERE, ROOT
-from experiments.bench.page import PAGE, page
+from experiments.bench.page import _SIZES, PAGE, _series, page
 from tests.composing import compose_config
 
 
@@ -142,6 +142,20 @@ def test_committed_results_are_whole() -> None:
     machine = json.loads((HERE / "machine.json").read_text(encoding="utf-8"))
     assert {"deep", "deep_scaling"} <= machine.keys()
     assert all(float(row["gradient_gap"]) <= deep.SAME_GRADIENT for row in rows_of("deep_cache.csv"))
+
+
+def test_a_series_has_its_own_row_where_another_has_measured_the_same() -> None:
+    sizes = dict.fromkeys(_SIZES)
+    rows = [
+        {"what": "step", "variable": variable, "size": size, **sizes, "batch": batch, "seconds": seconds}
+        for variable, size, batch, seconds in (
+            ("batch", 16, 16, 0.7),
+            ("batch", 32, 32, 1.0),
+            ("network", 1, 16, 1.5),
+            ("network", 2, 64, 2.0),
+        )
+    ]
+    assert [row["seconds"] for row in _series(rows, "step", "batch")] == [0.7, 1.0, 2.0]
 
 
 def test_the_page_has_the_numbers_of_the_results(tmp_path: Path) -> None:

@@ -107,6 +107,13 @@ if spec["fails"] is not None:
 """
 
 
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(60)
+"""
+
+
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "a_worker.py").write_text(WORKER)
@@ -127,6 +134,22 @@ def test_one_that_fails_ends_the_others(worker: str, tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match="exit codes"):
         run_processes({"out": str(tmp_path), "fails": "1"}, tmp_path, 2, worker)
     assert time.monotonic() - started < 30
+
+
+def test_processes_that_do_not_end_when_told_are_ended(
+    worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("immunize.processes.TO_END", 0.5)
+    (tmp_path / "a_worker.py").write_text(STUBBORN)
+    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.setitimer(signal.ITIMER_REAL, 3)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_processes({}, tmp_path, 2, worker)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 def test_signals_are_passed_on(worker: str, tmp_path: Path) -> None:

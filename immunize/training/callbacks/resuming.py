@@ -2,16 +2,24 @@
 
 The file holds what is trained, the optimizer's state, the weights of the terms and where the training stood; what is
 frozen comes from θ_0 again. It belongs to one configuration, whose hash it holds.
+
+Of several processes each may be told to end at another moment, while the others wait for it in the middle of a step. So
+they ask each other before every step, and all of them end before the same one. (Lightning broadcasts from within the
+signal's handler, which may meet any other exchange between the processes.)
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import distributed
 
 __all__ = ["Resuming", "place_in"]
 
@@ -28,7 +36,26 @@ class Resuming(Callback):
 
     def __init__(self, path: Path, config_hash: str) -> None:
         self.path, self.config_hash = path, config_hash
-        self._steps = 0
+        self._steps, self._asked = 0, False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take SIGTERM over from Lightning, which gives it back in the end."""
+        del pl_module
+        if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_asked", True))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """End, if any process was told to.
+
+        Raises:
+            SystemExit: in all processes before the same step.
+        """
+        del batch, batch_idx
+        if trainer.world_size > 1:
+            asked = torch.tensor(float(self._asked), device=pl_module.device)
+            distributed.all_reduce(asked, distributed.ReduceOp.MAX)
+            if bool(asked):
+                raise SystemExit(128 + signal.SIGTERM)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -41,13 +68,20 @@ class Resuming(Callback):
         """Every epoch."""
         del pl_module
         self._steps = 0
-        trainer.save_checkpoint(self.path)
+        self._save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """SIGTERM ends a training between two steps; anything else may come within one, and keeps the last epoch's."""
         del pl_module
         if self._steps and isinstance(exception, SystemExit):
-            trainer.save_checkpoint(self.path)
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        """All processes take part, the first writes: beside the file first, as Lightning copies across file systems."""
+        partial = self.path.with_name(f".{self.path.name}.part")
+        trainer.save_checkpoint(partial)
+        if trainer.is_global_zero:
+            os.replace(partial, self.path)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Name the run, and the place in its data."""
