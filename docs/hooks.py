@@ -1,4 +1,4 @@
-"""What the site does beyond MkDocs: the results and the tutorial as pages, formulas as drawings, links out of docs/.
+"""What the site does beyond MkDocs: the experiments and the tutorial as pages, formulas drawn, links out of docs/.
 
 Every page reads well in the repository too, where none of this runs: links there lead to the files themselves, and
 formulas are TeX, which code hosts show.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import os
 import re
-import sys
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +47,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Fill in tables of results and lists of modules, and turn links to files of the repository into the site's."""
-    sys.path.insert(0, str(ROOT))
-    try:
-        from experiments.readme_tables import with_tables
-    finally:
-        sys.path.remove(str(ROOT))
+    """Fill in lists of modules, and turn links to files of the repository into the site's."""
     source = page.file.src_uri
     here = PurePosixPath(source if source.startswith((EXPERIMENTS, CONTRIBUTING)) else f"docs/{source}").parent
-    filled = MODULES.sub(lambda found: reference_of(ROOT / found[1]), with_tables(markdown))
+    filled = MODULES.sub(lambda found: reference_of(ROOT / found[1]), markdown)
     return LINK.sub(lambda link: _within_site(link, here, source, files), filled)
 
 

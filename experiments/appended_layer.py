@@ -20,19 +20,16 @@ Shapes: N images, D = 512 features.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.deep_features import FeatureSet, data_root, load_model, load_pixels, load_sets
-from experiments.reporting import key_values, provenance_lines, write_csv
+from experiments.reporting import kept, key_values, provenance_lines, write_csv
 from immunize.cli import entry_point, explain_errors
 from immunize.report.figures import save_figure
 
@@ -104,36 +101,16 @@ def run(arguments: Sequence[str]) -> Path:
     maps = maps_of(sets, best)
     rows = [
         kept(
-            cache / f"{name}.json", lambda name=name: measured(name, maps[name], sets, root), name, vars_of(maps[name])
+            cache / f"{name}.json",
+            lambda name=name: measured(name, maps[name], sets, root),
+            name,
+            [SETTINGS, vars_of(maps[name])],
         )
         for name in MAPS
     ]
     report(rows, trials, best, out)
     print((out / "README.md").read_text(encoding="utf-8"), end="")
     return out
-
-
-def kept(path: Path, compute: Callable[[], Any], label: str, key: Any = None) -> Any:
-    """A result from the cache, or computed and kept there.
-
-    Args:
-        path: of the JSON file.
-        compute: what gives a result that JSON can hold.
-        label: for the message.
-        key: settings that the result depends on beside this script's own; a file with others is not used.
-    """
-    wanted = hashlib.sha256(json.dumps([SETTINGS, key]).encode()).hexdigest()
-    if path.is_file():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["key"] == wanted:
-            return stored["value"]
-    print(f"computing: {label}", file=sys.stderr, flush=True)
-    value = compute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps({"key": wanted, "value": value}), encoding="utf-8")
-    os.replace(partial, path)
-    return value
 
 
 SETTINGS = [RHO, FLOOR, PLAIN_BUDGET, SHARPNESS, STEPS, VALIDATION_SHARE, SEED, MARGIN, CHOICE_SLACK]
@@ -158,7 +135,7 @@ def choose(sets: dict[str, FeatureSet], cache: Path) -> list[dict[str, Any]]:
             assert of.y_validation is not None
             unseen = of.x_validation, of.y_validation
         tasks[name] = ProbeTask(of.x[rest[name]], of.y[rest[name]], *unseen)
-    lines = [kept(cache / "trials" / "raw.json", lambda: trial(None, sets, rest, tasks, {}), "raw")]
+    lines = [kept(cache / "trials" / "raw.json", lambda: trial(None, sets, rest, tasks, {}), "raw", SETTINGS)]
     for setting in itertools.product(WEIGHTS, BUDGETS, GAMMAS):
         label = "s{:g}_B{:g}_g{:g}".format(*setting)
         lines.append(
@@ -166,6 +143,7 @@ def choose(sets: dict[str, FeatureSet], cache: Path) -> list[dict[str, Any]]:
                 cache / "trials" / f"{label}.json",
                 lambda one=setting: trial(one, sets, rest, tasks, lines[0]["scores"]),
                 label,
+                SETTINGS,
             )
         )
     return lines

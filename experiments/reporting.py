@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
+import os
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
 
-__all__ = ["choices", "key_values", "provenance_lines", "verdict_of", "write_csv"]
+__all__ = ["choices", "kept", "key_values", "provenance_lines", "verdict_of", "write_csv"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -28,6 +32,29 @@ def key_values(arguments: Sequence[str], known: set[str]) -> dict[str, str]:
             raise UserError(f"{argument} is not understood; there are {', '.join(f'{one}=' for one in sorted(known))}")
         given[key] = value
     return given
+
+
+def kept(path: Path, compute: Callable[[], Any], label: str, key: Any) -> Any:
+    """A result from the cache, or computed and kept there, whole or not at all.
+
+    Args:
+        path: of the JSON file.
+        compute: what gives a result that JSON can hold.
+        label: for the message.
+        key: everything that the result depends on and that may change; a file with another one is not used.
+    """
+    wanted = hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    if path.is_file():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored.get("key") == wanted:
+            return stored["value"]
+    print(f"computing: {label}", file=sys.stderr, flush=True)
+    value = compute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps({"key": wanted, "value": value}), encoding="utf-8")
+    os.replace(partial, path)
+    return value
 
 
 def choices(given: dict[str, str], key: str, known: Sequence[str]) -> list[str]:

@@ -16,9 +16,14 @@ import json
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from experiments.reporting import key_values
+from immunize.cli import entry_point, explain_errors
+from immunize.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 SEARCHED = {
@@ -80,9 +85,21 @@ class Trial:
         return self.spares, self.score, -self.failed, sum(rest) / len(rest) if rest else -math.inf
 
 
-def main(arguments: list[str]) -> None:
+@entry_point
+def main() -> None:
     """Read the records and write what was chosen."""
-    given = dict(argument.split("=", 1) for argument in arguments)
+    explain_errors(run)(sys.argv[1:])
+
+
+def run(arguments: Sequence[str]) -> None:
+    """See the module's note.
+
+    Raises:
+        UserError: a bad argument, or a search that is not complete.
+    """
+    given = key_values(arguments, {"experiment", "runs", "out"})
+    if missing := sorted({"experiment", "runs", "out"} - given.keys()):
+        raise UserError(f"{', '.join(f'{key}=' for key in missing)}: needed")
     name, runs, out = given["experiment"], Path(given["runs"]), Path(given["out"])
     records = own_records(runs)
     trials = trials_of(records)
@@ -299,4 +316,4 @@ def _number(value: float) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

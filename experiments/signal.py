@@ -19,15 +19,13 @@ Shapes: N samples, D features.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.reporting import key_values, provenance_lines, write_csv
+from experiments.reporting import kept, key_values, provenance_lines, write_csv
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import MissingDataError, UserError
 from immunize.report.figures import save_figure
@@ -129,6 +127,8 @@ def run(arguments: Sequence[str]) -> Path:
             kept(
                 cache / name / f"held_out_{family}_{tag(best)}.json",
                 lambda study=study, best=best: measured(study, best),
+                f"{name}, held out: {family}",
+                [best, study.limit],
             )
             | {"data": name, "family": family}
             for family, best in chosen(of).items()
@@ -239,7 +239,8 @@ def explore(name: str, study: Study, cache: Path) -> list[dict[str, Any]]:
                         directions[setting["variant"]] = directions_for(study, sides, setting["variant"])
                     return line_of(map_for(directions[setting["variant"]], setting), tasks, raw[0], study.limit)
 
-                found = kept(cache / name / f"{tag(setting)}.json", compute)
+                place = cache / name / f"{tag(setting)}.json"
+                found = kept(place, compute, f"{name}: {tag(setting)}", [setting, study.limit])
                 lines.append({"data": name, "family": family_of(setting, study), **setting, **found})
         print(f"{name}: {variant} done", file=sys.stderr, flush=True)
     return lines
@@ -374,19 +375,6 @@ def chosen(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def tag(setting: dict[str, Any]) -> str:
     """A file name."""
     return f"{setting['variant'].replace(' ', '_').replace('=', '')}_B{setting['budget']:g}_g{setting['gamma']:g}"
-
-
-def kept(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A result from the cache, or computed and kept there."""
-    if path.is_file():
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return stored
-    value = compute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(value), encoding="utf-8")
-    os.replace(partial, path)
-    return value
 
 
 # --- the report ---------------------------------------------------------------------------------------------------

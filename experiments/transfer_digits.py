@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.appended_layer import kept
 from experiments.closed_form_mnist import DIGITS, LIMIT, PIXELS, steps_of
+from experiments.reporting import kept
 from experiments.transfer_measures import Cell, Similarities, ratios
 from immunize.errors import UserError
 
@@ -52,11 +52,12 @@ def digit_cells(runs: Path, pretrain: Sequence[int], seeds: Sequence[int], root:
     cells = []
     for (method, p, h, seed), folder in maps.items():
         theta = (folder / "checkpoint.safetensors").read_bytes()
+        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
         numbers = kept(
             cache / "mnist" / f"{method}_{p}{h}_{seed}.json",
             lambda at=folder, of=p: digits.measured(at, of),
             f"{method}, {p}→{h}, seed {seed}",
-            [hashlib.sha256(theta).hexdigest(), LIMIT],
+            [hashlib.sha256(theta).hexdigest(), record["data_hash"], LIMIT],
         )
         for target, of in numbers.items():
             alike = asdict(alikes.of(str(p), str(h), target))

@@ -5,7 +5,9 @@ Shapes: N images, D = 512 features.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +21,10 @@ from experiments.appended_layer import (
     SEED,
     SPARED,
     STEPS,
-    kept,
     sparing_map,
 )
 from experiments.deep_features import SETS, FeatureSet, load_sets
+from experiments.reporting import kept
 from experiments.transfer_measures import Cell, Similarities, ratios
 from immunize.errors import DataError
 
@@ -57,9 +59,11 @@ def image_cells(root: Path, features: Path, cache: Path) -> list[Cell]:
     parts = parts_of(sets[HARMFUL], sets[BENIGN], names)
     measures = Measures(sets[PRETRAIN], sets[SPARED], parts)
     alikes = Similarities(lambda name: _gram((sets[PRETRAIN] if name == PRETRAIN else parts[name]).x))
-    place = cache / "images"
+    place, rows = cache / "images", digest_of([sets[PRETRAIN], sets[SPARED], *parts.values()])
     raw = {
-        name: kept(place / f"theta_0_{name}.json", lambda of=name: measures.probe(None, of), f"θ_0 on {name}")
+        name: kept(
+            place / f"theta_0_{name}.json", lambda of=name: measures.probe(None, of), f"θ_0 on {name}", [rows, STEPS]
+        )
         for name in parts
     }
     cells = []
@@ -68,13 +72,22 @@ def image_cells(root: Path, features: Path, cache: Path) -> list[Cell]:
             place / f"{method}_{proxy}.json",
             lambda how=method, of=proxy: measures.measured(how, of),
             f"{method} against {proxy}",
-            [STEPS, WEIGHT, BUDGET, GAMMA],
+            [rows, STEPS, WEIGHT, BUDGET, GAMMA],
         )
         for target, of in numbers.items():
             rest = {"probe_theta_0": raw[target], "probe_pretrain": None, "probe_pretrain_theta_0": None}
             alike = asdict(alikes.of(PRETRAIN, proxy, target))
             cells.append(Cell("images", method, PRETRAIN, SEED, proxy, target, **of, **rest, **alike))
     return cells
+
+
+def digest_of(sets: Iterable[FeatureSet]) -> str:
+    """SHA-256 over the features and labels of all rows."""
+    digest = hashlib.sha256()
+    for of in sets:
+        for tensor in (of.x, of.y, of.x_held_out, of.y_held_out):
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def parts_of(cars: FeatureSet, caltech: FeatureSet, names: list[str]) -> dict[str, FeatureSet]:

@@ -271,7 +271,7 @@ class HtmlConfig:
 
 @dataclass
 class ReportConfig:
-    """`python -m immunize.report`; every key is explained in `conf/report.yaml`."""
+    """`python -m immunize.report`; every key is explained in `conf/report/report.yaml`."""
 
     runs: str = MISSING
     experiment: str | None = MISSING

@@ -294,3 +294,19 @@ def finite_difference_gradient(function: Callable[[Tensor], Tensor], at: Tensor,
 
         out.view(-1)[index] = (4 * slope(step) - slope(2 * step)) / 3
     return out
+
+
+def eigenvalues_after_well_step(sigma: Tensor, n_features: int, eta: float) -> Tensor:
+    """Exact eigenvalues after θ' = θ - 2ηθ∇R_well(H), in the order of `sigma`."""
+    gradient = -sigma / n_features
+    gradient[0] += sigma[0]
+    return sigma * (1 - 2 * eta * gradient) ** 2
+
+
+def eigenvalues_after_ill_step(sigma: Tensor, eta: float) -> Tensor:
+    """Exact eigenvalues after θ' = θ - 2ηθ∇R_ill(H), in the order of `sigma`."""
+    k = len(sigma)
+    f = sigma.square().sum() / (2 * k) - 0.5 * sigma[-1] ** 2
+    gradient = -sigma / k
+    gradient[-1] += sigma[-1]
+    return sigma * (1 - 2 * eta * gradient / f**2) ** 2

@@ -30,7 +30,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from docs.hooks import MODULES, cells_of, drawn, page_of, reference_of
-from experiments.readme_tables import PLACE, with_tables
+from experiments.readme_tables import PLACE, pages, with_tables
 from immunize.config import config_dir, register, resolved
 from immunize.settings import check_settings
 from tests.commands import ENVIRONMENT, run
@@ -60,6 +60,10 @@ class Block:
     title: str
     code: str
     reason: str | None
+
+
+def without_fences(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -191,11 +195,21 @@ def test_every_page_is_in_the_navigation() -> None:
     assert set(listed) == {name_of(page) for page in PAGES} | made
 
 
-def test_results_come_from_the_experiments_and_are_not_typed() -> None:
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_tables_are_those_of_the_experiments(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert with_tables(text) == text
+
+
+def test_results_are_not_typed() -> None:
     page = (DOCS / "results.md").read_text(encoding="utf-8")
-    assert not re.search(r"^\|.*\d\.\d", page, re.M)
-    filled = with_tables(page)
-    assert filled.count("| `ours` |") >= len(PLACE.findall(page)) >= 3
+    assert not re.search(r"^\|.*\d\.\d", PLACE.sub("", page), re.M)
+    assert page.count("| `ours` |") >= len(PLACE.findall(page)) >= 3
+
+
+def test_commands_are_in_fenced_blocks_where_they_are_tried() -> None:
+    bare = {name_of(page): re.findall(r"^    python -m immunize.*$", without_fences(page), re.M) for page in PAGES}
+    assert not {name: lines for name, lines in bare.items() if lines}
 
 
 def test_reference_names_modules_that_exist_and_every_method() -> None:

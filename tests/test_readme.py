@@ -117,11 +117,3 @@ def test_make_targets_in_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^\s*(?:\$ )?make ([a-z0-9_]+)", "\n".join(blocks), re.M))
     assert targets <= set(re.findall(r"^([a-z0-9_]+):", makefile, re.M))
-
-
-def test_tables_are_those_of_the_experiments() -> None:
-    from experiments.readme_tables import PLACE, with_tables
-
-    readme = README.read_text(encoding="utf-8")
-    assert PLACE.search(readme)
-    assert with_tables(readme) == readme

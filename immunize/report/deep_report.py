@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from immunize.report.bands import read_bands, write_bands
+from immunize.report.conventions import REDUCED
 from immunize.report.layout import write_tables
 from immunize.report.loading import load_records
 from immunize.report.packing import RESULTS, write_results
@@ -23,7 +24,6 @@ TITLES = {
     "table3": "Table 3: deep networks, every method",
     "fig3": "Figure 3: accuracy of a linear probe on the harmful task against its steps",
 }
-_REDUCED = "**REDUCED**: a shortened version that shows the code path; its numbers are not those of the experiment."
 _SCALED = (
     "Scale `{}`: other networks and data than the paper's Table 3, small enough for two cores; see the settings below."
 )
@@ -99,7 +99,7 @@ def _write_readme(name: str, settings: Sequence[Setting], out: Path, figures: Se
     lines = [
         f"# {first.mark(TITLES[name])}",
         "",
-        *([_REDUCED, ""] if first.reduced else []),
+        *([REDUCED, ""] if first.reduced else []),
         *([_SCALED.format(scale), ""] if scale else []),
         f"Rebuilt by `{target}`, that is",
         "",

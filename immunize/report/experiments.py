@@ -8,6 +8,7 @@ from pathlib import Path
 
 from immunize.report.attack_report import report_attacks
 from immunize.report.bands import read_bands, write_bands
+from immunize.report.conventions import REDUCED
 from immunize.report.curves import (
     CURVES,
     BandCurve,
@@ -44,7 +45,6 @@ TITLES = {
     "fig1": "Figure 1: convergence of a linear probe on House Prices",
     "fig2": "Figure 2: log(RIR) of every ordered pair of MNIST digits",
 }
-_REDUCED = "**REDUCED**: a shortened version that shows the code path; its numbers are not those of the experiment."
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _write_readme(request: Request, runs: Runs, out: Path, figures: Sequence[str
     lines = [
         f"# {runs.mark(TITLES[name])}",
         "",
-        *([_REDUCED, ""] if runs.reduced else []),
+        *([REDUCED, ""] if runs.reduced else []),
         f"Rebuilt by `{target}`, that is",
         "",
         "```bash",

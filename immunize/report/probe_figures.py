@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 from immunize.report.curves import OTHER_STYLE, STYLES
 from immunize.report.figures import TASKS, save_figure
-from immunize.report.naming import in_order, run_title
+from immunize.report.naming import in_order
 from immunize.report.probe_curves import THETA_0, ProbeBand
 
-__all__ = ["probe_figure", "probe_figures", "run_probe_figure"]
+__all__ = ["probe_figure", "probe_figures"]
 
 HOW = {
     "gd": "gradient descent, step 1/L",
@@ -69,28 +69,6 @@ def probe_figure(bands: Sequence[ProbeBand], stem: Path) -> None:
         f"{mark}{first.model}, {first.data}: probe by {HOW.get(first.optimizer, first.optimizer)}", fontsize=11
     )
     save_figure(figure, stem)
-
-
-def run_probe_figure(record: dict[str, Any], path: Path) -> None:
-    """The probes of one run, immunized and θ_0, one line an optimizer.
-
-    Args:
-        record: with `curves.probe.<optimizer>.<data set>.<extractor>`.
-        path: the PNG to write.
-    """
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots(1, 2)
-    for axis, role in zip(axes, _ROLES, strict=True):
-        for index, (optimizer, roles) in enumerate(record["curves"]["probe"].items()):
-            for which, style in (("immunized", "-"), (THETA_0, ":")):
-                curve, colour = roles[role][which], f"C{index}"
-                label = f"{optimizer}, {which.replace('theta_0', 'θ_0')}"
-                axis.plot(curve["steps"], curve["accuracy"], style, color=colour, label=label)
-        _set_up(axis, role, "", 1)
-    if axes[-1].lines:
-        axes[-1].legend(fontsize=7)
-    figure.suptitle(f"{record['model']}, {run_title(record)}")
-    figure.savefig(path, dpi=150)
 
 
 def _set_up(axis: Axes, role: str, optimizer: str, batches_per_epoch: int) -> None:

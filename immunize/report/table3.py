@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from immunize.report.cells import NOTHING, short, summary_text
+from immunize.report.conventions import HARDER_BY, NO_HARDER
 from immunize.report.layout import Table
 from immunize.report.published import RATIOS
-from immunize.report.results import COLUMNS, HARDER_BY, PARTS
+from immunize.report.results import COLUMNS, PARTS
 from immunize.report.settings_of_deep import SCALES, Setting, completeness, probe_values, ratio_values
 from immunize.report.table3_published import ACCURACY, DeepPublished, cell, elsewhere
 
@@ -149,9 +150,9 @@ def _verdicts(settings: Sequence[Setting]) -> Table:
         [_LEFT, *((heading, ("(a)", "(b)", "(c)", "all")) for heading, _, _ in places)],
         rows,
         [
-            f"(a) the harmful task is harder, (i) ≥ {HARDER_BY}; (b) the pre-training task is no harder, (ii) ≤ 1; (c) "
-            f"the accuracy on held-out images of D_P fell by {MOST_POINTS} point or less. The paper gives no "
-            "thresholds, these are ours."
+            f"(a) the harmful task is harder, (i) ≥ {HARDER_BY:g}; (b) the pre-training task is no harder, (ii) ≤ "
+            f"{NO_HARDER:g}; (c) the accuracy on held-out images of D_P fell by {MOST_POINTS} point or less. The paper "
+            "gives no thresholds, these are ours."
         ],
     )
 

@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from immunize.report.conventions import HARDER_BY, NO_HARDER
 from immunize.report.figures import save_figure
 from immunize.report.tradeoff import Point, TradeOff
 
@@ -20,8 +21,6 @@ __all__ = ["labels", "tradeoff_figure"]
 
 _FIT, _HELD_OUT, _REGION = "#0072B2", "#D55E00", "#009E73"  # Okabe-Ito
 PANELS = ("spectrum", "ridge")
-HARDER, NO_HARDER = 2.0, 1.0
-"""Verdicts (a) and (b) of Definition 3.1 as this package decides them: (i) ≥ 2 and (ii) ≤ 1."""
 _MARGIN = 1.6
 _TOO_CLOSE = 0.045
 """Share of the axes below which two points have one name."""
@@ -130,7 +129,7 @@ def _label(axis: Axes, points: Sequence[Point]) -> None:
 def _frame(axis: Axes, points: Sequence[Point]) -> None:
     """Limits around every point and the corner of the good region, which is shaded."""
     pretrain = [ii for p in points for _, ii in p.seeds if math.isfinite(ii)] + [NO_HARDER]
-    harmful = [i for p in points for i, _ in p.seeds if math.isfinite(i)] + [HARDER]
+    harmful = [i for p in points for i, _ in p.seeds if math.isfinite(i)] + [HARDER_BY]
     for side, values in ((axis.xaxis, pretrain), (axis.yaxis, harmful)):
         narrow = max(values) < 100 * min(values)  # powers of ten alone would be a tick or two
         side.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
@@ -140,7 +139,7 @@ def _frame(axis: Axes, points: Sequence[Point]) -> None:
     left, top = min(pretrain) / _MARGIN, max(harmful) * _MARGIN
     axis.set_xlim(left, max(pretrain) * _MARGIN)
     axis.set_ylim(min(harmful) / _MARGIN, top)
-    axis.add_patch(Rectangle((left, HARDER), NO_HARDER - left, top - HARDER, color=_REGION, alpha=0.12, zorder=0))
+    axis.add_patch(Rectangle((left, HARDER_BY), NO_HARDER - left, top - HARDER_BY, color=_REGION, alpha=0.12, zorder=0))
 
 
 def _power(ratio: float) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from immunize.config import config_dir
 from immunize.report.cells import NOTHING, short
+from immunize.report.conventions import REDUCED
 from immunize.report.layout import Table, write_tables
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_title
@@ -21,7 +22,6 @@ __all__ = ["report_tradeoff", "tradeoff_tables", "write_csv"]
 
 VERDICTS_BY = "spectrum"
 """The estimator that the verdicts of a record are by."""
-_REDUCED = "**REDUCED**: a shortened version that shows the code path; its numbers are not those of the experiment."
 
 
 def report_tradeoff(folder: Path, out: Path | None, committed: Path) -> str:
@@ -132,7 +132,7 @@ def _readme(trade: TradeOff, text: str) -> str:
     lines = [
         f"# {runs.mark(title)}",
         "",
-        *([_REDUCED, ""] if runs.reduced else []),
+        *([REDUCED, ""] if runs.reduced else []),
         f"Rebuilt by `make {NAME}{' FAST=1' if runs.reduced else ''}`, that is",
         "",
         "```bash",

@@ -13,7 +13,7 @@ import math
 
 from torch import Tensor
 
-__all__ = ["eigenvalues_after_ill_step", "eigenvalues_after_well_step", "ill_step_bound", "well_step_bound"]
+__all__ = ["ill_step_bound", "well_step_bound"]
 
 
 def well_step_bound(sigma: Tensor, n_features: int) -> float:
@@ -43,19 +43,3 @@ def ill_step_bound(sigma: Tensor) -> float:
     f = float(sigma.square().sum()) / (2 * k) - 0.5 * float(sigma[-1]) ** 2
     bracket = (1 - 1 / k) * float(sigma[-1]) - float(sigma[0]) / k
     return math.inf if bracket <= 0 else f**2 / bracket
-
-
-def eigenvalues_after_well_step(sigma: Tensor, n_features: int, eta: float) -> Tensor:
-    """Exact eigenvalues after θ' = θ - 2ηθ∇R_well(H), in the order of `sigma`."""
-    gradient = -sigma / n_features
-    gradient[0] += sigma[0]
-    return sigma * (1 - 2 * eta * gradient) ** 2
-
-
-def eigenvalues_after_ill_step(sigma: Tensor, eta: float) -> Tensor:
-    """Exact eigenvalues after θ' = θ - 2ηθ∇R_ill(H), in the order of `sigma`."""
-    k = len(sigma)
-    f = sigma.square().sum() / (2 * k) - 0.5 * sigma[-1] ** 2
-    gradient = -sigma / k
-    gradient[-1] += sigma[-1]
-    return sigma * (1 - 2 * eta * gradient / f**2) ** 2

@@ -99,7 +99,7 @@ def outcome(tmp_path: Path) -> Path:
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(json.dumps(found))
     (tmp_path / "runs" / "sweep.json").write_text(json.dumps({"runs": [f"hash{index}" for index in range(4)]}))
-    search.main(["experiment=search_housing", f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'out'}"])
+    search.run(["experiment=search_housing", f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'out'}"])
     return tmp_path / "out"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from immunize.records import RECORD
+from immunize.records import ATTACK_RECORD, RECORD
 from immunize.report.html import write_run_page, write_sweep_page
 from tests.report.making import table2_records, written
 
@@ -41,14 +41,21 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def pages(stored_run: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(
+    stored_run: dict[str, Any], attacked_run: Path, finished_network: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     run = folder / "run"
     run.mkdir()
     (run / RECORD).write_text(json.dumps(stored_run))
     (run / "metrics.csv").write_text("loss,term/task,RIR,step\n3,2,,0\n2,1,5,10\n1.5,1,9,20\n1.2,.9,12,30\n")
     sweep = written(table2_records(stored_run, PAIRS, range(2), ("ours", "imma", "none")), folder / "sweep")
-    return {"run": write_run_page(run, run), "sweep": write_sweep_page(sweep, sweep)}
+    return {
+        "run": write_run_page(run, run),
+        "sweep": write_sweep_page(sweep, sweep),
+        "attacked": write_run_page(attacked_run, folder / "attacked"),
+        "network": write_run_page(finished_network, folder / "network"),
+    }
 
 
 def opened(browser: Browser, page: Path, *, width: int = 1280, scheme: str = "light") -> Browser:
@@ -72,7 +79,7 @@ def press(browser: Browser, selector: str, key: str) -> None:
     browser.switch_to.active_element.send_keys(key)
 
 
-@pytest.mark.parametrize("kind", ["run", "sweep"])
+@pytest.mark.parametrize("kind", ["run", "sweep", "attacked", "network"])
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_page_opens_without_an_error_or_a_request(
     kind: str, width: int, scheme: str, browser: Browser, pages: dict[str, Path]
@@ -99,11 +106,13 @@ def test_policy_forbids_the_network(browser: Browser, pages: dict[str, Path]) ->
     assert violated == "img-src"
 
 
-def test_every_figure_is_drawn(browser: Browser, pages: dict[str, Path]) -> None:
-    found = []
-    for page in pages.values():
+def test_every_figure_is_drawn(
+    browser: Browser, pages: dict[str, Path], attacked_run: Path, finished_network: Path
+) -> None:
+    found = {}
+    for name, page in pages.items():
         opened(browser, page)
-        found += browser.execute_script(
+        found[name] = browser.execute_script(
             """
             return [...document.querySelectorAll(".chart > svg")].filter((svg) => svg.checkVisibility()).map((svg) => ({
               size: svg.getBoundingClientRect().width,
@@ -114,8 +123,14 @@ def test_every_figure_is_drawn(browser: Browser, pages: dict[str, Path]) -> None
             }));
             """
         )
-    assert len(found) == 2 + 4 + 4 + 1  # training, spectra, norm ratios; the front
-    for chart in found:
+    training, spectra, norm_ratios, front = 2, 4, 4, 1
+    assert len(found["run"]) == training + spectra + norm_ratios
+    assert len(found["sweep"]) == front
+    tiers = [of["immunized"] for of in json.loads((attacked_run / ATTACK_RECORD).read_text())["results"].values()]
+    assert len(found["attacked"]) == spectra + norm_ratios + sum(map(len, tiers))
+    probes = json.loads((finished_network / RECORD).read_text())["curves"]["probe"]
+    assert len(found["network"]) == spectra + sum(map(len, probes.values()))
+    for chart in itertools.chain(*found.values()):
         assert chart["size"] > 250
         assert chart["lines"] or chart["dots"]
         assert all(length > 20 for length in chart["lines"])

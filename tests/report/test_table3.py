@@ -27,7 +27,6 @@ from immunize.report.cells import short
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
 from immunize.report.probe_curves import PROBES, THETA_0, ProbeBand, probe_bands
-from immunize.report.probe_figures import run_probe_figure
 from immunize.report.runs import EXPERIMENT_STATUSES
 from immunize.report.settings_of_deep import by_setting
 from immunize.report.table3_published import read_deep_published
@@ -482,11 +481,6 @@ def test_one_run_is_shown(evaluated: Record) -> None:
     assert "60.00 % → " in shown
     assert f"300: {record['probe_accuracy']['gd']['harmful']['theta_0']['300']:.1f} → " in shown
     assert shown.count("(a)") == 1 + 4
-
-
-def test_the_probes_of_one_run_are_drawn(evaluated: Record, tmp_path: Path) -> None:
-    run_probe_figure(record_of(evaluated, "ours", 0), tmp_path / "probe.png")
-    assert imread(tmp_path / "probe.png").std() > 0.01
 
 
 def test_settings_without_any_run_are_told(records: list[Record], tmp_path: Path) -> None:

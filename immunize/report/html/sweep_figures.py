@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from immunize.report.cells import NOTHING, Groups, short, summary_of, summary_text
+from immunize.report.conventions import HARDER_BY, NO_HARDER
 from immunize.report.html.elements import Html, coded, join, tag
 from immunize.report.html.page import note
 from immunize.report.html.plot import SLOTS, legend
@@ -20,7 +21,6 @@ from immunize.report.naming import in_order
 from immunize.report.pairs import log_means
 from immunize.report.runs import Runs
 from immunize.report.tradeoff import geometric_means, on_front, ratios_of
-from immunize.report.tradeoff_figure import HARDER, NO_HARDER
 
 __all__ = ["MAP_FROM", "heat_maps", "means_table", "pareto_front", "summary_cell"]
 
@@ -81,7 +81,7 @@ def pareto_front(key: str, settings: Sequence[Setting], view: View) -> Html:
     fronts = [sorted((m.pretrain, m.harmful) for m in front if m.setting.model == model) for model in models]
     axes = Axis("(ii), better to the left", LOG), Axis("(i), better upwards", LOG)
     title = f"(i) against (ii): {view.title}"
-    drawn = scatter(key, title, axes, [*faint, *large], fronts=fronts, region=(NO_HARDER, HARDER))
+    drawn = scatter(key, title, axes, [*faint, *large], fronts=fronts, region=(NO_HARDER, HARDER_BY))
     rows = [
         [Cell(m.setting.name), *(_ratio(v) for v in (m.harmful, m.pretrain)), Cell("yes" if on else "", float(on))]
         for m, on in zip(marks, efficient, strict=True)
@@ -90,8 +90,8 @@ def pareto_front(key: str, settings: Sequence[Setting], view: View) -> Html:
     what = "a run" if one_pair else "the mean of a pair of data sets"
     caption = (
         f"A large dot is the geometric mean of a setting, a small one {what}. Ringed and joined: no other setting of "
-        f"the network has an (i) as large and an (ii) as small. Shaded: (i) ≥ {HARDER:g} and (ii) ≤ {NO_HARDER:g}, as "
-        "verdicts (a) and (b) ask. Infinite ratios are in the table only."
+        f"the network has an (i) as large and an (ii) as small. Shaded: (i) ≥ {HARDER_BY:g} and (ii) ≤ "
+        f"{NO_HARDER:g}, as verdicts (a) and (b) ask. Infinite ratios are in the table only."
     )
     return tag(
         "figure",

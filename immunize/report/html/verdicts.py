@@ -7,12 +7,12 @@ from typing import Any
 
 from immunize.report.attack import verdict_sentence
 from immunize.report.cells import short
+from immunize.report.conventions import HARDER_BY, NO_HARDER
 from immunize.report.html.elements import Html, coded, join, tag
 from immunize.report.html.page import Section, note
 from immunize.report.html.tables import word
 from immunize.report.html.views import KINDS, part_name, parts_of
 from immunize.report.tables import EXACT
-from immunize.report.tradeoff_figure import HARDER, NO_HARDER
 
 __all__ = ["verdicts_section"]
 
@@ -36,7 +36,7 @@ def verdicts_section(record: dict[str, Any], attack: dict[str, Any] | None) -> S
 _HELD = "To hold is what the harmful task should do; where the pre-training task does, that is a cost."
 _HOW = (
     "Definition 3.1 of the paper, by the estimator named in each card: (i) = κ(H_H(θ))/κ(H_H before), (ii) = κ(H_P(θ))/"
-    f"κ(H_P before). (a) asks for (i) ≥ {HARDER:g}, (b) for (ii) ≤ {NO_HARDER:g}. `fit` is what the model was "
+    f"κ(H_P before). (a) asks for (i) ≥ {HARDER_BY:g}, (b) for (ii) ≤ {NO_HARDER:g}. `fit` is what the model was "
     "immunized on, `held out` what it never saw."
 )
 

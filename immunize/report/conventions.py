@@ -1,0 +1,10 @@
+"""What every report says in the same words, and the thresholds of its verdicts. Imports no other room and no torch."""
+
+from __future__ import annotations
+
+__all__ = ["HARDER_BY", "NO_HARDER", "REDUCED"]
+
+HARDER_BY, NO_HARDER = 2.0, 1.0
+"""Verdicts (a) and (b) of Definition 3.1 as this package decides them: (i) ≥ 2 and (ii) ≤ 1."""
+
+REDUCED = "**REDUCED**: a shortened version that shows the code path; its numbers are not those of the experiment."
