@@ -47,6 +47,7 @@ class Trial:
         setting: key of `SETTINGS`.
         value: its value.
         steps: that were taken, the most of its runs.
+        clip: largest norm of a gradient; None for no limit.
         seeds: of its runs, in order.
         seconds: of all its runs.
         status: "finished", or "diverged" where a run did.
@@ -61,6 +62,7 @@ class Trial:
     setting: str
     value: float
     steps: int
+    clip: float | None
     seeds: tuple[int, ...]
     seconds: float
     status: str
@@ -123,6 +125,7 @@ def _trial(place: tuple[str, str, str], value: float, records: Sequence[dict[str
         setting=_setting(records[0]),
         value=value,
         steps=max(record["training"]["fit"]["steps"] for record in records),
+        clip=records[0]["config"]["trainer"].get("gradient_clip_val"),
         seeds=tuple(sorted(record["seed"] for record in records)),
         seconds=sum(record["seconds"] for record in records),
         status="finished" if over else "diverged",
@@ -171,6 +174,7 @@ def row_of(trial: Trial, is_chosen: bool) -> dict[str, Any]:
         **dict(zip(("model", "harmful", "method"), trial.place, strict=True)),
         **{key: trial.value if key == trial.setting else None for key in SETTINGS},
         "steps": trial.steps,
+        "gradient_clip_val": trial.clip,
         "seeds": " ".join(map(str, trial.seeds)),
         "status": trial.status,
         "rir_validation": trial.rir,
@@ -213,6 +217,7 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
         of = [other for other in trials if other.place == trial.place]
         grid = ", ".join(f"{other.value:g}" for other in of)
         model, harmful, method = trial.place
+        steps = f"{trial.steps}" if trial.clip is None else f"{trial.steps}, gradients clipped to norm {trial.clip:g}"
         lost = sum(other.status != "finished" for other in of)
         numbers = ["–"] * 5
         if trial.accuracy is not None:
@@ -220,7 +225,7 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
             numbers = ["–" if value is None else f"{value:.3g}" for value in found]
             numbers += [f"{0 - trial.drop:+.2f}", f"{trial.probe:.3g}"]
         lines.append(
-            f"| {model} | {harmful} | `{method}` | {trial.steps} | {', '.join(map(str, trial.seeds))} | "
+            f"| {model} | {harmful} | `{method}` | {steps} | {', '.join(map(str, trial.seeds))} | "
             f"{SETTINGS[trial.setting]} in {{{grid}}} | {trial.value:g} | "
             f"{' | '.join(numbers)} | {lost} of {len(of)} |"
         )

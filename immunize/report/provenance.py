@@ -75,7 +75,7 @@ def settings_table(runs: Runs) -> Table:
                 *(short(method_config[name]) if name in method_config else NOTHING for name in _WEIGHTS),
                 f"{objective['epochs']:,}",
                 "all rows" if objective["batch_size"] is None else f"{objective['batch_size']:,}",
-                str(objective["optimizer"]["_target_"]).rpartition(".")[2],
+                _optimizer(config),
                 ", ".join(f"`{extra}`" for extra in extras) or NOTHING,
                 _median(record["training"]["fit"]["steps"] for record in found if "training" in record),
                 _median(record["seconds"] for record in found if "seconds" in record),
@@ -84,6 +84,13 @@ def settings_table(runs: Runs) -> Table:
     columns = ("method", "η", "λ_P", "λ_H", "epochs", "batch", "optimizer", "own settings", "steps", "seconds a run")
     note = "Epochs as configured, steps as done; steps and seconds are medians over the runs."
     return Table("Hyper-parameters", f"{runs.name}-settings", [("", columns)], rows, [note])
+
+
+def _optimizer(config: dict[str, Any]) -> str:
+    """Its name, and the norm that gradients are clipped to."""
+    name = str(config["objective"]["optimizer"]["_target_"]).rpartition(".")[2]
+    clip = config.get("trainer", {}).get("gradient_clip_val")
+    return name if clip is None else f"{name}, gradients clipped to norm {clip:g}"
 
 
 def _counted(texts: Iterable[str]) -> str:

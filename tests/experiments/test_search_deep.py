@@ -34,6 +34,7 @@ def record(
         "config": {
             "objective": {"learning_rate": 0.1 if budget else value, "validation_fraction": 0.2},
             "method": {"name": method} | ({"budget": value} if budget else {}),
+            "trainer": {"gradient_clip_val": 3} if method == "imma" else {},
         },
     }
     if rir is not None:
@@ -128,7 +129,10 @@ def test_what_is_written(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         "| resnet18 | cars | `ours` | 240 | 0 | η in {0.002, 0.005} | 0.005 | 40 | 7 | 0.175 | -0.50 | 0.25 | 0 of 2 |"
         in readme
     )
-    assert "| resnet18 | cars | `imma` | 89 | 0 | η in {0.1, 0.2} | 0.1 | – | – | – | – | – | 2 of 2 |" in readme
+    assert (
+        "| `imma` | 89, gradients clipped to norm 3 | 0 | η in {0.1, 0.2} | 0.1 | – | – | – | – | – | 2 of 2 |"
+        in readme
+    )
     assert "4, 2 configurations a method on each network and D_H, 7 minutes summed" in readme
     assert "no more than 1 point lower" in readme
     assert "| command | `make search_table3 SCALE=small` |" in readme
