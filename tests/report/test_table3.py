@@ -487,3 +487,8 @@ def test_settings_without_any_run_are_told(records: list[Record], tmp_path: Path
     kept = [r for r in records if r["model"] == "vit"]
     swept_over = [("resnet18", "cars"), ("resnet18", "country211"), ("vit", "cars"), ("vit", "country211")]
     assert f"There are runs of 1 of {len(swept_over)} pairs of network and D_H." in reported(kept, tmp_path)[0]
+
+
+def test_committed_tables_found_the_published_numbers() -> None:
+    for path in Path("experiments").glob("table*/table.md"):
+        assert "the file of published numbers is missing" not in path.read_text(encoding="utf-8"), path
