@@ -1,6 +1,6 @@
 """`make transfer`: immunized against one data set, attacked with another. How far does it carry, and what tells before?
 
-    python -m experiments.transfer [runs=outputs/table2] [pretrain=0] [seeds=0] [families=mnist,images]
+    python -m experiments.transfer [runs=outputs/table2] [pretrain=0,1] [seeds=0,1,2] [families=mnist,images]
         [features=outputs/deep_features] [cache=outputs/transfer] [out=experiments/transfer] [data_root=folder]
 
 The defender knows a proxy of what the attacker will bring, not that itself. A cell of a matrix: θ was made against the
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> Path:
     keys = {"runs", "pretrain", "seeds", "families", "features", "cache", "out", "data_root"}
     given = key_values(arguments, keys)
     families = choices(given, "families", FAMILIES)
-    digits, seeds = _numbers("pretrain", given.get("pretrain", "0")), _numbers("seeds", given.get("seeds", "0"))
+    digits, seeds = _numbers("pretrain", given.get("pretrain", "0,1")), _numbers("seeds", given.get("seeds", "0,1,2"))
     if any(digit > 9 for digit in digits):
         raise UserError(f"pretrain={given['pretrain']}: digits are 0 to 9")
     root, cache = data_root(given.get("data_root")), Path(given.get("cache", f"outputs/{NAME}"))
