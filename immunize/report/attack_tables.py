@@ -89,6 +89,7 @@ def _verdicts(attacks: Attacks, group: Group) -> Table:
         "Unbroken up to: the highest tier such that it and all below held. An attacker who can do a tier can do those "
         "below it.",
         f"{CONTROL}: changes nothing. Where it holds, the verdict of that tier is noise.",
+        *([] if "benign" in group.kinds else ["No benign third task was attacked: what it cost others is not told."]),
         *_completeness(attacks, group),
         *_undecided(group),
     ]

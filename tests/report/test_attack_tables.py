@@ -105,6 +105,7 @@ def test_counts_and_middles_are_those_of_the_runs(base: Record) -> None:
     assert cells(tables["attacks-synthetic"])["ours"][:3] == ["3", "3/3", "1/2 (1 undecided)"]
     assert any("it diverged" in note for note in tables["attacks-synthetic"].notes)
     assert any("4 of 6 runs" in note for note in tables["attacks-synthetic"].notes)
+    assert any("No benign third task was attacked" in note for note in tables["attacks-synthetic"].notes)
     scores = cells(tables["attacks-synthetic-harmful-score"])
     assert scores["ours"][0] == "0.7 ± 0.1"
     assert scores[THETA_0] == ["0.9 ± 0"] * 4
