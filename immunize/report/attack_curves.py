@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from immunize.report.attack_runs import THETA_0, Attacks, Curve, Group
 from immunize.report.curves import OTHER_STYLE, STYLES
@@ -89,6 +90,7 @@ def _draw(axis: Axes, group: Group, tier: str) -> None:
             x, np.median(y, axis=0), color=colour, linestyle=line, linewidth=1.6, label=method, drawstyle="steps-post"
         )
         axis.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=_BAND, linewidth=0, step="post")
-    axis.set(xscale="log", xlabel="steps")
+    axis.set(xscale="log", xlabel="steps", xlim=(0.9, 1.1 * max(10.0, *steps)))  # a decade at least
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
