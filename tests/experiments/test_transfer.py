@@ -134,7 +134,7 @@ def a_run(runs: Path, name: str, theta: Tensor, **changes: Any) -> None:
     folder = runs / name
     folder.mkdir(parents=True)
     save_checkpoint(folder / "checkpoint.safetensors", {"fit": theta}, {}, config_hash=name)
-    record = {"status": "finished", "harmful": "mnist", "method": "ours", "seed": 0}
+    record = {"status": "finished", "harmful": "mnist", "method": "ours", "seed": 0, "data_hash": "0"}
     record |= {"config": {"harmful": {"pair": [0, 1]}}} | changes
     (folder / "record.json").write_text(json.dumps(record))
 
