@@ -19,11 +19,16 @@ __all__ = ["choices", "kept", "key_values", "provenance_lines", "verdict_of", "w
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
 
-def key_values(arguments: Sequence[str], known: set[str]) -> dict[str, str]:
+def key_values(arguments: Sequence[str], known: set[str], *, needed: bool = False) -> dict[str, str]:
     """The `key=value` arguments of a command line.
 
+    Args:
+        arguments: of the command line.
+        known: keys.
+        needed: every one of them has to be given.
+
     Raises:
-        UserError: something else, or an unknown key.
+        UserError: something else, an unknown key, or one that is missing.
     """
     given = {}
     for argument in arguments:
@@ -31,6 +36,8 @@ def key_values(arguments: Sequence[str], known: set[str]) -> dict[str, str]:
         if not sign or key not in known:
             raise UserError(f"{argument} is not understood; there are {', '.join(f'{one}=' for one in sorted(known))}")
         given[key] = value
+    if needed and (missing := sorted(known - given.keys())):
+        raise UserError(f"{', '.join(f'{key}=' for key in missing)}: needed")
     return given
 
 

@@ -23,7 +23,6 @@ from typing import Any
 
 from experiments.reporting import key_values
 from immunize.cli import entry_point, explain_errors
-from immunize.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 SEARCHED = {
@@ -97,9 +96,7 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: a bad argument, or a search that is not complete.
     """
-    given = key_values(arguments, {"experiment", "runs", "out"})
-    if missing := sorted({"experiment", "runs", "out"} - given.keys()):
-        raise UserError(f"{', '.join(f'{key}=' for key in missing)}: needed")
+    given = key_values(arguments, {"experiment", "runs", "out"}, needed=True)
     name, runs, out = given["experiment"], Path(given["runs"]), Path(given["out"])
     records = own_records(runs)
     trials = trials_of(records)

@@ -94,10 +94,9 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: a bad argument, or a search that is not complete.
     """
-    given = key_values(arguments, {"experiment", "runs", "out"})
-    lacking = {"experiment", "runs", "out"} - given.keys()
-    if lacking or given["experiment"] not in LIMITS:
-        raise UserError(f"experiment=, runs= and out= are needed, and experiment one of {', '.join(LIMITS)}")
+    given = key_values(arguments, {"experiment", "runs", "out"}, needed=True)
+    if given["experiment"] not in LIMITS:
+        raise UserError(f"experiment={given['experiment']}: there are {', '.join(LIMITS)}")
     name, out = given["experiment"], Path(given["out"])
     records = own_records(Path(given["runs"]))
     trials = trials_of(records)
