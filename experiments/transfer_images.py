@@ -86,7 +86,7 @@ def digest_of(sets: Iterable[FeatureSet]) -> str:
     digest = hashlib.sha256()
     for of in sets:
         for tensor in (of.x, of.y, of.x_held_out, of.y_held_out):
-            digest.update(tensor.contiguous().numpy().tobytes())
+            digest.update(b"" if tensor is None else tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

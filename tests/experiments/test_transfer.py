@@ -198,7 +198,10 @@ def test_images_are_measured_kept_and_reported(
     for name in NAMES:
         (tmp_path / "caltech101" / "train" / name).mkdir(parents=True)
     sets = {"tiny_imagenet": features(5, 2, 20), "stanford_cars": features(8, 0, 12)}
-    sets |= {"caltech101": features(len(NAMES), 1, 12), "imagenet_1_per_class": features(9, 3, 4)}
+    sets |= {
+        "caltech101": features(len(NAMES), 1, 12),
+        "imagenet_1_per_class": replace(features(9, 3, 4), x_held_out=None, y_held_out=None),
+    }
     monkeypatch.setattr(transfer_images, "load_sets", lambda root, cache: sets)
     monkeypatch.setattr(transfer_images, "STEPS", 20)
     arguments = ["families=images", f"out={tmp_path / 'out'}", f"cache={tmp_path / 'cache'}", f"data_root={tmp_path}"]
