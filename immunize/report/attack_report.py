@@ -19,8 +19,8 @@ __all__ = ["NAME", "report_attacks"]
 
 NAME = "table_attacks"
 FIGURE, CURVES = "cost", "curves"
-ON_FEATURES = ("T0", "T1", "T2", "T3")
-"""Tiers that all learn a probe of the same features."""
+LINEAR = ("T0", "T1", "T2")
+"""Tiers that all learn a linear probe of the same features."""
 NEAR = 0.01
 """Scores that differ by no more are called the same: a point of accuracy, or a hundredth of R²."""
 _REDUCED = "**REDUCED**: a shortened grid that shows the code path; its numbers are not to be reported."
@@ -76,15 +76,15 @@ def _control(group: Group) -> list[str]:
 
 
 def _short_of(group: Group) -> list[str]:
-    """Tiers in which θ_0's own attackers end below the best of its features' tiers: the budget ends them."""
-    means = {tier: _mean_score(group, tier) for tier in group.tiers if tier in ON_FEATURES}
+    """Tiers in which θ_0's own attackers end below the best that learns the same probe: their budget ends them."""
+    means = {tier: _mean_score(group, tier) for tier in group.tiers if tier in LINEAR}
     best = max(means, key=lambda tier: means[tier])
     short_of = [f"{tier} ({means[tier]:.3f})" for tier in means if means[tier] < means[best] - NEAR]
     if not short_of:
         return []
     return [
         f"From θ_0 itself the attackers of {', '.join(short_of)} end more than a point below {best} "
-        f"({means[best]:.3f}): the budget ends them, not the features."
+        f"({means[best]:.3f}), which learns the same linear probe: their budget ends them, not the features."
     ]
 
 
