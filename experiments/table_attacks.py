@@ -237,10 +237,11 @@ def waves(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def _is_done(job: Job, cfg: DictConfig) -> bool:
     from immunize.attack import ATTACK_RECORD
+    from immunize.attacking.results import RESULTS
     from immunize.records import CHECKPOINT
 
     record = _read(job.out / ATTACK_RECORD)
-    if record is None:
+    if record is None or not record.keys() >= set(RESULTS):  # of an older version
         return False
     theta = hashlib.sha256((job.folder / CHECKPOINT).read_bytes()).hexdigest()
     return _settings(record["config"]) == _settings(resolved(cfg)) and record["subject"]["checkpoint_sha256"] == theta

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,18 +51,29 @@ def test_runs_share_the_cells_of_what_no_method_changes(
     assert {tier for r in load_attacks(out) for tier in r["results"]["harmful"]["immunized"]} == {"T0"}
 
 
-def test_a_map_that_was_trained_anew_is_attacked_again(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def of_another_map(record: dict[str, Any]) -> None:
+    record["subject"]["checkpoint_sha256"] = "0"
+
+
+def of_an_older_version(record: dict[str, Any]) -> None:
+    record.pop("best_so_far")
+
+
+@pytest.mark.parametrize("change", [of_another_map, of_an_older_version])
+def test_what_an_old_record_says_is_measured_again(
+    change: Callable[[dict[str, Any]], None], sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = run(arguments(sweep, tmp_path))
     path = next(path for path in out.rglob(ATTACK_RECORD))
     record = json.loads(path.read_text())
-    record["subject"]["checkpoint_sha256"] = "0"
+    change(record)
     path.write_text(json.dumps(record))
     capsys.readouterr()
     run(arguments(sweep, out))
     assert "1 of 2 runs are to be attacked" in capsys.readouterr().err
-    assert json.loads(path.read_text())["subject"]["checkpoint_sha256"] != "0"
+    again = json.loads(path.read_text())
+    assert again["subject"]["checkpoint_sha256"] != "0"
+    assert again["best_so_far"]
 
 
 def test_the_first_of_every_pair_and_seed_goes_before_the_others() -> None:
