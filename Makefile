@@ -112,7 +112,7 @@ search_mnist: $(STAMP) ## the same for Table 2
 	$(call sweep,search_mnist)
 	$(call report,search_mnist,experiments.search)
 
-search_table3: theta0_digits ## the same for Table 3, on validation images: SCALE=small (an hour; needs the image sets) or digits
+search_table3: theta0_digits ## the same for Table 3, on validation images: SCALE=small (an hour and a half; needs the image sets) or digits
 	@$(BIN)/python -m immunize.train experiment=search_table3$(deep)
 	@$(BIN)/python -m experiments.search_deep experiment=search_table3$(deep) runs=outputs/search_table3$(deep) out=experiments/search_table3$(deep)
 

@@ -145,7 +145,7 @@ def in_tier(cells: Mapping[str, Cell], tier: str) -> Attacked | None:
         return None
     curves = {}
     for by in RESOURCES:
-        of = {name: Curve.of_plain(cell["curves"][by]) for name, cell in mine.items()}
+        of = {name: Curve.of_plain(cell["curves"][by], by) for name, cell in mine.items()}
         labelled = [
             (f"{name}: {label}", [point])
             for name, curve in of.items()
