@@ -73,6 +73,11 @@ class Trial:
     probe: float | None = None
 
     @property
+    def finished(self) -> bool:
+        """No run diverged."""
+        return self.status == "finished"
+
+    @property
     def drop(self) -> float:
         """Points of accuracy that D_P lost; infinite where the run diverged."""
         return math.inf if self.accuracy is None else self.accuracy[0] - self.accuracy[1]
@@ -102,7 +107,7 @@ def run(arguments: Sequence[str]) -> None:
     trials = trials_of(records)
     best = chosen(trials, LIMITS[name])
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / "results.csv", [row_of(trial, trial in best) for trial in trials])
+    write_csv(out / "results.csv", [row_of(trial, trial in best and trial.finished) for trial in trials])
     (out / "README.md").write_text(readme_of(name, records, trials, best), encoding="utf-8")
     print(out)
 
@@ -150,7 +155,8 @@ def _setting(record: dict[str, Any]) -> str:
 
 
 def chosen(trials: Sequence[Trial], limit: float) -> list[Trial]:
-    """The best configuration of each method on each network and D_H, in the order of `trials`.
+    """The best configuration of each method on each network and D_H, in the order of `trials`; where all diverged, one
+    of those.
 
     Args:
         trials: of the whole search, from :func:`trials_of`.
@@ -217,7 +223,8 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
         grid = ", ".join(f"{other.value:g}" for other in of)
         model, harmful, method = trial.place
         steps = f"{trial.steps}" if trial.clip is None else f"{trial.steps}, gradients clipped to norm {trial.clip:g}"
-        lost = sum(other.status != "finished" for other in of)
+        lost = sum(not other.finished for other in of)
+        taken = f"{trial.value:g}" if trial.finished else "none"
         numbers = ["–"] * 5
         if trial.accuracy is not None:
             found = (trial.rir, trial.ratio_harmful, trial.ratio_pretrain)
@@ -225,7 +232,7 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
             numbers += [f"{0 - trial.drop:+.2f}", f"{trial.probe:.3g}"]
         lines.append(
             f"| {model} | {harmful} | `{method}` | {steps} | {', '.join(map(str, trial.seeds))} | "
-            f"{SETTINGS[trial.setting]} in {{{grid}}} | {trial.value:g} | "
+            f"{SETTINGS[trial.setting]} in {{{grid}}} | {taken} | "
             f"{' | '.join(numbers)} | {lost} of {len(of)} |"
         )
     lines += [
