@@ -222,7 +222,11 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
         of = [other for other in trials if other.place == trial.place]
         grid = ", ".join(f"{other.value:g}" for other in of)
         model, harmful, method = trial.place
-        steps = f"{trial.steps}" if trial.clip is None else f"{trial.steps}, gradients clipped to norm {trial.clip:g}"
+        steps = (
+            f"{trial.steps}"
+            if trial.clip is None or not trial.steps
+            else f"{trial.steps}, gradients clipped to norm {trial.clip:g}"
+        )
         lost = sum(not other.finished for other in of)
         taken = f"{trial.value:g}" if trial.finished else "none"
         numbers = ["–"] * 5

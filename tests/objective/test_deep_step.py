@@ -30,10 +30,10 @@ def network(dtype: torch.dtype = torch.float64) -> DeepExtractor:
     )
 
 
-def make_step(n: int = 8, at_features: str = "none", dtype: torch.dtype = torch.float64) -> DeepStep:
-    net, sides = network(dtype), []
+def make_step(n: int = 8, at_features: str = "none", net: DeepExtractor | None = None) -> DeepStep:
+    net, sides = net or network(), []
     for seed, classes in ((1, CLASSES), (2, HARMFUL_CLASSES)):
-        h = net.trunk(ref.gaussian(n, 5, seed=seed).to(dtype))
+        h = net.trunk(ref.gaussian(n, 5, seed=seed).to(net.dtype))
         sides.append(DeepSide(h, torch.arange(n) % classes))
     return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1), at_features)  # type: ignore[arg-type]
 
@@ -136,10 +136,10 @@ def test_features_are_computed_once_a_side() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_spectra_are_float64_and_outside_mixed_precision(dtype: torch.dtype) -> None:
-    step = make_step(dtype=dtype)
-    plain = step.spectral_view("harmful", "none").features
+    net = network(dtype)
+    plain = make_step(net=net).spectral_view("harmful", "none").features
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = make_step(dtype=dtype)
+        mixed = make_step(net=net)
         features = mixed.spectral_view("harmful", "none").features
         ill = IllOnly(1).terms(mixed)["ill"]
     assert features.dtype == ill.dtype == torch.float64
