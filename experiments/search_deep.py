@@ -222,11 +222,8 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
         of = [other for other in trials if other.place == trial.place]
         grid = ", ".join(f"{other.value:g}" for other in of)
         model, harmful, method = trial.place
-        steps = (
-            f"{trial.steps}"
-            if trial.clip is None or not trial.steps
-            else f"{trial.steps}, gradients clipped to norm {trial.clip:g}"
-        )
+        clipped = trial.steps and trial.clip is not None
+        steps = f"{trial.steps}{f', gradients clipped to norm {trial.clip:g}' if clipped else ''}"
         lost = sum(not other.finished for other in of)
         taken = f"{trial.value:g}" if trial.finished else "none"
         numbers = ["–"] * 5

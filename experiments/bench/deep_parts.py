@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
+from immunize.evaluation.attacks.network import flops_of as counted
 from immunize.features import DeepExtractor
 from immunize.objective import task_loss
 from immunize.objective.ours import Ours
@@ -149,11 +149,9 @@ class Flops:
 def flops_of(net: DeepExtractor, image_size: int) -> Flops:
     """Counted on two images."""
     images = torch.zeros(2, 3, image_size, image_size)
-    with FlopCounterMode(display=False) as trunk:
-        h = net.trunk(images)
-    with FlopCounterMode(display=False) as tail:
-        net.features(h).sum().backward()
-    return Flops(trunk.get_total_flops() / 2e9, tail.get_total_flops() / 2e9)
+    h = net.trunk(images)
+    trunk, tail = counted(lambda: net.trunk(images)), counted(lambda: net.features(h).sum().backward())
+    return Flops(trunk / 2e9, tail / 2e9)
 
 
 def random_batch(batch_size: int, image_size: int) -> Batch:

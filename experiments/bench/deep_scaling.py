@@ -14,7 +14,6 @@ from typing import Any
 
 import timm
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.bench.deep import measure_pooled, show
 from experiments.bench.deep_parts import (
@@ -30,6 +29,7 @@ from experiments.bench.deep_parts import (
 from experiments.bench.deep_processes import measure_processes
 from experiments.bench.machine import HERE, ROOT, write_csv
 from immunize.data.images import ImageFolder
+from immunize.evaluation.attacks.network import flops_of as counted
 from immunize.features.transforms import image_transform
 
 __all__ = ["COLUMNS", "measure", "run", "vit_large"]
@@ -138,13 +138,10 @@ def vit_large() -> Flops:
     with torch.device("meta"):
         net = timm.create_model("vit_large_patch16_224", num_classes=0)
         images, tokens = torch.empty(1, 3, 224, 224), torch.empty(1, 197, LARGE_D)
-    with FlopCounterMode(display=False) as whole, torch.no_grad():
-        net(images)
-    with FlopCounterMode(display=False) as last:
-        net.blocks[-1](tokens.requires_grad_()).sum().backward()
-    with FlopCounterMode(display=False) as forward, torch.no_grad():
-        net.blocks[-1](tokens)
-    return Flops((whole.get_total_flops() - forward.get_total_flops()) / 1e9, last.get_total_flops() / 1e9)
+    with torch.no_grad():
+        whole, forward = counted(lambda: net(images)), counted(lambda: net.blocks[-1](tokens))
+    last = counted(lambda: net.blocks[-1](tokens.requires_grad_()).sum().backward())
+    return Flops((whole - forward) / 1e9, last / 1e9)
 
 
 def run(out: Path) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from immunize.evaluation.attacks.curves import Cost
@@ -115,8 +116,11 @@ class Network:
 
 
 def flops_of(work: Callable[[], Any]) -> float:
-    """Multiplications and additions of the matrix products and convolutions within, as PyTorch counts them."""
+    """Multiplications and additions of the matrix products and convolutions within, as PyTorch counts them.
+
+    Attention is done as its two products: the CPU's own kernel for it is counted by none before torch 2.15.
+    """
     counter = FlopCounterMode(display=False)
-    with counter:
+    with counter, sdpa_kernel(SDPBackend.MATH):
         work()
     return float(counter.get_total_flops())
