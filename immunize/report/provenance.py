@@ -67,12 +67,12 @@ def settings_table(runs: Runs) -> Table:
         found = [record for record in runs.records if record["method"] == method]
         config = found[0]["config"]
         objective, method_config = config["objective"], config["method"]
-        extras = [f"{k}={v}" for k, v in method_config.items() if k not in _NOT_SETTINGS]
+        extras = [f"{k}={v}" for k, v in sorted(method_config.items()) if k not in _NOT_SETTINGS]
         rows.append(
             [
                 f"`{method}`",
                 short(objective["learning_rate"]),
-                *(short(method_config[name]) if name in method_config else NOTHING for name in _WEIGHTS),
+                *(_weight(name, found) for name in _WEIGHTS),
                 f"{objective['epochs']:,}",
                 "all rows" if objective["batch_size"] is None else f"{objective['batch_size']:,}",
                 _optimizer(config),
@@ -82,8 +82,25 @@ def settings_table(runs: Runs) -> Table:
             ]
         )
     columns = ("method", "η", "λ_P", "λ_H", "epochs", "batch", "optimizer", "own settings", "steps", "seconds a run")
-    note = "Epochs as configured, steps as done; steps and seconds are medians over the runs."
-    return Table("Hyper-parameters", f"{runs.name}-settings", [("", columns)], rows, [note])
+    notes = ["Epochs as configured, steps as done; steps and seconds are medians over the runs."]
+    if any(_balanced(record) for record in runs.records):
+        notes.append("λ from a balance of gradient norms (C.2) differ by run: their medians.")
+    return Table("Hyper-parameters", f"{runs.name}-settings", [("", columns)], rows, notes)
+
+
+def _weight(name: str, records: Sequence[dict[str, Any]]) -> str:
+    """λ that the runs of a method had: as configured, or the median of what the balance set."""
+    configured = records[0]["config"]["method"].get(name)
+    if configured is None:
+        return NOTHING
+    set_by_balance = [weights[name.removeprefix("lambda_")] for record in records if (weights := _balanced(record))]
+    return f"{short(np.median(set_by_balance))} (balance)" if set_by_balance else short(configured)
+
+
+def _balanced(record: dict[str, Any]) -> dict[str, float]:
+    """Weights that the balance of gradient norms set in a run, by term; none where it had none."""
+    weights: dict[str, float] = record.get("training", {}).get("fit", {}).get("balance", {}).get("weights", {})
+    return weights
 
 
 def _optimizer(config: dict[str, Any]) -> str:
