@@ -276,4 +276,5 @@ class ReportConfig:
     runs: str = MISSING
     experiment: str | None = MISSING
     out: str | None = MISSING
+    keep: bool = MISSING
     published: str = MISSING

@@ -68,10 +68,12 @@ def _html_main(cfg: DictConfig) -> None:
 
 def _report(cfg: DictConfig) -> str:
     folder, out = Path(cfg.runs), None if cfg.out is None else Path(cfg.out)
+    if cfg.keep and (out is None or cfg.experiment != "table_attacks"):
+        raise UserError("keep=true belongs to experiment=table_attacks with out=<a folder that has results>")
     if cfg.experiment is not None:
         from immunize.report.experiments import Request, report_experiment
 
-        return report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published)))
+        return report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published), cfg.keep))
     from immunize.report.summary import load_records, summary_table, write_summary
 
     records = load_records(folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 from immunize.report.attack_curves import curves_figure, has_curves
 from immunize.report.attack_figure import cost_figure
-from immunize.report.attack_runs import CONTROL, THETA_0, Attacks, Group, load_attacks
+from immunize.report.attack_runs import CONTROL, THETA_0, Attacks, Group, load_attacks, with_earlier
 from immunize.report.attack_tables import KIND_WORDS, attack_tables, unbroken_counts
 from immunize.report.cells import NOTHING
 from immunize.report.layout import write_tables
@@ -26,18 +26,20 @@ NEAR = 0.01
 _REDUCED = "**REDUCED**: a shortened grid that shows the code path; its numbers are not to be reported."
 
 
-def report_attacks(folder: Path, out: Path | None) -> str:
+def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str:
     """Write the report and return what to print.
 
     Args:
         folder: attack records below it, or one that holds `results.jsonl`.
         out: where to write README.md, table.md, table.tex, results.jsonl and the figure; None prints.
+        keep: the runs in `out` that `folder` has not stay in the table.
 
     Raises:
-        FileNotFoundError: no attack record in the folder.
+        FileNotFoundError: no attack record in the folder, or nothing to keep.
         ValueError: records that do not belong into one table.
     """
-    attacks = Attacks.of(load_attacks(folder))
+    records = load_attacks(folder)
+    attacks = Attacks.of(with_earlier(records, load_attacks(out)) if keep and out is not None else records)
     tables = attack_tables(attacks)
     text = "\n".join(table.markdown() for table in tables)
     if out is None:

@@ -24,11 +24,24 @@ from immunize.report.packing import RESULTS
 from immunize.report.reading import check_versions, read_file
 from immunize.report.runs import Collection
 
-__all__ = ["CONTROL", "KINDS", "THETA_0", "TIERS", "Attacks", "Group", "Tried", "collected", "load_attacks"]
+__all__ = [
+    "CONTROL",
+    "KINDS",
+    "THETA_0",
+    "TIERS",
+    "Attacks",
+    "Group",
+    "Tried",
+    "collected",
+    "load_attacks",
+    "with_earlier",
+]
 
 Record = dict[str, Any]
 Curve = dict[str, list[float]]
 """Two columns, "paid" and "test"."""
+Run = tuple[str, str, str, int]
+"""Data sets and model, pair, method and seed."""
 
 TIERS = ("T0", "T1", "T2", "T3", "T4", "T5")
 KINDS = ("harmful", "pretrain", "benign")
@@ -171,13 +184,13 @@ class Attacks:
                 f"the records come from {len(rules)} different grids (attack, its budget, tiers, validation_fraction "
                 "or test_fraction differ): attack all runs with the same settings, or report them apart"
             )
-        seen: set[tuple[Any, ...]] = set()
+        seen: set[Run] = set()
         hashes: dict[tuple[str, str], str] = {}
         by_name: dict[str, list[Record]] = defaultdict(list)
         for record in records:
-            name, pair = _group_name(record), pair_label(record)
-            if (one := (name, pair, record["method"], record["seed"])) in seen:
-                raise ValueError(f"the run {record['method']}, {name} {pair}, seed {record['seed']} is there twice")
+            one = name, pair, method, seed = _run(record)
+            if one in seen:
+                raise ValueError(f"the run {method}, {name} {pair}, seed {seed} is there twice")
             seen.add(one)
             if hashes.setdefault((name, pair), record["data_hash"]) != record["data_hash"]:
                 raise ValueError(f"runs on {name} {pair} were made on different data: their data hashes differ")
@@ -214,7 +227,19 @@ def load_attacks(folder: Path) -> list[Record]:
     if not records:
         raise FileNotFoundError(f"{folder} holds no {ATTACK_RECORD}: attack its runs first, python -m immunize.attack")
     check_versions(records, folder)
-    return sorted(records, key=lambda r: (_group_name(r), pair_label(r), r["method"], r["seed"]))
+    return sorted(records, key=_run)
+
+
+def with_earlier(records: Sequence[Record], earlier: Sequence[Record]) -> list[Record]:
+    """Records, and of the earlier ones those of other runs.
+
+    Raises:
+        ValueError: earlier ones are of a version that counted costs otherwise.
+    """
+    if not all("best_so_far" in record for record in earlier):
+        raise ValueError("what is to be kept was counted by an older version: attack those runs again")
+    there = {_run(record) for record in records}
+    return sorted([*records, *(record for record in earlier if _run(record) not in there)], key=_run)
 
 
 def collected(record: Record) -> Record:
@@ -252,6 +277,10 @@ def _read(path: Path) -> Record:
         return collected(read_file(path, "an attack record"))
     except KeyError as error:
         raise ValueError(f"{path} is not the attack record of a run: it has no {error}") from None
+
+
+def _run(record: Record) -> Run:
+    return _group_name(record), pair_label(record), record["method"], record["seed"]
 
 
 def _group_name(record: Record) -> str:

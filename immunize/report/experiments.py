@@ -56,12 +56,14 @@ class Request:
         folder: of runs, or one that holds `results.jsonl`.
         out: where to write; None prints only.
         published: the paper's numbers; the file may be missing.
+        keep: the runs that `out` has and `folder` has not stay in the table, where it is one of attacks.
     """
 
     name: str
     folder: Path
     out: Path | None
     published: Path
+    keep: bool = False
 
 
 def report_experiment(request: Request) -> str:
@@ -153,7 +155,7 @@ def _fig3(request: Request) -> str:
 
 
 def _attacks(request: Request) -> str:
-    return report_attacks(request.folder, request.out)
+    return report_attacks(request.folder, request.out, keep=request.keep)
 
 
 def _runs(request: Request, experiment: str) -> Runs:

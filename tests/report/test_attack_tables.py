@@ -17,7 +17,7 @@ from immunize.evaluation.attacks import RESOURCES
 from immunize.report.__main__ import main
 from immunize.report.attack_curves import scores_at
 from immunize.report.attack_report import outcome, report_attacks
-from immunize.report.attack_runs import CONTROL, THETA_0, Attacks, Group, collected, load_attacks
+from immunize.report.attack_runs import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
 from immunize.report.attack_tables import attack_tables, held_counts, middle, unbroken_counts
 from immunize.report.layout import Table
 
@@ -193,6 +193,46 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
     assert "| T4 |" not in readme
     assert str(tmp_path) not in readme + (tmp_path / "out" / "results.jsonl").read_text()
     assert len(load_attacks(tmp_path / "out")) == 2
+
+
+def write(record: Record, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / ATTACK_RECORD).write_text(json.dumps(record))
+    return folder
+
+
+def test_a_table_is_made_in_pieces(base: Record, tmp_path: Path) -> None:
+    first, again, second = (changed(base, method, 0) for method in ("ours", "ours", "none"))
+    again["seconds"] = first["seconds"] + 1
+    out = tmp_path / "out"
+    with pytest.raises(FileNotFoundError, match="holds no attack_record"):
+        report_attacks(write(first, tmp_path / "first"), out, keep=True)
+    report_attacks(tmp_path / "first", out)
+    report_attacks(write(second, tmp_path / "second"), out, keep=True)
+    assert [record["method"] for record in load_attacks(out)] == ["none", "ours"]
+    report_attacks(write(again, tmp_path / "again"), out, keep=True)
+    records = load_attacks(out)
+    assert [record["seconds"] for record in records] == [second["seconds"], again["seconds"]]
+    assert records == with_earlier([collected(again)], [collected(second), collected(first)])
+    report_attacks(tmp_path / "second", out)
+    assert [record["method"] for record in load_attacks(out)] == ["none"]
+
+
+def test_what_an_older_version_counted_is_not_kept(base: Record) -> None:
+    older = collected(changed(base, "none", 0))
+    del older["best_so_far"]
+    with pytest.raises(ValueError, match="older version: attack those runs again"):
+        with_earlier([collected(changed(base, "ours", 0))], [older])
+
+
+@pytest.mark.parametrize("others", [["experiment=table1", "out=out"], ["experiment=table_attacks"], ["out=out"]])
+def test_only_a_written_table_of_attacks_keeps_runs(
+    others: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["immunize-report", f"runs={tmp_path}", "keep=true", *others])
+    with pytest.raises(SystemExit):
+        main()
+    assert "keep=true belongs to experiment=table_attacks" in capsys.readouterr().err
 
 
 def grid(record: Record) -> None:
