@@ -24,7 +24,7 @@ from immunize.evaluation.attacks.scoring import chance
 
 __all__ = ["CELL_VERSION", "Entry", "Store", "attack_all", "check_tiers", "hash_of_data", "in_tier"]
 
-CELL_VERSION = 4
+CELL_VERSION = 5
 """Part of every key; raised when a change of the code changes numbers."""
 
 Cell = dict[str, Any]
