@@ -19,6 +19,8 @@ Spearman's rank correlation with a 95 % interval from scipy's bootstrap. Ordered
 their images, so that pairs of digits are drawn and not single rows. Forecasts and runs are kept in `cache`; the same
 command goes on where it stopped.
 
+The correlations are in `experiments.correlating`, what is made of them in `experiments.alignment_report`.
+
 Shapes: N samples, D features.
 """
 
@@ -28,9 +30,8 @@ import json
 import math
 import os
 import sys
-import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,91 +39,25 @@ from typing import TYPE_CHECKING, Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from experiments.reporting import choices, key_values, provenance_lines, verdict_of, write_csv
+from experiments.alignment_report import ANGLES, DATA_SEEDS, NAME, RHO, draw, flat, readme_of
+from experiments.correlating import ESTIMATORS, METHODS, PARTS, Point, correlations
+from experiments.reporting import choices, key_values, write_csv
 from immunize.building import build
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, hash_of_run, register
 from immunize.errors import UserError
 from immunize.remembering import remembered
-from immunize.report.figures import save_figure
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from immunize.data import Source
 
-NAME = "alignment"
-RHO = 3e-2
-"""ρ of every forecast: the best on MNIST by cross-validation (docs/closed_form.md)."""
-
 TOP_K = 10
 """k of the alignment, as in `conf/forecast.yaml`."""
 
-METHODS = ("ours", "closed_form")
-PARTS, ESTIMATORS = ("fit", "held_out"), ("ridge", "spectrum")
-PREDICTORS = {"alignment": "alignment of the top 10", "rir_star": "RIR* on fit", "rir_star_held_out": "RIR* held out"}
-EXPECTED = {"alignment": -1, "rir_star": 1, "rir_star_held_out": 1}
-"""The sign of a rank correlation that speaks for the claim."""
-
 FAMILIES = ("mnist", "synthetic")
-ANGLES, DATA_SEEDS = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90), (0, 1)
 SYNTHETIC = ("harmful=synthetic", "logger=none", "figure=false", "probe_steps=100")
-RESAMPLES, BOOTSTRAP_SEED = 5000, 0
-FEWEST = 5
-"""Points below which no correlation is reported."""
-
-STYLES = {"ours": ("#0072B2", "o"), "closed_form": ("#D55E00", "s")}  # Okabe-Ito
-
-
-@dataclass(frozen=True)
-class Point:
-    """One pair of data sets.
-
-    Attributes:
-        family: "mnist" or "synthetic".
-        label: "3→8", or the angle and the seed of the data.
-        cluster: what is drawn as a whole by the bootstrap.
-        forecast: the predictors by name.
-        reached: (method, part, estimator) to RIR; what is missing or not finite is left out.
-    """
-
-    family: str
-    label: str
-    cluster: str
-    forecast: dict[str, float]
-    reached: dict[tuple[str, str, str], float]
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """A rank correlation over one family.
-
-    Attributes:
-        family: see :class:`Point`.
-        predictor: a key of `PREDICTORS`.
-        method: whose RIR.
-        part: of the data.
-        estimator: of the RIR.
-        points: how many.
-        rho: Spearman's.
-        low: lower end of the 95 % interval.
-        high: upper end.
-    """
-
-    family: str
-    predictor: str
-    method: str
-    part: str
-    estimator: str
-    points: int
-    rho: float
-    low: float
-    high: float
-
-    @property
-    def verdict(self) -> str:
-        """Whether the interval lies on the side that the claim expects."""
-        return verdict_of(EXPECTED[self.predictor], self.low, self.high)
 
 
 @entry_point
@@ -309,192 +244,6 @@ def reached(of: dict[str, list[dict[str, Any]]]) -> dict[tuple[str, str, str], f
                 if values and all(value is not None and value > 0 for value in values):
                     found[method, part, estimator] = math.exp(sum(map(math.log, values)) / len(values))
     return found
-
-
-# --- the correlations ---------------------------------------------------------------------------------------------
-
-
-def correlations(points: Sequence[Point]) -> list[Correlation]:
-    """Every predictor against every RIR of both methods, family by family; those of few points are left out."""
-    found = []
-    for family in dict.fromkeys(point.family for point in points):
-        for predictor in PREDICTORS:
-            for method in METHODS:
-                for part in PARTS:
-                    for estimator in ESTIMATORS:
-                        key = (method, part, estimator)
-                        known = [p for p in points if p.family == family and key in p.reached]
-                        varied = len({p.forecast[predictor] for p in known}) > 1
-                        if varied and len({p.cluster for p in known}) >= FEWEST:
-                            rho, low, high = spearman(
-                                [p.forecast[predictor] for p in known],
-                                [p.reached[key] for p in known],
-                                [p.cluster for p in known],
-                            )
-                            found.append(Correlation(family, predictor, *key, len(known), rho, low, high))
-    return found
-
-
-def spearman(x: Sequence[float], y: Sequence[float], clusters: Sequence[str]) -> tuple[float, float, float]:
-    """Spearman's rank correlation and its 95 % interval, percentiles of a bootstrap that draws whole clusters.
-
-    Args:
-        x: one number a point.
-        y: likewise.
-        clusters: what each point belongs to.
-    """
-    import numpy as np
-    from scipy.stats import DegenerateDataWarning, bootstrap, spearmanr
-
-    first, second = np.asarray(x), np.asarray(y)
-    members: dict[str, list[int]] = defaultdict(list)
-    for index, cluster in enumerate(clusters):
-        members[cluster].append(index)
-    rows = [np.array(of) for of in members.values()]
-
-    def of(drawn: Any) -> float:
-        index = np.concatenate([rows[int(one)] for one in drawn])
-        if np.ptp(first[index]) == 0 or np.ptp(second[index]) == 0:
-            return math.nan  # a draw of one point alone has no ranks
-        return float(spearmanr(first[index], second[index]).statistic)
-
-    with warnings.catch_warnings():
-        # Of its own interval, which draws without ranks make NaN; the one below leaves them out.
-        warnings.simplefilter("ignore", DegenerateDataWarning)
-        result = bootstrap(
-            (np.arange(len(rows)),),
-            of,
-            n_resamples=RESAMPLES,
-            vectorized=False,
-            method="percentile",
-            rng=np.random.default_rng(BOOTSTRAP_SEED),
-        )
-    drawn = result.bootstrap_distribution
-    low, high = np.nanpercentile(drawn, [2.5, 97.5])
-    return of(range(len(rows))), float(low), float(high)
-
-
-# --- the report ---------------------------------------------------------------------------------------------------
-
-
-def flat(point: Point) -> dict[str, Any]:
-    """One line of results.csv."""
-    line: dict[str, Any] = {"family": point.family, "pair": point.label, **point.forecast}
-    for method in METHODS:
-        for part in PARTS:
-            for estimator in ESTIMATORS:
-                line[f"rir_{method}_{part}_{estimator}"] = point.reached.get((method, part, estimator))
-    return line
-
-
-def readme_of(points: Sequence[Point], found: Sequence[Correlation], families: Iterable[str]) -> str:
-    """The correlations as a table, and what they say of the claim."""
-    counts = {family: [p for p in points if p.family == family] for family in families}
-    facts = [("ρ of the forecasts", f"{RHO:g}")]
-    if "mnist" in counts:
-        facts.append(("mnist", f"{len(counts['mnist'])} of 90 pairs" + _by_method(counts["mnist"])))
-    if "synthetic" in counts:
-        facts.append(("synthetic", f"{len(ANGLES)} angles, {len(DATA_SEEDS)} data sets each, D = 32, N = 512"))
-    facts.append(
-        ("interval", f"95 %, percentiles of {RESAMPLES:,} bootstrap draws of pairs of digits, or of data sets")
-    )
-    held = [one for one in found if one.part == "held_out" and one.estimator == "ridge"]
-    lines = [
-        "# Does the forecast forecast?",
-        "",
-        *provenance_lines("make fig_alignment", facts),
-        "",
-        "Spearman's rank correlation of what is known before training with log RIR, by `ridge` on held-out rows:",
-        "",
-        "| family | method | " + " | ".join(PREDICTORS.values()) + " |",
-        "| --- | --- |" + " --- |" * len(PREDICTORS),
-    ]
-    for family in counts:
-        for method in METHODS:
-            of = {one.predictor: one for one in held if (one.family, one.method) == (family, method)}
-            cells = [_cell(of.get(predictor)) for predictor in PREDICTORS]
-            lines.append(f"| {family} | `{method}` | {' | '.join(cells)} |")
-    lines += ["", *(f"- {sentence}" for sentence in conclusions(held)), ""]
-    lines += [
-        "Bold: the interval excludes zero on the side that the claim expects (alignment negative, RIR* positive); "
-        "italic: on the other side. `correlations.csv` has the other parts and estimators, `results.csv` every point.",
-        "",
-        f"![forecast and outcome]({NAME}.png)",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def conclusions(held: Sequence[Correlation]) -> list[str]:
-    """A sentence a predictor and family: how many of the methods speak for it, and how many against."""
-    sentences = []
-    for family in dict.fromkeys(one.family for one in held):
-        for predictor, words in PREDICTORS.items():
-            of = [one for one in held if (one.family, one.predictor) == (family, predictor)]
-            said = {
-                word: [f"`{one.method}`" for one in of if one.verdict == word] for word in ("for", "against", "open")
-            }
-            parts = [
-                f"{text} for {' and '.join(names)}"
-                for text, names in (
-                    ("orders RIR as expected", said["for"]),
-                    ("orders it the other way round", said["against"]),
-                    ("says nothing that these points could show", said["open"]),
-                )
-                if names
-            ]
-            sentences.append(f"{family}: {words} {'; '.join(parts)}.")
-    return sentences
-
-
-def draw(points: Sequence[Point], found: Sequence[Correlation], stem: Path) -> None:
-    """A row a family, a column a predictor; held-out RIR by `ridge` of both methods."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
-
-    families = list(dict.fromkeys(point.family for point in points))
-    figure = Figure(figsize=(11.5, 3.6 * len(families)), layout="constrained")
-    axes = figure.subplots(len(families), len(PREDICTORS), squeeze=False, sharey="row")
-    for row, family in zip(axes, families, strict=True):
-        for axis, (predictor, title) in zip(row, PREDICTORS.items(), strict=True):
-            for method in METHODS:
-                key = (method, "held_out", "ridge")
-                known = [p for p in points if p.family == family and key in p.reached]
-                one = next(
-                    (
-                        c
-                        for c in found
-                        if (c.family, c.predictor, c.method, c.part, c.estimator) == (family, predictor, *key)
-                    ),
-                    None,
-                )
-                label = f"{method}" + ("" if one is None else f": {one.rho:+.2f} [{one.low:+.2f}, {one.high:+.2f}]")
-                colour, marker = STYLES[method]
-                x, y = [p.forecast[predictor] for p in known], [p.reached[key] for p in known]
-                axis.plot(x, y, marker, color=colour, markersize=4, alpha=0.7, label=label)
-            axis.set(xlabel=title, yscale="log")
-            if predictor != "alignment":
-                axis.set_xscale("log")
-                axis.xaxis.set_minor_formatter(NullFormatter())  # 3·10⁰ beside 4·10⁰ would overlap
-            axis.axhline(1, color="#888888", linewidth=0.8)
-            axis.grid(alpha=0.25, linewidth=0.6)
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.legend(frameon=False, fontsize=7.5, title="rank correlation", title_fontsize=7.5)
-        row[0].set_ylabel(f"{family}: held-out RIR, ridge")
-    figure.suptitle("What is known before training, and the RIR that is reached", fontsize=11)
-    save_figure(figure, stem)
-
-
-def _by_method(points: Sequence[Point]) -> str:
-    counts = [f"`{method}` {sum(any(key[0] == method for key in p.reached) for p in points)}" for method in METHODS]
-    return f" with records ({', '.join(counts)})"
-
-
-def _cell(one: Correlation | None) -> str:
-    if one is None:
-        return "–"
-    text = f"{one.rho:+.2f} [{one.low:+.2f}, {one.high:+.2f}], n = {one.points}"
-    return {"for": f"**{text}**", "against": f"*{text}*", "open": text}[one.verdict]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.closed_form_mnist import DIGITS, LIMIT, PIXELS, steps_of
+from experiments.closed_form_mnist import DIGITS
+from experiments.closed_form_pair import LIMIT, PIXELS, steps_of
 from experiments.reporting import kept
 from experiments.transfer_measures import Cell, Similarities, ratios
 from immunize.errors import UserError

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.appended_layer import (
+from experiments.appended_layer_maps import (
     BENIGN,
     HARMFUL,
     PLAIN_BUDGET,

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from experiments.alignment import spearman
-from experiments.closed_form_mnist import LIMIT
+from experiments.closed_form_pair import LIMIT
+from experiments.correlating import spearman
 from experiments.reporting import provenance_lines, verdict_of, write_csv
 from experiments.transfer_measures import Cell
 from immunize.report.cells import NOTHING, short

@@ -14,7 +14,14 @@ import torch
 from hydra import compose, initialize_config_dir
 from scipy.stats import spearmanr
 
-from experiments import alignment, closed_form_mnist
+from experiments import (
+    alignment,
+    alignment_report,
+    closed_form_mnist,
+    closed_form_pair,
+    closed_form_report,
+    correlating,
+)
 from immunize import forecast
 from immunize.config import config_dir, register
 from immunize.errors import UserError
@@ -24,22 +31,22 @@ from tests import reference as ref
 # --- experiments.alignment ----------------------------------------------------------------------------------------
 
 
-def point(index: int, rir: float, family: str = "mnist", **forecast: float) -> alignment.Point:
+def point(index: int, rir: float, family: str = "mnist", **forecast: float) -> correlating.Point:
     known = {"alignment": -float(index), "rir_star": 1.0 + index, "rir_star_held_out": 5.0} | forecast
     reached = {("ours", "held_out", "ridge"): rir}
-    return alignment.Point(family, f"{index}", f"{index // 2}", known, reached)
+    return correlating.Point(family, f"{index}", f"{index // 2}", known, reached)
 
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alignment, "RESAMPLES", 200)
+    monkeypatch.setattr(correlating, "RESAMPLES", 200)
 
 
 def test_spearman_is_scipys_and_its_interval_holds_it() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal(60)
     y = x + rng.standard_normal(60)
-    rho, low, high = alignment.spearman(list(x), list(y), [str(i) for i in range(60)])
+    rho, low, high = correlating.spearman(list(x), list(y), [str(i) for i in range(60)])
     assert rho == pytest.approx(spearmanr(x, y).statistic)
     assert 0 < low < rho < high < 1
 
@@ -48,34 +55,34 @@ def test_clusters_are_drawn_whole_so_that_copies_are_no_evidence() -> None:
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal(12), rng.standard_normal(12)
     names = [str(i) for i in range(12)]
-    once = alignment.spearman(list(x), list(y), names)
-    copies = alignment.spearman([*x] * 10, [*y] * 10, names * 10)
-    naive = alignment.spearman([*x] * 10, [*y] * 10, [str(i) for i in range(120)])
+    once = correlating.spearman(list(x), list(y), names)
+    copies = correlating.spearman([*x] * 10, [*y] * 10, names * 10)
+    naive = correlating.spearman([*x] * 10, [*y] * 10, [str(i) for i in range(120)])
     assert copies[2] - copies[1] == pytest.approx(once[2] - once[1], rel=0.2)
     assert naive[2] - naive[1] < 0.6 * (once[2] - once[1])
 
 
 def test_verdict_asks_for_the_sign_that_the_claim_expects() -> None:
     rising = [point(i, float(i + 1)) for i in range(12)]
-    found = {one.predictor: one for one in alignment.correlations(rising)}
+    found = {one.predictor: one for one in correlating.correlations(rising)}
     assert (found["alignment"].rho, found["alignment"].verdict) == (-1.0, "for")
     assert (found["rir_star"].rho, found["rir_star"].verdict) == (1.0, "for")
     falling = [point(i, float(20 - i)) for i in range(12)]
-    assert {one.verdict for one in alignment.correlations(falling) if one.predictor != "rir_star_held_out"} == {
+    assert {one.verdict for one in correlating.correlations(falling) if one.predictor != "rir_star_held_out"} == {
         "against"
     }
-    said = alignment.conclusions(alignment.correlations(falling))
+    said = alignment_report.conclusions(correlating.correlations(falling))
     assert any("the other way round for `ours`" in sentence for sentence in said)
 
 
 def test_few_points_have_no_correlation() -> None:
-    assert alignment.correlations([point(i, 2.0 + i) for i in range(2 * alignment.FEWEST - 2)]) == []
+    assert correlating.correlations([point(i, 2.0 + i) for i in range(2 * correlating.FEWEST - 2)]) == []
 
 
 def record(
     method: str, pair: list[int], seed: int, rir: float | None, started: str = "2030-01-01", **changes: Any
 ) -> dict[str, Any]:
-    metrics = {part: {name: {"rir": rir} for name in alignment.ESTIMATORS} for part in alignment.PARTS}
+    metrics = {part: {name: {"rir": rir} for name in correlating.ESTIMATORS} for part in correlating.PARTS}
     found = {"status": "finished", "harmful": "mnist", "method": method, "seed": seed, "started": started}
     return found | {"metrics": metrics, "config": {"harmful": {"pair": pair}}} | changes
 
@@ -122,7 +129,7 @@ def test_numbers_are_those_of_the_forecast_and_are_kept(tmp_path: Path, monkeypa
         for pair in ("[3,8]", "[8,3]"):
             overrides = ["harmful=digits", f"harmful.pair={pair}"]
             known = alignment.forecast_of(tmp_path, pair, overrides)
-            cfg = compose("forecast", [*overrides, f"shrinkage={alignment.RHO:g}"])
+            cfg = compose("forecast", [*overrides, f"shrinkage={alignment_report.RHO:g}"])
             whole = forecast.run(cfg, tmp_path / f"whole {pair}")
             assert known["alignment"] == pytest.approx(whole["alignment"]["score"], rel=1e-9)
             assert known["rir_star"] == pytest.approx(whole["bound"]["rir_star"], rel=1e-9)
@@ -136,10 +143,12 @@ def test_numbers_are_those_of_the_forecast_and_are_kept(tmp_path: Path, monkeypa
 def test_synthetic_family_runs_forecasts_and_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(alignment, "ANGLES", (0, 30, 90))
-    monkeypatch.setattr(alignment, "DATA_SEEDS", (0,))
-    monkeypatch.setattr(alignment, "METHODS", ("closed_form",))
-    monkeypatch.setattr(alignment, "FEWEST", 3)
+    for module in (alignment, alignment_report):
+        monkeypatch.setattr(module, "ANGLES", (0, 30, 90))
+        monkeypatch.setattr(module, "DATA_SEEDS", (0,))
+    for module in (alignment, alignment_report, correlating):
+        monkeypatch.setattr(module, "METHODS", ("closed_form",))
+    monkeypatch.setattr(correlating, "FEWEST", 3)
     monkeypatch.setattr(alignment, "SYNTHETIC", (*alignment.SYNTHETIC, "method.shrinkage=0.01", "method.budget=1"))
     alignment.run(["families=synthetic", f"out={tmp_path / 'out'}", f"cache={tmp_path / 'cache'}"])
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
@@ -162,10 +171,10 @@ def test_bad_arguments_are_refused() -> None:
 
 def test_defining_budget_is_the_smallest_to_its_precision() -> None:
     for wanted in (1.7, 350.0, 4e7):
-        found = closed_form_mnist.defining_budget(lambda budget, at=wanted: 2 * math.sqrt(budget / at))
-        assert wanted <= found <= wanted * closed_form_mnist.PRECISION
-    assert closed_form_mnist.defining_budget(lambda budget: 3.0) == 1.0
-    assert closed_form_mnist.defining_budget(lambda budget: 0.5) == closed_form_mnist.LARGEST_BUDGET
+        found = closed_form_pair.defining_budget(lambda budget, at=wanted: 2 * math.sqrt(budget / at))
+        assert wanted <= found <= wanted * closed_form_pair.PRECISION
+    assert closed_form_pair.defining_budget(lambda budget: 3.0) == 1.0
+    assert closed_form_pair.defining_budget(lambda budget: 0.5) == closed_form_pair.LARGEST_BUDGET
 
 
 def row(pretrain: int | None, harmful: int | None, raw: tuple[int | None, int | None] = (10, 20)) -> dict[str, Any]:
@@ -174,30 +183,31 @@ def row(pretrain: int | None, harmful: int | None, raw: tuple[int | None, int | 
 
 
 def test_growth_of_steps_and_what_is_not_determined() -> None:
-    assert closed_form_mnist.growth(row(5, 100), "x") == (10.0, False)
-    assert closed_form_mnist.growth(row(5, None), "x") == (closed_form_mnist.LIMIT / 5 / 2, True)
-    assert closed_form_mnist.growth(row(None, 100), "x") is None
-    assert closed_form_mnist.growth(row(5, 100, (10, None)), "x") is None
-    assert closed_form_mnist.never_fewer(row(5, 20), "x") is True
-    assert closed_form_mnist.never_fewer(row(5, 19), "x") is False
-    assert closed_form_mnist.never_fewer(row(5, None), "x") is True
-    assert closed_form_mnist.never_fewer(row(5, 99, (10, None)), "x") is False
-    assert closed_form_mnist.never_fewer(row(5, None, (10, None)), "x") is None
+    assert closed_form_report.growth(row(5, 100), "x") == (10.0, False)
+    assert closed_form_report.growth(row(5, None), "x") == (closed_form_pair.LIMIT / 5 / 2, True)
+    assert closed_form_report.growth(row(None, 100), "x") is None
+    assert closed_form_report.growth(row(5, 100, (10, None)), "x") is None
+    assert closed_form_report.never_fewer(row(5, 20), "x") is True
+    assert closed_form_report.never_fewer(row(5, 19), "x") is False
+    assert closed_form_report.never_fewer(row(5, None), "x") is True
+    assert closed_form_report.never_fewer(row(5, 99, (10, None)), "x") is False
+    assert closed_form_report.never_fewer(row(5, None, (10, None)), "x") is None
 
 
-def side(seed: int, decades: float) -> closed_form_mnist.Side:
+def side(seed: int, decades: float) -> closed_form_pair.Side:
     scale = torch.logspace(0, -decades, 6, dtype=torch.float64)
     turned = ref.orthogonal(6, seed=seed)
     fit, held_out = (ref.gaussian(n, 6, seed=seed + n) * scale @ turned + 0.3 for n in (200, 80))
-    return closed_form_mnist.Side(fit, held_out)
+    return closed_form_pair.Side(fit, held_out)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(closed_form_mnist, "PIXELS", 6)
-    monkeypatch.setattr(closed_form_mnist, "LIMIT", 1000)
+    monkeypatch.setattr(closed_form_pair, "PIXELS", 6)
+    for module in (closed_form_pair, closed_form_report):
+        monkeypatch.setattr(module, "LIMIT", 1000)
     spent = {"cpu_seconds": 3.0, "alone_seconds": 5.0, "alone_cpu_seconds": 1.0}
-    return {"pair": [0, 1], **closed_form_mnist.measure_pair(side(1, 1.0), side(2, 1.2)), **spent}
+    return {"pair": [0, 1], **closed_form_pair.measure_pair(side(1, 1.0), side(2, 1.2)), **spent}
 
 
 def test_a_pair_is_measured_against_the_theory(small: dict[str, Any]) -> None:
@@ -207,25 +217,25 @@ def test_a_pair_is_measured_against_the_theory(small: dict[str, Any]) -> None:
     assert defining["c"]
     assert defining["ratio_harmful_fit"] >= 2
     # at B = 1, with ρ counted, RIR on fit is RIR*
-    shrunk = [s.gram + closed_form_mnist.RHO * s.gram.trace() / 6 * torch.eye(6, dtype=torch.float64) for s in (p, h)]
+    shrunk = [s.gram + closed_form_pair.RHO * s.gram.trace() / 6 * torch.eye(6, dtype=torch.float64) for s in (p, h)]
     mu = torch.linalg.eigvals(torch.linalg.solve(shrunk[0], shrunk[1])).real
     kappas = [torch.linalg.cond(k) for k in shrunk]
     assert small["rir_star"] == pytest.approx(float(mu.max() / mu.min() * kappas[0] / kappas[1]), rel=1e-6)
-    assert small["validated"]["budget"] in closed_form_mnist.BUDGETS
+    assert small["validated"]["budget"] in closed_form_pair.BUDGETS
 
 
 def test_report_counts_and_names_pairs_that_miss(small: dict[str, Any]) -> None:
     missing = json.loads(json.dumps(small)) | {"pair": [3, 8], "rir_star": 12.5}
     missing["defining"]["a"] = False
-    text = closed_form_mnist.readme_of([small, missing], None)
+    text = closed_form_report.readme_of([small, missing], None)
     assert "| (a) on `fit`, `spectrum`: (i) ≥ 2 | every pair |" in text
     assert "(a), (b) and (c) with `defining`" in text
     assert f"3→8 (12.5 / {small['rir_star_held_out']:.3g})" in text
     assert "1.00 s of CPU time a pair on one thread (5.00 s by the clock), 2 s for the 2 pairs" in text
     assert "at most 180 s, which holds" in text
-    slow = closed_form_mnist.readme_of([small | {"alone_cpu_seconds": 4.1}], None)
+    slow = closed_form_report.readme_of([small | {"alone_cpu_seconds": 4.1}], None)
     assert "at most 180 s, which is **missed**" in slow  # 90 · 4.1 s on two cores
-    line = closed_form_mnist.flat(small)
+    line = closed_form_report.flat(small)
     assert line["pretrain_digit"] == 0
     assert line["auto_steps_harmful_held_out"] == small["auto"]["steps"]["harmful"]
 

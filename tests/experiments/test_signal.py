@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from experiments import appended_layer, deep_features, signal
+from experiments import (
+    appended_layer,
+    appended_layer_maps,
+    appended_layer_report,
+    deep_features,
+    signal,
+    signal_measures,
+    signal_report,
+)
+from experiments.appended_layer_maps import BENIGN, HARMFUL, PRETRAIN, SPARED, TASKS
 from experiments.reporting import key_values, write_csv
 from immunize.errors import MissingDataError, UserError
 from immunize.objective.attacker_cost import descent
@@ -22,9 +31,9 @@ ROOT = Path(__file__).parents[2]
 def line(family: str, times: float, feasible: bool = True, **changes: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"data": "digits", "family": family, "variant": "q=1", "budget": 1.0, "gamma": 0.0}
     found |= {"ratio_pretrain": 0.5, "ratio_harmful": 2.0, "harmful_times": times, "benign_times": 1.0}
-    for role in signal.ROLES:
+    for role in signal_measures.ROLES:
         found |= {f"{role}_score_raw": 0.9, f"{role}_score_change": 0.0}
-        for optimizer in signal.OPTIMIZERS:
+        for optimizer in signal_measures.OPTIMIZERS:
             key = f"{role}_{optimizer}"
             found |= {key: int(8 * times), f"{key}_reached": True, f"{key}_raw": 8, f"{key}_raw_reached": True}
     return found | {"feasible": feasible} | changes
@@ -35,8 +44,8 @@ def line(family: str, times: float, feasible: bool = True, **changes: Any) -> di
 
 def test_front_keeps_what_nothing_beats() -> None:
     points = [(1.0, 2.0), (1.0, 3.0), (2.0, 2.5), (2.0, 5.0), (0.5, 1.0), (3.0, 5.0)]
-    assert signal.front(points) == [(0.5, 1.0), (1.0, 3.0), (2.0, 5.0)]
-    assert signal.front([]) == []
+    assert signal_report.front(points) == [(0.5, 1.0), (1.0, 3.0), (2.0, 5.0)]
+    assert signal_report.front([]) == []
 
 
 def test_each_family_is_chosen_among_what_spares_the_others() -> None:
@@ -55,17 +64,17 @@ def test_fronts_leave_out_maps_that_harm_the_pretraining_task() -> None:
         line("labels", 4.0, ratio_pretrain=3.0),
         line("labels", 5.0, pretrain_score_change=-0.1),
     ]
-    assert signal.points_of(lines, "labels", "adam") == [(2.0, 2.0)]
+    assert signal_report.points_of(lines, "labels", "adam") == [(2.0, 2.0)]
 
 
 def test_report_says_plainly_when_labels_are_not_better() -> None:
     held = [line("closed_form", 4.0), line("sharp", 1.0), line("labels", 2.0), line("combined", 8.0)]
-    said = " ".join(signal.sentences(held))
+    said = " ".join(signal_report.sentences(held))
     assert "`labels` makes D_H 0.5 times as dear as `closed_form`: it is not better." in said
     assert "`combined` makes D_H 2 times as dear as `closed_form`." in said
     assert "none of these costs" in said
     said = " ".join(
-        signal.sentences([line("labels", 2.0, benign_score_change=-0.3), line("sharp", 1.0, feasible=False)])
+        signal_report.sentences([line("labels", 2.0, benign_score_change=-0.3), line("sharp", 1.0, feasible=False)])
     )
     assert "No map of `closed_form`, `sharp`, `combined` kept the constraints" in said
     assert "`labels` cost D_P or the benign task more than two points" in said
@@ -73,30 +82,31 @@ def test_report_says_plainly_when_labels_are_not_better() -> None:
 
 def test_steps_beyond_the_limit_are_marked() -> None:
     one = line("labels", 2.0, harmful_adam_reached=False)
-    assert signal._count(one, "harmful", "adam") == "> 16 (8)"
-    assert signal._count(one, "harmful", "descent") == "16 (8)"
+    assert signal_report._count(one, "harmful", "adam") == "> 16 (8)"
+    assert signal_report._count(one, "harmful", "descent") == "16 (8)"
 
 
-def small(role: int) -> signal.Rows:
+def small(role: int) -> signal_measures.Rows:
     x, test = (ref.gaussian(80, 5, seed=seed + role) * torch.logspace(0, -1, 5) for seed in (1, 11))
     w = ref.gaussian(5, 3, seed=20 + role)
-    return signal.Rows(x, (x @ w).argmax(1), test, (test @ w).argmax(1))
+    return signal_measures.Rows(x, (x @ w).argmax(1), test, (test @ w).argmax(1))
 
 
 def test_whole_report_from_small_data_and_again_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spared = ref.gaussian(60, 5, seed=3)
-    study = signal.Study(
+    study = signal_measures.Study(
         "small",
-        {role: small(index) for index, role in enumerate(signal.ROLES)},
+        {role: small(index) for index, role in enumerate(signal_measures.ROLES)},
         gammas=(0.0, 0.25),
         budgets=(1.0, 10.0),
         variants=("q=1", "s=1 q=4"),
         limit=40,
         spared=spared,
     )
-    monkeypatch.setattr(signal, "SCORE_STEPS", 20)
+    for module in (signal_measures, signal_report):
+        monkeypatch.setattr(module, "SCORE_STEPS", 20)
     monkeypatch.setattr(signal, "STUDIES", {"digits": lambda root: study})
     arguments = [f"out={tmp_path / 'out'}", f"cache={tmp_path / 'cache'}"]
     signal.run(arguments)
@@ -130,20 +140,20 @@ def test_studies_without_data_are_named_and_none_is_an_error(
 
 
 def trial(harmful: float, **changes: Any) -> dict[str, Any]:
-    scores = {appended_layer.PRETRAIN: 0.2, appended_layer.HARMFUL: harmful, appended_layer.BENIGN: 0.3}
+    scores = {PRETRAIN: 0.2, HARMFUL: harmful, BENIGN: 0.3}
     found = {"weight": 1.0, "budget": 100.0, "gamma": 0.0, "ratio_harmful": 15.0, "rir": 150.0}
     return found | {"scores": scores | changes.pop("scores", {})} | changes
 
 
 def test_choice_takes_the_hardest_for_the_attacker_that_keeps_every_constraint() -> None:
     raw = trial(0.06)
-    spoils = {"scores": {appended_layer.BENIGN: 0.285}}
+    spoils = {"scores": {BENIGN: 0.285}}
     rest = [trial(0.02), trial(0.015, budget=150.0), trial(0.001, rir=109.0), trial(0.001, ratio_harmful=10.9)]
-    best = appended_layer.chosen([raw, *rest, trial(0.001, **spoils)])
+    best = appended_layer_maps.chosen([raw, *rest, trial(0.001, **spoils)])
     assert (best["budget"], best["feasible"]) == (150.0, True)
-    missed = appended_layer.chosen([raw, trial(0.021), trial(0.0, rir=60.0) | {"scores": {}}])
+    missed = appended_layer_maps.chosen([raw, trial(0.021), trial(0.0, rir=60.0) | {"scores": {}}])
     assert (missed["rir"], missed["feasible"]) == (150.0, False)  # more than a third, but measured to the end
-    none = appended_layer.chosen([raw, trial(0.0, rir=60.0) | {"scores": {}}])
+    none = appended_layer_maps.chosen([raw, trial(0.0, rir=60.0) | {"scores": {}}])
     assert (none["rir"], none["feasible"]) == (60.0, False)
 
 
@@ -153,31 +163,31 @@ def measured(name: str, **changes: Any) -> dict[str, Any]:
         for estimator in ("spectrum", "ridge"):
             for key in ("ratio_harmful", "ratio_pretrain", "rir"):
                 row[f"{key}_{part}_{estimator}"] = 200.0
-    for task in appended_layer.TASKS:
+    for task in TASKS:
         row |= {f"{task}_gd300": 0.3, f"{task}_least_squares": 0.1}
-    row |= {f"{appended_layer.HARMFUL}_adam300": 0.2, "logits_change_float32": 1e-6, "logits_change_float64": 1e-14}
-    row["curves"] = {task: [[1, 10, 300], [0.1, 0.2, 0.3]] for task in appended_layer.TASKS}
+    row |= {f"{HARMFUL}_adam300": 0.2, "logits_change_float32": 1e-6, "logits_change_float64": 1e-14}
+    row["curves"] = {task: [[1, 10, 300], [0.1, 0.2, 0.3]] for task in TASKS}
     return row | changes
 
 
 def test_verdicts_are_read_off_the_last_map() -> None:
-    key = appended_layer.HARMFUL + "_gd300"
-    fine = appended_layer.verdicts([measured("identity"), measured("sparing", **{key: 0.09})])
+    key = HARMFUL + "_gd300"
+    fine = appended_layer_report.verdicts([measured("identity"), measured("sparing", **{key: 0.09})])
     assert [holds for *_, holds in fine] == [True] * 6
     poor = {
         key: 0.2,
-        appended_layer.PRETRAIN + "_gd300": 0.25,
+        PRETRAIN + "_gd300": 0.25,
         "rir_held_out_spectrum": 90.0,
         "logits_change_float32": 1.0,
     }
-    bad = appended_layer.verdicts([measured("identity"), measured("sparing", **poor)])
+    bad = appended_layer_report.verdicts([measured("identity"), measured("sparing", **poor)])
     assert [holds for *_, holds in bad] == [False, True, False, False, True, False]
 
 
 def test_report_of_the_layer_marks_what_is_missed(tmp_path: Path) -> None:
     rows = [measured(name) for name in appended_layer.MAPS]
     best = {"weight": 1.0, "budget": 100.0, "gamma": 0.0, "feasible": False}
-    appended_layer.report(rows, [trial(0.04), trial(0.02) | {"scores": {}}], best, tmp_path)
+    appended_layer_report.report(rows, [trial(0.04), trial(0.02) | {"scores": {}}], best, tmp_path)
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "| 1.000 | **missed** |" in text
     assert "this one is the nearest" in text
@@ -195,35 +205,35 @@ def features(count: int, seed: int) -> deep_features.FeatureSet:
 def test_maps_are_chosen_on_images_that_the_network_was_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sets = {name: features(80, seed) for seed, name in enumerate([*appended_layer.TASKS, appended_layer.SPARED], 40)}
+    sets = {name: features(80, seed) for seed, name in enumerate([*TASKS, SPARED], 40)}
     unseen = features(30, 90)
-    sets[appended_layer.PRETRAIN] = replace(sets[appended_layer.PRETRAIN], x_validation=unseen.x, y_validation=unseen.y)
+    sets[PRETRAIN] = replace(sets[PRETRAIN], x_validation=unseen.x, y_validation=unseen.y)
     seen = []
     monkeypatch.setattr(
-        appended_layer, "trial", lambda setting, sets, rest, tasks, raw: seen.append(tasks) or {"scores": {}}
+        appended_layer_maps, "trial", lambda setting, sets, rest, tasks, raw: seen.append(tasks) or {"scores": {}}
     )
-    appended_layer.choose(sets, tmp_path)
+    appended_layer_maps.choose(sets, tmp_path)
     tasks = seen[0]
-    cars = tasks[appended_layer.HARMFUL]
-    assert torch.equal(tasks[appended_layer.PRETRAIN].x_test, unseen.x)
-    assert len(tasks[appended_layer.PRETRAIN].x) == 60
+    cars = tasks[HARMFUL]
+    assert torch.equal(tasks[PRETRAIN].x_test, unseen.x)
+    assert len(tasks[PRETRAIN].x) == 60
     assert len(cars.x_test) == 20  # of the training images
     assert not (cars.x_test[:, None] == cars.x).all(-1).any()
 
 
 def test_maps_and_choice_from_small_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sets = {name: features(80, seed) for seed, name in enumerate([*appended_layer.TASKS, appended_layer.SPARED], 40)}
-    monkeypatch.setattr(appended_layer, "STEPS", 15)
-    monkeypatch.setattr(appended_layer, "BUDGETS", (10.0, 1e4))
-    monkeypatch.setattr(appended_layer, "GAMMAS", (0.0,))
-    monkeypatch.setattr(appended_layer, "LEAST_RIR", 0.0)
-    monkeypatch.setattr(appended_layer, "LEAST_HARMFUL", 50.0)
-    order = [appended_layer.BENIGN, appended_layer.HARMFUL, appended_layer.PRETRAIN]
+    sets = {name: features(80, seed) for seed, name in enumerate([*TASKS, SPARED], 40)}
+    monkeypatch.setattr(appended_layer_maps, "STEPS", 15)
+    monkeypatch.setattr(appended_layer_maps, "BUDGETS", (10.0, 1e4))
+    monkeypatch.setattr(appended_layer_maps, "GAMMAS", (0.0,))
+    monkeypatch.setattr(appended_layer_maps, "LEAST_RIR", 0.0)
+    monkeypatch.setattr(appended_layer_maps, "LEAST_HARMFUL", 50.0)
+    order = [BENIGN, HARMFUL, PRETRAIN]
 
     def part(one: dict[str, Any]) -> dict[str, float]:
         return {name: one["scores"][name] for name in order[:2] if name in one["scores"]}
 
-    trials = appended_layer.choose(sets, tmp_path)
+    trials = appended_layer_maps.choose(sets, tmp_path)
     assert [(one["weight"], one["budget"]) for one in trials] == [
         (None, None),
         (0.5, 10),
@@ -232,18 +242,18 @@ def test_maps_and_choice_from_small_features(tmp_path: Path, monkeypatch: pytest
         (1, 1e4),
     ]
     assert trials[0]["rir"] == 1.0
-    too_easy = [one["ratio_harmful"] < 50 * appended_layer.MARGIN for one in trials[1:]]
+    too_easy = [one["ratio_harmful"] < 50 * appended_layer_maps.MARGIN for one in trials[1:]]
     assert {*too_easy} == {True, False}
     for one, easy in zip(trials[1:], too_easy, strict=True):  # in order of cost, until something is missed
         assert list(one["scores"]) == order[: len(one["scores"])]
         assert (len(one["scores"]) == 0) == easy
-        assert (len(one["scores"]) == 3) == appended_layer.holds(one | {"scores": part(one)}, trials[0]["scores"])
-    monkeypatch.setattr(appended_layer, "trial", None)
-    assert appended_layer.choose(sets, tmp_path) == trials  # from the cache
-    maps = appended_layer.maps_of(sets, {"weight": 1.0, "budget": 10.0, "gamma": 0.0})
-    k = sets[appended_layer.PRETRAIN].x.double().T @ sets[appended_layer.PRETRAIN].x.double()
-    k = k + appended_layer.RHO * k.trace() / 8 * torch.eye(8, dtype=torch.float64)
-    for name, budget in (("closed_form", appended_layer.PLAIN_BUDGET), ("sparing", 10.0)):
+        assert (len(one["scores"]) == 3) == appended_layer_maps.holds(one | {"scores": part(one)}, trials[0]["scores"])
+    monkeypatch.setattr(appended_layer_maps, "trial", None)
+    assert appended_layer_maps.choose(sets, tmp_path) == trials  # from the cache
+    maps = appended_layer_maps.maps_of(sets, {"weight": 1.0, "budget": 10.0, "gamma": 0.0})
+    k = sets[PRETRAIN].x.double().T @ sets[PRETRAIN].x.double()
+    k = k + appended_layer_maps.RHO * k.trace() / 8 * torch.eye(8, dtype=torch.float64)
+    for name, budget in (("closed_form", appended_layer_maps.PLAIN_BUDGET), ("sparing", 10.0)):
         one = maps[name]
         assert torch.allclose(one.theta @ one.inverse, torch.eye(8, dtype=torch.float64), atol=1e-8)
         values = torch.linalg.eigvalsh(one.theta.T @ k @ one.theta)
@@ -254,7 +264,7 @@ def test_whitening_gives_every_map_the_same_closed_form_probe() -> None:
     of = features(60, 7)
     assert of.x_held_out is not None
     assert of.y_held_out is not None
-    probe = signal.task_of(signal.Rows(of.x.double(), of.y, of.x_held_out.double(), of.y_held_out), 1)
+    probe = signal_measures.task_of(signal_measures.Rows(of.x.double(), of.y, of.x_held_out.double(), of.y_held_out), 1)
     theta = torch.diag(torch.logspace(0, -3, 8, dtype=torch.float64))
     eye = torch.eye(8, dtype=torch.float64)
     assert appended_layer.least_squares(probe, theta) == appended_layer.least_squares(probe, eye)
@@ -317,7 +327,7 @@ def test_csv_cells(tmp_path: Path) -> None:
 
 def test_every_second_class_is_numbered_anew() -> None:
     x, y = torch.arange(6.0)[:, None], torch.tensor([0, 1, 2, 3, 4, 4])
-    task = signal.task_of(signal.Rows(x, y, x[:3], y[:3]), 2)
+    task = signal_measures.task_of(signal_measures.Rows(x, y, x[:3], y[:3]), 2)
     assert task.y.tolist() == [0, 1, 2, 2]
     assert task.x[:, 0].tolist() == [0, 2, 4, 5]
     assert task.y_test.tolist() == [0, 1]

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments import alignment, transfer, transfer_digits, transfer_images, transfer_report
-from experiments.closed_form_mnist import LIMIT
+from experiments import correlating, transfer, transfer_digits, transfer_images, transfer_report
+from experiments.closed_form_pair import LIMIT
 from experiments.deep_features import FeatureSet
 from experiments.transfer_digits import Digits, digit_cells, found_maps
 from experiments.transfer_measures import RHO, Cell, Similarities, Similarity
@@ -29,7 +29,7 @@ D = 12
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alignment, "RESAMPLES", 100)
+    monkeypatch.setattr(correlating, "RESAMPLES", 100)
 
 
 def gram(seed: int, rank: int = D) -> Tensor:
