@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ __all__ = ["choices", "kept", "key_values", "provenance_lines", "verdict_of", "w
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
 
-def key_values(arguments: Sequence[str], known: set[str], *, needed: bool = False) -> dict[str, str]:
+def key_values(arguments: Sequence[str], known: set[str], *, needed: Collection[str] = ()) -> dict[str, str]:
     """The `key=value` arguments of a command line.
 
     Args:
         arguments: of the command line.
         known: keys.
-        needed: every one of them has to be given.
+        needed: those that have to be given.
 
     Raises:
         UserError: something else, an unknown key, or one that is missing.
@@ -36,7 +36,7 @@ def key_values(arguments: Sequence[str], known: set[str], *, needed: bool = Fals
         if not sign or key not in known:
             raise UserError(f"{argument} is not understood; there are {', '.join(f'{one}=' for one in sorted(known))}")
         given[key] = value
-    if needed and (missing := sorted(known - given.keys())):
+    if missing := sorted(set(needed) - given.keys()):
         raise UserError(f"{', '.join(f'{key}=' for key in missing)}: needed")
     return given
 

@@ -36,6 +36,8 @@ SEARCHED = {
 DECIDES = ("released", "ridge")
 """The estimators that choose: those that no rank cut decides."""
 
+ARGUMENTS = {"experiment", "runs", "out"}
+
 BESIDE = ("spectrum",)
 """Shown beside them. On few rows it is decided at the rank cut and jumps by orders of magnitude."""
 
@@ -96,7 +98,7 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: a bad argument, or a search that is not complete.
     """
-    given = key_values(arguments, {"experiment", "runs", "out"}, needed=True)
+    given = key_values(arguments, ARGUMENTS, needed=ARGUMENTS)
     name, runs, out = given["experiment"], Path(given["runs"]), Path(given["out"])
     records = own_records(runs)
     trials = trials_of(records)

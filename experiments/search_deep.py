@@ -1,16 +1,20 @@
 """`make search_table3 SCALE=small|digits`: what each method of Table 3 is run with, from records.
 
     python -m experiments.search_deep experiment=search_table3_small runs=outputs/search_table3_small
-        out=experiments/search_table3_small
+        out=experiments/search_table3_small [keep=true]
 
 Writes results.csv (every configuration, of every network and D_H) and README.md into `out`. Chosen is the largest RIR
 on the validation images (20 × 100 groups, `spectrum`; the geometric mean over the seeds) among the configurations that
 leave D_P's accuracy there within the limit that the table is held to, in the mean over the seeds; where none does, the
 largest RIR. The choices are what conf/experiment/table3_*.yaml has in its grids.
+
+With keep=true a method of a network and D_H that was not searched in `runs` stays as results.csv in `out` has it, so
+that one method can be searched again alone.
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import sys
 from collections import defaultdict
@@ -22,7 +26,7 @@ from statistics import fmean, geometric_mean
 from typing import Any
 
 from experiments.reporting import key_values, write_csv
-from experiments.search import own_records
+from experiments.search import ARGUMENTS, own_records
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 
@@ -31,6 +35,9 @@ LIMITS = {"search_table3_small": 1.0, "search_table3_digits": 2.0}
 
 SETTINGS = {"objective.learning_rate": "η", "method.budget": "B"}
 """What the searches vary: B of the closed form, which has no learning rate, η of the others."""
+
+KEEP = ("true", "false")
+RESULTS = "results.csv"
 
 PROBE_STEPS = "300"
 """Gradient-descent steps of the probe that is shown beside."""
@@ -48,9 +55,14 @@ class Trial:
         value: its value.
         steps: that were taken, the most of its runs.
         clip: largest norm of a gradient; None for no limit.
+        balance_every: steps after which λ were balanced again; 0 for never.
         seeds: of its runs, in order.
         seconds: of all its runs.
         status: "finished", or "diverged" where a run did.
+        fraction: of the `fit` images that were set aside to judge by.
+        commits: of its runs, each once, in order.
+        date: of the first of its runs.
+        machine: that they ran on.
         rir: on the validation images, geometric mean over the seeds.
         ratio_harmful: (i) there, likewise.
         ratio_pretrain: (ii) there, likewise.
@@ -63,9 +75,14 @@ class Trial:
     value: float
     steps: int
     clip: float | None
+    balance_every: int
     seeds: tuple[int, ...]
     seconds: float
     status: str
+    fraction: float
+    commits: tuple[str, ...]
+    date: str
+    machine: str
     rir: float | None = None
     ratio_harmful: float | None = None
     ratio_pretrain: float | None = None
@@ -99,16 +116,19 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: a bad argument, or a search that is not complete.
     """
-    given = key_values(arguments, {"experiment", "runs", "out"}, needed=True)
+    given = key_values(arguments, {*ARGUMENTS, "keep"}, needed=ARGUMENTS)
     if given["experiment"] not in LIMITS:
         raise UserError(f"experiment={given['experiment']}: there are {', '.join(LIMITS)}")
     name, out = given["experiment"], Path(given["out"])
-    records = own_records(Path(given["runs"]))
-    trials = trials_of(records)
+    if given.setdefault("keep", "false") not in KEEP:
+        raise UserError(f"keep={given['keep']}: it is one of {', '.join(KEEP)}")
+    trials = trials_of(own_records(Path(given["runs"])))
+    if given["keep"] == "true":
+        trials = with_earlier(trials, out / RESULTS)
     best = chosen(trials, LIMITS[name])
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / "results.csv", [row_of(trial, trial in best and trial.finished) for trial in trials])
-    (out / "README.md").write_text(readme_of(name, records, trials, best), encoding="utf-8")
+    write_csv(out / RESULTS, [row_of(trial, trial in best and trial.finished) for trial in trials])
+    (out / "README.md").write_text(readme_of(name, trials, best), encoding="utf-8")
     print(out)
 
 
@@ -130,9 +150,14 @@ def _trial(place: tuple[str, str, str], value: float, records: Sequence[dict[str
         value=value,
         steps=max(record["training"]["fit"]["steps"] for record in records),
         clip=records[0]["config"]["trainer"].get("gradient_clip_val"),
+        balance_every=records[0]["config"]["objective"]["balance_every"],
         seeds=tuple(sorted(record["seed"] for record in records)),
         seconds=sum(record["seconds"] for record in records),
         status="finished" if over else "diverged",
+        fraction=records[0]["config"]["objective"]["validation_fraction"],
+        commits=tuple(sorted({str(record["git_commit"]) for record in records})),
+        date=min(record["started"] for record in records)[:10],
+        machine="{processor}, {cores} cores, {memory_gib} GiB".format_map(records[0]["hardware"]),
         **(_numbers(records) if over else {}),
     )
 
@@ -180,6 +205,7 @@ def row_of(trial: Trial, is_chosen: bool) -> dict[str, Any]:
         **{key: trial.value if key == trial.setting else None for key in SETTINGS},
         "steps": trial.steps,
         "gradient_clip_val": trial.clip,
+        "balance_every": trial.balance_every,
         "seeds": " ".join(map(str, trial.seeds)),
         "status": trial.status,
         "rir_validation": trial.rir,
@@ -190,24 +216,76 @@ def row_of(trial: Trial, is_chosen: bool) -> dict[str, Any]:
         f"probe_{PROBE_STEPS}_of_theta_0": trial.probe,
         "seconds": trial.seconds,
         "chosen": is_chosen,
+        "validation_fraction": trial.fraction,
+        "commits": " ".join(trial.commits),
+        "date": trial.date,
+        "machine": trial.machine,
     }
 
 
-def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial], best: Sequence[Trial]) -> str:
+def trial_of(row: dict[str, str]) -> Trial:
+    """What :func:`row_of` wrote, to six digits."""
+
+    def number(key: str) -> float | None:
+        return float(row[key]) if row[key] else None
+
+    before, after = number("pretrain_accuracy_before"), number("pretrain_accuracy_after")
+    setting = next(key for key in SETTINGS if row[key])
+    return Trial(
+        place=(row["model"], row["harmful"], row["method"]),
+        setting=setting,
+        value=float(row[setting]),
+        steps=int(row["steps"]),
+        clip=number("gradient_clip_val"),
+        balance_every=int(row["balance_every"]),
+        seeds=tuple(map(int, row["seeds"].split())),
+        seconds=float(row["seconds"]),
+        status=row["status"],
+        fraction=float(row["validation_fraction"]),
+        commits=tuple(row["commits"].split()),
+        date=row["date"],
+        machine=row["machine"],
+        rir=number("rir_validation"),
+        ratio_harmful=number("ratio_harmful_validation"),
+        ratio_pretrain=number("ratio_pretrain_validation"),
+        accuracy=None if before is None or after is None else (before, after),
+        probe=number(f"probe_{PROBE_STEPS}_of_theta_0"),
+    )
+
+
+def with_earlier(trials: Sequence[Trial], results: Path) -> list[Trial]:
+    """Those of a search, and of an earlier one those of the places that this one has not, in the order of the places.
+
+    Args:
+        trials: of the search.
+        results: of the earlier one, results.csv.
+
+    Raises:
+        UserError: it is not there.
+    """
+    if not results.is_file():
+        raise UserError(f"keep=true: there is no {results} to keep anything of")
+    own = {trial.place for trial in trials}
+    with results.open(newline="", encoding="utf-8") as file:
+        earlier = [trial for trial in map(trial_of, csv.DictReader(file)) if trial.place not in own]
+    return sorted([*trials, *earlier], key=lambda trial: (trial.place, trial.value))
+
+
+def readme_of(name: str, trials: Sequence[Trial], best: Sequence[Trial]) -> str:
     """What was searched, how, and what was chosen."""
-    first, hardware = records[0], records[0]["hardware"]
-    fraction, limit = first["config"]["objective"]["validation_fraction"], LIMITS[name]
+    fraction, limit = trials[0].fraction, LIMITS[name]
+    dates = sorted({trial.date for trial in trials})
     lines = [
         f"# {name}: learning rates and budgets by validation images",
         "",
         "| | |",
         "| --- | --- |",
         f"| command | `make search_table3 SCALE={name.rpartition('_')[2]}` |",
-        f"| commit | {', '.join(sorted({str(record['git_commit']) for record in records}))} |",
-        f"| date | {min(record['started'] for record in records)[:10]} |",
-        f"| machine | {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB |",
-        f"| runs | {len(records)}, {len(trials) // len(best)} configurations a method on each network and D_H, "
-        f"{sum(record['seconds'] for record in records) / 60:.0f} minutes summed |",
+        f"| commit | {', '.join(sorted({commit for trial in trials for commit in trial.commits}))} |",
+        f"| date | {' to '.join(dict.fromkeys((dates[0], dates[-1])))} |",
+        f"| machine | {'; '.join(sorted({trial.machine for trial in trials}))} |",
+        f"| runs | {sum(len(trial.seeds) for trial in trials)}, {len(trials) // len(best)} configurations a method on "
+        f"each network and D_H, {sum(trial.seconds for trial in trials) / 60:.0f} minutes summed |",
         f"| split | trained on {1 - fraction:.0%} of the `fit` images and judged on the other {fraction:.0%}; held-out "
         "images are not looked at |",
         f"| rule | the largest RIR (20 × 100 groups, `spectrum`, geometric mean over the seeds) with D_P's accuracy no "
@@ -222,8 +300,11 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: Sequence[Trial],
         of = [other for other in trials if other.place == trial.place]
         grid = ", ".join(f"{other.value:g}" for other in of)
         model, harmful, method = trial.place
-        clipped = trial.steps and trial.clip is not None
-        steps = f"{trial.steps}{f', gradients clipped to norm {trial.clip:g}' if clipped else ''}"
+        steps = str(trial.steps)
+        if trial.steps and trial.clip is not None:
+            steps += f", gradients clipped to norm {trial.clip:g}"
+        if trial.balance_every:
+            steps += f", λ balanced every {trial.balance_every}"
         lost = sum(not other.finished for other in of)
         taken = f"{trial.value:g}" if trial.finished else "none"
         numbers = ["–"] * 5

@@ -12,6 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import search_deep
+from experiments.reporting import write_csv
 from immunize.errors import UserError
 from immunize.sweeping.plan import jobs_of
 
@@ -32,7 +33,7 @@ def record(
         "training": {"fit": {"steps": 89 if rir is None else 240}},
         "hardware": {"processor": "P", "cores": 2, "memory_gib": 4},
         "config": {
-            "objective": {"learning_rate": 0.1 if budget else value, "validation_fraction": 0.2},
+            "objective": {"learning_rate": 0.1 if budget else value, "validation_fraction": 0.2, "balance_every": 0},
             "method": {"name": method} | ({"budget": value} if budget else {}),
             "trainer": {"gradient_clip_val": 3} if method == "imma" else {},
         },
@@ -135,6 +136,44 @@ def test_what_is_written(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "4, 2 configurations a method on each network and D_H, 7 minutes summed" in readme
     assert "no more than 1 point lower" in readme
     assert "| command | `make search_table3 SCALE=small` |" in readme
+
+
+def test_a_method_searched_again_alone_leaves_the_others(runs: Path, tmp_path: Path) -> None:
+    given = ["experiment=search_table3_small", f"runs={runs}", f"out={tmp_path / 'out'}"]
+    search_deep.run(given)
+    before = (tmp_path / "out/README.md").read_text()
+    search_deep.run([*given, "keep=true"])
+    assert (tmp_path / "out/README.md").read_text() == before, "all of it was searched again"
+    again = [record("ours", value, rir, git_commit="beef", started="2030-02-01") for value, rir in ((1, 3.0), (2, 5.0))]
+    for index, one in enumerate(again):
+        (runs / f"hash{index}" / "record.json").write_text(json.dumps(one))
+    (runs / "sweep.json").write_text(json.dumps({"runs": ["hash0", "hash1"]}))
+    search_deep.run([*given, "keep=true"])
+    after = (tmp_path / "out/README.md").read_text()
+    kept, new = ([line for line in text.splitlines() if "| `imma` |" in line] for text in (before, after))
+    assert kept == new
+    assert "| `ours` | 240 | 0 | η in {1, 2} | 2 | 5 |" in after
+    assert "| commit | beef, c0ffee |" in after
+    assert "| date | 2030-01-01 to 2030-02-01 |" in after
+    assert "| runs | 4, 2 configurations a method on each network and D_H, 6 minutes summed |" in after
+
+
+def test_a_line_of_results_gives_back_its_trial(tmp_path: Path) -> None:
+    trials = search_deep.trials_of([record("imma", 0.1, None), record("closed_form", 10.0, 1.0, 49.5, seed=2)])
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    write_csv(first, [search_deep.row_of(trial, is_chosen=False) for trial in trials])
+    read = search_deep.with_earlier([], first)
+    assert [trial.rir for trial in read] == [pytest.approx(1.0), None], "numbers have six digits"
+    write_csv(second, [search_deep.row_of(trial, is_chosen=False) for trial in read])
+    assert second.read_bytes() == first.read_bytes()
+
+
+def test_nothing_to_keep(runs: Path, tmp_path: Path) -> None:
+    given = ["experiment=search_table3_small", f"runs={runs}", f"out={tmp_path / 'out'}"]
+    with pytest.raises(UserError, match="to keep anything of"):
+        search_deep.run([*given, "keep=true"])
+    with pytest.raises(UserError, match="true, false"):
+        search_deep.run([*given, "keep=maybe"])
 
 
 @pytest.mark.parametrize("lacking", ["experiment", "runs", "out"])
