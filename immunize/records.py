@@ -146,9 +146,7 @@ def _command() -> str:
 
     An output folder that was named stays in it, unless it is one of this machine.
     """
-    program = Path(sys.argv[0])
-    module = f"immunize.{program.stem}" if program.suffix == ".py" and program.parent.name == "immunize" else None
-    words = [program.name] if module is None else ["python", "-m", module]
+    words = [Path(sys.argv[0]).name] if (module := _module()) is None else ["python", "-m", module]
     with contextlib.suppress(ImportError, ValueError):
         from hydra.core.hydra_config import HydraConfig
 
@@ -157,6 +155,16 @@ def _command() -> str:
         folder = ["=".join((key, to)) for key, _, to in places if key == "hydra.run.dir" and not Path(to).is_absolute()]
         return shlex.join([*words, *given.task, *folder])
     return shlex.join([*words, *sys.argv[1:]])
+
+
+def _module() -> str | None:
+    """What `python -m` was given; the workers of a sweep know it from the name of the file."""
+    program, spec = Path(sys.argv[0]), getattr(sys.modules["__main__"], "__spec__", None)
+    if program.suffix == ".py" and program.parent.name == "immunize":
+        return f"immunize.{program.stem}"
+    if spec is not None and spec.name.startswith(("immunize.", "experiments.")):
+        return str(spec.name).removesuffix(".__main__")
+    return None
 
 
 _RESULTS = [

@@ -9,8 +9,10 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +147,29 @@ def test_provenance(record: dict[str, Any]) -> None:
     assert 50 < record["peak_memory_mib"] < 50_000
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", record["started"])
     assert isinstance(record["command"], str)
+
+
+@pytest.mark.parametrize(
+    ("program", "module", "command"),
+    [
+        ("/x/immunize/train.py", "immunize.train", "python -m immunize.train a=1"),
+        ("/x/immunize/train.py", "loky.backend.popen_loky_posix", "python -m immunize.train a=1"),
+        (
+            "/x/experiments/alignment/__main__.py",
+            "experiments.alignment.__main__",
+            "python -m experiments.alignment a=1",
+        ),
+        ("/x/experiments/mine.py", None, "mine.py a=1"),
+        ("/x/bin/immunize-train", None, "immunize-train a=1"),
+    ],
+)
+def test_the_command_can_be_given_again(
+    program: str, module: str | None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = None if module is None else SimpleNamespace(name=module)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
+    monkeypatch.setattr(sys, "argv", [program, "a=1"])
+    assert records.provenance()["command"] == command
 
 
 def test_threads_are_those_that_were_used(tmp_path: Path) -> None:

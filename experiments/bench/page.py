@@ -51,7 +51,7 @@ def page(results: Path) -> str:
     machine = json.loads((results / "machine.json").read_text(encoding="utf-8"))["deep_scaling"]
     sections = [
         _head(machine, rows),
-        _promises(steps, caches, pooled),
+        _limits(steps, caches, pooled),
         _grows("N and D: κ over all rows", "pooled kappa", rows, ("n", "d"), _POOLED),
         _grows("Batch and D: the spectra of a step", "spectra of a step", rows, ("batch", "d"), _SPECTRA),
         _network(rows),
@@ -109,9 +109,9 @@ and the evaluation one forward pass of every image, tails of θ_0 and θ, and κ
 """
 
 
-def _promises(steps: Sequence[Row], caches: Sequence[Row], pooled: Sequence[Row]) -> str:
+def _limits(steps: Sequence[Row], caches: Sequence[Row], pooled: Sequence[Row]) -> str:
     one = pooled[0]
-    lines = ["## Against what was promised", ""]
+    lines = ["## Against the limits", ""]
     lines += _table(
         ["network", "B", "step, ms", "without regularizers, ms", "quotient", "by processor time", "spectra, ms"],
         [
@@ -157,14 +157,14 @@ def _promises(steps: Sequence[Row], caches: Sequence[Row], pooled: Sequence[Row]
         _text(
             "`objective.cache_frozen=true` against recomputing. What remains is the trained part, forward and",
             "backward: `bound` is (frozen + trained)/trained in floating-point operations, and no cache can save more",
-            f"of the computation. A speed-up of {caches[0]['limit']:.0f} is promised where the bound is above that;",
+            f"of the computation. A speed-up of {caches[0]['limit']:.0f} is asked where the bound is above that;",
             "ResNet18's last stage is too large a part of it. What is saved on top is reading and decoding",
             f"({width} × {height} JPEG files here). The first pass, which fills the cache, is not in it.",
         ),
         "",
         _text(
             f"κ over {one['n']:,} × {one['d']} features: {one['seconds']} s and {one['memory_mib']} MiB beside the",
-            "features, where 10 s and 200 MiB were promised.",
+            "features; the limits are 10 s and 200 MiB.",
         ),
         "",
     ]

@@ -28,6 +28,7 @@ TABLE2_HOURS, TABLE2_RUNS = 2.0, 270
 CLOSED_FORM_SECONDS, PAIRS = 180.0, 90
 DIGITS_MINUTES, DIGITS_RUNS = 10.0, 36
 NOT_YET = "not measured yet"
+PARTS, ESTIMATORS = ("fit", "held_out"), ("released", "spectrum", "ridge")
 
 _HEAD = """# Benchmarks
 
@@ -112,7 +113,26 @@ def readme(results: Path, experiments: Path) -> str:
     counts = f"{verdicts.count(True)} of {len(found)} limits are met, {missed} {'is' if missed == 1 else 'are'} missed"
     missing = f", {verdicts.count(None)} were not measured yet" if None in verdicts else ""
     table = Table("", "bench", [("", columns)], rows).markdown(heading=False)
-    return f"{_HEAD}{counts}{missing}.\n\n{table}\n{_FILES}"
+    return f"{_HEAD}{counts}{missing}.\n\n{table}\n{_released(results)}{_FILES}"
+
+
+def _released(results: Path) -> str:
+    """A section: runs of one MNIST pair beside the released code's."""
+    theirs, ours = _read(results / "released_code.csv"), _read(results / "mnist.csv")
+    if not theirs or not ours:
+        return ""
+    rirs = [f"rir_{part}_{estimator}" for part in PARTS for estimator in ESTIMATORS]
+    rows = [
+        [
+            *(row["run"] if row in theirs else f"`ours`, {row['run']}", f"{row['steps']:,}", f"{row['seconds']:,.0f}"),
+            *(f"{row['ms_a_step']:.3g}", f"{row['peak_gb']:.3g}", *(f"{row[name]:.3g}" for name in rirs)),
+        ]
+        for row in (*theirs, *ours)
+    ]
+    shown = ("steps", "start to exit, s", "a step, ms", "peak memory, GB")
+    columns = ("MNIST 0 → 1", *shown, *(f"RIR {part}, {estimator}" for part in PARTS for estimator in ESTIMATORS))
+    note = f"released code: {theirs[0]['source']}."
+    return Table("Beside the released code", "released", [("", columns)], rows, [note]).markdown() + "\n"
 
 
 _FILES = """

@@ -64,7 +64,7 @@ class ClusterLauncher(SweepLauncher):
             import submitit
         except ImportError:
             raise CompactHydraException(
-                "error: hydra/launcher=slurm needs submitit: pip install immunize[slurm]"
+                "error: hydra/launcher=slurm needs submitit: pip install -e '.[slurm]' in the checkout"
             ) from None
         shares = [tuple(todo[start : start + self.runs_per_job]) for start in range(0, len(todo), self.runs_per_job)]
         try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +17,20 @@ import torch
 from hydra import compose, initialize_config_dir
 from scipy.stats import spearmanr
 
-from experiments import (
-    alignment,
-    alignment_report,
-    closed_form_mnist,
-    closed_form_pair,
-    closed_form_report,
-    correlating,
-)
+from experiments.alignment import __main__ as alignment
+from experiments.alignment import correlating
+from experiments.alignment import report as alignment_report
+from experiments.closed_form_mnist import __main__ as closed_form_mnist
+from experiments.closed_form_mnist import pair as closed_form_pair
+from experiments.closed_form_mnist import report as closed_form_report
+from experiments.closed_form_mnist import worker
 from immunize import forecast
 from immunize.config import config_dir, register
 from immunize.errors import UserError
 from immunize.remembering import remembered
 from tests import reference as ref
+from tests.commands import ROOT
+from tests.data.test_mnist import write_mnist
 
 # --- experiments.alignment ----------------------------------------------------------------------------------------
 
@@ -243,17 +247,32 @@ def test_report_counts_and_names_pairs_that_miss(small: dict[str, Any]) -> None:
 def test_the_closed_form_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = {"perf_counter": iter([10.0, 13.0]), "process_time": iter([1.0, 1.5])}
     for name, ticks in clocks.items():
-        monkeypatch.setattr(closed_form_mnist.time, name, lambda ticks=ticks: next(ticks))
+        monkeypatch.setattr(worker.time, name, lambda ticks=ticks: next(ticks))
     x = ref.gaussian(60, 6, seed=3)
-    assert closed_form_mnist.time_alone(x, x.flip(1), 2.0) == {"alone_seconds": 3.0, "alone_cpu_seconds": 0.5}
+    assert worker.time_alone(x, x.flip(1), 2.0) == {"alone_seconds": 3.0, "alone_cpu_seconds": 0.5}
 
 
 def test_pairs_of_other_settings_are_computed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "0_1.json").write_text(json.dumps({"settings": closed_form_mnist.SETTINGS}))
-    assert closed_form_mnist._done(tmp_path, (0, 1)) is not None
-    assert closed_form_mnist._done(tmp_path, (1, 0)) is None
-    monkeypatch.setattr(closed_form_mnist, "SETTINGS", [*closed_form_mnist.SETTINGS, 1])
-    assert closed_form_mnist._done(tmp_path, (0, 1)) is None
+    (tmp_path / "0_1.json").write_text(json.dumps({"settings": worker.SETTINGS}))
+    assert worker.stored(tmp_path, (0, 1)) is not None
+    assert worker.stored(tmp_path, (1, 0)) is None
+    monkeypatch.setattr(worker, "SETTINGS", [*worker.SETTINGS, 1])
+    assert worker.stored(tmp_path, (0, 1)) is None
+
+
+@pytest.mark.slow
+def test_processes_that_are_spawned_find_their_work(tmp_path: Path) -> None:
+    """From the command line, where the module with `main` has the name `__main__`."""
+    write_mnist(tmp_path)
+    command = [sys.executable, "-m", "experiments.closed_form_mnist", "pairs=01", "workers=1", "data_root=."]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "done: 0→1" in done.stderr
+    out = tmp_path / "experiments" / "closed_form_mnist"
+    assert (out / "README.md").read_text(encoding="utf-8") == done.stdout
+    with (out / "results.csv").open(encoding="utf-8") as file:
+        assert [(row["pretrain_digit"], row["harmful_digit"]) for row in csv.DictReader(file)] == [("0", "1")]
 
 
 def test_pairs_are_parsed() -> None:

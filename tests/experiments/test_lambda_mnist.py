@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments import lambda_mnist
+from experiments.lambda_mnist import __main__ as lambda_mnist
 from immunize.errors import UserError
 from immunize.records import RECORD
 
@@ -28,6 +28,7 @@ def runs(finished_run: Path, tmp_path: Path) -> Path:
                 record["config"]["objective"]["lambda_ill"] = weight
                 record["metrics"]["fit"]["spectrum"]["rir"] = weight * 4**seed
                 record["verdicts"]["a"] = weight > 1e12 and seed == 0
+                record["verdicts"]["held_out"] = {"a": weight > 1e12}
                 folder = tmp_path / "runs" / f"{pair}{weight}{seed}"
                 folder.mkdir(parents=True)
                 (folder / RECORD).write_text(json.dumps(record))
@@ -40,7 +41,7 @@ def test_a_row_is_the_mean_of_the_seeds(runs: Path, tmp_path: Path, capsys: pyte
     rows = [line.split(" | ") for line in (out / "table.md").read_text().splitlines()[2:] if line.startswith("|")]
     assert len(rows) == 4
     cells = [cell.strip("| ") for cell in rows[1]]
-    assert (*cells[:3], cells[4], cells[-1]) == ("0→1", "1e+15", "2", "2.00e+15", "1/2")
+    assert (*cells[:3], cells[4], *cells[-2:]) == ("0→1", "1e+15", "2", "2.00e+15", "1/2", "2/2")
     again = tmp_path / "again"
     lambda_mnist.run([f"runs={out}", f"out={again}"])  # from the records that it left
     assert (again / "table.md").read_text() == (out / "table.md").read_text()

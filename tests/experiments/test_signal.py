@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from experiments import (
-    appended_layer,
-    appended_layer_maps,
-    appended_layer_report,
-    deep_features,
-    signal,
-    signal_measures,
-    signal_report,
-)
-from experiments.appended_layer_maps import BENIGN, HARMFUL, PRETRAIN, SPARED, TASKS
+from experiments import deep_features
+from experiments.appended_layer import __main__ as appended_layer
+from experiments.appended_layer import maps as appended_layer_maps
+from experiments.appended_layer import report as appended_layer_report
+from experiments.appended_layer.maps import BENIGN, HARMFUL, PRETRAIN, SPARED, TASKS
 from experiments.reporting import key_values, write_csv
+from experiments.signal import __main__ as signal
+from experiments.signal import measures as signal_measures
+from experiments.signal import report as signal_report
 from immunize.errors import MissingDataError, UserError
 from immunize.objective.attacker_cost import descent
 from tests import reference as ref

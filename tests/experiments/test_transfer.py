@@ -14,12 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments import correlating, transfer, transfer_digits, transfer_images, transfer_report
-from experiments.closed_form_pair import LIMIT
+from experiments.alignment import correlating
+from experiments.closed_form_mnist.pair import LIMIT
 from experiments.deep_features import FeatureSet
-from experiments.transfer_digits import Digits, digit_cells, found_maps
-from experiments.transfer_measures import RHO, Cell, Similarities, Similarity
-from experiments.transfer_report import conclusions, correlations, effects_of, matrix_tables
+from experiments.transfer import __main__ as transfer
+from experiments.transfer import digits as transfer_digits
+from experiments.transfer import images as transfer_images
+from experiments.transfer import report as transfer_report
+from experiments.transfer.digits import Digits, digit_cells, found_maps
+from experiments.transfer.measures import RHO, Cell, Similarities, Similarity
+from experiments.transfer.report import conclusions, correlations, effects_of, matrix_tables
 from immunize.checkpoints import save_checkpoint
 from immunize.errors import DataError, MissingDataError, UserError
 from tests.data.test_mnist import write_mnist

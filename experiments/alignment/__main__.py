@@ -19,7 +19,7 @@ Spearman's rank correlation with a 95 % interval from scipy's bootstrap. Ordered
 their images, so that pairs of digits are drawn and not single rows. Forecasts and runs are kept in `cache`; the same
 command goes on where it stopped.
 
-The correlations are in `experiments.correlating`, what is made of them in `experiments.alignment_report`.
+The correlations are in `correlating.py`, what is made of them in `report.py`.
 
 Shapes: N samples, D features.
 """
@@ -39,8 +39,8 @@ from typing import TYPE_CHECKING, Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from experiments.alignment_report import ANGLES, DATA_SEEDS, NAME, RHO, draw, flat, readme_of
-from experiments.correlating import ESTIMATORS, METHODS, PARTS, Point, correlations
+from experiments.alignment.correlating import ESTIMATORS, METHODS, PARTS, Point, correlations
+from experiments.alignment.report import ANGLES, DATA_SEEDS, NAME, RHO, draw, flat, readme_of
 from experiments.reporting import choices, key_values, write_csv
 from immunize.building import build
 from immunize.cli import entry_point, explain_errors

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.appended_layer_maps import (
+from experiments.appended_layer.maps import (
     BENIGN,
     HARMFUL,
     PLAIN_BUDGET,
@@ -25,7 +25,7 @@ from experiments.appended_layer_maps import (
 )
 from experiments.deep_features import SETS, FeatureSet, load_sets
 from experiments.reporting import kept
-from experiments.transfer_measures import Cell, Similarities, ratios
+from experiments.transfer.measures import Cell, Similarities, ratios
 from immunize.errors import DataError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.correlating import ESTIMATORS, METHODS, PARTS, PREDICTORS, RESAMPLES, Correlation, Point
+from experiments.alignment.correlating import ESTIMATORS, METHODS, PARTS, PREDICTORS, RESAMPLES, Correlation, Point
 from experiments.reporting import provenance_lines
 from immunize.report.figures import save_figure
 

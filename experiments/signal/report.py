@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reporting import provenance_lines
-from experiments.signal_measures import EASE_LIMIT, FLOOR, OPTIMIZERS, RHO, SCORE_STEPS, SLACK
+from experiments.signal.measures import EASE_LIMIT, FLOOR, OPTIMIZERS, RHO, SCORE_STEPS, SLACK
 from immunize.report.figures import save_figure
 
 NAME = "signal"

@@ -1,4 +1,4 @@
-"""What `experiments.transfer_digits` and `experiments.transfer_images` share: a cell, predictors from covariances, RIR.
+"""What `digits.py` and `images.py` share: a cell, predictors from covariances, RIR.
 
 Shapes: N samples, D features.
 """

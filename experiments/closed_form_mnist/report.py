@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.closed_form_pair import BUDGETS, LIMIT, RHO
+from experiments.closed_form_mnist.pair import BUDGETS, LIMIT, RHO
 from experiments.reporting import provenance_lines
 
 NAME = "closed_form_mnist"

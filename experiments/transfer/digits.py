@@ -12,10 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.closed_form_mnist import DIGITS
-from experiments.closed_form_pair import LIMIT, PIXELS, steps_of
+from experiments.closed_form_mnist.pair import DIGITS, LIMIT, PIXELS, steps_of
 from experiments.reporting import kept
-from experiments.transfer_measures import Cell, Similarities, ratios
+from experiments.transfer.measures import Cell, Similarities, ratios
 from immunize.errors import UserError
 
 if TYPE_CHECKING:

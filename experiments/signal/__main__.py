@@ -14,7 +14,7 @@ features, over the raw features' own steps. Of each family the map is taken unde
 with (ii) ≤ 0.9 and the probes of D_P and of the benign task, after 300 steps, within two points; it is then computed
 from all training rows and measured on held-out rows. Maps that are done are kept in `cache`.
 
-The measures are in `experiments.signal_measures`, what is made of them in `experiments.signal_report`.
+The measures are in `measures.py`, what is made of them in `report.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.reporting import kept, key_values, write_csv
-from experiments.signal_measures import (
+from experiments.signal.measures import (
     ROLES,
     Raw,
     Rows,
@@ -37,7 +37,7 @@ from experiments.signal_measures import (
     task_of,
     without_held_out,
 )
-from experiments.signal_report import FAMILIES, NAME, draw, readme_of
+from experiments.signal.report import FAMILIES, NAME, draw, readme_of
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import MissingDataError, UserError
 
@@ -144,7 +144,7 @@ def cars(data_root: str | None) -> Study:
         MissingDataError: images or weights are not there.
     """
     from experiments import deep_features
-    from experiments.appended_layer_maps import BENIGN, HARMFUL, PRETRAIN, SPARED
+    from experiments.appended_layer.maps import BENIGN, HARMFUL, PRETRAIN, SPARED
 
     sets = deep_features.load_sets(deep_features.data_root(data_root), Path("outputs/deep_features"))
     rows = {}

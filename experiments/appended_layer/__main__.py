@@ -15,8 +15,7 @@ held-out images (`LEAST_RIR` to `SHARE`) is asked there with a margin (`MARGIN`,
 differ; of the settings that keep all, the one is taken under which the probe of D_H scores lowest. The probes are those
 of the report, all classes. Everything that is done is kept in `cache`: the same command goes on where it stopped.
 
-The maps and the choice are in `experiments.appended_layer_maps`, what is made of the numbers in
-`experiments.appended_layer_report`.
+The maps and the choice are in `maps.py`, what is made of the numbers in `report.py`.
 
 Shapes: N images, D = 512 features.
 """
@@ -28,8 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.appended_layer_maps import HARMFUL, PRETRAIN, SETTINGS, STEPS, TASKS, Named, choose, chosen, maps_of
-from experiments.appended_layer_report import NAME, report
+from experiments.appended_layer.maps import HARMFUL, PRETRAIN, SETTINGS, STEPS, TASKS, Named, choose, chosen, maps_of
+from experiments.appended_layer.report import NAME, report
 from experiments.deep_features import FeatureSet, data_root, load_model, load_pixels, load_sets
 from experiments.reporting import kept, key_values
 from immunize.cli import entry_point, explain_errors

@@ -16,8 +16,7 @@ RIR and the cost of a probe by gradient descent, both on held-out images: on dig
 (Eq. 16), on the images of many classes accuracy. What is correlated with the effects is known before the attack, from
 training images. Finished maps are kept in `cache`; the same command goes on where it stopped.
 
-The measures are in `experiments.transfer_digits` and `experiments.transfer_images`, what is made of them in
-`experiments.transfer_report`.
+The measures are in `digits.py` and `images.py`, what is made of them in `report.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from pathlib import Path
 
 from experiments.deep_features import data_root
 from experiments.reporting import choices, key_values
-from experiments.transfer_measures import Cell
-from experiments.transfer_report import NAME, report
+from experiments.transfer.measures import Cell
+from experiments.transfer.report import NAME, report
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 
@@ -57,11 +56,11 @@ def run(arguments: Sequence[str]) -> Path:
     root, cache = data_root(given.get("data_root")), Path(given.get("cache", f"outputs/{NAME}"))
     cells: list[Cell] = []
     if "mnist" in families:
-        from experiments.transfer_digits import digit_cells
+        from experiments.transfer.digits import digit_cells
 
         cells += digit_cells(Path(given.get("runs", "outputs/table2")), digits, seeds, root, cache)
     if "images" in families:
-        from experiments.transfer_images import image_cells
+        from experiments.transfer.images import image_cells
 
         cells += image_cells(root, Path(given.get("features", "outputs/deep_features")), cache)
     out = Path(given.get("out", f"experiments/{NAME}"))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from immunize.evaluation.decomposition import Decomposition, Rows
 
-PIXELS = 784
+DIGITS, PIXELS = range(10), 784
 RHO = 3e-2
 """ρ of the map: the best on MNIST by cross-validation (docs/closed_form.md)."""
 

@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> Path:
 
 
 def table_of(records: Sequence[dict[str, Any]]) -> Table:
-    """A row a pair and λ_H: (i) and RIR, geometric means over the seeds, and in how many runs (a) holds on `fit`."""
+    """A row a pair and λ_H: (i) and RIR, geometric means over the seeds, and in how many runs (a) holds."""
     groups: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
     settings = set()
     for record in records:
@@ -72,12 +72,14 @@ def table_of(records: Sequence[dict[str, Any]]) -> Table:
         for part, estimator in SHOWN:
             ratios = [record["metrics"][part][estimator] for record in of]
             row += [short(geometric_mean([ratio[name] for ratio in ratios])) for name in ("ratio_harmful", "rir")]
-        row.append(f"{sum(bool(record['verdicts']['a']) for record in of)}/{len(of)}")
+        verdicts = [record["verdicts"] for record in of]
+        for own in (verdicts, [both["held_out"] for both in verdicts]):
+            row.append(f"{sum(bool(one['a']) for one in own)}/{len(of)}")
         rows.append(row)
     columns = [
         ("", ("pair", "λ_H", "runs")),
         *((f"{part}, {estimator}", ("(i) ↑", "RIR ↑")) for part, estimator in SHOWN),
-        ("fit, spectrum", ("(a)",)),
+        *((f"{part}, spectrum", ("(a)",)) for part in ("fit", "held_out")),
     ]
     return Table("", NAME.replace("_", "-"), columns, rows, ["Geometric means over the seeds."])
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from experiments.closed_form_pair import LIMIT
-from experiments.correlating import spearman
+from experiments.alignment.correlating import spearman
+from experiments.closed_form_mnist.pair import LIMIT
 from experiments.reporting import provenance_lines, verdict_of, write_csv
-from experiments.transfer_measures import Cell
+from experiments.transfer.measures import Cell
 from immunize.report.cells import NOTHING, short
 from immunize.report.figures import save_figure
 from immunize.report.layout import Table

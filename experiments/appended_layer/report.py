@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments.appended_layer_maps import (
+from experiments.appended_layer.maps import (
     BENIGN,
     CHOICE_SLACK,
     HARMFUL,
