@@ -1,8 +1,8 @@
 """`python -m immunize.forecast`: before any training, can this pair of data sets be immunized at all?
 
 `main` only parses; :func:`run` loads, computes (:mod:`immunize.evaluation.alignment`), puts the numbers into words
-(:mod:`immunize.evaluation.verdict`) and returns the record. Nothing is trained, so the data come from their sources
-directly, without Lightning.
+(:mod:`immunize.evaluation.forecast_verdict`) and returns the record. Nothing is trained, so the data come from their
+sources directly, without Lightning.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run(cfg: DictConfig, folder: Path, tell: Callable[[str], None] = lambda text
     import torch
 
     from immunize.evaluation.alignment import forecast
-    from immunize.evaluation.verdict import judge
+    from immunize.evaluation.forecast_verdict import judge
     from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, write_record
     from immunize.report.forecast import forecast_figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import (
@@ -44,22 +46,30 @@ PRIMARY = {
     "html": HtmlConfig,
 }
 GROUPS = ["model", "harmful", "pretrain", "method", "objective", "init", "trainer", "logger", "experiment"]
-LINEAR, DEEP = ("linear",), ("resnet18", "resnet18_64px", "vit", "timm", "resnet_small", "vit_small")
-TABLES = ("arrays", "digits", "synthetic", "housing", "mnist")
-ROWS = {
-    *(("linear", harmful) for harmful in TABLES),
+IMAGES = "immunize.data.images."
+TABLES = [
+    path.stem
+    for path in sorted((CONF / "harmful").glob("*.yaml"))
+    if not str(OmegaConf.load(path).get("_target_", IMAGES)).startswith(IMAGES)
+]
+"""Data sets that are no images; those are loaded by the tests of `immunize.data.images`."""
+EMBEDDED, WITH_FILES = ("digits", "synthetic"), ("arrays", "housing", "mnist")
+SHIPPED_ROWS = {
+    *(("linear", harmful) for harmful in (*EMBEDDED, *WITH_FILES)),
     *(("resnet18", harmful) for harmful in ("cars", "country211", "caltech101", "multi")),
     *(("vit", harmful) for harmful in ("cars", "country211", "multi")),
     *(("resnet18_64px", harmful) for harmful in ("cars", "caltech101", "multi")),
     *(("resnet_small", "digits"), ("vit_small", "digits"), ("timm", "imagefolder"), ("timm", "multi")),
 }
-"""The models and data sets that have hyper-parameters for each other; another pair is given a row: objective=<row>."""
-GIVEN = {
-    "timm": ("model.name=convnext_tiny", "model.trainable=[stages.3]", "objective=timm_imagefolder"),
-    "imagefolder": ("harmful.root=x", "pretrain.root=y"),
-    "arrays": ("harmful.file=x.npz", "pretrain.file=y.npz"),
+"""Pairs whose hyper-parameters must not go missing; what is added needs no line here."""
+SHIPPED_ATTACKS = {
+    *("gd_fixed", "gd_line_search", "gd_logistic", "adam", "adam_raw", "adamw", "sgd", "sgd_raw"),
+    *("conjugate_gradient", "lbfgs", "newton", "ridge", "batchnorm_head", "centre", "mlp_head", "nearest_neighbours"),
+    *("normalize", "standardize", "whiten", "full_finetune", "last_block", "lora", "linear_map", "public_reference"),
 }
-"""What a choice asks the user for."""
+"""What `attack=full` must not lose, likewise."""
+GIVEN = {"arrays": ("harmful.file=x.npz", "pretrain.file=y.npz")}
+"""What a choice asks the user for, beside what is ??? in its YAML."""
 N_FEATURES = 6
 
 
@@ -89,18 +99,45 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 
 def in_group(group: str, choice: str) -> DictConfig:
-    """A composed train configuration with one choice of one group."""
-    given = GIVEN.get(choice, ())
-    if group == "pretrain" and choice == "same":
-        return composed("harmful=synthetic", "pretrain=same", "pretrain.condition=10")
-    if group == "pretrain" and choice == "imagenet":  # which is never D_H
-        return composed("harmful=cars", "pretrain=imagenet", "objective=resnet18_cars")
-    if group in ("pretrain", "harmful"):  # D_P as it comes with its own D_H
-        row = () if choice in TABLES else ("objective=resnet18_cars",)
-        return composed(f"harmful={choice}", f"pretrain={choice}", *row, *given)
-    if group == "model" and choice not in ("timm", *LINEAR):
-        given = ("objective=resnet18_cars",)
-    return composed(f"{group}={choice}", *given)
+    """A composed train configuration with one choice of one group, and with something for whatever that asks for."""
+    return filled(composed(f"{group}={choice}", *beside(group, choice)))
+
+
+def beside(group: str, choice: str) -> list[str]:
+    """What goes with a choice: the other data set, and hyper-parameters where this pair has none of its own."""
+    if (group, choice) == ("pretrain", "same"):
+        return ["harmful=synthetic", "pretrain.condition=10"]
+    if group in ("harmful", "pretrain"):  # D_P as it comes with its own D_H; ImageNet is never D_H
+        harmful = choice if choice in choices("harmful") else "cars"
+        followed = followed_by(choice) if group == "harmful" else ()
+        return [f"harmful={harmful}", *row("linear", harmful), *followed, *GIVEN.get(choice, ())]
+    return row(choice, "digits") if group == "model" else []
+
+
+def row(model: str, harmful: str) -> list[str]:
+    return [] if (model, harmful) in ROWS else ["objective=resnet18_cars"]
+
+
+def followed_by(harmful: str) -> list[str]:
+    return [] if harmful in choices("pretrain") else ["pretrain=same"]
+
+
+def filled(cfg: DictConfig) -> DictConfig:
+    for key in cfg:
+        if OmegaConf.is_missing(cfg, key):
+            cfg[key] = "x"
+        elif not OmegaConf.is_interpolation(cfg, key) and isinstance(cfg[key], DictConfig):
+            filled(cfg[key])
+    return cfg
+
+
+ROWS = [
+    (model, harmful)
+    for model in choices("model")
+    for harmful in choices("harmful")
+    if f"{model}_{harmful}" in choices("objective")
+]
+"""The models and data sets that have hyper-parameters for each other; another pair is given a row: objective=<row>."""
 
 
 def test_conf_is_found_from_the_package() -> None:
@@ -132,7 +169,7 @@ def test_primary_config_composes_with_a_value_for_every_field(primary: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("group", "choice"), [(group, choice) for group in GROUPS for choice in choices(group)], ids="=".join
+    ("group", "choice"), [(group, choice) for group in GROUPS for choice in choices(group)], ids=str
 )
 def test_choice_composes_and_resolves(group: str, choice: str) -> None:
     resolved(in_group(group, choice))
@@ -150,18 +187,18 @@ def test_objective_row_names_its_source_and_sets_every_hyper_parameter(name: str
     }
 
 
-def test_every_row_is_of_a_pair_that_is_tested_here() -> None:
-    names = {name for name in choices("objective") if not name.endswith(("_table4", "_full_batch"))}
-    assert names == {f"{model}_{harmful}" for model, harmful in ROWS}
-    assert {model for model, _ in ROWS} == set(choices("model")) == {*LINEAR, *DEEP}
+def test_every_row_is_of_a_pair_or_a_variant_of_its_row() -> None:
+    assert set(ROWS) >= SHIPPED_ROWS
+    found = [f"{model}_{harmful}" for model, harmful in ROWS]
+    for name in choices("objective"):
+        assert any(name == pair or name.startswith(f"{pair}_") for pair in found), name
 
 
-@pytest.mark.parametrize(("model", "harmful"), sorted(ROWS), ids="=".join)
+@pytest.mark.parametrize(("model", "harmful"), ROWS, ids=str)
 def test_a_pair_finds_its_row_of_hyper_parameters(model: str, harmful: str) -> None:
-    given = () if model == "linear" else (*GIVEN.get(model, ())[:2], *GIVEN.get(harmful, ()))
-    cfg = composed(f"model={model}", f"harmful={harmful}", *given)
+    cfg = filled(composed(f"model={model}", f"harmful={harmful}", *followed_by(harmful)))
     assert cfg.objective.epochs >= 1
-    assert (cfg.objective.loss == "ce") == (model != "linear")
+    assert (cfg.objective.loss == "ce") == (cfg.model.get("kind") == "deep")
     if harmful in TABLES:
         assert cfg.pretrain._target_ == cfg.harmful._target_
 
@@ -196,13 +233,19 @@ def test_method_instantiates(choice: str) -> None:
     objective.bind(N_FEATURES)
 
 
-@pytest.mark.parametrize("choice", LINEAR)
-def test_linear_model_instantiates(choice: str) -> None:
-    from immunize.running.assembling import build_extractor
+@pytest.mark.parametrize("choice", choices("model"))
+def test_model_instantiates_or_takes_the_keys_of_its_yaml(choice: str) -> None:
+    """Networks are built, with random weights, by the tests of `immunize.features`."""
+    from immunize.running.assembling import arguments_of, build_extractor
 
-    cfg = composed(f"model={choice}")
-    assert cfg.model.name == choice
-    assert build_extractor(cfg, N_FEATURES).n_features == N_FEATURES
+    cfg = in_group("model", choice)
+    assert cfg.model.name in (choice, "x")
+    if cfg.model.get("kind") != "deep":
+        assert build_extractor(cfg, N_FEATURES).n_features == N_FEATURES
+        return
+    node = arguments_of(cfg.model)
+    arguments = {str(key): value for key, value in node.items() if key not in ("_target_", "_convert_")}
+    inspect.signature(get_object(node["_target_"])).bind(**arguments, n_classes=2, seed=0)
 
 
 @pytest.mark.parametrize("choice", choices("objective"))
@@ -245,17 +288,37 @@ def test_logger_instantiates(choice: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert all(isinstance(logger, Logger) for logger in loggers)
 
 
-@pytest.mark.parametrize("choice", ["digits", "synthetic"])
-def test_pair_instantiates_and_loads(choice: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "choice"), [(role, choice) for role in ("harmful", "pretrain") for choice in choices(role)], ids=str
+)
+def test_source_instantiates_in_its_role(role: str, choice: str) -> None:
+    from immunize.building import build
+    from immunize.errors import DataError
+
+    try:
+        source = build(in_group(role, choice)[role])
+    except DataError as error:  # which names the value that the user has to give
+        assert choice not in {harmful for _, harmful in SHIPPED_ROWS}
+        pytest.skip(str(error))
+    assert source.role == role
+
+
+@pytest.mark.parametrize("choice", [name for name in TABLES if name not in WITH_FILES])
+def test_pair_loads(choice: str) -> None:
+    from immunize.errors import DataError
     from immunize.running.experiment import build_data
 
-    data = build_data(composed(f"harmful={choice}"))
+    try:
+        data = build_data(in_group("harmful", choice))
+    except DataError as error:  # which names the files or the setting that it lacks
+        assert choice not in EMBEDDED
+        pytest.skip(str(error))
     assert data.n_features == data.fit.harmful.x.shape[1]
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("choice", ["housing", "mnist"])
-def test_pair_on_real_files_instantiates_and_loads(choice: str, data_root: Path) -> None:
+def test_pair_on_real_files_loads(choice: str, data_root: Path) -> None:
     from immunize.running.experiment import build_data
 
     data = build_data(composed(f"harmful={choice}", f"data_root={data_root}"))
@@ -269,15 +332,11 @@ def test_same_is_the_data_set_of_the_other_role() -> None:
     assert (harmful["role"], harmful["condition"], harmful["noise"]) == ("harmful", 100.0, 0.2)
 
 
-def test_every_table_is_loaded_by_one_of_the_two_tests_above() -> None:
-    """Images are loaded by the tests of `immunize.data.images`."""
-    for group in ("harmful", "pretrain"):
-        targets = {choice: in_group(group, choice)[group]._target_ for choice in choices(group)}
-        tables = {choice for choice, target in targets.items() if not target.startswith("immunize.data.images.")}
-        assert tables - {"same"} == set(TABLES)
+def test_tables_are_told_from_images() -> None:
+    assert {*EMBEDDED, *WITH_FILES} <= set(TABLES) <= set(choices("harmful")) - {"cars", "imagefolder", "multi"}
 
 
-@pytest.mark.parametrize("grid", ["quick", "standard", "full", "t4"])
+@pytest.mark.parametrize("grid", choices("attack"))
 def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
     from immunize.building import build
     from immunize.evaluation.attacks import TIERS, Attack
@@ -287,16 +346,27 @@ def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
     attacks = {name: build(node, _convert_="all") for name, node in cfg.attack.attacks.items()}
     assert all(isinstance(attack, Attack) for attack in attacks.values())
     tiers = {attack.tier for attack in attacks.values()}
-    assert tiers == {"full": set(TIERS), "t4": {"T4"}}.get(grid, set(TIERS) - {"T4", "T5"})
-    if grid == "full":
-        on_disk = {path.stem for path in (CONF / "attack").glob("t*/*.yaml")}
-        assert attacks.keys() == on_disk
+    on_features = set(TIERS) - {"T4", "T5"}
+    ours = {"quick": on_features, "standard": on_features, "full": set(TIERS), "t4": {"T4"}}
+    assert tiers == ours.get(grid, tiers)
+    assert grid != "full" or attacks.keys() >= SHIPPED_ATTACKS
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "attack").glob("t*/*.yaml")), ids=lambda path: path.stem)
+def test_attack_joins_a_grid_in_the_tier_of_its_folder(path: Path) -> None:
+    from immunize.building import build
+    from immunize.evaluation.attacks import Attack
+
+    folder = path.parent.name
+    cfg = composed("attack=quick", f"+attack/{folder}@attack.attacks.mine={path.stem}", primary="attack")
+    attack = build(cfg.attack.attacks.mine, _convert_="all")
+    assert isinstance(attack, Attack)
+    assert attack.tier == folder.upper()
 
 
 @pytest.mark.parametrize("choice", choices("benign"))
 def test_benign_task_is_the_data_set_of_that_name(choice: str) -> None:
-    given = ("benign.imagefolder.root=x",) if choice == "imagefolder" else ()
-    cfg = composed(f"benign=[{choice}]", "data_root=here", *given, primary="attack")
+    cfg = filled(composed(f"benign=[{choice}]", "data_root=here", primary="attack"))
     assert list(cfg.benign) == [choice]
     harmful = {**in_group("harmful", choice).harmful} | {"data_root": "here", "root": None}
     assert {**cfg.benign[choice]} | {"data_root": "here", "root": None} == harmful

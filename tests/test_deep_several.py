@@ -15,6 +15,7 @@ from immunize import evaluate, train
 from immunize.errors import DataError
 from immunize.records import read_record
 from immunize.report import show_record
+from immunize.report.cells import short
 from immunize.report.loading import load_records
 from immunize.report.summary import summary_table
 from tests.composing import DEEP, compose_config, run_tiny_deep
@@ -101,7 +102,7 @@ def test_tables_show_each_set(run: tuple[Path, dict[str, Any]]) -> None:
     show_record(read_record(run[0]), Console(file=out, width=110))
     for record in records:
         assert f"against {record['harmful']}" in out.getvalue()
-        assert f"{record['metrics']['fit']['spectrum']['rir']:.4g}" in out.getvalue()
+        assert short(record["metrics"]["fit"]["spectrum"]["rir"]) in out.getvalue()
 
 
 @pytest.mark.parametrize("method", ["imma", "opt_kappa", "closed_form"])

@@ -9,6 +9,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from immunize.report.conventions import HARDER_BY
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,7 +25,6 @@ VALIDATION_FRACTION, SEED = 0.2, 0
 LIMIT = 40_000
 """Steps of gradient descent with exact line search after which the count is given up."""
 
-HARDER_BY = 2.0
 PRECISION = 1.3
 LARGEST_BUDGET = 1e12
 SETTINGS = [RHO, list(BUDGETS), VALIDATION_FRACTION, SEED, LIMIT, HARDER_BY, PRECISION, LARGEST_BUDGET]
@@ -95,7 +96,8 @@ def measure_pair(pretrain: Side, harmful: Side) -> dict[str, Any]:
 def _evaluated(theta: Tensor, pretrain: Side, harmful: Side) -> dict[str, Any]:
     """The verdicts on `fit` and, on held-out images, RIR by `ridge` and the steps of both probes."""
     from immunize.evaluation.decomposition import decompose
-    from immunize.evaluation.immunity import EASE_SLACK, LOSS_SLACK
+    from immunize.evaluation.immunity import LOSS_SLACK
+    from immunize.spectrum import EASE_SLACK
 
     raw = pretrain.raw["fit"]
     after = decompose(pretrain.rows["fit"], theta)

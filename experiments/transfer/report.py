@@ -14,6 +14,7 @@ from experiments.closed_form_mnist.pair import LIMIT
 from experiments.reporting import provenance_lines, verdict_of, write_csv
 from experiments.transfer.measures import Cell
 from immunize.report.cells import NOTHING, short
+from immunize.report.conventions import HARDER_BY
 from immunize.report.figures import save_figure
 from immunize.report.layout import Table
 
@@ -30,9 +31,6 @@ OUTCOMES = {
 
 ASKED = {"mnist": ("rir_ridge", "rir_spectrum"), "images": ("accuracy", "rir_spectrum")}
 """By family."""
-
-HARDER_BY = 2.0
-"""An effect below this is no transfer (ours); of (i), (a) of Definition 3.1 asks the same."""
 
 _DARK, _SMALLEST_SCALE = 0.62, 0.3
 """Share of the scale from which a cell is too dark for black print; log₁₀ 2, so that noise is pale."""
@@ -161,7 +159,7 @@ def matrix_tables(cells: Sequence[Cell]) -> list[Table]:
         columns = [("", ("immunized against",)), ("attacked with", tuple(targets))]
         for outcome in (name for name in ASKED[family] if name != "accuracy"):
             effects = effects_of(mine, outcome)
-            rows = [[f"`{p}`", *(_strong(p == t, _number(effects.get((p, t)))) for t in targets)] for p in proxies]
+            rows = [[f"`{p}`", *(_strong(p == t, short(effects.get((p, t)))) for t in targets)] for p in proxies]
             notes = ["Bold: attacked with what it was immunized against."]
             title = f"{OUTCOMES[outcome]}, held out: {about}"
             tables.append(Table(title, f"{label}-{outcome}".replace("_", "-"), columns, rows, notes))
@@ -325,10 +323,6 @@ def _sides(cells: Sequence[Cell]) -> tuple[list[str], list[str]]:
 
 def _strong(really: bool, text: str) -> str:
     return f"**{text}**" if really else text
-
-
-def _number(value: float | None) -> str:
-    return NOTHING if value is None else short(value)
 
 
 def _growth(steps: float | None, plain: float | None) -> str:

@@ -13,9 +13,10 @@ from typing import Any
 
 from immunize.errors import UserError
 from immunize.report.attack import NAMES, attack_table, not_tried, verdict_sentence
-from immunize.report.cells import NOTHING, short
+from immunize.report.cells import short
 from immunize.report.layout import Table
 from immunize.report.naming import data_name, run_title
+from immunize.report.nulls import with_infinities
 from immunize.report.reading import lacking_is_told
 from immunize.report.sources import check_same_run, read_sources
 from immunize.report.threat_model import threat_model
@@ -222,7 +223,7 @@ def _ratio_table(card: dict[str, Any]) -> Table:
         [
             f"{part.replace('_', ' ')}{words}",
             f"`{estimator}`",
-            *(NOTHING if of[n] is None else short(of[n]) for n in _RATIOS),
+            *(short(with_infinities(of)[n]) for n in _RATIOS),
         ]
         for name, words in protocols.items()
         for part, estimators in card.get(name, {}).items()

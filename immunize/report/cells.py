@@ -17,7 +17,7 @@ import numpy as np
 __all__ = ["NOTHING", "Groups", "Summary", "short", "summary_of", "summary_text", "with_spread"]
 
 NOTHING = "–"
-"""The cell of a number that no run has."""
+"""The cell of a number that is not there, or NaN."""
 
 Groups = Sequence[Sequence[float | None]]
 """One sequence a pair of data sets, one number a run."""
@@ -92,10 +92,16 @@ def with_spread(value: float, spread: float | None) -> str:
     return short(value) + ("" if spread is None else f" ± {short(spread)}")
 
 
-def short(value: float) -> str:
-    """Three significant digits, thousands separated, powers of ten from a million up and below a thousandth."""
-    if not math.isfinite(value):
-        return str(value)
+def short(value: float | None) -> str:
+    """Three significant digits, thousands separated, powers of ten from a million up and below a thousandth.
+
+    An infinite number is "∞". None and NaN are `NOTHING`; where null in a record stands for an infinite number,
+    :mod:`immunize.report.nulls` says so.
+    """
+    if value is None or math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
     if value != 0 and (abs(value) >= 1e6 or abs(value) < 1e-3):
         return f"{value:.2e}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

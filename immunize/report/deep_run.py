@@ -7,6 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from immunize.report.cells import short
+from immunize.report.nulls import infinite, with_infinities
+
 __all__ = ["show_deep_record"]
 
 _KINDS = {"metrics_groups": "groups", "metrics": "pooled"}
@@ -22,14 +25,15 @@ def show_deep_record(record: dict[str, Any], console: Console, title: str) -> No
         table.add_column(column, justify="right")
     for part in record["metrics"]:
         for kind, name in _KINDS.items():
-            for index, (estimator, m) in enumerate(record[kind][part].items()):
+            for index, (estimator, of) in enumerate(record[kind][part].items()):
+                m, (low, high) = with_infinities(of), of["interval"]["rir"]
                 table.add_row(
                     *(("", "") if index else (part.replace("_", " "), name)),
                     estimator,
-                    *(_number(m[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
-                    " to ".join(_number(end) for end in m["interval"]["rir"]),
-                    f"{_number(m['kappa_harmful_baseline'])} → {_number(m['kappa_harmful'])}",
-                    f"{_number(m['kappa_pretrain_baseline'])} → {_number(m['kappa_pretrain'])}",
+                    *(short(m[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
+                    f"{short(low)} to {short(infinite(high))}",
+                    f"{short(m['kappa_harmful_baseline'])} → {short(m['kappa_harmful'])}",
+                    f"{short(m['kappa_pretrain_baseline'])} → {short(m['kappa_pretrain'])}",
                 )
         table.add_section()
     console.print(table)
@@ -55,7 +59,3 @@ def show_deep_record(record: dict[str, Any], console: Console, title: str) -> No
 
 def _word(passed: bool) -> str:
     return "[green]yes[/green]" if passed else "[red]no[/red] "
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from immunize.report.cells import short
 from immunize.report.naming import pair_title
+from immunize.report.nulls import infinite, with_infinities
 
 __all__ = ["forecast_figure", "show_forecast"]
 
@@ -77,20 +79,20 @@ def _data_table(record: dict[str, Any]) -> Table:
             name,
             f"{facts['n_samples']:,}",
             f"{facts['n_features']:,}",
-            _number(facts["samples_per_feature"]),
+            short(facts["samples_per_feature"]),
             f"{facts['rank']:,}",
-            _number(facts["samples_per_direction"]),
-            _number(ranks["entropy"]),
-            _number(ranks["participation"]),
-            _number(facts["kappa"]["spectrum"]["value"]),
-            _number(facts["kappa"]["ridge"]["value"]),
-            _number(facts["whitening_limit"]),
+            short(facts["samples_per_direction"]),
+            short(ranks["entropy"]),
+            short(ranks["participation"]),
+            short(infinite(facts["kappa"]["spectrum"]["value"])),
+            short(infinite(facts["kappa"]["ridge"]["value"])),
+            short(infinite(facts["whitening_limit"])),
         )
     return table
 
 
 def _alignment_lines(record: dict[str, Any]) -> list[str]:
-    aligned, joint, bound = record["alignment"], record["joint_range"], record["bound"]
+    aligned, joint, bound = record["alignment"], record["joint_range"], _bound(record)
     angles, k = aligned["principal_angles_degrees"], aligned["top_k"]
     return [
         "κ limit: what whitening this many Gaussian rows leaves on new ones",
@@ -98,9 +100,8 @@ def _alignment_lines(record: dict[str, Any]) -> list[str]:
         f"{k} (chance {aligned['chance']:.2f}); principal angles {angles[0]:.0f}° to {angles[-1]:.0f}°",
         f"directions only D_P has: {joint['pretrain_only']}, only D_H: {joint['harmful_only']}, neither: "
         f"{joint['unseen']}",
-        f"bound, K + ρ·tr(K)/D·I with {_rho(bound['rho'])}: κ_gen = {_number(bound['kappa_gen'])}, κ(K_P) = "
-        f"{_number(bound['kappa_pretrain'])}, κ(K_H) = {_number(bound['kappa_harmful'])}, RIR* = "
-        f"{_number(bound['rir_star'])}",
+        f"bound, K + ρ·tr(K)/D·I with {_rho(record['bound']['rho'])}: κ_gen = {bound['kappa_gen']}, κ(K_P) = "
+        f"{bound['kappa_pretrain']}, κ(K_H) = {bound['kappa_harmful']}, RIR* = {bound['rir_star']}",
     ]
 
 
@@ -114,13 +115,14 @@ def _ratio_table(record: dict[str, Any]) -> Table:
     for part, estimators in record["metrics"].items():
         one = record["maps"][part]
         for index, (estimator, m) in enumerate(estimators.items()):
+            ratios = with_infinities(m)
             rho = m["facts"]["kappa_pretrain"]["rho"]
             first = [part.replace("_", " "), _counts(one["fitted_on"]), _rho(one["shrinkage"])]
             first.append(_counts(one["measured_on"]))
             table.add_row(
                 *([""] * len(first) if index else first),
                 estimator if rho is None else f"{estimator}, ρ = {rho:g}",
-                *(_number(m[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
+                *(short(ratios[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
             )
         table.add_section()
     return table
@@ -139,8 +141,8 @@ def _draw_spectra(axis: Axes, record: dict[str, Any]) -> None:
 def _draw_generalized(axis: Axes, record: dict[str, Any]) -> None:
     mu = [value for value in record["curves"]["generalized_eigenvalues"] if value > 0]
     axis.plot(range(1, len(mu) + 1), mu, color=_INK, **_style(mu))
-    bound = record["bound"]
-    text = f"κ_gen = {_number(bound['kappa_gen'])}\nRIR* = {_number(bound['rir_star'])}\n{_rho(bound['rho'])}"
+    bound = _bound(record)
+    text = f"κ_gen = {bound['kappa_gen']}\nRIR* = {bound['rir_star']}\n{_rho(record['bound']['rho'])}"
     axis.text(0.97, 0.95, text, transform=axis.transAxes, ha="right", va="top", fontsize=8)
     axis.set(title="generalized eigenvalues of $(K_H, K_P)$", xlabel="index", ylabel=r"$\mu$", yscale="log")
     if mu[0] < 10 * mu[-1]:  # a log axis without a decade has no labels worth reading, and magnifies rounding
@@ -165,16 +167,15 @@ def _style(values: list[float]) -> dict[str, Any]:
     return {"linewidth": 1.4} if len(values) > 40 else {"linewidth": 1.0, "marker": "o", "markersize": 3}
 
 
+def _bound(record: dict[str, Any]) -> dict[str, str]:
+    """κ_gen, κ(K_P), κ(K_H) and RIR*, which are infinite where null."""
+    names = ("kappa_gen", "kappa_pretrain", "kappa_harmful", "rir_star")
+    return {name: short(infinite(record["bound"][name])) for name in names}
+
+
 def _counts(pair: list[int]) -> str:
     return f"{pair[0]:,} and {pair[1]:,}"
 
 
 def _rho(pair: list[float]) -> str:
     return f"ρ = {pair[0]:g}" if pair[0] == pair[1] else f"ρ_P = {pair[0]:.3g}, ρ_H = {pair[1]:.3g}"
-
-
-def _number(value: float | None) -> str:
-    """Three significant digits, thousands separated up to a million; infinities are null in a record."""
-    if value is None:
-        return "∞"
-    return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from immunize.report.cells import NOTHING, short
 from immunize.report.layout import Table
+from immunize.report.nulls import infinite
 from immunize.report.published import Published, find
 from immunize.report.runs import Runs
 
@@ -64,7 +65,7 @@ def log_means(runs: Runs, method: str, part: str, estimator: str) -> dict[str, f
     """
     found = {}
     for pair, numbers in runs.numbers(method, part, estimator, "rir").items():
-        mean = float(np.mean([math.inf if v is None else v for v in numbers]))
+        mean = float(np.mean([infinite(v) for v in numbers]))
         found[pair] = math.log(mean) if mean > 0 else -math.inf
     return found
 

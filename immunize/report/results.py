@@ -10,6 +10,7 @@ import numpy as np
 from immunize.report.cells import NOTHING, short, summary_of, summary_text, with_spread
 from immunize.report.conventions import HARDER_BY, NO_HARDER
 from immunize.report.layout import Table
+from immunize.report.nulls import infinite
 from immunize.report.published import RATIOS, Published, differences, find
 from immunize.report.runs import Runs
 from immunize.report.validity import validity_notes
@@ -156,7 +157,7 @@ def _spread(runs: Runs, part: str, estimator: str) -> Table:
     for method in runs.methods:
         by_pair = runs.numbers(method, part, estimator, "rir")
         # what is not finite is infinite: κ of the harmful task beyond floating point
-        means = {p: float(np.mean([math.inf if v is None else v for v in values])) for p, values in by_pair.items()}
+        means = {p: float(np.mean([infinite(v) for v in values])) for p, values in by_pair.items()}
         if not means:
             rows.append([f"`{method}`", runs.count_text(method), *[NOTHING] * 7])
             continue

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.conventions import HARDER_BY, NO_HARDER
 from immunize.report.layout import Table
+from immunize.report.nulls import infinite
 from immunize.report.published import RATIOS
 from immunize.report.results import COLUMNS, PARTS
 from immunize.report.settings_of_deep import SCALES, Setting, completeness, probe_values, ratio_values
@@ -227,7 +228,7 @@ def _wins(settings: Sequence[Setting], kind: str) -> list[str]:
 
 def _rir(record: dict[str, object], kind: str) -> float:
     value = record[kind]["held_out"]["spectrum"]["rir"]  # type: ignore[index]
-    return math.inf if value is None else float(value)
+    return infinite(value)
 
 
 def _gaps(settings: Sequence[Setting]) -> list[str]:
@@ -242,11 +243,10 @@ def _gaps(settings: Sequence[Setting]) -> list[str]:
     if not facts:
         return []
     ranks = [f["rank"] for f, _ in facts]
-    gaps = [math.inf if f["gap_cut"] is None else f["gap_cut"] for f, _ in facts]
+    gaps = [infinite(f["gap_cut"]) for f, _ in facts]
     return [
         f"Numerical rank {min(ranks)} to {max(ranks)} of {facts[0][0]['n_features']} features; the smallest gap at the "
-        f"rank cut is {short(min(gaps)) if math.isfinite(min(gaps)) else '∞'}. Where features are nearly dead the cut "
-        "decides κ: see `ridge` beside it."
+        f"rank cut is {short(min(gaps))}. Where features are nearly dead the cut decides κ: see `ridge` beside it."
     ]
 
 

@@ -7,8 +7,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from immunize.report.cells import short
 from immunize.report.deep_run import show_deep_record
 from immunize.report.naming import run_title
+from immunize.report.nulls import with_infinities
 from immunize.report.several import by_harmful_set
 
 __all__ = ["result_rows", "show_record"]
@@ -69,21 +71,21 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     for column in ("(i) ↑", "(ii) ↓", "RIR ↑", "κ(H_H): I → θ", "κ(H_P): I → θ"):
         table.add_column(column, justify="right")
     for part, estimators in record["metrics"].items():
-        for index, (estimator, m) in enumerate(estimators.items()):
+        for index, (estimator, of) in enumerate(estimators.items()):
+            m = with_infinities(of)
             table.add_row(
                 "" if index else part.replace("_", " "),
                 estimator,
-                *(_number(m[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
-                f"{_number(m['kappa_harmful_baseline'])} → {_number(m['kappa_harmful'])}",
-                f"{_number(m['kappa_pretrain_baseline'])} → {_number(m['kappa_pretrain'])}",
+                *(short(m[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
+                f"{short(m['kappa_harmful_baseline'])} → {short(m['kappa_harmful'])}",
+                f"{short(m['kappa_pretrain_baseline'])} → {short(m['kappa_pretrain'])}",
             )
         table.add_section()
     console.print(table)
     verdicts = record["verdicts"]
     for part, of_part in (("fit", verdicts), *((p, verdicts[p]) for p in ("held_out", "validation") if p in verdicts)):
-        console.print(
-            f"Definition 3.1 on {part.replace('_', ' ')}, {of_part['estimator']}:", *_verdicts(of_part), sep="\n  "
-        )
+        lines = _verdicts(of_part, with_infinities(record["metrics"][part][of_part["estimator"]]))
+        console.print(f"Definition 3.1 on {part.replace('_', ' ')}, {of_part['estimator']}:", *lines, sep="\n  ")
     console.print("probe steps to norm ratio 0.1 (gradient descent, exact line search), I → θ:")
     limit = record["config"]["probe_steps"]
     for part, sets in record["steps_to_norm_ratio"].items():
@@ -105,22 +107,18 @@ def _show_warnings(record: dict[str, Any], console: Console) -> None:
         console.print(f"  {one['name']} ({where}): {one['text']}", markup=False)
 
 
-def _verdicts(v: dict[str, Any]) -> list[str]:
+def _verdicts(v: dict[str, Any], ratios: dict[str, float]) -> list[str]:
     def word(passed: bool) -> str:
         return "[green]yes[/green]" if passed else "[red]no[/red] "
 
-    losses = f"optimal loss {_number(v['loss_immunized'])}, best possible {_number(v['loss_plain'])}"
+    losses = f"optimal loss {short(v['loss_immunized'])}, best possible {short(v['loss_plain'])}"
     if v["loss_plain"] <= EXACT * v["loss_zero"]:
         losses = "says little: any features fit these targets exactly"
     return [
-        f"(a) harmful task harder           {word(v['a'])}  (i) = {_number(v['ratio_harmful'])}",
-        f"(b) pre-training task no harder   {word(v['b'])}  (ii) = {_number(v['ratio_pretrain'])}",
+        f"(a) harmful task harder           {word(v['a'])}  (i) = {short(ratios['ratio_harmful'])}",
+        f"(b) pre-training task no harder   {word(v['b'])}  (ii) = {short(ratios['ratio_pretrain'])}",
         f"(c) pre-training task still done  {word(v['c'])}  {losses}",
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def _steps(steps_to: dict[str, int | None], limit: int) -> str:

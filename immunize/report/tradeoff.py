@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from immunize.report.expected import swept
+from immunize.report.nulls import infinite
 from immunize.report.packing import merged
 from immunize.report.runs import FAST, RunId, Runs, experiment_of
 
@@ -114,8 +115,7 @@ class TradeOff:
 
 def ratios_of(numbers: Mapping[str, Any]) -> tuple[float, float]:
     """(i) and (ii) of a record's numbers by one estimator; null there is infinite."""
-    i, ii = (numbers[name] for name in ("ratio_harmful", "ratio_pretrain"))
-    return math.inf if i is None else float(i), math.inf if ii is None else float(ii)
+    return infinite(numbers["ratio_harmful"]), infinite(numbers["ratio_pretrain"])
 
 
 def geometric_means(ratios: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from pathlib import Path
 
 from immunize.config import config_dir
@@ -86,7 +85,7 @@ def _table(trade: TradeOff, estimator: str) -> Table:
         row = [f"{ratio:.3g}", runs.count_text(runs.methods[0])]
         for part in PARTS:
             p = points[part].get(ratio)
-            row += [NOTHING] * 4 if p is None else [*map(_number, (p.harmful, p.pretrain, p.rir)), _yes(p.efficient)]
+            row += [NOTHING] * 4 if p is None else [*map(short, (p.harmful, p.pretrain, p.rir)), _yes(p.efficient)]
             row += [_verdicts(runs, part)] if with_verdicts else []
         rows.append(row)
     columns = ("(i) ↑", "(ii) ↓", "RIR ↑", "front", *(["(a) (b) (c)"] if with_verdicts else []))
@@ -110,12 +109,6 @@ def _table(trade: TradeOff, estimator: str) -> Table:
 def _verdicts(runs: Runs, part: str) -> str:
     found = [run["verdicts"] if part == "fit" else run["verdicts"]["held_out"] for run in runs.finished]
     return " ".join(f"{sum(bool(v[name]) for v in found)}/{len(found)}" for name in "abc") if found else NOTHING
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):  # ∞/∞
-        return NOTHING
-    return short(value) if math.isfinite(value) else "∞"
 
 
 def _yes(efficient: bool) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from immunize.report.cells import short
+from immunize.report.nulls import infinite
 from immunize.report.runs import Runs
 
 __all__ = ["TIED", "validity_notes"]
@@ -51,11 +51,11 @@ def _note(records: Sequence[dict[str, Any]], part: str) -> str:
         tops, bottoms = (sum(_tied(f[gap]) for f in facts) for gap in ("gap_top", "gap_bottom"))
         below = sum(f.get("numerical_rank", f["rank"]) < f["rank"] for f in facts)
         raw = [of["spectrum"]["facts"][f"{key}_baseline"] for of in metrics]
-        cut = min((math.inf if f["gap_cut"] is None else f["gap_cut"]) for f in raw)
+        cut = min(infinite(f["gap_cut"]) for f in raw)
         sides.append(
             f"{name} has numerical rank {_range(f['rank'] for f in facts)} of "
             f"{_range(f['n_features'] for f in facts)}, σ₁ tied in {tops:,} and the smallest σ in {bottoms:,} runs, a "
-            f"gap of at least {_gap(cut)} at the raw data's rank cut, and `released` hits its floor in {floors:,} runs"
+            f"gap of at least {short(cut)} at the raw data's rank cut, and `released` hits its floor in {floors:,} runs"
             + (f" (in {below:,} runs θ pushes some of the data's singular values below the cut)" if below else "")
         )
     return f"`{part}`, {len(records):,} runs: {'; '.join(sides)}."
@@ -68,7 +68,3 @@ def _tied(gap: float | None) -> bool:
 def _range(values: Iterable[int]) -> str:
     found = set(values)
     return f"{min(found)}" if len(found) == 1 else f"{min(found)} to {max(found)}"
-
-
-def _gap(value: float) -> str:
-    return short(value) if math.isfinite(value) else "∞"

@@ -15,9 +15,10 @@ from immunize.spectrum.condition import (
     spectrum_of,
     spectrum_of_gram,
 )
+from immunize.spectrum.definition import EASE_SLACK, HARDER_BY
 from immunize.spectrum.guarantees import ill_step_bound, well_step_bound
 from immunize.spectrum.optimum import HarmfulForecast, Immunizer, frontier
-from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum, harmful_bound, rir_bound
+from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum, rir_bound
 from immunize.spectrum.ranges import compress_rows, joint_basis, lift_map, restrict_map
 from immunize.spectrum.regularizers import (
     kappa,
@@ -48,7 +49,9 @@ from immunize.spectrum.sparing import sharpen, spare
 
 __all__ = [
     "DEFAULT_RHO",
+    "EASE_SLACK",
     "ESTIMATORS",
+    "HARDER_BY",
     "SHRINKAGE_GRID",
     "SIGNAL_FLOOR",
     "BudgetChoice",
@@ -74,7 +77,6 @@ __all__ = [
     "default_tolerance",
     "frontier",
     "generalized_spectrum",
-    "harmful_bound",
     "ill_step_bound",
     "immunization_ratio",
     "joint_basis",

@@ -25,7 +25,7 @@ from torch import Tensor
 from immunize.spectrum.checks import all_finite
 from immunize.spectrum.condition import Spectrum, condition_number, default_tolerance
 
-__all__ = ["ALIGNED", "GeneralizedSpectrum", "generalized_spectrum", "harmful_bound", "rir_bound", "with_identity"]
+__all__ = ["ALIGNED", "GeneralizedSpectrum", "generalized_spectrum", "rir_bound", "with_identity"]
 
 ALIGNED = 1e-6
 """κ_gen within this of 1 counts as 1: the covariances are proportional, and what is left of μ is rounding."""
@@ -104,11 +104,6 @@ class GeneralizedSpectrum:
         t[: len(self.mu)] = (self.mu / bottom).clamp_min(1).log() / math.log(self.kappa_gen)
         t[len(self.mu) :] = t[: len(self.mu)].mean()
         return t.clamp(0, 1)
-
-
-def harmful_bound(kappa_gen: float, kappa_pretrain: float) -> float:
-    """Largest κ(H_H(θ)) of any θ with the given κ(H_P(θ)): κ_gen·κ(H_P(θ))."""
-    return kappa_gen * kappa_pretrain
 
 
 def rir_bound(kappa_gen: float, kappa_pretrain: float, kappa_harmful: float) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from immunize.data import Synthetic
 from immunize.evaluation.alignment import align, describe_rows, effective_ranks, forecast, measure, whitening_limit
-from immunize.evaluation.verdict import budget_window, judge
+from immunize.evaluation.forecast_verdict import budget_window, judge
 from immunize.spectrum import frontier, immunization_ratio, spectrum_of
 
 D = 8

@@ -15,10 +15,9 @@ from torch import Tensor
 from immunize.data import ROLES
 from immunize.errors import UserError
 from immunize.evaluation.deep import ACCURACY_SLACK, PARTS, WHICH, EvaluationSettings, evaluate_deep
-from immunize.evaluation.immunity import HARDER_BY
 from immunize.evaluation.numbers import RATIOS, ratio_numbers
 from immunize.records import plain
-from immunize.spectrum import ESTIMATORS, immunization_ratio, spectrum_of
+from immunize.spectrum import ESTIMATORS, HARDER_BY, immunization_ratio, spectrum_of
 from tests import reference as ref
 
 D, CLASSES = 8, 3

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from immunize.report.cells import NOTHING, short, summary_of, summary_text
 from immunize.report.layout import Table, tex
+from immunize.report.nulls import with_infinities
+from immunize.report.published import RATIOS
 
 numbers = st.floats(min_value=1e-6, max_value=1e9)
 
@@ -73,11 +75,39 @@ def test_cell_text(groups: list[list[float | None]], text: str) -> None:
         (12345.6, "12,346"),
         (1.5e6, "1.50e+06"),
         (0.00012, "1.20e-04"),
-        (math.inf, "inf"),
+        (math.inf, "∞"),
+        (-math.inf, "−∞"),
+        (math.nan, NOTHING),
+        (None, NOTHING),
     ],
 )
-def test_short(value: float, text: str) -> None:
+def test_short(value: float | None, text: str) -> None:
     assert short(value) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (8.0, 0.5, 16.0)),
+        ({"kappa_harmful": None, "ratio_harmful": None, "rir": None}, (math.inf, 0.5, math.inf)),
+        ({"kappa_pretrain": None, "ratio_pretrain": None, "rir": 0.0}, (8.0, math.inf, 0.0)),
+        ({"ratio_harmful": None, "ratio_pretrain": None, "rir": None}, (math.inf, math.inf, math.nan)),
+        ({"kappa_harmful_baseline": None, "ratio_harmful": None, "rir": None}, (math.nan, 0.5, math.nan)),
+        ({"kappa_harmful_baseline": None, "ratio_harmful": 0.0, "rir": 0.0}, (0.0, 0.5, 0.0)),
+    ],
+)
+def test_null_is_infinite_but_for_one_infinity_by_another(
+    changes: dict[str, float | None], expected: tuple[float, ...]
+) -> None:
+    kappas = {"kappa_harmful": 80.0, "kappa_harmful_baseline": 10.0, "kappa_pretrain": 2.0}
+    numbers = kappas | {"kappa_pretrain_baseline": 4.0, "ratio_harmful": 8.0, "ratio_pretrain": 0.5, "rir": 16.0}
+    found = with_infinities({**numbers, **changes, "facts": {}})
+    assert [found[name] for name in RATIOS] == pytest.approx(expected, nan_ok=True)
+    assert {name: found[name] for name in kappas} == {
+        name: math.inf if value is None else value for name, value in ({**kappas, **changes}).items() if name in kappas
+    }
+    given = {name: value for name, value in {**numbers, **changes}.items() if name in RATIOS}
+    assert with_infinities(given).keys() == set(RATIOS)
 
 
 TABLE = Table(

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from immunize.evaluation.immunity import HARDER_BY
-from immunize.report import results
+from immunize.report import conventions, results
 from immunize.report.bands import read_bands, write_bands
 from immunize.report.cells import short
 from immunize.report.curves import IDENTITY, BandCurve, curves_of
@@ -24,6 +23,7 @@ from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
 from immunize.report.heatmaps import log_rir
 from immunize.report.published import read_published
 from immunize.report.runs import Runs, flat_settings
+from immunize.spectrum import HARDER_BY
 from tests.commands import run
 from tests.report.making import (
     METHODS,
@@ -152,7 +152,7 @@ def test_missing_published_numbers_are_said_to_be_missing(table1: list[Record], 
 
 
 def test_the_threshold_that_is_told_is_the_one_applied() -> None:
-    assert results.HARDER_BY == HARDER_BY
+    assert results.HARDER_BY == conventions.HARDER_BY == HARDER_BY
 
 
 @pytest.mark.parametrize(

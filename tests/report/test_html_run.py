@@ -207,12 +207,16 @@ def test_infinite_numbers_and_curves_that_are_not_there(record: Record) -> None:
     of = record["metrics"]["fit"]["spectrum"]
     of.update(rir=None, ratio_harmful=None, kappa_harmful=None)
     record["verdicts"]["ratio_harmful"] = None
+    record["metrics"]["held_out"]["ridge"].update(rir=None, ratio_harmful=None, ratio_pretrain=None)
     record["curves"]["norm_ratio"]["fit"]["pretrain"] = {"immunized": None, "identity": None}
     record["steps_to_norm_ratio"]["fit"]["pretrain"] = {"immunized": {}, "identity": {}}
     record["steps_to_norm_ratio"]["fit"]["harmful"]["immunized"]["0.1"] = None
     page = check(run_page(record, None, None))
     assert "(i) = ∞" in page.text
     assert "RIR ∞ by spectrum" in page.text
+    shown = {(row[0], row[2]): row[3:6] for row in page.table("Condition numbers, before").rows}
+    assert shown["fit", "spectrum"] == ["∞", short(of["ratio_pretrain"]), "∞"]
+    assert shown["held out", "ridge"] == ["∞", "∞", "–"]
     row = next(row for row in page.table("Steps until").rows if row[4] == "> 2,000")
     assert row[:3] == ["fit", "D_H", "0.1"]
     assert not [table for table in page.tables if table.caption == "D_P, fit"]
@@ -268,6 +272,7 @@ def deep(record: Record) -> Record:
 
 
 def test_page_of_a_deep_network(deep: Record) -> None:
+    deep["metrics"]["held_out"]["spectrum"]["interval"]["rir"] = [0.0, None]  # one unit: nothing is known
     page = check(run_page(deep, None, {"batch/RIR": ([0.0, 2.0], [1.5, 2.5])}))
     keys = [a["id"] for a in page.of("section")]
     assert keys == ["verdicts", "ratios", "training", "spectra", "probes", "attacks", "provenance"]
@@ -277,7 +282,7 @@ def test_page_of_a_deep_network(deep: Record) -> None:
     assert len(rows) == 12
     assert sum(row[1] == "2 × 8" for row in rows) == 6
     low, high = deep["metrics"]["fit"]["spectrum"]["interval"]["rir"]
-    assert f"{short(low)} to {short(high)}" in [row[6] for row in rows]
+    assert {f"{short(low)} to {short(high)}", "0 to ∞"} <= {row[6] for row in rows}
     assert page.table("Ratios and RIR").rows == [["0", "1.5"], ["2", "2.5"]]
     for which, name in (("immunized", "immunized"), ("theta_0", "θ_0")):
         table = page.table("D_H, gd")

@@ -17,6 +17,7 @@ from rich.console import Console
 from immunize.data import Part, Splits, Synthetic
 from immunize.records import read_record
 from immunize.report import norm_ratio_figure, result_rows, show_record
+from immunize.report.cells import short
 from immunize.spectrum import ESTIMATORS
 from tests.composing import run_tiny
 
@@ -85,8 +86,8 @@ def test_table_shows_numbers_verdicts_and_steps(record: dict[str, Any]) -> None:
         for estimator in ESTIMATORS:
             numbers = record["metrics"][part][estimator]
             for name in ("rir", "ratio_harmful", "ratio_pretrain"):
-                assert f"{numbers[name]:.4g}" in text
-            kappas = f"{numbers['kappa_harmful_baseline']:.4g} → {numbers['kappa_harmful']:.4g}"
+                assert short(numbers[name]) in text
+            kappas = f"{short(numbers['kappa_harmful_baseline'])} → {short(numbers['kappa_harmful'])}"
             assert kappas in text
         steps = record["steps_to_norm_ratio"][part]["harmful"]
         assert f"{steps['identity']['0.1']:,} → {steps['immunized']['0.1']:,}" in text
@@ -107,11 +108,17 @@ def test_each_verdict_is_its_own_word(verdict: str, passed: bool, record: dict[s
 
 
 def test_infinite_numbers_and_unreached_thresholds(record: dict[str, Any]) -> None:
-    record["metrics"]["fit"]["spectrum"]["rir"] = None  # infinite, as records store it
+    record["metrics"]["fit"]["spectrum"] |= {"rir": None, "ratio_harmful": None}  # infinite, as records store it
+    record["metrics"]["held_out"]["ridge"] |= {"rir": None, "ratio_harmful": None, "ratio_pretrain": None}  # RIR: ∞/∞
     record["steps_to_norm_ratio"]["fit"]["harmful"]["immunized"]["0.1"] = None
     record["steps_to_norm_ratio"]["fit"]["harmful"]["identity"]["0.1"] = 12345
     text = shown(record)
     assert "12,345 → > 2,000" in text
+    assert "(i) = ∞" in text
+    rows = [[cell.strip() for cell in line.split("│")] for line in text.splitlines() if line.startswith("│")]
+    ratio = short(record["metrics"]["fit"]["spectrum"]["ratio_pretrain"])
+    assert rows[0][2:6] == ["spectrum", "∞", ratio, "∞"]
+    assert rows[-1][2:6] == ["ridge", "∞", "∞", "–"]
     assert result_rows(record)[1][0][4] is None
 
 

@@ -489,7 +489,7 @@ def test_one_run_is_shown(evaluated: Record) -> None:
     text = io.StringIO()
     show_record(record, Console(file=text, width=160, highlight=False))
     shown = text.getvalue()
-    assert f"{record['metrics_groups']['held_out']['spectrum']['rir']:.4g}" in shown
+    assert short(record["metrics_groups"]["held_out"]["spectrum"]["rir"]) in shown
     assert "60.00 % → " in shown
     assert f"300: {record['probe_accuracy']['gd']['harmful']['theta_0']['300']:.1f} → " in shown
     assert shown.count("(a)") == 1 + 4

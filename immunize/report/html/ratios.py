@@ -9,6 +9,7 @@ from immunize.report.html.elements import Html, join, tag
 from immunize.report.html.page import Section, note
 from immunize.report.html.tables import Cell, data_table, number
 from immunize.report.html.views import View, part_name, views_of
+from immunize.report.nulls import infinite, with_infinities
 
 __all__ = ["ratios_section"]
 
@@ -38,12 +39,12 @@ def _row(view: View, record: dict[str, Any], *, intervals: bool) -> list[Cell]:
     assert found is not None
     groups = f"{found['n_groups']} × {found['group_size']}" if "n_groups" in found else _rows(found)
     cells = [Cell(part_name(view.part)), Cell(groups), Cell(view.estimator)]
-    cells += [number(found[name]) for name in ("ratio_harmful", "ratio_pretrain")]
-    cells += [number(found["rir"], NOTHING if found["ratio_pretrain"] is None else "∞")]
+    numbers = with_infinities(found)
+    cells += [number(numbers[name]) for name in ("ratio_harmful", "ratio_pretrain", "rir")]
     if intervals:
         cells.append(_interval((found.get("interval") or {}).get("rir")))
     for _, key in _SIDES:
-        kappas = " → ".join(number(found[name]).shown for name in (f"{key}_baseline", key))
+        kappas = " → ".join(short(numbers[name]) for name in (f"{key}_baseline", key))
         facts, raw = found["facts"][key], found["facts"][f"{key}_baseline"]
         rank = join([f"{facts['rank']} of {facts['n_features']}", _floor(raw, facts)])
         cells += [Cell(kappas), Cell(rank, facts["rank"])]
@@ -61,9 +62,10 @@ def _floor(before: dict[str, Any], after: dict[str, Any]) -> Html | None:
 
 
 def _interval(ends: list[float | None] | None) -> Cell:
-    if not ends or None in ends:
+    if not ends:
         return Cell(NOTHING)
-    return Cell(" to ".join(short(end) for end in ends if end is not None), ends[0])
+    low, high = ends
+    return Cell(f"{short(low)} to {short(infinite(high))}", low)
 
 
 def _groups_note(record: dict[str, Any]) -> list[Html]:

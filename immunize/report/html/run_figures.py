@@ -56,9 +56,9 @@ def read_log(folder: Path) -> dict[str, Curve] | None:
             if "step" not in (reader.fieldnames or []):
                 raise UserError(f"{path} is not the log of a training: it has no column 'step'")
             for row in reader:
-                step = _number(row["step"])
+                step = _parsed(row["step"])
                 for name, text in row.items():
-                    value = _number(text) if isinstance(name, str) and name != "step" else None
+                    value = _parsed(text) if isinstance(name, str) and name != "step" else None
                     if step is not None and value is not None:
                         steps, values = found.setdefault(name, ([], []))
                         steps.append(step)
@@ -191,7 +191,7 @@ def _extremes(record: dict[str, Any]) -> Html:
             for name, key in ((before, f"kappa_{role}_baseline"), ("immunized", f"kappa_{role}")):
                 of = facts[key]
                 numbers = [of[n] for n in ("sigma_max", "sigma_min", "gap_top", "gap_bottom")]
-                shown = [Cell(NOTHING if v is None else short(v)) for v in numbers]
+                shown = [Cell(short(v)) for v in numbers]
                 rows.append([Cell(part_name(part)), Cell(side), Cell(name), Cell(f"{of['rank']}"), *shown])
     columns = ["part", "matrix", "features", "k", "σ_1", "σ_k", "σ_1/σ_2", "σ_(k−1)/σ_k"]
     return data_table("Ends of the spectra", columns, rows, names=3)
@@ -239,7 +239,7 @@ def _steps_of(found: dict[str, Any]) -> Iterable[str]:
     return sorted(every, key=lambda s: math.inf if s == "end" else int(s))
 
 
-def _number(text: str | None) -> float | None:
+def _parsed(text: str | None) -> float | None:
     try:
         value = float(text or "")
     except ValueError:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from immunize.report.cells import NOTHING, Groups, short, summary_of, summary_text
+from immunize.report.cells import Groups, short, summary_of, summary_text
 from immunize.report.conventions import HARDER_BY, NO_HARDER
 from immunize.report.html.elements import Html, coded, join, tag
 from immunize.report.html.page import note
@@ -43,7 +43,7 @@ def means_table(settings: Sequence[Setting], view: View) -> Html:
         for _, name in _COLUMNS:
             cells.append(summary_cell(_groups(setting, view, name)))
         rirs = summary_of(_groups(setting, view, "rir"))
-        cells.append(number(None if rirs is None else rirs.geometric, NOTHING))
+        cells.append(number(None if rirs is None else rirs.geometric))
         rows.append(cells)
     columns = ["setting", *(["pairs"] if several else []), "runs", *(name for name, _ in _COLUMNS), "RIR, geo. mean"]
     return data_table(f"Mean ± standard deviation: {view.title}", columns, rows, sortable=True)
@@ -83,7 +83,7 @@ def pareto_front(key: str, settings: Sequence[Setting], view: View) -> Html:
     title = f"(i) against (ii): {view.title}"
     drawn = scatter(key, title, axes, [*faint, *large], fronts=fronts, region=(NO_HARDER, HARDER_BY))
     rows = [
-        [Cell(m.setting.name), *(_ratio(v) for v in (m.harmful, m.pretrain)), Cell("yes" if on else "", float(on))]
+        [Cell(m.setting.name), *map(number, (m.harmful, m.pretrain)), Cell("yes" if on else "", float(on))]
         for m, on in zip(marks, efficient, strict=True)
     ]
     table = data_table("Geometric means", ["setting", "(i) ↑", "(ii) ↓", "on the front"], rows, sortable=True)
@@ -164,10 +164,6 @@ def _efficient(marks: Sequence[_Mark]) -> list[bool]:
     return [found[m.setting.name] for m in marks]
 
 
-def _ratio(value: float) -> Cell:
-    return number(value if math.isfinite(value) else None)
-
-
 def _groups(setting: Setting, view: View, name: str) -> list[list[float | None]]:
     """A number of the finished runs, one group a pair."""
     groups = [[of[name] for run in runs if (of := view.of(run)) is not None] for runs in setting.pairs.values()]
@@ -196,6 +192,5 @@ def _cell(found: dict[str, float], row: str, column: str, limit: float) -> Html:
     share = 1.0 if math.isinf(value) else abs(value) / limit
     level = min(int(share * _LEVELS), _LEVELS - 1)
     text = ("∞" if value > 0 else "−∞") if math.isinf(value) else f"{value:.1f}".replace("-", "−")
-    rir = "∞" if value == math.inf else short(math.exp(value))
-    told = f"D_P {row}, D_H {column}: RIR {rir}"
+    told = f"D_P {row}, D_H {column}: RIR {short(math.exp(value))}"
     return tag("td", coded(text), class_=f"{'n' if value < 0 else 'p'}{level}", title=told)

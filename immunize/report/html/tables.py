@@ -26,11 +26,9 @@ class Cell:
     value: float | None = None
 
 
-def number(value: float | None, missing: str = "∞") -> Cell:
-    """A number in three digits; `missing` for null, which in a record is an infinite one."""
-    if value is None:
-        return Cell(missing, math.inf if missing == "∞" else None)
-    return Cell(short(value), float(value))
+def number(value: float | None) -> Cell:
+    """A number in three digits, and what it is sorted by; None is one that is not there."""
+    return Cell(short(value), value)
 
 
 def word(passed: bool) -> Cell:

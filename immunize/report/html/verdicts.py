@@ -12,6 +12,7 @@ from immunize.report.html.elements import Html, coded, join, tag
 from immunize.report.html.page import Section, note
 from immunize.report.html.tables import word
 from immunize.report.html.views import KINDS, part_name, parts_of
+from immunize.report.nulls import with_infinities
 from immunize.report.tables import EXACT
 
 __all__ = ["verdicts_section"]
@@ -63,27 +64,27 @@ def _definition_cards(record: dict[str, Any]) -> Iterator[Html]:
             of = record[verdicts] if part == "fit" else record[verdicts].get(part)
             if of is None:
                 continue
-            rir = record[metrics][part][of["estimator"]]["rir"]
+            ratios = with_infinities(record[metrics][part][of["estimator"]])
             where = f"{part_name(part)}{', ' + about if about else ''}"
             yield tag(
                 "div",
                 tag("h3", f"Definition 3.1 on {where}"),
-                tag("p", tag("span", f"RIR {_number(rir)}", class_="big"), f" by {of['estimator']}"),
-                tag("ul", *(_line(*line) for line in _lines(of))),
+                tag("p", tag("span", f"RIR {short(ratios['rir'])}", class_="big"), f" by {of['estimator']}"),
+                tag("ul", *(_line(*line) for line in _lines(of, ratios))),
                 class_="card",
                 data_kind=kind,
             )
 
 
-def _lines(of: dict[str, Any]) -> Iterator[tuple[bool, str, str]]:
-    yield of["a"], "(a) harmful task harder", f"(i) = {_number(of['ratio_harmful'])}"
-    yield of["b"], "(b) pre-training task no harder", f"(ii) = {_number(of['ratio_pretrain'])}"
+def _lines(of: dict[str, Any], ratios: dict[str, float]) -> Iterator[tuple[bool, str, str]]:
+    yield of["a"], "(a) harmful task harder", f"(i) = {short(ratios['ratio_harmful'])}"
+    yield of["b"], "(b) pre-training task no harder", f"(ii) = {short(ratios['ratio_pretrain'])}"
     if "accuracy_before" in of:
         told = f"accuracy on D_P {of['accuracy_before']:.2f} % before, {of['accuracy_after']:.2f} % after"
     elif of["loss_plain"] <= EXACT * of["loss_zero"]:
         told = "says little: any features fit these targets exactly"
     else:
-        told = f"optimal loss on D_P {of['loss_immunized']:.4g}, best possible {of['loss_plain']:.4g}"
+        told = f"optimal loss on D_P {short(of['loss_immunized'])}, best possible {short(of['loss_plain'])}"
     yield of["c"], "(c) pre-training task still done", told
 
 
@@ -120,7 +121,3 @@ def _warnings(record: dict[str, Any]) -> list[Html]:
     if not items:
         return []
     return [tag("h3", "Warnings of the training"), tag("ul", *items, class_="warnings")]
-
-
-def _number(value: float | None) -> str:
-    return "∞" if value is None else short(value)

@@ -27,7 +27,14 @@ from typing import Any
 from torch import Tensor
 
 from immunize.data import ROLES, Role
-from immunize.spectrum import ConditionNumber, ImmunizationRatio, Spectrum, generalized_spectrum
+from immunize.spectrum import (
+    EASE_SLACK,
+    HARDER_BY,
+    ConditionNumber,
+    ImmunizationRatio,
+    Spectrum,
+    generalized_spectrum,
+)
 
 __all__ = ["SIGNATURES", "FailureSignatures", "Look", "Warned"]
 
@@ -49,13 +56,10 @@ what one step changes, so it tells true ties from values that a regularizer is j
 AT_CUT = 10.0
 """σ_k below so many times the rank cut: a change of θ by rounding's tenfold decides whether σ_k counts at all."""
 
-EASE_SLACK = 1e-9
-"""Relative excess of κ(H_P(θ)) over its baseline that is rounding; θ = I has exactly the baseline."""
-
 RISING_LOOKS = 3
 """Looks in a row, each above the baseline and none below the one before, that are a trend and no oscillation."""
 
-NO_GAIN = 2.0
+NO_GAIN = HARDER_BY
 """RIR below which nothing was immunized, and RIR* below which nothing can be: (i) ≥ 2 and (ii) ≤ 1, the verdicts (a)
 and (b), need RIR ≥ 2."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from immunize.evaluation.alignment import Forecast
-from immunize.evaluation.immunity import HARDER_BY
-from immunize.spectrum import Estimator, GeneralizedSpectrum
+from immunize.spectrum import HARDER_BY, Estimator, GeneralizedSpectrum
 
-__all__ = ["DECIDES", "ENOUGH_ROWS", "STRONG", "Verdict", "budget_window", "judge"]
+__all__ = ["DECIDES", "ENOUGH_ROWS", "STRONG", "ForecastVerdict", "budget_window", "judge"]
 
 DECIDES: Estimator = "ridge"
 """The estimator behind the verdict: κ of the non-zero spectrum hangs on its smallest, which few rows know."""
@@ -22,7 +21,7 @@ STRONG = 10.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ForecastVerdict:
     """What the numbers say.
 
     Attributes:
@@ -38,7 +37,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def judge(found: Forecast, *, tunable: bool = True) -> Verdict:
+def judge(found: Forecast, *, tunable: bool = True) -> ForecastVerdict:
     """Put a forecast into words. The rules, in this order; docs/forecast.md has the reasons for the thresholds.
 
     1. the same rows, or K_H a multiple of K_P: cannot
@@ -54,13 +53,14 @@ def judge(found: Forecast, *, tunable: bool = True) -> Verdict:
     decisive, plain = measured[DECIDES], measured["spectrum"]
     gen = f"κ_gen = {_short(theory.kappa_gen)}"
     if found.identical:
-        return Verdict(False, "identical", f"cannot be immunized: D_P and D_H are the same data ({gen})")
+        return ForecastVerdict(False, "identical", f"cannot be immunized: D_P and D_H are the same data ({gen})")
     if theory.rir_star < HARDER_BY:
         bound = f"no linear map reaches an RIR above RIR* = {_short(theory.rir_star)}"
         if theory.kappa_gen < HARDER_BY:
-            return Verdict(False, "aligned", f"cannot be immunized: the covariances are aligned ({gen}), {bound}")
+            sentence = f"cannot be immunized: the covariances are aligned ({gen}), {bound}"
+            return ForecastVerdict(False, "aligned", sentence)
         kappas = f"κ(K_H) = {_short(theory.kappa_harmful)}, κ(K_P) = {_short(theory.kappa_pretrain)}"
-        return Verdict(
+        return ForecastVerdict(
             False,
             "already_hard",
             f"cannot be immunized further: against D_P, D_H is already nearly as hard as a linear map can make it "
@@ -75,15 +75,15 @@ def judge(found: Forecast, *, tunable: bool = True) -> Verdict:
             if rows < ENOUGH_ROWS * found.pretrain.n_features:
                 size = f"{rows:,} rows for {found.pretrain.n_features:,} columns"
                 sentence = f"not enough samples to know K_{role}: {star} ({ratios}; {size}){advice}"
-                return Verdict(False, "few_rows", sentence, notes)
+                return ForecastVerdict(False, "few_rows", sentence, notes)
         sentence = (
             f"does not carry over: {star} ({ratios}), although {_short(found.fit.ratios[DECIDES].rir)} on the rows of "
             f"the fit, and there are enough of them; the held-out rows are of another distribution{advice}"
         )
-        return Verdict(False, "not_carried_over", sentence, notes)
+        return ForecastVerdict(False, "not_carried_over", sentence, notes)
     weakly, code = ("", "possible") if decisive.rir >= STRONG else (" weakly", "weak")
     tail = f"; spectrum {_short(plain.rir)}"
-    return Verdict(True, code, f"can be immunized{weakly}: {star} ({ratios}{tail})", notes)
+    return ForecastVerdict(True, code, f"can be immunized{weakly}: {star} ({ratios}{tail})", notes)
 
 
 def _notes(found: Forecast) -> list[str]:
