@@ -223,7 +223,7 @@ def _ratio_table(card: dict[str, Any]) -> Table:
         [
             f"{part.replace('_', ' ')}{words}",
             f"`{estimator}`",
-            *(short(with_infinities(of)[n]) for n in _RATIOS),
+            *(short(numbers[n]) for numbers in [with_infinities(of)] for n in _RATIOS),
         ]
         for name, words in protocols.items()
         for part, estimators in card.get(name, {}).items()
