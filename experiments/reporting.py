@@ -14,7 +14,7 @@ from typing import Any
 
 from immunize.errors import UserError
 
-__all__ = ["choices", "kept", "key_values", "provenance_lines", "verdict_of", "write_csv"]
+__all__ = ["choices", "digit_pairs", "kept", "key_values", "provenance_lines", "verdict_of", "write_csv"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -74,6 +74,21 @@ def choices(given: dict[str, str], key: str, known: Sequence[str]) -> list[str]:
     if unknown := sorted(set(chosen) - set(known)):
         raise UserError(f"{key}={','.join(unknown)}: there are {', '.join(known)}")
     return chosen
+
+
+def digit_pairs(text: str) -> list[tuple[int, int]]:
+    """ "01,38" to [(0, 1), (3, 8)]; all 90 ordered pairs for an empty text.
+
+    Raises:
+        UserError: not pairs of two different digits.
+    """
+    if not text:
+        return [(p, h) for p in range(10) for h in range(10) if p != h]
+    words = text.split(",")
+    for word in words:
+        if len(word) != 2 or not word.isdecimal() or word[0] == word[1]:
+            raise UserError(f"pairs={text}: write two different digits a pair, as in pairs=01,38")
+    return [(int(word[0]), int(word[1])) for word in words]
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

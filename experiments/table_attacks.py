@@ -26,8 +26,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from experiments.closed_form_mnist import parse_pairs
-from experiments.reporting import key_values
+from experiments.reporting import digit_pairs, key_values
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, register, resolved
 from immunize.errors import UserError
@@ -142,7 +141,7 @@ def run(arguments: Sequence[str]) -> Path:
         methods=given.get("methods", ",".join(METHODS)).split(","),
         seeds=[_whole_number("seeds", one) for one in given["seeds"].split(",")] if "seeds" in given else SEEDS,
         harmful=given["harmful"].split(",") if "harmful" in given else None,
-        pairs=parse_pairs(given.get("pairs", scale.pairs)),
+        pairs=digit_pairs(given.get("pairs", scale.pairs)),
         grid=[
             *(given["grid"].split() if "grid" in given else scale.grid),
             *([f"data_root={given['data_root']}"] if "data_root" in given else []),

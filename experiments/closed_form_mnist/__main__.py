@@ -29,12 +29,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from experiments.closed_form_mnist.pair import DIGITS
 from experiments.closed_form_mnist.report import NAME, flat, readme_of
 from experiments.closed_form_mnist.worker import run_pairs, stored
-from experiments.reporting import key_values, write_csv
+from experiments.reporting import digit_pairs, key_values, write_csv
 from immunize.cli import entry_point, explain_errors
-from immunize.errors import UserError
 
 
 @entry_point
@@ -51,7 +49,7 @@ def run(arguments: Sequence[str]) -> Path:
     """
     given = key_values(arguments, {"out", "data_root", "workers", "pairs", "cache"})
     root = given.get("data_root") or os.environ.get("IMMUNIZE_DATA", "data")
-    pairs = parse_pairs(given.get("pairs", ""))
+    pairs = digit_pairs(given.get("pairs", ""))
     cache, out = Path(given.get("cache", f"outputs/{NAME}")), Path(given.get("out", f"experiments/{NAME}"))
     from immunize.data.mnist import Mnist
 
@@ -73,21 +71,6 @@ def run(arguments: Sequence[str]) -> Path:
     (out / "README.md").write_text(readme, encoding="utf-8")
     print(readme, end="")
     return out
-
-
-def parse_pairs(text: str) -> list[tuple[int, int]]:
-    """ "01,38" to [(0, 1), (3, 8)]; all 90 ordered pairs for an empty text.
-
-    Raises:
-        UserError: not pairs of two different digits.
-    """
-    if not text:
-        return [(p, h) for p in DIGITS for h in DIGITS if p != h]
-    words = text.split(",")
-    for word in words:
-        if len(word) != 2 or not word.isdecimal() or word[0] == word[1]:
-            raise UserError(f"pairs={text}: write two different digits a pair, as in pairs=01,38")
-    return [(int(word[0]), int(word[1])) for word in words]
 
 
 if __name__ == "__main__":

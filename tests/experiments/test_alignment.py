@@ -17,10 +17,10 @@ import torch
 from hydra import compose, initialize_config_dir
 from scipy.stats import spearmanr
 
+from experiments import reporting
 from experiments.alignment import __main__ as alignment
 from experiments.alignment import correlating
 from experiments.alignment import report as alignment_report
-from experiments.closed_form_mnist import __main__ as closed_form_mnist
 from experiments.closed_form_mnist import pair as closed_form_pair
 from experiments.closed_form_mnist import report as closed_form_report
 from experiments.closed_form_mnist import worker
@@ -276,8 +276,8 @@ def test_processes_that_are_spawned_find_their_work(tmp_path: Path) -> None:
 
 
 def test_pairs_are_parsed() -> None:
-    assert closed_form_mnist.parse_pairs("01,83") == [(0, 1), (8, 3)]
-    assert len(closed_form_mnist.parse_pairs("")) == 90
+    assert reporting.digit_pairs("01,83") == [(0, 1), (8, 3)]
+    assert len(reporting.digit_pairs("")) == 90
     for wrong in ("0", "00", "0,1", "ab"):
         with pytest.raises(UserError, match="pairs=01,38"):
-            closed_form_mnist.parse_pairs(wrong)
+            reporting.digit_pairs(wrong)
