@@ -186,7 +186,7 @@ def _read(path: Path) -> Tensor:
 
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BILINEAR), dtype=np.float32)
-    scaled = (pixels / 255 - np.float32(MEAN)) / np.float32(STD)
+    scaled = (pixels / 255 - np.array(MEAN, dtype=np.float32)) / np.array(STD, dtype=np.float32)
     return torch.from_numpy(scaled).permute(2, 0, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from immunize.records import CHECKPOINT, read_record
 from immunize.running.deep_fit import TRAINING
 from immunize.running.measuring import Measured, both_features
 from immunize.training import DeepModule
-from immunize.training.callbacks import Throughput
+from immunize.training.callbacks import Resuming, Throughput
 from tests.commands import ENVIRONMENT, run
 from tests.composing import DEEP, compose_config, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, write_cars
@@ -288,6 +289,51 @@ def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     assert record["training"]["fit"]["steps"] == 3 * epoch
     assert same(tmp_path, whole[0])
     assert all(record[key] == whole[1][key] for key in NUMBERS)
+
+
+class Copied(Resuming):
+    """Keeps every checkpoint of a training in the folder above, by the number of its steps."""
+
+    def _save(self, trainer: Trainer) -> None:
+        super()._save(trainer)
+        shutil.copy(self.path, self.path.parent.parent / f"{trainer.global_step}.ckpt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("epochs", "settings"),
+    [
+        (2.5, []),
+        (3.0, ["objective.epochs_on=longest"]),
+        (3.5, ["method=imma", "+trainer.gradient_clip_val=1"]),
+        (2.5, ["objective.balance=true", "objective.balance_every=2", "objective.cache_frozen=true"]),
+    ],
+    ids=["within the last epoch", "with the last epoch", "after the last epoch", "λ balanced again"],
+)
+def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
+    epochs: float,
+    settings: list[str],
+    whole: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = round(epochs * steps_an_epoch(whole[1]))
+    overrides = ["resume=true", f"objective.max_steps={limit}", *settings]
+    with monkeypatch.context() as patched:
+        patched.setattr("immunize.running.deep_assembling.Resuming", Copied)
+        alone = run_tiny_deep(tmp_path / "alone", *overrides)
+    copies = {int(path.stem): path for path in tmp_path.glob("*.ckpt")}
+    assert max(copies) == alone["training"]["fit"]["steps"] <= limit
+    assert len(copies) == 3
+    for steps, copy in copies.items():
+        folder = tmp_path / f"from_{steps}"
+        folder.mkdir()
+        copy.rename(folder / TRAINING)
+        record = run_tiny_deep(folder, *overrides)
+        assert record["training"]["fit"]["resumed"] is not None
+        assert record["training"]["fit"]["steps"] == max(copies), f"gone on with from {steps}"
+        assert same(folder, tmp_path / "alone"), f"gone on with from {steps}"
+        assert all(record[key] == alone[key] for key in NUMBERS)
 
 
 @pytest.mark.slow

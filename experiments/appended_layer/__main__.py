@@ -22,8 +22,9 @@ Shapes: N images, D = 512 features.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def run(arguments: Sequence[str]) -> Path:
     rows = [
         kept(
             cache / f"{name}.json",
-            lambda name=name: measured(name, maps[name], sets, root),
+            functools.partial(measured, name, maps[name], sets, root),
             name,
             [SETTINGS, vars_of(maps[name])],
         )
@@ -85,8 +86,8 @@ def measured(name: str, one: Named, sets: dict[str, FeatureSet], root: Path) -> 
     from immunize.objective.attacker_cost import ProbeTask, adam, descent
 
     line: dict[str, Any] = {"map": name, "budget": one.budget, "weight": one.weight, "gamma": one.gamma}
-    for part, get in (("fit", lambda of: of.x), ("held_out", lambda of: of.x_held_out)):
-        rows = tuple(get(sets[role]).double() for role in (PRETRAIN, HARMFUL))
+    for part, of in (("fit", "x"), ("held_out", "x_held_out")):
+        rows = tuple(getattr(sets[role], of).double() for role in (PRETRAIN, HARMFUL))
         for estimator, ratio in measure(one.theta, (rows[0], rows[1])).items():
             line |= {
                 f"{key}_{part}_{estimator}": getattr(ratio, key) for key in ("ratio_harmful", "ratio_pretrain", "rir")
@@ -143,10 +144,10 @@ def layer(one: Named, sets: dict[str, FeatureSet], root: Path) -> dict[str, Any]
             found[f"logits_change_{dtype}"] = float((after(images) - before).abs().max() / before.abs().max())
             found[f"turned_{dtype}"] = turned
             if dtype == "float32":
-                head = after.get_classifier()
                 held = sets[PRETRAIN]
                 assert held.x_held_out is not None
-                found["pretrain_top1"] = float((head(held.x_held_out).argmax(-1) == held.y_held_out).float().mean())
+                classify: Callable[[Tensor], Tensor] = after.get_classifier()  # type: ignore[assignment,operator]
+                found["pretrain_top1"] = float((classify(held.x_held_out).argmax(-1) == held.y_held_out).float().mean())
             elif not turned:
                 released = released_features(after, images)
                 wanted = released_features(network, images) @ one.theta

@@ -5,6 +5,7 @@ Shapes: N images, D = 512 features.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def choose(sets: dict[str, FeatureSet], cache: Path) -> list[dict[str, Any]]:
         lines.append(
             kept(
                 cache / "trials" / f"{label}.json",
-                lambda one=setting: trial(one, sets, rest, tasks, lines[0]["scores"]),
+                functools.partial(trial, setting, sets, rest, tasks, lines[0]["scores"]),
                 label,
                 SETTINGS,
             )

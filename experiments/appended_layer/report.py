@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, str, bool]]:
 
 def readme_of(rows: list[dict[str, Any]], best: dict[str, Any]) -> str:
     """Numbers of the run, with what was asked."""
-    columns = [
+    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("B", lambda row: "–" if row["budget"] is None else f"{row['budget']:g}"),
         *(
             (

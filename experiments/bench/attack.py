@@ -50,7 +50,8 @@ def generated(rows: int, n_features: int, n_classes: int, validation: float) -> 
         y = draws.integers(n_classes, size=n)
         x = centres[y] + draws.normal(scale=2.0, size=(n, n_features))
         plain[name], seen[name] = Rows(x, y), Rows(x * decay, y)
-    return AttackData(**seen, n_classes=n_classes, reference=AttackData(**plain, n_classes=n_classes))
+    reference = AttackData(plain["train"], plain["validation"], plain["test"], n_classes)
+    return AttackData(seen["train"], seen["validation"], seen["test"], n_classes, reference=reference)
 
 
 def measure(rows: int, n_features: int, n_classes: int, overrides: Sequence[str] = ()) -> dict[str, Any]:

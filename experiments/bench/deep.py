@@ -13,6 +13,7 @@ trained, nothing is promised.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import sys
 import tempfile
@@ -258,4 +259,4 @@ def _gradient(steps: Steps, images: Any, batch_size: int, cached: bool) -> list[
 def _gradient_gap(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     """Relative distance of two gradients."""
     squares = [(float((a - b).square().sum()), float(a.square().sum())) for a, b in zip(one, other, strict=True)]
-    return (sum(square for square, _ in squares) / sum(square for _, square in squares)) ** 0.5
+    return math.sqrt(math.fsum(square for square, _ in squares) / math.fsum(square for _, square in squares))

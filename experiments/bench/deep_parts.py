@@ -125,7 +125,7 @@ class Steps:
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
-        self.optimizer.step(closure)
+        self.optimizer.step(closure)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def flops_of(net: DeepExtractor, image_size: int) -> Flops:
     """Counted on two images."""
     images = torch.zeros(2, 3, image_size, image_size)
     h = net.trunk(images)
-    trunk, tail = counted(lambda: net.trunk(images)), counted(lambda: net.features(h).sum().backward())
+    trunk, tail = counted(lambda: net.trunk(images)), counted(lambda: torch.autograd.backward(net.features(h).sum()))
     return Flops(trunk / 2e9, tail / 2e9)
 
 

@@ -42,7 +42,7 @@ COLUMNS = (
 POOLED_N, POOLED_D = (12_500, 25_000, 50_000, 100_000), (128, 256, 512, 1024, 2048)
 FIXED_N, FIXED_D, FIXED_BATCH = 12_500, 512, 64
 SPECTRA_BATCH, SPECTRA_D = (32, 64, 128, 256, 512), (192, 512, 768, 1024, 2048)
-LARGE_D, LARGE_BATCHES = 1024, (512, 4096)
+LARGE_D, LARGE_BLOCKS, LARGE_BATCHES = 1024, 24, (512, 4096)
 """Of ViT-L, and 64 images a GPU of 8 and of 64."""
 STEP_BATCHES, NETWORK_BATCH = (8, 16, 32, 64), 16
 IMAGE_SIZES, FILES = (64, 128, 224), 32
@@ -79,7 +79,9 @@ def measure(seconds: float = SECONDS) -> Iterator[dict[str, Any]]:
     for world in WORLDS:
         of = measure_processes(PROCESS_NETWORK, PROCESS_BATCH, world, repeats=5)
         yield _row(
-            *("step of several processes", "processes", world),
+            "step of several processes",
+            "processes",
+            world,
             network=PROCESS_NETWORK,
             batch=PROCESS_BATCH,
             processes=world,
@@ -105,7 +107,9 @@ def _steps(seconds: float) -> Iterator[dict[str, Any]]:
         flops = flops_of(net, spec.image_size)
         size = batch if variable == "batch" else ""
         yield _row(
-            *("step", variable, size),
+            "step",
+            variable,
+            size,
             network=name,
             d=net.n_features,
             batch=batch,
@@ -138,9 +142,10 @@ def vit_large() -> Flops:
     with torch.device("meta"):
         net = timm.create_model("vit_large_patch16_224", num_classes=0)
         images, tokens = torch.empty(1, 3, 224, 224), torch.empty(1, 197, LARGE_D)
+        last_block = net.get_submodule(f"blocks.{LARGE_BLOCKS - 1}")
     with torch.no_grad():
-        whole, forward = counted(lambda: net(images)), counted(lambda: net.blocks[-1](tokens))
-    last = counted(lambda: net.blocks[-1](tokens.requires_grad_()).sum().backward())
+        whole, forward = counted(lambda: net(images)), counted(lambda: last_block(tokens))
+    last = counted(lambda: last_block(tokens.requires_grad_()).sum().backward())
     return Flops((whole - forward) / 1e9, last / 1e9)
 
 

@@ -69,6 +69,8 @@ class Line:
 
 _MADE = ("machine", "threads", "date", "load", "commit")
 Row = dict[str, Any]
+Told = tuple[str, str, str, bool | None]
+"""The first four attributes of a `Line`."""
 
 
 def lines(results: Path, experiments: Path) -> list[Line]:
@@ -148,7 +150,7 @@ _FILES = """
 """
 
 
-def _of_part(results: Path, part: str, name: str, tell: Callable[[list[Row]], Iterator[tuple[Any, ...]]]) -> list[Line]:
+def _of_part(results: Path, part: str, name: str, tell: Callable[[list[Row]], Iterator[Told]]) -> list[Line]:
     rows = _read(results / name)
     path = results / MACHINE
     facts = json.loads(path.read_text(encoding="utf-8")).get(part) if path.is_file() else None
@@ -165,7 +167,7 @@ def _of_part(results: Path, part: str, name: str, tell: Callable[[list[Row]], It
     return [Line(*told, made, f"make bench PART={part}") for told in tell(rows)]
 
 
-def _mnist(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+def _mnist(rows: list[Row]) -> Iterator[Told]:
     by_name = {row["run"]: row for row in rows}
     for name, (limit, _) in mnist.CASES.items():
         said = (f"MNIST 0 → 1, `ours`, {name}: start to exit", f"{limit:.0f} s")
@@ -185,7 +187,7 @@ def _mnist(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
     )
 
 
-def _growth(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+def _growth(rows: list[Row]) -> Iterator[Told]:
     for quantity, words in (("step_ms", "time"), ("memory_mib", "memory")):
         found = [
             row["exponent"]
@@ -197,7 +199,7 @@ def _growth(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
         yield _line(f"mini-batch step: growth of {words} with D, largest exponent", f"D^{scaling.LIMIT:g}", told, met)
 
 
-def _steps(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+def _steps(rows: list[Row]) -> Iterator[Told]:
     for name in deep.STEP_NETWORKS:
         row = next((row for row in rows if row["network"] == name), None)
         told = row and f"{row['ratio']} times ({row['process_ratio']} by processor time), batch {row['batch']}"
@@ -205,7 +207,7 @@ def _steps(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
         yield _line(said, f"{deep.STEP_LIMIT:.2f} times", told, row and row["ratio"] <= row["limit"])
 
 
-def _caches(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+def _caches(rows: list[Row]) -> Iterator[Told]:
     for name in deep.CACHE_NETWORKS:
         row = next((row for row in rows if row["network"] == name), None)
         said = f"`{name}`: an epoch from files with `cache_frozen` against one without"
@@ -222,7 +224,7 @@ def _caches(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
     )
 
 
-def _pooled(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+def _pooled(rows: list[Row]) -> Iterator[Told]:
     row = rows[0] if rows else None
     name = f"pooled κ of {deep.POOLED_ROWS:,} × {deep.POOLED_FEATURES} features"
     for key, unit, limit in (("seconds", "s", deep.POOLED_SECONDS), ("memory_mib", "MiB", deep.POOLED_MIB)):
@@ -230,7 +232,7 @@ def _pooled(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
         yield _line(said, f"{limit:g} {unit}", row and f"{row[key]} {unit}", row and row[key] <= limit)
 
 
-def _attack(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+def _attack(rows: list[Row]) -> Iterator[Told]:
     row = rows[0] if rows else None
     name = f"`attack=standard`, {attack.ROWS:,} × {attack.FEATURES} features, {attack.CLASSES} classes, one extractor"
     for key, unit, limit in (("seconds", "s", attack.LIMIT_S), ("peak_gb", "GB", attack.LIMIT_GB)):
@@ -263,11 +265,12 @@ def _closed_form(folder: Path) -> Iterator[Line]:
     rows = _read(folder / "results.csv")
     told, met, made = None, None, {}
     if len(rows) == PAIRS:
-        head = dict(
-            (cell.strip() for cell in line.strip("|").split("|", 1))
+        head = {
+            name.strip(): cell.strip()
             for line in (folder / README).read_text(encoding="utf-8").splitlines()
             if line.startswith("| ") and line.count("|") == 3
-        )
+            for name, cell in [line.strip("|").split("|", 1)]
+        }
         seconds = sum(row["alone_seconds"] for row in rows)
         told, met = f"{seconds:.0f} s on one core", seconds <= CLOSED_FORM_SECONDS
         made = {"machine": head["machine"], "threads": "1", "date": head["date"]}
@@ -277,14 +280,16 @@ def _closed_form(folder: Path) -> Iterator[Line]:
     yield Line(*_line(name, limit, told, met), made, "make closed_form_mnist")
 
 
-def _line(name: str, limit: str, told: str | None, met: bool | None) -> tuple[str, str, str, bool | None]:
-    return name, told or NOT_YET, limit, None if not told else bool(met)
+def _line(name: str, limit: str, told: object, met: object) -> Told:
+    """What is false, as of a row that is not there, was not measured."""
+    return name, str(told or NOT_YET), limit, None if not told else bool(met)
 
 
 def _side_by_side(records: list[Row]) -> float:
     """Seconds of runs that go side by side over the cores, each with its threads."""
     hardware = records[0]["hardware"]
-    return math.fsum(record["seconds"] for record in records) / max(1, hardware["cores"] // hardware["threads"])
+    side_by_side: int = max(1, hardware["cores"] // hardware["threads"])
+    return math.fsum(record["seconds"] for record in records) / side_by_side
 
 
 def _records(folder: Path) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from experiments.closed_form_mnist.pair import BUDGETS, LIMIT, RHO
@@ -166,7 +167,7 @@ TABLE = (
 
 def _missing(rows: list[dict[str, Any]]) -> list[str]:
     """Pairs that miss what was asked, with their forecast; for each of the numbers the budget that it is asked of."""
-    wanted = (
+    wanted: tuple[tuple[str, Callable[[dict[str, Any]], bool]], ...] = (
         ("(a), (b) and (c) with `defining`", lambda row: all(row["defining"][key] for key in "abc")),
         (
             "steps D_H : D_P ≥ 5 times raw pixels' with `validated`",

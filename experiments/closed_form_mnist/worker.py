@@ -27,9 +27,10 @@ def run_pairs(pairs: list[tuple[int, int]], *, root: str, cache: Path) -> list[t
     sides, pixels = _images(root, tuple(sorted(pairs[0])))
     for pair in pairs:
         clock = time.process_time()
-        row = measure_pair(*(sides[digit] for digit in pair))
+        pretrain, harmful = pair
+        row = measure_pair(sides[pretrain], sides[harmful])
         spent = {"cpu_seconds": time.process_time() - clock}
-        spent |= time_alone(*(pixels[digit] for digit in pair), row["validated"]["budget"])
+        spent |= time_alone(pixels[pretrain], pixels[harmful], row["validated"]["budget"])
         row = {"pair": list(pair), "settings": SETTINGS, **row, **spent}
         cache.mkdir(parents=True, exist_ok=True)
         partial = cache / f".{_file(pair)}"

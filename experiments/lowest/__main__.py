@@ -178,8 +178,8 @@ def _install(python: Path, lowest: Mapping[str, str]) -> bool:
     WORK.mkdir(parents=True, exist_ok=True)
     (WORK / "constraints.txt").write_text(pins, encoding="utf-8")
     subprocess.run([sys.executable, "-m", "venv", "--clear", python.parents[1]], check=True)
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
-    done = subprocess.run([*pip, "-c", WORK / "constraints.txt", "-e", f"{ROOT}[{EXTRA}]"], check=False)
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "-c", str(WORK / "constraints.txt"), "-e", f"{ROOT}[{EXTRA}]"], check=False)
     if done.returncode == 0:
         stamp.write_text(digest, encoding="utf-8")
     return done.returncode == 0

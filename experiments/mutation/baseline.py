@@ -45,7 +45,7 @@ class Baseline:
         first, last = mutant.lines
         found = {test for line in range(first, last + 1) for test in self.runs.get((mutant.path, line), ())}
         ordered = sorted((t for t in found if t.startswith(folder)), key=lambda test: (self.seconds[test], test))
-        spent, chosen = 0.0, []
+        spent, chosen = 0.0, list[str]()
         for test in ordered:
             spent += self.seconds[test]
             if chosen and spent > budget:

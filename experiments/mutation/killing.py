@@ -124,7 +124,7 @@ def _with_few_examples(item: pytest.Item, most: int) -> None:
 
     function = getattr(item, "obj", None)
     own = getattr(function, "_hypothesis_internal_use_settings", None)
-    if own is not None:
+    if function is not None and own is not None:
         fewer = settings(own, max_examples=min(most, own.max_examples), phases=(Phase.explicit, Phase.generate))
         getattr(function, "__func__", function)._hypothesis_internal_use_settings = fewer
 

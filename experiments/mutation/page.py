@@ -14,6 +14,7 @@ from experiments.mutation.mutants import Mutant
 __all__ = ["interval", "survivors", "table", "totals"]
 
 Row = dict[str, str]
+Counts = dict[str, str | int | float]
 NOTICED = (KILLED, TIMEOUT)
 
 
@@ -23,7 +24,7 @@ def interval(noticed: int, tried: int) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def totals(mutants: Iterable[Mutant], rows: Sequence[Row]) -> list[dict[str, str | int | float]]:
+def totals(mutants: Iterable[Mutant], rows: Sequence[Row]) -> list[Counts]:
     """Counts of each file.
 
     Args:
@@ -31,7 +32,7 @@ def totals(mutants: Iterable[Mutant], rows: Sequence[Row]) -> list[dict[str, str
         rows: of those that were tried.
     """
     everything = list(mutants)
-    counts = []
+    counts: list[Counts] = []
     for path in sorted({mutant.path for mutant in everything}):
         own = [mutant for mutant in everything if mutant.path == path]
         status = Counter(row["status"] for row in rows if row["file"] == path)
@@ -52,7 +53,7 @@ def totals(mutants: Iterable[Mutant], rows: Sequence[Row]) -> list[dict[str, str
     return counts
 
 
-def table(counts: Sequence[dict[str, str | int | float]]) -> str:
+def table(counts: Sequence[Counts]) -> str:
     """The table of docs/mutation.md."""
     lines = [
         "| file | mutants | tried | killed | of them timeouts | survived | score |",
@@ -61,7 +62,8 @@ def table(counts: Sequence[dict[str, str | int | float]]) -> str:
     names = ("mutants", "tried", "killed", "timeout", "survived")
     whole = {name: sum(int(row[name]) for row in counts) for name in names}
     noticed = whole["killed"] + whole["timeout"]
-    for row in [*counts, {"file": "**all**", **whole, "score": noticed / whole["tried"]}]:
+    last: Counts = {"file": "**all**", **whole, "score": noticed / whole["tried"]}
+    for row in [*counts, last]:
         name = str(row["file"]).removeprefix("immunize/")
         killed = int(row["killed"]) + int(row["timeout"])
         score = "–" if math.isnan(float(row["score"])) else f"{100 * float(row['score']):.1f} %"

@@ -19,6 +19,7 @@ The measures are in `measures.py`, what is made of them in `report.py`.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,7 +85,7 @@ def run(arguments: Sequence[str]) -> Path:
         held += [
             kept(
                 cache / name / f"held_out_{family}_{tag(best)}.json",
-                lambda study=study, best=best: measured(study, best),
+                functools.partial(measured, study, best),
                 f"{name}, held out: {family}",
                 [best, study.limit],
             )
@@ -110,7 +111,7 @@ def digits(data_root: str | None) -> Study:
     import torch
     from sklearn.datasets import load_digits
 
-    from immunize.data.digits import PIXEL_MAX, held_out_mask
+    from immunize.data.embedded_digits import PIXEL_MAX, held_out_mask
 
     del data_root
     raw, digit = load_digits(return_X_y=True)

@@ -27,7 +27,10 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def points_of(lines: Sequence[dict[str, Any]], family: str, optimizer: str) -> list[tuple[float, float]]:
     """Steps over the raw features' own, (benign, harmful), of the maps that spare D_P."""
     return [
-        tuple(line[f"{role}_{optimizer}"] / line[f"{role}_{optimizer}_raw"] for role in ("benign", "harmful"))  # type: ignore[misc]
+        (
+            line[f"benign_{optimizer}"] / line[f"benign_{optimizer}_raw"],
+            line[f"harmful_{optimizer}"] / line[f"harmful_{optimizer}_raw"],
+        )
         for line in lines
         if line["family"] == family and spares_pretrain(line)
     ]

@@ -5,6 +5,7 @@ Shapes: N images, D = 784 pixels, k numerical rank.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ def digit_cells(runs: Path, pretrain: Sequence[int], seeds: Sequence[int], root:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
         numbers = kept(
             cache / "mnist" / f"{method}_{p}{h}_{seed}.json",
-            lambda at=folder, of=p: digits.measured(at, of),
+            functools.partial(digits.measured, folder, p),
             f"{method}, {p}→{h}, seed {seed}",
             [hashlib.sha256(theta).hexdigest(), record["data_hash"], LIMIT],
         )
@@ -141,6 +142,7 @@ class Digits:
 
         splits = Mnist(self.root, (digit, SECOND if digit == MOST else MOST), "pretrain").load()
         self._grams[digit] = splits.fit.x.T @ splits.fit.x
+        assert splits.held_out is not None  # MNIST has a test set
         # The targets are constant: a sign changes neither spectrum nor norm ratio.
         held = splits.held_out.x
         self._held_out[digit] = compress(held, torch.ones(len(held), dtype=torch.float64))

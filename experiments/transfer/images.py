@@ -5,6 +5,7 @@ Shapes: N images, D = 512 features.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterable
@@ -62,7 +63,10 @@ def image_cells(root: Path, features: Path, cache: Path) -> list[Cell]:
     place, rows = cache / "images", digest_of([sets[PRETRAIN], sets[SPARED], *parts.values()])
     raw = {
         name: kept(
-            place / f"theta_0_{name}.json", lambda of=name: measures.probe(None, of), f"θ_0 on {name}", [rows, STEPS]
+            place / f"theta_0_{name}.json",
+            functools.partial(measures.probe, None, name),
+            f"θ_0 on {name}",
+            [rows, STEPS],
         )
         for name in parts
     }
@@ -70,7 +74,7 @@ def image_cells(root: Path, features: Path, cache: Path) -> list[Cell]:
     for method, proxy in itertools.product(METHODS, parts):
         numbers = kept(
             place / f"{method}_{proxy}.json",
-            lambda how=method, of=proxy: measures.measured(how, of),
+            functools.partial(measures.measured, method, proxy),
             f"{method} against {proxy}",
             [rows, STEPS, WEIGHT, BUDGET, GAMMA],
         )

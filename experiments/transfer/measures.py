@@ -152,10 +152,10 @@ def ratios(
     """
     from immunize.spectrum import immunization_ratio
 
-    spectra = [one.spectrum for one in (*after, *before)]
+    pretrain, harmful, pretrain_before, harmful_before = (one.spectrum for one in (*after, *before))
     found: dict[str, float | None] = {}
     for estimator in ESTIMATORS:
-        one = immunization_ratio(*spectra, estimator)  # type: ignore[arg-type]
+        one = immunization_ratio(pretrain, harmful, pretrain_before, harmful_before, estimator)
         found[f"rir_{estimator}"] = one.rir if math.isfinite(one.rir) else None
         if estimator == "ridge":
             found |= {"ratio_harmful": one.ratio_harmful, "ratio_pretrain": one.ratio_pretrain}

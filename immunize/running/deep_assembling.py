@@ -22,7 +22,7 @@ from immunize.features import DeepExtractor
 from immunize.objective import AT_FEATURES, Objective, task_loss
 from immunize.running.assembling import HEAD_STREAM, arguments_of, build_objective
 from immunize.training import DeepModule
-from immunize.training.callbacks import BatchMonitor, GradientBalance, Resuming, Throughput
+from immunize.training.callbacks import BatchMonitor, GradientBalance, Resuming, StepLimit, Throughput
 
 __all__ = [
     "build_deep_callbacks",
@@ -164,7 +164,9 @@ def build_deep_callbacks(
                 "objective.balance=true has no effect: method=%s has no λ that it could set", cfg.method.name
             )
         callbacks["monitor"] = BatchMonitor(reference, cfg.monitor_every)
-        callbacks["throughput"] = Throughput(cfg.method.name, quiet=quiet)
+        if settings.max_steps is not None:
+            callbacks["step_limit"] = StepLimit(settings.max_steps)
+        callbacks["throughput"] = Throughput(cfg.method.name, max_steps=settings.max_steps, quiet=quiet)
         callbacks["resuming"] = Resuming(checkpoint, run_hash)
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -184,7 +186,6 @@ def build_deep_trainer(cfg: DictConfig, loggers: list[Logger], callbacks: list[C
     trainer: Trainer = build(
         node,
         max_epochs=settings.epochs,
-        max_steps=-1 if settings.max_steps is None else settings.max_steps,
         use_distributed_sampler=False,  # the pair gives every process its share
         logger=loggers or False,
         callbacks=callbacks,

@@ -246,7 +246,7 @@ def test_maps_and_choice_from_small_features(tmp_path: Path, monkeypatch: pytest
         assert list(one["scores"]) == order[: len(one["scores"])]
         assert (len(one["scores"]) == 0) == easy
         assert (len(one["scores"]) == 3) == appended_layer_maps.holds(one | {"scores": part(one)}, trials[0]["scores"])
-    monkeypatch.setattr(appended_layer_maps, "trial", None)
+    monkeypatch.setattr(appended_layer_maps, "trial", lambda *_: pytest.fail("measured twice"))
     assert appended_layer_maps.choose(sets, tmp_path) == trials  # from the cache
     maps = appended_layer_maps.maps_of(sets, {"weight": 1.0, "budget": 10.0, "gamma": 0.0})
     k = sets[PRETRAIN].x.double().T @ sets[PRETRAIN].x.double()

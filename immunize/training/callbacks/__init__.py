@@ -8,6 +8,7 @@ from immunize.training.callbacks.monitor import ImmunityMonitor
 from immunize.training.callbacks.progress import progress
 from immunize.training.callbacks.resuming import Resuming, place_in
 from immunize.training.callbacks.signatures import FailureSignatures
+from immunize.training.callbacks.step_limit import StepLimit
 from immunize.training.callbacks.throughput import Throughput
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "GradientBalance",
     "ImmunityMonitor",
     "Resuming",
+    "StepLimit",
     "TheoremGuard",
     "Throughput",
     "ValidationStop",

@@ -22,12 +22,13 @@ class Throughput(Callback):
 
     Args:
         label: what is being trained.
+        max_steps: at which the training ends, if it does so before its last epoch does.
         quiet: count without saying anything.
         lines: how many lines a training.
     """
 
-    def __init__(self, label: str, *, quiet: bool = False, lines: int = 10) -> None:
-        self.label, self.quiet, self.lines = label, quiet, lines
+    def __init__(self, label: str, *, max_steps: int | None = None, quiet: bool = False, lines: int = 10) -> None:
+        self.label, self.max_steps, self.quiet, self.lines = label, max_steps, quiet, lines
         self._images = self._steps = 0
         self._started = self._seconds = self._told_at = 0.0
 
@@ -45,6 +46,7 @@ class Throughput(Callback):
         sides = batch.values() if isinstance(batch, dict) else [batch]
         self._images += trainer.world_size * sum(len(y) for _, y in sides)
         total, done = int(trainer.estimated_stepping_batches), trainer.global_step
+        total = total if self.max_steps is None else min(total, self.max_steps)
         terminal, kept = sys.stderr.isatty(), done == total or not done % max(1, total // self.lines)
         if self.quiet or not trainer.is_global_zero or not (kept or (terminal and now - self._told_at >= REDRAWN)):
             return
