@@ -78,7 +78,9 @@ def curves_figure(attacks: Attacks, stem: Path) -> None:
 
 def _draw(axis: Axes, group: Group, tier: str) -> None:
     found = {method: group.curves(method, tier) for method in (THETA_0, *group.methods)}
-    steps = sorted({step for curves in found.values() for curve in curves for step in curve["paid"]})
+    paid = {step for curves in found.values() for curve in curves for step in curve["paid"]}
+    end = max(10.0, *paid)  # a decade at least
+    steps = sorted(paid | {end})  # what was reached is kept, also where one step is all there was
     for method, curves in found.items():
         if not curves:
             continue
@@ -90,7 +92,7 @@ def _draw(axis: Axes, group: Group, tier: str) -> None:
             x, np.median(y, axis=0), color=colour, linestyle=line, linewidth=1.6, label=method, drawstyle="steps-post"
         )
         axis.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=_BAND, linewidth=0, step="post")
-    axis.set(xscale="log", xlabel="steps", xlim=(0.9, 1.1 * max(10.0, *steps)))  # a decade at least
+    axis.set(xscale="log", xlabel="steps", xlim=(0.9, 1.1 * end))
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
