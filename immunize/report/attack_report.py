@@ -31,7 +31,8 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
 
     Args:
         folder: attack records below it, or one that holds `results.jsonl`.
-        out: where to write README.md, table.md, table.tex, results.jsonl and the figure; None prints.
+        out: where to write README.md, table.md, table.tex, results.jsonl and the figure; None prints. Named
+            attacks_<scale>, or attacks_<scale>_<harmful> with the runs against one D_H of several.
         keep: the runs in `out` that `folder` has not stay in the table.
 
     Raises:
@@ -116,7 +117,8 @@ def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
 
 
 def _readme(attacks: Attacks, name: str, text: str) -> str:
-    scale = name.removeprefix("attacks_")
+    scale, _, harmful = name.removeprefix("attacks_").partition("_")
+    target = f" `make {NAME}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
     budget = attacks.grid["budget"]
     facts = [
         ("runs", "; ".join(f"{group.name}: {len(group.records)}" for group in attacks.groups)),
@@ -136,10 +138,10 @@ def _readme(attacks: Attacks, name: str, text: str) -> str:
         f"# {attacks.mark('Methods against attackers')}",
         "",
         *([_REDUCED, ""] if attacks.reduced else []),
-        f"Rebuilt by `make {NAME}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is",
+        f"Rebuilt by{'' if harmful else target}",
         "",
         "```bash",
-        f"python -m experiments.{NAME} scale={scale}",
+        f"python -m experiments.{NAME} scale={scale}" + (f" harmful={harmful} out=outputs/{name}" if harmful else ""),
         f"python -m immunize.report experiment={NAME} runs=outputs/{name} out=experiments/{name}",
         "```",
         "",

@@ -195,6 +195,24 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
     assert len(load_attacks(tmp_path / "out")) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "target", "arguments"),
+    [
+        ("attacks_linear", " `make table_attacks`, that is", "scale=linear"),
+        ("attacks_small", " `make table_attacks SCALE=small`, that is", "scale=small"),
+        ("attacks_small_cars", "", "scale=small harmful=cars out=outputs/attacks_small_cars"),
+    ],
+)
+def test_page_names_the_command_that_makes_it(
+    name: str, target: str, arguments: str, base: Record, tmp_path: Path
+) -> None:
+    report_attacks(write(changed(base, "ours", 0), tmp_path / "run"), tmp_path / name)
+    page = (tmp_path / name / "README.md").read_text()
+    made = f"python -m experiments.table_attacks {arguments}\n"
+    report = f"python -m immunize.report experiment=table_attacks runs=outputs/{name} out=experiments/{name}\n"
+    assert f"Rebuilt by{target}\n\n```bash\n{made}{report}```\n" in page
+
+
 def write(record: Record, folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / ATTACK_RECORD).write_text(json.dumps(record))
