@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from immunize.config import data_folder
 from immunize.errors import DataError, MissingDataError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class FeatureSet:
 
 def data_root(given: str | None) -> Path:
     """The data root as given, or from IMMUNIZE_DATA, or `data`."""
-    return Path(given or os.environ.get("IMMUNIZE_DATA", "data")).expanduser()
+    return Path(data_folder(given) or "data").expanduser()
 
 
 def load_model(root: Path) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import warnings
 from pathlib import Path
@@ -45,6 +46,7 @@ __all__ = [
     "TrainConfig",
     "config_dir",
     "config_hash",
+    "data_folder",
     "folder_name",
     "hash_of_run",
     "register",
@@ -95,6 +97,15 @@ def folder_name(number: int | str, overrides: str) -> str:
     return f"{number}_{re.sub(r'[^A-Za-z0-9._=,+-]+', '-', bare)}"[:LONGEST_NAME].rstrip("_-,.=")
 
 
+def data_folder(given: str | None = None) -> str | None:
+    """Where data sets lie: as given, or by the environment variable IMMUNIZE_DATA, or nowhere said (None).
+
+    Args:
+        given: an option's value; an empty one, as an empty variable, counts as not given.
+    """
+    return given or os.environ.get("IMMUNIZE_DATA") or None
+
+
 def hash_of_run(_root_: DictConfig) -> str:
     """What a preset calls a run's folder: the `config_hash` of its record, known before the run.
 
@@ -130,6 +141,7 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 def register() -> None:
     """Register the schemas under the names that the primary configs start with, and the resolvers of folder names."""
     OmegaConf.register_new_resolver("immunize.folder_name", folder_name, replace=True)
+    OmegaConf.register_new_resolver("immunize.data_folder", lambda: data_folder() or "data", replace=True)
     OmegaConf.register_new_resolver("immunize.config_hash", hash_of_run, replace=True)
     # Where the plugin hydra-joblib-launcher is installed as well, Hydra reminds at length that it has the same name.
     warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/joblib' is validated against ConfigStore schema")
@@ -167,6 +179,8 @@ def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
 
 def _without_paths(value: Any, root: str) -> Any:
     """The same configuration on another machine has the same hash: the data folder is not part of it."""
+    if not root:
+        return value
     if isinstance(value, dict):
         return {key: _without_paths(item, root) for key, item in value.items()}
     if isinstance(value, list):

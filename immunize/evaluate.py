@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.building import build_sources
 from immunize.checkpoints import load_checkpoint
 from immunize.cli import entry_point, explain_errors, tell
-from immunize.config import config_dir, config_hash, register
+from immunize.config import config_dir, config_hash, data_folder, register
 from immunize.errors import CheckpointError, DivergedError
 from immunize.records import CHECKPOINT, read_record
 
@@ -60,7 +59,7 @@ def run(
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
     if missing := [key for key in compared if key not in record]:
         raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
-    config = moved(record["config"], data_root or os.environ.get("IMMUNIZE_DATA"))
+    config = moved(record["config"], data_folder(data_root))
     if deep:  # float32 features round differently on another number of threads
         config = config | {"threads": record["hardware"]["threads"]}
     cfg = OmegaConf.create(config)

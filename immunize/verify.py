@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import entry_point, tell
-from immunize.config import register
+from immunize.config import data_folder, register
 from immunize.errors import CheckpointError, UserError
 
 __all__ = ["main", "run"]
@@ -101,7 +100,7 @@ def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: 
     assert isinstance(cfg, DictConfig)
     if cfg.run is None:
         raise CheckpointError(f"the attack record in {folder} is of a checkpoint, not of this run: attack run={folder}")
-    cfg = OmegaConf.merge(cfg, {"run": str(folder), "data_root": data_root or os.environ.get("IMMUNIZE_DATA")})
+    cfg = OmegaConf.merge(cfg, {"run": str(folder), "data_root": data_folder(data_root)})
     assert isinstance(cfg, DictConfig)
     again = plain(measure(cfg, tell=tell))
     found = [line for key in RESULTS for line in differences(_timeless(attack[key]), _timeless(again[key]), key)]

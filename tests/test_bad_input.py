@@ -237,6 +237,8 @@ def test_data_root_of_the_environment_is_the_default(command: Command) -> None:
     command.monkeypatch.setenv("IMMUNIZE_DATA", "elsewhere")
     assert "elsewhere/house_prices/train.csv" in command.refused("harmful=housing")
     assert "named/house_prices/train.csv" in command.refused("harmful=housing", "data_root=named")
+    command.monkeypatch.setenv("IMMUNIZE_DATA", "")  # as if it were not set
+    assert "looked for data/house_prices/train.csv" in command.refused("harmful=housing")
 
 
 @pytest.mark.data

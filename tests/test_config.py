@@ -27,6 +27,7 @@ from immunize.config import (
     TrainConfig,
     config_dir,
     config_hash,
+    data_folder,
     folder_name,
     register,
 )
@@ -400,6 +401,23 @@ def test_folder_name_is_never_over_long_nor_ambiguous() -> None:
     names = {folder_name(number, long) for number in range(20)}
     assert len(names) == 20
     assert all(len(name) <= 120 for name in names)
+
+
+def test_data_folder_is_the_option_or_the_variable_and_an_empty_one_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMMUNIZE_DATA", "here")
+    assert [data_folder(given) for given in ("there", "", None)] == ["there", "here", "here"]
+    assert resolved(composed())["data_root"] == "here"
+    for absent in (lambda: monkeypatch.setenv("IMMUNIZE_DATA", ""), lambda: monkeypatch.delenv("IMMUNIZE_DATA")):
+        absent()
+        assert data_folder() is data_folder("") is None
+        assert resolved(composed())["data_root"] == "data"
+
+
+def test_an_empty_data_folder_takes_no_slash_off_a_path() -> None:
+    config = {"data_root": "", "file": "/a/b", "name": ""}
+    assert config_hash(config) != config_hash(config | {"file": "<data_root>a/b"})
+    assert config_hash(config) != config_hash(config | {"file": "a/b"})
+    assert config_hash(config) != config_hash(config | {"name": "<data_root>"})
 
 
 def test_decay_changes_the_hash_only_where_there_is_one() -> None:

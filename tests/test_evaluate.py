@@ -42,6 +42,14 @@ def test_honest_run_agrees(folder: Path) -> None:
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_an_empty_variable_leaves_the_data_where_the_run_had_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMMUNIZE_DATA", "")
+    assert evaluate.run(folder)[1] == []
+    assert evaluate.run(folder, "")[1] == []
+
+
 def test_numbers_come_from_the_checkpoint_not_from_the_record(folder: Path) -> None:
     expected = read_record(folder)["metrics"]["fit"]["spectrum"]["kappa_harmful"]
 

@@ -94,10 +94,10 @@ def measured(name: str, one: Named, sets: dict[str, FeatureSet], root: Path) -> 
             }
     curves = {}
     for task in TASKS:
-        of = sets[task]
-        assert of.x_held_out is not None
-        assert of.y_held_out is not None
-        probe = ProbeTask(of.x, of.y, of.x_held_out, of.y_held_out)
+        images = sets[task]
+        assert images.x_held_out is not None
+        assert images.y_held_out is not None
+        probe = ProbeTask(images.x, images.y, images.x_held_out, images.y_held_out)
         course = descent(probe, one.theta, STEPS)
         curves[task] = [list(course.steps), list(course.scores)]
         line[f"{task}_gd{STEPS}"] = course.last
@@ -146,8 +146,10 @@ def layer(one: Named, sets: dict[str, FeatureSet], root: Path) -> dict[str, Any]
             if dtype == "float32":
                 held = sets[PRETRAIN]
                 assert held.x_held_out is not None
-                classify: Callable[[Tensor], Tensor] = after.get_classifier()  # type: ignore[assignment,operator]
-                found["pretrain_top1"] = float((classify(held.x_held_out).argmax(-1) == held.y_held_out).float().mean())
+                assert held.y_held_out is not None
+                classify: Callable[[Tensor], Tensor] = after.get_classifier()  # type: ignore[operator]
+                right = classify(held.x_held_out).argmax(-1).eq(held.y_held_out)
+                found["pretrain_top1"] = float(right.float().mean())
             elif not turned:
                 released = released_features(after, images)
                 wanted = released_features(network, images) @ one.theta

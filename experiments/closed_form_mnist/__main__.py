@@ -21,7 +21,6 @@ Shapes: N images, D = 784 pixels.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from experiments.closed_form_mnist.report import NAME, flat, readme_of
 from experiments.closed_form_mnist.worker import run_pairs, stored
 from experiments.reporting import digit_pairs, key_values, write_csv
 from immunize.cli import entry_point, explain_errors
+from immunize.config import data_folder
 
 
 @entry_point
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> Path:
         UserError: a bad argument, or MNIST is missing.
     """
     given = key_values(arguments, {"out", "data_root", "workers", "pairs", "cache"})
-    root = given.get("data_root") or os.environ.get("IMMUNIZE_DATA", "data")
+    root = data_folder(given.get("data_root")) or "data"
     pairs = digit_pairs(given.get("pairs", ""))
     cache, out = Path(given.get("cache", f"outputs/{NAME}")), Path(given.get("out", f"experiments/{NAME}"))
     from immunize.data.mnist import Mnist

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from immunize.evaluation.decomposition import Decomposition
+    from immunize.spectrum import Estimator
 
-ESTIMATORS = ("ridge", "spectrum")
+ESTIMATORS: tuple[Estimator, ...] = ("ridge", "spectrum")
 TOP_K = 10
 RHO = 1e-2
 """Of the whitening that a predictor uses; ours."""

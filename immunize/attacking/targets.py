@@ -9,7 +9,6 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig, OmegaConf
 
+from immunize.config import data_folder
 from immunize.data.parts import random_generator
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluate import moved
@@ -103,7 +103,7 @@ def pointed_at(cfg: DictConfig) -> Pointed:
         raise UserError(
             "say what to attack: run=<output folder>, or checkpoint=<file> with model=, harmful=, pretrain="
         )
-    root = cfg.data_root or os.environ.get("IMMUNIZE_DATA")
+    root = data_folder(cfg.data_root)
     if cfg.run is None:
         nodes = OmegaConf.merge(cfg, {"data_root": root or "data"})
         assert isinstance(nodes, DictConfig)
