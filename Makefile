@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+.DELETE_ON_ERROR:  # no record of an interrupted training
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
 .PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist search_table3 sweep_lambda lambda_mnist fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
 
@@ -90,11 +91,17 @@ fig2: $(STAMP) ## Figure 2: heat maps of log(RIR) over digit pairs, from the run
 # SCALE: empty is full scale, small two cores and real images, digits embedded data in minutes. Each has its own results.
 deep := $(if $(SCALE),_$(SCALE))
 runs3 := outputs/table3$(deep)
-theta0_digits: $(STAMP) ## θ_0 for SCALE=digits: a small ResNet and a small ViT, trained on digits 0 to 4; nothing for other scales
-	@test "$(SCALE)" != digits || test -s outputs/theta0/resnet_small_digits/record.json || \
-	  $(BIN)/python -m immunize.pretrain model=resnet_small pretrain=digits augment=false hydra.run.dir=outputs/theta0/resnet_small_digits
-	@test "$(SCALE)" != digits || test -s outputs/theta0/vit_small_digits/record.json || \
-	  $(BIN)/python -m immunize.pretrain model=vit_small pretrain=digits augment=false batch_size=32 learning_rate=0.05 epochs=60 hydra.run.dir=outputs/theta0/vit_small_digits
+# One thread: two round otherwise, and end with another θ_0, of which every number below follows.
+theta0 := $(foreach seed,0 1 2,$(foreach net,vit_small resnet_small,outputs/theta0/$(net)_digits_$(seed)/record.json))
+pretrain = $(BIN)/python -m immunize.pretrain pretrain=digits augment=false threads=1 seed=$* hydra.run.dir=$(@D)
+theta0_digits: $(STAMP) ## θ_0 for SCALE=digits: a small ResNet and a small ViT for each seed, trained on digits 0 to 4; nothing for other scales
+	@test "$(SCALE)" != digits || printf '%s\n' $(theta0) | xargs -P $(or $(JOBS),2) -n 1 $(MAKE) --quiet
+
+outputs/theta0/resnet_small_digits_%/record.json:
+	@$(pretrain) model=resnet_small
+
+outputs/theta0/vit_small_digits_%/record.json:
+	@$(pretrain) model=vit_small batch_size=32 learning_rate=0.05 epochs=60
 
 table3: theta0_digits ## Table 3: deep nets, every method, 3 seeds, in experiments/table3; SCALE=small: two cores; SCALE=digits: minutes, offline
 	@$(BIN)/python -m immunize.train experiment=table3$(deep)
