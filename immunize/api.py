@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from immunize.running.assembling import arguments_of
 from immunize.running.experiment import quiet_lightning
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.training import DeepModule
-from immunize.training.callbacks import GradientBalance
+from immunize.training.callbacks import MULTIPLIERS, GradientBalance
 
 __all__ = ["Immunized", "immunize"]
 
@@ -126,6 +126,8 @@ def immunize(
         raise UserError("give both lambda_well and lambda_ill, or neither: then both come from the gradient norms")
     if steps < 1:
         raise UserError(f"steps has to be at least 1, it is {steps}")
+    if multiplier not in MULTIPLIERS:
+        raise UserError(f"multiplier has to be one of {MULTIPLIERS} (C.2), it is {multiplier}")
     if isinstance(method, str):
         objective = _method(method, lambda_well, lambda_ill, options or {}, seed)
         balanced = multiplier if lambda_well is None else None
@@ -135,6 +137,9 @@ def immunize(
     seed_everything(seed, workers=True, verbose=False)
     theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)
     loaders = {"pretrain": pretrain_loader, "harmful": harmful_loader}
+    for role, loader in loaders.items():
+        if isinstance(loader, Iterator):
+            raise UserError(f"{role}_loader is over after one pass; give what starts again, such as a DataLoader")
     found = {role: _features([theta_0], x) for role, x in loaders.items()}
     before = {role: (x, y) for role, ((x,), y) in found.items()}
     _check(before, head)
@@ -204,10 +209,7 @@ def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, mu
     """Train in place; returns the steps taken."""
     callbacks: list[Callback] = []
     if multiplier is not None and {"well", "ill"} & module.objective.weights.keys():
-        try:
-            callbacks.append(GradientBalance(multiplier))
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        callbacks.append(GradientBalance(multiplier))
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     trainer = Trainer(
         max_steps=steps,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -113,17 +112,13 @@ def test_given_weights_are_kept_and_seeds_repeat(network: tuple[Backbone, nn.Lin
     assert torch.equal(one.backbone.last.weight, other.backbone.last.weight)  # type: ignore[union-attr, arg-type]
 
 
-def _no_batches() -> Iterator[Any]:
-    yield from ()
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"method": "magic"}, "unknown method 'magic'"),
         ({"lambda_well": 1.0}, "both lambda_well and lambda_ill"),
         ({"steps": 0}, "at least 1"),
-        ({"multiplier": 4}, "multiplier"),
+        ({"multiplier": 4}, r"^multiplier has to be one of \(1, 2, 3, 5\)"),
         ({"trainable": ["nothing"]}, "nothing"),
         ({"options": {"budget": 3}}, "no option budget"),
         ({"method": "closed_form", "options": {"budget": 0.5}}, "at least 1"),
@@ -137,7 +132,9 @@ def test_wrong_settings_are_explained(network: tuple[Backbone, nn.Linear], optio
 def test_wrong_loaders_are_explained(network: tuple[Backbone, nn.Linear]) -> None:
     backbone, head = network
     with pytest.raises(UserError, match="no batch"):
-        immunize.immunize(backbone, head, _no_batches(), loader(2), trainable=["last"])
+        immunize.immunize(backbone, head, [], loader(2), trainable=["last"])
+    with pytest.raises(UserError, match="harmful_loader is over after one pass"):
+        immunize.immunize(backbone, head, loader(1), iter(loader(2)), trainable=["last"])
     with pytest.raises(UserError, match="labels up to 4"):
         immunize.immunize(backbone, head, loader(1, classes=5), loader(2), trainable=["last"])
     with pytest.raises(UserError, match=r"the head needs \(N, 7\)"):

@@ -16,7 +16,7 @@ from immunize.attack import ATTACK_CELLS, ATTACK_RECORD
 from immunize.attacking.linear import _within_range, extractors, subject_of, tasks_of
 from immunize.attacking.results import RESULTS
 from immunize.checkpoints import save_checkpoint
-from immunize.errors import CheckpointError, UserError
+from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import GradientDescent
 from immunize.records import CHECKPOINT, RECORD
 from tests.attacking import TINY_GRID, UNFIT, attack_tiny, compose_attack, timeless
@@ -103,6 +103,21 @@ def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Pa
     assert timeless(record["results"]) == timeless(of_run["results"])
     assert record["subject"]["method"] is None
     assert record["subject"]["checkpoint_sha256"] == of_run["subject"]["checkpoint_sha256"]
+
+
+def test_data_that_no_attack_can_use_are_refused_before_the_first_one(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / CHECKPOINT, {"fit": torch.eye(D, dtype=torch.float64)}, {}, config_hash="")
+    sets = ("harmful=synthetic", f"harmful.n_features={D}", "pretrain.n_features=8")
+    with pytest.raises(DataError, match=f"8 features and D_H .* has {D}"):
+        attack.run(compose_attack(f"checkpoint={tmp_path / CHECKPOINT}", "model=linear", *sets, *TINY_GRID))
+    x, y = np.random.default_rng(0).standard_normal((40, D)), np.arange(40.0)
+    x[3, 2] = np.nan
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    files = [f"{role}.file={tmp_path / 'a.npz'}" for role in ("pretrain", "harmful")]
+    with pytest.raises(DataError, match="1 features are NaN or Inf, the first in column 2"):
+        attack.run(
+            compose_attack(f"checkpoint={tmp_path / CHECKPOINT}", "model=linear", "harmful=arrays", *files, *TINY_GRID)
+        )
 
 
 def test_digit_pairs_are_told_apart_and_third_digits_are_benign(tmp_path: Path) -> None:

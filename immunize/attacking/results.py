@@ -43,6 +43,7 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
                 tiers[tier] = [compare(a, b) for a, b in pairs]
                 best = [a.curve.labels[-1] if a.curve.labels else None for a, _ in pairs]
                 laid[tier] = _tier(tiers[tier]) | {
+                    "flops_by_attack": _flops_by_attack(seeds, tier, tiers[tier]),
                     "best": best,
                     "diverged": sorted({n for a, _ in pairs for n in a.diverged}),
                 }
@@ -85,6 +86,18 @@ def _tier(found: list[TierResult]) -> dict[str, Any]:
         "held": decided,
         "seeds_held": f"{decided.count(True)}/{len(decided)}",
         "undecided": sorted({r.reason for r in found if r.reason}),
+    }
+
+
+def _flops_by_attack(seeds: list[dict[str, Any]], tier: str, found: list[TierResult]) -> dict[str, list[float | None]]:
+    """What each attack of the tier pays by itself for `TARGET` of θ_0's best score, by seed; None for never."""
+    from immunize.evaluation.attacks import Curve
+
+    own = [name for name, cell in seeds[0].items() if cell["tier"] == tier and cell["status"] != "skipped"]
+    flops = {name: [Curve.of_plain(cells[name]["curves"]["flops"], "flops") for cells in seeds] for name in own}
+    return {
+        name: [None if of.target is None else curve.cost_of(of.target) for curve, of in zip(curves, found, strict=True)]
+        for name, curves in flops.items()
     }
 
 

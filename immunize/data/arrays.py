@@ -10,6 +10,7 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ class Arrays(SourceBase):
                 raise DataError(f"{what} has no arrays x and y; {RECIPE}")
             with archive:
                 x, y = archive["x"], archive["y"]
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{what} cannot be read: {error}; {RECIPE}") from error
         if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
             raise DataError(f"{what} holds {x.dtype} and {y.dtype}; x and y have to be real numbers")

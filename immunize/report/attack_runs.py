@@ -30,6 +30,7 @@ __all__ = [
     "THETA_0",
     "TIERS",
     "Attacks",
+    "Flops",
     "Group",
     "Tried",
     "collected",
@@ -40,6 +41,8 @@ __all__ = [
 Record = dict[str, Any]
 Curve = dict[str, list[float]]
 """Two columns, "paid" and "test"."""
+Flops = list[float | None]
+"""A number a run, task and attacker's seed; None for never."""
 Run = tuple[str, str, str, int]
 """Data sets and model, pair, method and seed."""
 
@@ -139,6 +142,23 @@ class Group(Collection):
                     held += found["held"]
                     undecided |= set(found["undecided"])
         return Tried(dict(score), dict(paid), held, tuple(sorted(undecided))) if score else None
+
+    def flops_by_attack(self, method: str, tiers: Sequence[str]) -> dict[str, tuple[str, Flops]]:
+        """By attack its tier, and what it paid alone for 90 % of θ_0's score on the harmful tasks; None for never.
+
+        Args:
+            method: a method or `CONTROL`.
+            tiers: of `TIERS`; records from before these numbers were kept have none.
+        """
+        extractor = "random_orthogonal" if method == CONTROL else "immunized"
+        found: dict[str, tuple[str, Flops]] = {}
+        for record in self.of_method(method):
+            for task, facts in record["tasks"].items():
+                for tier in tiers if facts["kind"] == "harmful" else ():
+                    of = record["results"][task][extractor].get(tier, {}).get("flops_by_attack", {})
+                    for name, flops in of.items():
+                        found.setdefault(name, (tier, []))[1].extend(flops)
+        return found
 
     def curves(self, method: str, tier: str) -> list[Curve]:
         """Best score so far against steps on the harmful tasks, one a run, task and attacker's seed.

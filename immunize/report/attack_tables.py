@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-from immunize.report.attack_runs import CONTROL, THETA_0, TIERS, Attacks, Group, Tried
+from immunize.report.attack_runs import CONTROL, THETA_0, TIERS, Attacks, Flops, Group, Tried
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.layout import Table
 from immunize.report.naming import in_order
@@ -36,8 +36,9 @@ def attack_tables(attacks: Attacks) -> list[Table]:
         tables.append(_verdicts(attacks, group))
         for kind in group.kinds:
             tables += [_scores(attacks, group, kind), *(_costs(attacks, group, kind, of) for of in _PAID)]
-        if repairs := [tier for tier in group.tiers if tier in REPAIRS]:
-            tables.append(_repairs(attacks, group, repairs))
+        costs = {method: group.flops_by_attack(method, REPAIRS) for method in [*group.methods, CONTROL]}
+        if any(costs.values()):
+            tables.append(_repairs(attacks, group, costs))
     return tables
 
 
@@ -142,32 +143,37 @@ def _paid_text(resource: str, values: Sequence[float | None]) -> str:
     return {"flops": f"{found:.1e}", "seconds": short(found)}.get(resource, f"{found:,.0f}")
 
 
-def _repairs(attacks: Attacks, group: Group, tiers: Sequence[str]) -> Table:
-    """What a repaired attack costs in all, over what plain gradient descent costs from θ_0."""
+def _repairs(attacks: Attacks, group: Group, costs: Mapping[str, Mapping[str, tuple[str, Flops]]]) -> Table:
+    """What each repair costs in all, over what plain gradient descent costs from θ_0."""
     plain = group.tried(THETA_0, "harmful", _FIRST)
     base = math.nan if plain is None else middle(plain.paid["flops"])
+    methods = [*group.methods, CONTROL]
+    tiers = {name: tier for of in costs.values() for name, (tier, _) in of.items()}
     rows = []
-    for method in [*group.methods, CONTROL]:
-        row = [_named(method)]
-        for tier in tiers:
-            tried = group.tried(method, "harmful", tier)
-            flops = [] if tried is None else tried.paid["flops"]
-            cost = middle(flops)
-            ratio = cost / base if math.isfinite(cost) and base > 0 else cost
-            row += [NOTHING if math.isnan(ratio) else "never" if math.isinf(ratio) else f"{short(ratio)} ×"]
-            row.append(NOTHING if tried is None else short(len(flops) - flops.count(None)))
-        rows.append(row)
+    for tier, name in sorted((tier, name) for name, tier in tiers.items()):
+        paid: list[Flops] = [costs[method][name][1] if name in costs[method] else [] for method in methods]
+        rows.append([tier, f"`{name}`", *(_times(flops, base) for flops in paid)])
     return Table(
-        attacks.mark(f"{group.name}: restoring cost, FLOPs of a repaired attack over those of {_FIRST} from θ_0"),
+        attacks.mark(f"{group.name}: restoring cost, FLOPs of each repaired attack over those of {_FIRST} from θ_0"),
         f"attacks-{_slug(group)}-repairs",
-        [("", ("method",)), *((tier, ("cost", "runs that get there")) for tier in tiers)],
+        [("", ("tier", "attack", *map(_named, methods)))],
         rows,
         [
-            f"Both to 90 % of θ_0's score in their tier, median of the runs; {_FIRST} from θ_0 takes "
-            f"{_paid_text('flops', [base])} FLOPs. The repair itself (whitening, standardizing, the map back to "
-            "θ_0's features) is part of the cost."
+            "Both to 90 % of θ_0's best score in their tier: the median of the runs, and how many get there. "
+            f"{_FIRST} from θ_0 takes {_paid_text('flops', [base])} FLOPs. All that an attacker does is counted: the "
+            "repair (statistics of the rows, a decomposition, the map back to θ_0's features) and the probe after it. "
+            "`public_reference` repairs nothing: it has θ_0."
         ],
     )
+
+
+def _times(flops: Flops, base: float) -> str:
+    """The median over the base, and in how many cases there is a number: "1.3 × (3/3)"."""
+    cost = middle(flops)
+    if math.isnan(cost):
+        return NOTHING
+    there = f"{len(flops) - flops.count(None)}/{len(flops)}"
+    return f"never ({there})" if math.isinf(cost) or not base > 0 else f"{short(cost / base)} × ({there})"
 
 
 def _completeness(attacks: Attacks, group: Group) -> list[str]:

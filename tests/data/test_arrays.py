@@ -77,6 +77,12 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:
     for name, message in (("a.npy", "no arrays"), ("b.npz", "cannot be read"), ("c.npz", "cannot be read")):
         with pytest.raises(DataError, match=message):
             Arrays("harmful", tmp_path / name).load()
+    np.savez_compressed(tmp_path / "d.npz", x=X, y=Y)
+    broken = bytearray((tmp_path / "d.npz").read_bytes())
+    broken[200:260] = bytes(60)  # in the middle of the compressed stream
+    (tmp_path / "d.npz").write_bytes(broken)
+    with pytest.raises(DataError, match="cannot be read"):
+        Arrays("harmful", tmp_path / "d.npz").load()
     with pytest.raises(MissingDataError, match=r"no file .*nowhere\.npz"):
         Arrays("harmful", tmp_path / "nowhere.npz").require()
 

@@ -41,6 +41,7 @@ def changed(base: Record, method: str, seed: int, **tiers: tuple[float, int | No
                 found[f"score{side}"] = {"mean": 0.9, "std": None, "values": [0.9]}
                 found[f"to_target{side}"] = {"steps": [5], "seconds": [0.1], "samples": [50], "flops": [100.0]}
             found |= {"held": [False], "seeds_held": "0/1", "undecided": []}
+            found["flops_by_attack"] = {name: [100.0] for name in found["flops_by_attack"]}
             assert tier in ("T0", "T1", "T2", "T3")
     verdict = record["verdicts"]["harmful"]["immunized"]
     verdict["unbroken_up_to"] = None
@@ -124,12 +125,30 @@ def test_reference_and_control_are_counted_once_a_seed(base: Record) -> None:
     assert tried.held == []
 
 
-def test_repairs_are_paid_in_steps_of_the_plain_attack(base: Record) -> None:
-    dear = changed(base, "ours", 0, T3=(0.9, 50, False))
-    never = changed(base, "imma", 0, T3=(0.1, None, True))
-    rows = cells(tables_of(dear, never)["attacks-synthetic-repairs"])
-    assert rows["ours"] == ["10 ×", "1"]  # 20 · 50 FLOPs over 100
-    assert rows["imma"] == ["never", "0"]
+def test_each_repair_has_its_own_cost_over_that_of_the_plain_attack(base: Record) -> None:
+    records = [changed(base, method, seed) for method in ("ours", "imma") for seed in (0, 1, 2)]
+    for record, paid in zip(records, (1000.0, None, 300.0, None, None, 500.0), strict=True):
+        record["results"]["harmful"]["immunized"]["T3"]["flops_by_attack"]["whiten"] = [paid]
+    table = tables_of(*records)["attacks-synthetic-repairs"]
+    rows = {row[1].strip("`"): row for row in table.rows}
+    assert rows["whiten"] == ["T3", "`whiten`", "10 × (2/3)", "never (1/3)", "1 × (3/3)"]
+    assert rows["nearest_neighbours"] == ["T3", "`nearest_neighbours`", *["1 × (3/3)"] * 3]
+    assert {name for name, found in base["attacks"]["harmful"]["immunized"].items() if found["tier"] == "T3"} == {*rows}
+    for record in records:  # one from before these numbers were kept
+        for extractor in record["results"]["harmful"].values():
+            del extractor["T3"]["flops_by_attack"]
+    assert "attacks-synthetic-repairs" not in tables_of(*records)
+
+
+def test_some_attack_alone_pays_no_more_than_the_tier(base: Record) -> None:
+    for of in base["results"].values():
+        for tiers in of.values():
+            for found in tiers.values():
+                for together, *alone in zip(
+                    found["to_target"]["flops"], *found["flops_by_attack"].values(), strict=True
+                ):
+                    # The tier's attacker may pass a point by that one of its attacks alone would have stopped at.
+                    assert together is None or min(paid for paid in alone if paid is not None) <= together
 
 
 def test_outcome_names_what_failed(base: Record) -> None:

@@ -149,6 +149,18 @@ def test_attack_grid_and_its_cost(page: Page, attack: Record) -> None:
     assert len(every.rows) == sum(len(a) for of in attack["attacks"].values() for a in of.values())
 
 
+def test_attacks_that_were_skipped_are_named_with_the_reason(record: Record, attack: Record) -> None:
+    """As T4 is for every linear run with attack=full."""
+    reason = "it needs the network's weights, which are not given"
+    for extractors in attack["attacks"].values():
+        for attacks in extractors.values():
+            attacks["last_block"] = {"tier": "T4", "status": "skipped", "reason": reason}
+    rows = check(run_page(record, attack, None)).table("All candidates' cost").rows
+    skipped = [row for row in rows if row[0] == "last_block"]
+    assert len(skipped) == sum(len(extractors) for extractors in attack["attacks"].values())
+    assert all(row[1] == "T4" and row[4] == f"not tried: {reason}" for row in skipped)
+
+
 def test_failed_control_is_told_first(record: Record, attack: Record) -> None:
     assert "HELD" not in text_of(record, attack)
     attack["control"] = {"held": {"harmful": ["T0"]}, "passed": False}

@@ -3,7 +3,7 @@
 A new linear head behind the features and the weights that move are trained together on cross-entropy. The head starts
 from a linear probe (:mod:`immunize.evaluation.attacks.starting`), or at zero, on features divided by σ_1(X)/√N as
 everywhere in the grid. The attacker races: every learning rate runs the first fifth of the steps, the best by
-validation then starts again with a cosine schedule over all of them.
+validation then starts again with a cosine schedule over all of them. The probe with nothing moved is a candidate too.
 
 Measuring costs more than training here: a candidate is looked at four times a decade, on so many images drawn at random
 from the validation rows and from the test rows, the same for every extractor.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.curves import Cost
+from immunize.evaluation.attacks.curves import Cost, Trace
 from immunize.evaluation.attacks.heads import new_head
 from immunize.evaluation.attacks.logistic import feature_scale
 from immunize.evaluation.attacks.network import Inputs, Network, Numbers, flops_of
@@ -43,6 +43,9 @@ LOOKS = 4
 """A decade; two looks are a factor of 1.8 in steps apart."""
 
 AT_ONCE = 256
+
+UNTOUCHED = "the probe alone"
+"""What the candidate is called that trains nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ class FineTuning(Attack):
     measured: int = 1000
     batch_statistics: bool = True
     needs: ClassVar[Needs] = "model"
+    version: ClassVar[int] = 1  # the probe with nothing moved became a candidate
     tasks: ClassVar[tuple[Task, ...]] = ("classification",)
 
     def __post_init__(self) -> None:
@@ -121,7 +125,10 @@ class FineTuning(Attack):
         for variant in variants:
             runs.append(_Run(task, variant, best, steps))
             runs[-1].advance(steps, steps)
-        return Outcome(tuple(run.meter.trace().after(task.setup) for run in runs))
+        traces = [run.meter.trace() for run in runs]
+        if self.probe is not None:
+            traces.insert(0, task.untouched(middle))
+        return Outcome(tuple(trace.after(task.setup) for trace in traces))
 
 
 class _Task:
@@ -151,6 +158,12 @@ class _Task:
         """What is trained and a new head, of a known size."""
         moved = self.attack.module(self.network, variant, self.seed)
         return nn.Sequential(moved, _Scaled(self.scale), copy.deepcopy(self.head)).to(self.network.device)
+
+    def untouched(self, variant: Hashable) -> Trace:
+        """The released network under the probe, before the first step: an attacker may leave it at that."""
+        run = _Run(self, variant, min(self.attack.learning_rates))
+        run.look()
+        return replace(run.meter.trace(), label=UNTOUCHED)
 
     def loss(self, module: nn.Module, rows: Numbers) -> Tensor:
         """Cross-entropy of some training rows."""

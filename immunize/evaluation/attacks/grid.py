@@ -25,7 +25,7 @@ from immunize.evaluation.attacks.scoring import chance
 __all__ = ["CELL_VERSION", "Entry", "Store", "attack_all", "check_tiers", "hash_of_data", "in_tier"]
 
 CELL_VERSION = 5
-"""Part of every key; raised when a change of the code changes numbers."""
+"""Part of every key; raised when a change of the code changes the numbers of all attacks."""
 
 Cell = dict[str, Any]
 
@@ -120,7 +120,8 @@ def attack_all(
         computed: list[object] = [torch.get_num_threads()]
         if attack.needs == "model" and data.network is not None:
             computed.append(data.network.device.type)
-        about = [CELL_VERSION, shown, dict(entry.settings), asdict(budget), seed, computed]
+        version = [CELL_VERSION, *([attack.version] if attack.version else [])]
+        about = [*version, shown, dict(entry.settings), asdict(budget), seed, computed]
         key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
         cell = None if store is None else store.get(key)
         known = cell is not None

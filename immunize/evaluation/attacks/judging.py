@@ -94,6 +94,13 @@ class TierResult:
     reason: str = ""
 
     @property
+    def target(self) -> float | None:
+        """The score that counts as having learned the task; None if θ_0 does not."""
+        if self.to_target_reference is None or self.score_reference is None:
+            return None
+        return TARGET * self.score_reference
+
+    @property
     def costlier(self) -> float | None:
         """Steps to the target over θ_0's; infinite if the target is never reached, None if θ_0 has none."""
         if self.to_target is None or self.to_target_reference is None:

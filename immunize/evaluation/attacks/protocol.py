@@ -213,6 +213,7 @@ class Attack(ABC):
         tier: of `TIERS`.
         kinds: of tasks that it is tried on, "harmful", "pretrain" or "benign"; None for all.
         needs: beside the features, those of θ_0 for the same rows, or the network's weights.
+        version: part of its cells' keys; raised when a change of its code changes its numbers.
         sees_features: False for one that leaves the extractor's own features aside; its result is everyone's.
 
     Raises:
@@ -222,6 +223,7 @@ class Attack(ABC):
     tier: str
     kinds: tuple[str, ...] | None = None
     needs: ClassVar[Needs] = "features"
+    version: ClassVar[int] = 0
     sees_features: ClassVar[bool] = True
     tasks: ClassVar[tuple[Task, ...]] = TASKS
 

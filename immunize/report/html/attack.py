@@ -105,15 +105,17 @@ def _every_attack(attack: dict[str, Any]) -> Html:
     for task, extractors in attack["attacks"].items():
         for extractor, attacks in extractors.items():
             for name, found in attacks.items():
-                spent = found["spent"]
+                place = [Cell(text) for text in (name, found["tier"], task, NAMES.get(extractor, extractor))]
+                if found["status"] == "skipped":
+                    rows.append([*place, Cell(f"not tried: {found['reason']}"), *[Cell(NOTHING)] * 4])
+                    continue
                 rows.append(
                     [
-                        Cell(name),
-                        *(Cell(text) for text in (found["tier"], task, NAMES.get(extractor, extractor))),
+                        *place,
                         _score(found["score"]),
                         Cell(f"{found['candidates']}", found["candidates"]),
-                        *(_cost(spent[what], short) for what in ("steps", "seconds")),
-                        _cost(spent["flops"], lambda v: f"{v:.1e}"),
+                        *(_cost(found["spent"][what], short) for what in ("steps", "seconds")),
+                        _cost(found["spent"]["flops"], lambda v: f"{v:.1e}"),
                     ]
                 )
     columns = ["attack", "tier", "task", "features", "score", "candidates", "steps", "seconds", "FLOPs"]

@@ -1,6 +1,6 @@
 """What happens around a step: balancing, guarding, watching, stopping, reporting progress."""
 
-from immunize.training.callbacks.balance import GradientBalance
+from immunize.training.callbacks.balance import MULTIPLIERS, GradientBalance
 from immunize.training.callbacks.batch_monitor import BatchMonitor
 from immunize.training.callbacks.early_stop import ValidationStop
 from immunize.training.callbacks.guard import TheoremGuard
@@ -12,6 +12,7 @@ from immunize.training.callbacks.step_limit import StepLimit
 from immunize.training.callbacks.throughput import Throughput
 
 __all__ = [
+    "MULTIPLIERS",
     "BatchMonitor",
     "FailureSignatures",
     "GradientBalance",

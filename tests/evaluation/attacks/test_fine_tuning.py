@@ -119,16 +119,20 @@ def test_attack_learns_what_the_features_lost_and_leaves_the_network_alone(name:
     assert all(trace.spent.flops > 0 and trace.spent.samples > 0 for trace in outcome.traces)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_undefended_network_gives_what_scikit_learn_gets_from_its_features(name: str) -> None:
+def undefended() -> AttackData:
+    """A task that a probe of the network's features solves as far as it can be solved."""
     torch.manual_seed(1)
     x = torch.randn(1600, 3, 2, 2)
     y = (x.flatten(1)[:, :3].sum(1) + 0.8 * torch.randn(len(x)) > 0).numpy().astype(np.int64)
-    net = Whole(DeepExtractor.from_module(Stem(), nn.Linear(6, C), ["last"], example=x[:2]))
-    data = shown(x, y, net)
+    return shown(x, y, Whole(DeepExtractor.from_module(Stem(), nn.Linear(6, C), ["last"], example=x[:2])))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_undefended_network_gives_what_scikit_learn_gets_from_its_features(name: str) -> None:
+    data = undefended()
     expected = LogisticRegression(C=100).fit(data.train.x, data.train.y).score(data.test.x, data.test.y)
     assert 0.6 < expected < 0.95
-    attack = dataclasses.replace(ATTACKS[name], probe=PROBE, measured=len(x))
+    attack = dataclasses.replace(ATTACKS[name], probe=PROBE, measured=1600)
     traces = attack.run(data, Budget(100), 0).traces
     best = best_so_far([(trace.label, trace.points) for trace in traces]).best
     assert best is not None
@@ -204,8 +208,12 @@ def test_fine_tuning_starts_from_the_probe_and_pays_for_it(kind: type[FullFinetu
     probe = best_so_far([(trace.label, trace.points) for trace in PROBE.run(data, Budget(1), 0).traces]).best
     assert probe is not None
     assert probe.test > np.bincount(data.test.y).max() / len(data.test)
-    first = kind(**STILL).run(data, Budget(5), 0).traces[0].points[0]
-    assert (first.validation, first.test) == (probe.validation, probe.test)
+    untouched, trained, *_ = kind(**STILL).run(data, Budget(5), 0).traces
+    (start,), first = untouched.points, trained.points[0]
+    for point in (start, first):
+        assert (point.validation, point.test) == (probe.validation, probe.test)
+    assert start.cost.steps == probe.cost.steps
+    assert start.cost.flops >= probe.cost.flops  # the trunk's are added
     assert first.cost.steps == probe.cost.steps + 1
     assert first.cost.flops > probe.cost.flops
     at_zero = kind(**STILL | {"probe": None}).run(data, Budget(5), 0).traces[0].points[0]
