@@ -68,6 +68,8 @@ def run(
     again = _deep(cfg, folder, record) if deep else _linear(cfg, folder, record)
     compared += tuple(key for key in OF_SEVERAL_SETS if key in record or key in again)
     differing = [line for key in compared for line in differences(_here(record.get(key)), _here(again.get(key)), key)]
+    said = {"method": config["method"]["name"], "model": config["model"]["name"], "seed": config["seed"]}
+    differing += [line for key, value in said.items() for line in differences(record.get(key), value, key)]
     if config_hash(record["config"]) != record["config_hash"]:
         differing.append(f"config_hash: {record['config_hash']} is not that of the configuration beside it")
     return {**record, **again}, differing

@@ -101,7 +101,8 @@ def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -
     path = folder / SPEC
     path.write_text(json.dumps(spec), encoding="utf-8")
     port = _free_port()
-    environment = os.environ | {
+    # Of a SLURM job with one task, which every child would take for itself: it would be the first of one.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")} | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "NODE_RANK": "0",

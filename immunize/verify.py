@@ -71,7 +71,11 @@ def run(folder: Path, data_root: str | None = None, tell: Callable[[str], None] 
 def main() -> None:
     """Entry point of `python -m immunize.verify` and `immunize-verify`."""
     parser = argparse.ArgumentParser(prog="immunize.verify", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="output folder of a run: record, checkpoint, attack record, card")
+    parser.add_argument(
+        "folder",
+        type=lambda text: Path(text.removeprefix("run=")),  # as all other commands have it
+        help="output folder of a run (or run=<folder>): record, checkpoint, attack record, card",
+    )
     parser.add_argument(
         "--data-root", help="where data sets lie now; default: IMMUNIZE_DATA, or where the run had them"
     )

@@ -42,6 +42,13 @@ def test_honest_run_agrees(folder: Path) -> None:
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@pytest.mark.parametrize(("key", "value"), [("seed", 7), ("method", "imma"), ("model", "vit")])
+def test_what_a_card_says_of_the_run_is_what_its_configuration_says(folder: Path, key: str, value: object) -> None:
+    old = read_record(folder)[key]
+    edit_json(folder / RECORD, lambda record: record.update({key: value}))
+    assert evaluate.run(folder)[1] == [f"{key}: {value} in the record, {old} now"]
+
+
 def test_an_empty_variable_leaves_the_data_where_the_run_had_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,28 @@ def test_every_process_gets_its_rank_and_nothing_is_left(worker: str, tmp_path: 
     assert "LOCAL_RANK" not in os.environ
 
 
+def test_processes_of_a_slurm_job_with_one_task_are_not_each_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_worker.py").write_text(
+        "import json, os, sys\n"
+        "from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment\n"
+        "from immunize.processes import is_first\n"
+        "assert not SLURMEnvironment.detect()\n"
+        "cluster = LightningEnvironment()\n"
+        "cluster.set_global_rank(int(os.environ['LOCAL_RANK']))\n"
+        "said = [is_first(), cluster.local_rank(), os.environ['WORLD_SIZE']]\n"
+        "json.dump(said, open(f\"{json.load(open(sys.argv[1]))['out']}/{os.environ['LOCAL_RANK']}\", 'w'))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}")
+    job = {"PROCID": "0", "NTASKS": "1", "JOB_ID": "5", "JOB_NAME": "ours", "LOCALID": "0", "NODEID": "0"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    run_processes({"out": str(tmp_path)}, tmp_path, 2, "a_worker")
+    assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [[True, 0, "2"], [False, 1, "2"]]
+    assert os.environ["SLURM_PROCID"] == "0"
+
+
 def test_one_that_fails_ends_the_others(worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("immunize.processes.GRACE", 0.5)
     started = time.monotonic()
