@@ -56,6 +56,7 @@ class Trial:
         steps: that were taken, the most of its runs.
         clip: largest norm of a gradient; None for no limit.
         balance_every: steps after which λ were balanced again; 0 for never.
+        precondition: objective.precondition, "none" or "features".
         seeds: of its runs, in order.
         seconds: of all its runs.
         status: "finished", or "diverged" where a run did.
@@ -76,6 +77,7 @@ class Trial:
     steps: int
     clip: float | None
     balance_every: int
+    precondition: str
     seeds: tuple[int, ...]
     seconds: float
     status: str
@@ -151,6 +153,7 @@ def _trial(place: tuple[str, str, str], value: float, records: Sequence[dict[str
         steps=max(record["training"]["fit"]["steps"] for record in records),
         clip=records[0]["config"]["trainer"].get("gradient_clip_val"),
         balance_every=records[0]["config"]["objective"]["balance_every"],
+        precondition=records[0]["config"]["objective"]["precondition"],
         seeds=tuple(sorted(record["seed"] for record in records)),
         seconds=sum(record["seconds"] for record in records),
         status="finished" if over else "diverged",
@@ -206,6 +209,7 @@ def row_of(trial: Trial, is_chosen: bool) -> dict[str, Any]:
         "steps": trial.steps,
         "gradient_clip_val": trial.clip,
         "balance_every": trial.balance_every,
+        "precondition": trial.precondition,
         "seeds": " ".join(map(str, trial.seeds)),
         "status": trial.status,
         "rir_validation": trial.rir,
@@ -238,6 +242,7 @@ def trial_of(row: dict[str, str]) -> Trial:
         steps=int(row["steps"]),
         clip=number("gradient_clip_val"),
         balance_every=int(row["balance_every"]),
+        precondition=row.get("precondition", "none"),
         seeds=tuple(map(int, row["seeds"].split())),
         seconds=float(row["seconds"]),
         status=row["status"],
@@ -305,6 +310,8 @@ def readme_of(name: str, trials: Sequence[Trial], best: Sequence[Trial]) -> str:
             steps += f", gradients clipped to norm {trial.clip:g}"
         if trial.balance_every:
             steps += f", λ balanced every {trial.balance_every}"
+        if trial.precondition != "none":
+            steps += f", preconditioned at the {trial.precondition}"
         lost = sum(not other.finished for other in of)
         taken = f"{trial.value:g}" if trial.finished else "none"
         numbers = ["–"] * 5

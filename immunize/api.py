@@ -260,6 +260,8 @@ def _features(backbones: Sequence[nn.Module], loader: Loader) -> tuple[list[Tens
             labels.append(batch[1].cpu())
     if not labels:
         raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
+    if min(len(of_batch) for of_batch in labels) < 2:
+        raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
     return [torch.cat(rows) for rows in found], torch.cat(labels)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import hashlib
 import json
 import math
 import os
@@ -32,6 +33,7 @@ __all__ = [
     "RECORD",
     "SCHEMA_VERSION",
     "SWEEP",
+    "file_digest",
     "finished",
     "peak_memory_mib",
     "plain",
@@ -120,6 +122,12 @@ def read_record(folder: Path) -> dict[str, Any]:
             f"{path} has schema version {record.get('schema_version')}, this version of immunize reads {SCHEMA_VERSION}"
         )
     return record
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def finished(folder: Path) -> bool:

@@ -133,6 +133,8 @@ def test_wrong_loaders_are_explained(network: tuple[Backbone, nn.Linear]) -> Non
     backbone, head = network
     with pytest.raises(UserError, match="no batch"):
         immunize.immunize(backbone, head, [], loader(2), trainable=["last"])
+    with pytest.raises(UserError, match="a batch of one row"):
+        immunize.immunize(backbone, head, loader(1), loader(2, n=161), trainable=["last"])
     with pytest.raises(UserError, match="harmful_loader is over after one pass"):
         immunize.immunize(backbone, head, loader(1), iter(loader(2)), trainable=["last"])
     with pytest.raises(UserError, match="labels up to 4"):

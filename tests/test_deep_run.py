@@ -21,16 +21,17 @@ from safetensors.torch import load_file
 
 from immunize import evaluate, train
 from immunize.config import config_hash, hash_of_run, resolved
-from immunize.errors import UserError
-from immunize.features import DeepExtractor, Features, extract
+from immunize.errors import CheckpointError, UserError
+from immunize.features import DeepExtractor, Features, extract, save_weights
 from immunize.records import CHECKPOINT, read_record
+from immunize.running.deep_assembling import build_network
 from immunize.running.deep_fit import TRAINING
 from immunize.running.measuring import Measured, both_features
 from immunize.training import DeepModule
 from immunize.training.callbacks import Resuming, Throughput
 from tests.commands import ENVIRONMENT, run
 from tests.composing import DEEP, compose_config, run_tiny_deep, tiny, tiny_deep
-from tests.data.image_files import WNIDS, write_cars
+from tests.data.image_files import WNIDS, break_inside, write_cars
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves")
@@ -379,6 +380,44 @@ def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
 # The paper's configurations, on generated images in the real layouts.
 
 
+def a_theta_0(folder: Path, seed: int) -> Path:
+    """Some weights of the tiny network, always in the same file."""
+    file = folder / "theta_0.safetensors"
+    save_weights(file, build_network(tiny_deep(f"seed={seed}"), 5).full_state_dict())
+    return file
+
+
+def test_another_theta_0_in_the_same_file_is_another_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, folder = a_theta_0(tmp_path, 1), tmp_path / "run"
+    options = (f"model.checkpoint={file}", "resume=true")
+    first = run_tiny_deep(folder, *options)
+    assert run_tiny_deep(folder, *options)["started"] == first["started"]
+    assert evaluate.run(folder)[1] == []
+    a_theta_0(tmp_path, 2)
+    with pytest.raises(CheckpointError, match="θ_0 is not that of the run"):
+        evaluate.run(folder)
+    with pytest.raises(UserError, match="overwrite=true"):  # a finished record is never lost by itself
+        run_tiny_deep(folder, *options)
+    again = run_tiny_deep(folder, *options, "overwrite=true")
+    assert again["config_hash"] == first["config_hash"]
+    assert again["network"]["theta_0_sha256"] != first["network"]["theta_0_sha256"]
+
+
+def test_unreadable_images_are_counted_when_all_have_been_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for role in ("pretrain", "harmful"):
+        for part, count in (("train", 60), ("val", 60)):
+            for name in ("a", "b"):
+                (tmp_path / role / part / name).mkdir(parents=True)
+                for number in range(count):
+                    write_noise(tmp_path / role / part / name / f"{number:03}.png", rng)
+    break_inside(tmp_path / "harmful" / "val" / "a" / "007.png")
+    sets = [f"{role}{of}" for role in ("pretrain", "harmful") for of in ("=imagefolder", f".root={tmp_path / role}")]
+    record = run_tiny_deep(tmp_path / "run", *sets, "objective=resnet_small_digits", "objective.max_steps=2")
+    assert record["data"]["harmful"]["skipped"] == {"fit": 0, "held_out": 1}
+    assert evaluate.run(tmp_path / "run")[1] == []
+
+
 def write_noise(path: Path, rng: np.random.Generator) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(path)
@@ -492,6 +531,7 @@ def test_mistakes_are_named(overrides: list[str], words: str, tmp_path: Path) ->
         pytest.skip("there is one")
     with pytest.raises(UserError) as error:
         run_tiny_deep(tmp_path, "objective.max_steps=1", *overrides)
+    assert not (tmp_path / "record.json").exists()
     assert words.lower() in str(error.value).lower()
 
 

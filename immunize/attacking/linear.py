@@ -13,7 +13,6 @@ Sees every room; no room sees it. Shapes: N samples, D features.
 from __future__ import annotations
 
 import copy
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from immunize.data.checks import check_part, check_same_width
 from immunize.data.parts import ROLES, Splits, hash_of
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluation.attacks import AttackData, Rows
+from immunize.records import file_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,7 +152,7 @@ def _load(nodes: DictConfig, path: Path, record: dict[str, Any]) -> Subject:
         "run_config_hash": record.get("config_hash"),
         "data": {role: source.describe() for role, source in zip(ROLES, sources, strict=True)},
         "data_hash": data_hash,
-        "checkpoint_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "checkpoint_sha256": file_digest(path),
     }
     return Subject(theta, sources, splits, (nodes.pretrain, nodes.harmful), facts)
 

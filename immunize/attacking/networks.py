@@ -9,7 +9,6 @@ Sees every room; no room sees it. Shapes: N images, D features.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from immunize.errors import CheckpointError, DataError, MissingDataError, UserEr
 from immunize.evaluation.attacks import AttackData, Network, Rows
 from immunize.evaluation.attacks.network import flops_of
 from immunize.features import DeepExtractor, Features, Released, load_weights, released_network, state_digest
+from immunize.records import file_digest
 from immunize.running.deep_assembling import build_network
 
 __all__ = ["DeepTarget", "deep_target"]
@@ -229,7 +229,7 @@ def _facts(
         "run_config_hash": record.get("config_hash"),
         "data": {role: source.describe() for role, source in sources.items()},
         "data_hash": data_hash,
-        "checkpoint_sha256": hashlib.sha256(pointed.path.read_bytes()).hexdigest(),
+        "checkpoint_sha256": file_digest(pointed.path),
         "theta_0_sha256": state_digest(net.full_state_dict()),
         "n_features": net.n_features,
         "appended_map": networks["immunized"].map is not None,

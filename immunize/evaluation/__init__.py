@@ -1,6 +1,6 @@
 """Measuring an immunized extractor: condition numbers, verdicts of Definition 3.1, and the probe of Eq. (16)."""
 
-from immunize.evaluation.deep import DeepVerdicts, EvaluationSettings, evaluate_deep
+from immunize.evaluation.deep import DeepVerdicts, EvaluationSettings, check_group_size, evaluate_deep
 from immunize.evaluation.immunity import PartEvaluation, Verdicts, evaluate_part, least_squares_targets
 from immunize.evaluation.probe import NormRatioCurve, norm_ratio_curve
 
@@ -10,6 +10,7 @@ __all__ = [
     "NormRatioCurve",
     "PartEvaluation",
     "Verdicts",
+    "check_group_size",
     "evaluate_deep",
     "evaluate_part",
     "least_squares_targets",

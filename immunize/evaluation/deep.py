@@ -130,17 +130,32 @@ def evaluate_deep(
     }
 
 
+def check_group_size(count: int, part: str, role: str, group_size: int) -> None:
+    """That a part of a data set has as many images as a group.
+
+    Args:
+        count: N.
+        part: "fit" or "held_out".
+        role: "pretrain" or "harmful".
+        group_size: images in a group.
+
+    Raises:
+        UserError: fewer.
+    """
+    if count < group_size:
+        raise UserError(
+            f"the {part.replace('_', '-')} part of the {role} data has {count:,} images, fewer images than a group of "
+            f"the evaluation ({group_size:,}); use more images, or smaller groups: deep.group_size"
+        )
+
+
 def _check(features: Features, settings: EvaluationSettings) -> None:
     for part in PARTS:
         for role in ROLES:
             (x, y), (x_0, y_0) = (features[which][part][role] for which in WHICH)
             if x.shape != x_0.shape or not torch.equal(y, y_0):
                 raise ValueError(f"θ_I and θ_0 have features of different {role} images in {part}")
-            if len(x) < settings.group_size:
-                raise UserError(
-                    f"the {part.replace('_', '-')} part of the {role} data has {len(x):,} images, fewer images than a "
-                    f"group of the evaluation ({settings.group_size:,}); use more images, or smaller groups"
-                )
+            check_group_size(len(x), part, role, settings.group_size)
             for which in WHICH:
                 if not bool(torch.isfinite(features[which][part][role][0]).all()):
                     raise ValueError(f"the features of {which} on the {role} images of {part} are not finite")

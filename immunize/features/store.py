@@ -69,7 +69,7 @@ class Place(NamedTuple):
 def cache_place(
     cache_dir: Path, key: Mapping[str, Any], dtype: torch.dtype, device: torch.device, batch_size: int
 ) -> Place:
-    """The place of an array. The batch size and the kind of device are in its key: they change the rounding.
+    """The place of an array. Batch size, device and number of threads are in its key: they change the rounding.
 
     Args:
         cache_dir: the folder.
@@ -89,9 +89,10 @@ def cache_place(
 
     known = {
         "dtype": str(dtype),
-        "device": device.type,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
         "batch_size": batch_size,
-        "versions": {package: version(package) for package in ("torch", "torchvision", "timm", "pillow")},
+        "versions": {package: version(package) for package in ("immunize", "torch", "torchvision", "timm", "pillow")},
     }
     text = json.dumps({"array": known, "of": dict(key)}, sort_keys=True)
     return Place(cache_dir / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors", text)

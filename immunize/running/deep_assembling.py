@@ -18,8 +18,9 @@ from immunize.building import build, build_sources
 from immunize.data.images import ImagePair, as_image_source
 from immunize.errors import UserError
 from immunize.evaluation.deep import EvaluationSettings
-from immunize.features import DeepExtractor
+from immunize.features import DeepExtractor, state_digest
 from immunize.objective import AT_FEATURES, Objective, task_loss
+from immunize.records import file_digest
 from immunize.running.assembling import HEAD_STREAM, arguments_of, build_objective
 from immunize.training import DeepModule
 from immunize.training.callbacks import BatchMonitor, GradientBalance, Resuming, StepLimit, Throughput
@@ -74,6 +75,20 @@ def build_network(cfg: DictConfig, n_classes: int | None) -> DeepExtractor:
     """
     net: DeepExtractor = build(arguments_of(cfg.model), n_classes=n_classes, seed=cfg.seed)
     return net
+
+
+def theta_0_facts(cfg: DictConfig, net: DeepExtractor) -> dict[str, str | None]:
+    """What the run begins with, for its record: a digest of all weights, and one of the file they came from.
+
+    Args:
+        cfg: a configuration with `model`.
+        net: θ_0.
+    """
+    file = cfg.model.get("checkpoint")
+    return {
+        "theta_0_sha256": state_digest(net.full_state_dict()),
+        "checkpoint_sha256": None if file is None else file_digest(Path(file).expanduser()),
+    }
 
 
 def method_of(cfg: DictConfig, net: DeepExtractor, n_outputs: int) -> Objective:

@@ -17,7 +17,7 @@ from immunize.data import ROLES
 from immunize.data.images import ImagePair
 from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.evaluation.deep import PARTS, evaluate_deep
-from immunize.features import AppendedHead, DeepExtractor, append_map, cached_trunk, load_weights
+from immunize.features import AppendedHead, DeepExtractor, append_map, cached_trunk, load_weights, state_digest
 from immunize.features.weights import check_fit
 from immunize.objective import Head
 from immunize.records import CHECKPOINT
@@ -95,8 +95,10 @@ def cached_sets(
     """What the frozen trunk makes of the images of `measured_sets`, in their place; `net` is moved to the device.
 
     Raises:
-        UserError: the network is in one piece, or its outputs do not fit into the memory.
+        UserError: images are augmented, the network is in one piece, or its outputs do not fit into the memory.
     """
+    if cfg.objective.augment:
+        raise UserError("objective.cache_frozen computes every image once; set objective.augment=false")
     folder = None if cfg.deep.cache_dir is None else Path(cfg.deep.cache_dir).expanduser()
     return {
         part: {
@@ -148,6 +150,9 @@ def recomputed(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[st
         pair, net = build_pair(cfg)
         if pair.data_hash != record["data_hash"]:
             raise CheckpointError("the data are not those of the run: their hash differs from the record's")
+        known = record["network"].get("theta_0_sha256")
+        if known is not None and state_digest(net.full_state_dict()) != known:
+            raise CheckpointError("θ_0 is not that of the run: is model.checkpoint still the file that it began with?")
         state = load_weights(path)
         check_owner(path, record["config_hash"])
         reference = net.reference()
@@ -155,7 +160,7 @@ def recomputed(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[st
         appended = None if objective.trains else _appended(net, state, path)
         if appended is None:
             _check_frozen(net.network, state, {name for name, _ in _trained(net)}, path)
-        sets: dict[str, dict[Any, Any]] = dict(measured_sets(pair, cfg.selection).items())
+        sets: dict[str, dict[Any, Any]] = dict(measured_sets(pair, cfg.selection, cfg.deep.group_size).items())
         cached = bool(cfg.objective.cache_frozen) and objective.trains
         images, device = fingerprints(cfg, sets), _device(cfg, record)
         if cached:

@@ -30,11 +30,18 @@ from immunize.objective import Head, Objective
 from immunize.processes import end_with_parent, is_first, process_count, run_processes, started_outside
 from immunize.records import CHECKPOINT, peak_memory_mib, read_record, write_record
 from immunize.running.assembling import build_loggers, build_objective
-from immunize.running.deep_assembling import build_deep_module, build_pair, device_of_run, method_of
+from immunize.running.deep_assembling import build_deep_module, build_pair, device_of_run, method_of, theta_0_facts
 from immunize.running.deep_evaluation import MANY_FEATURES, cached_sets, data_facts, evaluated, mapped
 from immunize.running.deep_fit import TRAINING, DeepFit, train
 from immunize.running.experiment import threads
-from immunize.running.measuring import Measured, both_features, by_set, fingerprints, head_of, measured_sets
+from immunize.running.measuring import (
+    Measured,
+    both_features,
+    by_set,
+    fingerprints,
+    head_of,
+    measured_sets,
+)
 from immunize.running.recording import flat_metrics, new_record
 from immunize.training.loggers import close_loggers
 
@@ -76,12 +83,11 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
         pair, net = build_pair(cfg)
         reference = net.reference()
         objective = method_of(cfg, net, pair.n_classes("harmful"))
-        sets = measured_sets(pair, cfg.selection)
+        record["network"] = _network_facts(net) | theta_0_facts(cfg, net)
+        sets = measured_sets(pair, cfg.selection, cfg.deep.group_size)
         images, device = fingerprints(cfg, sets), device_of_run(cfg)
         cached = bool(cfg.objective.cache_frozen) and objective.trains
         if cached:
-            if cfg.objective.augment:
-                raise UserError("objective.cache_frozen computes every image once; set objective.augment=false")
             sets = cached_sets(cfg, net, sets, device)
             for role in ROLES:
                 pair.replace_fit(role, sets["fit"][role])
@@ -90,16 +96,14 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
         if objective.trains:
             classes = tuple(pair.harmful_sets.values())
             module = build_deep_module(cfg, net, objective, cached=cached, harmful_classes=classes)
-            named = {"folder": folder, "loggers": loggers, "run_hash": record["config_hash"]}
-            fit = train(cfg, module, pair, reference, quiet=quiet, **named)
+            begins = f"{record['config_hash']} {record['network']['theta_0_sha256']}"
+            fit = train(cfg, module, pair, reference, folder=folder, loggers=loggers, run_hash=begins, quiet=quiet)
         record.update(
             status=fit.status,
+            data_hash=pair.data_hash,
             pretrain=pair.source("pretrain").name,
             harmful=pair.source("harmful").name,
-            data=data_facts(pair),
-            data_hash=pair.data_hash,
             held_out_protocol=pair.held_out_protocol if cfg.selection is None else None,
-            network=_network_facts(net),
         )
         released: nn.Module = net.network
         if fit.status == "finished":
@@ -122,6 +126,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
                     fit.facts["diverged"] = {"step": error.step, "term": error.term, "value": str(error.value)}
                     log.error("%s: after the last step: %s", cfg.method.name, error)
             record["seconds_evaluating"] = time.perf_counter() - started
+        record["data"] = data_facts(pair)  # now that all images have been read, with the count of unreadable ones
         record["training"] = {"fit": {"steps": fit.steps, "seconds": fit.seconds, **fit.facts}}
         record["seconds"] = time.perf_counter() - clock
         record["peak_memory_mib"] = peak_memory_mib()

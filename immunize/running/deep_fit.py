@@ -71,7 +71,7 @@ def train(
         reference: θ_0.
         folder: the output folder.
         loggers: where metrics go.
-        run_hash: `config_hash` of the run.
+        run_hash: of its configuration and of θ_0.
         quiet: show no progress.
 
     Raises:

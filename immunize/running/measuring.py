@@ -20,7 +20,8 @@ from torch import Tensor, distributed
 from torch.utils.data import Dataset, Subset
 
 from immunize.data import ROLES, Role
-from immunize.data.images import ImagePair
+from immunize.data.images import ImagePair, ImageSet
+from immunize.evaluation import check_group_size
 from immunize.features import DeepExtractor, Features, Place, cache_place, extract
 from immunize.objective import Head, world_size
 
@@ -43,19 +44,29 @@ Fingerprints = dict[str, dict[str, str]]
 """part -> role -> what tells the images and their transform from others."""
 
 
-def measured_sets(pair: ImagePair, selection: str | None) -> dict[str, dict[Role, Dataset[Any]]]:
+def measured_sets(pair: ImagePair, selection: str | None, group_size: int) -> dict[str, dict[Role, Dataset[Any]]]:
     """Part -> role -> images, all through the transform of evaluation.
 
     Args:
         pair: set up.
         selection: "validation" puts the images set aside from `fit` in the place of the held-out ones.
+        group_size: images in a group of the evaluation.
+
+    Raises:
+        UserError: a part of a data set that has fewer; now, and not after the training.
     """
-    sets: dict[str, dict[Role, Dataset[Any]]] = {"fit": {}, "held_out": {}}
+    sets: dict[str, dict[Role, Any]] = {"fit": {}, "held_out": {}}
     for role in ROLES:
         splits = pair.measured(role)
         aside = pair.validation(role)
         sets["fit"][role] = splits.fit
         sets["held_out"][role] = splits.held_out if selection is None or aside is None else aside
+    ends = torch.tensor(list(pair.harmful_sets.values())).cumsum(0)
+    for part, roles in sets.items():
+        check_group_size(len(roles["pretrain"]), part, "pretrain", group_size)
+        of_set = torch.bucketize(roles["harmful"].labels, ends, right=True)
+        for count in torch.bincount(of_set, minlength=len(ends)).tolist():
+            check_group_size(count, part, "harmful", group_size)
     return sets
 
 
@@ -114,6 +125,7 @@ def both_features(
                     place.save(known)
             out["immunized"].setdefault(part, {})[role] = (each[0].contiguous(), found.y)
             out["theta_0"].setdefault(part, {})[role] = (known.x, known.y)
+    _tell_of_unreadable(sets)
     return out if out["immunized"] else None
 
 
@@ -204,6 +216,18 @@ def _shared(compute: Callable[[Any], Features], images: Any, stands_for: int) ->
     shares: list[Any] | None = [None] * world if rank == 0 else None
     distributed.gather_object(share(rank, world), shares)
     return None if shares is None else _together(shares)
+
+
+def _tell_of_unreadable(sets: dict[str, dict[Role, Dataset[Any]]]) -> None:
+    """Every process has read its share of the images; the first, which writes the record, is told what others saw."""
+    if world_size() == 1:
+        return
+    for rows in (rows for roles in sets.values() for rows in roles.values()):
+        if isinstance(rows, ImageSet):
+            seen: list[Any] | None = [None] * world_size() if distributed.get_rank() == 0 else None
+            distributed.gather_object(rows.unreadable.numpy(), seen)
+            for other in seen or ():
+                rows.unreadable.logical_or_(torch.from_numpy(other))
 
 
 def _together(shares: list[Features]) -> Features:

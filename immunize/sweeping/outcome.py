@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.errors import CheckpointError
-from immunize.records import RECORD, read_record
+from immunize.records import RECORD, file_digest, read_record
 
 __all__ = ["DONE", "Outcome", "done_record", "value_of"]
 
@@ -46,7 +46,17 @@ def done_record(folder: Path, config_hash: str) -> dict[str, Any] | None:
         record = read_record(folder)
     except CheckpointError:
         return None
-    return record if record["status"] in DONE and record.get("config_hash") == config_hash else None
+    if record["status"] not in DONE or record.get("config_hash") != config_hash:
+        return None
+    return record if _began_with_what_is_there(record) else None
+
+
+def _began_with_what_is_there(record: dict[str, Any]) -> bool:
+    """Whether the file of θ_0, as far as there is one, is still that of the run: another one may have its name."""
+    known = record.get("network", {}).get("checkpoint_sha256")
+    if known is None or not (path := Path(record["config"]["model"]["checkpoint"]).expanduser()).is_file():
+        return True
+    return bool(file_digest(path) == known)
 
 
 def value_of(record: dict[str, Any]) -> float | None:

@@ -95,3 +95,11 @@ def truncate(path: Path, keep: float = 0.6) -> None:
 def colour_of(x: Tensor) -> tuple[int, ...]:
     """The colour of the first pixel of an image read with pixels / 255."""
     return tuple(round(float(value) * 255) for value in x[:, 0, 0])
+
+
+def break_inside(path: Path) -> None:
+    """Whole at both ends, and not to be decoded: a PNG with a wrong checksum in between."""
+    content = bytearray(path.read_bytes())
+    middle = content.index(b"IDAT") + 6
+    content[middle : middle + 4] = b"\xff\xff\xff\xff"
+    path.write_bytes(content)

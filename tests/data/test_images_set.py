@@ -13,7 +13,7 @@ from immunize.data.images.folders import class_names, read_class_folders
 from immunize.data.images.image_set import ImageSet
 from immunize.data.images.stored import FileImages
 from immunize.errors import DataError
-from tests.data.image_files import colour, colour_of, truncate, write_classes
+from tests.data.image_files import break_inside, colour, colour_of, truncate, write_classes
 
 
 def stored(folder: Path) -> FileImages:
@@ -22,14 +22,6 @@ def stored(folder: Path) -> FileImages:
 
 def images(folder: Path) -> ImageSet:
     return ImageSet(stored(folder), None, "test set")
-
-
-def break_inside(path: Path) -> None:
-    """Whole at both ends, and not to be decoded: a PNG with a wrong checksum in between."""
-    content = bytearray(path.read_bytes())
-    middle = content.index(b"IDAT") + 6
-    content[middle : middle + 4] = b"\xff\xff\xff\xff"
-    path.write_bytes(content)
 
 
 def test_item_is_the_image_and_its_label(tmp_path: Path) -> None:

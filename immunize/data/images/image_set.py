@@ -92,6 +92,12 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return len(self.stored.classes)
 
     @property
+    def unreadable(self) -> Tensor:
+        """Which images of the whole split are unreadable, as far as is known by now: (all of them,) bool, no copy."""
+        flags: Tensor = self._failed
+        return flags
+
+    @property
     def skipped(self) -> int:
         """How many images of the whole split are unreadable, as far as is known by now."""
         return int(self._failed.sum())
