@@ -75,7 +75,11 @@ SCALES = {
     ),
     "digits": Scale(
         ("outputs/table3_digits",),
-        ("attack=full", "attack.budget.steps=1000", "attack.budget.flops=1e11", *for_harmful(*MOVING, "lora")),
+        (
+            *("attack=full", "attack.budget.steps=1000", "attack.budget.flops=1e11", *for_harmful(*MOVING, "lora")),
+            *(f"attack.attacks.{name}.flops=4e11" for name in (*MOVING, "lora")),  # 1e11 would be two steps of LoRA
+            "attack.attacks.lora.ranks=[8]",
+        ),
     ),
     "small": Scale(
         ("outputs/table3_small",),

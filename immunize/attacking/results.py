@@ -44,6 +44,7 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
                 best = [a.curve.labels[-1] if a.curve.labels else None for a, _ in pairs]
                 laid[tier] = _tier(tiers[tier]) | {
                     "flops_by_attack": _flops_by_attack(seeds, tier, tiers[tier]),
+                    "longest_by_attack": {name: _longest(seeds, name) for name in _own(seeds, tier)},
                     "best": best,
                     "diverged": sorted({n for a, _ in pairs for n in a.diverged}),
                 }
@@ -93,12 +94,22 @@ def _flops_by_attack(seeds: list[dict[str, Any]], tier: str, found: list[TierRes
     """What each attack of the tier pays by itself for `TARGET` of θ_0's best score, by seed; None for never."""
     from immunize.evaluation.attacks import Curve
 
-    own = [name for name, cell in seeds[0].items() if cell["tier"] == tier and cell["status"] != "skipped"]
+    own = _own(seeds, tier)
     flops = {name: [Curve.of_plain(cells[name]["curves"]["flops"], "flops") for cells in seeds] for name in own}
     return {
         name: [None if of.target is None else curve.cost_of(of.target) for curve, of in zip(curves, found, strict=True)]
         for name, curves in flops.items()
     }
+
+
+def _own(seeds: list[dict[str, Any]], tier: str) -> list[str]:
+    """The attacks of a tier that were run."""
+    return [name for name, cell in seeds[0].items() if cell["tier"] == tier and cell["status"] != "skipped"]
+
+
+def _longest(seeds: list[dict[str, Any]], name: str) -> list[int]:
+    """Steps of the attack's longest candidate, by seed; its budget may have allowed fewer than its settings."""
+    return [max(candidate["steps"] for candidate in cells[name]["candidates"]) for cells in seeds]
 
 
 def _attack(seeds: list[dict[str, Any]], name: str) -> dict[str, Any]:

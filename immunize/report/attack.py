@@ -112,7 +112,7 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
 
 
 def not_tried(record: dict[str, Any]) -> list[str]:
-    """What the grid left out, and why: attacks that were skipped, and benign tasks where there is none."""
+    """What the grid left out, and why: skipped attacks, benign tasks where there is none, steps of T4 beyond these."""
     by_reason: dict[str, list[str]] = {}
     for name, of in record["attacks"]["harmful"]["immunized"].items():
         if of["status"] == "skipped":
@@ -120,6 +120,9 @@ def not_tried(record: dict[str, Any]) -> list[str]:
     lines = [f"not tried: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     if isinstance(reason := record["subject"].get("benign"), str):
         lines.append(f"no benign third task: {reason}")
+    moved = record["results"]["harmful"]["immunized"].get("T4", {}).get("longest_by_attack", {})
+    if moved:  # its own budget, which a large network uses up in a few steps
+        lines.append(f"T4 took at most {', '.join(f'{max(steps):,} steps of {name}' for name, steps in moved.items())}")
     return lines
 
 

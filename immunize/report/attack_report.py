@@ -173,17 +173,21 @@ def _by_tier(attacks: Attacks) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, settings in attacks.grid["attacks"].items():
         if settings["tier"] in tried:
-            found.setdefault(settings["tier"], []).append(f"`{name}`{_terms(settings)}")
+            taken = [steps for group in attacks.groups for steps in group.longest(name, settings["tier"])]
+            found.setdefault(settings["tier"], []).append(f"`{name}`{_terms(settings, taken)}")
     return dict(sorted(found.items()))
 
 
-def _terms(settings: dict[str, Any]) -> str:
-    """Where an attack departs from the grid's: its own FLOPs, the images it is measured on, the tasks it is for."""
+def _terms(settings: dict[str, Any], taken: list[int]) -> str:
+    """Where an attack departs from the grid's: its own FLOPs and steps, images it is measured on, tasks it is for."""
     terms = []
     if settings.get("flops") is not None:
         terms.append(f"{settings['flops']:.0e} FLOPs")
     if "measured" in settings:
-        terms.append(f"{settings['steps']:,} steps, measured on {settings['measured']:,} images")
+        steps = f"at most {settings['steps']:,} steps"
+        if taken:
+            steps += f", of which its FLOPs allowed {min(taken):,} to {max(taken):,}"
+        terms += [steps, f"measured on {settings['measured']:,} images"]
     if settings.get("ranks"):
         terms.append(f"ranks {', '.join(map(str, settings['ranks']))}")
     if settings.get("kinds"):

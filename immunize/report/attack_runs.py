@@ -160,6 +160,16 @@ class Group(Collection):
                         found.setdefault(name, (tier, []))[1].extend(flops)
         return found
 
+    def longest(self, attack: str, tier: str) -> list[int]:
+        """Steps of an attack's longest candidate on every task through every extractor; records of before have none."""
+        return [
+            steps
+            for record in self.records
+            for extractors in record["results"].values()
+            for tiers in extractors.values()
+            for steps in tiers.get(tier, {}).get("longest_by_attack", {}).get(attack, ())
+        ]
+
     def curves(self, method: str, tier: str) -> list[Curve]:
         """Best score so far against steps on the harmful tasks, one a run, task and attacker's seed.
 

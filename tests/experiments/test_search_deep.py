@@ -33,7 +33,12 @@ def record(
         "training": {"fit": {"steps": 89 if rir is None else 240}},
         "hardware": {"processor": "P", "cores": 2, "memory_gib": 4},
         "config": {
-            "objective": {"learning_rate": 0.1 if budget else value, "validation_fraction": 0.2, "balance_every": 0},
+            "objective": {
+                "learning_rate": 0.1 if budget else value,
+                "validation_fraction": 0.2,
+                "balance_every": 0,
+                "precondition": "features" if method == "imma" else "none",
+            },
             "method": {"name": method} | ({"budget": value} if budget else {}),
             "trainer": {"gradient_clip_val": 3} if method == "imma" else {},
         },
@@ -130,8 +135,8 @@ def test_what_is_written(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         in readme
     )
     assert (
-        "| `imma` | 89, gradients clipped to norm 3 | 0 | η in {0.1, 0.2} | none | – | – | – | – | – | 2 of 2 |"
-        in readme
+        "| `imma` | 89, gradients clipped to norm 3, preconditioned at the features | 0 | η in {0.1, 0.2} | none |"
+        " – | – | – | – | – | 2 of 2 |" in readme
     )
     assert "4, 2 configurations a method on each network and D_H, 7 minutes summed" in readme
     assert "no more than 1 point lower" in readme

@@ -16,7 +16,7 @@ from immunize.attack import ATTACK_RECORD
 from immunize.evaluation.attacks import RESOURCES
 from immunize.report.__main__ import main
 from immunize.report.attack_curves import scores_at
-from immunize.report.attack_report import outcome, report_attacks
+from immunize.report.attack_report import _by_tier, outcome, report_attacks
 from immunize.report.attack_runs import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
 from immunize.report.attack_tables import attack_tables, held_counts, middle, unbroken_counts
 from immunize.report.layout import Table
@@ -138,6 +138,17 @@ def test_each_repair_has_its_own_cost_over_that_of_the_plain_attack(base: Record
         for extractor in record["results"]["harmful"].values():
             del extractor["T3"]["flops_by_attack"]
     assert "attacks-synthetic-repairs" not in tables_of(*records)
+
+
+def test_the_grid_says_how_many_steps_the_flops_of_an_attack_allowed(base: Record) -> None:
+    records = [changed(base, "ours", seed) for seed in (0, 1)]
+    for record, steps in zip(records, (43, 50), strict=True):
+        record["config"]["attack"]["attacks"]["whiten"] |= {"measured": 500, "steps": 200, "flops": 4e11}
+        for extractors in record["results"].values():
+            for tiers in extractors.values():
+                tiers["T3"]["longest_by_attack"] = {"whiten": [steps], "centre": [7]}
+    (line,) = (text for text in _by_tier(attacks_of(*records))["T3"] if text.startswith("`whiten`"))
+    assert "4e+11 FLOPs; at most 200 steps, of which its FLOPs allowed 43 to 50; measured on 500 images" in line
 
 
 def test_some_attack_alone_pays_no_more_than_the_tier(base: Record) -> None:

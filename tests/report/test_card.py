@@ -47,6 +47,14 @@ def test_card_has_the_numbers_of_both_records(record: dict[str, Any], attack: di
     json.dumps(card, allow_nan=False)
 
 
+def test_card_says_how_far_attackers_on_the_weights_got(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    assert "T4 took" not in card_text(card_of(record, attack), attack)
+    tiers = attack["results"]["harmful"]["immunized"]
+    tiers["T4"] = copy.deepcopy(tiers["T3"]) | {"longest_by_attack": {"last_block": [43, 40], "lora": [2, 2]}}
+    attack["verdicts"]["harmful"]["immunized"]["held"]["T4"] = False
+    assert "- T4 took at most 43 steps of last_block, 2 steps of lora." in card_text(card_of(record, attack), attack)
+
+
 def test_run_that_was_not_attacked_says_so(record: dict[str, Any]) -> None:
     text = card_text(card_of(record, None), None)
     assert "This run was not attacked" in text
