@@ -22,7 +22,9 @@ FAST = "_fast"
 RunId = tuple[str, str, int]
 """Pair, method, seed."""
 
-_NOT_COMPARED = (*NOT_HASHED, "seed", "method.seed")
+_NOT_COMPARED = (*NOT_HASHED, "seed", "method.seed", "model.checkpoint")
+"""θ_0 is compared by what it is, not by its file; every seed may have its own."""
+
 _MOST_NAMED = 8
 
 
@@ -173,6 +175,7 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
     settings: dict[str, dict[str, str]] = {}
     hashes: dict[str, str | None] = {}
     seen: set[RunId] = set()
+    starts: dict[tuple[str, int], dict[str, str]] = {}
     for record in records:
         flat = flat_settings(record["config"])
         if differing := _differences(settings.setdefault(record["method"], flat), flat):
@@ -182,13 +185,28 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
             )
         if record.get("data_hash") != hashes.setdefault(pair_label(record), record.get("data_hash")):
             raise ValueError(f"runs on {pair_label(record)} were made on different data: their data hashes differ")
+        start = _theta_0(record)
+        known = starts.setdefault((pair_label(record), record["seed"]), start)
+        if any(start[name] != known[name] for name in start.keys() & known.keys()):
+            raise ValueError(
+                f"runs on {pair_label(record)} with seed {record['seed']} began with different θ_0; move those of an "
+                "older one out of the folder"
+            )
         if (one := run_id(record)) in seen:
             raise ValueError(f"the run {one[1]}, {one[0]}, seed {one[2]} is there twice")
         seen.add(one)
 
 
+def _theta_0(record: dict[str, Any]) -> dict[str, str]:
+    """What tells θ_0 from others: a digest of its weights, or in records of before that its file."""
+    digest = (record.get("network") or {}).get("theta_0_sha256")
+    if digest is not None:
+        return {"digest": digest}
+    return {"file": str(record["config"].get("model", {}).get("checkpoint"))}
+
+
 def flat_settings(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """What has to agree between runs of a method: its settings less the seeds, the digits of a pair, and folders.
+    """What has to agree between runs of a method: its settings less the seeds, the digits of a pair, and places.
 
     A setting that is null is one that runs of before it was there do not have.
     """

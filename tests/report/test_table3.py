@@ -396,9 +396,30 @@ def _other_settings(records: list[Record]) -> None:
     records[0]["config"]["objective"]["epochs"] = 9
 
 
+def _another_theta_0(records: list[Record]) -> None:
+    for number, record in enumerate(records):
+        record["network"] = {**(record.get("network") or {}), "theta_0_sha256": "b" if number == 0 else "a"}
+
+
+def _another_file_of_theta_0(records: list[Record]) -> None:
+    for record in records:
+        record.pop("network", None)
+    records[0]["config"]["model"]["checkpoint"] = "elsewhere.safetensors"
+
+
+def test_every_seed_may_have_its_own_theta_0(records: list[Record], tmp_path: Path) -> None:
+    for record in records:
+        record["config"]["model"]["checkpoint"] = f"theta_0_{record['seed']}.safetensors"
+        record["network"] = {**(record.get("network") or {}), "theta_0_sha256": f"{record['seed']}"}
+    reported(records, tmp_path, "table3")
+    assert (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (_another_theta_0, "with seed 0 began with different θ_0"),
+        (_another_file_of_theta_0, "with seed 0 began with different θ_0"),
         (_another_experiment, "these are of table3, table3_small; report each from a folder of its own"),
         (_linear, "Table 3 is of deep networks; there is a run of 'resnet18'"),
         (_twice, "is there twice"),
