@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from immunize.report.attack_runs import THETA_0, Attacks, Curve, Group
-from immunize.report.curves import OTHER_STYLE, STYLES
+from immunize.report.curves import style_of
 from immunize.report.figures import save_figure
 from immunize.report.naming import in_order
 
@@ -87,7 +87,7 @@ def _draw(axis: Axes, group: Group, tier: str) -> None:
         scores = np.stack([scores_at(curve, steps) for curve in curves])
         there = ~np.isnan(scores).any(axis=0)
         x, y = np.asarray(steps)[there], scores[:, there]
-        colour, line = ("#000000", "-") if method == THETA_0 else STYLES.get(method, OTHER_STYLE)
+        colour, line = ("#000000", "-") if method == THETA_0 else style_of(method)
         axis.plot(
             x, np.median(y, axis=0), color=colour, linestyle=line, linewidth=1.6, label=method, drawstyle="steps-post"
         )

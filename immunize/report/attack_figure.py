@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from immunize.report.attack_runs import THETA_0, Attacks, Group
 from immunize.report.attack_tables import KIND_WORDS, middle
-from immunize.report.curves import OTHER_STYLE, STYLES
+from immunize.report.curves import style_of
 from immunize.report.figures import save_figure
 from immunize.report.naming import in_order
 
@@ -77,7 +77,7 @@ def _draw(axis: Axes, group: Group, kind: str, resource: str, markers: Mapping[s
                 y.append(middle(of))
                 low.append(min(of))
                 high.append(min(max(of), never))
-        colour = "#000000" if method == THETA_0 else STYLES.get(method, OTHER_STYLE)[0]
+        colour = "#000000" if method == THETA_0 else style_of(method)[0]
         axis.vlines(x, np.minimum(low, never), high, color=colour, alpha=0.35, linewidth=2.5)
         for inside in (True, False):
             chosen = [(a, min(b, never)) for a, b in zip(x, y, strict=True) if math.isfinite(b) == inside]

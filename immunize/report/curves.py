@@ -5,6 +5,7 @@ The data of the figure are a CSV beside it (:mod:`~immunize.report.bands`), from
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,12 @@ from immunize.report.runs import Runs
 __all__ = [
     "CURVES",
     "IDENTITY",
-    "OTHER_STYLE",
     "STYLES",
     "BandCurve",
     "curves_by_method_figure",
     "curves_figure",
     "curves_of",
+    "style_of",
 ]
 
 CURVES = "curves.csv"
@@ -42,14 +43,20 @@ STYLES: dict[str, tuple[str, Any]] = {
     "imma": ("#CC79A7", (0, (1, 1))),
     "ill_only": ("#E69F00", (0, (3, 1))),
     "well_only": ("#56B4E9", (0, (6, 1, 1, 1, 1, 1))),
+    "signal": ("#A6761D", (0, (5, 1, 1, 1))),
     "none": ("#7F7F7F", (0, (2, 2))),
     IDENTITY: ("#000000", (0, (1, 2.5))),
 }
-OTHER_STYLE = ("#8C6D31", "-")
+_OTHERS = (("#8C6D31", "-"), ("#332288", (0, (8, 2))), ("#117733", (0, (2, 1, 1, 1))), ("#882255", (0, (1, 2))))
 _FAINT_BAND, _CLEAR_BAND = 0.07, 0.25
 """Opacity of a band among many, and of one on its own."""
 
 Array = npt.NDArray[np.float64]
+
+
+def style_of(method: str) -> tuple[str, Any]:
+    """Colour and line of a method; of those from outside the package four take turns by their names."""
+    return STYLES.get(method) or _OTHERS[zlib.crc32(method.encode()) % len(_OTHERS)]
 
 
 @dataclass(frozen=True)
@@ -168,7 +175,7 @@ def _set_up(axis: Axes) -> None:
 
 
 def _draw(axis: Axes, curve: BandCurve, band: float) -> None:
-    colour, style = STYLES.get(curve.extractor, OTHER_STYLE)
+    colour, style = style_of(curve.extractor)
     width = 2.4 if curve.extractor == "ours" else 1.5
     # below the axis a band's edge would be clipped to nothing on the log scale
     low = np.maximum(curve.low, _SMALLEST)

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from immunize.report.curves import OTHER_STYLE, STYLES
+from immunize.report.curves import style_of
 from immunize.report.figures import TASKS, save_figure
 from immunize.report.naming import in_order
 from immunize.report.probe_curves import THETA_0, ProbeBand
@@ -56,7 +56,7 @@ def probe_figure(bands: Sequence[ProbeBand], stem: Path) -> None:
         shown = {b.extractor: b for b in bands if b.data_set == role}
         for extractor in reversed([one for one in order if one in shown]):  # ours on top
             band = shown[extractor]
-            colour, style = _THETA_0_STYLE if extractor == THETA_0 else STYLES.get(extractor, OTHER_STYLE)
+            colour, style = _THETA_0_STYLE if extractor == THETA_0 else style_of(extractor)
             axis.fill_between(band.steps, band.low, band.high, color=colour, alpha=_BAND, linewidth=0)
             label = f"{'θ_0' if extractor == THETA_0 else extractor}, {band.runs} run{'s' if band.runs > 1 else ''}"
             width = 2.4 if extractor == "ours" else 1.5

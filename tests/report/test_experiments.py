@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from immunize.config import config_dir
 from immunize.report import conventions, results
 from immunize.report.bands import read_bands, write_bands
 from immunize.report.cells import short
-from immunize.report.curves import IDENTITY, BandCurve, curves_of
+from immunize.report.curves import IDENTITY, STYLES, BandCurve, curves_of, style_of
 from immunize.report.expected import expected_runs, swept
 from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
 from immunize.report.heatmaps import log_rir
@@ -557,6 +558,18 @@ def test_help_names_every_experiment(tmp_path: Path) -> None:
 def test_reports_of_experiments_need_no_torch() -> None:
     code = "import sys, immunize.report.experiments; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_methods_are_told_apart_by_colour_and_by_line() -> None:
+    shipped = {path.stem for path in (Path(config_dir()) / "method").glob("*.yaml")}
+    assert shipped <= STYLES.keys()
+    assert (
+        len({colour for colour, _ in STYLES.values()}) == len({str(line) for _, line in STYLES.values()}) == len(STYLES)
+    )
+    others = {style_of(f"method_{number}") for number in range(20)}
+    assert len(others) == 4
+    assert not others & set(STYLES.values())
+    assert style_of("mine") == style_of("mine")
 
 
 def test_curves_csv_is_a_csv(table1: list[Record], tmp_path: Path) -> None:
