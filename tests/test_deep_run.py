@@ -387,7 +387,7 @@ def a_theta_0(folder: Path, seed: int) -> Path:
     return file
 
 
-def test_another_theta_0_in_the_same_file_is_another_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_theta_0_in_the_same_file_is_another_run(tmp_path: Path) -> None:
     file, folder = a_theta_0(tmp_path, 1), tmp_path / "run"
     options = (f"model.checkpoint={file}", "resume=true")
     first = run_tiny_deep(folder, *options)
@@ -406,11 +406,9 @@ def test_another_theta_0_in_the_same_file_is_another_run(tmp_path: Path, caplog:
 def test_unreadable_images_are_counted_when_all_have_been_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for role in ("pretrain", "harmful"):
-        for part, count in (("train", 60), ("val", 60)):
-            for name in ("a", "b"):
-                (tmp_path / role / part / name).mkdir(parents=True)
-                for number in range(count):
-                    write_noise(tmp_path / role / part / name / f"{number:03}.png", rng)
+        for folder in ("train/a", "train/b", "val/a", "val/b"):
+            for number in range(60):
+                write_noise(tmp_path / role / folder / f"{number:03}.png", rng)
     break_inside(tmp_path / "harmful" / "val" / "a" / "007.png")
     sets = [f"{role}{of}" for role in ("pretrain", "harmful") for of in ("=imagefolder", f".root={tmp_path / role}")]
     record = run_tiny_deep(tmp_path / "run", *sets, "objective=resnet_small_digits", "objective.max_steps=2")

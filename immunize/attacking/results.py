@@ -42,9 +42,10 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
                     continue
                 tiers[tier] = [compare(a, b) for a, b in pairs]
                 best = [a.curve.labels[-1] if a.curve.labels else None for a, _ in pairs]
+                own = [name for name, cell in seeds[0].items() if cell["tier"] == tier and cell["status"] != "skipped"]
                 laid[tier] = _tier(tiers[tier]) | {
-                    "flops_by_attack": _flops_by_attack(seeds, tier, tiers[tier]),
-                    "longest_by_attack": {name: _longest(seeds, name) for name in _own(seeds, tier)},
+                    "flops_by_attack": {name: _flops(seeds, name, tiers[tier]) for name in own},
+                    "longest_by_attack": {name: _longest(seeds, name) for name in own},
                     "best": best,
                     "diverged": sorted({n for a, _ in pairs for n in a.diverged}),
                 }
@@ -90,21 +91,12 @@ def _tier(found: list[TierResult]) -> dict[str, Any]:
     }
 
 
-def _flops_by_attack(seeds: list[dict[str, Any]], tier: str, found: list[TierResult]) -> dict[str, list[float | None]]:
-    """What each attack of the tier pays by itself for `TARGET` of θ_0's best score, by seed; None for never."""
+def _flops(seeds: list[dict[str, Any]], name: str, found: list[TierResult]) -> list[float | None]:
+    """What an attack pays by itself for `TARGET` of θ_0's best score in its tier, by seed; None for never."""
     from immunize.evaluation.attacks import Curve
 
-    own = _own(seeds, tier)
-    flops = {name: [Curve.of_plain(cells[name]["curves"]["flops"], "flops") for cells in seeds] for name in own}
-    return {
-        name: [None if of.target is None else curve.cost_of(of.target) for curve, of in zip(curves, found, strict=True)]
-        for name, curves in flops.items()
-    }
-
-
-def _own(seeds: list[dict[str, Any]], tier: str) -> list[str]:
-    """The attacks of a tier that were run."""
-    return [name for name, cell in seeds[0].items() if cell["tier"] == tier and cell["status"] != "skipped"]
+    curves = [Curve.of_plain(cells[name]["curves"]["flops"], "flops") for cells in seeds]
+    return [None if of.target is None else curve.cost_of(of.target) for curve, of in zip(curves, found, strict=True)]
 
 
 def _longest(seeds: list[dict[str, Any]], name: str) -> list[int]:

@@ -34,14 +34,7 @@ from immunize.running.deep_assembling import build_deep_module, build_pair, devi
 from immunize.running.deep_evaluation import MANY_FEATURES, cached_sets, data_facts, evaluated, mapped
 from immunize.running.deep_fit import TRAINING, DeepFit, train
 from immunize.running.experiment import threads
-from immunize.running.measuring import (
-    Measured,
-    both_features,
-    by_set,
-    fingerprints,
-    head_of,
-    measured_sets,
-)
+from immunize.running.measuring import Measured, both_features, by_set, fingerprints, head_of, measured_sets
 from immunize.running.recording import flat_metrics, new_record
 from immunize.training.loggers import close_loggers
 
