@@ -4,20 +4,23 @@
     mnist          MNIST 0 → 1 from start to exit of a process, against the promised limits
     scaling        how time and memory of a step grow with D, N and batch size
     deep           deep nets: a step, a cached trunk and pooled κ, against the promised limits
-    deep_scaling   how the cost of a deep run grows with N, D, batch size, network and processes; writes docs/scaling.md
+    deep_scaling   how the cost of a deep run grows with N, D, batch size, network and processes
     attack         the attack grid on features as large as Stanford Cars', against the promised limits
 
 `rest` are the parts of which there are no numbers of this commit yet, so that a bench that was interrupted goes on;
-`table` measures nothing. Results go into this folder, and README.md is written anew at the end: all of them in one
-table. The exit code is 1 where a promise does not hold.
+`table` measures nothing. Results go into this folder; at the end, when it is known what every part was measured with,
+README.md is written anew, all of them in one table, and docs/scaling.md. The exit code is 1 where a promise does not
+hold.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from experiments.bench.machine import HERE, MACHINE, ROOT, note_machine, warn_if_busy
 from immunize.errors import UserError
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
             kept = False
             break
         note_machine(HERE, part, load)
-    _write_table()
+    _write_pages()
     return 0 if kept else 1
 
 
@@ -61,18 +64,29 @@ def _rest() -> tuple[str, ...]:
     from immunize.records import provenance
 
     commit = provenance()["git_commit"]
-    path = HERE / MACHINE
-    measured = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    measured = _machines()
     if commit is None or commit.endswith("-dirty"):
         return PARTS
     return tuple(part for part in PARTS if measured.get(part, {}).get("git_commit") != commit)
 
 
-def _write_table() -> None:
+def _write_pages() -> None:
+    from experiments.bench.page import PAGE, page
     from experiments.bench.table import README, readme
 
     (HERE / README).write_text(readme(HERE, ROOT / "experiments"), encoding="utf-8")
     print(f"all benchmarks in one table: {HERE / README}", file=sys.stderr)
+    if "deep_scaling" in _machines():
+        with contextlib.suppress(FileNotFoundError):  # of another deep part there is nothing yet
+            (ROOT / PAGE).write_text(page(HERE), encoding="utf-8")
+
+
+def _machines() -> dict[str, Any]:
+    """What every part was measured with."""
+    path = HERE / MACHINE
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    assert isinstance(found, dict)
+    return found
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How the cost of a deep run grows with N, D, batch size, network and number of processes: deep_scaling.csv.
 
-One row a measurement, "what" over "variable"; `seconds` are the shortest of several. Ends with docs/scaling.md, which
-has no number of its own (see :mod:`experiments.bench.page`). Promises nothing.
+One row a measurement, "what" over "variable"; `seconds` are the shortest of several. docs/scaling.md is made of it
+(:mod:`experiments.bench.page`). Promises nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from experiments.bench.deep_parts import (
     spectra,
 )
 from experiments.bench.deep_processes import measure_processes
-from experiments.bench.machine import HERE, ROOT, write_csv
+from experiments.bench.machine import write_csv
 from immunize.data.images import ImageFolder
 from immunize.evaluation.attacks.network import flops_of as counted
 from immunize.features.transforms import image_transform
@@ -138,19 +138,19 @@ def _reading(seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def vit_large() -> Flops:
-    """ViT-L/16 at 224 px with its last block trained, counted without computing anything."""
-    with torch.device("meta"):
-        net = timm.create_model("vit_large_patch16_224", num_classes=0)
-        images, tokens = torch.empty(1, 3, 224, 224), torch.empty(1, 197, LARGE_D)
-        last_block = net.get_submodule(f"blocks.{LARGE_BLOCKS - 1}")
+    """ViT-L/16 at 224 px with its last block trained: its blocks are alike, so that a network of one is counted."""
+    net = timm.create_model("vit_large_patch16_224", num_classes=0, depth=1)
+    block = net.get_submodule("blocks.0")
+    images, tokens = torch.zeros(1, 3, 224, 224), torch.zeros(1, 197, LARGE_D)
     with torch.no_grad():
-        whole, forward = counted(lambda: net(images)), counted(lambda: last_block(tokens))
-    last = counted(lambda: last_block(tokens.requires_grad_()).sum().backward())
-    return Flops((whole - forward) / 1e9, last / 1e9)
+        shallow, of_block = counted(lambda: net(images)), counted(lambda: block(tokens))
+    trunk = shallow + (LARGE_BLOCKS - 2) * of_block  # all but the last
+    trained = counted(lambda: block(tokens.requires_grad_()).sum().backward())
+    return Flops(trunk / 1e9, trained / 1e9)
 
 
 def run(out: Path) -> bool:
-    """Measure, print, write deep_scaling.csv, and write the page anew where the results are the committed ones.
+    """Measure, print, and write deep_scaling.csv.
 
     Args:
         out: the folder of results.
@@ -164,10 +164,6 @@ def run(out: Path) -> bool:
         print(f"{row['what']}, {row['variable']} {row['size'] or row['network']}: {row['seconds']} s", file=sys.stderr)
     write_csv(out / "deep_scaling.csv", rows)
     show("cost of a deep run", rows)
-    if out.resolve() == HERE.resolve():
-        from experiments.bench.page import PAGE, page
-
-        (ROOT / PAGE).write_text(page(out), encoding="utf-8")
     return True
 
 

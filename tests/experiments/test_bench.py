@@ -337,6 +337,17 @@ def test_interrupted_bench_goes_on(parts: dict[str, Any], tmp_path: Path, monkey
     assert parts["ran"] == list(bench.PARTS)
 
 
+def test_pages_name_what_was_measured_with_just_now(parts: dict[str, Any], tmp_path: Path) -> None:
+    for path in HERE.glob("deep_*.csv"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / machine.MACHINE).write_text(json.dumps(MEASURED | {"deep_scaling": {"date": "1999-12-31"}}))
+    (tmp_path / "docs").mkdir()
+    assert bench.main(["deep_scaling"]) == 0
+    measured = json.loads((tmp_path / machine.MACHINE).read_text())["deep_scaling"]["date"]
+    assert f"Measured {measured} on" in (tmp_path / "docs/scaling.md").read_text()
+    assert measured != "1999-12-31"
+
+
 def test_table_measures_nothing(parts: dict[str, Any], tmp_path: Path) -> None:
     assert bench.main(["table"]) == 0
     assert parts["ran"] == []

@@ -14,7 +14,8 @@ from experiments.bench import deep, deep_scaling
 from experiments.bench.deep_parts import NETWORKS, Steps, flops_of, in_turns, random_batch, spectra
 from experiments.bench.deep_processes import measure_processes
 from experiments.bench.machine import HERE, ROOT
-from experiments.bench.page import _SIZES, PAGE, _series, page
+from experiments.bench.page import PAGE, page
+from experiments.bench.rows import SIZES, series_over
 from tests.composing import compose_config
 
 
@@ -61,7 +62,7 @@ def test_operations_are_counted_by_hand() -> None:
     assert flops.cached_bound == pytest.approx(1 + flops.trunk / flops.tail)
 
 
-def test_vit_large_is_counted_without_computing_it() -> None:
+def test_vit_large_is_counted_on_one_of_its_blocks() -> None:
     flops = deep_scaling.vit_large()
     assert flops.trunk + flops.tail / 3 == pytest.approx(2 * 61.6, rel=0.01)  # 61.6 GMAC are known of ViT-L/16
 
@@ -145,7 +146,7 @@ def test_committed_results_are_whole() -> None:
 
 
 def test_a_series_has_its_own_row_where_another_has_measured_the_same() -> None:
-    sizes = dict.fromkeys(_SIZES)
+    sizes = dict.fromkeys(SIZES)
     rows = [
         {"what": "step", "variable": variable, "size": size, **sizes, "batch": batch, "seconds": seconds}
         for variable, size, batch, seconds in (
@@ -155,7 +156,7 @@ def test_a_series_has_its_own_row_where_another_has_measured_the_same() -> None:
             ("network", 2, 64, 2.0),
         )
     ]
-    assert [row["seconds"] for row in _series(rows, "step", "batch")] == [0.7, 1.0, 2.0]
+    assert [row["seconds"] for row in series_over(rows, "step", "batch")] == [0.7, 1.0, 2.0]
 
 
 def test_the_page_has_the_numbers_of_the_results(tmp_path: Path) -> None:

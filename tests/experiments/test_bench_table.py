@@ -31,7 +31,13 @@ def measured() -> dict[str, list[Row]]:
         for name in deep.STEP_NETWORKS
     ]
     caches = [
-        {"network": name, "bound": 4.0, "speedup_files": deep.CACHE_LIMIT, "gradient_gap": deep.SAME_GRADIENT}
+        {
+            "network": name,
+            "bound": 4.0,
+            "speedup_files": deep.CACHE_LIMIT,
+            "speedup_memory": 2.0,
+            "gradient_gap": deep.SAME_GRADIENT,
+        }
         for name in deep.CACHE_NETWORKS
     ]
     return {
