@@ -9,7 +9,6 @@ import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from immunize.evaluation.resampling import generator
 from immunize.features import AppendedHead, DeepExtractor, append_map, device_of
 from immunize.objective import Objective, task_loss
 from immunize.running.assembling import arguments_of
+from immunize.running.deep_assembling import optimizer_factory
 from immunize.running.experiment import quiet_lightning
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.training import DeepModule
@@ -34,8 +34,8 @@ from immunize.training.callbacks import MULTIPLIERS, GradientBalance
 
 __all__ = ["Immunized", "immunize"]
 
-MOMENTUM, HEAD_WEIGHT_DECAY = 0.9, 2e-5
-"""Of SGD, and of the classifiers (C.2)."""
+SHARED_ROW = "objective_deep.yaml"
+"""What C.2 says of every deep net, below `conf`: the optimizer's momentum, the weight decay of classifiers."""
 
 AT_MOST_TO_LOOK_AT = 8
 """Rows of the first batch with which the network is cut into a frozen and a trained part."""
@@ -156,14 +156,16 @@ def immunize(
             int(before["harmful"][1].max()) + 1,
             net.dtype,
         )
+        row = OmegaConf.load(Path(config_dir()) / SHARED_ROW)
+        assert isinstance(row, DictConfig)
         module = DeepModule(
             net,
             objective,
-            task_loss("ce", label_smoothing),
-            partial(torch.optim.SGD, lr=learning_rate, momentum=MOMENTUM, nesterov=True),
-            head_weight_decay=HEAD_WEIGHT_DECAY,
-            at_features="none",
-            ridge=1e-6,
+            task_loss(row.loss, label_smoothing),
+            optimizer_factory(row.optimizer, learning_rate),
+            head_weight_decay=row.head_weight_decay,
+            at_features=row.precondition,
+            ridge=row.precondition_ridge,
         )
         taken = _train(module, pretrain_loader, harmful_loader, steps, balanced)
     else:

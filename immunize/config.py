@@ -49,6 +49,7 @@ __all__ = [
     "data_folder",
     "folder_name",
     "hash_of_run",
+    "moved",
     "register",
     "resolved",
 ]
@@ -124,6 +125,23 @@ def config_hash(config: dict[str, Any]) -> str:
     kept = _of_its_kind({key: value for key, value in config.items() if key not in NOT_HASHED})
     kept = _without_paths(kept, str(config.get("data_root")))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def moved(config: dict[str, Any], data_root: str | None) -> dict[str, Any]:
+    """A configuration with its data folder replaced wherever it or a file below it occurs; unchanged for None."""
+    old = config["data_root"]
+
+    def replace(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: replace(item) for key, item in value.items()}
+        if data_root is None or not isinstance(value, str):
+            return value
+        below = value.removeprefix(f"{old}/")  # such as θ_0's weights
+        return data_root if value == old else str(Path(data_root) / below) if below != value else value
+
+    elsewhere = replace(config)
+    assert isinstance(elsewhere, dict)
+    return elsewhere
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.building import build_sources
 from immunize.checkpoints import load_checkpoint
 from immunize.cli import entry_point, explain_errors, tell
-from immunize.config import config_dir, config_hash, data_folder, register
+from immunize.comparing import RELATIVE_TOLERANCE, differences
+from immunize.config import config_dir, config_hash, data_folder, moved, register
 from immunize.errors import CheckpointError, DivergedError
 from immunize.records import CHECKPOINT, read_record
 
-__all__ = ["differences", "main", "moved", "run"]
+__all__ = ["main", "run"]
 
 COMPARED = ("data", "metrics", "verdicts", "steps_to_norm_ratio")
 """Parts of a linear run's record that are recomputed and compared."""
@@ -31,9 +31,6 @@ COMPARED_DEEP = (
 
 OF_SEVERAL_SETS = ("weakest", "harmful_sets")
 """Those that only a run against several harmful data sets has."""
-
-RELATIVE_TOLERANCE = 1e-6
-"""Numbers may differ by this much: another BLAS or thread count rounds differently, and κ amplifies rounding."""
 
 
 def run(
@@ -125,48 +122,6 @@ def _hydra_main(cfg: DictConfig) -> None:
         print("these numbers differ from the record:", *differing, sep="\n  ")
         sys.exit(1)
     print(f"every number agrees with the record (relative tolerance {RELATIVE_TOLERANCE:g})")
-
-
-def moved(config: dict[str, Any], data_root: str | None) -> dict[str, Any]:
-    """A configuration with its data folder replaced wherever it or a file below it occurs; unchanged for None."""
-    old = config["data_root"]
-
-    def replace(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: replace(item) for key, item in value.items()}
-        if data_root is None or not isinstance(value, str):
-            return value
-        below = value.removeprefix(f"{old}/")  # such as θ_0's weights
-        return data_root if value == old else str(Path(data_root) / below) if below != value else value
-
-    elsewhere = replace(config)
-    assert isinstance(elsewhere, dict)
-    return elsewhere
-
-
-def differences(old: Any, new: Any, name: str) -> list[str]:
-    """One line for each number that is not the same again.
-
-    Args:
-        old: as in the record.
-        new: as computed now.
-        name: of what is compared.
-    """
-    if isinstance(old, dict) and isinstance(new, dict):
-        lines = [f"{name}.{key}: only on one side" for key in sorted(old.keys() ^ new.keys())]
-        for key in old.keys() & new.keys():
-            lines += differences(old[key], new[key], f"{name}.{key}")
-        return lines
-    if isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new):
-        pairs = enumerate(zip(old, new, strict=True))
-        return [line for i, (one, other) in pairs for line in differences(one, other, f"{name}[{i}]")]
-    if isinstance(old, float) and isinstance(new, float):
-        same = math.isclose(old, new, rel_tol=RELATIVE_TOLERANCE)
-    elif old is None and isinstance(new, float):
-        same = not math.isfinite(new)  # records store infinities as null
-    else:
-        same = old == new
-    return [] if same else [f"{name}: {old} in the record, {new} now"]
 
 
 if __name__ == "__main__":

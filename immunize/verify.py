@@ -20,6 +20,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import entry_point, tell
+from immunize.comparing import differences
 from immunize.config import data_folder, register
 from immunize.errors import CheckpointError, UserError
 
@@ -57,7 +58,7 @@ def run(folder: Path, data_root: str | None = None, tell: Callable[[str], None] 
         card = card_of(record, attack)
         if (folder / CARD_JSON).exists():
             stored, again = _json(folder / CARD_JSON), json.loads(json.dumps(card))
-            differing += [f"card: {line}" for line in evaluate.differences(stored, again, "card")]
+            differing += [f"card: {line}" for line in differences(stored, again, "card")]
         else:
             differing.append(f"card: {CARD_JSON} is missing, {CARD_MD} is there")
         if not (folder / CARD_MD).is_file() or (folder / CARD_MD).read_text(encoding="utf-8") != card_text(
@@ -95,7 +96,6 @@ def main() -> None:
 def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: Callable[[str], None]) -> list[str]:
     from immunize.attack import hash_of_grid, measure
     from immunize.attacking.results import RESULTS
-    from immunize.evaluate import differences
     from immunize.records import plain
 
     if missing := [key for key in (*RESULTS, "config") if key not in attack]:

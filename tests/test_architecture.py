@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -23,7 +25,7 @@ ENTRY_POINTS = {
 """These see everything, and no room sees them."""
 SHARED = {
     *("errors", "config", "cli", "records", "checkpoints", "building", "remembering", "settings", "sweeping"),
-    *("processes", "schemas"),
+    *("processes", "schemas", "comparing"),
     "immunize",
 }
 """They belong to no room and import none; "immunize" is the package's own `__init__`."""
@@ -180,3 +182,19 @@ def test_nothing_executes_what_a_checkpoint_holds() -> None:
         source = path.read_text(encoding="utf-8")
         assert "pickle" not in imports_of(path)
         assert "torch.load(" not in source or "weights_only=True" in source, path
+
+
+MODULE_OF = {"hydra-core": "hydra", "scikit-learn": "sklearn", "pillow": "PIL", "huggingface-hub": "huggingface_hub"}
+"""Where a package is not called as what is imported of it."""
+
+
+def test_dependencies_are_what_is_imported() -> None:
+    """The wheel's test borrows an environment; a package that only another one brings along would not be missed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared, optional = (
+        {MODULE_OF.get(name, name) for line in lines for name in re.findall(r"^[\w-]+", line)}
+        for lines in (project["dependencies"], project["optional-dependencies"]["slurm"])
+    )
+    files = [*FILES, *(ROOT / "hydra_plugins").rglob("*.py")]
+    imported = {name.partition(".")[0] for path in files for name in imports_of(path, typing_only=False)}
+    assert imported - sys.stdlib_module_names - {"immunize"} - optional == declared

@@ -29,6 +29,7 @@ from immunize.config import (
     config_hash,
     data_folder,
     folder_name,
+    moved,
     register,
 )
 
@@ -426,3 +427,13 @@ def test_decay_changes_the_hash_only_where_there_is_one() -> None:
     assert config["objective"]["lr_decay"] is None
     assert config_hash(before) == config_hash(config)
     assert config_hash(resolved(composed("objective.lr_decay=0.25"))) != config_hash(config)
+
+
+def test_weights_below_the_data_folder_move_with_it() -> None:
+    config = {"data_root": "/old", "model": {"checkpoint": "/old/weights/w.safetensors"}, "other": "/older/x"}
+    assert moved(config, "/new") == {
+        "data_root": "/new",
+        "model": {"checkpoint": "/new/weights/w.safetensors"},
+        "other": "/older/x",
+    }
+    assert moved(config, None) == config

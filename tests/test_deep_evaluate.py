@@ -127,13 +127,3 @@ def test_processes_are_stood_for_by_their_shares(folder: Path) -> None:
     was = read_record(folder)
     for group in ("metrics", "metrics_groups"):
         assert record[group]["fit"]["spectrum"]["rir"] == pytest.approx(was[group]["fit"]["spectrum"]["rir"], rel=1e-3)
-
-
-def test_weights_below_the_data_folder_move_with_it() -> None:
-    config = {"data_root": "/old", "model": {"checkpoint": "/old/weights/w.safetensors"}, "other": "/older/x"}
-    assert evaluate.moved(config, "/new") == {
-        "data_root": "/new",
-        "model": {"checkpoint": "/new/weights/w.safetensors"},
-        "other": "/older/x",
-    }
-    assert evaluate.moved(config, None) == config

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import data_folder
+from immunize.config import data_folder, moved
 from immunize.data.parts import random_generator
 from immunize.errors import CheckpointError, UserError
-from immunize.evaluate import moved
 from immunize.records import CHECKPOINT, read_record, write_record
 
 if TYPE_CHECKING:
