@@ -27,10 +27,12 @@ def build(node: DictConfig, **arguments: Any) -> Any:
         arguments: further ones, that the run itself provides.
 
     Raises:
-        UserError: the constructor refused its arguments, one that is annotated as a number is none (Hydra knows no
-            types here), or the configuration sets one that the run provides.
+        UserError: there is no `_target_`, the constructor refused its arguments, one that is annotated as a number is
+            none (Hydra knows no types here), or the configuration sets one that the run provides.
     """
     target = node.get("_target_")
+    if target is None:
+        raise UserError(f"_target_ is missing beside {', '.join(map(str, node)) or 'nothing'}: it names what is built")
     _check_numbers(node)
     if clash := sorted(str(key) for key in node if key in arguments):
         raise UserError(f"{target}: {', '.join(clash)} cannot be set here, the run provides it")

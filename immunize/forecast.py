@@ -35,7 +35,7 @@ FORECAST, FIGURE = "forecast.json", "forecast.png"
 WORDS = ("auto", "ledoit_wolf")
 RULES: tuple[Rule, ...] = (
     ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}"),
-    ("top_k", lambda value: value >= 1, "at least 1"),
+    ("top_k", lambda value: value is None or value >= 1, "at least 1, or null"),
     ("budget", lambda value: 1 <= value < math.inf, "at least 1 and finite: it is a bound on κ(H_P)"),
     ("rho", lambda value: 0 < value < math.inf, "positive and finite"),
     ("threads", lambda value: value >= 1, "at least 1"),

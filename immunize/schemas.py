@@ -17,12 +17,14 @@ from omegaconf import MISSING
 
 __all__ = [
     "AttackConfig",
+    "BudgetConfig",
     "CardConfig",
     "DeepConfig",
     "EvaluateConfig",
     "ExperimentConfig",
     "ExportConfig",
     "ForecastConfig",
+    "GridConfig",
     "GuardMode",
     "HtmlConfig",
     "ObjectiveConfig",
@@ -207,7 +209,7 @@ class ForecastConfig:
     seed: int = MISSING
     data_root: str = MISSING
     overwrite: bool = MISSING
-    top_k: int = MISSING
+    top_k: int | None = MISSING
     shrinkage: Any = MISSING
     budget: float = MISSING
     rho: float = MISSING
@@ -225,10 +227,28 @@ class ExportConfig:
 
 
 @dataclass
+class BudgetConfig:
+    """What an attack may spend; `conf/attack/standard.yaml`."""
+
+    steps: int = MISSING
+    flops: float = MISSING
+
+
+@dataclass
+class GridConfig:
+    """A grid of attacks; `conf/attack/standard.yaml`. What an attack may be told, its own class knows."""
+
+    name: str = MISSING
+    reduced: bool = MISSING
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    attacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
 class AttackConfig:
     """`python -m immunize.attack`; every key is explained in `conf/attack.yaml`."""
 
-    attack: Any = MISSING
+    attack: GridConfig = field(default_factory=GridConfig)
     model: Any = MISSING
     pretrain: Any = MISSING
     harmful: Any = MISSING

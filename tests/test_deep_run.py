@@ -403,7 +403,9 @@ def test_another_theta_0_in_the_same_file_is_another_run(tmp_path: Path) -> None
     assert again["network"]["theta_0_sha256"] != first["network"]["theta_0_sha256"]
 
 
-def test_unreadable_images_are_counted_when_all_have_been_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_unreadable_images_are_counted_when_all_have_been_read(processes: int, tmp_path: Path) -> None:
+    """With two processes it is the second that meets it, and the first that writes the record."""
     rng = np.random.default_rng(0)
     for role in ("pretrain", "harmful"):
         for folder in ("train/a", "train/b", "val/a", "val/b"):
@@ -411,7 +413,12 @@ def test_unreadable_images_are_counted_when_all_have_been_read(tmp_path: Path) -
                 write_noise(tmp_path / role / folder / f"{number:03}.png", rng)
     break_inside(tmp_path / "harmful" / "val" / "a" / "007.png")
     sets = [f"{role}{of}" for role in ("pretrain", "harmful") for of in ("=imagefolder", f".root={tmp_path / role}")]
-    record = run_tiny_deep(tmp_path / "run", *sets, "objective=resnet_small_digits", "objective.max_steps=2")
+    several = ["trainer=ddp", "trainer.accelerator=cpu", f"trainer.devices={processes}"] if processes > 1 else []
+    words = [*DEEP, *sets, *several, "objective=resnet_small_digits", "objective.max_steps=2"]
+    done = run("immunize.train", *words, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    record = read_record(tmp_path / "run")
+    assert record["training"]["fit"]["processes"] == processes
     assert record["data"]["harmful"]["skipped"] == {"fit": 0, "held_out": 1}
     assert evaluate.run(tmp_path / "run")[1] == []
 

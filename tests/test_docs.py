@@ -2,7 +2,8 @@
 
 Blocks of `python` are executed, those of a page one after another in one namespace and a folder of its own. Every
 `python -m immunize...` line of a `bash` block is composed: groups, choices and keys exist and values are allowed, but
-nothing is run (the README's commands are, by `test_readme.py`). A block may be left out by a line right above it,
+nothing is run, but for the pages a newcomer begins with (`WHOLE`; the README's commands are run by `test_readme.py`). A
+block may be left out by a line right above it,
 
     <!-- not run: why -->
 
@@ -47,6 +48,8 @@ BLOCK = re.compile(
 )
 CONFIGS = {"pretrain": "pretrain_theta"}
 """Where the primary configuration is not called as the command is."""
+WHOLE = ("quick_start.md", "own_arrays.md")
+"""Pages of which everything is run, from the first block to the last, in one folder."""
 FLAGS = {"--help": 0, "--cfg": 1, "-m": 0, "--multirun": 0}
 """Hydra's options that the pages use, and how many words follow each."""
 
@@ -104,13 +107,20 @@ def fresh() -> Iterator[None]:
     GlobalHydra.instance().clear()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if code_of(page)], ids=name_of)
-def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if code_of(page) or name_of(page) in WHOLE], ids=name_of)
+def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the commands between it where the page is one that is run as a whole."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in code_of(page):
-        exec(compile(block.code, f"{name_of(page)}, a block", "exec"), namespace)
+    for block in (block for block in BLOCKS if block.page == page and not block.title and not block.reason):
+        if block.language == "python":
+            exec(compile(block.code, f"{name_of(page)}, a block", "exec"), namespace)
+        elif block.language == "bash" and name_of(page) in WHOLE:
+            for command in commands_of(block):
+                words = shlex.split(command)
+                done = run(*words[words.index("-m") + 1 :], cwd=tmp_path)
+                assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -215,7 +215,7 @@ def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
         ("shrinkage=0", ["directions that no sample of D_P has", "shrinkage"]),
         ("harmful=housing shrinkage=0 data_root=nowhere", ["nowhere/house_prices/train.csv"]),
         ("top_k=65", ["top_k=65", "D = 64"]),
-        ("top_k=0", ["top_k has to be at least 1"]),
+        ("top_k=0", ["top_k has to be at least 1, or null"]),
         ("budget=0.5", ["budget has to be at least 1", "0.5"]),
         ("budget=inf", ["budget has to be"]),
         ("rho=0", ["rho has to be positive"]),

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from immunize.data import Source
 
 TOP_K = 10
-"""k of the alignment, as in `conf/forecast.yaml`."""
+"""k of the alignment, as in `immunize.evaluation.alignment`."""
 
 FAMILIES = ("mnist", "synthetic")
 SYNTHETIC = ("harmful=synthetic", "logger=none", "figure=false", "probe_steps=100")

@@ -95,6 +95,8 @@ def read_local(root: str | Path) -> pd.DataFrame:
         raise DataError(f"{path} is empty; get train.csv from {KAGGLE_URL}") from error
     except (OSError, ValueError) as error:  # ParserError and UnicodeDecodeError are ValueErrors
         raise DataError(f"{path} is not a readable CSV file ({error}); get train.csv from {KAGGLE_URL}") from error
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes the surplus for the names of rows
+        raise DataError(f"{path} has rows with more fields than the header names; get train.csv from {KAGGLE_URL}")
     return check_table(table, str(path))
 
 

@@ -38,6 +38,7 @@ from immunize.spectrum import (
 
 __all__ = [
     "MEASURED_BY",
+    "TOP_K",
     "Alignment",
     "DataSetFacts",
     "EffectiveRanks",
@@ -53,6 +54,9 @@ __all__ = [
 
 MEASURED_BY: tuple[Estimator, ...] = ("ridge", "spectrum")
 """The estimators behind RIR; `released` hangs on the units of the features."""
+
+TOP_K = 10
+"""Leading singular vectors that are compared unless asked otherwise."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -260,7 +264,7 @@ def forecast(
     fit: Pair,
     held_out: tuple[Pair, Pair],
     *,
-    top_k: int,
+    top_k: int | None = None,
     shrinkage: float | str = 1e-3,
     budget: float = 1.0,
     rho: float = DEFAULT_RHO,
@@ -272,7 +276,7 @@ def forecast(
         fit: rows of D_P and D_H, (N_P, D) and (N_H, D) float64.
         held_out: the rows to compute the second map from (`fit` itself where there are held-out rows, a half where
             there are none), and the rows to measure it on; a pair each.
-        top_k: k of :func:`align`.
+        top_k: k of :func:`align`; None is `TOP_K`, or D where that is smaller.
         shrinkage: ρ of the closed form, or "auto" or "ledoit_wolf", chosen on the rows a map is computed from.
         budget: B of the maps; 1 is the one that attains RIR* by whitening D_P, a larger one buys (i) with (ii).
         rho: ρ of the `ridge` estimator.
@@ -282,7 +286,7 @@ def forecast(
         ValueError: rows without a covariance, k or a setting outside its range, or ρ = 0 where RIR has no maximum.
     """
     grams = [x.T @ x for x in fit]
-    aligned = align(grams[0], grams[1], top_k)
+    aligned = align(grams[0], grams[1], min(TOP_K, len(grams[0])) if top_k is None else top_k)
     in_sample = closed_form(*fit, budget=budget, shrinkage=shrinkage, seed=seed, rho=rho)
     rho_pretrain, rho_harmful = in_sample.shrinkage
     generalized = generalized_spectrum(

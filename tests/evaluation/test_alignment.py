@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from immunize.data import Synthetic
-from immunize.evaluation.alignment import align, describe_rows, effective_ranks, forecast, measure, whitening_limit
+from immunize.evaluation.alignment import (
+    TOP_K,
+    align,
+    describe_rows,
+    effective_ranks,
+    forecast,
+    measure,
+    whitening_limit,
+)
 from immunize.evaluation.forecast_verdict import budget_window, judge
 from immunize.spectrum import frontier, immunization_ratio, spectrum_of
 
@@ -113,6 +121,12 @@ def test_vectors_that_are_not_unique_show_in_the_gap() -> None:
     eye = torch.eye(D, dtype=torch.float64)
     assert align(eye, eye, 3).smallest_gap == 1
     assert align(torch.diag(4.0 ** torch.arange(D, dtype=torch.float64)), eye, 3).smallest_gap == 1
+
+
+def test_as_many_vectors_as_there_are_where_ten_are_not() -> None:
+    narrow, wide = ((rows(60, [1.0] * d, 1), rows(60, [1.0] * d, 2)) for d in (TOP_K - 2, TOP_K + 2))
+    assert forecast(narrow, (narrow, narrow)).alignment.top_k == TOP_K - 2
+    assert forecast(wide, (wide, wide)).alignment.top_k == TOP_K
 
 
 @pytest.mark.parametrize("top_k", [0, -1, D + 1])

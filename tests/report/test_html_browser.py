@@ -143,13 +143,49 @@ def test_every_figure_is_drawn(
         assert chart["ticks"] >= 5
 
 
-def column(browser: Browser, index: int) -> list[float]:
+def test_heat_maps_are_drawn_on_one_scale(browser: Browser, pages: dict[str, Path]) -> None:
+    """Blue where RIR is at least 1 and red below, the stronger the further from it, in every map alike."""
+    opened(browser, pages["sweep"])
+    maps = browser.execute_script(
+        """
+        return [...document.querySelectorAll(".map table")].filter((table) => table.checkVisibility()).map((table) =>
+          [...table.tBodies[0].rows].map((row) => [...row.cells].slice(1).map((cell) => ({
+            text: cell.innerText.trim(), width: cell.getBoundingClientRect().width, title: cell.title,
+            colour: (getComputedStyle(cell).backgroundColor.match(/[\\d.]+/g) ?? []).map(Number),
+          }))));
+        """
+    )
+    assert len(maps) == 3
+    strengths = []
+    for rows in maps:
+        assert [len(row) for row in rows] == [4] * 4
+        for p, row in enumerate(rows):
+            for h, cell in enumerate(row):
+                if p == h:
+                    assert cell["text"] == cell["title"] == ""
+                    continue
+                value = float(cell["text"].replace("−", "-"))
+                red, _, blue, *opacity = cell["colour"]
+                if value:  # not rounded to nothing
+                    assert (blue > red) == (value > 0)
+                assert cell["title"].startswith(f"D_P {p}, D_H {h}: RIR")
+                assert cell["width"] > 20
+                strengths.append((abs(value), opacity[0] if opacity else 1.0))
+    at = [strength for _, strength in sorted(strengths)]
+    assert at == sorted(at)
+    assert at[0] < at[-1] == 1
+
+
+LONG, MEANS = ".long table.sortable", "#means [data-view]:not([hidden]) table.sortable"
+
+
+def column(browser: Browser, index: int, table: str = LONG) -> list[float]:
     cells = browser.execute_script(
         """
-        const table = document.querySelector(".long table.sortable");
+        const table = document.querySelector(arguments[1]);
         return [...table.tBodies[0].rows].map((row) => row.cells[arguments[0]].dataset.value);
         """,
-        index,
+        *(index, table),
     )
     return [float(cell) for cell in cells]
 
@@ -166,6 +202,22 @@ def test_tables_sort_both_ways_by_keyboard(browser: Browser, pages: dict[str, Pa
     press(browser, button, " ")
     assert column(browser, 5) == sorted(before)
     assert browser.execute_script(state) == "ascending"
+
+
+def test_means_sort_by_the_mean_that_is_shown(browser: Browser, pages: dict[str, Path]) -> None:
+    opened(browser, pages["sweep"])
+    heads = browser.execute_script(f"return [...document.querySelectorAll('{MEANS} thead th')].map((h) => h.innerText)")
+    at = heads.index("RIR ↑")
+    shown = f"return [...document.querySelectorAll('{MEANS} tbody tr')].map((row) => row.cells[{at}].innerText)"
+    before = column(browser, at, MEANS)
+    press(browser, f"{MEANS} thead th:nth-child({at + 1}) button", " ")
+    assert column(browser, at, MEANS) == sorted(before, reverse=True)
+    texts = browser.execute_script(shown)
+    assert all("±" in text for text in texts)
+    means = [float(text.partition(" ±")[0].replace(",", "")) for text in texts]
+    assert means == sorted(means, reverse=True)
+    press(browser, f"{MEANS} thead th:nth-child({at + 1}) button", " ")
+    assert column(browser, at, MEANS) == sorted(before) != sorted(before, reverse=True)
 
 
 def test_rows_are_filtered(browser: Browser, pages: dict[str, Path]) -> None:

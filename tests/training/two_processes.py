@@ -23,8 +23,10 @@ from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance
 
 N, D, CLASSES = 8, 12, 3
+PRECONDITIONED = "ours at features"
 METHODS = {
     "ours": lambda: Ours(1e-3, 1e2),
+    PRECONDITIONED: lambda: Ours(1e-3, 1e2),
     "opt_kappa": OptKappa,
     "imma": lambda: Imma(inner_steps=2, inner_learning_rate=0.1),
 }
@@ -49,13 +51,14 @@ def main(method: str, out: Path) -> None:
     net = DeepExtractor.from_module(backbone, nn.Linear(D, CLASSES).double(), ["2"], example=torch.rand(2, 6).double())
     objective: Objective = METHODS[method]()
     objective.bind(D, torch.Generator().manual_seed(1), CLASSES)
-    module = DeepModule(net, objective, task_loss("ce", 0.1), torch.optim.SGD, at_features="none", ridge=1e-6)
+    at = "features" if method == PRECONDITIONED else "none"
+    module = DeepModule(net, objective, task_loss("ce", 0.1), torch.optim.SGD, at_features=at, ridge=1e-3)
     data = torch.Generator().manual_seed(2)
     batch = {}
     for role in ("pretrain", "harmful"):
         x, y = torch.randn(N, 6, dtype=torch.float64, generator=data), torch.arange(N) % CLASSES
         batch[role] = (x[rank::world], y[rank::world])
-    if method == "ours":
+    if method.startswith("ours"):
         GradientBalance(3).balance(module, batch)
     wrapped = DistributedDataParallel(Sum(module), find_unused_parameters=True)
     loss = wrapped(batch)

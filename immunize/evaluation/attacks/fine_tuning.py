@@ -29,7 +29,7 @@ from immunize.evaluation.attacks.heads import new_head
 from immunize.evaluation.attacks.logistic import feature_scale
 from immunize.evaluation.attacks.network import Inputs, Network, Numbers, flops_of
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome, Rows, Task
-from immunize.evaluation.attacks.racing import Optimizer, Run, batches
+from immunize.evaluation.attacks.racing import Optimizer, Run, batches, check_training
 from immunize.evaluation.attacks.ridge import Ridge
 from immunize.evaluation.attacks.scoring import Meter
 from immunize.evaluation.attacks.starting import probed_head
@@ -83,8 +83,9 @@ class FineTuning(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.learning_rates or min(self.learning_rates) <= 0 or not self.head_multiplier > 0:
-            raise UserError("the grid of learning rates has to hold at least one number, and positive ones")
+        check_training(self.optimizer, self.learning_rates)
+        if not self.head_multiplier > 0:
+            raise UserError(f"head_multiplier has to be positive, it is {self.head_multiplier:g}")
         if self.steps < 1 or self.batch_size < 2 or self.measured < 1:
             raise UserError("steps and measured have to be 1 or more, batch_size 2 or more")
         if self.flops is not None and not self.flops > 0:

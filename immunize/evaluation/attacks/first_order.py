@@ -22,7 +22,7 @@ from immunize.errors import UserError
 from immunize.evaluation.attacks.heads import HEADS
 from immunize.evaluation.attacks.lockstep import HeadTask, Lockstep
 from immunize.evaluation.attacks.protocol import Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.racing import Optimizer
+from immunize.evaluation.attacks.racing import Optimizer, check_training
 
 __all__ = ["FirstOrder"]
 
@@ -61,8 +61,7 @@ class FirstOrder(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.learning_rates or min(self.learning_rates) <= 0:
-            raise UserError("the grid of learning rates has to hold at least one number, and positive ones")
+        check_training(self.optimizer, self.learning_rates)
         if self.head not in HEADS:
             raise UserError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
         if self.precision not in ("float32", "float64"):

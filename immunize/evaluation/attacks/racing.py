@@ -14,13 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from immunize.errors import UserError
 from immunize.evaluation.attacks.curves import LOOKS_PER_DECADE, look_steps
 from immunize.evaluation.attacks.scoring import Meter
 
-__all__ = ["Candidate", "Optimizer", "Run", "batches"]
+__all__ = ["Candidate", "Optimizer", "Run", "batches", "check_training"]
 
 Optimizer = Callable[..., torch.optim.Optimizer]
 """From parameters, or groups of them, and `lr` to an optimizer."""
+
+
+def check_training(optimizer: Optimizer, learning_rates: Sequence[float]) -> None:
+    """Refuse before any training what would end it.
+
+    Raises:
+        UserError: no learning rate, one that is not positive, or an optimizer that refuses its settings.
+    """
+    if not learning_rates or min(learning_rates) <= 0:
+        raise UserError("the grid of learning rates has to hold at least one number, and positive ones")
+    try:  # an optimizer looks at its settings when it gets its parameters
+        optimizer([torch.nn.Parameter(torch.zeros(1))], lr=learning_rates[0])
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(f"optimizer: {error}") from error
 
 
 class Candidate:

@@ -1,0 +1,93 @@
+"""Random settings and random damage, which the tests that look for mistakes nobody thought of share."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+# Nothing here makes a run long: counts are small, and what is huge is no whole number.
+VALUES = (
+    *("0", "1", "2", "3", "-1", "0.5", "-0.5", "1e-300", "1e300", "-1e300", "nan", "inf", "-inf", "0x10", "1_0"),
+    *("null", "true", "false", "''", "auto", "κ", "foo", "???", "${seed}", "${nothing}", "nowhere/at/all", "'a b'"),
+    *("[]", "[0]", "[0,0]", "[1,2,3]", "[[1],[2]]", "[null]", "{}", "{a:1}"),
+)
+EXAMPLES = int(os.environ.get("IMMUNIZE_FUZZ", "0"))
+"""How many cases a test, drawn anew; 0: a few, the same every time."""
+
+
+def cases(number: int) -> Any:
+    """Settings of a search: `number` cases that never change, or `EXAMPLES` new ones."""
+    return settings(
+        max_examples=EXAMPLES or number,
+        derandomize=not EXAMPLES,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+def leaves(cfg: DictConfig, *, without: tuple[str, ...] = ()) -> list[str]:
+    """The dotted names of all settings, groups of them included."""
+
+    def walk(node: Any, prefix: str) -> Iterator[str]:
+        for key, value in node.items():
+            name = f"{prefix}{key}"
+            if name.startswith(without):
+                continue
+            yield name
+            if isinstance(value, dict):
+                yield from walk(value, f"{name}.")
+
+    return sorted(walk(OmegaConf.to_container(cfg, resolve=False), ""))
+
+
+def overrides(names: list[str]) -> st.SearchStrategy[list[str]]:
+    """One to three settings, as Hydra's command line takes them: replaced, added or removed."""
+    one = st.builds(
+        "{}{}={}".format, st.sampled_from(["", "", "", "+", "++"]), st.sampled_from(names), st.sampled_from(VALUES)
+    )
+    gone = st.builds("~{}".format, st.sampled_from(names))
+    return st.lists(st.one_of(one, one, one, gone), min_size=1, max_size=3)
+
+
+def ends_well(main: Callable[[], None], arguments: list[str], folder: Path) -> None:
+    """`main` returns, or leaves with exit code 1 and a message that is no traceback; any other exception is one."""
+    run = folder / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    err = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["immunize", *arguments, f"hydra.run.dir={run}"]),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(err),
+    ):
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    assert code in (0, 1), (arguments, code, err.getvalue())
+    assert code == 0 or err.getvalue().strip(), arguments
+    assert "Traceback" not in err.getvalue(), (arguments, err.getvalue())
+
+
+def damaged(content: bytes) -> st.SearchStrategy[bytes]:
+    """Cut short, with bytes replaced, with bytes put in, or something else altogether."""
+    where = st.integers(0, len(content) - 1)
+    some = st.binary(min_size=1, max_size=40)
+    return st.one_of(
+        where.map(lambda end: content[:end]),
+        st.builds(lambda at, new: content[:at] + new + content[at + len(new) :], where, some),
+        st.builds(lambda at, new: content[:at] + new + content[at:], where, some),
+        st.binary(max_size=200),
+    )
