@@ -211,7 +211,7 @@ def _hydra_main(cfg: DictConfig) -> None:
     except KeyboardInterrupt:
         tell("finished attacks are kept; the same command goes on from there")
         raise
-    from immunize.report.attack import show_attack
+    from immunize.report.attacks.one_run import show_attack
 
     show_attack(record)
     print(_folder(cfg) / ATTACK_RECORD, flush=True)

@@ -21,7 +21,7 @@ from immunize.attacking.networks import DeepTarget
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.features import load_weights, save_weights
 from immunize.records import CHECKPOINT, RECORD, read_record
-from immunize.report.attack import not_tried
+from immunize.report.attacks.one_run import not_tried
 from immunize.report.card import card_of, card_text
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, UNFIT, compose_attack, timeless
 from tests.composing import run_tiny_deep

@@ -55,8 +55,7 @@ __all__ = [
 MEASURED_BY: tuple[Estimator, ...] = ("ridge", "spectrum")
 """The estimators behind RIR; `released` hangs on the units of the features."""
 
-TOP_K = 10
-"""Leading singular vectors that are compared unless asked otherwise."""
+TOP_K = 10  # leading singular vectors that are compared unless asked otherwise
 
 Pair = tuple[Tensor, Tensor]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
-from immunize.report.attack import NAMES, attack_table, not_tried, verdict_sentence
+from immunize.report.attacks.one_run import NAMES, attack_table, not_tried, verdict_sentence
 from immunize.report.cells import short
 from immunize.report.layout import Table
 from immunize.report.naming import data_name, run_title

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from immunize.report.attack_report import report_attacks
+from immunize.report.attacks.report import report_attacks
 from immunize.report.bands import read_bands, write_bands
 from immunize.report.conventions import REDUCED
 from immunize.report.curves import (
@@ -16,7 +16,7 @@ from immunize.report.curves import (
     curves_figure,
     curves_of,
 )
-from immunize.report.deep_report import report_fig3, report_table3
+from immunize.report.deep.report import report_fig3, report_table3
 from immunize.report.distributions import distribution_figure
 from immunize.report.expected import expected_runs
 from immunize.report.heatmaps import heatmap_figure, log_rir
@@ -29,7 +29,7 @@ from immunize.report.published import read_published
 from immunize.report.results import result_tables
 from immunize.report.runs import EXPERIMENT_STATUSES, FAST, Runs
 from immunize.report.selection import selection_text
-from immunize.report.tradeoff_report import report_tradeoff
+from immunize.report.tradeoff.report import report_tradeoff
 
 __all__ = ["EXPERIMENTS", "Request", "report_experiment"]
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from immunize.report.cells import short
-from immunize.report.deep_run import show_deep_record
+from immunize.report.deep.one_run import show_deep_record
 from immunize.report.naming import run_title
 from immunize.report.nulls import with_infinities
 from immunize.report.several import by_harmful_set

@@ -13,7 +13,7 @@ from experiments import table_attacks
 from experiments.table_attacks import CELLS, Job, run, waves
 from immunize.attack import ATTACK_RECORD
 from immunize.errors import UserError
-from immunize.report.attack_runs import load_attacks
+from immunize.report.attacks.runs import load_attacks
 from tests.attacking import TINY_GRID
 from tests.composing import run_tiny
 

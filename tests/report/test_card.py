@@ -13,7 +13,7 @@ import pytest
 from immunize.errors import UserError
 from immunize.records import RECORD
 from immunize.report.__main__ import main
-from immunize.report.attack import attack_rows, verdict_sentence
+from immunize.report.attacks.one_run import attack_rows, verdict_sentence
 from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, write_card
 
 

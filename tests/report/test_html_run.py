@@ -16,7 +16,7 @@ from immunize.errors import UserError
 from immunize.evaluation.deep import WHICH, EvaluationSettings, evaluate_deep
 from immunize.records import RECORD, plain, read_record
 from immunize.report.__main__ import main
-from immunize.report.attack import verdict_sentence
+from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.cells import short
 from immunize.report.html import write_run_page
 from immunize.report.html.run_figures import read_log

@@ -21,15 +21,15 @@ from rich.console import Console
 from immunize.evaluation.deep import ACCURACY_SLACK, PARTS, WHICH, EvaluationSettings, evaluate_deep
 from immunize.evaluation.numbers import RATIOS
 from immunize.records import SCHEMA_VERSION, plain
-from immunize.report import table3
 from immunize.report.bands import read_bands, write_bands
 from immunize.report.cells import short
+from immunize.report.deep import table3
+from immunize.report.deep.probe_curves import PROBES, THETA_0, ProbeBand, probe_bands
+from immunize.report.deep.published import read_deep_published
+from immunize.report.deep.settings import by_setting
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
-from immunize.report.probe_curves import PROBES, THETA_0, ProbeBand, probe_bands
 from immunize.report.runs import EXPERIMENT_STATUSES
-from immunize.report.settings_of_deep import by_setting
-from immunize.report.table3_published import read_deep_published
 from immunize.report.tables import show_record
 from tests.report.making import Tables, tables_of, written
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from immunize.config import config_dir
 from immunize.records import read_record
 from immunize.report.expected import swept
-from immunize.report.tradeoff import ESTIMATORS, PARTS, TradeOff, on_front
-from immunize.report.tradeoff_figure import labels
-from immunize.report.tradeoff_report import report_tradeoff, tradeoff_tables, write_csv
+from immunize.report.tradeoff.figure import labels
+from immunize.report.tradeoff.points import ESTIMATORS, PARTS, TradeOff, on_front
+from immunize.report.tradeoff.report import report_tradeoff, tradeoff_tables, write_csv
 from tests.composing import run_tiny
 
 PRESET = Path(config_dir()) / "experiment" / "sweep_lambda.yaml"

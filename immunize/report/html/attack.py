@@ -7,7 +7,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from immunize.report.attack import NAMES, held_text, steps_text, verdict_sentence
+from immunize.report.attacks.one_run import NAMES, held_text, steps_text, verdict_sentence
 from immunize.report.cells import NOTHING, short
 from immunize.report.html.elements import Html, join, tag
 from immunize.report.html.page import Section, note

@@ -20,7 +20,7 @@ from immunize.report.html.views import View
 from immunize.report.naming import in_order
 from immunize.report.pairs import log_means
 from immunize.report.runs import Runs
-from immunize.report.tradeoff import geometric_means, on_front, ratios_of
+from immunize.report.tradeoff.points import geometric_means, on_front, ratios_of
 
 __all__ = ["MAP_FROM", "heat_maps", "means_table", "pareto_front", "summary_cell"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from immunize.report.attack import verdict_sentence
+from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.cells import short
 from immunize.report.conventions import HARDER_BY, NO_HARDER
 from immunize.report.html.elements import Html, coded, join, tag

@@ -14,8 +14,8 @@ from immunize.report.naming import pair_title
 from immunize.report.packing import write_results
 from immunize.report.provenance import provenance
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs
-from immunize.report.tradeoff import ESTIMATORS, NAME, PARTS, TradeOff
-from immunize.report.tradeoff_figure import tradeoff_figure
+from immunize.report.tradeoff.figure import tradeoff_figure
+from immunize.report.tradeoff.points import ESTIMATORS, NAME, PARTS, TradeOff
 
 __all__ = ["report_tradeoff", "tradeoff_tables", "write_csv"]
 

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from immunize.report.curves import style_of
+from immunize.report.deep.probe_curves import THETA_0, ProbeBand
 from immunize.report.figures import TASKS, save_figure
 from immunize.report.naming import in_order
-from immunize.report.probe_curves import THETA_0, ProbeBand
 
 __all__ = ["probe_figure", "probe_figures"]
 

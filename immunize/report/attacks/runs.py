@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.records import ATTACK_RECORD
-from immunize.report.attack import NAMES
+from immunize.report.attacks.one_run import NAMES
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_label
 from immunize.report.packing import RESULTS

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from immunize.report.attack_runs import CONTROL, THETA_0, TIERS, Attacks, Flops, Group, Tried
+from immunize.report.attacks.runs import CONTROL, THETA_0, TIERS, Attacks, Flops, Group, Tried
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.layout import Table
 from immunize.report.naming import in_order

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from immunize.report.conventions import HARDER_BY, NO_HARDER
 from immunize.report.figures import save_figure
-from immunize.report.tradeoff import Point, TradeOff
+from immunize.report.tradeoff.points import Point, TradeOff
 
 __all__ = ["labels", "tradeoff_figure"]
 

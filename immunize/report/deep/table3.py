@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.conventions import HARDER_BY, NO_HARDER
+from immunize.report.deep.published import ACCURACY, DeepPublished, cell, elsewhere
+from immunize.report.deep.settings import SCALES, Setting, completeness, probe_values, ratio_values
 from immunize.report.layout import Table
 from immunize.report.nulls import infinite
 from immunize.report.published import RATIOS
 from immunize.report.results import COLUMNS, PARTS
-from immunize.report.settings_of_deep import SCALES, Setting, completeness, probe_values, ratio_values
-from immunize.report.table3_published import ACCURACY, DeepPublished, cell, elsewhere
 
 __all__ = ["table3_tables"]
 
@@ -33,8 +33,8 @@ def table3_tables(settings: Sequence[Setting], published: Sequence[DeepPublished
     """Groups and pooled by `spectrum`, the comparison with the paper, both by `ridge`, verdicts, probes.
 
     Args:
-        settings: from :func:`immunize.report.settings_of_deep.by_setting`.
-        published: from :func:`immunize.report.table3_published.read_deep_published`.
+        settings: from :func:`immunize.report.deep.settings.by_setting`.
+        published: from :func:`immunize.report.deep.published.read_deep_published`.
     """
     return [
         _ratios(settings, "metrics_groups", "spectrum", [*_wins(settings, "metrics_groups"), *completeness(settings)]),

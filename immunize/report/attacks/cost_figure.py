@@ -14,8 +14,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from immunize.report.attack_runs import THETA_0, Attacks, Group
-from immunize.report.attack_tables import KIND_WORDS, middle
+from immunize.report.attacks.runs import THETA_0, Attacks, Group
+from immunize.report.attacks.tables import KIND_WORDS, middle
 from immunize.report.curves import style_of
 from immunize.report.figures import save_figure
 from immunize.report.naming import in_order

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from immunize.report.deep.settings import Setting
 from immunize.report.figures import TASKS
-from immunize.report.settings_of_deep import Setting
 
 __all__ = ["PROBES", "THETA_0", "ProbeBand", "probe_bands"]
 

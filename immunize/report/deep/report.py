@@ -7,16 +7,16 @@ from pathlib import Path
 
 from immunize.report.bands import read_bands, write_bands
 from immunize.report.conventions import REDUCED
+from immunize.report.deep.probe_curves import PROBES, ProbeBand, probe_bands
+from immunize.report.deep.probe_figures import probe_figures
+from immunize.report.deep.published import read_deep_published
+from immunize.report.deep.settings import SCALES, Setting, by_setting, completeness
+from immunize.report.deep.table3 import table3_tables
 from immunize.report.layout import write_tables
 from immunize.report.loading import load_records
 from immunize.report.packing import RESULTS, write_results
-from immunize.report.probe_curves import PROBES, ProbeBand, probe_bands
-from immunize.report.probe_figures import probe_figures
 from immunize.report.provenance import provenance, settings_table
 from immunize.report.runs import EXPERIMENT_STATUSES
-from immunize.report.settings_of_deep import SCALES, Setting, by_setting, completeness
-from immunize.report.table3 import table3_tables
-from immunize.report.table3_published import read_deep_published
 
 __all__ = ["report_fig3", "report_table3"]
 
