@@ -51,7 +51,7 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
                 }
                 best_so_far.setdefault(task, {}).setdefault(extractor, {})[tier] = [_columns(a) for a, _ in pairs]
             results.setdefault(task, {})[extractor] = laid
-            verdicts.setdefault(task, {})[extractor] = vars(judge(tiers))
+            verdicts.setdefault(task, {})[extractor] = vars(judge(tiers, _impossible(seeds[0])))
     attacks = {
         task: {
             extractor: {name: _attack(seeds, name) for name in names if name in seeds[0]}
@@ -67,6 +67,13 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
         "best_so_far": best_so_far,
         "verdicts": verdicts,
         "control": control,
+    }
+
+
+def _impossible(cells: Mapping[str, dict[str, Any]]) -> set[str]:
+    """Tiers of which every attack was skipped: what they need is not there."""
+    return {cell["tier"] for cell in cells.values()} - {
+        cell["tier"] for cell in cells.values() if cell["status"] != "skipped"
     }
 
 

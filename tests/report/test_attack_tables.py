@@ -148,7 +148,26 @@ def test_the_grid_says_how_many_steps_the_flops_of_an_attack_allowed(base: Recor
             for tiers in extractors.values():
                 tiers["T3"]["longest_by_attack"] = {"whiten": [steps], "centre": [7]}
     (line,) = (text for text in _by_tier(attacks_of(*records))["T3"] if text.startswith("`whiten`"))
-    assert "4e+11 FLOPs; at most 200 steps, of which its FLOPs allowed 43 to 50; measured on 500 images" in line
+    allowed = "of which its FLOPs allowed, with the probe, 43 to 50"
+    assert f"4e+11 FLOPs; at most 200 steps, {allowed}; measured on 500 images" in line
+
+
+def test_steps_that_no_flops_cut_are_not_said_twice(base: Record) -> None:
+    record = changed(base, "ours", 0)
+    record["config"]["attack"]["attacks"]["whiten"] |= {"measured": 500, "steps": 40, "flops": 4e11}
+    for extractors in record["results"].values():
+        for tiers in extractors.values():
+            tiers["T3"]["longest_by_attack"] = {"whiten": [41]}  # the probe that it starts from is one more
+    (line,) = (text for text in _by_tier(attacks_of(record))["T3"] if text.startswith("`whiten`"))
+    assert "at most 40 steps; measured on 500 images" in line
+
+
+@pytest.mark.parametrize("name", ["attacks_digits", "attacks_small_caltech101"])
+def test_the_committed_tables_are_what_their_records_make(name: str, tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "experiments" / name
+    report_attacks(folder, tmp_path / name)
+    for file in ("results.jsonl", "common.json", "table.md", "table.tex", "README.md"):
+        assert (tmp_path / name / file).read_text(encoding="utf-8") == (folder / file).read_text(encoding="utf-8"), file
 
 
 def test_some_attack_alone_pays_no_more_than_the_tier(base: Record) -> None:

@@ -15,7 +15,7 @@ twice as many, and no protection. Points are hundredths of accuracy or R².
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from immunize.evaluation.attacks.curves import Curve
@@ -117,8 +117,8 @@ class Verdict:
     Attributes:
         held: by tier, for every seed; None where not decided.
         highest_tier: the highest that held; None if none did.
-        unbroken_up_to: the highest such that it and every tier below held; None if the lowest did not. An attacker who
-            can do a tier can do those below it, so this is what a defender may count on.
+        unbroken_up_to: the highest such that it and every tier below were tried and held; None if the lowest did not or
+            was not tried. An attacker who can do a tier can do those below it, so this is what a defender may count on.
         first_broken: the lowest that did not hold; None if every one held or is undecided.
     """
 
@@ -156,19 +156,20 @@ def compare(extractor: Attacked, reference: Attacked) -> TierResult:
     return TierResult(score, best_reference.test, paid, paid_reference, held, reason)
 
 
-def judge(tiers: Mapping[str, Sequence[TierResult]]) -> Verdict:
+def judge(tiers: Mapping[str, Sequence[TierResult]], impossible: Collection[str] = ()) -> Verdict:
     """The verdict over tiers and seeds.
 
     Args:
         tiers: results of all seeds by tier.
+        impossible: tiers that nobody can try here, such as T4 on a linear model, which has no other weights.
     """
     held: dict[str, bool | None] = {}
     for tier in sorted(tiers, key=list(TIERS).index):
         seeds = [result.held for result in tiers[tier]]
         held[tier] = False if False in seeds else None if None in seeds else True
     unbroken = None
-    for tier, outcome in held.items():
-        if not outcome:
+    for tier in (tier for tier in TIERS if tier not in impossible):
+        if not held.get(tier):  # it was broken, is not decided, or was not tried
             break
         unbroken = tier
     return Verdict(

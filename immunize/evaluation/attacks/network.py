@@ -107,8 +107,8 @@ class Network:
     def trunk_cost(self) -> Cost:
         """Of the trunk on all training images, once; no gradient comes of it, so it is no step."""
         n = min(len(self.train), AT_ONCE)
+        x = self.images.at(self.train[:n]).to(self.device)  # the first time may decode all images, whoever comes first
         started = time.perf_counter()
-        x = self.images.at(self.train[:n]).to(self.device)
         with torch.no_grad():
             flops = flops_of(lambda: self.trunk(x))
         share = len(self.train) / n

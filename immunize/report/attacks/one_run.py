@@ -14,6 +14,7 @@ from immunize.report.cells import NOTHING, short
 
 __all__ = [
     "NAMES",
+    "TIERS",
     "attack_rows",
     "attack_table",
     "held_text",
@@ -23,6 +24,7 @@ __all__ = [
     "verdict_sentence",
 ]
 
+TIERS = ("T0", "T1", "T2", "T3", "T4", "T5")
 NAMES = {"theta_0": "θ_0", "immunized": "immunized", "random_orthogonal": "random rotation"}
 
 COLUMNS = ("task", "tier", "score θ_0", "score", "steps θ_0", "steps", "FLOPs", "best attack", "held")
@@ -95,7 +97,9 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
     verdict = record["verdicts"][task][extractor]
     highest, unbroken, broken = (verdict[name] for name in ("highest_tier", "unbroken_up_to", "first_broken"))
     undecided = [tier for tier, held in verdict["held"].items() if held is None]
-    parts = [f"held up to {unbroken}" if unbroken else "does not hold from the lowest tier up"]
+    lowest = TIERS[0]
+    nothing = "does not hold from the lowest tier up" if lowest in verdict["held"] else f"{lowest} was not tried"
+    parts = [f"held up to {unbroken}" if unbroken else nothing]
     if highest and highest != unbroken:
         parts.append(f"the highest tier that held is {highest}")
     if broken:
@@ -112,12 +116,15 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
 
 
 def not_tried(record: dict[str, Any]) -> list[str]:
-    """What the grid left out, and why: skipped attacks, benign tasks where there is none, steps of T4 beyond these."""
+    """What was left out: tiers, skipped attacks and why, benign tasks where there is none, steps of T4 beyond these."""
     by_reason: dict[str, list[str]] = {}
     for name, of in record["attacks"]["harmful"]["immunized"].items():
         if of["status"] == "skipped":
             by_reason.setdefault(of["reason"], []).append(f"{name} ({of['tier']})")
     lines = [f"not tried: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    known = {of["tier"] for of in record["attacks"]["harmful"]["immunized"].values()}
+    if absent := [tier for tier in TIERS if tier not in known]:
+        lines.append(f"no attack of {', '.join(absent)} was tried: what holds there is not known")
     if isinstance(reason := record["subject"].get("benign"), str):
         lines.append(f"no benign third task: {reason}")
     moved = record["results"]["harmful"]["immunized"].get("T4", {}).get("longest_by_attack", {})

@@ -62,7 +62,7 @@ def outcome(attacks: Attacks) -> list[str]:
         reached = "; ".join(f"`{method}` {unbroken_counts(group, method)}" for method in group.methods)
         sentences.append(
             f"- {group.name}: the highest tier up to which the harmful task was unbroken is, by method, {reached}. "
-            f"{' '.join([_failures(group), *_control(group), *_short_of(group)])}"
+            f"{' '.join([_failures(group), *_control(group), *_short_of(group), *_nothing_gained(group)])}"
         )
     return sentences
 
@@ -79,7 +79,7 @@ def _control(group: Group) -> list[str]:
 
 
 def _short_of(group: Group) -> list[str]:
-    """Tiers in which θ_0's own attackers end below the best that learns the same probe: their budget ends them."""
+    """Tiers in which θ_0's own attackers end below the best that learns the same probe: it is not the features."""
     means = {tier: _mean_score(group, tier) for tier in group.tiers if tier in LINEAR}
     best = max(means, key=lambda tier: means[tier])
     short_of = [f"{tier} ({means[tier]:.3f})" for tier in means if means[tier] < means[best] - NEAR]
@@ -87,7 +87,21 @@ def _short_of(group: Group) -> list[str]:
         return []
     return [
         f"From θ_0 itself the attackers of {', '.join(short_of)} end more than a point below {best} "
-        f"({means[best]:.3f}), which learns the same linear probe: their budget ends them, not the features."
+        f"({means[best]:.3f}), which learns the same linear probe: by their budget, or by what few validation rows chose, "
+        "not by the features."
+    ]
+
+
+def _nothing_gained(group: Group) -> list[str]:
+    """Where moving θ_0's own weights gains nothing over a probe, T4's attackers had too few steps to show what T4 can."""
+    if not {"T2", "T4"} <= set(group.tiers):
+        return []
+    probe, moved = (_mean_score(group, tier) for tier in ("T2", "T4"))
+    if moved > probe + NEAR:
+        return []
+    return [
+        f"From θ_0 itself T4 ends at {moved:.3f}, and T2's probes of its features at {probe:.3f}: in so few steps moving "
+        "weights gains nothing here, and that T4 held says no more than that T2 did."
     ]
 
 
@@ -171,7 +185,7 @@ def _by_tier(attacks: Attacks) -> dict[str, list[str]]:
     """The attacks of the tiers that something was attacked in, with budgets of their own and the tasks they are for."""
     tried = {tier for group in attacks.groups for tier in group.tiers}
     found: dict[str, list[str]] = {}
-    for name, settings in attacks.grid["attacks"].items():
+    for name, settings in sorted(attacks.grid["attacks"].items()):
         if settings["tier"] in tried:
             taken = [steps for group in attacks.groups for steps in group.longest(name, settings["tier"])]
             found.setdefault(settings["tier"], []).append(f"`{name}`{_terms(settings, taken)}")
@@ -185,8 +199,8 @@ def _terms(settings: dict[str, Any], taken: list[int]) -> str:
         terms.append(f"{settings['flops']:.0e} FLOPs")
     if "measured" in settings:
         steps = f"at most {settings['steps']:,} steps"
-        if taken:
-            steps += f", of which its FLOPs allowed {min(taken):,} to {max(taken):,}"
+        if taken and min(taken) <= settings["steps"]:  # what was taken counts the probe that it starts from as one
+            steps += f", of which its FLOPs allowed, with the probe, {min(taken):,} to {max(taken):,}"
         terms += [steps, f"measured on {settings['measured']:,} images"]
     if settings.get("ranks"):
         terms.append(f"ranks {', '.join(map(str, settings['ranks']))}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.records import ATTACK_RECORD
-from immunize.report.attacks.one_run import NAMES
+from immunize.report.attacks.one_run import NAMES, TIERS
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_label
 from immunize.report.packing import RESULTS
@@ -46,7 +46,6 @@ Flops = list[float | None]
 Run = tuple[str, str, str, int]
 """Data sets and model, pair, method and seed."""
 
-TIERS = ("T0", "T1", "T2", "T3", "T4", "T5")
 KINDS = ("harmful", "pretrain", "benign")
 """Kinds of tasks: to be made costly, and the two that are not."""
 
@@ -244,7 +243,7 @@ class Attacks:
 
 
 def load_attacks(folder: Path) -> list[Record]:
-    """Every `attack_record.json` below a folder, or the lines of its `results.jsonl`, sorted by data, method and seed.
+    """Every `attack_record.json` below a folder, or the lines of its `results.jsonl`, sorted by data, model, method and seed.
 
     Raises:
         FileNotFoundError: there is none.
@@ -252,7 +251,7 @@ def load_attacks(folder: Path) -> list[Record]:
             unknown one.
     """
     if (folder / RESULTS).is_file():
-        return load_records(folder)
+        return sorted(load_records(folder), key=_run)
     records = [_read(path) for path in sorted(folder.rglob(ATTACK_RECORD))]
     if not records:
         raise FileNotFoundError(f"{folder} holds no {ATTACK_RECORD}: attack its runs first, python -m immunize.attack")

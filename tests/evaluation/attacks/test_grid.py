@@ -191,6 +191,9 @@ def result(held: bool | None) -> TierResult:
         ({"T0": [True, None]}, None, None, None),
         ({"T0": [True, None, False]}, None, None, "T0"),
         ({"T0": [True], "T1": [True]}, "T1", "T1", None),
+        ({"T4": [True]}, "T4", None, None),  # nobody tried what is below
+        ({"T0": [True], "T1": [True], "T3": [True]}, "T3", "T1", None),
+        ({"T0": [True], "T1": [True], "T2": [True], "T3": [True], "T5": [True]}, "T5", "T3", None),
     ],
 )
 def test_verdict_follows_from_the_tiers(
@@ -198,6 +201,11 @@ def test_verdict_follows_from_the_tiers(
 ) -> None:
     verdict = judge({tier: [result(held) for held in seeds] for tier, seeds in tiers.items()})
     assert (verdict.highest_tier, verdict.unbroken_up_to, verdict.first_broken) == (highest, unbroken, broken)
+
+
+def test_a_tier_that_nobody_can_try_breaks_no_ladder() -> None:
+    tiers = {tier: [result(True)] for tier in ("T0", "T1", "T2", "T3", "T5")}
+    assert judge(tiers, impossible={"T4"}).unbroken_up_to == "T5"
 
 
 # The documentation.
