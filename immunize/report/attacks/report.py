@@ -87,21 +87,21 @@ def _short_of(group: Group) -> list[str]:
         return []
     return [
         f"From θ_0 itself the attackers of {', '.join(short_of)} end more than a point below {best} "
-        f"({means[best]:.3f}), which learns the same linear probe: by their budget, or by what few validation rows chose, "
-        "not by the features."
+        f"({means[best]:.3f}), which learns the same linear probe: by their budget, or by what few validation "
+        "rows chose, not by the features."
     ]
 
 
 def _nothing_gained(group: Group) -> list[str]:
-    """Where moving θ_0's own weights gains nothing over a probe, T4's attackers had too few steps to show what T4 can."""
+    """Where moving θ_0's own weights gains nothing over a probe, T4 had too few steps to show what it can."""
     if not {"T2", "T4"} <= set(group.tiers):
         return []
     probe, moved = (_mean_score(group, tier) for tier in ("T2", "T4"))
     if moved > probe + NEAR:
         return []
     return [
-        f"From θ_0 itself T4 ends at {moved:.3f}, and T2's probes of its features at {probe:.3f}: in so few steps moving "
-        "weights gains nothing here, and that T4 held says no more than that T2 did."
+        f"From θ_0 itself T4 ends at {moved:.3f}, and T2's probes of its features at {probe:.3f}: in so few steps "
+        "moving weights gains nothing here, and that T4 held says no more than that T2 did."
     ]
 
 

@@ -243,7 +243,7 @@ class Attacks:
 
 
 def load_attacks(folder: Path) -> list[Record]:
-    """Every `attack_record.json` below a folder, or the lines of its `results.jsonl`, sorted by data, model, method and seed.
+    """Every `attack_record.json` below a folder, or the lines of its `results.jsonl`, by data, model, method, seed.
 
     Raises:
         FileNotFoundError: there is none.
