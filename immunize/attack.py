@@ -22,6 +22,7 @@ from immunize.config import AttackConfig, config_dir, config_hash, register, res
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
+from immunize.threads import cpu_threads
 
 if TYPE_CHECKING:
     from immunize.attacking.targets import Target, Task
@@ -127,19 +128,15 @@ def measure(
         UserError: as :func:`run`.
     """
     entries = entries_of(cfg)  # a bad grid is reported before the data are read
-    import torch
-
     from immunize.attacking.results import laid_out
     from immunize.attacking.targets import EXTRACTORS
-    from immunize.evaluation.attacks import Budget, attack_all
+    from immunize.evaluation.attacks import Budget, attack_all, version_of
 
     budget = Budget(cfg.attack.budget.steps, cfg.attack.budget.flops)
-    before = torch.get_num_threads()
-    torch.set_num_threads(cfg.threads)
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     facts: dict[str, Any] = {}
     count = itertools.count(1)
-    try:
+    with cpu_threads(cfg.threads):
         target = target_of(cfg, features, tell)
         if not target.has_network and all(entry.attack.needs == "model" for entry in entries):
             raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
@@ -156,9 +153,11 @@ def measure(
 
                     found = attack_all(task.seen_by(extractor), tried[name], budget, seed, store=store, tell=tell_of)
                     cells.setdefault(name, {}).setdefault(extractor, []).append(found)
-    finally:
-        torch.set_num_threads(before)
-    return {"subject": target.facts, "tasks": facts, **laid_out(cells, [entry.name for entry in entries])}
+    versions = {entry.name: version_of(entry.attack) for entry in entries}
+    return {
+        **{"subject": target.facts, "tasks": facts, "attack_versions": versions},
+        **laid_out(cells, [entry.name for entry in entries]),
+    }
 
 
 def target_of(cfg: DictConfig, features: Path | None = None, tell: Callable[[str], None] = lambda text: None) -> Target:

@@ -22,6 +22,7 @@ from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import ForecastConfig, config_dir, config_hash, register
 from immunize.errors import DataError, UserError
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
+from immunize.threads import cpu_threads
 
 if TYPE_CHECKING:
     from immunize.data import Part, Source
@@ -70,28 +71,27 @@ def run(cfg: DictConfig, folder: Path, tell: Callable[[str], None] = lambda text
     if (folder / FORECAST).exists() and not cfg.overwrite:
         raise UserError(f"{folder} already holds a forecast; choose another folder or set overwrite=true")
     tell(f"{sources[0].name} against {sources[1].name}: loading")
-    import torch
-
     from immunize.evaluation.alignment import forecast
     from immunize.evaluation.forecast_verdict import judge
     from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, write_record
     from immunize.report.forecast import forecast_figure
 
-    torch.set_num_threads(cfg.threads)
-    data = _load(sources, cfg.seed)
-    tell("measuring")
-    try:
-        found = forecast(
-            data.fit,
-            (data.fit if data.protocol == "split" else data.half, data.held_out),
-            top_k=cfg.top_k,
-            shrinkage=cfg.shrinkage,
-            budget=cfg.budget,
-            rho=cfg.rho,
-            seed=cfg.seed,
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    with cpu_threads(cfg.threads):
+        made_with = provenance()
+        data = _load(sources, cfg.seed)
+        tell("measuring")
+        try:
+            found = forecast(
+                data.fit,
+                (data.fit if data.protocol == "split" else data.half, data.held_out),
+                top_k=cfg.top_k,
+                shrinkage=cfg.shrinkage,
+                budget=cfg.budget,
+                rho=cfg.rho,
+                seed=cfg.seed,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from None
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
     settings = {str(key): value for key, value in config.items()}
@@ -105,7 +105,7 @@ def run(cfg: DictConfig, folder: Path, tell: Callable[[str], None] = lambda text
         "started": started,
         "config": settings,
         "config_hash": config_hash(settings),
-        **provenance(),
+        **made_with,
         "data": {"pretrain": sources[0].describe(), "harmful": sources[1].describe()},
         "data_hash": data.hash,
         "held_out_protocol": data.protocol,

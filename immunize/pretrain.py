@@ -20,6 +20,7 @@ from immunize.errors import DivergedError, UserError
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema, refuse_finished
+from immunize.threads import cpu_threads
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +75,6 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     check_folder(folder)
     say = teller(quiet)
     say(f"{cfg.model.name} on {source.name}, seed {cfg.seed}: loading")
-    import torch
     from lightning.pytorch import seed_everything
 
     from immunize.features import save_weights
@@ -89,18 +89,17 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": resolved(cfg),
         "config_hash": config_hash(resolved(cfg)),
-        **provenance(),
     }
     seed_everything(cfg.seed, workers=True, verbose=False)
-    if cfg.threads is not None:
-        torch.set_num_threads(cfg.threads)
-    network, splits = _parts(cfg, source)
-    with sigint_restored():
-        status, steps, device = _fit(cfg, network, splits, quiet=quiet)
-    record.update(status=status, data=source.describe(), data_hash=source.file_hash(), steps=steps)
-    if status == "finished":
-        say("measuring")
-        record["accuracy"] = _accuracy(network.to(device), splits, cfg)
+    with cpu_threads(cfg.threads):
+        record |= provenance()
+        network, splits = _parts(cfg, source)
+        with sigint_restored():
+            status, steps, device = _fit(cfg, network, splits, quiet=quiet)
+        record.update(status=status, data=source.describe(), data_hash=source.file_hash(), steps=steps)
+        if status == "finished":
+            say("measuring")
+            record["accuracy"] = _accuracy(network.to(device), splits, cfg)
     record |= {"seconds": time.perf_counter() - clock, "peak_memory_mib": peak_memory_mib()}
     save_weights(folder / CHECKPOINT, network.state_dict(), {"config_hash": record["config_hash"]})
     write_record(folder, record)

@@ -25,7 +25,7 @@ ENTRY_POINTS = {
 """These see everything, and no room sees them."""
 SHARED = {
     *("errors", "config", "cli", "records", "checkpoints", "building", "remembering", "settings", "sweeping"),
-    *("processes", "schemas", "comparing"),
+    *("processes", "schemas", "comparing", "threads"),
     "immunize",
 }
 """They belong to no room and import none; "immunize" is the package's own `__init__`."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from hydra import compose, initialize_config_dir
 
 from experiments.bench.machine import write_csv
@@ -25,6 +24,7 @@ from immunize.attack import entries_of
 from immunize.config import config_dir, register
 from immunize.evaluation.attacks import AttackData, Budget, Rows, attack_all
 from immunize.records import peak_memory_mib
+from immunize.threads import cpu_threads
 
 __all__ = ["LIMIT_GB", "LIMIT_S", "generated", "judge", "measure", "run"]
 
@@ -69,11 +69,11 @@ def measure(rows: int, n_features: int, n_classes: int, overrides: Sequence[str]
     register()
     with initialize_config_dir(config_dir(), version_base="1.3"):
         cfg = compose("attack", list(overrides))
-    torch.set_num_threads(cfg.threads)
     data = generated(rows, n_features, n_classes, cfg.validation_fraction)
     entries, budget = entries_of(cfg), Budget(cfg.attack.budget.steps, cfg.attack.budget.flops)
     wall, process = time.perf_counter(), time.process_time()
-    cells = attack_all(data, entries, budget, 0, tell=lambda text: print(text, file=sys.stderr, flush=True))
+    with cpu_threads(cfg.threads):
+        cells = attack_all(data, entries, budget, 0, tell=lambda text: print(text, file=sys.stderr, flush=True))
     return {
         "grid": cfg.attack.name,
         "rows": rows,

@@ -26,6 +26,7 @@ from immunize.errors import DivergedError, UserError
 from immunize.objective import Objective
 from immunize.running.assembling import build_callbacks, build_init, build_module, build_objective, build_trainer
 from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
+from immunize.threads import cpu_threads
 from immunize.training import LinearModule
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop
 
@@ -111,12 +112,8 @@ def threads(cfg: DictConfig, n_features: int) -> Iterator[None]:
     wanted = cfg.threads if cfg.threads is not None else (1 if n_features <= ONE_THREAD_UP_TO else None)
     if wanted is not None and wanted < 1:
         raise UserError(f"threads has to be at least 1, it is {wanted}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(wanted or before)
-    try:
+    with cpu_threads(wanted):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str = "fit", quiet: bool = False) -> Fit:

@@ -13,7 +13,7 @@ from experiments import table_attacks
 from experiments.table_attacks import CELLS, Job, run, waves
 from immunize.attack import ATTACK_RECORD
 from immunize.errors import UserError
-from immunize.report.attacks.runs import load_attacks
+from immunize.report.attacks.collecting import load_attacks
 from tests.attacking import TINY_GRID
 from tests.composing import run_tiny
 
@@ -59,7 +59,12 @@ def of_an_older_version(record: dict[str, Any]) -> None:
     record.pop("best_so_far")
 
 
-@pytest.mark.parametrize("change", [of_another_map, of_an_older_version])
+def of_an_older_attack(record: dict[str, Any]) -> None:
+    name = next(iter(record["attack_versions"]))
+    record["attack_versions"][name] = [0]
+
+
+@pytest.mark.parametrize("change", [of_another_map, of_an_older_version, of_an_older_attack])
 def test_what_an_old_record_says_is_measured_again(
     change: Callable[[dict[str, Any]], None], sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +79,7 @@ def test_what_an_old_record_says_is_measured_again(
     again = json.loads(path.read_text())
     assert again["subject"]["checkpoint_sha256"] != "0"
     assert again["best_so_far"]
+    assert [0] not in again["attack_versions"].values()
 
 
 def test_the_first_of_every_pair_and_seed_goes_before_the_others() -> None:

@@ -15,9 +15,10 @@ import pytest
 from immunize.attack import ATTACK_RECORD
 from immunize.evaluation.attacks import RESOURCES
 from immunize.report.__main__ import main
+from immunize.report.attacks.collecting import collected, load_attacks, with_earlier
 from immunize.report.attacks.curves import scores_at
 from immunize.report.attacks.report import _by_tier, outcome, report_attacks
-from immunize.report.attacks.runs import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
+from immunize.report.attacks.runs import CONTROL, THETA_0, Attacks, Group
 from immunize.report.attacks.tables import attack_tables, held_counts, middle, unbroken_counts
 from immunize.report.layout import Table
 

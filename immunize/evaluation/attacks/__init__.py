@@ -9,7 +9,7 @@ from immunize.evaluation.attacks.curves import RESOURCES, Cost, Curve, Point, Tr
 from immunize.evaluation.attacks.first_order import FirstOrder
 from immunize.evaluation.attacks.full_finetune import FullFinetune
 from immunize.evaluation.attacks.gradient_descent import GradientDescent
-from immunize.evaluation.attacks.grid import Entry, Store, attack_all, check_tiers, in_tier
+from immunize.evaluation.attacks.grid import Entry, Store, attack_all, check_tiers, in_tier, version_of
 from immunize.evaluation.attacks.judging import Attacked, TierResult, Verdict, compare, judge
 from immunize.evaluation.attacks.last_block import LastBlock
 from immunize.evaluation.attacks.lbfgs import Lbfgs
@@ -59,4 +59,5 @@ __all__ = [
     "compare",
     "in_tier",
     "judge",
+    "version_of",
 ]

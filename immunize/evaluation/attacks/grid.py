@@ -22,7 +22,16 @@ from immunize.evaluation.attacks.judging import Attacked
 from immunize.evaluation.attacks.protocol import TIERS, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.scoring import chance
 
-__all__ = ["CELL_VERSION", "Entry", "Store", "attack_all", "check_tiers", "hash_of_data", "in_tier"]
+__all__ = [
+    "CELL_VERSION",
+    "Entry",
+    "Store",
+    "attack_all",
+    "check_tiers",
+    "hash_of_data",
+    "in_tier",
+    "version_of",
+]
 
 CELL_VERSION = 5
 """Part of every key; raised when a change of the code changes the numbers of all attacks."""
@@ -79,6 +88,11 @@ def hash_of_data(data: AttackData) -> str:
     return digest.hexdigest()
 
 
+def version_of(attack: Attack) -> list[int]:
+    """Of the grid, and of the attack where it has one: raised when the same settings begin to give other numbers."""
+    return [CELL_VERSION, *([attack.version] if attack.version else [])]
+
+
 def attack_all(
     data: AttackData,
     entries: Iterable[Entry],
@@ -120,8 +134,7 @@ def attack_all(
         computed: list[object] = [torch.get_num_threads()]
         if attack.needs == "model" and data.network is not None:
             computed.append(data.network.device.type)
-        version = [CELL_VERSION, *([attack.version] if attack.version else [])]
-        about = [*version, shown, dict(entry.settings), asdict(budget), seed, computed]
+        about = [*version_of(attack), shown, dict(entry.settings), asdict(budget), seed, computed]
         key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
         cell = None if store is None else store.get(key)
         known = cell is not None

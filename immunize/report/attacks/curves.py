@@ -18,7 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from immunize.report.attacks.runs import THETA_0, Attacks, Curve, Group
+from immunize.report.attacks.collecting import Curve
+from immunize.report.attacks.runs import THETA_0, Attacks, Group
 from immunize.report.curves import style_of
 from immunize.report.figures import save_figure
 from immunize.report.naming import in_order

@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from immunize.report.attacks.collecting import load_attacks, with_earlier
 from immunize.report.attacks.cost_figure import cost_figure
 from immunize.report.attacks.curves import curves_figure, has_curves
-from immunize.report.attacks.runs import CONTROL, THETA_0, Attacks, Group, load_attacks, with_earlier
+from immunize.report.attacks.runs import CONTROL, THETA_0, Attacks, Group
 from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
 from immunize.report.cells import NOTHING
 from immunize.report.layout import write_tables

@@ -1,8 +1,4 @@
-"""Attack records of many runs: collected, checked, and asked for what one method met in one tier.
-
-A record of `immunize.attack` says of what run it is; here that is laid out as in a run's own record, so that names,
-packing and reading are those of all other experiments. The numbers of θ_0 stand beside the immunized model's in every
-tier, so that θ_0's own column of the record is not kept; of the curves those of the harmful tasks against steps are.
+"""Attack records of many runs: checked, and asked for what one method met in one tier.
 
 Imports no other room and no torch.
 """
@@ -13,15 +9,10 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from immunize.records import ATTACK_RECORD
+from immunize.report.attacks.collecting import Curve, Record, Run, run_of
 from immunize.report.attacks.one_run import NAMES, TIERS
-from immunize.report.loading import load_records
 from immunize.report.naming import pair_label
-from immunize.report.packing import RESULTS
-from immunize.report.reading import check_versions, read_file
 from immunize.report.runs import Collection
 
 __all__ = [
@@ -33,36 +24,15 @@ __all__ = [
     "Flops",
     "Group",
     "Tried",
-    "collected",
-    "load_attacks",
-    "with_earlier",
 ]
 
-Record = dict[str, Any]
-Curve = dict[str, list[float]]
-"""Two columns, "paid" and "test"."""
 Flops = list[float | None]
 """A number a run, task and attacker's seed; None for never."""
-Run = tuple[str, str, str, int]
-"""Data sets and model, pair, method and seed."""
-
 KINDS = ("harmful", "pretrain", "benign")
 """Kinds of tasks: to be made costly, and the two that are not."""
 
 THETA_0, CONTROL = NAMES["theta_0"], NAMES["random_orthogonal"]
 """Rows of the tables that are no methods."""
-
-_SAID = ("method", "model", "pretrain", "harmful", "data", "data_hash")
-_KEPT = (
-    *("schema_version", "kind", "status", "started", "seconds", "peak_memory_mib", "config_hash", "git_commit"),
-    *("versions", "hardware", "tasks", "verdicts", "control"),
-)
-_EXTRACTORS = ("immunized", "random_orthogonal")
-_SETTINGS = (
-    *("attack", "tiers", "tasks", "seeds", "validation_fraction", "test_fraction", "benign_digits", "images"),
-    "threads",
-)
-"""What of the configuration is kept, as far as it is there: what changes numbers, and no place on a disk."""
 
 _RULES = ("attack", "tiers", "validation_fraction", "test_fraction")
 """Settings of the grid that have to agree within one table."""
@@ -207,17 +177,21 @@ class Attacks:
         Raises:
             ValueError: different grids, budgets or shares of rows, a run twice, or a pair with different data.
         """
-        rules = {json.dumps([record["config"][name] for name in _RULES], sort_keys=True) for record in records}
+        rules = {
+            json.dumps([record.get("attack_versions"), *(record["config"][name] for name in _RULES)], sort_keys=True)
+            for record in records
+        }
         if len(rules) > 1:
             raise ValueError(
-                f"the records come from {len(rules)} different grids (attack, its budget, tiers, validation_fraction "
-                "or test_fraction differ): attack all runs with the same settings, or report them apart"
+                f"the records come from {len(rules)} different grids (attack, its budget or version, tiers, "
+                "validation_fraction or test_fraction differ): attack all runs with the same settings, or report them "
+                "apart"
             )
         seen: set[Run] = set()
         hashes: dict[tuple[str, str], str] = {}
         by_name: dict[str, list[Record]] = defaultdict(list)
         for record in records:
-            one = name, pair, method, seed = _run(record)
+            one = name, pair, method, seed = run_of(record)
             if one in seen:
                 raise ValueError(f"the run {method}, {name} {pair}, seed {seed} is there twice")
             seen.add(one)
@@ -240,79 +214,3 @@ class Attacks:
     def mark(self, text: str) -> str:
         """A title, marked where the grid is a reduced one."""
         return f"REDUCED {text}" if self.reduced else text
-
-
-def load_attacks(folder: Path) -> list[Record]:
-    """Every `attack_record.json` below a folder, or the lines of its `results.jsonl`, by data, model, method, seed.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: a file is not the attack record of a run, or records are of different schema versions, or of an
-            unknown one.
-    """
-    if (folder / RESULTS).is_file():
-        return sorted(load_records(folder), key=_run)
-    records = [_read(path) for path in sorted(folder.rglob(ATTACK_RECORD))]
-    if not records:
-        raise FileNotFoundError(f"{folder} holds no {ATTACK_RECORD}: attack its runs first, python -m immunize.attack")
-    check_versions(records, folder)
-    return sorted(records, key=_run)
-
-
-def with_earlier(records: Sequence[Record], earlier: Sequence[Record]) -> list[Record]:
-    """Records, and of the earlier ones those of other runs.
-
-    Raises:
-        ValueError: earlier ones are of a version that counted costs otherwise.
-    """
-    if not all("best_so_far" in record for record in earlier):
-        raise ValueError("what is to be kept was counted by an older version: attack those runs again")
-    there = {_run(record) for record in records}
-    return sorted([*records, *(record for record in earlier if _run(record) not in there)], key=_run)
-
-
-def collected(record: Record) -> Record:
-    """The part of an attack record that the report is made of, laid out as a run's record; no path of a machine.
-
-    Raises:
-        KeyError: it lacks something that every attack record has.
-    """
-    subject = record["subject"]
-    if subject["method"] is None:
-        raise KeyError("subject.method")
-    results = {task: {name: of[name] for name in _EXTRACTORS} for task, of in record["results"].items()}
-    best_so_far = {
-        task: {name: _by_steps(of[name]) for name in ("theta_0", "immunized")}
-        for task, of in record["best_so_far"].items()
-        if record["tasks"][task]["kind"] == "harmful"
-    }
-    return {
-        **{name: record[name] for name in _KEPT},
-        **{name: subject[name] for name in _SAID},
-        "seed": subject["run_seed"],
-        "subject": {name: value for name, value in subject.items() if name not in (*_SAID, "run_seed")},
-        "config": {name: value for name, value in record["config"].items() if name in _SETTINGS},
-        "results": results,
-        "best_so_far": best_so_far,
-    }
-
-
-def _by_steps(tiers: Record) -> dict[str, list[Curve]]:
-    return {tier: [curves["steps"] for curves in seeds] for tier, seeds in tiers.items()}
-
-
-def _read(path: Path) -> Record:
-    try:
-        return collected(read_file(path, "an attack record"))
-    except KeyError as error:
-        raise ValueError(f"{path} is not the attack record of a run: it has no {error}") from None
-
-
-def _run(record: Record) -> Run:
-    return _group_name(record), pair_label(record), record["method"], record["seed"]
-
-
-def _group_name(record: Record) -> str:
-    sets = list(dict.fromkeys((record["pretrain"], record["harmful"])))
-    name = " against ".join(sets)
-    return name if record["model"] == "linear" else f"{name}, {record['model']}"
