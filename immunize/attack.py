@@ -141,7 +141,7 @@ def measure(
         if not target.has_network and all(entry.attack.needs == "model" for entry in entries):
             raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
         for seed in cfg.seeds:
-            tasks = _wanted(target.tasks(seed), cfg.get("tasks"))
+            tasks = target.tasks(seed)
             tried = {name: [one for one in entries if _fits(one.attack, task)] for name, task in tasks.items()}
             total = len(cfg.seeds) * len(EXTRACTORS) * sum(map(len, tried.values()))
             for name, task in tasks.items():
@@ -274,16 +274,6 @@ def entries_of(cfg: DictConfig) -> list[Entry]:
 
 def _fits(attack: Attack, task: Task) -> bool:
     return task.data.task in attack.tasks and (attack.kinds is None or task.kind in attack.kinds)
-
-
-def _wanted(tasks: dict[str, Task], names: list[str] | None) -> dict[str, Task]:
-    if names is None:
-        return tasks
-    if unknown := [name for name in names if name not in tasks]:
-        raise UserError(f"there is no task {unknown[0]!r} here; there are {', '.join(tasks)}")
-    if "harmful" not in names:
-        raise UserError("the verdict is about the harmful task: tasks=[...] has to name it")
-    return {name: task for name, task in tasks.items() if name in names}
 
 
 # --- the record ---------------------------------------------------------------------------------------------------

@@ -136,6 +136,15 @@ def test_spoilt_cache_is_made_anew(original: Path, folder: Path) -> None:
     assert all(path.read_bytes() == (original / FEATURES / path.name).read_bytes() for path in files)
 
 
+def test_only_wanted_tasks_are_computed_and_they_are_the_same(folder: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    grid = (*TINY_NETWORK_GRID, "tasks=[harmful]", f"out={tmp_path / 'alone'}")
+    alone = attack.run(compose_attack(f"run={folder}", *grid), lines.append)
+    assert [line for line in lines if "features of" in line] == ["harmful: features of 599 + 297 images"]
+    together = json.loads((folder / ATTACK_RECORD).read_text())
+    assert timeless(alone["results"]["harmful"]) == timeless(together["results"]["harmful"])
+
+
 def test_t4_moves_weights_of_all_three_and_resumes(folder: Path, tmp_path: Path) -> None:
     grid = (*TINY_T4, f"out={tmp_path / 't4'}", f"features={folder / FEATURES}")
     record = attack.run(compose_attack(f"run={folder}", *grid))
@@ -199,7 +208,7 @@ def test_benign_data_set_goes_through_the_same_grid(folder: Path, tmp_path: Path
     assert record["tasks"]["benign_caltech101"]["rows"] == {"train": 27, "validation": 9, "test": 18}
     assert record["results"]["benign_caltech101"]["theta_0"]["T2"]["score"]["mean"] > 0.5
     assert record["subject"]["benign"] == ["benign_caltech101"]
-    assert not_tried(record) == []
+    assert not any("benign" in line for line in not_tried(record))
     (tmp_path / "moved").mkdir()
     shutil.move(tmp_path / "caltech101", tmp_path / "moved" / "caltech101")
     elsewhere = OmegaConf.merge(record["config"], {"data_root": str(tmp_path / "moved")})  # as immunize.verify does

@@ -15,7 +15,7 @@ from immunize.checkpoints import save_checkpoint
 from immunize.errors import CheckpointError, UserError
 from immunize.records import CHECKPOINT, RECORD, read_record
 from immunize.report.card import CARD_JSON, CARD_MD, write_card
-from tests.attacking import TINY_NETWORK_GRID, attack_tiny, compose_attack
+from tests.attacking import TINY_NETWORK_GRID, TINY_T4, attack_tiny, compose_attack
 from tests.composing import run_tiny, run_tiny_deep, theta_of
 from tests.tampering import edit_json
 
@@ -132,6 +132,21 @@ def test_run_without_attacks_or_card_is_its_record(folder: Path) -> None:
     assert verify.run(folder) == []
 
 
+def test_repairs_and_adaptive_attackers_are_repeated(folder: Path) -> None:
+    grid = ("attack=full", "tiers=[T2,T3,T5]", "attack.budget.steps=12", "seeds=[0]", "overwrite=true")
+    attack.run(compose_attack(f"run={folder}", *grid))
+    write_card(folder, folder)
+    assert verify.run(folder) == []
+
+    def praise(content: dict[str, Any]) -> None:
+        content["results"]["harmful"]["immunized"]["T5"]["flops_by_attack"]["linear_map"] = [1e30]
+
+    edit_json(folder / ATTACK_RECORD, praise)
+    found = verify.run(folder)
+    assert [line for line in found if line.startswith("attacks: ")] == found
+    assert any("T5.flops_by_attack.linear_map" in line for line in found)
+
+
 def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no record\.json"):
@@ -190,3 +205,16 @@ def test_network_is_attacked_again_from_its_images_on(
     found = verify.run(folder)
     assert any("results.harmful.immunized.T0.score.mean" in line for line in found)
     assert any(line.startswith("card: ") for line in found)
+
+
+def test_attackers_of_the_weights_are_repeated(network: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(network, tmp_path / "copy"))
+    attack.run(compose_attack(f"run={folder}", *TINY_T4, "overwrite=true"))
+    write_card(folder, folder)
+    assert verify.run(folder) == []
+
+    def praise(content: dict[str, Any]) -> None:
+        content["attacks"]["harmful"]["immunized"]["full_finetune"]["score"]["mean"] -= 0.5
+
+    edit_json(folder / ATTACK_RECORD, praise)
+    assert any("harmful.immunized.full_finetune.score.mean" in line for line in verify.run(folder))

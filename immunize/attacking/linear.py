@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig
 
-from immunize.attacking.targets import EXTRACTORS, Task, pointed_at, random_rotation, split_rows
+from immunize.attacking.targets import EXTRACTORS, Task, pointed_at, random_rotation, split_rows, wanted_tasks
 from immunize.building import build
 from immunize.checkpoints import load_checkpoint
 from immunize.data.checks import check_part, check_same_width
@@ -101,13 +101,14 @@ class LinearTarget:
         return False
 
     def tasks(self, seed: int) -> dict[str, Task]:
-        """Every task by name, split with this seed."""
+        """Every wanted task by name, split with this seed."""
         maps = extractors(self.subject, seed)
 
         def task_of(raw: RawTask) -> Task:
             return Task(raw.kind, raw.about, raw.data, lambda extractor: seen_by(maps[extractor], raw.data))
 
-        return {name: task_of(raw) for name, raw in tasks_of(self.subject, self.cfg, seed).items()}
+        raws = tasks_of(self.subject, self.cfg, seed)
+        return {name: task_of(raws[name]) for name in wanted_tasks(self.cfg, raws)}
 
 
 def subject_of(cfg: DictConfig) -> Subject:

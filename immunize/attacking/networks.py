@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from immunize.attacking.images import ImageTask, drawn, image_task
-from immunize.attacking.targets import EXTRACTORS, Pointed, Task, random_rotation, split_rows
+from immunize.attacking.targets import EXTRACTORS, Pointed, Task, random_rotation, split_rows, wanted_tasks
 from immunize.building import build
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES
@@ -45,7 +45,8 @@ class DeepTarget:
         facts: for the record.
         cfg: the composed configuration.
         networks: "theta_0" and "immunized".
-        image_tasks: by name.
+        image_tasks: those that are wanted, by name.
+        places: of every data set by name, part of its draws; these do not hang on what is wanted.
         device: where networks compute.
     """
 
@@ -53,6 +54,7 @@ class DeepTarget:
     cfg: DictConfig
     networks: dict[str, Released]
     image_tasks: dict[str, ImageTask]
+    places: dict[str, int]
     device: torch.device
 
     @property
@@ -61,8 +63,8 @@ class DeepTarget:
         return True
 
     def tasks(self, seed: int) -> dict[str, Task]:
-        """Every task by name, split with this seed."""
-        return {name: self._task(task, seed, place) for place, (name, task) in enumerate(self.image_tasks.items())}
+        """Every wanted task by name, split with this seed."""
+        return {name: self._task(task, seed, self.places[name]) for name, task in self.image_tasks.items()}
 
     def _task(self, task: ImageTask, seed: int, place: int) -> Task:
         stays, aside, _ = split_rows(len(task.fit), self.cfg, (seed, place), held_out=True)
@@ -119,14 +121,16 @@ def deep_target(
     named["pretrain"] = (sources["pretrain"], pair.measured("pretrain"))
     for name, source in _benign(cfg, pointed, sources).items():
         named[f"benign_{name}"] = (source, source.splits(transform, transform))
-    tasks = {}
-    for place, (name, (source, splits)) in enumerate(named.items()):
-        sets = [drawn(images, cfg.images, (place, part)) for part, images in enumerate((splits.fit, splits.held_out))]
+    tasks, places = {}, {name: place for place, name in enumerate(named)}
+    for name in wanted_tasks(cfg, named):
+        source, splits = named[name]
+        parts = enumerate((splits.fit, splits.held_out))
+        sets = [drawn(images, cfg.images, (places[name], part)) for part, images in parts]
         tell(f"{name}: features of {len(sets[0]):,} + {len(sets[1]):,} images")
         tasks[name] = image_task(name, source, sets, networks, workers=cfg.workers, folder=features)
     facts = _facts(pointed, sources, networks, pair.data_hash)
-    facts["benign"] = [name for name in tasks if name.startswith("benign_")] or NO_BENIGN
-    return DeepTarget(facts, cfg, networks, tasks, device)
+    facts["benign"] = [name for name in named if name.startswith("benign_")] or NO_BENIGN
+    return DeepTarget(facts, cfg, networks, tasks, places, device)
 
 
 # --- networks -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,7 +26,17 @@ from immunize.records import CHECKPOINT, read_record, write_record
 if TYPE_CHECKING:
     from immunize.evaluation.attacks import AttackData
 
-__all__ = ["EXTRACTORS", "CellFolder", "Pointed", "Target", "Task", "pointed_at", "random_rotation", "split_rows"]
+__all__ = [
+    "EXTRACTORS",
+    "CellFolder",
+    "Pointed",
+    "Target",
+    "Task",
+    "pointed_at",
+    "random_rotation",
+    "split_rows",
+    "wanted_tasks",
+]
 
 EXTRACTORS = ("theta_0", "immunized", "random_orthogonal")
 """What every attack is run on; the first is the reference, the last the control."""
@@ -66,7 +76,7 @@ class Target(Protocol):
         """Whether there are weights that an attacker can move (T4)."""
 
     def tasks(self, seed: int) -> dict[str, Task]:
-        """Every task by name, split with this seed."""
+        """Every wanted task by name, split with this seed."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,22 @@ def pointed_at(cfg: DictConfig) -> Pointed:
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
     return Pointed(OmegaConf.create(moved(record["config"], root)), Path(cfg.run) / CHECKPOINT, record)
+
+
+def wanted_tasks(cfg: DictConfig, names: Iterable[str]) -> list[str]:
+    """Those of the names that `tasks` asks for, in their order; all where it is null.
+
+    Raises:
+        UserError: it asks for a task that there is not, or leaves the harmful one out.
+    """
+    there, asked = list(names), cfg.get("tasks")
+    if asked is None:
+        return there
+    if unknown := [name for name in asked if name not in there]:
+        raise UserError(f"there is no task {unknown[0]!r} here; there are {', '.join(there)}")
+    if "harmful" not in asked:
+        raise UserError("the verdict is about the harmful task: tasks=[...] has to name it")
+    return [name for name in there if name in asked]
 
 
 def split_rows(n: int, cfg: DictConfig, stream: tuple[int, ...], *, held_out: bool) -> tuple[Numbers, Numbers, Numbers]:

@@ -17,6 +17,7 @@ from immunize.report.cells import short
 from immunize.report.layout import Table
 from immunize.report.naming import data_name, run_title
 from immunize.report.nulls import with_infinities
+from immunize.report.provenance import machine_name
 from immunize.report.reading import lacking_is_told
 from immunize.report.sources import check_same_run, read_sources
 from immunize.report.threat_model import threat_model
@@ -68,8 +69,8 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
             "config_hash": record["config_hash"],
             "data_hash": record["data_hash"],
             "checkpoint_sha256": None if attack is None else attack["subject"]["checkpoint_sha256"],
-            "git_commit": record.get("git_commit"),
-            "versions": _versions(record),
+            **_theta_0(record),
+            **_made_with(record),
         },
         "reproduce": [
             record["command"],
@@ -203,8 +204,7 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
             },
         }
     return {
-        "git_commit": attack.get("git_commit"),
-        "versions": _versions(attack),
+        **_made_with(attack),
         "grid": config["attack"]["name"],
         "reduced": config["attack"]["reduced"],
         "budget": config["attack"]["budget"],
@@ -266,24 +266,39 @@ def _attack_lines(found: dict[str, Any], attack: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _versions(record: dict[str, Any]) -> dict[str, str | None]:
-    return {name: record["versions"].get(name) for name in _VERSIONS}
+def _theta_0(record: dict[str, Any]) -> dict[str, str]:
+    """The digest of the weights that a network started from; a linear model starts from what its configuration says."""
+    digest = record.get("network", {}).get("theta_0_sha256")
+    return {} if digest is None else {"theta_0_sha256": digest}
+
+
+def _made_with(record: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "git_commit": record.get("git_commit"),
+        "versions": {name: record["versions"].get(name) for name in _VERSIONS},
+        "machine": machine_name(record["hardware"]),
+        "threads": record["hardware"]["threads"],
+    }
 
 
 def _provenance(found: dict[str, Any], attack: dict[str, Any] | None) -> list[str]:
     """Of the run, and of the attack where that was made with something else."""
-    names = ("config_hash", "data_hash", "checkpoint_sha256", "git_commit")
-    lines = [f"- {name.replace('_', ' ')}: `{found[name]}`" for name in names]
-    lines.append(f"- versions: {_in_words(found['versions'])}")
-    if attack is not None and attack["git_commit"] != found["git_commit"]:
-        lines.append(f"- git commit of the attack: `{attack['git_commit']}`")
-    if attack is not None and attack["versions"] != found["versions"]:
-        lines.append(f"- versions of the attack: {_in_words(attack['versions'])}")
+    names = ("config_hash", "data_hash", "checkpoint_sha256", "theta_0_sha256")
+    lines = [f"- {name.replace('_', ' ')}: `{found[name]}`" for name in names if name in found]
+    lines += [f"- {name}: {text}" for name, text in _in_words(found).items()]
+    if attack is not None:
+        own = _in_words(found)
+        lines += [f"- {name} of the attack: {text}" for name, text in _in_words(attack).items() if text != own[name]]
     return lines
 
 
-def _in_words(versions: dict[str, str | None]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
+def _in_words(made_with: dict[str, Any]) -> dict[str, str]:
+    return {
+        "git commit": f"`{made_with['git_commit']}`",
+        "versions": ", ".join(f"{name} {version}" for name, version in made_with["versions"].items()),
+        "machine": str(made_with["machine"]),
+        "threads": str(made_with["threads"]),
+    }
 
 
 def _write(path: Path, text: str) -> None:

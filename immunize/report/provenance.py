@@ -15,7 +15,7 @@ from immunize.report.layout import Table
 from immunize.report.naming import data_name
 from immunize.report.runs import Runs
 
-__all__ = ["made_with", "provenance", "provenance_rows", "settings_table", "versions_of"]
+__all__ = ["machine_name", "made_with", "provenance", "provenance_rows", "settings_table", "versions_of"]
 
 _SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
 _WEIGHTS = ("lambda_well", "lambda_ill")
@@ -48,7 +48,7 @@ def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     return [
         ("commit", _counted(str(record.get("git_commit")) for record in records)),
         ("date", _dates(records)),
-        ("machine", _counted(_machine(record["hardware"]) for record in records)),
+        ("machine", _counted(machine_name(record["hardware"]) for record in records)),
         ("threads a run", _counted(str(record["hardware"]["threads"]) for record in records)),
         ("wall time", _wall_time(records)),
         ("largest peak memory of a process", _memory(records)),
@@ -123,7 +123,8 @@ def _dates(records: Sequence[dict[str, Any]]) -> str:
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
-def _machine(hardware: dict[str, Any]) -> str:
+def machine_name(hardware: dict[str, Any]) -> str:
+    """Processor, cores, memory, system and accelerators of a record, in words."""
     accelerators = ", ".join(hardware["accelerators"])
     text = f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, {hardware['system']}"
     return f"{text}, {accelerators}" if accelerators else text

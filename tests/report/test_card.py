@@ -42,9 +42,22 @@ def test_card_has_the_numbers_of_both_records(record: dict[str, Any], attack: di
     assert "Reduced grid" in text
     assert record["data_hash"] in text
     assert attack["subject"]["checkpoint_sha256"] in text
+    assert record["hardware"]["processor"] in text
+    assert f"- threads: {record['hardware']['threads']}\n" in text
+    assert "of the attack" not in text.partition("## Provenance")[2]
     for row in attack_rows(attack):
         assert f"| `{row[0]}` | {row[1]} |" in text
     json.dumps(card, allow_nan=False)
+
+
+def test_card_names_what_an_attack_elsewhere_was_made_with(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    record["network"] = {"theta_0_sha256": "f00d"}
+    attack["hardware"] |= {"processor": "another", "threads": 77}
+    text = card_text(card_of(record, attack), attack).partition("## Provenance")[2]
+    assert "- theta 0 sha256: `f00d`" in text
+    assert "- machine of the attack: another, " in text
+    assert "- threads of the attack: 77\n" in text
+    assert "git commit of the attack" not in text
 
 
 def test_card_says_how_far_attackers_on_the_weights_got(record: dict[str, Any], attack: dict[str, Any]) -> None:
