@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from experiments import table_attacks
-from experiments.table_attacks import CELLS, Job, run, waves
+from experiments.table_attacks import __main__ as table_attacks
+from experiments.table_attacks.__main__ import CELLS, run
+from experiments.table_attacks.jobs import Job, waves
 from immunize.attack import ATTACK_RECORD
 from immunize.errors import UserError
 from immunize.report.attacks.collecting import load_attacks

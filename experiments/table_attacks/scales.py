@@ -1,0 +1,70 @@
+"""What each table of attacks is made of: sweeps, pairs, and where its grid departs from `conf/attack.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["METHODS", "SCALES", "SEEDS", "Scale"]
+
+METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours", "closed_form")
+SEEDS = (0, 1, 2)
+REPAIRS_LIKE_STANDARDIZE = ("~attack.attacks.centre", "~attack.attacks.normalize")
+"""Each takes as long as `standardize`, half a minute a run on 12,000 rows of 784 pixels."""
+
+MOVING = ("last_block", "full_finetune")
+"""T4 on a ResNet at 64 px, where a step costs as much as a hundred passes over the features; without LoRA, which moves
+less than `full_finetune` at the same price. Newton's method has to solve for a hundred classes at once."""
+
+
+def for_harmful(*names: str) -> tuple[str, ...]:
+    """Overrides by which these attacks are tried on the harmful task alone: a network is dear to train."""
+    return tuple(f"+attack.attacks.{name}.kinds=[harmful]" for name in names)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What one table is made of.
+
+    Attributes:
+        runs: folders of sweeps, as their presets leave them.
+        pairs: of digits, of the runs that have one; the others are all taken.
+        grid: overrides of `conf/attack.yaml`.
+    """
+
+    runs: tuple[str, ...]
+    grid: tuple[str, ...]
+    pairs: str = ""
+
+
+SCALES = {
+    "linear": Scale(
+        ("outputs/table1", "outputs/table2"),
+        (
+            "attack=full",
+            *REPAIRS_LIKE_STANDARDIZE,
+            "attack.budget.steps=1000",
+            "attack.budget.flops=3e10",
+            "benign_digits=1",
+        ),
+        "01,06,08,10,12,13",
+    ),
+    "digits": Scale(
+        ("outputs/table3_digits",),
+        (
+            *("attack=full", "attack.budget.steps=1000", "attack.budget.flops=1e11", *for_harmful(*MOVING, "lora")),
+            *(f"attack.attacks.{name}.flops=4e11" for name in (*MOVING, "lora")),  # 1e11 would be two steps of LoRA
+            "attack.attacks.lora.ranks=[8]",
+        ),
+    ),
+    "small": Scale(
+        ("outputs/table3_small",),
+        (
+            *("attack=full", "attack.budget.steps=300", "attack.budget.flops=3e11"),
+            *("images=4000", "benign=[imagenette]", "tasks=[harmful,benign_imagenette]"),
+            *("~attack.attacks.newton", "~attack.attacks.lora", *for_harmful(*MOVING)),
+            *(f"attack.attacks.{name}.flops=6e12" for name in MOVING),
+            *("attack.attacks.full_finetune.steps=40", "attack.attacks.full_finetune.measured=500"),
+        ),
+    ),
+}
+"""Budgets are ours: what two cores do in an hour or two. The FLOPs bind on MNIST, the steps elsewhere."""
