@@ -2,8 +2,10 @@
 
 A new linear head behind the features and the weights that move are trained together on cross-entropy. The head starts
 from a linear probe (:mod:`immunize.evaluation.attacks.starting`), or at zero, on features divided by σ_1(X)/√N as
-everywhere in the grid. The attacker races: every learning rate runs the first fifth of the steps, the best by
-validation then starts again with a cosine schedule over all of them. The probe with nothing moved is a candidate too.
+everywhere in the grid. Every learning rate is run to the end, with a cosine schedule; other variants of what moves then
+get the rate that was best by validation. The rates do not race as in T1: weights that start to move first unlearn what
+the probe knew, so that after a few steps the smallest rate looks best, and through some features more than through
+others. The probe with nothing moved is a candidate too.
 
 Measuring costs more than training here: a candidate is looked at four times a decade, on so many images drawn at random
 from the validation rows and from the test rows, the same for every extractor.
@@ -24,20 +26,17 @@ import torch
 from torch import Tensor, nn
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.curves import Cost, Trace
+from immunize.evaluation.attacks.curves import Cost, Trace, look_steps
 from immunize.evaluation.attacks.heads import new_head
 from immunize.evaluation.attacks.logistic import feature_scale
 from immunize.evaluation.attacks.network import Inputs, Network, Numbers, flops_of
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome, Rows, Task
-from immunize.evaluation.attacks.racing import Optimizer, Run, batches, check_training
+from immunize.evaluation.attacks.racing import Candidate, Optimizer, batches, check_training
 from immunize.evaluation.attacks.ridge import Ridge
 from immunize.evaluation.attacks.scoring import Meter
 from immunize.evaluation.attacks.starting import probed_head
 
 __all__ = ["FineTuning"]
-
-FIRST_LAP = 5
-"""The race is over after this share of the steps, one in five."""
 
 LOOKS = 4
 """A decade; two looks are a factor of 1.8 in steps apart."""
@@ -78,7 +77,7 @@ class FineTuning(Attack):
     measured: int = 1000
     batch_statistics: bool = True
     needs: ClassVar[Needs] = "model"
-    version: ClassVar[int] = 1  # the probe with nothing moved became a candidate
+    version: ClassVar[int] = 2  # 1: the probe with nothing moved became a candidate; 2: rates no longer race
     tasks: ClassVar[tuple[Task, ...]] = ("classification",)
 
     def __post_init__(self) -> None:
@@ -110,22 +109,22 @@ class FineTuning(Attack):
         return ("",)
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
-        """Race the learning rates; the seed decides the order of the images and which are measured on."""
+        """Try the learning rates; the seed decides the order of the images and which are measured on."""
         assert data.network is not None
         task = _Task(self, data, data.network, seed)
         variants, rates = self.variants(), sorted(self.learning_rates)
         middle = variants[len(variants) // 2]
-        weight = len(variants) + len(rates) / FIRST_LAP
         allowed = budget if self.flops is None else Budget(budget.steps, self.flops)
-        steps = min(self.steps, allowed.affordable(max(task.flops(variant) for variant in variants), weight))
-        lap = max(1, steps // FIRST_LAP)
-        runs = [_Run(task, middle, rate) for rate in rates]
+        n_runs = len(rates) + len(variants) - 1
+        steps = min(self.steps, allowed.affordable(max(task.flops(variant) for variant in variants), n_runs))
+        runs = [_Run(task, middle, rate, steps) for rate in rates]
         for run in runs:
-            run.advance(lap, lap)
+            run.finish()
         best = max(runs, key=lambda run: run.best).rate  # of equals the smaller rate
         for variant in variants:
-            runs.append(_Run(task, variant, best, steps))
-            runs[-1].advance(steps, steps)
+            if variant != middle:
+                runs.append(_Run(task, variant, best, steps))
+                runs[-1].finish()
         traces = [run.meter.trace() for run in runs]
         if self.probe is not None:
             traces.insert(0, task.untouched(middle))
@@ -162,7 +161,7 @@ class _Task:
 
     def untouched(self, variant: Hashable) -> Trace:
         """The released network under the probe, before the first step: an attacker may leave it at that."""
-        run = _Run(self, variant, min(self.attack.learning_rates))
+        run = _Run(self, variant, min(self.attack.learning_rates), 1)
         run.look()
         return replace(run.meter.trace(), label=UNTOUCHED)
 
@@ -180,11 +179,11 @@ class _Task:
         return self._costs[variant]
 
 
-class _Run(Run):
-    """One variant with one learning rate and schedule on its way."""
+class _Run(Candidate):
+    """One variant with one learning rate on its way, so many steps with a cosine schedule."""
 
-    def __init__(self, task: _Task, variant: Hashable, rate: float, length: int | None = None) -> None:
-        self.task, self.net = task, task.module(variant)
+    def __init__(self, task: _Task, variant: Hashable, rate: float, steps: int) -> None:
+        self.task, self.steps, self.net = task, steps, task.module(variant)
         *_, head = self.net.children()
         own = {id(parameter) for parameter in head.parameters()}
         moved = [p for p in self.net.parameters() if p.requires_grad and id(p) not in own]
@@ -192,14 +191,28 @@ class _Run(Run):
             {"params": moved, "lr": rate},
             {"params": list(head.parameters()), "lr": rate * task.attack.head_multiplier},
         ]
-        schedule = "constant" if length is None else f"cosine over {length:,}"
-        label = ", ".join(filter(None, (str(variant), f"lr {rate:g}, {schedule}")))
+        label = ", ".join(filter(None, (str(variant), f"lr {rate:g}, cosine over {steps:,}")))
+        self.optimizer = task.attack.optimizer(groups, lr=rate)
         meter = Meter(task.data, label, Cost(1, 0.0, task.batch, task.flops(variant)))
-        super().__init__(task.attack.optimizer(groups, lr=rate), rate, length, meter, LOOKS)
+        super().__init__(self.optimizer.param_groups, rate, steps, meter)
         self.batches = batches(len(task.y), task.batch, task.seed)
 
-    def loss(self) -> Tensor:
-        """Of the next mini-batch."""
+    def finish(self) -> None:
+        """Train to the end, and look now and then."""
+        looks = set(look_steps(self.steps, LOOKS))
+        self.meter.resume()
+        while self.step < self.steps and not self.meter.diverged:
+            self.set_rates()
+            loss = self._loss()
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.step += 1
+            if self.step in looks:
+                self.look()
+        self.meter.pause(self.step)
+
+    def _loss(self) -> Tensor:
         rows = next(self.batches)
         self.net.train(self.task.attack.batch_statistics)
         everything = np.arange(len(self.task.y))

@@ -6,7 +6,6 @@ Shapes: N samples, B batch.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
@@ -15,10 +14,9 @@ import torch
 from torch import Tensor
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.curves import LOOKS_PER_DECADE, look_steps
 from immunize.evaluation.attacks.scoring import Meter
 
-__all__ = ["Candidate", "Optimizer", "Run", "batches", "check_training"]
+__all__ = ["Candidate", "Optimizer", "batches", "check_training"]
 
 Optimizer = Callable[..., torch.optim.Optimizer]
 """From parameters, or groups of them, and `lr` to an optimizer."""
@@ -63,55 +61,6 @@ class Candidate:
             left = 0.5 * (1 + math.cos(math.pi * self.step / self.length))
             for group, rate in self._groups:
                 group["lr"] = rate * left
-
-
-class Run(Candidate, ABC):
-    """A candidate with an optimizer of its own, that runs alone.
-
-    Args:
-        optimizer: of what is trained.
-        rate: see `Candidate`.
-        length: see `Candidate`.
-        meter: see `Candidate`.
-        looks_per_decade: see `look_steps`.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        rate: float,
-        length: int | None,
-        meter: Meter,
-        looks_per_decade: int = LOOKS_PER_DECADE,
-    ) -> None:
-        super().__init__(optimizer.param_groups, rate, length, meter)
-        self.optimizer, self.looks_per_decade = optimizer, looks_per_decade
-
-    @abstractmethod
-    def loss(self) -> Tensor:
-        """Of the next mini-batch."""
-
-    @abstractmethod
-    def look(self) -> None:
-        """Tell the meter."""
-
-    def advance(self, to: int, last: int) -> None:
-        """Train up to step `to`, looking where a run of `last` steps is looked at."""
-        looks = {look for look in look_steps(last, self.looks_per_decade) if look <= to} | {to}
-        self.meter.resume()
-        while self.step < to and not self.meter.diverged:
-            self._update()
-            if self.step in looks:
-                self.look()
-        self.meter.pause(self.step)
-
-    def _update(self) -> None:
-        self.set_rates()
-        loss = self.loss()
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.step += 1
 
 
 def batches(n_rows: int, size: int, seed: int) -> Iterator[Tensor | slice]:
