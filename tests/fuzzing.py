@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+from immunize.config import config_dir
+
 # Nothing here makes a run long: counts are small, and what is huge is no whole number.
 VALUES = (
     *("0", "1", "2", "3", "-1", "0.5", "-0.5", "1e-300", "1e300", "-1e300", "nan", "inf", "-inf", "0x10", "1_0"),
@@ -59,6 +61,16 @@ def overrides(names: list[str]) -> st.SearchStrategy[list[str]]:
     )
     gone = st.builds("~{}".format, st.sampled_from(names))
     return st.lists(st.one_of(one, one, one, gone), min_size=1, max_size=3)
+
+
+def choices(*groups: str) -> st.SearchStrategy[list[str]]:
+    """One to three settings that each are right by themselves: groups of `conf/` with one of their choices."""
+    one = st.sampled_from(groups).flatmap(
+        lambda group: st.sampled_from(sorted(path.stem for path in (Path(config_dir()) / group).glob("*.yaml"))).map(
+            lambda choice: f"{group}={choice}"
+        )
+    )
+    return st.lists(one, min_size=1, max_size=3, unique_by=lambda word: word.partition("=")[0])
 
 
 def ends_well(main: Callable[[], None], arguments: list[str], folder: Path) -> None:

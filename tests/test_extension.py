@@ -6,6 +6,7 @@ The page is the fixture: its blocks with a title are written out as files, its c
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -45,6 +46,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="module")
+def installed(folder: Path) -> Path:
+    """The folder, as one on Python's path whose YAMLs are a package."""
+    (folder / "mine" / "conf" / "__init__.py").write_text("", encoding="utf-8")
+    return folder
+
+
+def test_an_installed_package_is_found_by_the_search_path(installed: Path, tmp_path: Path) -> None:
+    path = "'hydra.searchpath=[pkg://mine.conf]'"
+    assert path in PAGE
+    environment = ENVIRONMENT | {"PYTHONPATH": f"{installed}{os.pathsep}{ROOT}"}
+    train, *chosen = next(command for command in commands() if command[0] == "immunize.train")
+    chosen = [word for word in chosen if not word.startswith(("--config-dir", "mine/conf", "hydra.run.dir="))]
+    assert {"method=log_kappa", "harmful=waves"} <= {*chosen}
+    for words in ([train, *shlex.split(path), *chosen, "hydra.run.dir=out"], ["immunize.evaluate", "run=out"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "record.json").read_text(encoding="utf-8"))["method"] == "log_kappa"
 
 
 @pytest.fixture(scope="module")

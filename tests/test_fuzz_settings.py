@@ -21,7 +21,7 @@ from immunize.config import config_dir, register
 from immunize.report import __main__ as report
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, compose_attack
 from tests.composing import compose_config
-from tests.fuzzing import VALUES, cases, ends_well, leaves, overrides
+from tests.fuzzing import VALUES, cases, choices, ends_well, leaves, overrides
 
 LINEAR = [
     *("harmful=synthetic", "harmful.n_features=4", "harmful.n_samples=24", "objective.epochs=2", "probe_steps=10"),
@@ -100,6 +100,15 @@ def test_random_settings_of_a_forecast(chosen: list[str], tmp_path: Path) -> Non
 @given(chosen=overrides(leaves(composed("pretrain_theta", *PRETRAIN), without=NOT_OURS)))
 def test_random_settings_of_a_pretraining(chosen: list[str], tmp_path: Path) -> None:
     ends_well(pretrain.main, [*PRETRAIN, *chosen], tmp_path)
+
+
+@cases(30)
+@given(
+    chosen=choices("method", "model", "harmful", "pretrain", "init", "objective"), more=overrides(["seed", "figure"])
+)
+def test_random_choices_of_groups(chosen: list[str], more: list[str], tmp_path: Path) -> None:
+    short = ["objective.epochs=1", "objective.max_steps=1", "probe_steps=2", "logger=none"]
+    ends_well(train.main, [*short, *chosen, *more], tmp_path)
 
 
 ATTACKED = leaves(compose_attack(*GRID), without=(*NOT_OURS, "model", "harmful", "pretrain"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from immunize import attack, verify
 from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES
@@ -17,6 +20,7 @@ from immunize.records import CHECKPOINT, RECORD, read_record
 from immunize.report.card import CARD_JSON, CARD_MD, write_card
 from tests.attacking import TINY_NETWORK_GRID, TINY_T4, attack_tiny, compose_attack
 from tests.composing import run_tiny, run_tiny_deep, theta_of
+from tests.fuzzing import cases, damaged
 from tests.tampering import edit_json
 
 
@@ -218,3 +222,18 @@ def test_attackers_of_the_weights_are_repeated(network: Path, tmp_path: Path) ->
 
     edit_json(folder / ATTACK_RECORD, praise)
     assert any("harmful.immunized.full_finetune.score.mean" in line for line in verify.run(folder))
+
+
+@cases(12)
+@given(data=st.data(), name=st.sampled_from([RECORD, ATTACK_RECORD, CARD_JSON, CHECKPOINT]))
+def test_damaged_file_is_found_or_refused(data: st.DataObject, name: str, original: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(original, tmp_path / "damaged", dirs_exist_ok=True))
+    content = (original / name).read_bytes()
+    broken = data.draw(damaged(content))
+    (folder / name).write_bytes(broken)
+    try:
+        found = verify.run(folder)
+    except UserError:
+        return
+    if not found and name != CHECKPOINT:  # a word nobody compares, or a second
+        assert json.loads(broken)

@@ -42,7 +42,7 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
     taken = [one for record in records if record["status"] in statuses for one in by_harmful_set(record)]
     if not taken:
         raise FileNotFoundError(_nothing(folder, records))
-    check_versions(taken, folder)
+    check_versions(records, folder)  # of unfinished runs too: what made them made the others
     return sorted(taken, key=lambda r: (data_name(r, "pretrain"), data_name(r, "harmful"), r["method"], r["seed"]))
 
 

@@ -123,6 +123,13 @@ def test_records_of_two_versions(name: str, table1: list[Record], tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["summary", "table1", "fig1"])
+def test_an_unfinished_run_of_another_version_is_told(name: str, table1: list[Record], tmp_path: Path) -> None:
+    other = table1[-1] | {"schema_version": OTHER, "status": "interrupted"}
+    folder = written([*table1[:-1], other], tmp_path / "runs")
+    assert "mixes records of schema versions" in refusal(MANY[name], folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["summary", "table1", "fig1"])
 def test_what_there_is_instead_of_finished_runs_is_counted(name: str, table1: list[Record], tmp_path: Path) -> None:
     records = [diverged(record) | {"status": "interrupted"} for record in table1]
     folder = written(records, tmp_path / "runs")
