@@ -198,3 +198,14 @@ def test_dependencies_are_what_is_imported() -> None:
     files = [*FILES, *(ROOT / "hydra_plugins").rglob("*.py")]
     imported = {name.partition(".")[0] for path in files for name in imports_of(path, typing_only=False)}
     assert imported - sys.stdlib_module_names - {"immunize"} - optional == declared
+
+
+def test_what_is_declared_is_pinned() -> None:
+    """`constraints.txt` names the version of each, so that CI and a user's checkout run on the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pinned = re.findall(r"^([a-z0-9-]+)==[0-9]\S*$", text, re.M)
+    assert pinned == sorted(set(pinned))
+    assert len(pinned) == sum(not line.startswith("#") for line in text.splitlines())
+    assert {name for line in lines for name in re.findall(r"^[\w-]+", line)} <= set(pinned)

@@ -103,6 +103,18 @@ def test_default_run_reports_progress_in_plain_lines_and_warns_of_nothing(
     assert all(line.startswith("fit: step ") for line in lines[1:-1]), lines
 
 
+NETWORK = ["model=resnet_small", "model.kwargs.channels=[2,2,2,4]", "objective.max_steps=1", "deep.groups=2"]
+FEW = ["deep.group_size=8", "deep.replicates=2", "deep.probe_steps={gd:1,least_squares:null,sgd:null,adam:null}"]
+
+
+@pytest.mark.parametrize("chosen", [["method=closed_form"], ["method=none"], ["method=none", *NETWORK, *FEW]])
+def test_runs_without_training_warn_of_nothing(chosen: list[str], tmp_path: Path) -> None:
+    done = run("immunize.train", *chosen, *(() if "deep.groups=2" in chosen else TINY), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert not [line for line in done.stderr.splitlines() if line.startswith(("/", " "))], done.stderr
+
+
 def test_evaluate_confirms_the_default_run(
     default_run: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
 ) -> None:

@@ -12,10 +12,13 @@ import os
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+import immunize
 from tests.commands import ENVIRONMENT, run
 
 ROOT = Path(__file__).parents[1]
@@ -117,3 +120,21 @@ def test_make_targets_in_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^\s*(?:\$ )?make ([a-z0-9_]+)", "\n".join(blocks), re.M))
     assert targets <= set(re.findall(r"^([a-z0-9_]+):", makefile, re.M))
+
+
+def test_citations_agree() -> None:
+    """CITATION.cff, the README's bibtex and the package: one title, one version; both name the paper alike."""
+    cited = OmegaConf.create((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    paper, software = (
+        dict(re.findall(r"^ *(\w+) *= \{+(.*?)\}+,?$", entry, re.M))
+        for entry in "\n".join(blocks_of("bibtex")).split("\n\n")
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert cited["version"] == software["version"] == project["version"] == immunize.__version__
+    assert cited["title"] == software["title"]
+    assert [author["name"] for author in cited["authors"]] == [software["author"]]
+    (reference,) = cited["references"]
+    names = [f"{author['family-names']}, {author['given-names']}" for author in reference["authors"]]
+    assert " and ".join(names) == paper["author"]
+    assert (reference["title"], str(reference["year"])) == (paper["title"], paper["year"])
+    assert int(software["year"]) >= int(paper["year"])

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.wheel
 
 ROOT = Path(__file__).parents[1]
 TINY = ["objective.epochs=20", "probe_steps=100"]
+QUICK = ["attack=quick", "seeds=[0]", "attack.budget.steps=20"]
 OUTSIDE = ("PYTHONPATH", "IMMUNIZE_DATA", "VIRTUAL_ENV", "HYDRA_FULL_ERROR")
 
 
@@ -115,3 +116,8 @@ def test_modules_run(programs: Path, tmp_path: Path) -> None:
     assert record["status"] == "finished"
     assert record["git_commit"] is None  # an installed copy is not in the checkout
     call(programs / "python", "-m", "immunize.evaluate", "run=run", cwd=tmp_path)
+    call(programs / "python", "-m", "immunize.attack", "run=run", *QUICK, cwd=tmp_path)
+    call(programs / "python", "-m", "immunize.report", "card", "run=run", cwd=tmp_path)
+    page = Path(call(programs / "immunize-report", "html", "run=run", cwd=tmp_path).stdout.strip())
+    assert page.is_relative_to(tmp_path / "run")
+    assert "</html>" in page.read_text(encoding="utf-8")

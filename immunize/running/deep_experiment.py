@@ -33,7 +33,7 @@ from immunize.running.assembling import build_loggers, build_objective
 from immunize.running.deep_assembling import build_deep_module, build_pair, device_of_run, method_of, theta_0_facts
 from immunize.running.deep_evaluation import MANY_FEATURES, cached_sets, data_facts, evaluated, mapped
 from immunize.running.deep_fit import TRAINING, DeepFit, train
-from immunize.running.experiment import threads
+from immunize.running.experiment import quiet_lightning, threads
 from immunize.running.measuring import Measured, both_features, by_set, fingerprints, head_of, measured_sets
 from immunize.running.recording import flat_metrics, new_record
 from immunize.training.loggers import close_loggers
@@ -186,8 +186,9 @@ def _save(record: dict[str, Any], folder: Path, released: nn.Module, loggers: li
         (folder / TRAINING).unlink(missing_ok=True)
     try:
         if done:
-            for logger in loggers:
-                logger.log_metrics(_logged(record), step=fit.steps)
+            with quiet_lightning():
+                for logger in loggers:
+                    logger.log_metrics(_logged(record), step=fit.steps)
         close_loggers(loggers, success=done)
     except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe
         log.warning("the record is written, but not the log: %s", error)

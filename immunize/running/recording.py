@@ -31,7 +31,7 @@ from immunize.records import (
     write_record,
 )
 from immunize.report import norm_ratio_figure, result_rows
-from immunize.running.experiment import Fit
+from immunize.running.experiment import Fit, quiet_lightning
 from immunize.training.loggers import close_loggers, log_results
 
 __all__ = ["evaluate_fits", "evaluate_thetas", "flat_metrics", "new_record", "save"]
@@ -144,7 +144,8 @@ def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: li
             if figure is not None:
                 norm_ratio_figure(record, figure)
             final = (flat_metrics(record["metrics"]), result_rows(record), _flat_curves(record), figure)
-            log_results(loggers, *final, step=fits["fit"].steps)
+            with quiet_lightning():
+                log_results(loggers, *final, step=fits["fit"].steps)
         close_loggers(loggers, success=done)
     except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe
         logging.getLogger(__name__).warning("the record is written, but not the figure or the log: %s", error)

@@ -268,8 +268,26 @@ def test_arrow_keys_read_a_chart(browser: Browser, pages: dict[str, Path], store
     assert browser.execute_script(said) == f"index i of σ_i 2: {second}"
 
 
+def test_arrow_keys_read_a_scatter_plot(browser: Browser, pages: dict[str, Path]) -> None:
+    opened(browser, pages["sweep"])
+    chart = "[data-view]:not([hidden]) .chart:has(svg[data-reads=dots])"
+    dots = browser.execute_script(f"return document.querySelectorAll('{chart} circle:not(.faint)').length")
+    assert dots > 1
+    said = []
+    for key in ("\ue011", *["\ue014"] * (dots - 1)):  # Home, then arrow right
+        press(browser, f"{chart} svg[tabindex]", key)
+        said.append(browser.execute_script(f"return document.querySelector('{chart} .readout').textContent"))
+    titles = f"return [...document.querySelectorAll('{chart} circle:not(.faint)')].map((dot) => dot.textContent)"
+    assert sorted(said) == sorted(browser.execute_script(titles))
+
+
+def numbers(colour: str) -> list[float]:
+    """Of a computed colour, rgb(…) or rgba(…)."""
+    return [float(part) for part in colour.partition("(")[2].rstrip(")").split(",")]
+
+
 def luminance(colour: str) -> float:
-    parts = [int(part) / 255 for part in colour.removeprefix("rgb(").rstrip(")").split(",")]
+    parts = [part / 255 for part in numbers(colour)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -306,6 +324,32 @@ def test_text_and_lines_stand_out(scheme: str, browser: Browser, pages: dict[str
         assert contrast(text, f"{text}-back") >= 4.5, text
     for line in range(8):
         assert contrast(f"s{line}", "page") >= 3, line
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_on_heat_maps_stands_out(scheme: str, browser: Browser, pages: dict[str, Path]) -> None:
+    opened(browser, pages["sweep"], scheme=scheme)
+    found = browser.execute_script(
+        """
+        const box = document.createElement("div");
+        box.className = "map";
+        document.body.append(box);
+        return arguments[0].map((name) => {
+          const cell = document.createElement("div");
+          cell.className = name;
+          box.append(cell);
+          const style = getComputedStyle(cell);
+          return [style.color, style.backgroundColor, getComputedStyle(document.body).backgroundColor];
+        });
+        """,
+        [f"{sign}{step}" for sign in "np" for step in range(8)],
+    )
+    assert len({tuple(colours) for colours in found}) == len(found) == 16
+    for ink, cell, page in found:
+        *colour, opacity = numbers(cell) if cell.startswith("rgba") else [*numbers(cell), 1.0]
+        seen = [opacity * a + (1 - opacity) * b for a, b in zip(colour, numbers(page), strict=True)]
+        low, high = sorted((luminance(ink), luminance(f"rgb({', '.join(map(str, seen))})")))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, cell, opacity)
 
 
 def test_everything_is_there_without_a_script(browser: Browser, pages: dict[str, Path]) -> None:

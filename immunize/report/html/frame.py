@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from immunize.report.html.elements import Html, tag
+from immunize.report.html.elements import Html, join, tag
 from immunize.report.html.scales import Scale, tick_text
 
-__all__ = ["BOTTOM", "LEFT", "RIGHT", "TOP", "Frame"]
+__all__ = ["BOTTOM", "LEFT", "RIGHT", "TOP", "Frame", "Readable"]
+
+Readable = Literal["rows", "dots"]
 
 _WIDTH, _HEIGHT = 420, 290
 LEFT, RIGHT, TOP, BOTTOM = 62, _WIDTH - 10, 10, _HEIGHT - 44
@@ -41,19 +44,19 @@ class Frame:
         across, down = self.across(a), self.down(b)
         return None if across is None or down is None else (across, down)
 
-    def svg(self, key: str, title: str, marks: Html, over: Html | None = None, *, readable: bool = False) -> Html:
-        """The drawing.
+    def svg(self, key: str, title: str, marks: Html, over: Html | None = None, *, reads: Readable = "rows") -> Html:
+        """The drawing, and below it the line in which `report.js` reads its values out, by pointer and keys.
 
         Args:
             key: of the chart in the page.
             title: what is shown.
             marks: cut off where the frame ends.
             over: on top of them, not cut off.
-            readable: `report.js` reads its values out, by pointer and keys.
+            reads: rows of the chart's table, whose first cells know their place, or dots by their titles.
         """
         clip = tag("clipPath", tag("rect", x=LEFT, y=TOP, width=RIGHT - LEFT, height=BOTTOM - TOP), id=f"{key}-clip")
         described = f"{title}. {self.y.axis.label or 'Values'} against {self.x.axis.label}."
-        return tag(
+        drawing = tag(
             "svg",
             tag("title", described),
             tag("defs", clip),
@@ -61,12 +64,14 @@ class Frame:
             self._beside(),
             tag("g", marks, clip_path=f"url(#{key}-clip)"),
             over,
+            tag("line", x1=LEFT, x2=LEFT, y1=TOP, y2=BOTTOM, class_="guide"),
             viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
             role="img",
-            aria_label=described + (" The arrow keys read its values." if readable else ""),
-            tabindex="0" if readable else None,
-            data_readable=readable,
+            aria_label=f"{described} The arrow keys read its values.",
+            tabindex="0",
+            data_reads=reads,
         )
+        return join([drawing, tag("p", class_="readout", aria_live="polite")])
 
     def _below(self) -> Html:
         parts = []

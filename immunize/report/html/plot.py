@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from immunize.report.html.elements import Html, coded, join, tag
-from immunize.report.html.frame import BOTTOM, LEFT, TOP, Frame
+from immunize.report.html.frame import Frame
 from immunize.report.html.scales import Axis, scale_of
 from immunize.report.html.tables import Cell, data_table
 
@@ -100,13 +100,11 @@ def _chart(key: str, chart: Chart, *, own_legend: bool) -> Html:
     y = scale_of(chart.y, [value for line in chart.lines for value in line.y])
     frame = Frame(x, y)
     marks = join(tag("g", _path(frame, line), *_dots(frame, line), data_slot=line.slot) for line in chart.lines)
-    guide = tag("line", x1=LEFT, x2=LEFT, y1=TOP, y2=BOTTOM, class_="guide")
     return tag(
         "div",
         tag("h3", chart.title),
         legend({line.name: line.slot for line in chart.lines}) if own_legend and len(chart.lines) > 1 else None,
-        frame.svg(key, chart.title, marks, guide, readable=True),
-        tag("p", class_="readout", aria_live="polite"),
+        frame.svg(key, chart.title, marks),
         tag("details", tag("summary", "Numbers"), _numbers(chart, frame)),
         class_="chart",
     )

@@ -71,7 +71,7 @@ def scatter(
     drawn = [(p, place) for p in points if (place := frame.place(p.x, p.y)) is not None]
     marks += [tag("g", _dot(p, place), data_slot=p.slot) for p, place in drawn]
     labels = tag("g", *_labels(drawn))
-    return tag("div", tag("h3", title), frame.svg(key, title, join(marks), labels), class_="chart")
+    return tag("div", tag("h3", title), frame.svg(key, title, join(marks), labels, reads="dots"), class_="chart")
 
 
 def _front(frame: Frame, front: Sequence[tuple[float, float]]) -> Html:

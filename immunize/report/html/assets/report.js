@@ -67,34 +67,44 @@
     });
   }
 
-  // Reading a chart, by pointer or arrow keys, from the table below it.
-  for (const svg of all("svg[data-readable]")) {
-    const chart = svg.closest(".chart");
-    const rows = all("tbody tr", chart).filter((row) => row.cells[0].dataset.value !== undefined);
-    if (!rows.length) continue;
-    const places = rows.map((row) => Number(row.cells[0].dataset.value));
+  // Reading a chart, by pointer or arrow keys: the rows of the table below it, or its dots by what each says it is.
+  const rowsOf = (chart) => {
     const names = all("thead th", chart).map((head) => head.textContent);
+    const said = (row) => {
+      const [first, ...values] = [...row.cells].map((cell) => cell.textContent);
+      const told = values.map((value, i) => `${names[i + 1]} ${value}`).filter((_, i) => /\d|∞/.test(values[i]));
+      return `${names[0]} ${first}: ${told.join(" · ")}`;
+    };
+    const rows = all("tbody tr", chart).filter((row) => row.cells[0].dataset.value !== undefined);
+    return rows.map((row) => ({ x: Number(row.cells[0].dataset.value), said: said(row) }));
+  };
+  const dotsOf = (svg) => all("circle:not(.faint)", svg)
+    .map((dot) => ({ x: dot.cx.baseVal.value, y: dot.cy.baseVal.value, said: dot.textContent }))
+    .sort((a, b) => a.x - b.x || a.y - b.y);
+  for (const svg of all("svg[data-reads]")) {
+    const chart = svg.closest(".chart");
+    const items = svg.dataset.reads === "dots" ? dotsOf(svg) : rowsOf(chart);
+    if (!items.length) continue;
     const guide = svg.querySelector(".guide");
     const out = chart.querySelector(".readout");
     let at = -1;
     const read = (index) => {
-      at = Math.min(Math.max(index, 0), rows.length - 1);
-      guide.setAttribute("x1", places[at]);
-      guide.setAttribute("x2", places[at]);
+      at = Math.min(Math.max(index, 0), items.length - 1);
+      guide.setAttribute("x1", items[at].x);
+      guide.setAttribute("x2", items[at].x);
       chart.classList.add("reading");
-      const values = [...rows[at].cells].map((cell) => cell.textContent);
-      const said = values.slice(1).map((value, i) => `${names[i + 1]} ${value}`).filter((_, i) => /\d|∞/.test(values[i + 1]));
-      out.textContent = `${names[0]} ${values[0]}: ${said.join(" · ")}`;
+      out.textContent = items[at].said;
     };
     svg.addEventListener("pointermove", (event) => {
-      const x = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x;
+      const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+      const away = ({ x, y = point.y }) => Math.hypot(x - point.x, y - point.y);
       let best = 0;
-      places.forEach((place, i) => { if (Math.abs(place - x) < Math.abs(places[best] - x)) best = i; });
+      items.forEach((item, i) => { if (away(item) < away(items[best])) best = i; });
       if (best !== at) read(best);
     });
     svg.addEventListener("pointerleave", () => chart.classList.remove("reading"));
     svg.addEventListener("keydown", (event) => {
-      const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: rows.length - 1 };
+      const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: items.length - 1 };
       if (!(event.key in moves)) return;
       event.preventDefault();
       read(moves[event.key]);
