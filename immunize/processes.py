@@ -130,9 +130,13 @@ def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -
         raise UserError(f"a process of the run failed, see above (exit codes {', '.join(map(str, codes))})")
 
 
-def end_with_parent() -> None:
-    """End this process when the one that started it has gone, however it went."""
-    parent = int(os.environ[PARENT])
+def end_with_parent(parent: int | None = None) -> None:
+    """End this process when the one that started it has gone, however it went.
+
+    Args:
+        parent: its process; None is the one that `run_processes` was called in.
+    """
+    parent = int(os.environ[PARENT]) if parent is None else parent
 
     def watch() -> None:
         while os.getppid() == parent:

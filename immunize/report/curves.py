@@ -16,6 +16,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from immunize.report.conventions import PARTS
 from immunize.report.figures import STEPS_LABEL, TASKS, save_figure
 from immunize.report.naming import in_order
 from immunize.report.runs import Runs
@@ -96,7 +97,7 @@ def curves_of(runs: Runs) -> list[BandCurve]:
     if not all("curves" in record for record in runs.finished):
         raise ValueError("the records hold no curves; give the folder of the runs themselves")
     result = []
-    for part in ("fit", "held_out"):
+    for part in PARTS:
         for role in TASKS:
             once = {record["seed"]: record for record in reversed(runs.finished)}
             sources: dict[str, Iterable[dict[str, Any]]] = {m: runs.of_method(m) for m in runs.methods}

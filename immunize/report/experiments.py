@@ -8,7 +8,7 @@ from pathlib import Path
 
 from immunize.report.attacks.report import report_attacks
 from immunize.report.bands import read_bands, write_bands
-from immunize.report.conventions import REDUCED
+from immunize.report.conventions import PARTS, REDUCED
 from immunize.report.curves import (
     CURVES,
     BandCurve,
@@ -34,7 +34,6 @@ from immunize.report.tradeoff.report import report_tradeoff
 __all__ = ["EXPERIMENTS", "Request", "report_experiment"]
 
 README = "README.md"
-_PARTS = ("fit", "held_out")
 _PANELS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
 """What the distributions over pairs and the heat maps are drawn for."""
 _PAPERS = ("ill_only", "imma", "opt_kappa", "ours")
@@ -112,13 +111,13 @@ def _fig1(request: Request) -> str:
         f"the paper. `{CURVES}` holds the numbers; from it alone `python -m immunize.report experiment=fig1 "
         "runs=experiments/fig1 out=experiments/fig1` draws the figures again.\n"
     )
-    figures = [f"norm_ratio_{part}{kind}" for part in _PARTS for kind in ("", "_by_method")]
+    figures = [f"norm_ratio_{part}{kind}" for part in PARTS for kind in ("", "_by_method")]
     _write_readme(request, runs, out, figures, note)
     return note
 
 
 def _draw_curves(curves: Sequence[BandCurve], out: Path) -> None:
-    for part in _PARTS:
+    for part in PARTS:
         curves_figure(curves, part, out / f"norm_ratio_{part}")
         curves_by_method_figure(curves, part, out / f"norm_ratio_{part}_by_method")
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from immunize.report.cells import NOTHING, short
+from immunize.report.conventions import LAMBDAS
 from immunize.report.layout import Table
 from immunize.report.naming import data_name
 from immunize.report.runs import Runs
@@ -18,8 +19,7 @@ from immunize.report.runs import Runs
 __all__ = ["machine_name", "made_with", "provenance", "provenance_rows", "settings_table", "versions_of"]
 
 _SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
-_WEIGHTS = ("lambda_well", "lambda_ill")
-_NOT_SETTINGS = ("_target_", "name", "seed", *_WEIGHTS)
+_NOT_SETTINGS = ("_target_", "name", "seed", *LAMBDAS)
 
 
 def provenance(runs: Runs) -> str:
@@ -72,7 +72,7 @@ def settings_table(runs: Runs) -> Table:
             [
                 f"`{method}`",
                 short(objective["learning_rate"]),
-                *(_weight(name, found) for name in _WEIGHTS),
+                *(_weight(name, found) for name in LAMBDAS),
                 f"{objective['epochs']:,}",
                 "all rows" if objective["batch_size"] is None else f"{objective['batch_size']:,}",
                 _optimizer(config),

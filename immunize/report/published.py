@@ -11,13 +11,11 @@ from typing import TypeVar
 from immunize.report.cells import short, summary_of
 from immunize.report.runs import Runs
 
-__all__ = ["RATIOS", "Published", "differences", "read_published", "rows_of"]
+__all__ = ["Published", "differences", "read_published", "rows_of"]
 
 T = TypeVar("T")
 
 COLUMNS = ("source", "method", "name", "quantity", "pretrain_digit", "harmful_digit", "value", "std")
-RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
-"""(i), (ii) and RIR, as records call them."""
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from immunize.report.cells import NOTHING, short, summary_of, summary_text, with_spread
-from immunize.report.conventions import HARDER_BY, NO_HARDER
+from immunize.report.conventions import HARDER_BY, NO_HARDER, PARTS, RATIOS
 from immunize.report.layout import Table
 from immunize.report.nulls import infinite
-from immunize.report.published import RATIOS, Published, differences, find
+from immunize.report.published import Published, differences, find
 from immunize.report.runs import Runs
 from immunize.report.validity import validity_notes
 
 __all__ = ["result_tables"]
 
 COLUMNS = ("(i) ↑", "(ii) ↓", "RIR ↑")
-PARTS = ("fit", "held_out")
 THRESHOLD = "0.1"
 """The norm ratio of Eq. (16) that the probe has to reach."""
 

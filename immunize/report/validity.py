@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from immunize.report.cells import short
+from immunize.report.conventions import PARTS
 from immunize.report.nulls import infinite
 from immunize.report.runs import Runs
 
@@ -23,7 +24,7 @@ def validity_notes(runs: Runs) -> list[str]:
 
     A last one counts the failure signatures that the trainings on `fit` showed, where they showed any.
     """
-    notes = [_note(runs.finished, part) for part in ("fit", "held_out") if runs.finished]
+    notes = [_note(runs.finished, part) for part in PARTS if runs.finished]
     return [*notes, *_signatures(runs)]
 
 

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -19,6 +18,7 @@ from typing import Any
 
 from hydra.errors import CompactHydraException
 
+from immunize.processes import end_with_parent
 from immunize.sweeping.job import Jobs
 from immunize.sweeping.launching import Job, SweepLauncher
 from immunize.sweeping.outcome import Outcome
@@ -190,16 +190,9 @@ def _enter(jobs: Jobs, parent: int) -> None:
     process_executor._MAX_MEMORY_LEAK_SIZE = LARGEST_GROWTH
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    end_with_parent(parent)
     jobs.enter()
     _jobs = jobs
-
-
-def _watch(parent: int) -> None:
-    """End this process when the one that started it was killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 def _run(job: Job) -> Outcome:

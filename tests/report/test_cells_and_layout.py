@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from immunize.report.cells import NOTHING, short, summary_of, summary_text
+from immunize.report.conventions import RATIOS
 from immunize.report.layout import Table, tex
 from immunize.report.nulls import with_infinities
-from immunize.report.published import RATIOS
 
 numbers = st.floats(min_value=1e-6, max_value=1e9)
 

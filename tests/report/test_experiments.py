@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from immunize.evaluation import deep, numbers
 from immunize.report import conventions, results
 from immunize.report.bands import read_bands, write_bands
 from immunize.report.cells import short
@@ -153,6 +154,7 @@ def test_missing_published_numbers_are_said_to_be_missing(table1: list[Record], 
 
 def test_the_threshold_that_is_told_is_the_one_applied() -> None:
     assert results.HARDER_BY == conventions.HARDER_BY == HARDER_BY
+    assert (conventions.PARTS, conventions.RATIOS) == (deep.PARTS, numbers.RATIOS)
 
 
 @pytest.mark.parametrize(

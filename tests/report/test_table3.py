@@ -29,8 +29,8 @@ from immunize.report.deep.published import read_deep_published
 from immunize.report.deep.settings import by_setting
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
+from immunize.report.one_run import show_record
 from immunize.report.runs import EXPERIMENT_STATUSES
-from immunize.report.tables import show_record
 from tests.report.making import Tables, tables_of, written
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from immunize.config import config_dir
 from immunize.records import read_record
+from immunize.report.conventions import PARTS
 from immunize.report.expected import swept
 from immunize.report.tradeoff.figure import labels
-from immunize.report.tradeoff.points import ESTIMATORS, PARTS, TradeOff, on_front
+from immunize.report.tradeoff.points import ESTIMATORS, TradeOff, on_front
 from immunize.report.tradeoff.report import report_tradeoff, tradeoff_tables, write_csv
 from tests.composing import run_tiny
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from immunize.report.cells import NOTHING, short, with_spread
+from immunize.report.conventions import RATIOS
 from immunize.report.deep.settings import Setting
-from immunize.report.published import RATIOS, rows_of
+from immunize.report.published import rows_of
 
 __all__ = ["ACCURACY", "DeepPublished", "cell", "elsewhere", "read_deep_published"]
 

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 
 from immunize.report.cells import NOTHING, short, summary_text
-from immunize.report.conventions import HARDER_BY, NO_HARDER
+from immunize.report.conventions import HARDER_BY, NO_HARDER, PARTS, RATIOS
 from immunize.report.deep.published import ACCURACY, DeepPublished, cell, elsewhere
 from immunize.report.deep.settings import SCALES, Setting, completeness, probe_values, ratio_values
 from immunize.report.layout import Table
 from immunize.report.nulls import infinite
-from immunize.report.published import RATIOS
-from immunize.report.results import COLUMNS, PARTS
+from immunize.report.results import COLUMNS
 
 __all__ = ["table3_tables"]
 

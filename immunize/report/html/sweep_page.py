@@ -10,6 +10,7 @@ from typing import Any
 from immunize.errors import UserError
 from immunize.records import SWEEP
 from immunize.report.cells import NOTHING
+from immunize.report.conventions import PARTS
 from immunize.report.html.elements import Html, join, tag
 from immunize.report.html.page import REDUCED, Section, note, page, write_page
 from immunize.report.html.run_page import REPORT
@@ -197,7 +198,7 @@ def _provenance(records: Sequence[dict[str, Any]], settings: Sequence[Setting], 
     parts: list[Html] = [key_values(facts)]
     if all("config_hash" in record for record in records) and len(settings) == len(runs.methods):
         parts.append(from_layout(settings_table(runs)))
-    if runs.finished and all(part in record["metrics"] for record in runs.finished for part in ("fit", "held_out")):
+    if runs.finished and all(part in record["metrics"] for record in runs.finished for part in PARTS):
         parts += [tag("h3", "Can the condition numbers be trusted?"), *(note(text) for text in validity_notes(runs))]
     commands = "\n".join(dict.fromkeys(_sweep_command(record) for record in records))
     parts += [

@@ -13,7 +13,7 @@ from immunize.report.html.page import Section, note
 from immunize.report.html.tables import word
 from immunize.report.html.views import KINDS, part_name, parts_of
 from immunize.report.nulls import with_infinities
-from immunize.report.tables import EXACT
+from immunize.report.one_run import EXACT
 
 __all__ = ["verdicts_section"]
 

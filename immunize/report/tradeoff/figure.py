@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from immunize.report.conventions import HARDER_BY, NO_HARDER
+from immunize.report.conventions import HARDER_BY, NO_HARDER, PARTS
 from immunize.report.figures import save_figure
 from immunize.report.tradeoff.points import Point, TradeOff
 
@@ -35,7 +35,7 @@ def tradeoff_figure(trade: TradeOff, stem: Path) -> None:
     """
     figure = Figure(figsize=(11.5, 5.4), layout="constrained")
     for axis, estimator in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-        fit, held_out = (_finite(trade.points(part, estimator)) for part in ("fit", "held_out"))
+        fit, held_out = (_finite(trade.points(part, estimator)) for part in PARTS)
         _draw(axis, fit, held_out)
         axis.set_title(f"{estimator} condition number", fontsize=10)
     handles = [

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from immunize.report.conventions import LAMBDAS, PARTS
 from immunize.report.expected import swept
 from immunize.report.nulls import infinite
 from immunize.report.packing import merged
 from immunize.report.runs import FAST, RunId, Runs, experiment_of
 
-__all__ = ["ESTIMATORS", "NAME", "PARTS", "Point", "TradeOff", "geometric_means", "on_front", "ratios_of"]
+__all__ = ["ESTIMATORS", "NAME", "Point", "TradeOff", "geometric_means", "on_front", "ratios_of"]
 
 NAME = "sweep_lambda"
-PARTS, ESTIMATORS = ("fit", "held_out"), ("spectrum", "ridge", "released")
-_WEIGHTS = ("lambda_well", "lambda_ill")
+ESTIMATORS = ("spectrum", "ridge", "released")
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,12 @@ def on_front(values: Sequence[tuple[float, float]]) -> list[bool]:
 def _ratio(record: dict[str, Any]) -> float:
     """λ_H/λ_P of a run: those that its method has, which by default are those of its row of hyper-parameters."""
     weights = record["config"]["objective"] | record["config"]["method"]
-    well, ill = (float(weights[name]) for name in _WEIGHTS)
+    well, ill = (float(weights[name]) for name in LAMBDAS)
     return ill / well if well > 0 else math.inf
 
 
 def _without_weights(record: dict[str, Any]) -> dict[str, Any]:
-    nothing = dict.fromkeys(_WEIGHTS)
+    nothing = dict.fromkeys(LAMBDAS)
     config = record["config"]
     bare = {"objective": nothing, "method": {key: None for key in nothing if key in config["method"]}}
     return record | {"config": merged(config, bare)}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from immunize.config import config_dir
 from immunize.report.cells import NOTHING, short
-from immunize.report.conventions import REDUCED
+from immunize.report.conventions import PARTS, REDUCED
 from immunize.report.layout import Table, write_tables
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_title
@@ -15,7 +15,7 @@ from immunize.report.packing import write_results
 from immunize.report.provenance import provenance
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs
 from immunize.report.tradeoff.figure import tradeoff_figure
-from immunize.report.tradeoff.points import ESTIMATORS, NAME, PARTS, TradeOff
+from immunize.report.tradeoff.points import ESTIMATORS, NAME, TradeOff
 
 __all__ = ["report_tradeoff", "tradeoff_tables", "write_csv"]
 
