@@ -28,6 +28,10 @@ RECIPE = "np.savez(file, x=X, y=Y) writes one, x (N, D) and y (N,)"
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+_UNREADABLE = (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error, RuntimeError)
+"""What numpy and zipfile raise for a damaged archive; RuntimeError: encrypted, or a compression nobody knows."""
+
+
 class Arrays(SourceBase):
     """One `.npz` file with x (N, D) and y (N,), of which a random share of the rows is held out.
 
@@ -120,7 +124,7 @@ class Arrays(SourceBase):
                 raise DataError(f"{what} has no arrays x and y; {RECIPE}")
             with archive:
                 x, y = archive["x"], archive["y"]
-        except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        except _UNREADABLE as error:
             raise DataError(f"{what} cannot be read: {error}; {RECIPE}") from error
         if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
             raise DataError(f"{what} holds {x.dtype} and {y.dtype}; x and y have to be real numbers")

@@ -60,7 +60,7 @@ ROW = table().splitlines()[1]
         (table().replace("\n", "\n" + "x" * 5_000_000 + ",", 1), "more fields than the header"),
         (table().replace("\n", ",\n"), "more fields than the header|columns too many"),
         (table().replace("SalePrice", ",".join(["SalePrice", *map(str, range(20_000))]), 1), "columns too many"),
-        (f"{table()}\n{ROW.rpartition(',')[0]},1e400", "infinite numbers"),
+        (f"{table()}\n{ROW.rpartition(',')[0]},1e400", "target SalePrice has entries|infinite numbers"),
         (f"{table()}\n{ROW.rpartition(',')[0]},{'9' * 400}", "target SalePrice has entries|infinite numbers"),
         (f"{table()}\n{ROW.rpartition(',')[0]},house", "target SalePrice has entries"),
         (f'{table()}\n"{ROW}', "not a readable CSV|target"),
