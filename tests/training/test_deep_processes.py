@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,14 @@ import torch
 
 from immunize.errors import UserError
 from immunize.processes import SPEC, is_first, process_count, run_processes, started_outside
-from tests.commands import ENVIRONMENT, ROOT, Command
+from tests.commands import ROOT, Command
 
 SLACK = 1e-9
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def step(method: str, world: int, out: Path) -> dict[str, Any]:
-    shared = ENVIRONMENT | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world)}
     running = [
-        Command("tests.training.two_processes", method, str(out), cwd=ROOT, environment=shared | {"RANK": str(rank)})
+        Command("tests.training.two_processes", method, str(out), str(rank), str(world), cwd=ROOT)
         for rank in range(world)
     ]
     for command in running:

@@ -1,6 +1,6 @@
 """One of several gloo processes: a step of a network on its share of a batch. Run by `test_deep_processes`.
 
-python -m tests.training.two_processes <method> <out>       with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
+python -m tests.training.two_processes <method> <out> <rank> <world>
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Sum(nn.Module):
         return torch.stack(list(self.module.weighted_terms(self.module.step_of(batch)).values())).sum()
 
 
-def main(method: str, out: Path) -> None:
-    distributed.init_process_group("gloo")
-    rank, world = distributed.get_rank(), distributed.get_world_size()
+def main(method: str, out: Path, rank: int, world: int) -> None:
+    meeting = f"file://{out}.store"  # a port that is free now may be taken by then
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, D), nn.Tanh()).double()
     net = DeepExtractor.from_module(backbone, nn.Linear(D, CLASSES).double(), ["2"], example=torch.rand(2, 6).double())
@@ -80,4 +80,4 @@ def main(method: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))
