@@ -438,7 +438,7 @@ def write_imagenet(root: Path, rng: np.random.Generator, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "harmful"), [("resnet18", "cars"), ("vit", "country211")])
 def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Path) -> None:
-    """As shipped, enough images for a group of 100; the ViT (11 minutes) is measured on less, but for IMMUNIZE_FULL=1."""
+    """As shipped, enough images for a group of 100; the ViT (11 minutes) on fewer, but for IMMUNIZE_FULL=1."""
     rng = np.random.default_rng(0)
     shipped = model == "resnet18" or os.environ.get("IMMUNIZE_FULL") == "1"
     write_imagenet(tmp_path / "imagenet", rng, 34 if shipped else 2)
