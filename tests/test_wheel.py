@@ -118,6 +118,6 @@ def test_modules_run(programs: Path, tmp_path: Path) -> None:
     call(programs / "python", "-m", "immunize.evaluate", "run=run", cwd=tmp_path)
     call(programs / "python", "-m", "immunize.attack", "run=run", *QUICK, cwd=tmp_path)
     call(programs / "python", "-m", "immunize.report", "card", "run=run", cwd=tmp_path)
-    page = Path(call(programs / "immunize-report", "html", "run=run", cwd=tmp_path).stdout.strip())
+    page = tmp_path / call(programs / "immunize-report", "html", "run=run", cwd=tmp_path).stdout.strip()
     assert page.is_relative_to(tmp_path / "run")
     assert "</html>" in page.read_text(encoding="utf-8")
