@@ -20,14 +20,15 @@ from immunize.errors import DivergedError, UserError
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema, refuse_finished
+from immunize.sweeping import done_record
 from immunize.threads import cpu_threads
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from immunize.data.images import ImageSource, ImageSplits
     from immunize.features import DeepExtractor
+    from immunize.running.deep_fit import DeepFit
 
 __all__ = ["main", "run"]
 
@@ -53,7 +54,8 @@ RULES: tuple[Rule, ...] = (
 def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
     """Train from random weights, or from the model's own under a new head, and write record and checkpoint.
 
-    The latter with `model.fresh_head=true`. The files are `record.json` and `checkpoint.safetensors` in `folder`.
+    The latter with `model.fresh_head=true`. The files are `record.json` and `checkpoint.safetensors` in `folder`. An
+    interrupted training goes on with `resume=true`, to the weights of one that was never interrupted.
 
     Args:
         cfg: the composed configuration (`conf/pretrain_theta.yaml`).
@@ -61,16 +63,21 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         quiet: show no progress.
 
     Returns:
-        The record, as written: with `accuracy`, top-1 on held-out images, percent, if the training finished.
+        The record, as written: with `accuracy`, top-1 on held-out images, percent, if the training finished; with
+        `resume`, the one that is there if it needs no repeating.
 
     Raises:
         UserError: anything in the configuration or the data that the user has to mend.
+        SystemExit: SIGTERM; what was trained so far is kept for `resume=true`.
     """
     _check(cfg)
     from immunize.data.images import as_image_source
 
     source = as_image_source(build(cfg.pretrain))
     source.require()
+    hashed = config_hash(resolved(cfg))
+    if cfg.resume and not cfg.overwrite and (done := done_record(folder, hashed)) is not None:
+        return done
     refuse_finished(folder, cfg.overwrite)
     check_folder(folder)
     say = teller(quiet)
@@ -78,6 +85,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     from lightning.pytorch import seed_everything
 
     from immunize.features import save_weights
+    from immunize.running.deep_fit import TRAINING
 
     clock = time.perf_counter()
     record: dict[str, Any] = {
@@ -88,21 +96,27 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         "seed": cfg.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": resolved(cfg),
-        "config_hash": config_hash(resolved(cfg)),
+        "config_hash": hashed,
     }
     seed_everything(cfg.seed, workers=True, verbose=False)
     with cpu_threads(cfg.threads):
         record |= provenance()
-        network, splits = _parts(cfg, source)
+        network, splits, record["network"] = _parts(cfg, source)
+        begins = f"{hashed} {record['network']['theta_0_sha256']}"
         with sigint_restored():
-            status, steps, device = _fit(cfg, network, splits, quiet=quiet)
-        record.update(status=status, data=source.describe(), data_hash=source.file_hash(), steps=steps)
-        if status == "finished":
+            fit = _fit(cfg, network, splits, folder / TRAINING, begins, quiet=quiet)
+        record.update(status=fit.status, data=source.describe(), data_hash=source.file_hash(), steps=fit.steps)
+        if fit.status == "finished":
             say("measuring")
-            record["accuracy"] = _accuracy(network.to(device), splits, cfg)
+            record["accuracy"] = _accuracy(network, splits, cfg)
+    record["training"] = {"seconds": fit.seconds, **fit.facts}
     record |= {"seconds": time.perf_counter() - clock, "peak_memory_mib": peak_memory_mib()}
-    save_weights(folder / CHECKPOINT, network.state_dict(), {"config_hash": record["config_hash"]})
+    save_weights(folder / CHECKPOINT, network.state_dict(), {"config_hash": hashed})
     write_record(folder, record)
+    if fit.signal:
+        raise SystemExit(128 + fit.signal)
+    if fit.status == "finished":
+        (folder / TRAINING).unlink(missing_ok=True)
     return record
 
 
@@ -118,29 +132,37 @@ def _check(cfg: DictConfig) -> None:
     )
 
 
-def _parts(cfg: DictConfig, source: ImageSource) -> tuple[nn.Module, ImageSplits]:
-    """The network as it begins, every weight of it trainable, and the images as it wants them."""
+def _parts(cfg: DictConfig, source: ImageSource) -> tuple[nn.Module, ImageSplits, dict[str, str | None]]:
+    """The network as it begins, every weight of it trainable, the images as it wants them, and what it begins with."""
     from immunize.running.assembling import arguments_of
+    from immunize.running.deep_assembling import theta_0_facts
 
     own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
     node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})
     assert isinstance(node, DictConfig)
     net: DeepExtractor = build(arguments_of(node), n_classes=source.n_classes, seed=cfg.seed)
-    return net.network, source.splits(net.transform(train=cfg.augment), net.transform())
+    facts = theta_0_facts(OmegaConf.create({"model": node}), net)
+    return net.network, source.splits(net.transform(train=cfg.augment), net.transform()), facts
 
 
-def _fit(cfg: DictConfig, network: nn.Module, splits: ImageSplits, *, quiet: bool) -> tuple[str, int, torch.device]:
-    """Train in place; status, steps taken, and the device it ran on."""
+def _fit(
+    cfg: DictConfig, network: nn.Module, splits: ImageSplits, checkpoint: Path, run_hash: str, *, quiet: bool
+) -> DeepFit:
+    """Train in place, from where the checkpoint says if the training is to go on; the network is on its device then."""
     import logging
 
     from immunize.data.images.sampling import StreamSampler, stream_loader
     from immunize.objective import task_loss
+    from immunize.running.deep_fit import DeepFit, signal_behind
     from immunize.running.experiment import quiet_lightning
-    from immunize.training.callbacks import Throughput
+    from immunize.training.callbacks import Resuming, Throughput, place_in
     from immunize.training.supervised import SupervisedModule
 
     batches = max(1, len(splits.fit) // cfg.batch_size)
     sampler = StreamSampler(len(splits.fit), cfg.batch_size, batches, seed=cfg.seed, stream=0)
+    place = place_in(checkpoint, run_hash) if cfg.resume and not cfg.overwrite else None
+    if place is not None:
+        sampler.leave_out(*place)
     module = SupervisedModule(
         network.train(),
         task_loss("ce", cfg.label_smoothing),
@@ -150,26 +172,30 @@ def _fit(cfg: DictConfig, network: nn.Module, splits: ImageSplits, *, quiet: boo
         steps=cfg.epochs * batches,
     )
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    throughput = Throughput("pre-training", quiet=quiet)
     trainer = build(
         cfg.trainer,
         max_epochs=cfg.epochs,
         gradient_clip_val=cfg.clip,
-        callbacks=[Throughput("pre-training", quiet=quiet)],
+        callbacks=[throughput, Resuming(checkpoint, run_hash)],
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    status = "finished"
+    fit, started = DeepFit("finished", 0.0, 0), time.perf_counter()
+    loader = stream_loader(splits.fit, sampler, workers=cfg.workers)
     try:
         with quiet_lightning():
-            trainer.fit(module, stream_loader(splits.fit, sampler, workers=cfg.workers))
+            trainer.fit(module, loader, ckpt_path=None if place is None else str(checkpoint))
     except DivergedError as error:
         raise UserError(f"{error}; lower learning_rate") from error
-    except (KeyboardInterrupt, SystemExit):
-        status = "interrupted"
-    network.eval()
-    return status, trainer.global_step, trainer.strategy.root_device
+    except (KeyboardInterrupt, SystemExit) as error:
+        fit.status, fit.signal = "interrupted", signal_behind(error)
+    fit.seconds, fit.steps = time.perf_counter() - started, trainer.global_step
+    fit.facts = {"resumed": None if place is None else {"epoch": place[0], "step": place[1]}} | throughput.facts()
+    network.to(trainer.strategy.root_device).eval()
+    return fit
 
 
 def _accuracy(network: nn.Module, splits: ImageSplits, cfg: DictConfig) -> float:

@@ -180,6 +180,7 @@ class PretrainConfig:
     seed: int = MISSING
     data_root: str = MISSING
     overwrite: bool = MISSING
+    resume: bool = MISSING
     epochs: int = MISSING
     batch_size: int = MISSING
     learning_rate: float = MISSING

@@ -30,7 +30,7 @@ from immunize.running.measuring import Measured, both_features
 from immunize.training import DeepModule
 from immunize.training.callbacks import Resuming, Throughput
 from tests.commands import ENVIRONMENT, run
-from tests.composing import DEEP, compose_config, run_tiny_deep, tiny, tiny_deep
+from tests.composing import DEEP, Killed, compose_config, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, break_inside, write_cars
 
 ROOT = Path(__file__).parents[1]
@@ -229,23 +229,11 @@ def test_selection_measures_on_images_set_aside(tmp_path: Path) -> None:
 # Interruption.
 
 
-class Killed(Throughput):
-    """Sends a signal to its own process after so many steps."""
-
-    after, number = 0, signal.SIGTERM
-
-    def on_train_batch_end(self, trainer: Trainer, *others: Any) -> None:
-        super().on_train_batch_end(trainer, *others)
-        if trainer.global_step == self.after:
-            os.kill(os.getpid(), self.number)
-
-
 KILLED = """
 import signal, sys
 from pathlib import Path
 import immunize.running.deep_assembling as assembling
-from tests.test_deep_run import Killed
-from tests.composing import run_tiny_deep
+from tests.composing import Killed, run_tiny_deep
 Killed.after, Killed.number = int(sys.argv[2]), signal.SIGKILL
 assembling.Throughput = Killed
 run_tiny_deep(Path(sys.argv[1]), "resume=true")

@@ -1,7 +1,8 @@
-"""`immunize.pretrain`: a θ_0 of one's own, which learns, and which `model.checkpoint=` takes."""
+"""`immunize.pretrain`: a θ_0 of one's own: it learns, goes on after an interruption, `model.checkpoint=` takes it."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from immunize.config import config_dir, register
 from immunize.errors import UserError
 from immunize.features import load_weights
 from immunize.records import CHECKPOINT, read_record
-from tests.composing import run_tiny_deep
+from immunize.running.deep_fit import TRAINING
+from tests.composing import Killed, run_tiny_deep
 
 SMALL = ("model.kwargs.channels=[8,8,16,16]", "augment=false", "epochs=8", "batch_size=64")
 
@@ -68,6 +70,37 @@ def test_same_seed_same_weights(tmp_path: Path) -> None:
         pretrain.run(composed(*SMALL, "epochs=1"), tmp_path / name, quiet=True)
         states.append(load_weights(tmp_path / name / CHECKPOINT))
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
+
+
+DROPPING = ("epochs=3", "+model.kwargs.drop_rate=0.3", "augment=true")  # all that is drawn at random
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_sigterm_then_resume_is_bit_equal(epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = pretrain.run(composed(*SMALL, *DROPPING), tmp_path / "alone", quiet=True)
+    after = epoch * alone["steps"] // 3 + 2
+    with monkeypatch.context() as patched:
+        patched.setattr("immunize.training.callbacks.Throughput", Killed)
+        patched.setattr(Killed, "after", after)
+        with pytest.raises(SystemExit) as ended:
+            pretrain.run(composed(*SMALL, *DROPPING), tmp_path / "ended", quiet=True)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert read_record(tmp_path / "ended")["status"] == "interrupted"
+    resumed = pretrain.run(composed(*SMALL, *DROPPING, "resume=true"), tmp_path / "ended", quiet=True)
+    assert resumed["training"]["resumed"] == {"epoch": epoch, "step": 2}
+    assert resumed["steps"] == alone["steps"]
+    assert resumed["accuracy"] == alone["accuracy"]
+    states = [load_weights(tmp_path / name / CHECKPOINT) for name in ("alone", "ended")]
+    assert all((states[0][name] == states[1][name]).all() for name in states[0])
+    assert not (tmp_path / "ended" / TRAINING).exists()
+
+
+def test_a_finished_training_is_not_done_again_but_another_is(tmp_path: Path) -> None:
+    first = pretrain.run(composed(*SMALL, "epochs=1", "resume=true"), tmp_path, quiet=True)
+    assert first["training"]["resumed"] is None
+    assert pretrain.run(composed(*SMALL, "epochs=1", "resume=true", "threads=1"), tmp_path, quiet=True) == first
+    with pytest.raises(UserError, match="overwrite=true"):
+        pretrain.run(composed(*SMALL, "epochs=2", "resume=true"), tmp_path, quiet=True)
 
 
 @pytest.mark.parametrize(

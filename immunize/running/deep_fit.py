@@ -24,7 +24,7 @@ from immunize.running.experiment import quiet_lightning
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance, Throughput, place_in
 
-__all__ = ["TRAINING", "DeepFit", "train"]
+__all__ = ["TRAINING", "DeepFit", "signal_behind", "train"]
 
 TRAINING = "training.ckpt"
 """In the output folder of a run that has not finished: what `resume=true` goes on from."""
@@ -99,9 +99,7 @@ def train(
             module.restore(module.last_finite)
     except (KeyboardInterrupt, SystemExit) as error:
         fit.status = "interrupted"
-        # Lightning turns Ctrl-C into SystemExit after an orderly end of its own; another SystemExit is SIGTERM.
-        pressed = isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
-        fit.signal = 0 if pressed else int(signal.SIGTERM)
+        fit.signal = signal_behind(error)
     fit.seconds, fit.steps = time.perf_counter() - started, trainer.global_step
     fit.facts["resumed"] = None if place is None else {"epoch": place[0], "step": place[1]}
     fit.facts["processes"] = trainer.world_size
@@ -111,6 +109,15 @@ def train(
         elif isinstance(callback, Throughput):
             fit.facts |= callback.facts()
     return fit
+
+
+def signal_behind(error: KeyboardInterrupt | SystemExit) -> int:
+    """What ended a training of Lightning's: 0 for Ctrl-C, otherwise the number of SIGTERM.
+
+    Lightning turns Ctrl-C into SystemExit after an orderly end of its own; another SystemExit is SIGTERM.
+    """
+    pressed = isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
+    return 0 if pressed else int(signal.SIGTERM)
 
 
 def _overflow(module: DeepModule, trainer: Trainer) -> DivergedError | None:

@@ -56,6 +56,18 @@ class SupervisedModule(LightningModule):
             raise DivergedError(self.global_step, "task", loss.item())
         return loss
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Dropout of the network draws from torch's state, which a training that goes on has to find again."""
+        checkpoint["torch_random_state"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            checkpoint["cuda_random_state"] = torch.cuda.get_rng_state(self.device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the random states back."""
+        torch.set_rng_state(checkpoint["torch_random_state"].cpu())
+        if "cuda_random_state" in checkpoint and torch.cuda.is_available():
+            torch.cuda.set_rng_state(checkpoint["cuda_random_state"].cpu())
+
     def configure_optimizers(self) -> Any:
         """SGD, and the schedule that Lightning steps after every batch."""
         parameters = list(self.network.parameters())
