@@ -200,8 +200,12 @@ def _fit(
 
 def _accuracy(network: nn.Module, splits: ImageSplits, cfg: DictConfig) -> float:
     from immunize.features import extract
+    from immunize.features.extract import device_of
 
-    logits, labels = extract(network, splits.held_out, workers=cfg.workers)
+    dtype = next(network.parameters()).dtype  # the trainer's precision
+    logits, labels = extract(
+        lambda images: network(images.to(dtype)), splits.held_out, workers=cfg.workers, device=device_of(network)
+    )
     return 100 * float((logits.argmax(1) == labels).double().mean())
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from safetensors.torch import load_file
 
 from immunize import pretrain
 from immunize.config import config_dir, register
@@ -93,6 +94,14 @@ def test_sigterm_then_resume_is_bit_equal(epoch: int, tmp_path: Path, monkeypatc
     states = [load_weights(tmp_path / name / CHECKPOINT) for name in ("alone", "ended")]
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
     assert not (tmp_path / "ended" / TRAINING).exists()
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_the_accuracy_is_taken_in_the_trainers_precision(precision: str, tmp_path: Path) -> None:
+    record = pretrain.run(composed(*SMALL, "epochs=1", f"+trainer.precision={precision}"), tmp_path, quiet=True)
+    assert 0 <= record["accuracy"] <= 100
+    kept = load_file(tmp_path / CHECKPOINT)["fc.weight"].dtype
+    assert kept == {"64-true": torch.float64, "bf16-true": torch.bfloat16}[precision]
 
 
 def test_a_finished_training_is_not_done_again_but_another_is(tmp_path: Path) -> None:
