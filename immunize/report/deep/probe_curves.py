@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from immunize.report.deep.settings import Setting
+from immunize.report.deep.settings import DeepSetting
 from immunize.report.figures import TASKS
 
 __all__ = ["PROBES", "THETA_0", "ProbeBand", "probe_bands"]
@@ -56,7 +56,7 @@ class ProbeBand:
     high: Array
 
 
-def probe_bands(settings: Sequence[Setting]) -> list[ProbeBand]:
+def probe_bands(settings: Sequence[DeepSetting]) -> list[ProbeBand]:
     """One band a setting, optimizer, data set, and method; θ_0's once a seed, whatever the method.
 
     Raises:
@@ -80,7 +80,7 @@ def probe_bands(settings: Sequence[Setting]) -> list[ProbeBand]:
     return found
 
 
-def _band(one: Setting, optimizer: str, role: str, extractor: str, curves: Sequence[dict[str, Any]]) -> ProbeBand:
+def _band(one: DeepSetting, optimizer: str, role: str, extractor: str, curves: Sequence[dict[str, Any]]) -> ProbeBand:
     first = curves[0]
     if any(curve["steps"] != first["steps"] for curve in curves):
         raise ValueError(f"{one.model}, {one.title}: the probes by {optimizer} took different steps; report them apart")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from immunize.report.cells import NOTHING, short, with_spread
 from immunize.report.conventions import RATIOS
-from immunize.report.deep.settings import Setting
+from immunize.report.deep.settings import DeepSetting
 from immunize.report.published import rows_of
 
 __all__ = ["ACCURACY", "DeepPublished", "cell", "elsewhere", "read_deep_published"]
@@ -51,7 +51,7 @@ def read_deep_published(path: Path) -> list[DeepPublished]:
     return rows_of(path, PUBLISHED_COLUMNS, _published_row)
 
 
-def cell(one: Setting, method: str, quantity: str, published: Sequence[DeepPublished]) -> str:
+def cell(one: DeepSetting, method: str, quantity: str, published: Sequence[DeepPublished]) -> str:
     """The number of a method on the network and D_H of a setting, as text."""
     key = (one.architecture, one.harmful, method, quantity)
     for p in published:
@@ -60,7 +60,7 @@ def cell(one: Setting, method: str, quantity: str, published: Sequence[DeepPubli
     return NOTHING
 
 
-def elsewhere(one: Setting, published: Sequence[DeepPublished]) -> list[str]:
+def elsewhere(one: DeepSetting, published: Sequence[DeepPublished]) -> list[str]:
     """What others report on this network and D_H by methods that are not here."""
     names = {"rir": "RIR", ACCURACY: "D_P accuracy in %", "ratio_harmful": "(i)", "ratio_pretrain": "(ii)"}
     by_source: dict[str, list[str]] = {}

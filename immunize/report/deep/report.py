@@ -10,7 +10,7 @@ from immunize.report.conventions import REDUCED
 from immunize.report.deep.probe_curves import PROBES, ProbeBand, probe_bands
 from immunize.report.deep.probe_figures import probe_figures
 from immunize.report.deep.published import read_deep_published
-from immunize.report.deep.settings import SCALES, Setting, by_setting, completeness
+from immunize.report.deep.settings import SCALES, DeepSetting, by_setting, completeness
 from immunize.report.deep.table3 import table3_tables
 from immunize.report.layout import write_tables
 from immunize.report.loading import load_records
@@ -86,13 +86,13 @@ def report_fig3(folder: Path, out: Path | None, published: Path) -> str:
     return note
 
 
-def _make(out: Path, settings: Sequence[Setting], published: Path) -> None:
+def _make(out: Path, settings: Sequence[DeepSetting], published: Path) -> None:
     if settings[0].runs.reduced and out.resolve() == published.parent.resolve():
         raise ValueError(f"reduced runs are not written into {out}, where the full results are; choose out=")
     out.mkdir(parents=True, exist_ok=True)
 
 
-def _write_readme(name: str, settings: Sequence[Setting], out: Path, figures: Sequence[str], text: str) -> None:
+def _write_readme(name: str, settings: Sequence[DeepSetting], out: Path, figures: Sequence[str], text: str) -> None:
     first = settings[0].runs
     scale, preset = SCALES[first.name], first.preset
     target = f"make {name}" + (f" SCALE={scale}" if scale else "") + (" FAST=1" if first.reduced else "")

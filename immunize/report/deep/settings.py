@@ -12,14 +12,14 @@ from immunize.report.expected import expected_runs, swept
 from immunize.report.naming import pair_title
 from immunize.report.runs import FAST, Runs, experiment_of
 
-__all__ = ["SCALES", "Setting", "by_setting", "completeness", "probe_values", "ratio_values", "scale_of"]
+__all__ = ["SCALES", "DeepSetting", "by_setting", "completeness", "probe_values", "ratio_values", "scale_of"]
 
 SCALES = {"table3": "", "table3_small": "small", "table3_digits": "digits"}
 """`experiment.name` of the presets of Table 3 to their SCALE."""
 
 
 @dataclass(frozen=True)
-class Setting:
+class DeepSetting:
     """One network on one pair of data sets.
 
     Attributes:
@@ -52,7 +52,7 @@ def scale_of(records: Sequence[dict[str, Any]]) -> str:
     return names.pop()
 
 
-def by_setting(records: Sequence[dict[str, Any]]) -> list[Setting]:
+def by_setting(records: Sequence[dict[str, Any]]) -> list[DeepSetting]:
     """The settings of an experiment, sorted by network and data.
 
     Args:
@@ -71,11 +71,11 @@ def by_setting(records: Sequence[dict[str, Any]]) -> list[Setting]:
     for (model, title), of in sorted(groups.items()):
         runs = Runs.of(of, name, expected_runs(name, of))
         network = of[0].get("network") or {}
-        found.append(Setting(model, str(network.get("architecture", model)), str(of[0]["harmful"]), title, runs))
+        found.append(DeepSetting(model, str(network.get("architecture", model)), str(of[0]["harmful"]), title, runs))
     return found
 
 
-def completeness(settings: Sequence[Setting]) -> list[str]:
+def completeness(settings: Sequence[DeepSetting]) -> list[str]:
     """One sentence a setting on its runs, and one on settings of the preset of which there is none."""
     notes = [f"{one.model}, {one.title}: {one.runs.completeness()}" for one in settings]
     first = settings[0].runs
@@ -87,7 +87,7 @@ def completeness(settings: Sequence[Setting]) -> list[str]:
     return notes
 
 
-def ratio_values(one: Setting, method: str, where: tuple[str, str, str], name: str) -> list[float | None]:
+def ratio_values(one: DeepSetting, method: str, where: tuple[str, str, str], name: str) -> list[float | None]:
     """A number of a record, one a finished run; None where it is not finite.
 
     Args:
@@ -100,7 +100,7 @@ def ratio_values(one: Setting, method: str, where: tuple[str, str, str], name: s
     return [run[kind][part][estimator][name] for run in one.runs.of_method(method)]
 
 
-def probe_values(one: Setting, method: str | None, optimizer: str, role: str, step: str) -> list[float | None]:
+def probe_values(one: DeepSetting, method: str | None, optimizer: str, role: str, step: str) -> list[float | None]:
     """A probe's accuracy after some steps, one a run; of θ_0, once a seed, where the method is None."""
     if method is None:
         runs, which = list({run["seed"]: run for run in one.runs.finished}.values()), "theta_0"

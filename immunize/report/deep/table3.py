@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.conventions import HARDER_BY, NO_HARDER, PARTS, RATIOS
 from immunize.report.deep.published import ACCURACY, DeepPublished, cell, elsewhere
-from immunize.report.deep.settings import SCALES, Setting, completeness, probe_values, ratio_values
+from immunize.report.deep.settings import SCALES, DeepSetting, completeness, probe_values, ratio_values
 from immunize.report.layout import Table
 from immunize.report.nulls import infinite
 from immunize.report.results import COLUMNS
@@ -28,7 +28,7 @@ _PROBES = (
 )
 
 
-def table3_tables(settings: Sequence[Setting], published: Sequence[DeepPublished]) -> list[Table]:
+def table3_tables(settings: Sequence[DeepSetting], published: Sequence[DeepPublished]) -> list[Table]:
     """Groups and pooled by `spectrum`, the comparison with the paper, both by `ridge`, verdicts, probes.
 
     Args:
@@ -45,7 +45,7 @@ def table3_tables(settings: Sequence[Setting], published: Sequence[DeepPublished
     ]
 
 
-def how(settings: Sequence[Setting]) -> str:
+def how(settings: Sequence[DeepSetting]) -> str:
     """What the two numbers of a cell are, and the scale of the experiment."""
     seeds = max(len(one.runs.seeds) for one in settings)
     over = f"mean ± standard deviation (n − 1) over {seeds} seeds" if seeds > 1 else "one seed"
@@ -53,11 +53,11 @@ def how(settings: Sequence[Setting]) -> str:
     return f"{over}, scale `{scale}`" if scale else over
 
 
-def _title(settings: Sequence[Setting], text: str) -> str:
+def _title(settings: Sequence[DeepSetting], text: str) -> str:
     return settings[0].runs.mark(f"{text}, {how(settings)}")
 
 
-def _rows(settings: Sequence[Setting]) -> list[tuple[Setting, str, list[str]]]:
+def _rows(settings: Sequence[DeepSetting]) -> list[tuple[DeepSetting, str, list[str]]]:
     """Setting, method, and the cells that name the row."""
     return [
         (one, method, [f"`{one.model}`", one.title, f"`{method}`", one.runs.count_text(method)])
@@ -66,7 +66,7 @@ def _rows(settings: Sequence[Setting]) -> list[tuple[Setting, str, list[str]]]:
     ]
 
 
-def _ratios(settings: Sequence[Setting], kind: str, estimator: str, notes: Sequence[str]) -> Table:
+def _ratios(settings: Sequence[DeepSetting], kind: str, estimator: str, notes: Sequence[str]) -> Table:
     rows = []
     for one, method, row in _rows(settings):
         for part in PARTS:
@@ -97,7 +97,7 @@ def _ratios(settings: Sequence[Setting], kind: str, estimator: str, notes: Seque
     )
 
 
-def _comparison(settings: Sequence[Setting], published: Sequence[DeepPublished]) -> Table:
+def _comparison(settings: Sequence[DeepSetting], published: Sequence[DeepPublished]) -> Table:
     quantities = (*RATIOS, ACCURACY)
     rows, notes = [], []
     for one, method, row in _rows(settings):
@@ -130,7 +130,7 @@ def _comparison(settings: Sequence[Setting], published: Sequence[DeepPublished])
     )
 
 
-def _verdicts(settings: Sequence[Setting]) -> Table:
+def _verdicts(settings: Sequence[DeepSetting]) -> Table:
     places = [(f"{KINDS[kind]}, {part}", kind.replace("metrics", "verdicts"), part) for kind in KINDS for part in PARTS]
     rows = []
     for one, method, row in _rows(settings):
@@ -157,7 +157,7 @@ def _verdicts(settings: Sequence[Setting]) -> Table:
     )
 
 
-def _probes(settings: Sequence[Setting], role: str) -> Table:
+def _probes(settings: Sequence[DeepSetting], role: str) -> Table:
     shown = [
         (optimizer, step)
         for optimizer, steps in _PROBES
@@ -192,12 +192,12 @@ def _steps_text(step: str) -> str:
     return "at the end" if step == "end" else f"{step} steps"
 
 
-def _accuracy(one: Setting, method: str) -> list[str]:
+def _accuracy(one: DeepSetting, method: str) -> list[str]:
     runs = one.runs.of_method(method)
     return [summary_text([[run[ACCURACY][when] for run in runs]]) for when in ("before", "after")]
 
 
-def _interval(one: Setting, method: str, kind: str, estimator: str) -> str:
+def _interval(one: DeepSetting, method: str, kind: str, estimator: str) -> str:
     ends = [run[kind]["held_out"][estimator]["interval"]["rir"] for run in one.runs.of_method(method)]
     if not ends:
         return NOTHING
@@ -207,7 +207,7 @@ def _interval(one: Setting, method: str, kind: str, estimator: str) -> str:
     return f"{short(low)} to {short(high)}"
 
 
-def _wins(settings: Sequence[Setting], kind: str) -> list[str]:
+def _wins(settings: Sequence[DeepSetting], kind: str) -> list[str]:
     """In how many seeds `ours` has a larger held-out RIR than each other method, by a key of `KINDS`."""
     notes = []
     for one in settings:
@@ -230,7 +230,7 @@ def _rir(record: dict[str, object], kind: str) -> float:
     return infinite(value)
 
 
-def _gaps(settings: Sequence[Setting]) -> list[str]:
+def _gaps(settings: Sequence[DeepSetting]) -> list[str]:
     """How clear the rank cut is, over all finished runs."""
     facts = [
         (numbers["facts"][key], key)
@@ -249,6 +249,6 @@ def _gaps(settings: Sequence[Setting]) -> list[str]:
     ]
 
 
-def _ridge_note(settings: Sequence[Setting]) -> str:
+def _ridge_note(settings: Sequence[DeepSetting]) -> str:
     rhos = sorted({f"{run['config']['rho']:g}" for one in settings for run in one.runs.finished})
     return f"`ridge`: κ of H + ρ·tr(H)/D·I, ρ = {', '.join(rhos)}: fine-tuning with weight decay."
