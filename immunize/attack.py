@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,8 +43,11 @@ __all__ = [
 
 FEATURES = "attack_features"
 
-NOT_HASHED = ("out", "cells", "features", "workers")
-"""Settings that change no number."""
+NOT_HASHED = ("out", "cells", "features")
+"""Settings that change no number, beside those of :mod:`immunize.config`."""
+
+PATHS = ("run", "checkpoint", "reference")
+"""Settings that point at what is attacked: however they are spelled, it is the same."""
 
 RULES: tuple[Rule, ...] = (
     ("seeds", lambda value: len(value) >= 1, "at least one seed"),
@@ -106,8 +110,18 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
 
 
 def hash_of_grid(settings: dict[str, Any]) -> str:
-    """A hash of everything in a resolved configuration that changes a number."""
-    return config_hash({key: value for key, value in settings.items() if key not in NOT_HASHED})
+    """A hash of everything in a resolved configuration that changes a number, the number of threads among it.
+
+    A record that lies in the folder of what it attacks, as it does unless `out` says otherwise, does not depend on
+    where that folder is.
+    """
+    kept = {key: value for key, value in settings.items() if key not in NOT_HASHED}
+    kept |= {key: os.path.normpath(kept[key]) for key in PATHS if kept.get(key) is not None}
+    if settings.get("out") is None and kept.get("run") is not None:
+        del kept["run"]
+    elif settings.get("out") is None and kept.get("checkpoint") is not None:
+        kept["checkpoint"] = os.path.basename(kept["checkpoint"])
+    return config_hash(kept | {"rounded_by_threads": kept.get("threads")})
 
 
 def measure(

@@ -55,11 +55,12 @@ __all__ = [
 ]
 
 NOT_HASHED = (
-    *("data_root", "overwrite", "resume", "experiment", "threads"),
+    *("data_root", "overwrite", "resume", "experiment", "threads", "workers"),
     *("logger", "log_every", "monitor_every", "figure"),
 )
 """Settings that change no number but by rounding: where things lie, how they are shown, which sweep a run belongs to,
-how many threads compute. Left out of the config hash; reports put runs that differ in them alone into one row."""
+how many threads compute and how many processes read. Left out of the config hash; reports put runs that differ in them
+alone into one row."""
 
 NOT_HASHED_DEEP = ("workers", "batch_size", "cache_dir")
 """The same of the settings below `deep`."""

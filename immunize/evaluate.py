@@ -32,6 +32,9 @@ COMPARED_DEEP = (
 OF_SEVERAL_SETS = ("weakest", "harmful_sets")
 """Those that only a run against several harmful data sets has."""
 
+WHERE_KEPT = ("curves", "spectra")
+"""Those that records made before they were kept do not have."""
+
 
 def run(
     folder: Path, data_root: str | None = None, tell: Callable[[str], None] = lambda text: None
@@ -64,6 +67,7 @@ def run(
     tell(f"{folder}: every number again, from checkpoint and data")
     again = _deep(cfg, folder, record) if deep else _linear(cfg, folder, record)
     compared += tuple(key for key in OF_SEVERAL_SETS if key in record or key in again)
+    compared += tuple(key for key in WHERE_KEPT if key in record and key not in compared)
     differing = [line for key in compared for line in differences(_here(record.get(key)), _here(again.get(key)), key)]
     said = {"method": config["method"]["name"], "model": config["model"]["name"], "seed": config["seed"]}
     differing += [line for key, value in said.items() for line in differences(record.get(key), value, key)]
@@ -89,6 +93,7 @@ def _deep(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, An
 def _linear(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
     from immunize.running.experiment import build_cross_fit, build_data, threads
     from immunize.running.recording import data_facts, evaluate_thetas
+    from immunize.spectrum import ZeroMatrixError
 
     data = build_data(cfg)
     thetas = load_checkpoint(folder / CHECKPOINT, data.n_features, config_hash=record["config_hash"])
@@ -100,7 +105,10 @@ def _linear(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, 
     if absent := pairs.keys() - thetas.keys():
         raise CheckpointError(f"{folder / CHECKPOINT} lacks theta.{absent.pop()}, which the record has numbers of")
     with threads(cfg, data.n_features):
-        found = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection"))
+        try:
+            found = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection"))
+        except ZeroMatrixError as error:  # or infinite: nothing counts beside the largest eigenvalue
+            raise CheckpointError(f"{folder / CHECKPOINT} gives no numbers any more: {error}") from None
     return found | {"data": data_facts(data)}
 
 

@@ -158,7 +158,8 @@ def _measured(record: dict[str, Any]) -> list[tuple[str, str]]:
     """Held-out numbers of the paper's protocol and the accuracy on D_P, as far as the record has them."""
     numbers = record.get("metrics_groups", {}).get("held_out", {}).get("spectrum", {})
     names = {"ratio_harmful": "(i)", "ratio_pretrain": "(ii)", "rir": "RIR_θ0"}
-    rows = [
+    rows = [("numbers of the weakest harmful data set", str(record["weakest"]))] if "weakest" in record else []
+    rows += [
         (f"{name}, groups, held out, `spectrum`", f"{numbers[key]:.3g}")
         for key, name in names.items()
         if isinstance(numbers.get(key), float)

@@ -4,8 +4,9 @@
 2. the attacks     the whole grid again, without the cells it has kept
 3. the card        from the two records
 
-Seconds are not compared: they are the machine's. Everything else is, to a relative 1e-6; a grid of many training steps
-gives the same numbers on the same machine and number of threads, and on another one it may not.
+Every number that is measured is compared, to a relative 1e-6; a grid of many training steps gives the same numbers on
+the same machine and number of threads, and on another one it may not. Seconds are the machine's, and how the
+training went (`training`: its steps, losses and warnings) is not done again: these are not compared.
 """
 
 from __future__ import annotations

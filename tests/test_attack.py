@@ -16,6 +16,7 @@ from immunize.attack import ATTACK_CELLS, ATTACK_RECORD
 from immunize.attacking.linear import _within_range, extractors, subject_of, tasks_of
 from immunize.attacking.results import RESULTS
 from immunize.checkpoints import save_checkpoint
+from immunize.config import resolved
 from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import GradientDescent
 from immunize.records import CHECKPOINT, RECORD
@@ -91,6 +92,21 @@ def test_other_settings_do_not_replace_a_record(folder: Path) -> None:
     record = attack_tiny(folder, "tiers=[T0]", "overwrite=true")
     assert record["results"]["harmful"]["immunized"].keys() == {"T0"}
     attack_tiny(folder, "tiers=[T0]", "data_root=elsewhere")  # where things lie is not a setting
+
+
+def test_record_does_not_hang_on_where_the_run_lies_but_on_the_threads(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = Path(shutil.move(folder, tmp_path / "elsewhere"))
+    before = json.loads((moved / ATTACK_RECORD).read_text())["config_hash"]
+    monkeypatch.chdir(tmp_path)
+    for spelled in (moved, Path("elsewhere"), "elsewhere/", "./elsewhere"):
+        cfg = compose_attack(f"run={spelled}", *TINY_GRID)
+        assert attack.run(cfg)["config_hash"] == before
+    with pytest.raises(UserError, match="overwrite=true"):
+        attack_tiny(moved, "threads=2")
+    other = compose_attack(f"run={moved}", *TINY_GRID, f"out={tmp_path / 'out'}")
+    assert attack.hash_of_grid(resolved(other)) != before  # a folder that may hold the attacks on any run
 
 
 def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from immunize import evaluate, train
 from immunize.errors import DataError
 from immunize.records import read_record
 from immunize.report import show_record
+from immunize.report.card import card_of, card_text
 from immunize.report.cells import short
+from immunize.report.html.run_page import run_page
 from immunize.report.loading import load_records
 from immunize.report.summary import summary_table
 from tests.composing import DEEP, compose_config, run_tiny_deep
+from tests.report.pages import check
 
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "verdicts_groups", "pretrain_accuracy", "probe_accuracy", "curves")
 
@@ -103,6 +107,30 @@ def test_tables_show_each_set(run: tuple[Path, dict[str, Any]]) -> None:
     for record in records:
         assert f"against {record['harmful']}" in out.getvalue()
         assert short(record["metrics"]["fit"]["spectrum"]["rir"]) in out.getvalue()
+
+
+def test_card_and_page_show_each_set_and_whose_numbers_the_others_are(run: tuple[Path, dict[str, Any]]) -> None:
+    record = run[1]
+    card = card_of(record, None)
+    weakest = record["weakest"]
+    assert card["ratios"] == {
+        part: {e: {n: of[n] for n in ("ratio_harmful", "ratio_pretrain", "rir")} for e, of in estimators.items()}
+        for part, estimators in record["harmful_sets"][weakest]["metrics"].items()
+    }
+    text = card_text(card, None)
+    page = check(run_page(record, None, None))
+    for shown in (text, page.text):
+        assert "2 harmful data sets: numbers that name none of them are those of" in shown
+    assert f"those of `{weakest}`" in text
+    own = page.table("Each harmful data set, by spectrum")
+    assert [row[0] for row in own.rows] == ["digits", "digits", "imagefolder", "imagefolder"]
+    for row, (name, part) in zip(own.rows, itertools.product(record["harmful_sets"], ("fit", "held_out")), strict=True):
+        of = record["harmful_sets"][name]
+        assert row[5] == short(of["metrics"][part]["spectrum"]["rir"])
+        assert row[8] == short(of["metrics_groups"][part]["spectrum"]["rir"])
+        judged = of["verdicts"] if part == "fit" else of["verdicts"][part]
+        assert row[9:] == ["yes" if judged[verdict] else "no" for verdict in "abc"]
+        assert f"| `{name}` | {row[1]} | {row[2]} | " in text
 
 
 @pytest.mark.parametrize("method", ["imma", "opt_kappa", "closed_form"])

@@ -112,6 +112,18 @@ def test_a_finished_training_is_not_done_again_but_another_is(tmp_path: Path) ->
         pretrain.run(composed(*SMALL, "epochs=2", "resume=true"), tmp_path, quiet=True)
 
 
+def test_an_interrupted_training_goes_on_with_other_processes_for_its_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("immunize.training.callbacks.Throughput", Killed)
+        patched.setattr(Killed, "after", 3)
+        with pytest.raises(SystemExit):
+            pretrain.run(composed(*SMALL, "epochs=1"), tmp_path, quiet=True)
+    record = pretrain.run(composed(*SMALL, "epochs=1", "resume=true", "workers=1"), tmp_path, quiet=True)
+    assert record["training"]["resumed"] == {"epoch": 0, "step": 3}
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

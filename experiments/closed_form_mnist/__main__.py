@@ -21,6 +21,7 @@ Shapes: N images, D = 784 pixels.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from experiments.closed_form_mnist.worker import run_pairs, stored
 from experiments.reporting import digit_pairs, key_values, write_csv
 from immunize.cli import entry_point, explain_errors
 from immunize.config import data_folder
+from immunize.processes import end_with_parent
 
 
 @entry_point
@@ -60,7 +62,8 @@ def run(arguments: Sequence[str]) -> Path:
     for pair in pairs:
         if stored(cache, pair) is None:
             todo.setdefault(tuple(sorted(pair)), []).append(pair)
-    with ProcessPoolExecutor(int(given.get("workers", 2)), get_context("spawn")) as pool:
+    workers = int(given.get("workers", 2))
+    with ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent, (os.getpid(),)) as pool:
         for done in pool.map(functools.partial(run_pairs, root=root, cache=cache), todo.values()):
             print(f"done: {', '.join(f'{p}→{h}' for p, h in done)}", file=sys.stderr, flush=True)
     wall = time.perf_counter() - started

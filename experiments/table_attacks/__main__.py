@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 
@@ -27,6 +28,7 @@ from experiments.table_attacks.scales import METHODS, SCALES, SEEDS
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, register
 from immunize.errors import UserError
+from immunize.processes import end_with_parent
 
 CELLS, FEATURES = "cells", "features"
 
@@ -94,12 +96,7 @@ def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
         return
     from concurrent.futures import as_completed
 
-    from loky import ProcessPoolExecutor
-
-    from immunize.sweeping.pool import THREADS, threads_a_worker
-
-    threads = threads_a_worker(os.cpu_count() or 1, workers)
-    with ProcessPoolExecutor(workers, env=dict.fromkeys(THREADS, str(threads))) as pool:
+    with pool_of(workers) as pool:
         futures = {pool.submit(attack, job): job for job in jobs}
         try:
             for future in as_completed(futures):
@@ -108,6 +105,16 @@ def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
         finally:
             with contextlib.suppress(RuntimeError):
                 pool.shutdown(wait=True, kill_workers=True)
+
+
+def pool_of(workers: int) -> Any:
+    """Processes that share the cores, and end when this one does, however it does."""
+    from loky import ProcessPoolExecutor
+
+    from immunize.sweeping.pool import THREADS, threads_a_worker
+
+    environment = dict.fromkeys(THREADS, str(threads_a_worker(os.cpu_count() or 1, workers)))
+    return ProcessPoolExecutor(workers, initializer=end_with_parent, initargs=(os.getpid(),), env=environment)
 
 
 def attack(job: Job) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 from immunize.errors import UserError
 from immunize.report.attacks.one_run import NAMES, attack_table, not_tried, verdict_sentence
 from immunize.report.cells import short
+from immunize.report.each_set import each_set, sets_table, weakest_told
 from immunize.report.layout import Table
 from immunize.report.naming import data_name, run_title
 from immunize.report.nulls import with_infinities
@@ -59,6 +60,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
         "held_out_protocol": record["held_out_protocol"],
         "ratios": {part: _ratios(record["metrics"][part]) for part in parts},
         **_of_networks(record, parts),
+        **({} if (sets := each_set(record)) is None else {"harmful_sets": sets}),
         "definition_3_1": {
             "estimator": record["verdicts"]["estimator"],
             **{part: {name: _verdicts(record, part)[name] for name in "abc"} for part in parts},
@@ -97,11 +99,13 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         f"- For (D_P): {data['pretrain']['name']}, {data['pretrain']['task']}, {data['pretrain']['rows']:,} rows",
         "- `fit`: the rows it was immunized with; `held_out`: rows it never saw"
         + (f" (protocol: {protocol})" if protocol else ""),
+        *([f"- {weakest_told(sets)}"] if (sets := card.get("harmful_sets")) is not None else []),
         "",
         "## Condition numbers",
         "",
         _ratio_table(card).markdown(heading=False),
         *_definition(card),
+        *([] if sets is None else ["", "## Each harmful data set", "", sets_table(sets).markdown(heading=False)]),
         "",
         "## Attacks",
         "",
@@ -284,7 +288,7 @@ def _made_with(record: dict[str, Any]) -> dict[str, Any]:
 def _provenance(found: dict[str, Any], attack: dict[str, Any] | None) -> list[str]:
     """Of the run, and of the attack where that was made with something else."""
     names = ("config_hash", "data_hash", "checkpoint_sha256", "theta_0_sha256")
-    lines = [f"- {name.replace('_', ' ')}: `{found[name]}`" for name in names if name in found]
+    lines = [f"- {name.replace('_', ' ')}: `{found[name]}`" for name in names if found.get(name) is not None]
     lines += [f"- {name}: {text}" for name, text in _in_words(found).items()]
     if attack is not None:
         own = _in_words(found)

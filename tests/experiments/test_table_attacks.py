@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,18 @@ from immunize.attack import ATTACK_RECORD
 from immunize.errors import UserError
 from immunize.report.attacks.collecting import load_attacks
 from tests.attacking import TINY_GRID
+from tests.commands import run as run_command
 from tests.composing import run_tiny
+
+ROOT = Path(__file__).parents[2]
+
+WORKERS = """
+import os
+from experiments.table_attacks.__main__ import pool_of
+pool = pool_of(2)
+print(*{pool.submit(os.getpid).result() for _ in range(20)}, flush=True)
+os.kill(os.getpid(), 9)
+"""
 
 GRID = [*(word for word in TINY_GRID if not word.startswith("seeds=")), "tiers=[T2]"]
 
@@ -27,6 +40,19 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, method in (("one", "ours"), ("two", "none"), ("three", "well_only")):
         run_tiny(folder / name, f"method={method}", "seed=1")
     return folder
+
+
+def test_processes_end_with_the_command_however_it_ends(tmp_path: Path) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    killed = run_command(str(script), cwd=ROOT, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in killed.stdout.split()]
+    assert pids
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, "a process is left"
+        time.sleep(0.2)
 
 
 def arguments(sweep: Path, out: Path, *more: str, grid: Sequence[str] = GRID) -> list[str]:

@@ -72,6 +72,7 @@ def test_run_that_was_not_attacked_says_so(record: dict[str, Any]) -> None:
     text = card_text(card_of(record, None), None)
     assert "This run was not attacked" in text
     assert "| T0 |" not in text
+    assert "None" not in text
 
 
 def changed(attack: dict[str, Any], **verdict: Any) -> dict[str, Any]:

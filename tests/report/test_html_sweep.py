@@ -130,6 +130,19 @@ def test_every_pair_has_a_row(table2: list[Record]) -> None:
     assert {row[2] for row in table.rows} == {"2"}
 
 
+def test_pairs_without_numbers_are_told_from_those_with(table2: list[Record]) -> None:
+    lost = [r for r in table2 if r["method"] == "ours"][:3]  # both seeds of one pair, one of another
+    records = [diverged(r) if r in lost else r for r in table2]
+    page = page_of(records)
+    rows = {(row[0], row[1]): row[2:] for row in page.table("Mean ± standard deviation over the seeds").rows}
+    counts = [cells[0] for (setting, _), cells in rows.items() if setting == "ours"]
+    assert sorted(counts) == sorted(["0 + 2 diverged", "1 + 1 diverged", *["2"] * (len(PAIRS) - 2)])
+    assert all(set(cells[1:]) == {"–"} for cells in rows.values() if cells[0].startswith("0 "))
+    captions = [table.caption for table in page.tables if table.caption.startswith("Mean ± standard deviation: ")]
+    means = next(row for row in page.table(captions[0]).rows if row[0] == "ours")
+    assert means[1:3] == [f"{len(PAIRS) - 1}", f"{2 * len(PAIRS) - 3} + 3 diverged"]
+
+
 def test_one_pair_needs_no_map(table1: list[Record]) -> None:
     page = page_of(table1)
     assert "No heat map: it needs 3 pairs" in page.text

@@ -8,8 +8,9 @@ from typing import Any
 
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD
+from immunize.report.each_set import each_set, sets_table, weakest_told
 from immunize.report.html.attack import attack_section
-from immunize.report.html.elements import Html, join, tag
+from immunize.report.html.elements import Html, coded, join, tag
 from immunize.report.html.page import REDUCED, Section, page, write_page
 from immunize.report.html.ratios import ratios_section
 from immunize.report.html.run_figures import (
@@ -19,7 +20,7 @@ from immunize.report.html.run_figures import (
     spectra_section,
     training_section,
 )
-from immunize.report.html.tables import key_values
+from immunize.report.html.tables import from_layout, key_values
 from immunize.report.html.verdicts import verdicts_section
 from immunize.report.naming import data_name, run_title
 from immunize.report.provenance import provenance_rows
@@ -72,6 +73,8 @@ def run_page(
     measured = bool(record.get("metrics"))
     if measured:
         sections.append(ratios_section(record))
+        if (sets := each_set(record)) is not None:
+            sections.append(Section("each-set", "Each harmful data set", from_layout(sets_table(sets))))
     sections.append(training_section(log, record))
     if measured:
         sections.append(spectra_section(record))
@@ -120,6 +123,7 @@ def _lead(record: dict[str, Any]) -> Html:
                 sides[1],
                 ".",
             ),
+            None if (sets := each_set(record)) is None else tag("p", coded(weakest_told(sets))),
         ]
     )
 

@@ -10,7 +10,7 @@ from immunize.report.naming import in_order, pair_title
 from immunize.report.summary import groups_of
 from immunize.report.varied import Varied
 
-__all__ = ["Setting", "settings_of"]
+__all__ = ["Setting", "count_text", "finished", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,23 @@ class Setting:
     @property
     def finished(self) -> list[dict[str, Any]]:
         """Those that have numbers."""
-        return [record for record in self.runs if record["status"] == "finished"]
+        return finished(self.runs)
 
-    def count_text(self) -> str:
-        """How many runs: "5", or "3 + 2 diverged"."""
-        counts = {status: sum(r["status"] == status for r in self.runs) for status in ("diverged", "interrupted")}
-        return " + ".join([f"{len(self.finished):,}", *(f"{n:,} {status}" for status, n in counts.items() if n)])
+    @property
+    def measured_pairs(self) -> int:
+        """On how many pairs of data sets there are numbers."""
+        return sum(bool(finished(of)) for of in self.pairs.values())
+
+
+def finished(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs that have numbers."""
+    return [record for record in runs if record["status"] == "finished"]
+
+
+def count_text(runs: Sequence[dict[str, Any]]) -> str:
+    """How many runs: "5", or "3 + 2 diverged"."""
+    counts = {status: sum(r["status"] == status for r in runs) for status in ("diverged", "interrupted")}
+    return " + ".join([f"{len(finished(runs)):,}", *(f"{n:,} {status}" for status, n in counts.items() if n)])
 
 
 def settings_of(records: Sequence[dict[str, Any]]) -> list[Setting]:

@@ -14,7 +14,7 @@ from immunize.report.html.page import note
 from immunize.report.html.plot import SLOTS, legend
 from immunize.report.html.scales import LOG, Axis
 from immunize.report.html.scatter import Point, scatter
-from immunize.report.html.settings import Setting
+from immunize.report.html.settings import Setting, count_text
 from immunize.report.html.tables import Cell, data_table, number
 from immunize.report.html.views import View
 from immunize.report.naming import in_order
@@ -38,8 +38,8 @@ def means_table(settings: Sequence[Setting], view: View) -> Html:
     several = any(len(setting.pairs) > 1 for setting in settings)
     rows = []
     for setting in settings:
-        cells = [Cell(setting.name), *([Cell(f"{len(setting.pairs)}", len(setting.pairs))] if several else [])]
-        cells.append(Cell(setting.count_text(), len(setting.finished)))
+        cells = [Cell(setting.name), *([Cell(f"{setting.measured_pairs}", setting.measured_pairs)] if several else [])]
+        cells.append(Cell(count_text(setting.runs), len(setting.finished)))
         for _, name in _COLUMNS:
             cells.append(summary_cell(_groups(setting, view, name)))
         rirs = summary_of(_groups(setting, view, "rir"))

@@ -14,7 +14,7 @@ from immunize.report.conventions import PARTS
 from immunize.report.html.elements import Html, join, tag
 from immunize.report.html.page import REDUCED, Section, note, page, write_page
 from immunize.report.html.run_page import REPORT
-from immunize.report.html.settings import Setting, settings_of
+from immunize.report.html.settings import Setting, count_text, finished, settings_of
 from immunize.report.html.sweep_figures import MAP_FROM, heat_maps, means_table, pareto_front, summary_cell
 from immunize.report.html.tables import Cell, data_table, from_layout, key_values
 from immunize.report.html.views import View, views_of
@@ -106,7 +106,7 @@ def _verdicts(settings: Sequence[Setting], views: Sequence[View]) -> Section:
     judged = [view for view in views if any(view.verdicts(run) for s in settings for run in s.finished)]
     rows = []
     for setting in settings:
-        cells = [Cell(setting.name), Cell(setting.count_text(), len(setting.finished))]
+        cells = [Cell(setting.name), Cell(count_text(setting.runs), len(setting.finished))]
         for view in judged:
             found = [of for run in setting.finished if (of := view.verdicts(run)) is not None]
             cells += [_count([bool(of[v]) for of in found]) for v in _VERDICTS]
@@ -182,7 +182,7 @@ def _every_pair(settings: Sequence[Setting], views: Sequence[View]) -> Html:
     rows = []
     for setting in settings:
         for pair, runs in setting.pairs.items():
-            cells = [Cell(setting.name), Cell(pair), Cell(f"{len(runs)}", len(runs))]
+            cells = [Cell(setting.name), Cell(pair), Cell(count_text(runs), len(finished(runs)))]
             for view, name, _ in wheres:
                 numbers = [of[name] for run in runs if (of := view.of(run)) is not None]
                 cells.append(summary_cell([numbers]))
