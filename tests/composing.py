@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_class, instantiate
@@ -222,3 +224,20 @@ class Killed(Throughput):
         super().on_train_batch_end(trainer, *others)
         if trainer.global_step == self.after:
             os.kill(os.getpid(), self.number)
+
+
+@contextlib.contextmanager
+def killed(patched: pytest.MonkeyPatch, throughput: str, after: int) -> Iterator[pytest.ExceptionInfo[SystemExit]]:
+    """A training within gets SIGTERM after so many steps, and has to end of it.
+
+    Args:
+        patched: undone in the end.
+        throughput: the place where the training finds its `Throughput`.
+        after: how many steps.
+    """
+    with patched.context() as here:
+        here.setattr(throughput, Killed)
+        here.setattr(Killed, "after", after)
+        with pytest.raises(SystemExit) as ended:
+            yield ended
+    assert ended.value.code == 128 + signal.SIGTERM

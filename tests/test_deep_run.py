@@ -30,7 +30,7 @@ from immunize.running.measuring import Measured, both_features
 from immunize.training import DeepModule
 from immunize.training.callbacks import Resuming, Throughput
 from tests.commands import ENVIRONMENT, run
-from tests.composing import DEEP, Killed, compose_config, run_tiny_deep, tiny, tiny_deep
+from tests.composing import DEEP, compose_config, killed, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, break_inside, write_cars
 
 ROOT = Path(__file__).parents[1]
@@ -266,12 +266,8 @@ def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch = steps_an_epoch(whole[1])
-    with monkeypatch.context() as patched:
-        patched.setattr("immunize.running.deep_assembling.Throughput", Killed)
-        patched.setattr(Killed, "after", epoch + 2)
-        with pytest.raises(SystemExit) as ended:
-            run_tiny_deep(tmp_path, "resume=true")
-    assert ended.value.code == 128 + signal.SIGTERM
+    with killed(monkeypatch, "immunize.running.deep_assembling.Throughput", epoch + 2):
+        run_tiny_deep(tmp_path, "resume=true")
     assert read_record(tmp_path)["status"] == "interrupted"
     record = run_tiny_deep(tmp_path, "resume=true")
     assert record["training"]["fit"]["resumed"] == {"epoch": 1, "step": 2}
@@ -355,11 +351,8 @@ def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> No
 def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr("immunize.running.deep_assembling.Throughput", Killed)
-        patched.setattr(Killed, "after", 2)
-        with pytest.raises(SystemExit):
-            run_tiny_deep(tmp_path, "resume=true")
+    with killed(monkeypatch, "immunize.running.deep_assembling.Throughput", 2):
+        run_tiny_deep(tmp_path, "resume=true")
     record = run_tiny_deep(tmp_path, "resume=true", "objective.max_steps=3")
     assert record["training"]["fit"]["resumed"] is None
     assert record["training"]["fit"]["steps"] == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from immunize.errors import UserError
 from immunize.features import load_weights
 from immunize.records import CHECKPOINT, read_record
 from immunize.running.deep_fit import TRAINING
-from tests.composing import Killed, run_tiny_deep
+from tests.composing import killed, run_tiny_deep
 
 SMALL = ("model.kwargs.channels=[8,8,16,16]", "augment=false", "epochs=8", "batch_size=64")
 
@@ -76,19 +75,17 @@ def test_same_seed_same_weights(tmp_path: Path) -> None:
 DROPPING = ("epochs=3", "+model.kwargs.drop_rate=0.3", "augment=true")  # all that is drawn at random
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_sigterm_then_resume_is_bit_equal(epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("epoch", "step"), [(0, 2), (1, 0), (1, 2)])
+def test_sigterm_then_resume_is_bit_equal(
+    epoch: int, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = pretrain.run(composed(*SMALL, *DROPPING), tmp_path / "alone", quiet=True)
-    after = epoch * alone["steps"] // 3 + 2
-    with monkeypatch.context() as patched:
-        patched.setattr("immunize.training.callbacks.Throughput", Killed)
-        patched.setattr(Killed, "after", after)
-        with pytest.raises(SystemExit) as ended:
-            pretrain.run(composed(*SMALL, *DROPPING), tmp_path / "ended", quiet=True)
-    assert ended.value.code == 128 + signal.SIGTERM
+    after = epoch * alone["steps"] // 3 + step
+    with killed(monkeypatch, "immunize.training.callbacks.Throughput", after):
+        pretrain.run(composed(*SMALL, *DROPPING), tmp_path / "ended", quiet=True)
     assert read_record(tmp_path / "ended")["status"] == "interrupted"
     resumed = pretrain.run(composed(*SMALL, *DROPPING, "resume=true"), tmp_path / "ended", quiet=True)
-    assert resumed["training"]["resumed"] == {"epoch": epoch, "step": 2}
+    assert resumed["training"]["resumed"] == {"epoch": epoch, "step": step}
     assert resumed["steps"] == alone["steps"]
     assert resumed["accuracy"] == alone["accuracy"]
     states = [load_weights(tmp_path / name / CHECKPOINT) for name in ("alone", "ended")]
@@ -115,11 +112,8 @@ def test_a_finished_training_is_not_done_again_but_another_is(tmp_path: Path) ->
 def test_an_interrupted_training_goes_on_with_other_processes_for_its_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr("immunize.training.callbacks.Throughput", Killed)
-        patched.setattr(Killed, "after", 3)
-        with pytest.raises(SystemExit):
-            pretrain.run(composed(*SMALL, "epochs=1"), tmp_path, quiet=True)
+    with killed(monkeypatch, "immunize.training.callbacks.Throughput", 3):
+        pretrain.run(composed(*SMALL, "epochs=1"), tmp_path, quiet=True)
     record = pretrain.run(composed(*SMALL, "epochs=1", "resume=true", "workers=1"), tmp_path, quiet=True)
     assert record["training"]["resumed"] == {"epoch": 0, "step": 3}
 
