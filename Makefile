@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:  # no record of an interrupted training
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits table3 fig3 search_housing search_mnist search_table3 sweep_lambda lambda_mnist fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
+.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda lambda_mnist fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -92,16 +92,29 @@ fig2: $(STAMP) ## Figure 2: heat maps of log(RIR) over digit pairs, from the run
 deep := $(if $(SCALE),_$(SCALE))
 runs3 := outputs/table3$(deep)
 # One thread: two round otherwise, and end with another θ_0, of which every number below follows.
-theta0 := $(foreach seed,0 1 2,$(foreach net,vit_small resnet_small,outputs/theta0/$(net)_digits_$(seed)/record.json))
 pretrain = $(BIN)/python -m immunize.pretrain pretrain=digits augment=false threads=1 seed=$* hydra.run.dir=$(@D)
+resnet_small = model=resnet_small
+vit_small = model=vit_small batch_size=32 learning_rate=0.05 epochs=60
+theta0 = $(foreach seed,0 1 2,$(foreach net,vit_small resnet_small,outputs/$(1)/$(net)_digits_$(seed)/record.json))
+train_theta0 = @test "$(SCALE)" != digits || printf '%s\n' $(theta0) | xargs -P $(or $(JOBS),2) -n 1 $(MAKE) --quiet
+
 theta0_digits: $(STAMP) ## θ_0 for SCALE=digits: a small ResNet and a small ViT for each seed, trained on digits 0 to 4; nothing for other scales
-	@test "$(SCALE)" != digits || printf '%s\n' $(theta0) | xargs -P $(or $(JOBS),2) -n 1 $(MAKE) --quiet
+	$(call train_theta0,theta0)
+
+theta0_search: $(STAMP) ## the same for search_table3, without the fifth of the images that it judges by
+	$(call train_theta0,theta0_search)
 
 outputs/theta0/resnet_small_digits_%/record.json:
-	@$(pretrain) model=resnet_small
+	@$(pretrain) $(resnet_small)
 
 outputs/theta0/vit_small_digits_%/record.json:
-	@$(pretrain) model=vit_small batch_size=32 learning_rate=0.05 epochs=60
+	@$(pretrain) $(vit_small)
+
+outputs/theta0_search/resnet_small_digits_%/record.json:
+	@$(pretrain) $(resnet_small) validation_fraction=0.2
+
+outputs/theta0_search/vit_small_digits_%/record.json:
+	@$(pretrain) $(vit_small) validation_fraction=0.2
 
 table3: theta0_digits ## Table 3: deep nets, every method, 3 seeds, in experiments/table3; SCALE=small: two cores; SCALE=digits: minutes, offline
 	@$(BIN)/python -m immunize.train experiment=table3$(deep)
@@ -119,7 +132,7 @@ search_mnist: $(STAMP) ## the same for Table 2
 	$(call sweep,search_mnist)
 	$(call report,search_mnist,experiments.search)
 
-search_table3: theta0_digits ## the same for Table 3, on validation images: SCALE=small (an hour and a half; needs the image sets) or digits
+search_table3: theta0_search ## the same for Table 3, on validation images: SCALE=small (an hour and a half; needs the image sets) or digits
 	@$(BIN)/python -m immunize.train experiment=search_table3$(deep)
 	@$(BIN)/python -m experiments.search_deep experiment=search_table3$(deep) runs=outputs/search_table3$(deep) out=experiments/search_table3$(deep)
 

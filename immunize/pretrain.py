@@ -46,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     ("momentum", lambda value: 0 <= value < 1, "in [0, 1)"),
     ("weight_decay", lambda value: 0 <= value < math.inf, "a finite number ≥ 0"),
     ("label_smoothing", lambda value: 0 <= value < 1, "in [0, 1)"),
+    ("validation_fraction", lambda value: 0 <= value <= 0.9, "between 0 and 0.9"),
     ("workers", lambda value: value >= 0, "at least 0"),
     ("threads", lambda value: value is None or value >= 1, "at least 1, or null"),
 )
@@ -134,6 +135,7 @@ def _check(cfg: DictConfig) -> None:
 
 def _parts(cfg: DictConfig, source: ImageSource) -> tuple[nn.Module, ImageSplits, dict[str, str | None]]:
     """The network as it begins, every weight of it trainable, the images as it wants them, and what it begins with."""
+    from immunize.data.images.validation import set_aside
     from immunize.running.assembling import arguments_of
     from immunize.running.deep_assembling import theta_0_facts
 
@@ -142,7 +144,10 @@ def _parts(cfg: DictConfig, source: ImageSource) -> tuple[nn.Module, ImageSplits
     assert isinstance(node, DictConfig)
     net: DeepExtractor = build(arguments_of(node), n_classes=source.n_classes, seed=cfg.seed)
     facts = theta_0_facts(OmegaConf.create({"model": node}), net)
-    return net.network, source.splits(net.transform(train=cfg.augment), net.transform()), facts
+    splits = source.splits(net.transform(train=cfg.augment), net.transform())
+    if cfg.validation_fraction > 0:
+        splits, _ = set_aside(splits, cfg.validation_fraction, seed=cfg.seed, role="pretrain")
+    return net.network, splits, facts
 
 
 def _fit(

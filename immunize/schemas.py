@@ -188,6 +188,7 @@ class PretrainConfig:
     weight_decay: float = MISSING
     clip: float | None = MISSING
     label_smoothing: float = MISSING
+    validation_fraction: float = MISSING
     augment: bool = MISSING
     workers: int = MISSING
     threads: int | None = MISSING

@@ -13,6 +13,10 @@ from safetensors.torch import load_file
 
 from immunize import pretrain
 from immunize.config import config_dir, register
+from immunize.data.images import ImagePair, ImageSet
+from immunize.data.images.digit_images import DigitImages
+from immunize.data.images.sampling import stream_loader
+from immunize.data.parts import ROLES
 from immunize.errors import UserError
 from immunize.features import load_weights
 from immunize.records import CHECKPOINT, read_record
@@ -118,6 +122,29 @@ def test_an_interrupted_training_goes_on_with_other_processes_for_its_images(
     assert record["training"]["resumed"] == {"epoch": 0, "step": 3}
 
 
+def test_it_does_not_train_on_the_images_that_a_run_is_judged_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_on: list[set[int]] = []
+
+    def noting(images: ImageSet, *rest: Any, **options: Any) -> Any:
+        trained_on.append(set(images.rows.tolist()))
+        return stream_loader(images, *rest, **options)
+
+    monkeypatch.setattr("immunize.data.images.sampling.stream_loader", noting)
+    for fraction in (0.0, 0.2):
+        run_folder = tmp_path / str(fraction)
+        settings = ("epochs=1", "seed=3", f"validation_fraction={fraction}")
+        pretrain.run(composed(*SMALL, *settings), run_folder, quiet=True)
+    pair = ImagePair(*map(DigitImages, ROLES), batch_size=8, validation_fraction=0.2, seed=3)
+    pair.setup()
+    aside, stays = pair.validation("pretrain"), pair.splits("pretrain").fit
+    assert aside is not None
+    assert trained_on[1] == set(stays.rows.tolist())
+    assert not trained_on[1] & set(aside.rows.tolist())
+    assert trained_on[0] == trained_on[1] | set(aside.rows.tolist())
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -127,6 +154,8 @@ def test_an_interrupted_training_goes_on_with_other_processes_for_its_images(
         ("momentum=1", "momentum"),
         ("weight_decay=-1", "weight_decay"),
         ("label_smoothing=1", "label_smoothing"),
+        ("validation_fraction=0.95", "validation_fraction"),
+        ("validation_fraction=0.001", "into 601 and 1"),
         ("workers=-1", "workers"),
         ("threads=0", "threads"),
         ("seed=-1", "seed"),

@@ -163,7 +163,7 @@ def test_validation_images_are_set_aside_from_the_fit_images(folders: Path) -> N
     again, other = (ready(folders, validation_fraction=0.25, seed=seed) for seed in (0, 1))
     assert again.splits("pretrain").fit.fingerprint == data.splits("pretrain").fit.fingerprint
     assert other.splits("pretrain").fit.fingerprint != data.splits("pretrain").fit.fingerprint
-    with pytest.raises(DataError, match="splits the 16 images of imagefolder \\(harmful\\) into 15 and 1"):
+    with pytest.raises(DataError, match="splits the 16 images of imagefolder \\(harmful, fit\\) into 15 and 1"):
         ready(folders, validation_fraction=0.06)
 
 

@@ -25,16 +25,15 @@ from immunize.data.images.image_set import ImageSet, ImageSplits, Transform
 from immunize.data.images.sampling import JointSampler, StreamSampler, stream_loader
 from immunize.data.images.several import set_numbers
 from immunize.data.images.source import ImageSource, as_image_source
+from immunize.data.images.validation import is_fraction, set_aside
 from immunize.data.pair import MAX_VALIDATION_FRACTION, MODES, Mode
-from immunize.data.parts import ROLES, Role, random_generator
+from immunize.data.parts import ROLES, Role
 from immunize.errors import DataError
 
 __all__ = ["EPOCHS_ON", "ImagePair"]
 
 EPOCHS_ON = ("harmful", "longest")
 """What an epoch is: one pass of D_H, or what `mode` says: of the longer data set, or of the shorter one."""
-
-VALIDATION_STREAM = 0
 
 
 class ImagePair(LightningDataModule):
@@ -118,7 +117,9 @@ class ImagePair(LightningDataModule):
         splits = {role: self.sources[role].splits(self.transform_fit, self.transform_eval) for role in ROLES}
         self._check_sizes(splits)
         if self.validation_fraction > 0:
-            splits = {role: self._set_aside(role, splits[role]) for role in ROLES}
+            for role in ROLES:
+                splits[role], aside = set_aside(splits[role], self.validation_fraction, seed=self.seed, role=role)
+                self._validation[role] = aside.with_transform(self.transform_eval)
         self._splits = splits
         self._data_hash = hashlib.sha256("/".join(hashes[role] for role in ROLES).encode()).hexdigest()
 
@@ -227,20 +228,6 @@ class ImagePair(LightningDataModule):
     def _training_set(self, role: Role) -> Any:
         return self._replaced.get(role, self.splits(role).fit)
 
-    def _set_aside(self, role: Role, splits: ImageSplits) -> ImageSplits:
-        """Split the fit images into what stays and what is for validation."""
-        n = len(splits.fit)
-        n_aside = round(n * self.validation_fraction)
-        if min(n_aside, n - n_aside) < 2:
-            raise DataError(
-                f"objective.validation_fraction={self.validation_fraction} splits the {n} images of "
-                f"{self.sources[role].name} ({role}) into {n - n_aside} and {n_aside}, but both parts need at least 2; "
-                f"choose another fraction"
-            )
-        order = random_generator(self.seed, VALIDATION_STREAM, ROLES.index(role)).permutation(n)
-        self._validation[role] = splits.fit.take(np.sort(order[:n_aside])).with_transform(self.transform_eval)
-        return ImageSplits(splits.fit.take(np.sort(order[n_aside:])), splits.held_out)
-
     def _check_options(self) -> None:
         if self.mode not in MODES:
             raise DataError(
@@ -248,7 +235,7 @@ class ImagePair(LightningDataModule):
             )
         if self.epochs_on not in EPOCHS_ON:
             raise DataError(f"objective.epochs_on is {self.epochs_on!r}, but has to be one of {', '.join(EPOCHS_ON)}")
-        if not 0 <= self.validation_fraction <= MAX_VALIDATION_FRACTION:
+        if not is_fraction(self.validation_fraction):
             raise DataError(
                 f"objective.validation_fraction={self.validation_fraction}, but it has to be between 0 and "
                 f"{MAX_VALIDATION_FRACTION}"
