@@ -105,7 +105,7 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         "",
         _ratio_table(card).markdown(heading=False),
         *_definition(card),
-        *([] if sets is None else ["", "## Each harmful data set", "", sets_table(sets).markdown(heading=False)]),
+        *([] if sets is None else _each_set_lines(sets)),
         "",
         "## Attacks",
         "",
@@ -234,6 +234,10 @@ def _ratio_table(card: dict[str, Any]) -> Table:
         for estimator, of in estimators.items()
     ]
     return Table("", "ratios", [("", ("part", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑"))], rows)
+
+
+def _each_set_lines(sets: dict[str, Any]) -> list[str]:
+    return ["", "## Each harmful data set", "", sets_table(sets).markdown(heading=False).rstrip()]
 
 
 def _definition(card: dict[str, Any]) -> list[str]:

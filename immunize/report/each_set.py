@@ -61,6 +61,7 @@ def sets_table(found: dict[str, Any]) -> Table:
     """
     names = ("(i) ↑", "(ii) ↓", "RIR ↑")
     columns = ("harmful data set", "rows", "part", *(f"{name} {by}" for by in _PROTOCOLS for name in names))
+    verdicts = (f"({verdict}) pooled" for verdict in "abc")
     rows = [
         [
             f"`{name}`",
@@ -73,7 +74,7 @@ def sets_table(found: dict[str, Any]) -> Table:
         for part in of["pooled"]
     ]
     title = f"Each harmful data set, by {found['estimator']}"
-    return Table(title, "each_set", [("", (*columns, "(a)", "(b)", "(c)"))], rows)
+    return Table(title, "each_set", [("", (*columns, *verdicts))], rows)
 
 
 def _numbers(of: dict[str, Any]) -> dict[str, Any]:
