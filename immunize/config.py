@@ -167,6 +167,7 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)
+    store.store(name="verify_schema", node=EvaluateConfig)
     store.store(name="forecast_schema", node=ForecastConfig)
     store.store(name="attack_schema", node=AttackConfig)
     store.store(name="report_schema", node=ReportConfig)

@@ -196,7 +196,7 @@ class PretrainConfig:
 
 @dataclass
 class EvaluateConfig:
-    """`python -m immunize.evaluate`; every key is explained in `conf/evaluate.yaml`."""
+    """`python -m immunize.evaluate` and `verify`; every key is explained in `conf/evaluate.yaml`."""
 
     run: str = MISSING
     data_root: str | None = MISSING

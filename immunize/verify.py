@@ -1,4 +1,4 @@
-"""`python -m immunize.verify <folder>`: every number of a run, of its attacks and of its card, computed again.
+"""`python -m immunize.verify run=<folder>`: every number of a run, of its attacks and of its card, computed again.
 
 1. the record      from checkpoint and data, as `immunize.evaluate` does
 2. the attacks     the whole grid again, without the cells it has kept
@@ -11,19 +11,19 @@ training went (`training`: its steps, losses and warnings) is not done again: th
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.cli import entry_point, tell
+from immunize.cli import entry_point, explain_errors, tell
 from immunize.comparing import differences
-from immunize.config import data_folder, register
-from immunize.errors import CheckpointError, UserError
+from immunize.config import config_dir, data_folder, register
+from immunize.errors import CheckpointError
 
 __all__ = ["main", "run"]
 
@@ -72,22 +72,17 @@ def run(folder: Path, data_root: str | None = None, tell: Callable[[str], None] 
 @entry_point
 def main() -> None:
     """Entry point of `python -m immunize.verify` and `immunize-verify`."""
-    parser = argparse.ArgumentParser(prog="immunize.verify", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "folder",
-        type=lambda text: Path(text.removeprefix("run=")),  # as all other commands have it
-        help="output folder of a run (or run=<folder>): record, checkpoint, attack record, card",
-    )
-    parser.add_argument(
-        "--data-root", help="where data sets lie now; default: IMMUNIZE_DATA, or where the run had them"
-    )
-    arguments = parser.parse_args()
+    first = "".join(sys.argv[1:2])
+    if "--data-root" in " ".join(sys.argv) or (first and not first.startswith("-") and "=" not in first):
+        sys.exit("error: folders are named, as in all commands: immunize.verify run=<folder> [data_root=<folder>]")
     register()
-    try:
-        differing = run(arguments.folder, arguments.data_root, tell)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    _hydra_main()
+
+
+@hydra.main(version_base="1.3", config_path=config_dir(), config_name="verify")
+@explain_errors
+def _hydra_main(cfg: DictConfig) -> None:
+    differing = run(Path(cfg.run), cfg.data_root, tell)
     if differing:
         print("these numbers differ:", *differing, sep="\n  ")
         sys.exit(1)

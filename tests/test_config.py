@@ -267,13 +267,19 @@ def test_optimizer_of_a_row_instantiates(choice: str) -> None:
 def test_trainer_instantiates(choice: str) -> None:
     import torch
     from lightning.pytorch import Trainer
+    from lightning.pytorch.strategies import DDPStrategy
 
     from immunize.building import build
 
     if choice == "gpu" and not torch.cuda.is_available():
         pytest.skip("there is no accelerator")
-    trainer = build(composed(f"trainer={choice}").trainer, logger=False, enable_progress_bar=False)
+    chosen = composed(f"trainer={choice}").trainer
+    trainer = build(chosen, logger=False, enable_progress_bar=False)
     assert isinstance(trainer, Trainer)
+    assert isinstance(trainer.strategy, DDPStrategy) == (choice == "ddp")
+    assert trainer.precision == "32-true"
+    if chosen.devices != "auto":
+        assert trainer.num_devices == chosen.devices
 
 
 @pytest.mark.parametrize("choice", choices("logger"))

@@ -74,7 +74,7 @@ def test_an_installed_package_is_found_by_the_search_path(installed: Path, tmp_p
 @pytest.fixture(scope="module")
 def ran(folder: Path) -> Path:
     """The same folder with what the commands leave there."""
-    again = [["immunize.verify", "outputs/waves"], ["immunize.train", "--config-dir", "mine/conf", "--help"]]
+    again = [["immunize.verify", "run=outputs/waves"], ["immunize.train", "--config-dir", "mine/conf", "--help"]]
     told = []
     for module, *arguments in [*commands(), *again]:
         done = run(module, *arguments, cwd=folder, environment=ENVIRONMENT | {"COLUMNS": "500"})

@@ -188,7 +188,7 @@ def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Pat
 
 
 def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["immunize-verify", str(folder)])
+    monkeypatch.setattr(sys, "argv", ["immunize-verify", f"run={folder}"])
     verify.main()
     assert capsys.readouterr().out == "every number agrees\n"
     edit_json(folder / RECORD, lambda content: content["metrics"]["fit"]["spectrum"].update(rir=1.0))
@@ -197,11 +197,26 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert end.value.code == 1
     out = capsys.readouterr().out
     assert "record: metrics.fit.spectrum.rir: 1.0" in out
-    monkeypatch.setattr(sys, "argv", ["immunize-verify", str(folder.parent)])
+    monkeypatch.setattr(sys, "argv", ["immunize-verify", f"run={folder.parent}"])
     with pytest.raises(SystemExit) as end:
         verify.main()
     assert end.value.code == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_command_looks_for_the_data_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(verify, "run", lambda folder, data_root, tell: asked.append((folder, data_root)) or [])
+    monkeypatch.setattr(sys, "argv", ["immunize-verify", "run=somewhere", "data_root=elsewhere"])
+    verify.main()
+    assert asked == [(Path("somewhere"), "elsewhere")]
+
+
+@pytest.mark.parametrize("arguments", [["a_run"], ["run=a_run", "--data-root", "elsewhere"]])
+def test_command_says_how_folders_are_named_now(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["immunize-verify", *arguments])
+    with pytest.raises(SystemExit, match=r"^error: .* run=<folder> \[data_root=<folder>\]$"):
+        verify.main()
 
 
 # Networks.

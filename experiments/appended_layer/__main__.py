@@ -5,7 +5,7 @@
 D_P, D_H, the benign task and the data that are spared are those of `experiments.deep_features`. Three maps:
 
 identity     θ_0, the network as it is
-closed_form  the frontier with B = 100 (numerics of the project, "frontier of §6")
+closed_form  the frontier of docs/closed_form.md with B = 100
 sparing      the budget spent on few directions, of which spared photographs have little (`spectrum.sparing`), and the
              labels of D_P and D_H taken into account if γ > 0 (`spectrum.signal`)
 

@@ -22,14 +22,10 @@ from immunize.errors import UserError
 def main() -> None:
     """Entry point of `python -m immunize.report`."""
     register()
-    if sys.argv[1:2] == ["card"]:
-        sys.argv = [sys.argv[0], *sys.argv[2:]]
-        _card_main()
-    elif sys.argv[1:2] == ["html"]:
-        sys.argv = [sys.argv[0], *sys.argv[2:]]
-        _html_main()
-    else:
-        _hydra_main()
+    command = {"card": _card_main, "html": _html_main}.get("".join(sys.argv[1:2]))
+    if command is not None:
+        del sys.argv[1]  # the others are for Hydra, which reads them there
+    (command or _hydra_main)()
 
 
 @hydra.main(version_base="1.3", config_path=f"{config_dir()}/report", config_name="report")

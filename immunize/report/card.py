@@ -77,7 +77,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
         "reproduce": [
             record["command"],
             *([] if attack is None else [attack["command"]]),
-            "python -m immunize.verify <this folder>",
+            "python -m immunize.verify run=<this folder>",
         ],
     }
 

@@ -523,5 +523,7 @@ def test_settings_without_any_run_are_told(records: list[Record], tmp_path: Path
 
 
 def test_committed_tables_found_the_published_numbers() -> None:
-    for path in Path("experiments").glob("table*/table.md"):
+    committed = sorted((ROOT / "experiments").glob("table*/table.md"))
+    assert committed
+    for path in committed:
         assert "the file of published numbers is missing" not in path.read_text(encoding="utf-8"), path

@@ -139,7 +139,7 @@ def _provenance(record: dict[str, Any], attack: dict[str, Any] | None) -> Sectio
         commands.append(attack["command"])
     else:
         commands.append("python -m immunize.attack run=<this folder>")
-    commands.append("python -m immunize.verify <this folder>")
+    commands.append("python -m immunize.verify run=<this folder>")
     config = json.dumps(record["config"], indent=1, ensure_ascii=False)
     content = join(
         [
