@@ -32,7 +32,7 @@ COMPARED_DEEP = (
 OF_SEVERAL_SETS = ("weakest", "harmful_sets")
 """Those that only a run against several harmful data sets has."""
 
-WHERE_KEPT = ("curves", "spectra")
+WHERE_KEPT = ("curves", "spectra", "separability")
 """Those that records made before they were kept do not have."""
 
 

@@ -310,3 +310,50 @@ def eigenvalues_after_ill_step(sigma: Tensor, eta: float) -> Tensor:
     gradient = -sigma / k
     gradient[-1] += sigma[-1]
     return sigma * (1 - 2 * eta * gradient / f**2) ** 2
+
+
+# --- what a ridge probe can learn ---------------------------------------------------------------------------------
+
+
+def one_hot(y: Tensor) -> Tensor:
+    """A column for each class, filled row by row."""
+    classes = sorted(set(y.tolist()))
+    out = torch.zeros(len(y), len(classes), dtype=torch.float64)
+    for row, label in enumerate(y.tolist()):
+        out[row, classes.index(label)] = 1.0
+    return out
+
+
+def ridge_scale(f: Tensor) -> float:
+    """The mean of the min(N, D) eigenvalues of FᵀF that can differ from zero."""
+    return float(sum(s * s for s in torch.linalg.svdvals(f).tolist())) / min(f.shape)
+
+
+def in_sample_share(f: Tensor, y: Tensor, rho: float) -> float:
+    """tr(Yᵀ F (FᵀF + αI)⁻¹ Fᵀ Y)/tr(YᵀY), y (N, C)."""
+    f, y = f - f.mean(0), y - y.mean(0)
+    hat = f @ torch.linalg.inv(f.T @ f + rho * ridge_scale(f) * torch.eye(f.shape[1], dtype=torch.float64)) @ f.T
+    return float((y.T @ hat @ y).trace() / (y.T @ y).trace())
+
+
+def cross_fitted_correlation(f: Tensor, y: Tensor, judged: Tensor, rho: float) -> float:
+    """Pearson's correlation, over all entries, of predictions and targets of the judged rows, columns centred."""
+    f_a, y_a = f[~judged] - f[~judged].mean(0), y[~judged] - y[~judged].mean(0)
+    alpha = rho * ridge_scale(f_a)
+    probe = torch.linalg.inv(f_a.T @ f_a + alpha * torch.eye(f.shape[1], dtype=torch.float64)) @ f_a.T @ y_a
+    predicted = f[judged] @ probe
+    predicted, wanted = predicted - predicted.mean(0), y[judged] - y[judged].mean(0)
+    return float((predicted * wanted).sum() / (predicted.norm() * wanted.norm()))
+
+
+def rbf_feature_gram(a: Tensor, b: Tensor, fitted: Tensor) -> Tensor:
+    """exp(-d²/2m), m the median squared distance between two different fitted rows, the lower of two middle ones."""
+    pairs = sorted(
+        float((fitted[i] - fitted[j]).square().sum()) for i in range(len(fitted)) for j in range(i + 1, len(fitted))
+    )
+    middle = pairs[(len(pairs) - 1) // 2]
+    out = torch.zeros(len(a), len(b), dtype=torch.float64)
+    for i in range(len(a)):
+        for j in range(len(b)):
+            out[i, j] = math.exp(-float((a[i] - b[j]).square().sum()) / (2 * middle))
+    return out

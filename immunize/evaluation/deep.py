@@ -6,6 +6,7 @@ of two parts of the data: `fit`, which θ was immunized on (the paper's protocol
 metrics           RIR_θ0 (Eq. 17) over all rows of a part, see `pooled`
 metrics_groups    the same by the paper's 20 groups of 100, see `groups`; same keys
 verdicts          Definition 3.1 by `spectrum` and the pooled numbers, `verdicts_groups` by those of the groups
+separability      what a ridge probe can learn of each data set, see `separability`
 probe_accuracy    of a probe trained on `fit`, measured on `held_out`, after some steps; `curves` has all, see
                   `feature_probe`
 """
@@ -26,6 +27,7 @@ from immunize.evaluation.groups import GROUP_SIZE, N_GROUPS, draw_groups, group_
 from immunize.evaluation.numbers import spectrum_numbers
 from immunize.evaluation.pooled import block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
+from immunize.evaluation.separability import separability
 from immunize.spectrum import DEFAULT_RHO, EASE_SLACK, ESTIMATORS, HARDER_BY, Estimator
 
 __all__ = ["ACCURACY_SLACK", "PARTS", "WHICH", "DeepVerdicts", "EvaluationSettings", "Features", "evaluate_deep"]
@@ -123,6 +125,10 @@ def evaluate_deep(
         "metrics_groups": groups,
         "verdicts": _verdicts(metrics, accuracy),
         "verdicts_groups": _verdicts(groups, accuracy),
+        "separability": {
+            part: {role: {which: separability(*features[which][part][role]) for which in WHICH} for role in ROLES}
+            for part in PARTS
+        },
         "pretrain_accuracy": accuracy,
         "probe_accuracy": _nested(curves, _at_milestones),
         "curves": {"probe": _nested(curves, ProbeCurve.numbers)},

@@ -16,6 +16,7 @@ from torch import Tensor
 from immunize.data import ROLES
 from immunize.evaluation.decomposition import Decomposition, Rows, compress, decompose
 from immunize.evaluation.probe import DEFAULT_STEPS, NormRatioCurve, norm_ratio_curve
+from immunize.evaluation.separability import Separability, separability
 from immunize.remembering import remembered
 from immunize.spectrum import (
     DEFAULT_RHO,
@@ -73,12 +74,14 @@ class PartEvaluation:
         verdicts: Definition 3.1 by the `spectrum` estimator.
         curves: (data set, extractor) to its curve; "pretrain" and "harmful", "immunized" and "identity".
         spectra: of H, by the same keys.
+        separability: what a ridge probe can learn, by the same keys.
     """
 
     ratios: dict[Estimator, ImmunizationRatio]
     verdicts: Verdicts
     curves: dict[tuple[str, str], NormRatioCurve | None]
     spectra: dict[tuple[str, str], Spectrum]
+    separability: dict[tuple[str, str], Separability]
 
 
 def evaluate_part(
@@ -125,7 +128,14 @@ def evaluate_part(
     spectra: dict[tuple[str, str], Spectrum] = {
         (role, which): of[role].spectrum for role in ROLES for which, of in both.items()
     }
-    return PartEvaluation(ratios, verdicts, curves, spectra)
+    learned: dict[tuple[str, str], Separability] = {
+        (role, which): separability(
+            parts.of(role).x @ theta if which == "immunized" else parts.of(role).x, parts.of(role).y
+        )
+        for role in ROLES
+        for which in both
+    }
+    return PartEvaluation(ratios, verdicts, curves, spectra, learned)
 
 
 def least_squares_targets(y: Tensor, task: str) -> Tensor:

@@ -20,6 +20,7 @@ from immunize.report.naming import data_name, run_title
 from immunize.report.nulls import with_infinities
 from immunize.report.provenance import machine_name
 from immunize.report.reading import lacking_is_told
+from immunize.report.separability import carried_over, separability_lines
 from immunize.report.sources import check_same_run, read_sources
 from immunize.report.threat_model import threat_model
 
@@ -65,6 +66,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
             "estimator": record["verdicts"]["estimator"],
             **{part: {name: _verdicts(record, part)[name] for name in "abc"} for part in parts},
         },
+        "separability": carried_over(record, parts),
         "attack": None if attack is None else _attack(attack),
         "threat_model": threat_model(_kind(record)),
         "provenance": {
@@ -251,7 +253,8 @@ def _definition(card: dict[str, Any]) -> list[str]:
     if accuracy is not None:
         before, after = accuracy["before"], accuracy["after"]
         lines.append(f"- The network's own accuracy on D_P: {before:.2f} % before, {after:.2f} % after")
-    return lines
+    first, *rest = separability_lines(card["separability"]) or [""]
+    return [*lines, f"- {first[0].upper()}{first[1:]}", *(f"    - {line}" for line in rest)] if first else lines
 
 
 def _attack_lines(found: dict[str, Any], attack: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from immunize.report.cells import short
 from immunize.report.deep.one_run import show_deep_record
 from immunize.report.naming import run_title
 from immunize.report.nulls import with_infinities
+from immunize.report.separability import carried_over, separability_lines
 from immunize.report.several import by_harmful_set
 
 __all__ = ["result_rows", "show_record"]
@@ -63,6 +64,7 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     if "metrics_groups" in record:
         for one in by_harmful_set(record):
             show_deep_record(one, console, run_title(one))
+            _show_separability(one, console)
         _show_warnings(record, console)
         return
     table = Table(title=title)
@@ -86,6 +88,7 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     for part, of_part in (("fit", verdicts), *((p, verdicts[p]) for p in ("held_out", "validation") if p in verdicts)):
         lines = _verdicts(of_part, with_infinities(record["metrics"][part][of_part["estimator"]]))
         console.print(f"Definition 3.1 on {part.replace('_', ' ')}, {of_part['estimator']}:", *lines, sep="\n  ")
+    _show_separability(record, console)
     console.print("probe steps to norm ratio 0.1 (gradient descent, exact line search), I → θ:")
     limit = record["config"]["probe_steps"]
     for part, sets in record["steps_to_norm_ratio"].items():
@@ -93,6 +96,11 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
             line = f"{_steps(of['identity'], limit)} → {_steps(of['immunized'], limit)}"
             console.print(f"  {part.replace('_', ' '):9} {name:9} {line}")
     _show_warnings(record, console)
+
+
+def _show_separability(record: dict[str, Any], console: Console) -> None:
+    if lines := separability_lines(carried_over(record, record["metrics"])):
+        console.print(*lines, sep="\n  ")
 
 
 def _show_warnings(record: dict[str, Any], console: Console) -> None:

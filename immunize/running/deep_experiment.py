@@ -195,12 +195,12 @@ def _save(record: dict[str, Any], folder: Path, released: nn.Module, loggers: li
 
 
 def _logged(record: dict[str, Any]) -> dict[str, float]:
-    """The ratios; of several harmful data sets the weakest's, and each set's by its name."""
-    named = {f"{name}/": of["metrics"] for name, of in record.get("harmful_sets", {}).items()}
+    """The numbers; of several harmful data sets the weakest's, and each set's by its name."""
+    named = {f"{name}/": of for name, of in record.get("harmful_sets", {}).items()}
     return {
         f"{before}{name}": value
-        for before, metrics in {"": record["metrics"], **named}.items()
-        for name, value in flat_metrics(metrics).items()
+        for before, of in {"": record, **named}.items()
+        for name, value in flat_metrics(of).items()
     }
 
 

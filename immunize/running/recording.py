@@ -92,7 +92,7 @@ def evaluate_thetas(
     probe_steps: int,
     selection: str | None = None,
 ) -> dict[str, Any]:
-    """`metrics`, `verdicts`, `steps_to_norm_ratio`, `curves` and `spectra` of a run.
+    """`metrics`, `verdicts`, `separability`, `steps_to_norm_ratio`, `curves` and `spectra` of a run.
 
     Args:
         thetas: "fit", and "cross_fit" where the data set is cross-fitted.
@@ -120,9 +120,13 @@ def evaluate_thetas(
             "part": "fit",
             other: asdict(parts[other].verdicts),
         },
+        "separability": {part: _by_role(of.separability) for part, of in parts.items()},
         "steps_to_norm_ratio": {part: _by_curve(of, "steps_to") for part, of in parts.items()},
         "curves": {"norm_ratio": {part: _by_curve(of, "curve") for part, of in parts.items()}},
-        "spectra": {part: _by_spectrum(of) for part, of in parts.items()},
+        "spectra": {
+            part: _by_role({key: spectrum_numbers(spectrum) for key, spectrum in of.spectra.items()})
+            for part, of in parts.items()
+        },
     }
 
 
@@ -143,7 +147,7 @@ def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: li
             figure = folder / FIGURE if record["config"]["figure"] else None
             if figure is not None:
                 norm_ratio_figure(record, figure)
-            final = (flat_metrics(record["metrics"]), result_rows(record), _flat_curves(record), figure)
+            final = (flat_metrics(record), result_rows(record), _flat_curves(record), figure)
             with quiet_lightning():
                 log_results(loggers, *final, step=fits["fit"].steps)
         close_loggers(loggers, success=done)
@@ -164,22 +168,38 @@ def _by_curve(part: PartEvaluation, what: str) -> dict[str, dict[str, Any]]:
     return laid_out
 
 
-def _by_spectrum(part: PartEvaluation) -> dict[str, dict[str, Any]]:
+def _by_role(found: dict[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
     laid_out: dict[str, dict[str, Any]] = {"pretrain": {}, "harmful": {}}
-    for (name, which), spectrum in part.spectra.items():
-        laid_out[name][which] = spectrum_numbers(spectrum)
+    for (name, which), numbers in found.items():
+        laid_out[name][which] = numbers
     return laid_out
 
 
-def flat_metrics(metrics: dict[str, Any]) -> dict[str, float]:
-    """`metrics` of a record as loggers take them: "part/estimator/name" to its value."""
-    return {
+def flat_metrics(record: dict[str, Any]) -> dict[str, float]:
+    """Numbers of a record as loggers take them.
+
+    Args:
+        record: of a run, or what it has of one harmful data set.
+
+    Returns:
+        `metrics` as "part/estimator/name", `separability` as "part/role/which/measure/ρ".
+    """
+    ratios = {
         f"{part}/{estimator}/{name}": value
-        for part, estimators in metrics.items()
+        for part, estimators in record["metrics"].items()
         for estimator, numbers in estimators.items()
         for name, value in numbers.items()
         if isinstance(value, float)
     }
+    learned = {
+        f"{part}/{role}/{which}/{measure}/{rho}": value
+        for part, roles in record["separability"].items()
+        for role, extractors in roles.items()
+        for which, measures in extractors.items()
+        for measure, of in measures.items()
+        for rho, value in of.items()
+    }
+    return ratios | learned
 
 
 def _flat_curves(record: dict[str, Any]) -> dict[str, tuple[list[int], list[float]]]:

@@ -7,7 +7,7 @@ Both hyper-parameters are therefore chosen on rows that the map was not computed
     to, and the ρ with the largest RIR (`ridge` estimator) of rows so mapped is taken. (For B = 1, RIR depends on ρ_P
     alone.)
     "ledoit_wolf": (1 - δ)S + δ·tr(S)/D·I of Ledoit and Wolf (2004) is K + ρ·tr(K)/D·I with ρ = δ/(1 - δ), up to a
-    factor; δ for each data set from scikit-learn, about the origin (K is not centred). It minimizes the expected
+    factor; δ for each data set, about the origin (K is not centred). It minimizes the expected
     Frobenius error of the covariance, which says little about its small eigenvalues.
 B   "auto": the largest B for which conditions (a) and (b) of Definition 3.1 hold on validation rows.
 
@@ -127,7 +127,7 @@ def closed_form(
             shrinkage; a budget below 1; an unknown word; too few rows to split.
     """
     pretrain = _rows(x_pretrain, "x_pretrain")
-    harmful = _row_sets(x_harmful, "x_harmful", pretrain.shape[1])
+    harmful = row_sets(x_harmful, "x_harmful", pretrain.shape[1])
     if isinstance(budget, str) and budget != "auto":
         raise ValueError(f'budget is a number of at least 1, or "auto", not {budget!r}')
     chosen = _choose(pretrain, harmful, shrinkage, rho, seed)
@@ -138,8 +138,8 @@ def closed_form(
     if isinstance(budget, str):
         if validation is not None:
             held = [_rows(validation[0], "validation D_P")]
-            held += _row_sets(validation[1], "validation D_H", pretrain.shape[1], len(harmful))
-            _row_sets(held[0], "validation D_P", pretrain.shape[1])
+            held += row_sets(validation[1], "validation D_H", pretrain.shape[1], len(harmful))
+            row_sets(held[0], "validation D_P", pretrain.shape[1])
             partial = spectra
         else:
             held = [_part(x, validation_fraction, seed + index) for index, x in enumerate(sets)]
@@ -225,10 +225,12 @@ def choose_shrinkage(
 
 
 def ledoit_wolf(x: Tensor) -> float:
-    """ρ of Ledoit and Wolf (2004) for K = XᵀX, from scikit-learn's δ: ρ = δ/(1 - δ), at most `LARGEST_SHRINKAGE`."""
-    from sklearn.covariance import ledoit_wolf_shrinkage
-
-    delta = float(ledoit_wolf_shrinkage(x.numpy(), assume_centered=True))
+    """ρ = δ/(1 - δ) of Ledoit and Wolf (2004) for K = XᵀX, about the origin; at most `LARGEST_SHRINKAGE`."""
+    (n, d), gram = x.shape, x.T @ x / len(x)
+    size, mean = float(gram.square().sum()), float(gram.trace()) / d
+    noise = (float(x.square().sum(1).square().mean()) - size) / n  # Σ_n‖x_nx_nᵀ - K/N‖²_F/N²
+    spread = size - d * mean**2
+    delta = min(noise / spread, 1.0) if spread > 0 else 0.0
     # δ = 0 (exact multiples of one row, say) would ask for no shrinkage; the smallest ρ of the grid stands for it.
     rho: float = delta / max(1 - delta, 1e-12)
     return float(np.clip(rho, SHRINKAGE_GRID[0], LARGEST_SHRINKAGE))
@@ -290,12 +292,24 @@ def _rows(x: Array, name: str) -> Tensor:
     return rows
 
 
-def _row_sets(x: Rows, name: str, width: int, count: int | None = None) -> list[Tensor]:
+def row_sets(x: Rows, name: str, width: int | None = None, count: int | None = None) -> list[Tensor]:
+    """One or several data sets as float64 tensors.
+
+    Args:
+        x: array or tensor of real numbers (N, D), or a list of them.
+        name: in messages.
+        width: D, if known; otherwise of the first.
+        count: of data sets, if known.
+
+    Raises:
+        ValueError: rows that are empty, not finite, all zero or of other widths, or another number of data sets.
+    """
     sets = [_rows(one, name) for one in x] if isinstance(x, list | tuple) else [_rows(x, name)]
     if not sets:
         raise ValueError(f"{name} is an empty list: at least one harmful data set is needed")
     if count is not None and len(sets) != count:
         raise ValueError(f"{name} holds {len(sets)} data sets, but there are {count} harmful ones")
+    width = sets[0].shape[1] if width is None else width
     for rows in sets:
         if rows.shape[1] != width:
             raise ValueError(f"{name} has {rows.shape[1]} features and D_P has {width}: one map serves both")

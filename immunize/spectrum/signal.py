@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum.pencil import GeneralizedSpectrum
+from immunize.spectrum.separability import target_columns
 
 __all__ = [
     "SIGNAL_FLOOR",
@@ -108,10 +109,7 @@ def centred_targets(y: Tensor) -> Tensor:
     Raises:
         ValueError: every sample has the same target, so that there is no signal.
     """
-    if y.is_floating_point():
-        columns = y.double()[:, None]
-    else:
-        columns = torch.nn.functional.one_hot(torch.unique(y, return_inverse=True)[1]).double()
+    columns = target_columns(y)
     centred = columns - columns.mean(0)
     if not float(centred.square().sum()) > NO_SIGNAL * float(columns.square().sum()):
         raise ValueError("all targets are the same, so the labels say nothing about any direction")

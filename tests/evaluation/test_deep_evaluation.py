@@ -72,7 +72,7 @@ def test_the_keys_are_those_of_a_linear_record(immunized: dict[str, Any]) -> Non
                 assert numbers["interval"].keys() == set(RATIOS)
     assert immunized.keys() == {
         *("metrics", "metrics_groups", "verdicts", "verdicts_groups"),
-        *("pretrain_accuracy", "probe_accuracy", "curves", "spectra"),
+        *("pretrain_accuracy", "probe_accuracy", "curves", "spectra", "separability"),
     }
 
 

@@ -1,0 +1,36 @@
+"""What a ridge probe can learn of a task, as a record holds it: `spectrum.separability` on the rows of one data set.
+
+Shapes: N samples, D features.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from immunize.remembering import remembered
+from immunize.spectrum import RHOS, cross_fitted_correlation, folds_of, in_sample_share
+
+__all__ = ["Separability", "separability"]
+
+Separability = dict[str, dict[str, float]]
+"""Measure, "in_sample" or "cross_fitted", to ρ to its value."""
+
+DECIMALS = 9
+"""Kept of a number; what is smaller is rounding, and another one on another machine."""
+
+
+@remembered(8)  # θ_0 in a sweep; D_P beside each of several harmful data sets
+def separability(x: Tensor, y: Tensor) -> Separability:
+    """The in-sample share g, and the correlation c on each half of the rows of a probe fitted on the other, averaged.
+
+    Args:
+        x: (N, D) features, float32 or float64.
+        y: (N,) class numbers if its dtype is whole, otherwise targets.
+    """
+    features, half = x.double(), folds_of(y, 2) == 0  # the same rows in every run
+    both = [cross_fitted_correlation(features, y, judged) for judged in (half, ~half)]
+    found = {"in_sample": in_sample_share(features, y), "cross_fitted": (both[0] + both[1]) / 2}
+    return {
+        measure: {f"{rho:g}": round(value, DECIMALS) + 0.0 for rho, value in zip(RHOS, of.tolist(), strict=True)}
+        for measure, of in found.items()
+    }

@@ -1,0 +1,203 @@
+"""How much of a task a ridge probe can learn from features: the in-sample share g and the cross-fitted correlation c.
+
+A condition number says how fast gradient descent gets there; these two ask what is there to be had. With centred
+features F and targets Y (one-hot for classes), and α = ρ·tr(FᵀF)/min(N, D),
+
+    g(F, Y; ρ) = tr(Yᵀ F (FᵀF + αI)⁻¹ Fᵀ Y) / tr(YᵀY)            in sample, 0 to 1
+    c(F, Y; ρ) = <F_B W_A, Y_B> / (‖F_B W_A‖ ‖Y_B‖)              W_A the probe of half A, judged on half B; -1 to 1
+
+ρ → 0 is least squares and whitening, a large ρ an early-stopped gradient descent, and an attacker without a preferred
+solver is the best case over ρ. Both are the same for any multiple, rotation or shift of the features and need no rank
+cut. A task with nothing to tell apart (constant targets or features, up to rounding) has g = c = 0.
+
+The D×D side FᵀF and the N×N side FFᵀ give the same numbers, and the smaller one is decomposed, once for all ρ; a kernel
+has only the second. The gradient is that of the linear solve, so that equal eigenvalues are no special case.
+
+Shapes: N samples, D features, C columns of targets, R values of ρ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from immunize.spectrum.checks import check_matrix
+
+__all__ = ["KERNELS", "RHOS", "Kernel", "cross_fitted_correlation", "folds_of", "in_sample_share", "target_columns"]
+
+RHOS = (1e-3, 1e-2, 1e-1)
+"""From a probe that is hardly regularized to one that is much; ours."""
+
+Kernel = Literal["linear", "rbf"]
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
+"""rbf: exp(-d²/2m), m the median of the squared distances d² between two of the rows that the probe is fitted on."""
+
+
+def target_columns(y: Tensor) -> Tensor:
+    """What a least-squares probe is to predict.
+
+    Args:
+        y: (N,) class numbers if its dtype is whole, otherwise the target of a regression.
+
+    Returns:
+        (N, C) float64: one column a class that occurs, or (N, 1).
+    """
+    if y.is_floating_point():
+        return y.double()[:, None]
+    return torch.nn.functional.one_hot(torch.unique(y, return_inverse=True)[1]).double()
+
+
+def folds_of(y: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Random folds in which every class, or every range of a target, is as frequent as in the others.
+
+    Args:
+        y: (N,) class numbers or targets.
+        count: of folds.
+        seed: of the draw.
+
+    Returns:
+        (N,) int64, the fold of each row; a class that has fewer rows than there are folds is missing in some.
+    """
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    folds = torch.empty(len(y), dtype=torch.int64)
+    folds[order[y[order].argsort(stable=True)]] = torch.arange(len(y)) % count
+    return folds
+
+
+def in_sample_share(
+    features: Tensor, targets: Tensor, rhos: Sequence[float] = RHOS, *, kernel: Kernel = "linear"
+) -> Tensor:
+    """g: the share of the targets' variance that the best ridge probe explains on the rows it is fitted on.
+
+    Args:
+        features: (N, D) float64.
+        targets: (N,) class numbers or targets, as :func:`target_columns` takes them.
+        rhos: ρ > 0, relative to the mean of the eigenvalues that can differ from zero.
+        kernel: "linear" or "rbf".
+
+    Returns:
+        (R,) float64, falling in ρ; differentiable in the features.
+
+    Raises:
+        TypeError: features that are not float64.
+        ValueError: not a finite matrix, another number of targets, ρ ≤ 0, or an unknown kernel.
+    """
+    _check(features, targets, rhos, kernel)
+    f, y = _centred(features), _centred(target_columns(targets))
+    if _constant(f, features) or _constant(y, target_columns(targets)):
+        return _nothing(features, rhos)
+    if kernel == "linear" and f.shape[1] <= f.shape[0]:
+        right = f.T @ y
+        explained = (right * _solved(f.T @ f, right, rhos)).sum((1, 2))
+    else:
+        gram = f @ f.T if kernel == "linear" else _rbf(features, features)[0]
+        explained = ((gram @ y) * _solved(gram, y, rhos)).sum((1, 2))
+    return explained / y.square().sum()
+
+
+def cross_fitted_correlation(
+    features: Tensor,
+    targets: Tensor,
+    judged: Tensor,
+    rhos: Sequence[float] = RHOS,
+    *,
+    kernel: Kernel = "linear",
+) -> Tensor:
+    """c: the correlation of the targets of some rows with what a ridge probe fitted on the others predicts for them.
+
+    Args:
+        features: (N, D) float64.
+        targets: as for :func:`in_sample_share`.
+        judged: (N,) bool, the rows of B; the probe is fitted on the others.
+        rhos: ρ > 0.
+        kernel: "linear" or "rbf".
+
+    Returns:
+        (R,) float64; near 0 or below it where nothing carries over. Differentiable in the features.
+
+    Raises:
+        TypeError: features that are not float64.
+        ValueError: as for :func:`in_sample_share`, or no row to fit on or to judge.
+    """
+    _check(features, targets, rhos, kernel)
+    if judged.dtype != torch.bool or judged.shape != targets.shape or not 0 < int(judged.sum()) < len(judged):
+        raise ValueError("judged has to say of each row whether it is judged, and neither of all nor of none")
+    columns = target_columns(targets)
+    fitted, other = features[~judged], features[judged]
+    f, y, y_b = _centred(fitted), _centred(columns[~judged]), _centred(columns[judged])
+    if _constant(f, fitted) or _constant(y, columns) or _constant(y_b, columns):
+        return _nothing(features, rhos)
+    if kernel == "linear" and f.shape[1] <= f.shape[0]:
+        predicted = other @ _solved(f.T @ f, f.T @ y, rhos)
+    else:
+        gram, across = (f @ f.T, other @ f.T) if kernel == "linear" else _rbf(fitted, other)
+        predicted = across @ _solved(gram, y, rhos)
+    predicted = predicted - predicted.mean(1, keepdim=True)
+    size, scale = predicted.square().sum((1, 2)), y_b.square().sum()
+    found = size > (_rounding(features) ** 2) * scale  # a probe of rounding noise points anywhere
+    inner = (predicted * y_b).sum((1, 2))
+    return torch.where(found, inner / (torch.where(found, size, scale) * scale).sqrt(), 0 * inner)
+
+
+def _solved(gram: Tensor, right: Tensor, rhos: Sequence[float]) -> Tensor:
+    """(G + αI)⁻¹B for every ρ, (R, n, C), from one decomposition of G (n, n).
+
+    The second line solves for what the first leaves over, which repairs its rounding, and is the only one that autograd
+    sees: d(A⁻¹B) = A⁻¹(dB - dA·A⁻¹B), the gradient of the solve.
+    """
+    shifts = gram.trace() / len(gram) * torch.tensor(rhos, dtype=gram.dtype, device=gram.device)[:, None, None]
+    with torch.no_grad():
+        values, vectors = torch.linalg.eigh(gram)
+        inverses = (values.clamp_min(0)[:, None] + shifts).reciprocal()
+        found = vectors @ (inverses * (vectors.T @ right))
+    solved: Tensor = found + vectors @ (inverses * (vectors.T @ (right - gram @ found - shifts * found)))
+    return solved
+
+
+def _rbf(fitted: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel within A and of B with A, centred by A's mean in the space of the kernel."""
+    within = _squared_distances(fitted, fitted)
+    pairs = within[tuple(torch.triu_indices(len(fitted), len(fitted), offset=1))]
+    middle = pairs.median()
+    scale = 2 * torch.where(middle > 0, middle, pairs.mean())  # most rows may be copies of one another
+    gram, across = (-within / scale).exp(), (-_squared_distances(other, fitted) / scale).exp()
+    mean = gram.mean(0)
+    across = across - across.mean(1, keepdim=True) - mean + mean.mean()
+    return gram - mean - mean[:, None] + mean.mean(), across
+
+
+def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    shift = b.mean(0)  # distances do not see it, and what is subtracted below becomes smaller
+    a, b = a - shift, b - shift
+    return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp_min(0)
+
+
+def _centred(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+def _constant(centred: Tensor, raw: Tensor) -> bool:
+    """Whether nothing but rounding is left of a matrix without its mean."""
+    return not float(centred.detach().norm()) > _rounding(raw) * float(raw.detach().norm())
+
+
+def _rounding(rows: Tensor) -> float:
+    return len(rows) * torch.finfo(torch.float64).eps
+
+
+def _nothing(features: Tensor, rhos: Sequence[float]) -> Tensor:
+    """Zeros, with a gradient of zeros."""
+    return 0 * features.sum() + torch.zeros(len(rhos), dtype=features.dtype, device=features.device)
+
+
+def _check(features: Tensor, targets: Tensor, rhos: Sequence[float], kernel: str) -> None:
+    check_matrix(features.detach(), "features")
+    if targets.shape != features.shape[:1]:
+        raise ValueError(f"{len(features)} rows of features and targets of shape {tuple(targets.shape)}")
+    if not rhos or not min(rhos) > 0:
+        raise ValueError(f"rho has to be positive, it is {tuple(rhos)}")
+    if kernel not in KERNELS:
+        raise ValueError(f"unknown kernel {kernel!r}; there are {', '.join(KERNELS)}")

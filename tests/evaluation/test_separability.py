@@ -1,0 +1,63 @@
+"""What a record says a ridge probe can learn: of which rows, by which halves, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from immunize.evaluation.separability import separability
+from immunize.report.card import card_of, card_text
+from immunize.running.recording import flat_metrics
+from immunize.spectrum import folds_of
+from tests import reference as ref
+from tests.composing import run_tiny
+
+
+def test_every_row_is_judged_once_and_each_half_has_its_share_of_every_class() -> None:
+    y = torch.tensor([0] * 30 + [1] * 9 + [2] * 2)
+    x = ref.gaussian(41, 5, seed=1)
+    x[:, 0] += y
+    found = separability(x, y)
+    assert found["in_sample"]["0.01"] == pytest.approx(ref.in_sample_share(x, ref.one_hot(y), 0.01), abs=1e-8)
+    half = folds_of(y, 2) == 0
+    assert torch.bincount(y[half]).tolist() in ([15, 5, 1], [15, 4, 1])
+    wanted = [ref.cross_fitted_correlation(x, ref.one_hot(y), judged, 0.1) for judged in (half, ~half)]
+    assert found["cross_fitted"]["0.1"] == pytest.approx(sum(wanted) / 2, abs=1e-8)
+
+
+def test_rotations_keep_what_can_be_learned_and_shuffled_labels_have_nothing() -> None:
+    x, y = ref.gaussian(300, 8, seed=2), torch.arange(300) % 3
+    x[:, :3] += 3 * torch.nn.functional.one_hot(y)
+    seen = separability(x, y)
+    assert separability(x @ ref.orthogonal(8, seed=1), y) == seen
+    assert min(seen["cross_fitted"].values()) > 0.8
+    shuffled = separability(x, y[torch.randperm(300, generator=ref.generator(1))])
+    assert max(abs(value) for value in shuffled["cross_fitted"].values()) < 0.2
+
+
+def test_a_target_is_split_by_its_values() -> None:
+    y = ref.gaussian(101, seed=3)
+    x = torch.stack([y, ref.gaussian(101, seed=4)], 1)
+    assert separability(x, y)["cross_fitted"]["0.001"] > 0.999
+
+
+def test_a_linear_record_has_both_roles_parts_and_extractors_and_the_card_says_it(tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, "method=closed_form")
+    for part in ("fit", "held_out"):
+        for role in ("pretrain", "harmful"):
+            of = record["separability"][part][role]
+            assert of.keys() == {"identity", "immunized"}
+            for numbers in of.values():
+                assert numbers.keys() == {"in_sample", "cross_fitted"}
+            assert 0 < of["identity"]["in_sample"]["0.1"] < of["identity"]["in_sample"]["0.001"] <= 1
+    flat = flat_metrics(record)
+    harmful: dict[str, Any] = record["separability"]["fit"]["harmful"]
+    assert flat["fit/harmful/immunized/cross_fitted/0.01"] == harmful["immunized"]["cross_fitted"]["0.01"]
+    text = card_text(card_of(record, None), None)
+    before, after = (max(harmful[which]["cross_fitted"].values()) for which in ("identity", "immunized"))
+    assert f"harmful {before:.3f} → {after:.3f}" in text
+    del record["separability"]  # as earlier versions wrote it
+    assert "ridge probe" not in card_text(card_of(record, None), None)

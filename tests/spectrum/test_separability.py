@@ -1,0 +1,165 @@
+"""What a ridge probe can learn: against naive references, finite differences, and the cases whose answer is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from immunize.spectrum import RHOS, Kernel, cross_fitted_correlation, in_sample_share
+from tests import reference as ref
+
+TALL, WIDE = (40, 7), (18, 30)
+
+
+def task(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Features with a signal of three classes, the classes, and every second row."""
+    y = torch.arange(n) % 3
+    x = ref.gaussian(n, d, seed=seed) * torch.logspace(0.5, -0.5, d, dtype=torch.float64) + 4
+    x[:, 0] += y
+    return x, y, torch.arange(n) // 2 % 2 == 0
+
+
+@pytest.mark.parametrize("shape", [TALL, WIDE])
+def test_both_sides_agree_with_the_naive_reference(shape: tuple[int, int]) -> None:
+    x, y, judged = task(*shape)
+    target = ref.gaussian(len(x), seed=5)
+    for labels, columns in ((y, ref.one_hot(y)), (target, target[:, None])):
+        share, correlation = in_sample_share(x, labels), cross_fitted_correlation(x, labels, judged)
+        for i, rho in enumerate(RHOS):
+            assert float(share[i]) == pytest.approx(ref.in_sample_share(x, columns, rho), rel=1e-9)
+            wanted = ref.cross_fitted_correlation(x, columns, judged, rho)
+            assert float(correlation[i]) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_rbf_is_ridge_regression_in_the_kernels_own_features() -> None:
+    x, y, judged = task(16, 3)
+    columns = ref.one_hot(y)
+    for of, fitted in (("share", x), ("correlation", x[~judged])):
+        gram = ref.rbf_feature_gram(x, x, fitted)
+        values, vectors = torch.linalg.eigh(gram)
+        features = vectors * values.clamp_min(0).sqrt()  # N features whose products are the kernel
+        for i, rho in enumerate(RHOS):
+            if of == "share":
+                found, wanted = in_sample_share(x, y, kernel="rbf"), ref.in_sample_share(features, columns, rho)
+            else:
+                found = cross_fitted_correlation(x, y, judged, kernel="rbf")
+                wanted = ref.cross_fitted_correlation(features, columns, judged, rho)
+            assert float(found[i]) == pytest.approx(wanted, rel=1e-7)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+@pytest.mark.parametrize("shape", [(14, 4), (10, 13)])
+def test_gradients_are_those_of_finite_differences(shape: tuple[int, int], kernel: Kernel) -> None:
+    x, y, judged = task(*shape)
+    x.requires_grad_()
+    assert torch.autograd.gradcheck(lambda f: in_sample_share(f, y, kernel=kernel), (x,))
+    assert torch.autograd.gradcheck(lambda f: cross_fitted_correlation(f, y, judged, kernel=kernel), (x,))
+
+
+def test_equal_eigenvalues_have_a_gradient() -> None:
+    x = torch.cat([torch.eye(4, dtype=torch.float64), -torch.eye(4, dtype=torch.float64)]).requires_grad_()
+    y = torch.tensor([0, 1, 1, 0, 1, 0, 0, 0])
+    assert torch.autograd.gradcheck(lambda f: in_sample_share(f, y), (x,))
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+@pytest.mark.parametrize("shape", [TALL, WIDE])
+def test_scale_shift_and_rotation_change_nothing(shape: tuple[int, int], kernel: Kernel) -> None:
+    x, y, judged = task(*shape)
+    other = 1e4 * (x @ ref.orthogonal(shape[1], seed=3)) - 7
+    torch.testing.assert_close(in_sample_share(other, y, kernel=kernel), in_sample_share(x, y, kernel=kernel))
+    torch.testing.assert_close(
+        cross_fitted_correlation(other, y, judged, kernel=kernel), cross_fitted_correlation(x, y, judged, kernel=kernel)
+    )
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_the_share_falls_in_rho_from_least_squares_to_nothing(kernel: Kernel) -> None:
+    x, y, _ = task(*TALL)
+    rhos = (1e-12, 1e-3, 1e-1, 1e1, 1e9)
+    share = in_sample_share(x, y, rhos, kernel=kernel)
+    assert bool((share.diff() < 0).all())
+    assert float(share[-1]) < 1e-6
+    if kernel == "linear":
+        columns = ref.one_hot(y)
+        inner = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], 1)
+        left = columns - inner @ torch.linalg.lstsq(inner, columns).solution
+        least_squares = 1 - float(left.square().sum() / (columns - columns.mean(0)).square().sum())
+        assert float(share[0]) == pytest.approx(least_squares, rel=1e-6)
+    else:
+        assert float(share[0]) == pytest.approx(1, abs=1e-6)  # any targets of different rows can be memorized
+
+
+def test_two_columns_of_zeros_and_ones_are_one_target() -> None:
+    x, y, judged = task(*TALL)
+    labels = (y > 0).long()
+    torch.testing.assert_close(in_sample_share(x, labels), in_sample_share(x, labels.double()))
+    torch.testing.assert_close(
+        cross_fitted_correlation(x, labels, judged), cross_fitted_correlation(x, labels.double(), judged)
+    )
+
+
+def test_separable_classes_are_learned_and_noise_does_not_carry_over() -> None:
+    y = torch.arange(400) % 4
+    x = 10 * torch.eye(4, 6, dtype=torch.float64)[y] + ref.gaussian(400, 6, seed=1)
+    judged = torch.arange(400) >= 200
+    assert bool((in_sample_share(x, y) > 0.9).all())
+    assert bool((cross_fitted_correlation(x, y, judged) > 0.95).all())
+    noise = ref.gaussian(400, 150, seed=2)
+    assert bool((in_sample_share(noise, y, (1e-3,)) > 0.3).all())  # memorized
+    assert bool((cross_fitted_correlation(noise, y, judged).abs() < 0.15).all())
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+@pytest.mark.parametrize("shape", [TALL, WIDE])
+def test_where_there_is_nothing_to_tell_apart_both_are_zero_and_so_are_their_gradients(
+    shape: tuple[int, int], kernel: Kernel
+) -> None:
+    x, y, judged = task(*shape)
+    cases = {
+        "one class": (x, torch.full_like(y, 2)),
+        "a constant target": (x, torch.full((len(x),), 0.3, dtype=torch.float64)),
+        "constant features": (torch.full_like(x, 0.1), y),
+        "zeros": (torch.zeros_like(x), y),
+    }
+    for what, (features, labels) in cases.items():
+        f = features.clone().requires_grad_()
+        found = torch.cat(
+            [
+                in_sample_share(f, labels, kernel=kernel),
+                cross_fitted_correlation(f, labels, judged, kernel=kernel),
+            ]
+        )
+        assert found.tolist() == [0] * 2 * len(RHOS), what
+        found.sum().backward()
+        assert f.grad is not None
+        assert not bool(f.grad.any()), what
+    one_a_side = torch.where(judged, 1, 0)
+    assert cross_fitted_correlation(x, one_a_side, judged, kernel=kernel).tolist() == [0, 0, 0]
+
+
+def test_copies_of_one_row_leave_the_kernel_a_scale() -> None:
+    x = torch.cat([torch.zeros(9, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)])
+    y = torch.tensor([0] * 9 + [1] * 3)
+    assert float(in_sample_share(x, y, (1e-9,), kernel="rbf")) == pytest.approx(1, abs=1e-6)
+
+
+def test_bad_input_is_refused() -> None:
+    x, y, judged = task(*TALL)
+    with pytest.raises(TypeError, match="float64"):
+        in_sample_share(x.float(), y)
+    with pytest.raises(ValueError, match="NaN"):
+        in_sample_share(x * math.nan, y)
+    with pytest.raises(ValueError, match="40 rows"):
+        in_sample_share(x, y[1:])
+    for rhos in ((), (0.0,), (1e-2, -1.0)):
+        with pytest.raises(ValueError, match="rho has to be positive"):
+            in_sample_share(x, y, rhos)
+    with pytest.raises(ValueError, match="unknown kernel"):
+        in_sample_share(x, y, kernel="cubic")  # type: ignore[arg-type]
+    for rows in (torch.zeros_like(judged), torch.ones_like(judged), judged.double(), judged[1:]):
+        with pytest.raises(ValueError, match="judged"):
+            cross_fitted_correlation(x, y, rows)
