@@ -9,6 +9,8 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from immunize.threads import sleep_when_idle
+
 if TYPE_CHECKING:
     from immunize.api import Immunized, immunize
     from immunize.errors import UserError
@@ -37,6 +39,8 @@ __all__ = [
     "r_well_of_features",
     "spectrum_of",
 ]
+
+sleep_when_idle()  # before anything loads torch or numpy
 
 try:
     __version__ = version("immunize")

@@ -23,7 +23,7 @@ from immunize.config import AttackConfig, config_dir, config_hash, register, res
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
-from immunize.threads import cpu_threads
+from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
     from immunize.attacking.targets import Target, Task
@@ -77,6 +77,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
     """
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.perf_counter()
     _check_settings(cfg)
+    cfg.threads = threads_in_force(cfg.threads)  # they change numbers, so the record's configuration has those used
     folder = _folder(cfg)
     check_folder(folder)
     settings = resolved(cfg)

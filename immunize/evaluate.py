@@ -17,6 +17,7 @@ from immunize.comparing import RELATIVE_TOLERANCE, differences
 from immunize.config import config_dir, config_hash, data_folder, moved, register
 from immunize.errors import CheckpointError, DivergedError
 from immunize.records import CHECKPOINT, read_record
+from immunize.threads import cpu_threads
 
 __all__ = ["main", "run"]
 
@@ -60,8 +61,6 @@ def run(
     if missing := [key for key in compared if key not in record]:
         raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
     config = moved(record["config"], data_folder(data_root))
-    if deep:  # float32 features round differently on another number of threads
-        config = config | {"threads": record["hardware"]["threads"]}
     cfg = OmegaConf.create(config)
     build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
     tell(f"{folder}: every number again, from checkpoint and data")
@@ -91,7 +90,7 @@ def _deep(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, An
 
 
 def _linear(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    from immunize.running.experiment import build_cross_fit, build_data, threads
+    from immunize.running.experiment import build_cross_fit, build_data
     from immunize.running.recording import data_facts, evaluate_thetas
     from immunize.spectrum import ZeroMatrixError
 
@@ -104,7 +103,7 @@ def _linear(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, 
         pairs["cross_fit"] = build_cross_fit(cfg, data)
     if absent := pairs.keys() - thetas.keys():
         raise CheckpointError(f"{folder / CHECKPOINT} lacks theta.{absent.pop()}, which the record has numbers of")
-    with threads(cfg, data.n_features):
+    with cpu_threads(record["hardware"]["threads"]):  # another number of them rounds differently
         try:
             found = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection"))
         except ZeroMatrixError as error:  # or infinite: nothing counts beside the largest eigenvalue

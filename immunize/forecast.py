@@ -22,7 +22,7 @@ from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import ForecastConfig, config_dir, config_hash, register
 from immunize.errors import DataError, UserError
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
-from immunize.threads import cpu_threads
+from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
     from immunize.data import Part, Source
@@ -76,7 +76,7 @@ def run(cfg: DictConfig, folder: Path, tell: Callable[[str], None] = lambda text
     from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, write_record
     from immunize.report.forecast import forecast_figure
 
-    with cpu_threads(cfg.threads):
+    with cpu_threads(threads_in_force(cfg.threads)):
         made_with = provenance()
         data = _load(sources, cfg.seed)
         tell("measuring")

@@ -21,7 +21,7 @@ from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema, refuse_finished
 from immunize.sweeping import done_record
-from immunize.threads import cpu_threads
+from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,7 +100,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         "config_hash": hashed,
     }
     seed_everything(cfg.seed, workers=True, verbose=False)
-    with cpu_threads(cfg.threads):
+    with cpu_threads(threads_in_force(cfg.threads)):
         record |= provenance()
         network, splits, record["network"] = _parts(cfg, source)
         begins = f"{hashed} {record['network']['theta_0_sha256']}"

@@ -1,11 +1,71 @@
-"""CPU threads of a part of a run: torch's, and those of the BLAS below numpy, scipy and scikit-learn."""
+"""CPU threads: how many a setting comes to on this machine, how they wait, and what they are within a part of a run.
+
+Threads are torch's and those of the BLAS below numpy, scipy and scikit-learn.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
+import math
+import os
 from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
-__all__ = ["cpu_threads"]
+__all__ = ["cores", "cpu_threads", "sleep_when_idle", "threads_in_force"]
+
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+"""How OpenMP's threads wait for work: GNU's, which torch brings, and LLVM's read the first, Intel's the second.
+
+By default they spin, each on a core that another process could use, and beside busy processes that is most of what a
+run does: 200 small matrix products took 6.7 s of processor time on two threads, and 1.0 s with threads that sleep.
+OpenBLAS has no such switch that makes a difference (OPENBLAS_THREAD_TIMEOUT); a run has it on `threads` threads.
+"""
+
+SPINNING = ("GOMP_SPINCOUNT", "KMP_LIBRARY")
+"""Variables that say the same in other words."""
+
+
+def sleep_when_idle() -> None:
+    """Let idle OpenMP threads sleep, unless the user has said how they wait.
+
+    Libraries read the variables when they are loaded: `immunize/__init__.py`, which every command, worker and
+    experiment passes first, calls this. Where torch is there already, it changes nothing.
+    """
+    if not any(name in os.environ for name in (*WAITING, *SPINNING)):
+        os.environ.update(WAITING)
+
+
+def cores(root: Path = Path("/")) -> int:
+    """Cores that this process may keep busy: those of its CPU affinity, and of them what a cgroup's quota leaves.
+
+    A part of a core counts as one. What cannot be read sets no limit.
+
+    Args:
+        root: of the file system.
+    """
+    quota = min((share for folder in _cgroups(root) if (share := _share(folder)) is not None), default=math.inf)
+    usable = len(_usable())
+    return usable if quota >= usable else math.ceil(quota)
+
+
+def threads_in_force(setting: int | None) -> int:
+    """How many threads a setting `threads` comes to in this process; torch need not be loaded for it.
+
+    Args:
+        setting: 1 or more; None is OMP_NUM_THREADS, or else one a core (two threads of one core share what computes).
+
+    Returns:
+        `setting`, but no more than :func:`cores` where that is less than the machine has: then a line is logged.
+    """
+    limit = cores()
+    if setting is None:
+        return min(_told_by_openmp() or _physical_cores(), limit)
+    if setting <= limit or limit == os.cpu_count():
+        return setting
+    _log_reduced(setting, limit)
+    return limit
 
 
 @contextlib.contextmanager
@@ -29,3 +89,56 @@ def cpu_threads(count: int | None) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+def _usable() -> set[int]:
+    """CPUs by number; two threads of one core are two."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _physical_cores() -> int:
+    siblings = {cpu: Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in _usable()}
+    return len({_read(path) or str(cpu) for cpu, path in siblings.items()})
+
+
+def _told_by_openmp() -> int | None:
+    """OMP_NUM_THREADS, whose first number is that of the outermost level; None for none."""
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(told) if told.isdecimal() and int(told) > 0 else None
+
+
+def _cgroups(root: Path) -> list[Path]:
+    """Folders of this process's cgroups and of those around them, as version 1, 2 or both at once lay them out."""
+    told = (line.split(":", 2)[-1] for line in (_read(root / "proc/self/cgroup") or "").splitlines())
+    paths = {PurePosixPath("/", path) for path in told} | {PurePosixPath("/")}
+    around = {place for path in paths for place in (path, *path.parents)}
+    mounts = [root / "sys/fs/cgroup" / mount for mount in ("", "unified", "cpu", "cpu,cpuacct")]
+    return [mount / place.relative_to("/") for mount in mounts for place in sorted(around)]
+
+
+def _share(folder: Path) -> float | None:
+    """How many cores' time a cgroup has: `cpu.max` of version 2, "quota period", or the two files of version 1."""
+    told = _read(folder / "cpu.max") or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+    try:
+        quota, period = map(int, told.split())
+    except ValueError:  # "max", or nothing to be read
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+
+
+@functools.cache
+def _log_reduced(setting: int, limit: int) -> None:
+    """Once a process: several parts of a run ask."""
+    cores_left = f"{limit} core{'s' if limit > 1 else ''}"
+    logging.getLogger(__name__).warning(
+        "threads=%d is more than the %s that this process may use: it is %d", setting, cores_left, limit
+    )

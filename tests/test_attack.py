@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from immunize import attack
+from immunize import attack, threads
 from immunize.attack import ATTACK_CELLS, ATTACK_RECORD
 from immunize.attacking.linear import _within_range, extractors, subject_of, tasks_of
 from immunize.attacking.results import RESULTS
@@ -107,6 +107,20 @@ def test_record_does_not_hang_on_where_the_run_lies_but_on_the_threads(
         attack_tiny(moved, "threads=2")
     other = compose_attack(f"run={moved}", *TINY_GRID, f"out={tmp_path / 'out'}")
     assert attack.hash_of_grid(resolved(other)) != before  # a folder that may hold the attacks on any run
+
+
+def test_the_record_has_the_threads_that_a_quota_leaves(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (f"run={folder}", *TINY_GRID, "tiers=[T0]")
+    monkeypatch.setattr(threads, "cores", lambda: 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    reduced, one = (
+        attack.run(compose_attack(*asked, f"threads={count}", f"out={tmp_path / str(count)}")) for count in (2, 1)
+    )
+    assert [record["config"]["threads"] for record in (reduced, one)] == [1, 1]
+    assert reduced["hardware"]["threads"] == 1
+    assert timeless(reduced["results"]) == timeless(one["results"])
 
 
 def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from immunize import evaluate, train
+from immunize import evaluate, threads, train
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
 from immunize.records import CHECKPOINT, RECORD, read_record, write_record
@@ -189,11 +189,15 @@ def test_threads_are_those_of_the_run_and_the_callers_are_kept(folder: Path, mon
         return original(*args)
 
     monkeypatch.setattr(recording, "evaluate_thetas", watched)
+    monkeypatch.setattr(threads, "cores", lambda: 1)  # no matter what this machine leaves
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(4)
         assert evaluate.run(folder)[1] == []
         assert used == [read_record(folder)["hardware"]["threads"]] == [1]
+        edit_json(folder / RECORD, lambda record: record["hardware"].update(threads=3))
+        assert evaluate.run(folder)[1] == []
+        assert used == [1, 3]
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)

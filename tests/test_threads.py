@@ -1,13 +1,24 @@
-"""`cpu_threads`: torch and every BLAS have that many threads within, and what they had after."""
+"""Threads: how many there are within, how many the machine lets a process have, and how they wait."""
 
 from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from threadpoolctl import threadpool_info
 
-from immunize.threads import cpu_threads
+from immunize import threads
+from immunize.threads import cores, cpu_threads, threads_in_force
+from tests.commands import ENVIRONMENT, ROOT
+
+FOUR = {0, 1, 2, 3}
+V1, V2 = "3:memory:/x\n2:cpu,cpuacct:/jobs/one\n", "0::/jobs/one\n"
 
 
 def blas_threads() -> set[int]:
@@ -32,3 +43,168 @@ def test_torch_and_blas_have_that_many_threads_within(fails: bool) -> None:
 def test_none_changes_nothing() -> None:
     with cpu_threads(1), cpu_threads(None):
         assert (torch.get_num_threads(), blas_threads()) == (1, {1})
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Four cores; the folder stands for the root of its file system, without cgroups."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: FOUR, raising=False)
+    return tmp_path
+
+
+def in_cgroup(root: Path, told: str, files: dict[str, str]) -> None:
+    """Write `/proc/self/cgroup`, and files below `/sys/fs/cgroup`."""
+    laid_out = {"proc/self/cgroup": told} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in laid_out.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def v1(quota: int, folder: str) -> dict[str, str]:
+    """Files of a cgroup of version 1 with a quota."""
+    return {f"{folder}/cpu.cfs_quota_us": f"{quota}\n", f"{folder}/cpu.cfs_period_us": "100000\n"}
+
+
+@pytest.mark.parametrize(
+    ("told", "files", "expected"),
+    [
+        ("", {}, 4),
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),  # a container, which sees its own cgroup as the root
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 4),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 2),  # a part of a core counts as one
+        ("0::/\n", {"cpu.max": "5000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "900000 100000\n"}, 4),
+        (V2, {"jobs/one/cpu.max": "max 100000\n", "jobs/cpu.max": "300000 100000\n"}, 3),  # that of the group around
+        (V2, {"jobs/one/cpu.max": "100000 100000\n", "jobs/cpu.max": "300000 100000\n"}, 1),
+        (V2, {"jobs/other/cpu.max": "100000 100000\n"}, 4),
+        (V2, {"unified/jobs/one/cpu.max": "200000 100000\n"}, 2),
+        (V1, v1(200000, "cpu,cpuacct/jobs/one"), 2),
+        (V1, v1(100000, "cpu"), 1),  # of a container that is told its path on the host
+        (V1, v1(-1, "cpu,cpuacct/jobs/one"), 4),
+        ("0::/\n", {"cpu.max": "nonsense\n"}, 4),
+        ("0::/\n", {"cpu.max": "200000 0\n"}, 4),
+        ("no colons\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/../outside\n", {"cpu.max": "200000 100000\n"}, 2),
+    ],
+)
+def test_a_quota_leaves_so_many_cores(machine: Path, told: str, files: dict[str, str], expected: int) -> None:
+    in_cgroup(machine, told, files)
+    assert cores(machine) == expected
+
+
+@pytest.mark.parametrize("unreadable", ["proc/self/cgroup", "sys/fs/cgroup/cpu.max"])
+def test_an_unreadable_cgroup_file_changes_nothing(machine: Path, unreadable: str) -> None:
+    in_cgroup(machine, "0::/\n", {} if "proc" in unreadable else {"cpu.max": "max 100000"})
+    (machine / unreadable).unlink()
+    (machine / unreadable).mkdir()  # as root reads every file
+    assert cores(machine) == 4
+    (machine / unreadable).rmdir()
+    (machine / unreadable).write_bytes(b"\xff\xfe 1")
+    assert cores(machine) == 4
+
+
+def test_affinity_leaves_so_many_cores(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3})
+    assert cores(machine) == 2
+    in_cgroup(machine, "0::/\n", {"cpu.max": "300000 100000"})
+    assert cores(machine) == 2
+
+
+@pytest.mark.parametrize(
+    "case",  # the setting, cores that are left, OMP_NUM_THREADS, what it comes to, what is told
+    [
+        (8, 2, None, 2, ["threads=8 is more than the 2 cores that this process may use: it is 2"]),
+        (2, 1, None, 1, ["threads=2 is more than the 1 core that this process may use: it is 1"]),
+        (2, 2, None, 2, []),
+        (1, 2, None, 1, []),
+        (8, 4, None, 8, []),  # the machine has no more, and nobody has limited it: as asked
+        (None, 2, None, 2, []),
+        (None, 4, "3", 3, []),
+        (None, 2, "3", 2, []),
+        (None, 4, "3,1", 3, []),
+        (None, 4, "many", 4, []),
+        (None, 4, "0", 4, []),
+        (2, 4, "1", 2, []),
+    ],
+)
+@pytest.mark.usefixtures("machine")
+def test_threads_are_at_most_what_the_quota_leaves(
+    case: tuple[int | None, int, str | None, int, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setting, left, openmp, expected, told = case
+    monkeypatch.setattr(threads, "cores", lambda: left)
+    monkeypatch.setattr(threads, "_physical_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if openmp is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", openmp)
+    threads._log_reduced.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert [threads_in_force(setting), threads_in_force(setting)] == [expected] * 2
+    assert caplog.messages == told  # once, although it was asked for twice
+
+
+# Ends a module at its first import of something that reads the variables, and tells whether they were set by then.
+# A module that has no such import and never imports the package may do as it likes.
+WATCHED = """
+import os, sys
+READERS = ("torch", "numpy", "scipy", "sklearn", "pandas", "lightning")
+def is_set():
+    return os.environ.get("OMP_WAIT_POLICY") == "PASSIVE"
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in READERS:
+            raise SystemExit(0 if is_set() else f"{name} comes first")
+for module in sys.argv[1:]:
+    if not (pid := os.fork()):
+        sys.meta_path.insert(0, Watch())
+        __import__(module)
+        text = open(sys.modules[module].__file__, encoding="utf-8").read()
+        sys.exit(0 if is_set() or not any(f"import {name}" in text for name in READERS) else "the package comes late")
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(f"in {module}")
+"""
+
+
+def test_every_command_sets_how_threads_wait_before_a_library_reads_it() -> None:
+    files = (*ROOT.glob("immunize/**/*.py"), *ROOT.glob("experiments/**/*.py"))
+    commands = [path for path in files if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for path in commands]
+    assert {"immunize.train", "immunize.report", "experiments.bench"} <= set(modules)
+    environment = {key: value for key, value in ENVIRONMENT.items() if not key.startswith(("OMP_", "KMP_", "GOMP_"))}
+    command = [
+        sys.executable,
+        "-c",
+        WATCHED,
+        *sorted(f"{m}.__main__" if (ROOT / m.replace(".", "/")).is_dir() else m for m in modules),
+    ]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("by_user", "expected"),
+    [
+        ({}, {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
+        ({"GOMP_SPINCOUNT": "100"}, {"GOMP_SPINCOUNT": "100"}),
+        ({"KMP_BLOCKTIME": "200"}, {"KMP_BLOCKTIME": "200"}),
+    ],
+)
+def test_idle_threads_sleep_unless_the_user_has_said_otherwise(
+    by_user: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*threads.WAITING, *threads.SPINNING):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in by_user.items():
+        monkeypatch.setenv(name, value)
+    threads.sleep_when_idle()
+    try:
+        assert {
+            name: os.environ[name] for name in (*threads.WAITING, *threads.SPINNING) if name in os.environ
+        } == expected
+    finally:
+        for name in expected.keys() - by_user.keys():
+            del os.environ[name]

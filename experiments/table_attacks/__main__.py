@@ -29,6 +29,7 @@ from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, register
 from immunize.errors import UserError
 from immunize.processes import end_with_parent
+from immunize.threads import cores
 
 CELLS, FEATURES = "cells", "features"
 
@@ -53,7 +54,7 @@ def run(arguments: Sequence[str]) -> Path:
     name = given.get("scale", "linear")
     if name not in SCALES:
         raise UserError(f"scale={name}: there are {', '.join(SCALES)}")
-    workers = _whole_number("workers", given.get("workers", str(os.cpu_count() or 1)))
+    workers = _whole_number("workers", given.get("workers", str(cores())))
     scale, out = SCALES[name], Path(given.get("out", f"outputs/attacks_{name}"))
     jobs = jobs_of(
         [Path(one) for one in given["runs"].split(",")] if "runs" in given else [Path(one) for one in scale.runs],
@@ -113,7 +114,7 @@ def pool_of(workers: int) -> Any:
 
     from immunize.sweeping.pool import THREADS, threads_a_worker
 
-    environment = dict.fromkeys(THREADS, str(threads_a_worker(os.cpu_count() or 1, workers)))
+    environment = dict.fromkeys(THREADS, str(threads_a_worker(cores(), workers)))
     return ProcessPoolExecutor(workers, initializer=end_with_parent, initargs=(os.getpid(),), env=environment)
 
 

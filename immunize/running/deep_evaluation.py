@@ -22,7 +22,6 @@ from immunize.features.weights import check_fit
 from immunize.objective import Head
 from immunize.records import CHECKPOINT
 from immunize.running.deep_assembling import build_pair, evaluation_settings, method_of
-from immunize.running.experiment import threads
 from immunize.running.measuring import (
     Measured,
     accuracy,
@@ -34,11 +33,9 @@ from immunize.running.measuring import (
     unusable,
 )
 from immunize.spectrum import ZeroMatrixError
+from immunize.threads import cpu_threads
 
-__all__ = ["MANY_FEATURES", "cached_sets", "data_facts", "evaluated", "mapped", "recomputed"]
-
-MANY_FEATURES = 2**20
-"""Stands for D where `threads` asks for it: a network is worth all cores."""
+__all__ = ["cached_sets", "data_facts", "evaluated", "mapped", "recomputed"]
 
 
 def data_facts(pair: ImagePair) -> dict[str, Any]:
@@ -146,7 +143,7 @@ def recomputed(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[st
     path = folder / CHECKPOINT
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist: the run did not get as far as a checkpoint")
-    with threads(cfg, MANY_FEATURES):
+    with cpu_threads(record["hardware"]["threads"]):  # float32 features round differently on another number
         pair, net = build_pair(cfg)
         if pair.data_hash != record["data_hash"]:
             raise CheckpointError("the data are not those of the run: their hash differs from the record's")

@@ -31,11 +31,12 @@ from immunize.processes import end_with_parent, is_first, process_count, run_pro
 from immunize.records import CHECKPOINT, peak_memory_mib, read_record, write_record
 from immunize.running.assembling import build_loggers, build_objective
 from immunize.running.deep_assembling import build_deep_module, build_pair, device_of_run, method_of, theta_0_facts
-from immunize.running.deep_evaluation import MANY_FEATURES, cached_sets, data_facts, evaluated, mapped
+from immunize.running.deep_evaluation import cached_sets, data_facts, evaluated, mapped
 from immunize.running.deep_fit import TRAINING, DeepFit, train
-from immunize.running.experiment import quiet_lightning, threads
+from immunize.running.experiment import quiet_lightning
 from immunize.running.measuring import Measured, both_features, by_set, fingerprints, head_of, measured_sets
 from immunize.running.recording import flat_metrics, new_record
+from immunize.threads import cpu_threads, threads_in_force
 from immunize.training.loggers import close_loggers
 
 __all__ = ["run"]
@@ -72,7 +73,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
     clock = time.perf_counter()
     say = teller(quiet)
     seed_everything(cfg.seed, workers=True, verbose=False)
-    with threads(cfg, MANY_FEATURES):
+    with cpu_threads(threads_in_force(cfg.threads)):  # all cores unless told: a network is worth them
         pair, net = build_pair(cfg)
         reference = net.reference()
         objective = method_of(cfg, net, pair.n_classes("harmful"))

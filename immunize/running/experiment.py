@@ -26,7 +26,7 @@ from immunize.errors import DivergedError, UserError
 from immunize.objective import Objective
 from immunize.running.assembling import build_callbacks, build_init, build_module, build_objective, build_trainer
 from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
-from immunize.threads import cpu_threads
+from immunize.threads import cpu_threads, threads_in_force
 from immunize.training import LinearModule
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop
 
@@ -38,8 +38,9 @@ COLUMNS = ("auto", "joint", "all")
 JOINT_FROM, JOINT_BELOW = 256, 0.9
 """`model.columns=auto` trains on the joint range where D is at least the first, and n/D at most the second."""
 
-ONE_THREAD_UP_TO = 256
-"""Largest D for which LAPACK is at least as fast on one thread, and far faster when the cores are busy."""
+ONE_THREAD_UP_TO = 1024
+"""Largest D at which a run keeps to one thread: a second one saves a fifth of the time at most, costs several times as
+much where other processes are busy, and other numbers of cores would round otherwise."""
 
 
 @dataclass
@@ -112,7 +113,7 @@ def threads(cfg: DictConfig, n_features: int) -> Iterator[None]:
     wanted = cfg.threads if cfg.threads is not None else (1 if n_features <= ONE_THREAD_UP_TO else None)
     if wanted is not None and wanted < 1:
         raise UserError(f"threads has to be at least 1, it is {wanted}")
-    with cpu_threads(wanted):
+    with cpu_threads(threads_in_force(wanted)):
         yield
 
 

@@ -22,6 +22,7 @@ from immunize.processes import end_with_parent
 from immunize.sweeping.job import Jobs
 from immunize.sweeping.launching import Job, SweepLauncher
 from immunize.sweeping.outcome import Outcome
+from immunize.threads import cores
 
 __all__ = ["PoolLauncher", "threads_a_worker"]
 
@@ -46,9 +47,9 @@ LARGEST_GROWTH = 4 * 1024**3
 _jobs: Jobs | None = None
 
 
-def threads_a_worker(cores: int, n_jobs: int) -> int:
+def threads_a_worker(available: int, n_jobs: int) -> int:
     """Threads for each of `n_jobs` processes, so that together they have no more than there are cores."""
-    return max(1, cores // n_jobs)
+    return max(1, available // n_jobs)
 
 
 class PoolLauncher(SweepLauncher):
@@ -114,10 +115,8 @@ class _Pool:
     """Processes that start with the first run, and anew with the first after `end`."""
 
     def __init__(self, jobs: Jobs, n_jobs: int) -> None:
-        from loky import cpu_count
-
-        self.jobs, self.n_jobs = jobs, cpu_count() if n_jobs == -1 else n_jobs
-        self.threads = threads_a_worker(cpu_count(), self.n_jobs)
+        self.jobs, self.n_jobs = jobs, cores() if n_jobs == -1 else n_jobs
+        self.threads = threads_a_worker(cores(), self.n_jobs)
         self.running: dict[Future[Outcome], Job] = {}
         self.died: BaseException | None = None
         self._executor: Any = None
