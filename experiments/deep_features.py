@@ -19,7 +19,6 @@ Shapes: N images, D = 512 features.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from immunize.config import data_folder
 from immunize.errors import DataError, MissingDataError
+from immunize.files import whole
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -224,7 +224,5 @@ def _stored(path: Path, key: str) -> tuple[Tensor, Tensor] | None:
 def _store(path: Path, values: tuple[Tensor, Tensor], key: str) -> None:
     from safetensors.torch import save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".part")
-    save_file({"x": values[0].contiguous(), "y": values[1]}, partial, {"key": key})
-    os.replace(partial, path)
+    with whole(path) as partial:
+        save_file({"x": values[0].contiguous(), "y": values[1]}, partial, {"key": key})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
+from immunize.files import write_text
 
 __all__ = ["choices", "digit_pairs", "kept", "key_values", "provenance_lines", "verdict_of", "write_csv"]
 
@@ -57,10 +57,7 @@ def kept(path: Path, compute: Callable[[], Any], label: str, key: Any) -> Any:
             return stored["value"]
     print(f"computing: {label}", file=sys.stderr, flush=True)
     value = compute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps({"key": wanted, "value": value}), encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps({"key": wanted, "value": value}))
     return value
 
 

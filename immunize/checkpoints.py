@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from immunize.errors import CheckpointError
+from immunize.files import whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,9 +27,8 @@ def save_checkpoint(path: Path, thetas: dict[str, Tensor], heads: dict[str, Tens
 
     tensors = {f"theta.{name}": theta.contiguous() for name, theta in thetas.items()}
     tensors |= {f"head.{name}": head.contiguous() for name, head in heads.items()}
-    partial = path.with_name(f".{path.name}.part")
-    save_file(tensors, partial, metadata={"format": "immunize.linear.1", "config_hash": config_hash})
-    os.replace(partial, path)
+    with whole(path) as partial:
+        save_file(tensors, partial, metadata={"format": "immunize.linear.1", "config_hash": config_hash})
 
 
 def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = None) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from omegaconf import DictConfig
 from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import config_dir, register
 from immunize.errors import CheckpointError, UserError
+from immunize.files import whole, write_text
 from immunize.records import CHECKPOINT, read_record
 from immunize.settings import check_folder
 
@@ -83,11 +83,10 @@ def run(folder: Path, *, format: str = "timm", out: Path | None = None, overwrit
     for name in (STATE_DICT, TIMM_CONFIG):
         (out / name).unlink(missing_ok=True)  # of an export that this one replaces
     if format == "timm":
-        partial = out / f".{STATE_DICT}.part"
-        torch.save(state, partial)
-        os.replace(partial, out / STATE_DICT)
-        (out / TIMM_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (out / CARD).write_text(_card(record, config, arguments), encoding="utf-8")
+        with whole(out / STATE_DICT) as partial:
+            torch.save(state, partial)
+        write_text(out / TIMM_CONFIG, json.dumps(config, indent=2) + "\n")
+    write_text(out / CARD, _card(record, config, arguments))
     return out
 
 

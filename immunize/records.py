@@ -24,6 +24,7 @@ from typing import Any
 
 from immunize import __version__
 from immunize.errors import CheckpointError
+from immunize.files import write_text
 
 __all__ = [
     "ATTACK_CELLS",
@@ -95,11 +96,7 @@ def peak_memory_mib() -> float:
 
 def write_record(folder: Path, record: dict[str, Any], name: str = RECORD) -> Path:
     """Write a record whole or not at all, and return its path. NaN and infinities become null."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, partial = folder / name, folder / f".{name}.part"
-    partial.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-    return path
+    return write_text(folder / name, json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any]:

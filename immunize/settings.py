@@ -162,7 +162,7 @@ def check_folder(folder: Path) -> None:
     Raises:
         UserError: it cannot.
     """
-    probe = folder / ".writable.part"
+    probe = folder / ".writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()

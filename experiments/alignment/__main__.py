@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -46,6 +45,7 @@ from immunize.building import build
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, hash_of_run, register
 from immunize.errors import UserError
+from immunize.files import write_text
 from immunize.remembering import remembered
 
 if TYPE_CHECKING:
@@ -165,10 +165,7 @@ def forecast_of(cache: Path, name: str, overrides: list[str]) -> dict[str, float
             "key": key,
             "forecast": predictors(*(side_of_source(build(of)) for of in (cfg.pretrain, cfg.harmful))),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps(stored) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        write_text(path, json.dumps(stored) + "\n")
     found: dict[str, float] = stored["forecast"]
     return found
 

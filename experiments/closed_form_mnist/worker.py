@@ -8,12 +8,12 @@ Shapes: N images, D = 784 pixels.
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.closed_form_mnist.pair import RHO, SETTINGS, Side, measure_pair
+from immunize.files import write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,10 +32,7 @@ def run_pairs(pairs: list[tuple[int, int]], *, root: str, cache: Path) -> list[t
         spent = {"cpu_seconds": time.process_time() - clock}
         spent |= time_alone(pixels[pretrain], pixels[harmful], row["validated"]["budget"])
         row = {"pair": list(pair), "settings": SETTINGS, **row, **spent}
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = cache / f".{_file(pair)}"
-        partial.write_text(json.dumps(row) + "\n", encoding="utf-8")
-        os.replace(partial, cache / _file(pair))
+        write_text(cache / _file(pair), json.dumps(row) + "\n")
     return pairs
 
 

@@ -5,17 +5,17 @@ Shapes: N samples.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from immunize.files import whole
 
 __all__ = ["Features", "Place", "cache_place"]
 
@@ -55,14 +55,10 @@ class Place(NamedTuple):
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(features._asdict(), partial, metadata={"key": self.text})
-            os.replace(partial, self.path)
+            with whole(self.path) as partial:
+                save_file(features._asdict(), partial, metadata={"key": self.text})
         except (OSError, SafetensorError) as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
             logger.warning("features could not be kept in %s: %s", self.path.parent, error)
 
 

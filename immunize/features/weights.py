@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from immunize.errors import CheckpointError, UserError
 from immunize.features.hub import pretrained_overlay
+from immunize.files import whole
 
 __all__ = [
     "build_network",
@@ -141,9 +141,8 @@ def save_weights(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str,
 
     # Clones, since safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    save_file(tensors, partial, metadata=dict(metadata or {}) | {"format": "pt"})  # "pt" is what other loaders look for
-    os.replace(partial, path)
+    with whole(path) as partial:  # "pt" is what other loaders look for
+        save_file(tensors, partial, metadata=dict(metadata or {}) | {"format": "pt"})
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

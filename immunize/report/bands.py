@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from immunize.files import whole
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -32,7 +34,7 @@ def write_bands(kind: type[Band], bands: Sequence[Band], path: Path) -> None:
         path: of the CSV.
     """
     labels = _labels(kind)
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*labels, *_POINT])
         for band in bands:

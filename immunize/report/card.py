@@ -7,11 +7,11 @@ the card from them. Imports no other room and no torch.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
+from immunize.files import write_text
 from immunize.report.attacks.one_run import NAMES, attack_table, not_tried, verdict_sentence
 from immunize.report.cells import short
 from immunize.report.each_set import each_set, sets_table, weakest_told
@@ -140,8 +140,8 @@ def write_card(folder: Path, out: Path) -> Path:
         text = card_text(card, attack)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        _write(out / CARD_JSON, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
-        _write(out / CARD_MD, text)
+        write_text(out / CARD_JSON, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+        write_text(out / CARD_MD, text)
     except OSError as error:
         raise UserError(f"{out} cannot be written into ({error.strerror}); choose another folder with out=") from None
     return out / CARD_MD
@@ -310,9 +310,3 @@ def _in_words(made_with: dict[str, Any]) -> dict[str, str]:
         "machine": str(made_with["machine"]),
         "threads": str(made_with["threads"]),
     }
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

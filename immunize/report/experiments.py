@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from immunize.files import write_text
 from immunize.report.attacks.report import report_attacks
 from immunize.report.bands import read_bands, write_bands
 from immunize.report.conventions import PARTS, REDUCED
@@ -193,7 +194,7 @@ def _write_readme(request: Request, runs: Runs, out: Path, figures: Sequence[str
         *(f"![{runs.mark(figure.replace('_', ' '))}]({figure}.png)\n" for figure in figures),
         text,
     ]
-    (out / README).write_text("\n".join(lines), encoding="utf-8")
+    write_text(out / README, "\n".join(lines))
 
 
 EXPERIMENTS: dict[str, Callable[[Request], str]] = {

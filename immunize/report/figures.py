@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from immunize.files import whole
 from immunize.report.naming import run_title
 
 __all__ = ["STEPS_LABEL", "TASKS", "norm_ratio_figure", "save_figure"]
@@ -43,11 +44,12 @@ def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
     if drawn:
         drawn[-1].legend(loc="lower left", fontsize=8)
     figure.suptitle(run_title(record))
-    figure.savefig(path, dpi=150)
+    with whole(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)
 
 
 def save_figure(figure: Figure, stem: Path) -> None:
     """Write a figure as `<stem>.png` and `<stem>.pdf`; the same figure gives the same bytes."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(stem.with_suffix(".png"), dpi=150, metadata={"Software": None})
-    figure.savefig(stem.with_suffix(".pdf"), metadata={"CreationDate": None})
+    for kind, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
+        with whole(stem.with_suffix(f".{kind}")) as partial:
+            figure.savefig(partial, format=kind, dpi=150 if kind == "png" else "figure", metadata=metadata)

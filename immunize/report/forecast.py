@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from immunize.files import whole
 from immunize.report.cells import short
 from immunize.report.naming import pair_title
 from immunize.report.nulls import infinite, with_infinities
@@ -64,7 +65,8 @@ def forecast_figure(record: dict[str, Any], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     sentence = "\n".join(textwrap.wrap(record["verdict"]["sentence"], 140))
     figure.suptitle(f"{pair_title(record)}\n{sentence}", fontsize=10)
-    figure.savefig(path, dpi=150)
+    with whole(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)
 
 
 def _data_table(record: dict[str, Any]) -> Table:

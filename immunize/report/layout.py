@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from immunize.files import write_text
+
 __all__ = ["Table", "tex", "write_tables"]
 
 _SPECIAL = {
@@ -114,9 +116,9 @@ def write_tables(tables: Sequence[Table], name: str, out: Path) -> None:
         name: of the experiment that they belong to.
         out: a folder that exists.
     """
-    (out / "table.md").write_text("\n".join(table.markdown() for table in tables), encoding="utf-8")
+    write_text(out / "table.md", "\n".join(table.markdown() for table in tables))
     head = f"% From records by python -m immunize.report experiment={name}; needs \\usepackage{{booktabs,graphicx}}\n\n"
-    (out / "table.tex").write_text(head + "\n".join(table.latex() for table in tables), encoding="utf-8")
+    write_text(out / "table.tex", head + "\n".join(table.latex() for table in tables))
 
 
 def tex(text: str) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from immunize.files import write_text
+
 __all__ = ["COMMON", "RESULTS", "merged", "pack", "unpack", "write_results"]
 
 RESULTS, COMMON = "results.jsonl", "common.json"
@@ -43,9 +45,9 @@ def write_results(records: Sequence[_Record], out: Path) -> None:
     lines, common = pack([_without_data_root(record) for record in records])
     out.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(line, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines)
-    (out / RESULTS).write_text(text, encoding="utf-8")
+    write_text(out / RESULTS, text)
     layers = json.dumps(common, sort_keys=True, indent=1, ensure_ascii=False)
-    (out / COMMON).write_text(layers + "\n", encoding="utf-8")
+    write_text(out / COMMON, layers + "\n")
 
 
 def pack(records: Sequence[_Record]) -> tuple[list[_Record], dict[str, dict[str, _Record]]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.config import NOT_HASHED
+from immunize.files import write_text
 from immunize.report.cells import NOTHING, summary_of, summary_text
 from immunize.report.layout import Table
 from immunize.report.loading import load_records
@@ -62,7 +63,7 @@ def write_summary(records: Sequence[dict[str, Any]], out: Path) -> None:
     """Write `results.jsonl` and `common.json` (see :mod:`immunize.report.packing`) and `table.md` into `out`."""
     table = summary_table(records)
     write_results(records, out)
-    (out / "table.md").write_text(table, encoding="utf-8")
+    write_text(out / "table.md", table)
 
 
 def _data(record: dict[str, Any]) -> str:

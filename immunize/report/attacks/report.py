@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from immunize.files import write_text
 from immunize.report.attacks.collecting import load_attacks, with_earlier
 from immunize.report.attacks.cost_figure import cost_figure
 from immunize.report.attacks.curves import curves_figure, has_curves
@@ -52,7 +53,7 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     cost_figure(attacks, out / FIGURE)
     if has_curves(attacks):
         curves_figure(attacks, out / CURVES)
-    (out / "README.md").write_text(_readme(attacks, out.name, text), encoding="utf-8")
+    write_text(out / "README.md", _readme(attacks, out.name, text))
     return text
 
 

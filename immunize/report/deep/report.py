@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from immunize.files import write_text
 from immunize.report.bands import read_bands, write_bands
 from immunize.report.conventions import REDUCED
 from immunize.report.deep.probe_curves import PROBES, ProbeBand, probe_bands
@@ -115,4 +116,4 @@ def _write_readme(name: str, settings: Sequence[DeepSetting], out: Path, figures
     ]
     for one in settings:
         lines += [f"## Runs: {one.model}, {one.title}", "", provenance(one.runs), settings_table(one.runs).markdown()]
-    (out / "README.md").write_text("\n".join(lines), encoding="utf-8")
+    write_text(out / "README.md", "\n".join(lines))

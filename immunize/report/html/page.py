@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from immunize.errors import UserError
+from immunize.files import write_text
 from immunize.report.html.elements import Html, coded, join, tag
 
 __all__ = ["REDUCED", "Section", "note", "page", "write_page"]
@@ -85,14 +85,10 @@ def write_page(text: str, path: Path) -> Path:
     Raises:
         UserError: it cannot be written there.
     """
-    partial = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        return write_text(path, text)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); choose another folder with out=") from None
-    return path
 
 
 def _section(section: Section) -> Html:

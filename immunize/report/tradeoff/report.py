@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 from immunize.config import config_dir
+from immunize.files import whole, write_text
 from immunize.report.cells import NOTHING, short
 from immunize.report.conventions import PARTS, REDUCED
 from immunize.report.layout import Table, write_tables
@@ -48,7 +49,7 @@ def report_tradeoff(folder: Path, out: Path | None, committed: Path) -> str:
     write_tables(tables, NAME, out)
     write_csv(trade, out / "tradeoff.csv")
     tradeoff_figure(trade, out / "tradeoff")
-    (out / "README.md").write_text(_readme(trade, text), encoding="utf-8")
+    write_text(out / "README.md", _readme(trade, text))
     return text
 
 
@@ -65,7 +66,7 @@ def write_csv(trade: TradeOff, path: Path) -> None:
         *("ratio_pretrain", "ratio_pretrain_min", "ratio_pretrain_max", "rir", "on_front"),
     ]
     diverged = {ratio: len(runs.records) - len(runs.finished) for ratio, runs in trade.weights}
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         for estimator in ESTIMATORS:

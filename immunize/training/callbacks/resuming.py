@@ -11,7 +11,6 @@ signal's handler, which may meet any other exchange between the processes.)
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import distributed
+
+from immunize.files import whole
 
 __all__ = ["Resuming", "place_in"]
 
@@ -78,10 +79,11 @@ class Resuming(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         """All processes take part, the first writes: beside the file first, as Lightning copies across file systems."""
-        partial = self.path.with_name(f".{self.path.name}.part")
-        trainer.save_checkpoint(partial)
-        if trainer.is_global_zero:
-            os.replace(partial, self.path)
+        if not trainer.is_global_zero:
+            trainer.save_checkpoint(self.path)
+            return
+        with whole(self.path) as partial:
+            trainer.save_checkpoint(partial)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Name the run, and the place in its data."""

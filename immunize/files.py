@@ -1,0 +1,47 @@
+"""Files that are put in place whole or not at all, whatever else writes or reads them at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["whole", "write_text"]
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; the file written there takes the place of `path`, or is removed on an error.
+
+    Processes that share a folder may write the same file: each has a name of its own, and the last one stays. Only a
+    process that is killed in between leaves what it had written, hidden and read by nobody. (The name is not
+    :mod:`tempfile`'s, whose files their owner alone may read.)
+
+    Args:
+        path: the file; its folder is made.
+
+    Raises:
+        OSError: the folder cannot be made, or the file not be put in place.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a text in UTF-8, its line ends as they are, and return the path.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
+    return path

@@ -1,0 +1,87 @@
+"""Files that several processes write at once: no write fails, no reader sees half of one, nothing is left behind."""
+
+from __future__ import annotations
+
+import ast
+import json
+import multiprocessing
+import os
+import stat
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from immunize.files import whole, write_text
+from immunize.records import RECORD, write_record
+
+ROOT = Path(__file__).parents[1]
+WRITERS, WRITES, LENGTH = 4, 150, 2_000
+
+
+def _hammer(folder: Path, number: int) -> None:
+    """Write the same record over and over; its numbers are all the writer's own."""
+    for _ in range(WRITES):
+        write_record(folder, {"writer": number, "values": [number] * LENGTH})
+
+
+def _torn(folder: Path) -> Any:
+    """What is wrong with the record that is there now; None where nothing is."""
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    return None if record["values"] == [record["writer"]] * LENGTH else record
+
+
+def test_processes_that_write_the_same_record_neither_fail_nor_mix(tmp_path: Path) -> None:
+    write_record(tmp_path, {"writer": 0, "values": [0] * LENGTH})
+    with ProcessPoolExecutor(WRITERS, multiprocessing.get_context("spawn")) as pool:
+        writers = [pool.submit(_hammer, tmp_path, number) for number in range(WRITERS)]
+        looks = 0
+        while not all(writer.done() for writer in writers):
+            assert _torn(tmp_path) is None
+            looks += 1
+        assert [writer.exception() for writer in writers] == [None] * WRITERS
+    assert looks > WRITERS
+    assert _torn(tmp_path) is None
+    assert [path.name for path in tmp_path.iterdir()] == [RECORD]
+
+
+@pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt(), SystemExit(143)])
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(error: BaseException, tmp_path: Path) -> None:
+    path = write_text(tmp_path / "below" / "a.txt", "before")
+
+    def half() -> None:
+        with whole(path) as partial:
+            partial.write_text("half of it", encoding="utf-8")
+            raise error
+
+    with pytest.raises(type(error)):
+        half()
+    assert path.read_text(encoding="utf-8") == "before"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_is_put_in_place_is_written_as_any_file(tmp_path: Path) -> None:
+    """Readable to whom other files of the process are, and its line ends untouched."""
+    plain = tmp_path / "plain"
+    plain.touch()
+    path = write_text(tmp_path / "a.txt", "é\r\n\n")
+    assert path.read_bytes() == "é\r\n\n".encode()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(OSError, match="a"):
+        write_text(tmp_path / "a" / "b", "text")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_nothing_puts_a_file_in_place_by_other_means() -> None:
+    """One way of doing it: `os.replace` and the like, and names of files to be replaced, are in one file."""
+    moves = {"replace", "rename", "renames"}
+    for path in [*(ROOT / "immunize").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            moved = isinstance(node, ast.Attribute) and node.attr in moves and ast.unparse(node.value) == "os"
+            named = isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".part")
+            assert path == ROOT / "immunize" / "files.py" or not (moved or named), f"{path}:{node.lineno}"  # type: ignore[attr-defined]
