@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +161,6 @@ def register() -> None:
     OmegaConf.register_new_resolver("immunize.folder_name", folder_name, replace=True)
     OmegaConf.register_new_resolver("immunize.data_folder", lambda: data_folder() or "data", replace=True)
     OmegaConf.register_new_resolver("immunize.config_hash", hash_of_run, replace=True)
-    # Where the plugin hydra-joblib-launcher is installed as well, Hydra reminds at length that it has the same name.
-    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/joblib' is validated against ConfigStore schema")
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)

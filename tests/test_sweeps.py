@@ -521,7 +521,7 @@ def test_two_names_of_a_run_are_one_run(sweep: Sweep) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=0"], "n_jobs"),
+        (["hydra/launcher=pool", "hydra.launcher.n_jobs=0"], "n_jobs"),
         (["hydra/launcher=slurm", "hydra.launcher.cluster=cloud"], "cluster is cloud"),
         (["hydra/launcher=slurm", "hydra.launcher.runs_per_job=0"], "runs_per_job"),
         (["hydra/launcher=slurm"], "slurm"),
@@ -661,7 +661,7 @@ def is_worker(pid: int) -> bool:
 def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path, started: Starter) -> None:
     """kill -9 of all of it, Ctrl-C, kill -9 of one worker: nothing is lost, nothing is done twice."""
     draw = random.Random()
-    sweep = ["seed=range(0,10)", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    sweep = ["seed=range(0,10)", "hydra/launcher=pool", "hydra.launcher.n_jobs=2"]
     process = started(*sweep)
     kept = wait_for(tmp_path, 1, process, draw)
     os.killpg(process.pid, signal.SIGKILL)

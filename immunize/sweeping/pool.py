@@ -1,4 +1,4 @@
-"""Runs side by side on the cores of this machine: hydra/launcher=joblib.
+"""Runs side by side on the cores of this machine: hydra/launcher=pool.
 
 The processes are those of joblib's pool (loky), which live as long as the sweep does: importing torch and Lightning
 costs more than a short run.
@@ -62,8 +62,7 @@ class PoolLauncher(SweepLauncher):
         CompactHydraException: for another number below 1.
     """
 
-    def __init__(self, n_jobs: int, **others: Any) -> None:
-        del others  # the settings of hydra-joblib-launcher: where it is installed, Hydra adds them to ours
+    def __init__(self, n_jobs: int) -> None:
         if n_jobs == 0 or n_jobs < -1:
             raise CompactHydraException(
                 f"error: hydra.launcher.n_jobs has to be at least 1, or -1 for one a core; it is {n_jobs}"

@@ -1,0 +1,101 @@
+"""What the wheel gives to every Hydra program of an environment: cheap to import, and named like nobody else's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+
+ROOT = Path(__file__).parents[2]
+
+OTHERS = """
+from dataclasses import dataclass
+from hydra.core.config_store import ConfigStore
+from hydra.plugins.launcher import Launcher
+
+@dataclass
+class Conf:
+    _target_: str = "hydra_plugins.hydra_joblib_launcher.JoblibLauncher"
+    n_jobs: int = -1
+    backend: str | None = None
+    prefer: str = "processes"
+
+ConfigStore.instance().store(group="hydra/launcher", name="joblib", node=Conf, provider="joblib_launcher")
+
+class JoblibLauncher(Launcher):
+    def setup(self, **parts): ...
+    def launch(self, job_overrides, initial_job_idx): ...
+"""
+"""What hydra-joblib-launcher does to a program, by its names."""
+
+NAMES_OF_OTHERS = {"basic", "joblib", "ray", "ray_aws", "rq", "submitit_local", "submitit_slurm"}
+"""`hydra/launcher` of Hydra itself and of the launchers that its authors publish."""
+
+
+def run(*command: str, path: Path = ROOT) -> str:
+    """What Python says to a command, on stdout; stderr has to be empty."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, (ROOT, path))))}
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_program_of_others_imports_hardly_anything() -> None:
+    """Hydra's scan of the plugins, as every program does it: of immunize it finds this file alone."""
+    code = (
+        "import sys; from hydra.core.plugins import Plugins; Plugins.instance(); "
+        "print(*sorted(n for n in sys.modules if n.partition('.')[0] in ('immunize', 'torch', 'lightning', 'numpy')), "
+        "'hydra_plugins.immunize_sweeps' in sys.modules)"
+    )
+    assert run("-c", code).split() == ["True"]
+
+
+def test_no_name_is_another_plugins() -> None:
+    names = {path.stem for path in (ROOT / "conf" / "hydra" / "launcher").glob("*.yaml")}
+    assert names == {"pool", "serial", "slurm"}
+    assert not names & NAMES_OF_OTHERS
+    ours = {
+        kind.__name__ for kind in Plugins.instance().discover() if kind.__module__ == "hydra_plugins.immunize_sweeps"
+    }
+    assert ours == {"ClusterLauncher", "GridSweeper", "PoolLauncher", "SerialLauncher"}
+
+
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [
+        ("pool", {"_target_": "hydra_plugins.immunize_sweeps.PoolLauncher", "n_jobs": -1}),
+        (
+            "joblib",
+            {
+                "_target_": "hydra_plugins.hydra_joblib_launcher.JoblibLauncher",
+                **{"n_jobs": -1, "backend": None, "prefer": "processes"},
+            },
+        ),
+    ],
+)
+def test_both_launchers_live_in_one_environment(name: str, node: dict[str, object], tmp_path: Path) -> None:
+    """Each has its own settings and no others, and Hydra warns of nothing."""
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "hydra_joblib_launcher.py").write_text(OTHERS)
+    out = run("-m", "immunize.train", f"hydra/launcher={name}", "--cfg=hydra", path=tmp_path)
+    assert yaml.safe_load(out)["hydra"]["launcher"] == node
+
+
+def test_the_plugin_hands_over_to_the_class_of_its_name() -> None:
+    from hydra_plugins import immunize_sweeps
+    from immunize import sweeping
+
+    launcher = immunize_sweeps.PoolLauncher(n_jobs=3)
+    assert isinstance(launcher, Launcher)
+    assert isinstance(launcher._own, sweeping.PoolLauncher)
+    assert launcher._own.n_jobs == 3
+    with pytest.raises(TypeError, match="backend"):
+        immunize_sweeps.PoolLauncher(n_jobs=3, backend="loky")
