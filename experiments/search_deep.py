@@ -64,7 +64,7 @@ class Trial:
         steps: that were taken, the most of its runs.
         clip: largest norm of a gradient; None for no limit.
         balance_every: steps after which λ were balanced again; 0 for never.
-        precondition: objective.precondition, "none" or "features".
+        precondition: method.precondition, "none" or "features".
         seeds: of its runs, in order.
         seconds: of all its runs.
         status: "finished", or "diverged" where a run did.
@@ -161,7 +161,7 @@ def _trial(place: tuple[str, str, str], value: float, records: Sequence[dict[str
         steps=max(record["training"]["fit"]["steps"] for record in records),
         clip=records[0]["config"]["trainer"].get("gradient_clip_val"),
         balance_every=records[0]["config"]["objective"]["balance_every"],
-        precondition=records[0]["config"]["objective"]["precondition"],
+        precondition=records[0]["config"]["method"].get("precondition", "none"),
         seeds=tuple(sorted(record["seed"] for record in records)),
         seconds=sum(record["seconds"] for record in records),
         status="finished" if over else "diverged",

@@ -19,11 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from immunize.building import build
-from immunize.config import config_dir
+from immunize.config import config_dir, register
 from immunize.errors import UserError
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
-from immunize.features import AppendedHead, DeepExtractor, append_map, device_of
+from immunize.features import OF_NETWORKS, AppendedHead, DeepExtractor, append_map, device_of, refuse_precondition
 from immunize.objective import Objective, task_loss
 from immunize.running.assembling import arguments_of
 from immunize.running.deep_assembling import optimizer_factory
@@ -134,6 +134,10 @@ def immunize(
     else:
         balanced = None
         objective = copy.deepcopy(method)  # which may own parameters, as the network does
+    try:
+        refuse_precondition(getattr(objective, "precondition", "none"), OF_NETWORKS, "a network")
+    except ValueError as error:
+        raise UserError(str(error)) from None
     seed_everything(seed, workers=True, verbose=False)
     theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)
     loaders = {"pretrain": pretrain_loader, "harmful": harmful_loader}
@@ -164,8 +168,6 @@ def immunize(
             task_loss(row.loss, label_smoothing),
             optimizer_factory(row.optimizer, learning_rate),
             head_weight_decay=row.head_weight_decay,
-            at_features=row.precondition,
-            ridge=row.precondition_ridge,
         )
         taken = _train(module, pretrain_loader, harmful_loader, steps, balanced)
     else:
@@ -198,7 +200,15 @@ def _method(
         "lambda_well": 1.0 if lambda_well is None else lambda_well,
         "lambda_ill": 1.0 if lambda_ill is None else lambda_ill,
     }
-    cfg = OmegaConf.create({"method": OmegaConf.load(folder / f"{name}.yaml"), "objective": weights, "seed": seed})
+    register()  # the method's YAML asks by which kind of model it is used
+    cfg = OmegaConf.create(
+        {
+            "model": {"kind": "deep"},
+            "method": OmegaConf.load(folder / f"{name}.yaml"),
+            "objective": weights,
+            "seed": seed,
+        }
+    )
     assert isinstance(cfg, DictConfig)
     if unknown := sorted(set(options) - set(map(str, cfg.method))):
         raise UserError(f"method {name!r} has no option {', '.join(unknown)}")

@@ -46,6 +46,7 @@ __all__ = [
     "config_dir",
     "config_hash",
     "data_folder",
+    "default_precondition",
     "folder_name",
     "hash_of_run",
     "moved",
@@ -66,7 +67,7 @@ NOT_HASHED_DEEP = ("workers", "batch_size", "cache_dir")
 
 OF_DEEP_NETS = (
     *("label_smoothing", "weight_decay", "head_weight_decay", "epochs_on", "max_steps"),
-    *("precondition", "precondition_ridge", "augment", "cache_frozen", "harmful"),
+    *("augment", "cache_frozen", "harmful"),
 )
 """Settings of `objective` that the linear model does not have: there they are null, and not part of its hash."""
 
@@ -105,6 +106,15 @@ def data_folder(given: str | None = None) -> str | None:
         given: an option's value; an empty one, as an empty variable, counts as not given.
     """
     return given or os.environ.get("IMMUNIZE_DATA") or None
+
+
+def default_precondition(_root_: DictConfig) -> str:
+    """How `method=ours` preconditions its regularizers' gradients unless told otherwise.
+
+    Args:
+        _root_: the composed configuration of one run.
+    """
+    return "none" if OmegaConf.select(_root_, "model.kind") == "deep" else "inverse_free"
 
 
 def hash_of_run(_root_: DictConfig) -> str:
@@ -161,6 +171,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("immunize.folder_name", folder_name, replace=True)
     OmegaConf.register_new_resolver("immunize.data_folder", lambda: data_folder() or "data", replace=True)
     OmegaConf.register_new_resolver("immunize.config_hash", hash_of_run, replace=True)
+    OmegaConf.register_new_resolver("immunize.precondition", default_precondition, replace=True)
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)

@@ -67,8 +67,6 @@ class ObjectiveConfig:
         head_weight_decay: of the classifiers (C.2).
         epochs_on: "harmful": an epoch is one pass over D_H (C.2); "longest": over the longer data set.
         max_steps: end after so many steps, whatever `epochs` says; null for no limit.
-        precondition: "features" preconditions the regularizers at the features (C.3); "none".
-        precondition_ridge: its ε, relative to the mean eigenvalue.
         augment: random crops and flips, as the network's own training had them.
         cache_frozen: compute what the frozen trunk makes of every image once, and train on that.
         harmful: of several harmful data sets (harmful=multi), "sum" of their R_ill or the "worst", the largest.
@@ -94,8 +92,6 @@ class ObjectiveConfig:
     head_weight_decay: float | None = MISSING
     epochs_on: str | None = MISSING
     max_steps: int | None = MISSING
-    precondition: str | None = MISSING
-    precondition_ridge: float | None = MISSING
     augment: bool | None = MISSING
     cache_frozen: bool | None = MISSING
     harmful: str | None = MISSING

@@ -44,8 +44,16 @@ RULES: tuple[Rule, ...] = (
     ("objective.batch_size", lambda value: value is None or value >= 2, "at least 2, or null for full-batch steps"),
     ("objective.lr_decay", lambda value: value is None or 0 < value <= 1, "positive and at most 1, or null"),
 )
+
+
+def _precondition(*known: str) -> Rule:
+    """What this kind of model can do to a regularizer's gradient; methods without a regularizer have no setting."""
+    return "method.precondition", lambda value: value in (None, *known), f"one of {', '.join(known)} for this model"
+
+
 LINEAR_RULES: tuple[Rule, ...] = (
     ("objective.loss", lambda value: value in LINEAR_LOSSES, f"one of {', '.join(LINEAR_LOSSES)} for a linear model"),
+    _precondition("inverse_free", "dummy", "literal", "none"),
 )
 DEEP_RULES: tuple[Rule, ...] = (
     (
@@ -59,7 +67,7 @@ DEEP_RULES: tuple[Rule, ...] = (
     ("objective.head_weight_decay", lambda value: value is not None and 0 <= value < math.inf, "a finite number ≥ 0"),
     ("objective.epochs_on", lambda value: value in ("harmful", "longest"), "harmful (C.2) or longest"),
     ("objective.max_steps", lambda value: value is None or value >= 1, "at least 1, or null"),
-    ("objective.precondition_ridge", lambda value: value is not None and 0 < value < math.inf, "positive and finite"),
+    _precondition("features", "none"),
     ("objective.lr_decay", lambda value: value is None, "null for a deep model"),
     ("objective.harmful", lambda value: value in ("sum", "worst"), "sum or worst"),
     ("objective.early_stopping", lambda value: not value, "false for a deep model; use selection=validation"),

@@ -144,9 +144,19 @@ def test_wrong_loaders_are_explained(network: tuple[Backbone, nn.Linear]) -> Non
 
 
 def test_a_method_of_ones_own_is_that_of_its_name(network: tuple[Backbone, nn.Linear]) -> None:
-    own = Ours(lambda_well=0.1, lambda_ill=2.0)
+    own = Ours(lambda_well=0.1, lambda_ill=2.0, precondition="none")
     found = immunized(network, method=own, steps=3)
     assert found.weights == {"task": 1.0, "well": 0.1, "ill": 2.0}  # and not from the gradient norms
     named = immunized(network, method="ours", lambda_well=0.1, lambda_ill=2.0, steps=3)
     for mine, theirs in zip(found.backbone.parameters(), named.backbone.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_preconditioning_is_what_the_option_says_or_is_refused(network: tuple[Backbone, nn.Linear]) -> None:
+    options = ({}, {"precondition": "none"}, {"precondition": "features"})
+    default, none, features = (immunized(network, options=given, steps=3).backbone.state_dict() for given in options)
+    assert all(torch.equal(default[key], none[key]) for key in default)
+    assert not all(torch.equal(default[key], features[key]) for key in default)
+    for given in ({"options": {"precondition": "inverse_free"}}, {"method": Ours(0.1, 2.0)}):
+        with pytest.raises(UserError, match=r"inverse_free.*there are features, none"):
+            immunized(network, steps=3, **given)

@@ -154,6 +154,7 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
         ("model.ridge=-1", ["model.ridge"]),
         ("model.ridge=abc", ["LinearExtractor"]),
         ("method.precondition=foo", ["method.precondition", "foo", "inverse_free"]),
+        ("method.precondition=features", ["method.precondition", "features", "inverse_free"]),
         ("+method.foo=1", ["foo"]),
         ("+harmful.pear=[0,1]", ["pear"]),
         ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),

@@ -502,8 +502,7 @@ def test_a_multirun_of_two_processes_each(tmp_path: Path) -> None:
         (["guard=warn"], "Theorem 4.3"),
         (["init=closed_form"], "init=none"),
         (["objective.early_stopping=true"], "early_stopping"),
-        (["objective.precondition=both"], "precondition"),
-        (["objective.precondition_ridge=0"], "precondition_ridge"),
+        (["method.precondition=inverse_free"], "method.precondition has to be one of features, none"),
         (["objective.augment=true", "objective.cache_frozen=true"], "augment"),
         (["deep.group_size=1000"], "fewer images than a group"),
         (["objective.batch_size=100000"], "larger than both"),
@@ -534,7 +533,7 @@ def test_settings_of_deep_nets_change_no_hash_of_a_linear_run() -> None:
     assert hash_of_run(tiny("deep.groups=3")) == hash_of_run(tiny())
     config = resolved(tiny())
     del config["deep"]
-    for name in ("precondition", "cache_frozen", "max_steps"):
+    for name in ("cache_frozen", "max_steps"):
         del config["objective"][name]
     assert config_hash(config) == hash_of_run(tiny())
 
@@ -544,7 +543,7 @@ def test_hash_of_a_deep_run_follows_what_changes_numbers() -> None:
     for override in ("deep.workers=3", "deep.cache_dir=/x", "data_root=/y", "trainer=ddp"):
         changed = hash_of_run(tiny_deep(override)) != base
         assert changed == (override == "trainer=ddp"), override
-    for override in ("deep.groups=3", "objective.max_steps=5", "objective.precondition=features", "seed=1"):
+    for override in ("deep.groups=3", "objective.max_steps=5", "method.precondition=features", "seed=1"):
         assert hash_of_run(tiny_deep(override)) != base, override
 
 

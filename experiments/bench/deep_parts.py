@@ -95,11 +95,9 @@ class Steps:
         self.net, self.batch = net, batch
         self.module = DeepModule(
             net,
-            Ours(1e-6, 1e-6),
+            Ours(1e-6, 1e-6, "none"),
             task_loss("ce", 0.1),
             partial(torch.optim.SGD, lr=1e-9, momentum=0.9, nesterov=True),
-            at_features="none",
-            ridge=1e-6,
         )
         self.optimizer = self.module.configure_optimizers()
 

@@ -5,13 +5,21 @@ from immunize.features.deep import DeepExtractor
 from immunize.features.extract import cached_trunk, device_of, extract
 from immunize.features.linear import LinearExtractor, SpectralView
 from immunize.features.lora import add_lora
-from immunize.features.precondition import PRECONDITIONS, Precondition, preconditioned_linear
+from immunize.features.precondition import (
+    OF_LINEAR,
+    OF_NETWORKS,
+    Precondition,
+    preconditioned_features,
+    preconditioned_linear,
+    refuse_precondition,
+)
 from immunize.features.released import Released, released_network
 from immunize.features.store import Features, Place, cache_place
 from immunize.features.weights import build_network, load_weights, save_weights, state_digest
 
 __all__ = [
-    "PRECONDITIONS",
+    "OF_LINEAR",
+    "OF_NETWORKS",
     "AppendedHead",
     "DeepExtractor",
     "Features",
@@ -28,7 +36,9 @@ __all__ = [
     "device_of",
     "extract",
     "load_weights",
+    "preconditioned_features",
     "preconditioned_linear",
+    "refuse_precondition",
     "released_features",
     "released_network",
     "save_weights",

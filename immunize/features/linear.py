@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from immunize.features.precondition import PRECONDITIONS, Precondition, preconditioned_linear
+from immunize.features.precondition import OF_LINEAR, Precondition, preconditioned_linear, refuse_precondition
 
 __all__ = ["INITIALIZATIONS", "Initialization", "LinearExtractor", "SpectralView"]
 
@@ -75,14 +75,13 @@ class LinearExtractor(nn.Module):
                 "literal" (Figure 4 as printed), "none" (plain ∇_θ R = 2KθG).
 
         Raises:
-            ValueError: unknown name.
+            ValueError: another name.
         """
+        refuse_precondition(precondition, OF_LINEAR, "a linear extractor")
         if precondition == "inverse_free":
             return SpectralView(rows @ self.theta.detach(), self.theta)
         if precondition == "none":
             return SpectralView(rows @ self.theta, None)
-        if precondition not in PRECONDITIONS:
-            raise ValueError(f"unknown precondition {precondition!r}; there are {', '.join(PRECONDITIONS)}")
         side: Literal["input", "output"] = "input" if precondition == "dummy" else "output"
         return SpectralView(preconditioned_linear(rows, self.theta, ridge=self.ridge, side=side), None)
 

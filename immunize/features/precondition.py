@@ -7,23 +7,51 @@ With `nn.Linear`, W = θᵀ, so the inverse stands on the *input* side of W. The
 the released code solve on the output side instead; that variant is kept under the name ``literal`` for comparisons.
 
 For the linear extractor the same result needs no inverse at all (``inverse_free``: K⁻¹·2KθG = 2θG, see
-:mod:`immunize.spectrum.regularizers`); the layer is the general mechanism.
+:mod:`immunize.spectrum.regularizers`); the layer is the general mechanism. A network has no K = XᵀX: there the
+layer stands at the features (``features``), or nothing is preconditioned (``none``).
 
 Shapes: N samples, D input features, E output features.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["PRECONDITIONS", "Precondition", "preconditioned_linear"]
+__all__ = [
+    "OF_LINEAR",
+    "OF_NETWORKS",
+    "Precondition",
+    "preconditioned_features",
+    "preconditioned_linear",
+    "refuse_precondition",
+]
 
-Precondition = Literal["inverse_free", "dummy", "literal", "none"]
-PRECONDITIONS: tuple[Precondition, ...] = get_args(Precondition)
+Precondition = Literal["inverse_free", "dummy", "literal", "features", "none"]
+OF_LINEAR: tuple[Precondition, ...] = ("inverse_free", "dummy", "literal", "none")
+OF_NETWORKS: tuple[Precondition, ...] = ("features", "none")
+"""What a linear extractor and a network can do to a regularizer's gradient on its way to θ."""
+
+RIDGE = 1e-6
+"""ε of the layer at the features, relative to the mean eigenvalue of FᵀF; ours."""
+
+
+def refuse_precondition(precondition: str, known: tuple[Precondition, ...], model: str) -> None:
+    """Refuse what a model cannot do, instead of leaving it out.
+
+    Args:
+        precondition: as a method asks for it.
+        known: `OF_LINEAR` or `OF_NETWORKS`.
+        model: its kind, for the message.
+
+    Raises:
+        ValueError: it is not among `known`.
+    """
+    if precondition not in known:
+        raise ValueError(f"precondition {precondition!r} is none of {model}'s; there are {', '.join(known)}")
 
 
 def preconditioned_linear(
@@ -83,3 +111,40 @@ def _solve(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
     if int(info) != 0 or bool(pivots.min() <= noise):
         raise ValueError(f"XᵀX + {ridge:g}·I is singular to working precision; set a larger ridge")
     return torch.cholesky_solve(right, factor)
+
+
+def preconditioned_features(features: Tensor, ridge: float = RIDGE) -> Tensor:
+    """The dummy layer of C.3 with θ = I: identity on the way forward, G ↦ G(FᵀF + εI)⁻¹ on the way back.
+
+    For a regularizer G = 2F·∇_H R, so that the network gets 2F·∇_H R·(H + εI)⁻¹: every direction moves in proportion
+    to its own size, as under Algorithm 1. The inverse is applied through the singular vectors of F, never as D×D.
+
+    Args:
+        features: (N, D) float64, F.
+        ridge: ε relative to the mean eigenvalue tr(FᵀF)/D, > 0.
+
+    Raises:
+        ValueError: ε ≤ 0 or not finite.
+    """
+    if not 0 < ridge < float("inf"):
+        raise ValueError(f"the preconditioner's relative ridge has to be positive and finite, it is {ridge}")
+    return _PreconditionedFeatures.apply(features, ridge)  # type: ignore[no-any-return]
+
+
+class _PreconditionedFeatures(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, ridge: float) -> Tensor:
+        ctx.save_for_backward(features)
+        ctx.ridge = ridge
+        return features.view_as(features)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (features,) = ctx.saved_tensors
+        _, sigma, vh = torch.linalg.svd(features, full_matrices=False)
+        squares = sigma.square()
+        epsilon = ctx.ridge * squares.sum() / features.shape[1]
+        inside = grad @ vh.T
+        # (FᵀF + εI)⁻¹ = V(Σ² + ε)⁻¹Vᵀ + (I - VVᵀ)/ε
+        return (inside / (squares + epsilon)) @ vh + (grad - inside @ vh) / epsilon, None

@@ -15,31 +15,31 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from immunize.features import Precondition, SpectralView
+from immunize.features import (
+    OF_NETWORKS,
+    Precondition,
+    SpectralView,
+    preconditioned_features,
+    refuse_precondition,
+)
 from immunize.objective.base import Head, Step, TaskLoss
 from immunize.objective.ranks import gather_rows, mean_over_ranks
 from immunize.spectrum import default_tolerance
 
 __all__ = [
-    "AT_FEATURES",
     "OVER_SETS",
-    "AtFeatures",
     "DeepNet",
     "DeepSide",
     "DeepStep",
     "OverSets",
-    "preconditioned_features",
 ]
 
-AtFeatures = Literal["none", "features"]
-AT_FEATURES: tuple[AtFeatures, ...] = get_args(AtFeatures)
 OverSets = Literal["sum", "worst"]
 OVER_SETS: tuple[OverSets, ...] = get_args(OverSets)
 """How R_ill and κ of several harmful data sets are put together."""
@@ -81,9 +81,6 @@ class DeepStep(Step):
         pretrain: D_P.
         harmful: D_H.
         task_loss: (logits (N, C), labels (N,)) to a scalar.
-        at_features: "features" preconditions the regularizers' gradients where they leave the features, see
-            :func:`preconditioned_features`; "none" is plain gradient descent.
-        ridge: ε of the preconditioning, relative to the mean eigenvalue of FᵀF.
         harmful_classes: (M,) classes of each harmful data set; of a single one it need not be told.
         over_sets: one of `OVER_SETS`.
     """
@@ -92,8 +89,6 @@ class DeepStep(Step):
     pretrain: DeepSide
     harmful: DeepSide
     task_loss: TaskLoss
-    at_features: AtFeatures = "none"
-    ridge: float = 1e-6
     harmful_classes: tuple[int, ...] = ()
     over_sets: OverSets = "sum"
     _features: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
@@ -127,13 +122,14 @@ class DeepStep(Step):
 
         Args:
             role: "pretrain", "harmful", or one of several harmful data sets, as :meth:`over_harmful` calls them.
-            precondition: of the linear model, whose K = XᵀX a network does not have: `at_features` stands for it.
+            precondition: one of `OF_NETWORKS`.
+
+        Raises:
+            ValueError: a preconditioning that needs the linear model's K = XᵀX.
         """
-        del precondition
+        refuse_precondition(precondition, OF_NETWORKS, "a network")
         features = self._of_all_ranks(role)
-        if self.at_features == "features":
-            features = preconditioned_features(features, self.ridge)
-        return SpectralView(features, None)
+        return SpectralView(preconditioned_features(features) if precondition == "features" else features, None)
 
     def tolerance(self, role: str) -> float:
         """Of the whole batch."""
@@ -185,40 +181,3 @@ class DeepStep(Step):
 
     def _side(self, role: str) -> DeepSide:
         return self.pretrain if role == "pretrain" else self.harmful
-
-
-def preconditioned_features(features: Tensor, ridge: float) -> Tensor:
-    """The dummy layer of C.3 with θ = I: identity on the way forward, G ↦ G(FᵀF + εI)⁻¹ on the way back.
-
-    For a regularizer G = 2F·∇_H R, so that the network gets 2F·∇_H R·(H + εI)⁻¹: every direction moves in proportion
-    to its own size, as under Algorithm 1. The inverse is applied through the singular vectors of F, never as D×D.
-
-    Args:
-        features: (N, D) float64, F.
-        ridge: ε relative to the mean eigenvalue tr(FᵀF)/D, > 0.
-
-    Raises:
-        ValueError: ε ≤ 0 or not finite.
-    """
-    if not 0 < ridge < float("inf"):
-        raise ValueError(f"objective.precondition_ridge has to be positive and finite, it is {ridge}")
-    return _PreconditionedFeatures.apply(features, ridge)  # type: ignore[no-any-return]
-
-
-class _PreconditionedFeatures(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, features: Tensor, ridge: float) -> Tensor:
-        ctx.save_for_backward(features)
-        ctx.ridge = ridge
-        return features.view_as(features)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (features,) = ctx.saved_tensors
-        _, sigma, vh = torch.linalg.svd(features, full_matrices=False)
-        squares = sigma.square()
-        epsilon = ctx.ridge * squares.sum() / features.shape[1]
-        inside = grad @ vh.T
-        # (FᵀF + εI)⁻¹ = V(Σ² + ε)⁻¹Vᵀ + (I - VVᵀ)/ε
-        return (inside / (squares + epsilon)) @ vh + (grad - inside @ vh) / epsilon, None

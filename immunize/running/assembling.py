@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.building import build
 from immunize.data import PairedData
 from immunize.errors import UserError
-from immunize.features import PRECONDITIONS, LinearExtractor
+from immunize.features import LinearExtractor
 from immunize.objective import Objective, new_head, task_loss
 from immunize.training import LinearModule
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop, progress
@@ -69,9 +69,6 @@ def build_objective(cfg: DictConfig) -> Objective:
         UserError: a bad `method` setting.
     """
     objective: Objective = build(arguments_of(cfg.method))
-    precondition = getattr(objective, "precondition", "none")
-    if precondition not in PRECONDITIONS:
-        raise UserError(f"unknown method.precondition {precondition!r}; there are {', '.join(PRECONDITIONS)}")
     return objective
 
 

@@ -19,7 +19,7 @@ from immunize.data.images import ImagePair, as_image_source
 from immunize.errors import UserError
 from immunize.evaluation.deep import EvaluationSettings
 from immunize.features import DeepExtractor, state_digest
-from immunize.objective import AT_FEATURES, Objective, task_loss
+from immunize.objective import Objective, task_loss
 from immunize.records import file_digest
 from immunize.running.assembling import HEAD_STREAM, arguments_of, build_objective
 from immunize.training import DeepModule
@@ -124,8 +124,6 @@ def build_deep_module(
         UserError: a bad setting of `objective`.
     """
     settings = cfg.objective
-    if settings.precondition not in AT_FEATURES:
-        raise UserError(f"objective.precondition={settings.precondition}: there are {', '.join(AT_FEATURES)}")
     try:
         loss = task_loss(settings.loss, settings.label_smoothing)
     except ValueError as error:
@@ -137,8 +135,6 @@ def build_deep_module(
         optimizer_factory(settings.optimizer, settings.learning_rate),
         weight_decay=settings.weight_decay,
         head_weight_decay=settings.head_weight_decay,
-        at_features=settings.precondition,
-        ridge=settings.precondition_ridge,
         harmful_classes=harmful_classes,
         over_sets=settings.harmful,
         cached=cached,

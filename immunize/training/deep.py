@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from immunize.features.deep import DeepExtractor
-from immunize.objective import AtFeatures, DeepSide, DeepStep, Objective, OverSets, TaskLoss
+from immunize.objective import DeepSide, DeepStep, Objective, OverSets, TaskLoss
 from immunize.training.module import Batch, ImmunizationModule, OptimizerFactory
 
 __all__ = ["DeepModule"]
@@ -27,8 +27,6 @@ class DeepModule(ImmunizationModule):
         optimizer: builds the optimizer from groups of parameters.
         weight_decay: of the tail; C.2: 0.
         head_weight_decay: of the classifiers, ω and what the method owns; C.2: 2e-5.
-        at_features: see :class:`~immunize.objective.DeepStep`.
-        ridge: of `at_features`.
         harmful_classes: C of each harmful data set where there are several, see :class:`~immunize.objective.DeepStep`.
         over_sets: what is done with their R_ill.
         cached: batches hold what the trunk made of the images, not images.
@@ -44,8 +42,6 @@ class DeepModule(ImmunizationModule):
         *,
         weight_decay: float = 0.0,
         head_weight_decay: float = 0.0,
-        at_features: AtFeatures,
-        ridge: float,
         harmful_classes: tuple[int, ...] = (),
         over_sets: OverSets = "sum",
         cached: bool = False,
@@ -54,8 +50,6 @@ class DeepModule(ImmunizationModule):
         super().__init__(objective, optimizer, log_every=log_every)
         self.net, self.task_loss, self.cached = net, task_loss, cached
         self.settings: dict[str, Any] = {
-            "at_features": at_features,
-            "ridge": ridge,
             "harmful_classes": harmful_classes,
             "over_sets": over_sets,
         }

@@ -37,9 +37,10 @@ def record(
                 "learning_rate": 0.1 if budget else value,
                 "validation_fraction": 0.2,
                 "balance_every": 0,
-                "precondition": "features" if method == "imma" else "none",
             },
-            "method": {"name": method} | ({"budget": value} if budget else {}),
+            "method": {"name": method}
+            | ({"budget": value} if budget else {})
+            | ({"precondition": "features"} if method == "imma" else {}),
             "trainer": {"gradient_clip_val": 3} if method == "imma" else {},
         },
     }

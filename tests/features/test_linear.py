@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.features import PRECONDITIONS, LinearExtractor, Precondition
+from immunize.features import OF_LINEAR, LinearExtractor, Precondition
 from immunize.spectrum import compress_rows, condition_number, r_ill_of_features, r_well_of_features, spectrum_of
 from tests import reference as ref
 
@@ -91,7 +91,7 @@ def test_a_probe_is_applied_to_the_features(outputs: int) -> None:
     assert all(error(a, b) < 1e-13 for a, b in zip(fast, slow, strict=True))
 
 
-@pytest.mark.parametrize("precondition", PRECONDITIONS)
+@pytest.mark.parametrize("precondition", OF_LINEAR)
 def test_every_view_has_the_same_features(precondition: Precondition) -> None:
     module, x = extractor(6, seed=12), ref.gaussian(9, 6, seed=13)
     view = module.spectral_view(x, precondition)
@@ -101,7 +101,7 @@ def test_every_view_has_the_same_features(precondition: Precondition) -> None:
 
 
 @pytest.mark.parametrize("name", REGULARIZERS)
-@pytest.mark.parametrize("precondition", PRECONDITIONS)
+@pytest.mark.parametrize("precondition", OF_LINEAR)
 def test_every_view_sends_its_named_gradient_to_theta(precondition: Precondition, name: str) -> None:
     function, slope = REGULARIZERS[name]
     module, x = extractor(6, seed=14), ref.features_with_eigenvalues(torch.linspace(5, 1, 6), 20, 6, seed=15)
@@ -119,7 +119,7 @@ def test_every_view_sends_its_named_gradient_to_theta(precondition: Precondition
     assert error(module.theta.grad, expected) < 1e-9
 
 
-@pytest.mark.parametrize("precondition", PRECONDITIONS)
+@pytest.mark.parametrize("precondition", OF_LINEAR)
 @pytest.mark.parametrize("n", [30, 4])
 def test_compressed_rows_send_the_same_gradient(precondition: Precondition, n: int) -> None:
     module = extractor(6, seed=16, ridge=0.1)

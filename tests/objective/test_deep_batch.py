@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from immunize.features.precondition import RIDGE, preconditioned_features
 from immunize.objective import task_loss
-from immunize.objective.deep import DeepSide, DeepStep, preconditioned_features
+from immunize.objective.deep import DeepSide, DeepStep
 from immunize.spectrum import default_tolerance
 from tests import reference as ref
 from tests.reference import rows
@@ -43,7 +44,7 @@ def test_a_deep_step_has_the_networks_head_and_the_batchs_tolerance() -> None:
     assert step.omega.bias is step.net.head.bias
     assert list(step.parameters()) == ["weight"]
     assert (step.tolerance("pretrain"), step.tolerance("harmful")) == (default_tolerance(7, 4), default_tolerance(6, 4))
-    assert (step.at_features, step.over_sets) == ("none", "sum")
+    assert step.over_sets == "sum"
     features = step.features("pretrain")
     assert step.features("pretrain") is features
     assert step.again().features("pretrain") is not features
@@ -102,10 +103,12 @@ def test_unusable_features_are_found_in_gathered_sets_too() -> None:
 def test_the_smallest_ridge_of_the_preconditioner_is_positive() -> None:
     f = rows(1).requires_grad_()
     assert preconditioned_features(f, 1e-300) is not f
-    step = deep_step(at_features="features", ridge=0.5)
-    view = step.spectral_view("pretrain", "none").features
+    step = deep_step()
+    view = step.spectral_view("pretrain", "features").features
     (slope,) = torch.autograd.grad(view.sum(), step.features("pretrain"))
     features = step.features("pretrain").detach()
     h = features.T @ features
-    expected = torch.ones_like(features) @ torch.linalg.inv(h + 0.5 * h.trace() / 4 * torch.eye(4, dtype=torch.float64))
+    expected = torch.ones_like(features) @ torch.linalg.inv(
+        h + RIDGE * h.trace() / 4 * torch.eye(4, dtype=torch.float64)
+    )
     torch.testing.assert_close(slope, expected)

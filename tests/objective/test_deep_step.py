@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from immunize.features import DeepExtractor
+from immunize.features import DeepExtractor, preconditioned_features
 from immunize.objective import OVER_SETS, DeepSide, DeepStep, Objective, task_loss
-from immunize.objective.deep import preconditioned_features
 from immunize.objective.ill_only import IllOnly
 from immunize.objective.imma import Imma
 from immunize.objective.none import Plain
@@ -30,12 +29,12 @@ def network(dtype: torch.dtype = torch.float64) -> DeepExtractor:
     )
 
 
-def make_step(n: int = 8, at_features: str = "none", net: DeepExtractor | None = None) -> DeepStep:
+def make_step(n: int = 8, net: DeepExtractor | None = None) -> DeepStep:
     net, sides = net or network(), []
     for seed, classes in ((1, CLASSES), (2, HARMFUL_CLASSES)):
         h = net.trunk(ref.gaussian(n, 5, seed=seed).to(net.dtype))
         sides.append(DeepSide(h, torch.arange(n) % classes))
-    return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1), at_features)  # type: ignore[arg-type]
+    return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1))
 
 
 def tail_weight(step: DeepStep) -> nn.Parameter:
@@ -56,7 +55,7 @@ def bound(objective: Objective) -> Objective:
 
 def test_terms_are_those_of_the_features_by_hand() -> None:
     step = make_step()
-    terms = {name: term.detach() for name, term in (Ours(1, 1).terms(step) | OptKappa().terms(step)).items()}
+    terms = {name: term.detach() for name, term in (Ours(1, 1, "none").terms(step) | OptKappa().terms(step)).items()}
     f_p, f_h = (features_by_hand(step, role).detach() for role in ("pretrain", "harmful"))
     h_p, h_h = f_p.T @ f_p, f_h.T @ f_h
     assert float(terms["well"]) == pytest.approx(ref.r_well(h_p), rel=1e-9)
@@ -72,7 +71,7 @@ def test_terms_are_those_of_the_features_by_hand() -> None:
 def test_gradient_reaches_the_tail_as_finite_differences_say(name: str) -> None:
     step = make_step()
     weight = tail_weight(step)
-    (slope,) = torch.autograd.grad(Ours(1, 1).terms(step)[name], weight)
+    (slope,) = torch.autograd.grad(Ours(1, 1, "none").terms(step)[name], weight)
     role = "pretrain" if name == "well" else "harmful"
 
     def value(w: Tensor) -> Tensor:
@@ -87,7 +86,7 @@ def test_gradient_reaches_the_tail_as_finite_differences_say(name: str) -> None:
 @pytest.mark.parametrize(
     ("objective", "moves"),
     [
-        (Ours(1, 1), {"task": (True, True), "well": (True, False), "ill": (True, False)}),
+        (Ours(1, 1, "none"), {"task": (True, True), "well": (True, False), "ill": (True, False)}),
         (WellOnly(1), {"well": (True, False)}),
         (IllOnly(1), {"ill": (True, False)}),
         (OptKappa(), {"kappa_pretrain": (True, False), "kappa_harmful": (True, False)}),
@@ -130,7 +129,7 @@ def test_imma_goes_through_its_inner_step() -> None:
 def test_features_are_computed_once_a_side() -> None:
     step, calls = make_step(), []
     step.net.network["backbone"][2].register_forward_hook(lambda *_: calls.append(1))  # type: ignore[attr-defined]
-    Ours(1, 1).terms(step)
+    Ours(1, 1, "none").terms(step)
     assert len(calls) == 2
 
 
@@ -163,17 +162,23 @@ def test_the_layer_of_c3_multiplies_by_the_inverse_on_the_feature_side(n: int, d
 
 
 def test_preconditioning_at_the_features_changes_gradients_and_no_value() -> None:
-    plain, other = make_step(), make_step(at_features="features")
+    plain, other = make_step(), make_step()
     for name in ("well", "ill"):
-        a, b = Ours(1, 1).terms(plain)[name], Ours(1, 1).terms(other)[name]
+        a, b = Ours(1, 1, "none").terms(plain)[name], Ours(1, 1, "features").terms(other)[name]
         assert float(a.detach()) == float(b.detach())
         (slope,), (turned,) = (torch.autograd.grad(t, tail_weight(s)) for t, s in ((a, plain), (b, other)))
         assert float((slope / slope.norm() - turned / turned.norm()).norm()) > 1e-3
 
 
+@pytest.mark.parametrize("precondition", ["inverse_free", "dummy", "literal", "newton"])
+def test_what_needs_the_linear_models_gram_matrix_is_refused(precondition: str) -> None:
+    with pytest.raises(ValueError, match="there are features, none"):
+        Ours(1, 1, precondition).terms(make_step())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("ridge", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_ridge_that_is_not_positive_is_refused(ridge: float) -> None:
-    with pytest.raises(ValueError, match="precondition_ridge"):
+    with pytest.raises(ValueError, match="relative ridge"):
         preconditioned_features(torch.eye(3, dtype=torch.float64), ridge)
 
 
@@ -211,7 +216,7 @@ def several(over_sets: str = "sum") -> DeepStep:
 @pytest.mark.parametrize("over_sets", OVER_SETS)
 def test_regularizers_of_several_sets_are_put_together(over_sets: str) -> None:
     step = several(over_sets)
-    terms = Ours(1, 1).terms(step) | OptKappa().terms(step)
+    terms = Ours(1, 1, "none").terms(step) | OptKappa().terms(step)
     parts = features_by_hand(step, "harmful").detach().split(8)
     ill = [ref.r_ill(f.T @ f, 1e-11) for f in parts]
     kappa = [ref.kappa(f.T @ f, 1e-11) for f in parts]
@@ -223,7 +228,7 @@ def test_regularizers_of_several_sets_are_put_together(over_sets: str) -> None:
 
 def test_the_worst_case_moves_the_network_for_the_weakest_set_alone() -> None:
     step = several("worst")
-    (slope,) = torch.autograd.grad(Ours(1, 1).terms(step)["ill"], step.features("harmful"))
+    (slope,) = torch.autograd.grad(Ours(1, 1, "none").terms(step)["ill"], step.features("harmful"))
     moved = slope.abs().sum(1) > 0
     assert moved.tolist() in ([True] * 8 + [False] * 8, [False] * 8 + [True] * 8)
 
@@ -231,8 +236,8 @@ def test_the_worst_case_moves_the_network_for_the_weakest_set_alone() -> None:
 def test_a_single_set_is_what_it_was() -> None:
     one, other = make_step(), make_step()
     told = DeepStep(other.net, other.pretrain, other.harmful, other.task_loss, harmful_classes=(HARMFUL_CLASSES,))
-    for name, term in Ours(1, 1).terms(one).items():
-        assert float(term.detach()) == float(Ours(1, 1).terms(told)[name].detach())
+    for name, term in Ours(1, 1, "none").terms(one).items():
+        assert float(term.detach()) == float(Ours(1, 1, "none").terms(told)[name].detach())
 
 
 def test_features_of_zeros_are_named() -> None:

@@ -233,12 +233,14 @@ def test_weights_that_a_balance_set_are_shown_instead_of_those_configured(
     records: list[Record], tmp_path: Path
 ) -> None:
     for record, well in zip(of_runs(records, "ours"), (4e-7, 1e-7, 2e-7), strict=True):
-        record["training"]["fit"]["balance"] = {"multiplier": 5.0, "weights": {"task": 1.0, "well": well}}
+        record["training"]["fit"]["balance"] = {"multiplier": 5.0, "every": 60, "weights": {"task": 1.0, "well": well}}
     readme = (reported(records, tmp_path)[1] / "README.md").read_text()
     (ours,) = [line for line in readme.splitlines() if "| 2.00e-07 (balance) | – |" in line]
     assert ours.startswith("| `ours` |")
     assert readme.count("λ from a balance of gradient norms (C.2) differ by run: their medians.") == 1
     assert "| 5.00e-05 | – |" in readme, "as configured where there was no balance"
+    assert "`balance_multiplier=5`, `balance_every=60`" in ours, "what was in force"
+    assert readme.count("balance_multiplier=") == 1, "only where there was a balance"
 
 
 def test_the_rank_cut_is_told(records: list[Record], tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def network() -> DeepExtractor:
 
 
 def module_of(objective: Any = None, **options: Any) -> DeepModule:
-    objective = objective or Ours(1e-4, 1e-2)
+    objective = objective or Ours(1e-4, 1e-2, "none")
     objective.bind(D, torch.Generator().manual_seed(1), CLASSES, torch.float32)
-    settings: dict[str, Any] = {"at_features": "none", "ridge": 1e-6, "log_every": 1} | options
+    settings: dict[str, Any] = {"log_every": 1} | options
 
     def optimizer(groups: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True)

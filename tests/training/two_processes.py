@@ -25,8 +25,8 @@ from immunize.training.callbacks import GradientBalance
 N, D, CLASSES = 8, 12, 3
 PRECONDITIONED = "ours at features"
 METHODS = {
-    "ours": lambda: Ours(1e-3, 1e2),
-    PRECONDITIONED: lambda: Ours(1e-3, 1e2),
+    "ours": lambda: Ours(1e-3, 1e2, "none"),
+    PRECONDITIONED: lambda: Ours(1e-3, 1e2, "features"),
     "opt_kappa": OptKappa,
     "imma": lambda: Imma(inner_steps=2, inner_learning_rate=0.1),
 }
@@ -51,8 +51,7 @@ def main(method: str, out: Path, rank: int, world: int) -> None:
     net = DeepExtractor.from_module(backbone, nn.Linear(D, CLASSES).double(), ["2"], example=torch.rand(2, 6).double())
     objective: Objective = METHODS[method]()
     objective.bind(D, torch.Generator().manual_seed(1), CLASSES)
-    at = "features" if method == PRECONDITIONED else "none"
-    module = DeepModule(net, objective, task_loss("ce", 0.1), torch.optim.SGD, at_features=at, ridge=1e-3)
+    module = DeepModule(net, objective, task_loss("ce", 0.1), torch.optim.SGD)
     data = torch.Generator().manual_seed(2)
     batch = {}
     for role in ("pretrain", "harmful"):
