@@ -46,6 +46,7 @@ PRIMARY = {
     "attack": AttackConfig,
     "card": CardConfig,
     "html": HtmlConfig,
+    "verify": EvaluateConfig,
 }
 GROUPS = ["model", "harmful", "pretrain", "method", "objective", "init", "trainer", "logger", "experiment"]
 IMAGES = "immunize.data.images."
