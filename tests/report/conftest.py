@@ -1,14 +1,33 @@
-"""One real run that the tests of reports vary."""
+"""One real run that the tests of reports vary, and figures that are drawn only where a test looks at them."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from matplotlib.figure import Figure
 
 from immunize.records import read_record
 from tests.composing import run_tiny
+
+SAVE = Figure.savefig
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undrawn() -> Iterator[None]:
+    """A figure is an empty file: to draw it takes most of a report's time."""
+    with mock.patch.object(Figure, "savefig", lambda figure, path, **options: Path(path).touch()):
+        yield
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of figures."""
+    monkeypatch.setattr(Figure, "savefig", SAVE)
 
 
 @pytest.fixture(scope="session")

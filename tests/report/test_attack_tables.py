@@ -220,6 +220,7 @@ def test_curve_is_what_had_been_paid_for() -> None:
     assert np.array_equal(found, [np.nan, 0.5, 0.5, 0.8, 0.8], equal_nan=True)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> None:
     for index, method in enumerate(("ours", "none")):
         folder = tmp_path / "runs" / str(index)

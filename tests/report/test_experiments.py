@@ -424,6 +424,7 @@ def test_a_curve_that_ends_early_stays_where_it_ended(base: Record) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("drawn")
 def test_fig1_can_be_drawn_again_from_its_folder(base: Record, tmp_path: Path) -> None:
     _, out = reported("fig1", table1_records(base, seeds=[0, 1], methods=["ours", "none"]), tmp_path)
     figures = sorted(path.name for path in out.glob("norm_ratio*"))
@@ -451,6 +452,7 @@ def test_fig2_cells_are_logarithms_of_the_mean_over_seeds(table2: list[Record]) 
                 assert np.isnan(values[p, h])
 
 
+@pytest.mark.usefixtures("drawn")
 def test_fig2_counts_pairs_and_draws_from_results_alone(reported2: Report, tmp_path: Path) -> None:
     records, _, out = reported2
     published = ROOT / "experiments/fig2/published.csv"

@@ -134,6 +134,7 @@ def test_run_without_numbers_says_so(status: str, record: dict[str, Any]) -> Non
     assert shown(record) == f"ours: synthetic against synthetic, seed 0: {status}, not evaluated\n"
 
 
+@pytest.mark.usefixtures("drawn")
 def test_figure_is_a_png_of_a_size_to_print(record: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "figure.png"
     norm_ratio_figure(record, path)
@@ -141,6 +142,7 @@ def test_figure_is_a_png_of_a_size_to_print(record: dict[str, Any], tmp_path: Pa
     assert 10_000 < path.stat().st_size < 500_000
 
 
+@pytest.mark.usefixtures("drawn")
 def test_figure_shows_the_curves(record: dict[str, Any], tmp_path: Path) -> None:
     for name, change in (("a.png", 1.0), ("b.png", 0.5)):
         curve = record["curves"]["norm_ratio"]["held_out"]["harmful"]["immunized"]
@@ -150,6 +152,7 @@ def test_figure_shows_the_curves(record: dict[str, Any], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("both", [False, True])
+@pytest.mark.usefixtures("drawn")
 def test_figure_without_curves(both: bool, record: dict[str, Any], tmp_path: Path) -> None:
     nothing_to_learn(record)
     if both:
@@ -161,6 +164,7 @@ def test_figure_without_curves(both: bool, record: dict[str, Any], tmp_path: Pat
     assert png_size(tmp_path / "figure.png") == (1350, 540)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_run_with_nothing_to_learn_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = Synthetic.load
 

@@ -471,6 +471,7 @@ def test_bands_are_read_as_they_were_written(records: list[Record], tmp_path: Pa
         assert {line["reduced"] for line in csv.DictReader(file)} == {"false"}
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_figure_is_drawn_and_drawn_again(evaluated: Record, tmp_path: Path) -> None:
     records = [record_of(evaluated, method, seed) for method in ("ours", "none") for seed in range(2)]
     for record in records:

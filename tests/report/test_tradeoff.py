@@ -219,6 +219,7 @@ def test_csv_has_the_numbers_of_the_records(records: list[Record], tmp_path: Pat
             assert (float(row[f"{name}_min"]), float(row[f"{name}_max"])) == (min(values), max(values))
 
 
+@pytest.mark.usefixtures("drawn")
 def test_report_writes_every_file_and_can_be_made_again_from_them(records: list[Record], tmp_path: Path) -> None:
     runs, out, again = write_runs(records, tmp_path / "runs"), tmp_path / "out", tmp_path / "again"
     text = report_tradeoff(runs, out, tmp_path)
