@@ -30,7 +30,10 @@ __all__ = ["SPEC", "end_with_parent", "is_first", "process_count", "run_processe
 SPEC = ".processes.json"
 """In the output folder while the processes run: what they are to do."""
 
-OUTSIDE = ("LOCAL_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID")
+OUTSIDE = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")
+COUNTED = {"RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_NTASKS"}
+"""Variables that only one of several processes has, and those that a process alone may have too, as in a job of one
+task or a hosted notebook, with how many processes there are."""
 RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 """Variables that tell a process which one it is, the widest first."""
 
@@ -44,14 +47,14 @@ finish their step and keep what was trained after SIGTERM."""
 
 def started_outside(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is one of several that something else has started: srun, torchrun, or this file."""
-    if environment.get("SLURM_PROCID") is not None and int(environment.get("SLURM_NTASKS", "1")) <= 1:
-        return environment.get("LOCAL_RANK") is not None
-    return any(environment.get(name) is not None for name in OUTSIDE)
+    counts = (environment.get(count) or "1" for rank, count in COUNTED.items() if environment.get(rank))
+    return any(environment.get(name) for name in OUTSIDE) or any(int(count) > 1 for count in counts)
 
 
 def is_first(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is the one that writes and prints."""
-    return next((int(environment[name]) for name in RANKS if environment.get(name)), 0) == 0
+    rank = next((int(environment[name]) for name in RANKS if environment.get(name)), 0)
+    return rank == 0 or not started_outside(environment)
 
 
 def process_count(trainer: Mapping[str, Any]) -> int:
@@ -114,7 +117,7 @@ def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -
         with _passed_on(processes) as received:
             for rank in range(count):
                 # A session of their own: Ctrl-C reaches them through this process alone, and only once.
-                own = environment | {"LOCAL_RANK": str(rank), PARENT: str(os.getpid())}
+                own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), PARENT: str(os.getpid())}
                 processes.append(subprocess.Popen(command, env=own, start_new_session=True))
             codes = _wait(processes, received)
     finally:

@@ -80,6 +80,10 @@ def test_processes_that_cannot_be_started(trainer: dict[str, Any], monkeypatch: 
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, True, False),
         ({"RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True, True),
         ({"RANK": "8", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True, False),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, False, True),  # hosted notebooks and job runners
+        ({"RANK": "0"}, False, True),
+        ({"RANK": "3", "WORLD_SIZE": "1"}, False, True),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, True, False),
     ],
 )
 def test_which_process_this_is(environment: dict[str, str], outside: bool, first: bool) -> None:
@@ -140,6 +144,39 @@ def test_processes_of_a_slurm_job_with_one_task_are_not_each_the_first(
     run_processes({"out": str(tmp_path)}, tmp_path, 2, "a_worker")
     assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [[True, 0, "2"], [False, 1, "2"]]
     assert os.environ["SLURM_PROCID"] == "0"
+
+
+@pytest.mark.parametrize("inherited", [{}, {"RANK": "0"}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1"}])
+def test_one_of_two_writes_the_record_whatever_rank_is_inherited(
+    inherited: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lightning does, they meet through gloo by LOCAL_RANK; torch itself goes by RANK."""
+    (tmp_path / "a_worker.py").write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from torch import distributed, tensor\n"
+        "from immunize.processes import is_first\n"
+        "from immunize.records import write_record\n"
+        "rank, world = (int(os.environ[name]) for name in ('LOCAL_RANK', 'WORLD_SIZE'))\n"
+        "distributed.init_process_group('gloo', rank=rank, world_size=world)\n"
+        "total = tensor(rank + 1)\n"
+        "distributed.all_reduce(total)\n"
+        "distributed.destroy_process_group()\n"
+        "folder = Path(sys.argv[1]).parent\n"
+        "facts = {'rank': rank, 'of': os.environ.get('RANK'), 'total': int(total)}\n"
+        "write_record(folder, facts, f'of_{rank}.json')\n"
+        "if is_first():\n"
+        "    write_record(folder, facts, f'record_{rank}.json')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in inherited.items():
+        monkeypatch.setenv(name, value)
+    run_processes({}, tmp_path, 2, "a_worker")
+    found = [json.loads((tmp_path / f"of_{rank}.json").read_text()) for rank in range(2)]
+    assert found == [{"rank": rank, "of": str(rank), "total": 3} for rank in range(2)]
+    assert [path.name for path in tmp_path.glob("record*")] == ["record_0.json"]
 
 
 def test_one_that_fails_ends_the_others(worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
