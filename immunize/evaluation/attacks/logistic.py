@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from scipy.special import expit
+from torch import Tensor
 
 from immunize.evaluation.attacks.coordinates import pass_over, principal
 from immunize.evaluation.attacks.curves import Cost
@@ -26,6 +28,9 @@ from immunize.evaluation.attacks.protocol import Array, AttackData, Predict
 from immunize.remembering import remembered
 
 __all__ = ["CURVATURE", "BudgetSpentError", "Logistic", "feature_scale"]
+
+CACHED = 2**20
+"""Bytes of rows that stay in the cache of a core between two products."""
 
 CURVATURE = 0.5
 """Largest curvature of the loss for σ_1(X)/√N = 1."""
@@ -58,23 +63,27 @@ class Logistic:
         data: a classification task.
         penalty: λ.
         intercept: append a constant feature.
+        precision: of the rows; weights, and what is added to them, are float64 whatever it is.
 
     Attributes:
         seen: the task as this loss sees it; what `predictor` takes is of these rows.
         shape: of W, (k, C) or (k, 1); a row more with an intercept.
     """
 
-    def __init__(self, data: AttackData, *, penalty: float = 0.0, intercept: bool = True) -> None:
+    def __init__(
+        self, data: AttackData, *, penalty: float = 0.0, intercept: bool = True, precision: npt.DTypeLike = np.float64
+    ) -> None:
         of_axes = principal(data)
         self.seen, self.intercept = of_axes.data, intercept
         self.scale = float(of_axes.axes.sigma[0]) / math.sqrt(len(data.train)) or 1.0
-        self.x = torch.from_numpy(self._rows(self.seen.train.x))
-        self.labels = torch.from_numpy(data.train.y.astype(np.int64))
+        self.x = self._rows(data, precision)
+        self.labels = data.train.y.astype(np.int64)
         self.two = data.n_classes == 2
         self.shape = (self.x.shape[1], 1 if self.two else data.n_classes)
-        self.penalty = torch.full((self.x.shape[1], 1), penalty, dtype=torch.float64)
+        self.penalty = np.full((self.x.shape[1], 1), penalty)
         if intercept:
             self.penalty[-1] = 0
+        self._classes = _Two(self.x, self.labels) if self.two else _Several(self.x, self.labels)
         self.passes, self.limit = 0, sys.maxsize
         one = pass_over(data)
         columns = data.n_features + intercept
@@ -87,37 +96,31 @@ class Logistic:
             BudgetSpentError: `limit` passes were made before.
         """
         self._count()
-        weights = torch.from_numpy(w).view(self.shape)
-        decay = 0.5 * float((self.penalty * weights.square()).sum())
-        if self.two:  # the outputs differ by √2·xv
-            margin = math.sqrt(2) * self.x.mv(weights[:, 0])
-            loss = float((nn.functional.softplus(margin) - self.labels * margin).mean())
-            residual = margin.sigmoid_().sub_(self.labels).mul_(math.sqrt(2) / len(self.x))
-            return loss + decay, _flat(self.x.T.mv(residual)[:, None] + self.penalty * weights)
-        log_p = (self.x @ weights).log_softmax(dim=1)
-        rows = torch.arange(len(self.labels))
-        loss = -float(log_p[rows, self.labels].mean())
-        residual = log_p.exp_()
-        residual[rows, self.labels] -= 1
-        return loss + decay, _flat(self.x.T @ residual / len(self.x) + self.penalty * weights)
+        weights = w.reshape(self.shape)
+        loss, gradient = self._classes.loss_and_gradient(weights)
+        decay = 0.5 * float((self.penalty * np.square(weights)).sum())
+        return loss + decay, (gradient + self.penalty * weights).ravel()
+
+    def gradient(self, w: Array) -> Array:
+        """∇L alone.
+
+        Raises:
+            BudgetSpentError: as above.
+        """
+        self._count()
+        weights = w.reshape(self.shape)
+        return np.asarray(self._classes.gradient(weights) + self.penalty * weights).ravel()
 
     def curvature(self, w: Array, direction: Array) -> Array:
         """∇²L(W) times a flat direction.
 
         Raises:
-            BudgetSpentError: `limit` passes were made before.
+            BudgetSpentError: as above.
         """
         self._count()
-        weights = torch.from_numpy(w).view(self.shape)
-        step = torch.from_numpy(np.ascontiguousarray(direction)).view(self.shape)
-        if self.two:
-            p = (math.sqrt(2) * self.x.mv(weights[:, 0])).sigmoid_()
-            moved = 2 * p * (1 - p) * self.x.mv(step[:, 0])
-            return _flat(self.x.T.mv(moved)[:, None] / len(self.x) + self.penalty * step)
-        p = (self.x @ weights).softmax(dim=1)
-        moved = p * (self.x @ step)
-        moved -= p * moved.sum(dim=1, keepdim=True)
-        return _flat(self.x.T @ moved / len(self.x) + self.penalty * step)
+        step = direction.reshape(self.shape)
+        moved = self._classes.curvature(w.reshape(self.shape), step)
+        return np.asarray(moved + self.penalty * step).ravel()
 
     def predictor(self, w: npt.NDArray[np.float64]) -> Predict:
         """Outputs of a flat W for rows of `seen`."""
@@ -136,10 +139,98 @@ class Logistic:
             raise BudgetSpentError
         self.passes += 1
 
-    def _rows(self, x: Array) -> Array:
-        scaled = x / self.scale
-        return np.column_stack([scaled, np.ones(len(x))]) if self.intercept else scaled
+    def _rows(self, data: AttackData, precision: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Of the principal axes over the scale, (N, k); kept with the task, for every penalty and solver."""
+        kept = data.kept.setdefault("rows", {})
+        key = (self.intercept, np.dtype(precision).name)
+        if key not in kept:
+            scaled = self.seen.train.x / self.scale
+            rows = np.column_stack([scaled, np.ones(len(scaled))]) if self.intercept else scaled
+            kept[key] = rows.astype(precision, copy=False)
+        found: npt.NDArray[Any] = kept[key]
+        return found
 
 
-def _flat(tensor: Tensor) -> Array:
-    return np.asarray(tensor.reshape(-1).numpy(), dtype=np.float64)
+class _Two:
+    """The mean loss of two classes, which share a column v: their outputs differ by √2·xv.
+
+    A block of rows stays in the processor's cache between the product that gives its outputs and the one that gives its
+    share of the gradient, so that the rows are read from memory once. Sums over blocks are float64.
+
+    Args:
+        x: (N, k).
+        labels: (N,) 0 or 1.
+    """
+
+    def __init__(self, x: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> None:
+        self.x, self.labels = x, labels.astype(x.dtype)
+        rows = max(1, CACHED // (x.shape[1] * x.itemsize))
+        self.blocks = [slice(at, at + rows) for at in range(0, len(x), rows)]
+        self._at: tuple[Array, npt.NDArray[Any]] | None = None
+
+    def loss_and_gradient(self, weights: Array) -> tuple[float, Array]:
+        v, loss, total = self._column(weights), 0.0, np.zeros(len(weights))
+        for block in self.blocks:
+            x, labels = self.x[block], self.labels[block]
+            margin = x @ v
+            loss += float(np.logaddexp(0, margin).sum() - labels @ margin)
+            total += (expit(margin) - labels) @ x
+        return loss / len(self.x), total[:, None] * (math.sqrt(2) / len(self.x))
+
+    def gradient(self, weights: Array) -> Array:
+        v, total = self._column(weights), np.zeros(len(weights))
+        for block in self.blocks:
+            x = self.x[block]
+            total += (expit(x @ v) - self.labels[block]) @ x
+        return np.asarray(total[:, None] * (math.sqrt(2) / len(self.x)))
+
+    def curvature(self, weights: Array, step: Array) -> Array:
+        if self._at is None or not np.array_equal(self._at[0], weights):  # Newton takes many products at one point
+            p = expit(self.x @ self._column(weights))
+            self._at = weights.copy(), p * (1 - p)
+        v, total = self._column(step), np.zeros(len(weights))
+        for block in self.blocks:
+            x = self.x[block]
+            total += (self._at[1][block] * (x @ v)) @ x
+        return np.asarray(total[:, None] * (math.sqrt(2) / len(self.x)))
+
+    def _column(self, weights: Array) -> npt.NDArray[Any]:
+        """√2·v in the rows' precision."""
+        return (math.sqrt(2) * weights[:, 0]).astype(self.x.dtype)
+
+
+class _Several:
+    """The mean loss of C classes with a column each.
+
+    Args:
+        x: (N, k).
+        labels: (N,) 0 to C-1.
+    """
+
+    def __init__(self, x: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> None:
+        self.x, self.labels = torch.from_numpy(x), torch.from_numpy(labels)
+        self.rows = torch.arange(len(labels))
+        self._at: tuple[Array, Tensor] | None = None
+
+    def loss_and_gradient(self, weights: Array) -> tuple[float, Array]:
+        log_p = self._outputs(weights).log_softmax(dim=1)
+        loss = -float(log_p[self.rows, self.labels].mean())
+        return loss, self._gradient(log_p.exp_())
+
+    def gradient(self, weights: Array) -> Array:
+        return self._gradient(self._outputs(weights).softmax(dim=1))
+
+    def curvature(self, weights: Array, step: Array) -> Array:
+        if self._at is None or not np.array_equal(self._at[0], weights):
+            self._at = weights.copy(), self._outputs(weights).softmax(dim=1)
+        p = self._at[1]
+        moved = p * self._outputs(step)
+        moved -= p * moved.sum(dim=1, keepdim=True)
+        return np.asarray((self.x.T @ moved).numpy() / len(self.x), dtype=np.float64)
+
+    def _outputs(self, weights: Array) -> Tensor:
+        return self.x @ torch.from_numpy(np.ascontiguousarray(weights)).to(self.x.dtype)
+
+    def _gradient(self, p: Tensor) -> Array:
+        p[self.rows, self.labels] -= 1
+        return np.asarray((self.x.T @ p).numpy() / len(self.x), dtype=np.float64)

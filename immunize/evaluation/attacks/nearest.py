@@ -1,4 +1,4 @@
-"""T3: k nearest neighbours, by scikit-learn; no weights, no condition number.
+"""T3: k nearest neighbours, by searching all training rows; no weights, no condition number.
 
 Distances see the features' spread as it is, so they are taken on the features themselves and on standardized ones.
 """
@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.neighbors import NearestNeighbors
-from sklearn.preprocessing import normalize
+import torch
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
-from immunize.evaluation.attacks.curves import Cost, Trace
+from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.repaired import ROUNDING, standardize
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 
-__all__ = ["NearestNeighbours"]
+__all__ = ["NearestNeighbours", "nearest"]
 
 METRICS = ("euclidean", "cosine")
+
+TOGETHER = 2**22
+"""Distances that are held at once: 32 MiB."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -42,6 +46,7 @@ class NearestNeighbours(Attack):
 
     neighbours: tuple[int, ...]
     metrics: tuple[str, ...] = METRICS
+    version: ClassVar[int] = 1  # one product for both metrics
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,41 +61,49 @@ class NearestNeighbours(Attack):
         ks = [k for k in self.neighbours if k <= n] or [1]
         flops = 2.0 * len(data.test) * data.train.x.size
         transform, _ = standardize(data.train.x, ROUNDING)
-        return Outcome(
-            tuple(
-                trace
-                for name, seen in (("features", data), ("standardized", data.mapped(transform)))
-                for metric in self.metrics
-                for trace in _traces(principal(seen).data, ks, metric, name, flops)
-            )
-        )
+        traces = []
+        for name, seen in (("features", data), ("standardized", data.mapped(transform))):
+            rows = principal(seen).data  # in principal axes a row only loses what is the same for all training rows
+            started = time.perf_counter()
+            test = nearest(rows.train.x, rows.test.x, max(ks), self.metrics)
+            seconds = (time.perf_counter() - started) / len(self.metrics)
+            validation = nearest(rows.train.x, rows.validation.x, max(ks), self.metrics)
+            for metric in self.metrics:
+                for k in ks:
+                    meter = Meter(rows, f"k {k}, {metric}, {name}", Cost(1, seconds, n, flops))
+                    answers = [_answers(rows, of[metric][:, :k]) for of in (validation, test)]
+                    meter.note(1, functools.partial(list, answers))
+                    traces.append(meter.trace())
+        return Outcome(tuple(traces))
 
 
-def _traces(rows: AttackData, ks: list[int], metric: str, name: str, flops: float) -> list[Trace]:
-    """One search for all k; in principal axes a row only loses what is the same for all training rows."""
-    started = time.perf_counter()
-    test = _nearest(rows.train.x, rows.test.x, max(ks), metric)
-    once = Cost(1, time.perf_counter() - started, len(rows.train), flops)
-    validation = _nearest(rows.train.x, rows.validation.x, max(ks), metric)
-    traces = []
-    for k in ks:
-        meter = Meter(rows, f"k {k}, {metric}, {name}", once)
-        answers = [_answers(rows, of[:, :k]) for of in (validation, test)]
-        meter.note(1, functools.partial(list, answers))
-        traces.append(meter.trace())
-    return traces
+def nearest(train: Array, asked: Array, k: int, metrics: Sequence[str]) -> dict[str, Numbers]:
+    """(M, k) numbers of training rows by metric, the nearest first; one product of matrices serves all metrics.
 
-
-def _nearest(train: Array, asked: Array, k: int, metric: str) -> Numbers:
-    """(M, k) numbers of training rows, the nearest first.
-
-    Of rows of length 1 the largest cosine is the smallest distance, which scikit-learn finds without keeping them all;
-    a row of zeros counts as one of cosine ½.
+    Args:
+        train: (N, D).
+        asked: (M, D).
+        k: at most N.
+        metrics: of `METRICS`. A row of zeros counts as one of cosine ½.
     """
-    if metric == "cosine":
-        train, asked = normalize(train), normalize(asked)
-    search = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(train)
-    return np.asarray(search.kneighbors(asked, return_distance=False), dtype=np.int64)
+    squares = np.square(train).sum(axis=1)
+    lengths = np.sqrt(squares)
+    found: dict[str, list[Numbers]] = {metric: [] for metric in metrics}
+    for rows in np.array_split(asked, max(1, round(asked.shape[0] * len(train) / TOGETHER))):
+        products = rows @ train.T
+        for metric in metrics:
+            if metric == "euclidean":  # less the length of the asked row, the same for all training rows
+                far = squares - 2 * products
+            else:
+                own = np.linalg.norm(rows, axis=1, keepdims=True)
+                far = -np.divide(products, lengths, out=np.full_like(products, 0.5) * own, where=lengths > 0)
+            found[metric].append(_smallest(far, k))
+    return {metric: np.vstack(parts) for metric, parts in found.items()}
+
+
+def _smallest(values: Array, k: int) -> Numbers:
+    """Columns of the k smallest values of each row, in their order; of equals in any that does not change."""
+    return torch.from_numpy(values).topk(k, dim=1, largest=False).indices.numpy()
 
 
 def _answers(data: AttackData, nearest: Numbers) -> Array:

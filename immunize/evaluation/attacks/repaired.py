@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.curves import Cost
-from immunize.evaluation.attacks.factoring import principal_axes
+from immunize.evaluation.attacks.factoring import Axes, principal_axes
 from immunize.evaluation.attacks.inner import check_inner, run_inner
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome, Predict
 
@@ -68,6 +69,8 @@ class Repaired(Attack):
             transform, learning = REPAIRS[self.repair](data.train.x, floor)
             applied = time.perf_counter()
             repaired = data.mapped(transform)
+            if self.repair in AXES:
+                repaired.kept["axes"] = AXES[self.repair](principal_axes(data.train.x, centred=True), data, floor)
             setup = learning + Cost(1, time.perf_counter() - applied, len(data.train))
             name = f"{self.repair} {floor:g}" if len(floors) > 1 else self.repair
             traces += run_inner(self.inner, repaired, budget.share(len(floors)), seed, setup=setup, prefix=name)
@@ -104,12 +107,27 @@ def normalize(x: Array, floor: float) -> tuple[Predict, Cost]:
 def whiten(x: Array, floor: float) -> tuple[Predict, Cost]:
     """Principal components of variance one, (M, k)."""
     axes = principal_axes(x, centred=True)
-    kept = axes.sigma**2 > floor * axes.sigma[0] ** 2
+    kept = _above(axes, floor)
     # Each component is divided by its spread after the projection: W = V/σ would mix sizes that differ by its κ.
     basis, spread = axes.basis[:, kept], axes.sigma[kept] / np.sqrt(len(x))
     long, short = max(x.shape), min(x.shape)
     flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * x.size * int(kept.sum())
     return lambda rows: (rows - axes.mean) @ basis / spread, Cost(seconds=axes.seconds, flops=flops)
+
+
+def _above(axes: Axes, floor: float) -> npt.NDArray[np.bool_]:
+    """(k,) which components whitening keeps."""
+    return np.asarray(axes.sigma**2 > floor * axes.sigma[0] ** 2)
+
+
+def _of_centred(axes: Axes, data: AttackData, floor: float) -> Axes:
+    return replace(axes, mean=np.zeros_like(axes.mean))
+
+
+def _of_whitened(axes: Axes, data: AttackData, floor: float) -> Axes:
+    """Components of variance one are axes themselves, and as long as there are rows."""
+    k = int(_above(axes, floor).sum())
+    return Axes(np.zeros(k), np.full(k, np.sqrt(len(data.train))), np.eye(k), axes.seconds)
 
 
 def _paid(started: float, flops: float) -> Cost:
@@ -122,3 +140,6 @@ REPAIRS: dict[str, Callable[[Array, float], tuple[Predict, Cost]]] = {
     "normalize": normalize,
     "whiten": whiten,
 }
+
+AXES: dict[str, Callable[[Axes, AttackData, float], Axes]] = {"centre": _of_centred, "whiten": _of_whitened}
+"""Principal axes of repaired rows that follow from those of the rows about their mean; others are computed."""

@@ -27,6 +27,7 @@ from immunize.evaluation.attacks import (
 from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.factoring import principal_axes
 from immunize.evaluation.attacks.logistic import Logistic, feature_scale
+from immunize.evaluation.attacks.repaired import AXES, REPAIRS
 from immunize.evaluation.attacks.scoring import score, target_matrix
 from tests.evaluation.attacks.making import D, classes, ill_conditioned, regression
 
@@ -308,3 +309,33 @@ def test_attack_on_public_theta_0_is_kept_for_every_extractor() -> None:
     assert found[0] == found[1] == found[2]
     attack_all(classes(seed=1, sizes=SIZES), public, Budget(5), 0, store=store)
     assert len(store) == 2  # another θ_0
+
+
+@pytest.mark.parametrize("name", ["four classes", "regression", "fewer rows than columns"])
+@pytest.mark.parametrize(("repair", "floor"), [("centre", 1e-12), ("whiten", 1e-3), ("whiten", 1e-12)])
+def test_axes_of_repaired_rows_are_those_of_a_decomposition(name: str, repair: str, floor: float) -> None:
+    data = TASKS[name]()
+    transform, _ = REPAIRS[repair](data.train.x, floor)
+    x = transform(data.train.x)
+    found = AXES[repair](principal_axes(data.train.x, centred=True), data, floor)
+    computed = principal_axes(x, centred=False)
+    assert found.sigma == pytest.approx(computed.sigma, rel=1e-9)
+    assert found.basis @ found.basis.T == pytest.approx(computed.basis @ computed.basis.T, abs=1e-9)
+    assert not found.mean.any()
+    along = x @ found.basis
+    assert along.T @ along == pytest.approx(np.diag(found.sigma**2), abs=1e-9 * found.sigma[0] ** 2)
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_descent_on_float32_rows_goes_the_way_of_float64(n_classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = classes(ill_conditioned(1e3), sizes=(600, 1000, 1000), n_classes=n_classes)
+    single, double = (Logistic(data, intercept=False, precision=kind) for kind in (np.float32, np.float64))
+    assert single.x.dtype == np.float32
+    monkeypatch.setattr("immunize.evaluation.attacks.logistic.CACHED", 2**12)  # several blocks
+    blocks = Logistic(data, intercept=False, precision=np.float32)
+    w = np.zeros((3, double.shape[0] * double.shape[1]))
+    for _ in range(2000):
+        w -= [4.0 * loss.gradient(own) for loss, own in zip((single, blocks, double), w, strict=True)]
+    for own in w[:2]:
+        assert own == pytest.approx(w[2], abs=1e-5 * np.abs(w[2]).max())
+    assert double.gradient(w[2]) == pytest.approx(double.loss_and_gradient(w[2])[1], abs=1e-15)

@@ -16,7 +16,7 @@ from immunize.evaluation.attacks import (
     PublicReference,
     Repaired,
 )
-from immunize.evaluation.attacks.nearest import _nearest
+from immunize.evaluation.attacks.nearest import nearest
 from immunize.evaluation.attacks.repaired import REPAIRS
 from tests.evaluation.attacks.making import C, D, classes, ill_conditioned, regression
 
@@ -91,7 +91,7 @@ def test_nearest_by_cosine_are_those_of_the_largest_cosine() -> None:
     rng = np.random.default_rng(7)
     train, asked = rng.normal(size=(60, 5)) * np.logspace(0, -3, 5), rng.normal(size=(9, 5))
     cosines = (asked @ train.T) / np.linalg.norm(train, axis=1)
-    assert np.array_equal(_nearest(train, asked, 4, "cosine"), np.argsort(-cosines, axis=1)[:, :4])
+    assert np.array_equal(nearest(train, asked, 4, ["cosine"])["cosine"], np.argsort(-cosines, axis=1)[:, :4])
 
 
 def test_nearest_neighbours_remember_their_own_rows() -> None:
