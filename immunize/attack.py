@@ -160,7 +160,9 @@ def measure(
             tried = {name: [one for one in entries if _fits(one.attack, task)] for name, task in tasks.items()}
             total = len(cfg.seeds) * len(EXTRACTORS) * sum(map(len, tried.values()))
             for name, task in tasks.items():
-                facts[name] = _task_facts(task)
+                facts.setdefault(name, _task_facts(task))
+                for part, rows in task.moved.items():
+                    facts[name].setdefault("rows_moved", {}).setdefault(part, []).append(rows)
                 for extractor in EXTRACTORS:
 
                     def tell_of(text: str, where: str = f"seed {seed}, {name}, {extractor}", of: int = total) -> None:

@@ -17,9 +17,11 @@ from immunize.attacking.linear import _within_range, extractors, subject_of, tas
 from immunize.attacking.results import RESULTS
 from immunize.checkpoints import save_checkpoint
 from immunize.config import resolved
+from immunize.data import Arrays
 from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import GradientDescent
 from immunize.records import CHECKPOINT, RECORD
+from immunize.report.attacks.one_run import verdict_sentence
 from tests.attacking import TINY_GRID, UNFIT, attack_tiny, compose_attack, timeless
 from tests.composing import D
 from tests.tampering import rewrite_record
@@ -274,6 +276,47 @@ def test_rows_of_which_no_probe_can_know_anything_are_trained_on() -> None:
         solved = np.linalg.lstsq(seen[moved[0]] - mean, y[moved[0]] - y[moved[0]].mean(), rcond=1e-10)[0]
         predictions.append((seen[moved[2]] - mean) @ solved)
     assert predictions[0] == pytest.approx(predictions[1], abs=1e-8)
+
+
+def with_rare_categories(folder: Path, seed: int) -> tuple[str, ...]:
+    """Overrides that attack θ with κ = 1e6 on a table whose last four columns are 1 in one held-out row each."""
+    rng = np.random.default_rng(seed)
+    file = folder / "table.npz"
+    np.savez(file, x=np.arange(200.0)[:, None], y=np.arange(200.0))
+    held_out = Arrays("harmful", file).load().held_out
+    assert held_out is not None
+    x = rng.standard_normal((200, 12))
+    x[:, 8:] = 0
+    for column in range(8, 12):
+        x[int(rng.choice(held_out.x[:, 0].numpy())), column] = 1
+    np.savez(file, x=x, y=x @ rng.standard_normal(12) + 0.3 * rng.standard_normal(200))
+    left, right = (np.linalg.qr(rng.standard_normal((12, 12)))[0] for _ in range(2))
+    theta = torch.from_numpy(left * np.logspace(0, -6, 12) @ right)
+    save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash="")
+    files = [f"{role}.file={file}" for role in ("pretrain", "harmful")]
+    return f"checkpoint={folder / CHECKPOINT}", "model=linear", "harmful=arrays", *files
+
+
+@pytest.mark.parametrize("seed", [0, 2, 4, 5, 6])
+def test_no_tier_holds_by_a_category_that_the_attacker_could_not_know(seed: int, tmp_path: Path) -> None:
+    """Measured on these rows T2 loses 0.05 to 1.4 of its R² through θ, and least squares more."""
+    overrides = with_rare_categories(tmp_path, seed)
+    record = attack.run(compose_attack(*overrides, "attack=quick", "tiers=[T2]", "seeds=[0,1]"))
+    found = record["results"]["harmful"]["immunized"]["T2"]
+    assert found["held"] == [False, False]
+    assert found["score"]["values"] == pytest.approx(found["score_reference"]["values"], abs=0.02)
+    facts = record["tasks"]["harmful"]
+    assert facts["rows_moved"] == {"validation": [0, 0], "test": [4, 4]}
+    assert facts["rows"] == {"train": 116, "validation": 38, "test": 46}
+    assert "trained on instead, by seed 0, 0 validation and 4, 4 test rows" in verdict_sentence(record, "harmful")
+
+
+def test_rows_that_are_all_outside_the_span_are_refused(tmp_path: Path) -> None:
+    overrides = with_rare_categories(tmp_path, 0)
+    x = np.random.default_rng(0).standard_normal((16, 12))
+    np.savez(tmp_path / "table.npz", x=x, y=x[:, 0])
+    with pytest.raises(DataError, match=r"3 of 3 validation rows leave the span .* 12 columns"):
+        attack.run(compose_attack(*overrides, "attack=quick", "tiers=[T2]"))
 
 
 @pytest.mark.data

@@ -13,7 +13,8 @@ Sees every room; no room sees it. Shapes: N samples, D features.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from immunize.building import build
 from immunize.checkpoints import load_checkpoint
 from immunize.data.checks import check_part, check_same_width
 from immunize.data.parts import ROLES, Splits, hash_of
-from immunize.errors import CheckpointError, UserError
+from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import AttackData, Rows
 from immunize.records import file_digest
 
@@ -59,6 +60,9 @@ class Subject:
     facts: dict[str, Any]
 
 
+Split = tuple[AttackData, dict[str, int]]
+"""The attacker's rows, and how many were moved among them, by the set they were drawn for; empty where none can be."""
+
 NO_BENIGN = "these data have two targets and no third, so nothing is known of what else was made hard"
 
 
@@ -70,11 +74,13 @@ class RawTask:
         kind: "harmful", "pretrain" or "benign".
         about: in words.
         data: as θ_0 = I shows it.
+        moved: rows to be tuned and measured on that are trained on instead, see :func:`_within_range`.
     """
 
     kind: str
     about: str
     data: AttackData
+    moved: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ class LinearTarget:
         maps = extractors(self.subject, seed)
 
         def task_of(raw: RawTask) -> Task:
-            return Task(raw.kind, raw.about, raw.data, lambda extractor: seen_by(maps[extractor], raw.data))
+            return Task(raw.kind, raw.about, raw.data, lambda extractor: seen_by(maps[extractor], raw.data), raw.moved)
 
         raws = tasks_of(self.subject, self.cfg, seed)
         return {name: task_of(raws[name]) for name in wanted_tasks(self.cfg, raws)}
@@ -174,18 +180,20 @@ def tasks_of(subject: Subject, cfg: DictConfig, seed: int) -> dict[str, RawTask]
     if digits is None:
         rows = {"harmful": (harmful, subject.splits[1]), "pretrain": (pretrain, subject.splits[0])}
         return {
-            kind: RawTask(kind, _about(source), _own(source, splits, cfg, (seed, place)))
+            kind: RawTask(kind, _about(source), *_own(source, splits, cfg, (seed, place)))
             for place, (kind, (source, splits)) in enumerate(rows.items())
         }
     p, h = digits
     tasks = {
-        "harmful": RawTask("harmful", f"{harmful.name}: tell {h} from {p}", _pooled(*subject.splits, cfg, (seed, 0, h)))
+        "harmful": RawTask(
+            "harmful", f"{harmful.name}: tell {h} from {p}", *_pooled(*subject.splits, cfg, (seed, 0, h))
+        )
     }
     others = [digit for digit in range(10) if digit not in (p, h)]
     for q in others[: cfg.benign_digits]:
         own = [_with_pair(node, [p, q]).load() for node in subject.nodes]
         about = f"{harmful.name}: tell {q} from {p}"
-        tasks[f"benign_{q}"] = RawTask("benign", about, _pooled(own[0], own[1], cfg, (seed, 0, q)))
+        tasks[f"benign_{q}"] = RawTask("benign", about, *_pooled(own[0], own[1], cfg, (seed, 0, q)))
     return tasks
 
 
@@ -219,14 +227,14 @@ def _with_pair(node: DictConfig, pair: list[int]) -> Any:
     return build(changed)
 
 
-def _own(source: Source, splits: Splits, cfg: DictConfig, stream: tuple[int, ...]) -> AttackData:
+def _own(source: Source, splits: Splits, cfg: DictConfig, stream: tuple[int, ...]) -> Split:
     """The data set's own targets."""
     x, y = splits.fit.x.numpy(), splits.fit.y.numpy()
     held = None if splits.held_out is None else (splits.held_out.x.numpy(), splits.held_out.y.numpy())
     return _split(x, y, held, 0 if source.task == "regression" else 2, cfg, stream=stream)
 
 
-def _pooled(first: Splits, second: Splits, cfg: DictConfig, stream: tuple[int, ...]) -> AttackData:
+def _pooled(first: Splits, second: Splits, cfg: DictConfig, stream: tuple[int, ...]) -> Split:
     """Rows of two data sets with one class each."""
 
     def together(parts: list[Any]) -> tuple[Any, Any]:
@@ -237,16 +245,26 @@ def _pooled(first: Splits, second: Splits, cfg: DictConfig, stream: tuple[int, .
     return _split(x, y, together([first.held_out, second.held_out]), 2, cfg, stream=stream)
 
 
-def _split(x: Any, y: Any, held: Any, n_classes: int, cfg: DictConfig, *, stream: tuple[int, ...]) -> AttackData:
+def _split(x: Any, y: Any, held: Any, n_classes: int, cfg: DictConfig, *, stream: tuple[int, ...]) -> Split:
+    """The attacker's rows; held-out ones, if there are any, are those it is measured on."""
     stays, aside, test = split_rows(len(x), cfg, stream, held_out=held is not None)
-    if not n_classes:  # R² is one row's to ruin, accuracy is not
-        stays, aside, test = _within_range(x, stays, aside, test)
-    kind = np.int64 if n_classes else np.float64
-    parts = [(x[np.sort(rows)], y[np.sort(rows)]) for rows in (stays, aside, test)]
     if held is not None:
-        parts[2] = held
+        test = np.arange(len(x), len(x) + len(held[0]))
+        x, y = (np.concatenate(both) for both in zip((x, y), held, strict=True))
+    moved = {}
+    if not n_classes:  # R² is one row's to ruin, accuracy is not
+        drawn = {"validation": len(aside), "test": len(test)}
+        stays, aside, test = _within_range(x, stays, aside, test)
+        moved = {"validation": drawn["validation"] - len(aside), "test": drawn["test"] - len(test)}
+        if name := next((name for name, rows in (("validation", aside), ("test", test)) if len(rows) < 2), None):
+            raise DataError(
+                f"{moved[name]} of {drawn[name]} {name} rows leave the span of the attacker's training rows in these "
+                f"{x.shape[1]} columns, where no probe knows anything: an attack needs more rows, or fewer columns"
+            )
+    kind = np.int64 if n_classes else np.float64
+    parts = ((x[np.sort(rows)], y[np.sort(rows)]) for rows in (stays, aside, test))
     train, validation, measured = (Rows(np.ascontiguousarray(a), b.astype(kind)) for a, b in parts)
-    return AttackData(train, validation, measured, n_classes)
+    return AttackData(train, validation, measured, n_classes), moved
 
 
 def _within_range(x: Any, stays: Any, *others: Any) -> tuple[Any, ...]:
@@ -255,7 +273,8 @@ def _within_range(x: Any, stays: Any, *others: Any) -> tuple[Any, ...]:
     A category that no training row has is a direction of which no probe knows anything. What it predicts there is an
     accident of its coordinates: with the raw rows the minimum-norm solution says 0, under any θ that is not orthogonal
     something else, and one such row in 230 of House Prices takes R² from 0.86 to -7.7. That is no protection. Without
-    them least squares predicts the same under every invertible θ. Decided on the raw rows, for every extractor alike.
+    them least squares predicts the same under every invertible θ. Decided on the raw rows, for every extractor alike,
+    also where the data set has held-out rows of its own: those that are moved are rows more for the attacker.
     """
     while True:
         mean = x[stays].mean(axis=0)

@@ -9,8 +9,8 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -56,12 +56,15 @@ class Task:
         about: in words.
         data: as θ_0 shows it.
         seen_by: the same through one of `EXTRACTORS`, with θ_0's view as the reference.
+        moved: rows that were drawn to be tuned ("validation") and measured on ("test") and are trained on instead:
+            they leave the span of the training rows; empty where none can be.
     """
 
     kind: str
     about: str
     data: AttackData
     seen_by: Callable[[str], AttackData]
+    moved: Mapping[str, int] = field(default_factory=dict)
 
 
 class Target(Protocol):

@@ -193,7 +193,7 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
         tasks[task] = {
             "kind": facts["kind"],
             "about": facts["about"],
-            "rows": facts["rows"],
+            **{name: facts[name] for name in ("rows", "rows_moved") if name in facts},
             **{name: verdict[name] for name in ("highest_tier", "unbroken_up_to", "first_broken", "held")},
             "tiers": {
                 tier: {

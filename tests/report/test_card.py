@@ -68,6 +68,19 @@ def test_card_says_how_far_attackers_on_the_weights_got(record: dict[str, Any], 
     assert "- T4 took at most 43 steps of last_block, 2 steps of lora." in card_text(card_of(record, attack), attack)
 
 
+def test_card_says_how_many_rows_the_attacker_was_given(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    task = attack["tasks"]["harmful"]
+    assert task["rows_moved"] == {"validation": [0, 0], "test": [0, 0]}
+    assert "trained on instead" not in card_text(card_of(record, attack), attack)
+    task["rows_moved"]["test"] = [3, 1]
+    card = card_of(record, attack)
+    assert card["attack"]["tasks"]["harmful"]["rows_moved"] == task["rows_moved"]
+    assert "trained on instead, by seed 0, 0 validation and 3, 1 test rows." in card_text(card, attack)
+    for of in attack["tasks"].values():
+        del of["rows_moved"]  # a record of before
+    assert "trained on instead" not in card_text(card_of(record, attack), attack)
+
+
 def test_run_that_was_not_attacked_says_so(record: dict[str, Any]) -> None:
     text = card_text(card_of(record, None), None)
     assert "This run was not attacked" in text

@@ -112,6 +112,10 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
     if undecided:
         reasons = {reason for tier in undecided for reason in record["results"][task][extractor][tier]["undecided"]}
         parts.append(f"not decided in {', '.join(undecided)} ({'; '.join(sorted(reasons))})")
+    moved = record["tasks"][task].get("rows_moved", {})  # records of before have none
+    if any(map(any, moved.values())):
+        counts = " and ".join(f"{', '.join(map(str, rows))} {part}" for part, rows in moved.items())
+        parts.append(f"rows outside the span of the training rows were trained on instead, by seed {counts} rows")
     return "; ".join(parts)
 
 
