@@ -16,7 +16,7 @@ from immunize.cli import entry_point, explain_errors, tell
 from immunize.comparing import RELATIVE_TOLERANCE, differences
 from immunize.config import config_dir, config_hash, data_folder, moved, register
 from immunize.errors import CheckpointError, DivergedError
-from immunize.records import CHECKPOINT, read_record
+from immunize.records import CHECKPOINT, diverged_cross_fit, read_record
 from immunize.threads import cpu_threads
 
 __all__ = ["main", "run"]
@@ -101,11 +101,14 @@ def _linear(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, 
     pairs = {"fit": data}
     if record["held_out_protocol"] == "cross_fit":
         pairs["cross_fit"] = build_cross_fit(cfg, data)
-    if absent := pairs.keys() - thetas.keys():
+    measured = pairs.keys() - ({"cross_fit"} if diverged_cross_fit(record) else set())
+    if absent := measured - thetas.keys():
         raise CheckpointError(f"{folder / CHECKPOINT} lacks theta.{absent.pop()}, which the record has numbers of")
     with cpu_threads(record["hardware"]["threads"]):  # another number of them rounds differently
         try:
-            found = evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection"))
+            found = evaluate_thetas(
+                {name: thetas[name] for name in measured}, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection")
+            )
         except ZeroMatrixError as error:  # or infinite: nothing counts beside the largest eigenvalue
             raise CheckpointError(f"{folder / CHECKPOINT} gives no numbers any more: {error}") from None
     return found | {"data": data_facts(data)}

@@ -1,7 +1,8 @@
 """One record a run: every number with the estimator and the part of the data it belongs to, and what produced it.
 
 A record is a JSON object in `record.json`, written whole or not at all. Its `status` says whether to use it:
-"finished", "diverged" or "interrupted".
+"finished", "diverged" or "interrupted". It is that of `fit`: where the second extractor alone diverged, the one that
+data without held-out rows are measured with, the run is finished without held-out numbers (:func:`diverged_cross_fit`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ __all__ = [
     "RECORD",
     "SCHEMA_VERSION",
     "SWEEP",
+    "diverged_cross_fit",
     "file_digest",
     "finished",
     "peak_memory_mib",
@@ -119,6 +121,14 @@ def read_record(folder: Path) -> dict[str, Any]:
             f"{path} has schema version {record.get('schema_version')}, this version of immunize reads {SCHEMA_VERSION}"
         )
     return record
+
+
+def diverged_cross_fit(record: dict[str, Any]) -> str | None:
+    """Why a finished run has no `held_out` numbers; None where its cross-fit did not diverge, or it has none."""
+    found = (record.get("training") or {}).get("cross_fit", {}).get("diverged")
+    if found is None:
+        return None
+    return f"the cross-fit diverged in step {found['step']}: {found['term']} became {found['value']}"
 
 
 def file_digest(path: Path) -> str:

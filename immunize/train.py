@@ -31,7 +31,8 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
     :mod:`immunize.running.deep_experiment`.
 
     Where the data set has no held-out part of its own (House Prices), a second extractor is fitted the same way on a
-    random half of each data set and measured on the other half; the record says so (`held_out_protocol`).
+    random half of each data set and measured on the other half; the record says so (`held_out_protocol`). Where the
+    second one diverges the run is finished nevertheless, with the numbers of `fit` alone.
 
     Args:
         cfg: the composed configuration (`conf/train.yaml`).

@@ -12,6 +12,7 @@ from typing import Any
 
 from immunize.errors import UserError
 from immunize.files import write_text
+from immunize.records import diverged_cross_fit
 from immunize.report.attacks.one_run import NAMES, attack_table, not_tried, verdict_sentence
 from immunize.report.cells import short
 from immunize.report.each_set import each_set, sets_table, weakest_told
@@ -59,6 +60,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
             for role in ("pretrain", "harmful")
         },
         "held_out_protocol": record["held_out_protocol"],
+        **({} if (lost := diverged_cross_fit(record)) is None else {"no_held_out": lost}),
         "ratios": {part: _ratios(record["metrics"][part]) for part in parts},
         **_of_networks(record, parts),
         **({} if (sets := each_set(record)) is None else {"harmful_sets": sets}),
@@ -101,6 +103,7 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         f"- For (D_P): {data['pretrain']['name']}, {data['pretrain']['task']}, {data['pretrain']['rows']:,} rows",
         "- `fit`: the rows it was immunized with; `held_out`: rows it never saw"
         + (f" (protocol: {protocol})" if protocol else ""),
+        *([f"- No held-out numbers: {card['no_held_out']}"] if "no_held_out" in card else []),
         *([f"- {weakest_told(sets)}"] if (sets := card.get("harmful_sets")) is not None else []),
         "",
         "## Condition numbers",

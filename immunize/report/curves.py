@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from immunize.report.conventions import PARTS
 from immunize.report.figures import STEPS_LABEL, TASKS, save_figure
 from immunize.report.naming import in_order
-from immunize.report.runs import Runs
+from immunize.report.runs import Runs, measured_on
 
 __all__ = [
     "CURVES",
@@ -99,8 +99,8 @@ def curves_of(runs: Runs) -> list[BandCurve]:
     result = []
     for part in PARTS:
         for role in TASKS:
-            once = {record["seed"]: record for record in reversed(runs.finished)}
-            sources: dict[str, Iterable[dict[str, Any]]] = {m: runs.of_method(m) for m in runs.methods}
+            once = {record["seed"]: record for record in reversed(measured_on(runs.finished, part))}
+            sources: dict[str, Iterable[dict[str, Any]]] = {m: runs.of_method(m, part) for m in runs.methods}
             for extractor, records in {**sources, IDENTITY: once.values()}.items():
                 which = "identity" if extractor == IDENTITY else "immunized"
                 found = [record["curves"]["norm_ratio"][part][role].get(which) for record in records]

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from immunize.records import diverged_cross_fit
 from immunize.report.cells import short
 from immunize.report.deep.one_run import show_deep_record
 from immunize.report.naming import run_title
@@ -84,6 +85,8 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
             )
         table.add_section()
     console.print(table)
+    if (lost := diverged_cross_fit(record)) is not None:
+        console.print(f"no held-out numbers: {lost}")
     verdicts = record["verdicts"]
     for part, of_part in (("fit", verdicts), *((p, verdicts[p]) for p in ("held_out", "validation") if p in verdicts)):
         lines = _verdicts(of_part, with_infinities(record["metrics"][part][of_part["estimator"]]))

@@ -106,8 +106,8 @@ def _verdicts(runs: Runs) -> Table:
     rows = []
     for method in runs.methods:
         row = [f"`{method}`", runs.count_text(method)]
-        finished = runs.of_method(method)
         for part in PARTS:
+            finished = runs.of_method(method, part)
             found = [run["verdicts"] if part == "fit" else run["verdicts"]["held_out"] for run in finished]
             row += [_share(sum(v[name] for v in found), len(found)) for name in "abc"]
             row.append(_share(sum(v["a"] and v["b"] and v["c"] for v in found), len(found)))
@@ -117,7 +117,7 @@ def _verdicts(runs: Runs) -> Table:
         f"{runs.name}-verdicts",
         [
             ("", ("method", "runs")),
-            *((f"{part}, spectrum, {runs.size_text()}", ("(a)", "(b)", "(c)", "all")) for part in PARTS),
+            *((f"{part}, spectrum, {runs.size_text(part)}", ("(a)", "(b)", "(c)", "all")) for part in PARTS),
         ],
         rows,
         [
@@ -130,7 +130,7 @@ def _verdicts(runs: Runs) -> Table:
 
 def _steps(runs: Runs) -> Table:
     groups: list[tuple[str, Sequence[str]]] = [("", ("method", "runs"))]
-    groups += [(f"{part}, {runs.size_text()}", ("D_P: I → θ", "D_H: I → θ")) for part in PARTS]
+    groups += [(f"{part}, {runs.size_text(part)}", ("D_P: I → θ", "D_H: I → θ")) for part in PARTS]
     rows = []
     for method in runs.methods:
         row = [f"`{method}`", runs.count_text(method)]
@@ -177,7 +177,7 @@ def _spread(runs: Runs, part: str, estimator: str) -> Table:
         [
             ("", ("method", "runs")),
             (
-                f"{part}, {estimator}, {runs.size_text()}",
+                f"{part}, {estimator}, {runs.size_text(part)}",
                 ("min", "25 %", "median", "75 %", "max", "pairs with RIR > 1 at every seed", "worst pairs"),
             ),
         ],
@@ -186,7 +186,7 @@ def _spread(runs: Runs, part: str, estimator: str) -> Table:
 
 
 def _ratio_group(runs: Runs, part: str, estimator: str) -> tuple[str, Sequence[str]]:
-    return f"{part}, {estimator}, {runs.size_text()}", COLUMNS
+    return f"{part}, {estimator}, {runs.size_text(part)}", COLUMNS
 
 
 def _ratio_row(runs: Runs, method: str, wheres: Sequence[tuple[str, str]]) -> list[str]:
@@ -216,7 +216,7 @@ def _share(count: int, total: int) -> str:
 
 def _middle_steps(runs: Runs, method: str, part: str, role: str, which: str) -> str:
     steps, limits = [], set()
-    for run in runs.of_method(method):
+    for run in runs.of_method(method, part):
         if found := run["steps_to_norm_ratio"][part][role][which]:  # empty where there is nothing to learn
             reached = found[THRESHOLD]
             steps.append(math.inf if reached is None else float(reached))

@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from immunize.config import NOT_HASHED
+from immunize.records import diverged_cross_fit
 from immunize.report.naming import in_order, pair_label
 
-__all__ = ["EXPERIMENT_STATUSES", "FAST", "RunId", "Runs", "experiment_of", "flat_settings"]
+__all__ = [
+    "EXPERIMENT_STATUSES",
+    "FAST",
+    "RunId",
+    "Runs",
+    "experiment_of",
+    "flat_settings",
+    "held_out_text",
+    "measured_on",
+]
 
 EXPERIMENT_STATUSES = ("finished", "diverged")
 """A diverged run is an outcome of its method; an interrupted one is a missing run."""
@@ -110,35 +120,36 @@ class Runs(Collection):
         if not self.finished:
             raise ValueError(f"every run of {self.name} diverged: there is nothing to draw")
 
-    def of_method(self, method: str) -> list[dict[str, Any]]:
-        """Its finished runs."""
-        return [record for record in self.finished if record["method"] == method]
+    def of_method(self, method: str, part: str = "fit") -> list[dict[str, Any]]:
+        """Its finished runs, as far as they were measured on a part."""
+        return [record for record in measured_on(self.finished, part) if record["method"] == method]
 
     def diverged(self, method: str) -> int:
         """How many of its runs diverged."""
         return sum(r["method"] == method and r["status"] == "diverged" for r in self.records)
 
-    def by_pair(self, method: str) -> dict[str, list[dict[str, Any]]]:
-        """Its finished runs by pair."""
+    def by_pair(self, method: str, part: str = "fit") -> dict[str, list[dict[str, Any]]]:
+        """Its finished runs by pair, as far as they were measured on a part."""
         groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for record in self.of_method(method):
+        for record in self.of_method(method, part):
             groups[pair_label(record)].append(record)
         return dict(sorted(groups.items()))
 
     def numbers(self, method: str, part: str, estimator: str, name: str) -> dict[str, list[float | None]]:
-        """A number of `metrics`, by pair, one a finished run; None where it is not finite."""
+        """A number of `metrics`, by pair, one a run that was measured there; None where it is not finite."""
         return {
-            pair: [run["metrics"][part][estimator][name] for run in runs] for pair, runs in self.by_pair(method).items()
+            pair: [run["metrics"][part][estimator][name] for run in runs]
+            for pair, runs in self.by_pair(method, part).items()
         }
 
     def count_text(self, method: str) -> str:
-        """How many runs a row stands for: "5", or "3 + 2 diverged"."""
+        """How many runs a row stands for: "5", "3 + 2 diverged", or "5 (4 held out)" where a cross-fit diverged."""
         diverged = self.diverged(method)
-        return f"{len(self.of_method(method))}" + (f" + {diverged} diverged" if diverged else "")
+        return held_out_text(self.of_method(method)) + (f" + {diverged} diverged" if diverged else "")
 
-    def size_text(self) -> str:
-        """The runs in a heading: "n = 5", or "n = 3 to 5"."""
-        sizes = sorted({len(self.of_method(method)) for method in self.methods})
+    def size_text(self, part: str = "fit") -> str:
+        """The runs that were measured on a part, in a heading: "n = 5", or "n = 3 to 5"."""
+        sizes = sorted({len(self.of_method(method, part)) for method in self.methods})
         return f"n = {sizes[0]}" if len(sizes) == 1 else f"n = {sizes[0]} to {sizes[-1]}"
 
     def mark(self, text: str) -> str:
@@ -146,7 +157,7 @@ class Runs(Collection):
         return f"REDUCED {text}" if self.reduced else text
 
     def completeness(self) -> str:
-        """One sentence: how many runs there are, which are missing, which diverged."""
+        """One sentence: how many runs there are, which are missing, which diverged, and which have no held-out part."""
         present, total = len(self.records), len(self.records) + len(self.missing)
         text = f"{present:,} of {total:,} runs"
         if self.missing:
@@ -155,7 +166,22 @@ class Runs(Collection):
             text += f"; missing: {shown}" + (f" and {more:,} more" if more > 0 else "")
         if diverged := {m: self.diverged(m) for m in self.methods if self.diverged(m)}:
             text += "; diverged: " + ", ".join(f"{count} of `{m}`" for m, count in diverged.items())
+        halves = {m: len(self.of_method(m)) - len(self.of_method(m, "held_out")) for m in self.methods}
+        if any(halves.values()):
+            text += "; no held-out numbers, as the cross-fit diverged: "
+            text += ", ".join(f"{count} of `{m}`" for m, count in halves.items() if count)
         return text + "."
+
+
+def measured_on(records: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:
+    """Those of finished runs that have numbers on a part: where a cross-fit diverged there are none on `held_out`."""
+    return [record for record in records if part != "held_out" or diverged_cross_fit(record) is None]
+
+
+def held_out_text(records: Sequence[dict[str, Any]]) -> str:
+    """How many finished runs there are, and how many of them have held-out numbers if not all: "5 (4 held out)"."""
+    held_out = len(measured_on(records, "held_out"))
+    return f"{len(records):,}" + (f" ({held_out:,} held out)" if held_out < len(records) else "")
 
 
 def run_id(record: dict[str, Any]) -> RunId:

@@ -15,6 +15,7 @@ from immunize.report.layout import Table
 from immunize.report.loading import load_records
 from immunize.report.naming import data_name
 from immunize.report.packing import write_results
+from immunize.report.runs import held_out_text
 from immunize.report.varied import Varied
 
 __all__ = ["groups_of", "load_records", "summary_table", "write_summary"]
@@ -83,7 +84,7 @@ def _by_rir(runs: list[dict[str, Any]]) -> tuple[str, float]:
 
 
 def _row(runs: list[dict[str, Any]], setting: str) -> Iterator[str]:
-    yield from (_data(runs[0]), setting, str(len(runs)))
+    yield from (_data(runs[0]), setting, held_out_text(runs))
     for _, part, estimator, name in _COLUMNS:
         numbers = _numbers(runs, part, estimator, name)
         yield summary_text([numbers]) if numbers else NOTHING

@@ -9,7 +9,7 @@ from typing import Any
 from immunize.report.cells import short
 from immunize.report.conventions import PARTS
 from immunize.report.nulls import infinite
-from immunize.report.runs import Runs
+from immunize.report.runs import Runs, measured_on
 
 __all__ = ["TIED", "validity_notes"]
 
@@ -24,7 +24,7 @@ def validity_notes(runs: Runs) -> list[str]:
 
     A last one counts the failure signatures that the trainings on `fit` showed, where they showed any.
     """
-    notes = [_note(runs.finished, part) for part in PARTS if runs.finished]
+    notes = [_note(measured, part) for part in PARTS if (measured := measured_on(runs.finished, part))]
     return [*notes, *_signatures(runs)]
 
 

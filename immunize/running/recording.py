@@ -65,9 +65,9 @@ def evaluate_fits(
     record: dict[str, Any], cfg: DictConfig, fits: dict[str, Fit], pairs: dict[str, PairedData], clock: float
 ) -> None:
     """Complete `record` in place with data facts, timings since `clock` and, for finished fits, every number."""
-    data = pairs["fit"]
+    data, statuses = pairs["fit"], [f.status for f in fits.values()]
     record.update(
-        status=next((f.status for f in fits.values() if f.status != "finished"), "finished"),
+        status="interrupted" if "interrupted" in statuses else statuses[0],  # a cross-fit that diverged costs its part
         pretrain=data.pretrain.name,
         harmful=data.harmful.name,
         data=data_facts(data),
@@ -77,7 +77,7 @@ def evaluate_fits(
     )
     if record["status"] == "finished":
         started = time.perf_counter()
-        thetas = {name: f.theta for name, f in fits.items()}
+        thetas = {name: f.theta for name, f in fits.items() if f.status == "finished"}
         record.update(evaluate_thetas(thetas, pairs, cfg.rho, cfg.probe_steps, cfg.selection))
         record["seconds_evaluating"] = time.perf_counter() - started
     record["seconds"] = time.perf_counter() - clock
@@ -95,21 +95,20 @@ def evaluate_thetas(
     """`metrics`, `verdicts`, `separability`, `steps_to_norm_ratio`, `curves` and `spectra` of a run.
 
     Args:
-        thetas: "fit", and "cross_fit" where the data set is cross-fitted.
+        thetas: "fit", and "cross_fit" where the data set is cross-fitted; without it there are no held-out numbers.
         pairs: the data that each of them was fitted on.
         rho: ρ of the `ridge` estimator.
         probe_steps: length of the norm-ratio curves.
         selection: "validation" measures on the validation rows of "fit" instead of the held-out part.
     """
-    held_by = "cross_fit" if "cross_fit" in thetas else "fit"
+    held_by = "cross_fit" if "cross_fit" in pairs else "fit"
     fitted, held = pairs["fit"], pairs[held_by]
     assert fitted.fit is not None
-    other, rows = ("held_out", held.held_out) if selection is None else (selection, held.validation)
-    assert rows is not None
-    parts = {
-        "fit": evaluate_part(thetas["fit"], fitted.fit, fitted.tasks, rho=rho, probe_steps=probe_steps),
-        other: evaluate_part(thetas[held_by], rows, held.tasks, rho=rho, probe_steps=probe_steps),
-    }
+    parts = {"fit": evaluate_part(thetas["fit"], fitted.fit, fitted.tasks, rho=rho, probe_steps=probe_steps)}
+    if held_by in thetas:
+        other, rows = ("held_out", held.held_out) if selection is None else (selection, held.validation)
+        assert rows is not None
+        parts[other] = evaluate_part(thetas[held_by], rows, held.tasks, rho=rho, probe_steps=probe_steps)
     return {
         "metrics": {
             part: {estimator: ratio_numbers(ratio) for estimator, ratio in of.ratios.items()}
@@ -118,7 +117,7 @@ def evaluate_thetas(
         "verdicts": {
             **asdict(parts["fit"].verdicts),
             "part": "fit",
-            other: asdict(parts[other].verdicts),
+            **{part: asdict(of.verdicts) for part, of in parts.items() if part != "fit"},
         },
         "separability": {part: _by_role(of.separability) for part, of in parts.items()},
         "steps_to_norm_ratio": {part: _by_curve(of, "steps_to") for part, of in parts.items()},

@@ -69,6 +69,17 @@ def diverged(record: Record) -> Record:
     return {key: value for key, value in record.items() if key not in lost} | {"status": "diverged"}
 
 
+def without_held_out(record: Record) -> Record:
+    """The same run, had its cross-fit diverged: numbers of `fit` alone."""
+    left = copy.deepcopy(record) | {"held_out_protocol": "cross_fit"}
+    for key in ("metrics", "verdicts", "steps_to_norm_ratio", "separability", "spectra"):
+        left.get(key, {}).pop("held_out", None)
+    left["curves"]["norm_ratio"].pop("held_out")
+    facts = {"steps": 17, "seconds": 1.0, "diverged": {"step": 17, "term": "ill", "value": "inf"}}
+    left["training"]["cross_fit"] = facts
+    return left
+
+
 def written(records: Iterable[Record], folder: Path) -> Path:
     """A folder of runs, each with its `record.json`, as a sweep leaves it."""
     for index, record in enumerate(records):

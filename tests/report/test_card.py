@@ -15,6 +15,7 @@ from immunize.records import RECORD
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, verdict_sentence
 from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, write_card
+from tests.report.making import without_held_out
 
 
 @pytest.fixture
@@ -48,6 +49,12 @@ def test_card_has_the_numbers_of_both_records(record: dict[str, Any], attack: di
     for row in attack_rows(attack):
         assert f"| `{row[0]}` | {row[1]} |" in text
     json.dumps(card, allow_nan=False)
+
+
+def test_card_of_a_run_whose_cross_fit_diverged_says_why_it_has_no_more(record: dict[str, Any]) -> None:
+    card = card_of(without_held_out(record), None)
+    assert card["ratios"].keys() == {"fit"}
+    assert "- No held-out numbers: the cross-fit diverged in step 17: ill became inf\n" in card_text(card, None)
 
 
 def test_card_names_what_an_attack_elsewhere_was_made_with(record: dict[str, Any], attack: dict[str, Any]) -> None:

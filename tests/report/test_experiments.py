@@ -17,7 +17,7 @@ import pytest
 from immunize.evaluation import deep, numbers
 from immunize.report import conventions, results
 from immunize.report.bands import read_bands, write_bands
-from immunize.report.cells import short
+from immunize.report.cells import short, summary_text
 from immunize.report.curves import IDENTITY, STYLES, BandCurve, curves_of, style_of
 from immunize.report.expected import expected_runs, swept
 from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
@@ -35,6 +35,7 @@ from tests.report.making import (
     table1_records,
     table2_records,
     tables_of,
+    without_held_out,
     written,
 )
 
@@ -231,6 +232,43 @@ def test_a_method_of_which_every_run_diverged_is_shown(table1: list[Record], tmp
     cells = row(tables, "by `spectrum`", "imma")
     assert cells.pop("runs") == "0 + 5 diverged"
     assert set(list(cells.values())[1:]) == {"–"}
+
+
+@pytest.mark.parametrize("lost", [2, 5])
+def test_runs_whose_cross_fit_diverged_have_their_fit(table1: list[Record], tmp_path: Path, lost: int) -> None:
+    """They count on `fit`, are missing on `held_out`, and the tables say why."""
+    records = [without_held_out(r) if r["method"] == "imma" and r["seed"] < lost else r for r in table1]
+    text, out = reported("table1", records, tmp_path)
+    whole, tables = tables_of(reported("table1", table1, tmp_path / "whole")[0]), tables_of(text)
+    reason = f"35 of 35 runs; no held-out numbers, as the cross-fit diverged: {lost} of `imma`."
+    for shown in (text, (out / "README.md").read_text(encoding="utf-8")):
+        assert reason in shown
+        assert "; diverged:" not in shown
+    kept = [r for r in records if r["method"] == "imma" and "held_out" in r["metrics"]]
+    cells, before = (row(of, "by `spectrum`", "imma") for of in (tables, whole))
+    assert cells["runs"] == f"5 ({5 - lost} held out)"
+    rirs = {name: cell for name, cell in cells.items() if name.startswith("RIR")}
+    (fit, held_out) = rirs
+    assert (fit, held_out) == ("RIR ↑ fit, spectrum, n = 5", f"RIR ↑ held_out, spectrum, n = {5 - lost} to 5")
+    assert rirs[fit] == before[fit]
+    expected = summary_text([[r["metrics"]["held_out"]["spectrum"]["rir"] for r in kept]])
+    assert rirs[held_out] == expected
+    held = [cell for name, cell in row(tables, "Definition 3.1", "imma").items() if "held_out" in name]
+    assert {cell.partition("/")[2] for cell in held} == ({"3"} if kept else {""})
+    assert (
+        row(tables, "norm ratio 0.1", "imma")["D_H: I → θ fit, n = 5"]
+        == (row(whole, "norm ratio 0.1", "imma")["D_H: I → θ fit, n = 5"])
+    )
+    # what is drawn, and read again
+    curves = {(c.part, c.extractor): c.runs for c in curves_of(Runs.of(records, "table1"))}
+    assert curves["fit", "imma"] == 5
+    assert curves.get(("held_out", "imma"), 0) == 5 - lost
+    assert tables_of(reported_again("table1", out, tmp_path)) == tables
+
+
+def reported_again(name: str, folder: Path, tmp_path: Path) -> str:
+    """What is printed of a folder with `results.jsonl`."""
+    return report_experiment(Request(name, folder, None, ROOT / f"experiments/{name}/published.csv"))
 
 
 def test_one_seed_has_no_spread(base: Record, tmp_path: Path) -> None:

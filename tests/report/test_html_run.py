@@ -25,7 +25,7 @@ from immunize.report.sources import METRICS
 from tests import reference as ref
 from tests.attacking import attack_tiny
 from tests.composing import run_tiny
-from tests.report.making import diverged
+from tests.report.making import diverged, without_held_out
 from tests.report.pages import Page, check
 
 Record = dict[str, Any]
@@ -204,6 +204,13 @@ def test_run_without_numbers_says_so(status: str, record: Record) -> None:
     assert f"This run is '{status}': nothing was evaluated" in text
     assert ("diverged in step 17: ill became inf" in text) == (status == "diverged")
     assert "Condition numbers, before" not in text
+
+
+def test_run_whose_cross_fit_diverged_shows_its_fit_and_says_why_no_more(record: Record) -> None:
+    page = check(run_page(without_held_out(record), None, None))
+    assert "There are no held-out numbers: the cross-fit diverged in step 17: ill became inf." in page.text
+    assert "This run is" not in page.text
+    assert {row[0] for row in page.table("Condition numbers").rows} == {"fit"}
 
 
 def test_record_without_spectra_shows_their_ends(record: Record) -> None:

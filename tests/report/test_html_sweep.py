@@ -21,7 +21,15 @@ from immunize.report.html.settings import settings_of
 from immunize.report.html.sweep_page import sweep_page
 from immunize.report.packing import write_results
 from immunize.report.summary import summary_table
-from tests.report.making import METHODS, diverged, record_of, table1_records, table2_records, written
+from tests.report.making import (
+    METHODS,
+    diverged,
+    record_of,
+    table1_records,
+    table2_records,
+    without_held_out,
+    written,
+)
 from tests.report.pages import Page, check
 
 Record = dict[str, Any]
@@ -184,6 +192,16 @@ def test_diverged_interrupted_and_missing_runs_are_counted(table1: list[Record],
     row = next(row for row in page.table("In how many").rows if row[0] == first)
     assert row[1] == "1 + 1 diverged + 1 interrupted"
     assert row[2].endswith("/1")
+
+
+def test_runs_whose_cross_fit_diverged_are_counted_on_fit(table1: list[Record]) -> None:
+    first = table1[0]["method"]
+    table1[0] = without_held_out(table1[0])
+    page = page_of(table1)
+    row = next(row for row in page.table("In how many").rows if row[0] == first)
+    assert row[1] == "3 (2 held out)"
+    assert {cell.partition("/")[2] for cell in row[2:]} == {"3", "2"}
+    assert "Can the condition numbers be trusted?" in page.text
 
 
 def test_sweep_of_which_nothing_finished(table1: list[Record]) -> None:

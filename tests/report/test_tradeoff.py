@@ -112,6 +112,16 @@ def test_diverged_runs_are_counted_and_have_no_point(records: list[Record]) -> N
     assert "diverged: 2 of `ours`" in trade.runs.completeness()
 
 
+def test_a_cross_fit_that_diverged_costs_a_point_of_held_out_alone(records: list[Record]) -> None:
+    for record in records[2:4]:
+        record["training"] = {"cross_fit": {"diverged": {"step": 1, "term": "ill", "value": "inf"}}}
+        del record["metrics"]["held_out"], record["verdicts"]["held_out"]
+    trade = TradeOff.of(records)
+    assert [p.ratio for p in trade.points("fit", "spectrum")] == [10.0, 1e3, 1e5]
+    assert [p.ratio for p in trade.points("held_out", "spectrum")] == [10.0, 1e5]
+    assert next(row for row in tradeoff_tables(trade)[0].rows if row[0] == "1e+03")[1] == "2 (0 held out)"
+
+
 def test_weights_are_those_that_the_method_has(records: list[Record]) -> None:
     for record in records:
         record["config"]["objective"] |= {"lambda_well": 1.0, "lambda_ill": 1.0}  # method.lambda_ill=... was given

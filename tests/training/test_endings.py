@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable
@@ -13,10 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize import train
+from immunize import evaluate, train
+from immunize.data import Splits, Synthetic
 from immunize.objective import Step
 from immunize.objective.ours import Ours
-from immunize.records import read_record
+from immunize.records import FIGURE, diverged_cross_fit, finished, read_record
+from immunize.report import show_record
+from immunize.sweeping import value_of
 from tests.composing import SGD, D, run_tiny, theta_of
 
 Terms = dict[str, Tensor]
@@ -45,6 +49,50 @@ def spoil(name: str, value: float) -> Callable[[Terms], Terms]:
     return lambda terms: {key: term * value if key == name else term for key, term in terms.items()}
 
 
+@pytest.fixture
+def cross_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synthetic data without held-out rows of their own, as House Prices has none."""
+    load = Synthetic.load
+
+    def halves(self: Synthetic, seed: int) -> Splits:
+        rows = load(self).fit
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        return Splits(rows.take(order[::2]), rows.take(order[1::2]))
+
+    monkeypatch.setattr(Synthetic, "held_out_protocol", "cross_fit")
+    monkeypatch.setattr(Synthetic, "cross_fit", halves)
+    monkeypatch.setattr(Synthetic, "load", lambda self: Splits(load(self).fit, None))
+
+
+Spoil = Callable[[type[BaseException] | None], None]
+
+
+@pytest.fixture
+def spoil_second(cross_fitted: None, monkeypatch: pytest.MonkeyPatch) -> Spoil:
+    """In its sixth step, the training of the second extractor diverges, or meets an error."""
+    original = Ours.terms
+
+    def install(error: type[BaseException] | None) -> None:
+        trained: list[Ours] = []
+        of_second: list[Step] = []
+
+        def terms(self: Ours, step: Step) -> Terms:
+            trained.append(self)
+            computed = original(self, step)
+            if self is trained[0]:
+                return computed
+            of_second.append(step)
+            if len(of_second) < 6:
+                return computed
+            if error is not None:
+                raise error
+            return spoil("ill", math.inf)(computed)
+
+        monkeypatch.setattr(Ours, "terms", terms)
+
+    return install
+
+
 def strict_json(path: Path) -> Any:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
@@ -63,6 +111,45 @@ def test_non_finite_term_is_named_with_its_step(
     assert record["training"]["fit"]["diverged"] == {"step": 5, "term": name, "value": str(value)}
     assert record["training"]["fit"]["steps"] == 5
     assert strict_json(tmp_path / "record.json") == read_record(tmp_path)
+
+
+def test_a_cross_fit_that_diverges_costs_the_held_out_numbers_alone(
+    tmp_path: Path,
+    spoil_second: Spoil,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = run_tiny(tmp_path / "whole")
+    assert whole["metrics"].keys() == {"fit", "held_out"}
+    assert diverged_cross_fit(whole) is None
+
+    spoil_second(None)
+    record = run_tiny(tmp_path / "run", "figure=true")
+    assert (record["status"], record["held_out_protocol"]) == ("finished", "cross_fit")
+    assert record["training"]["cross_fit"]["diverged"] == {"step": 5, "term": "ill", "value": "inf"}
+    assert "diverged" not in record["training"]["fit"]
+    assert diverged_cross_fit(record) == "the cross-fit diverged in step 5: ill became inf"
+    for key in ("metrics", "separability", "steps_to_norm_ratio", "spectra"):
+        assert record[key] == {"fit": whole[key]["fit"]}
+    assert record["curves"]["norm_ratio"] == {"fit": whole["curves"]["norm_ratio"]["fit"]}
+    assert record["verdicts"] == {key: value for key, value in whole["verdicts"].items() if key != "held_out"}
+    assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "whole"))
+    assert (tmp_path / "run" / FIGURE).is_file()
+
+    assert finished(tmp_path / "run")
+    stored = read_record(tmp_path / "run")
+    assert value_of(stored) == stored["metrics"]["fit"]["spectrum"]["rir"]
+    assert evaluate.run(tmp_path / "run")[1] == []
+    capsys.readouterr()
+    show_record(stored)
+    assert "no held-out numbers: the cross-fit diverged in step 5: ill became inf" in capsys.readouterr().out
+
+
+def test_an_interrupted_cross_fit_is_an_interrupted_run(tmp_path: Path, spoil_second: Spoil) -> None:
+    spoil_second(KeyboardInterrupt)
+    record = run_tiny(tmp_path)
+    assert record["status"] == "interrupted"
+    assert record["training"].keys() == {"fit", "cross_fit"}
+    assert "metrics" not in record
 
 
 def test_checkpoint_holds_the_parameters_of_the_last_step_with_finite_terms(

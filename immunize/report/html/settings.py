@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from immunize.report.naming import in_order, pair_title
+from immunize.report.runs import held_out_text
 from immunize.report.summary import groups_of
 from immunize.report.varied import Varied
 
@@ -53,7 +54,7 @@ def finished(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def count_text(runs: Sequence[dict[str, Any]]) -> str:
     """How many runs: "5", or "3 + 2 diverged"."""
     counts = {status: sum(r["status"] == status for r in runs) for status in ("diverged", "interrupted")}
-    return " + ".join([f"{len(finished(runs)):,}", *(f"{n:,} {status}" for status, n in counts.items() if n)])
+    return " + ".join([held_out_text(finished(runs)), *(f"{n:,} {status}" for status, n in counts.items() if n)])
 
 
 def settings_of(records: Sequence[dict[str, Any]]) -> list[Setting]:

@@ -21,7 +21,7 @@ from immunize.report.html.views import View, views_of
 from immunize.report.loading import load_records, own_runs
 from immunize.report.provenance import provenance_rows, settings_table
 from immunize.report.reading import lacking_is_told
-from immunize.report.runs import Runs, experiment_of
+from immunize.report.runs import Runs, experiment_of, measured_on
 from immunize.report.validity import validity_notes
 
 __all__ = ["sweep_page", "write_sweep_page"]
@@ -198,7 +198,9 @@ def _provenance(records: Sequence[dict[str, Any]], settings: Sequence[Setting], 
     parts: list[Html] = [key_values(facts)]
     if all("config_hash" in record for record in records) and len(settings) == len(runs.methods):
         parts.append(from_layout(settings_table(runs)))
-    if runs.finished and all(part in record["metrics"] for record in runs.finished for part in PARTS):
+    if runs.finished and all(
+        part in record["metrics"] for part in PARTS for record in measured_on(runs.finished, part)
+    ):
         parts += [tag("h3", "Can the condition numbers be trusted?"), *(note(text) for text in validity_notes(runs))]
     commands = "\n".join(dict.fromkeys(_sweep_command(record) for record in records))
     parts += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from immunize.records import diverged_cross_fit
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.cells import short
 from immunize.report.conventions import HARDER_BY, NO_HARDER
@@ -30,7 +31,9 @@ def verdicts_section(record: dict[str, Any], attack: dict[str, Any] | None) -> S
     else:
         cards = [*_definition_cards(record), _attack_card(attack)]
         how = f"{_HOW} {_GROUPS}" if "metrics_groups" in record else _HOW
-        content = join([tag("div", *cards, class_="verdicts"), note(how), *_warnings(record)])
+        lost = diverged_cross_fit(record)
+        missing = None if lost is None else note(f"There are no held-out numbers: {lost}.")
+        content = join([tag("div", *cards, class_="verdicts"), missing, note(how), *_warnings(record)])
     return Section("verdicts", "Verdicts", content)
 
 

@@ -19,7 +19,7 @@ from immunize.report.conventions import LAMBDAS, PARTS
 from immunize.report.expected import swept
 from immunize.report.nulls import infinite
 from immunize.report.packing import merged
-from immunize.report.runs import FAST, RunId, Runs, experiment_of
+from immunize.report.runs import FAST, RunId, Runs, experiment_of, measured_on
 
 __all__ = ["ESTIMATORS", "NAME", "Point", "TradeOff", "geometric_means", "on_front", "ratios_of"]
 
@@ -81,7 +81,7 @@ class TradeOff:
         for what, found in (("methods", all_runs.methods), ("pairs of data sets", all_runs.pairs)):
             if len(found) > 1:
                 raise ValueError(f"a trade-off is that of one method on one pair, but there are {what} {found}")
-        if any("held_out" not in record.get("metrics", PARTS) for record in records):
+        if any("held_out" not in record.get("metrics", PARTS) for record in measured_on(records, "held_out")):
             raise ValueError("runs with selection=validation have no held-out numbers, which a trade-off shows")
         groups: dict[float, list[dict[str, Any]]] = {}
         for record in sorted(records, key=_ratio):
@@ -104,7 +104,7 @@ class TradeOff:
         """The weights that have finished runs, by ascending λ_H/λ_P."""
         ratios, seeds, means = [], [], []
         for ratio, runs in self.weights:
-            found = [ratios_of(run["metrics"][part][estimator]) for run in runs.finished]
+            found = [ratios_of(run["metrics"][part][estimator]) for run in measured_on(runs.finished, part)]
             if found:
                 ratios.append(ratio)
                 seeds.append(found)

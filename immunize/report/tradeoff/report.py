@@ -14,7 +14,7 @@ from immunize.report.loading import load_records
 from immunize.report.naming import pair_title
 from immunize.report.packing import write_results
 from immunize.report.provenance import provenance
-from immunize.report.runs import EXPERIMENT_STATUSES, Runs
+from immunize.report.runs import EXPERIMENT_STATUSES, Runs, measured_on
 from immunize.report.tradeoff.figure import tradeoff_figure
 from immunize.report.tradeoff.points import ESTIMATORS, NAME, TradeOff
 
@@ -108,7 +108,8 @@ def _table(trade: TradeOff, estimator: str) -> Table:
 
 
 def _verdicts(runs: Runs, part: str) -> str:
-    found = [run["verdicts"] if part == "fit" else run["verdicts"]["held_out"] for run in runs.finished]
+    finished = measured_on(runs.finished, part)
+    found = [run["verdicts"] if part == "fit" else run["verdicts"]["held_out"] for run in finished]
     return " ".join(f"{sum(bool(v[name]) for v in found)}/{len(found)}" for name in "abc") if found else NOTHING
 
 
