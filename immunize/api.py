@@ -5,15 +5,18 @@ The Python counterpart of `python -m immunize.train` for a network, without conf
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
@@ -28,6 +31,7 @@ from immunize.objective import Objective, task_loss
 from immunize.running.assembling import arguments_of
 from immunize.running.deep_assembling import optimizer_factory
 from immunize.running.experiment import quiet_lightning
+from immunize.settings import LARGEST_SEED
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.training import DeepModule
 from immunize.training.callbacks import MULTIPLIERS, GradientBalance
@@ -116,7 +120,9 @@ def immunize(
         label_smoothing: of the cross-entropy on D_P.
         options: the method's own settings, as in its YAML, such as {"budget": 10, "shrinkage": 0.01}.
         rho: ρ of the `ridge` estimator.
-        seed: of what the method draws, and of the bootstrap.
+        seed: from 0 to 2**32 - 1: of what the method draws, of the bootstrap, and of the global generators of torch,
+            numpy and Python while this runs, by which a loader shuffles that has no generator of its own. Afterwards
+            they go on where they were. What a loader's own generator or the network holds is the caller's.
 
     Raises:
         UserError: a setting that is wrong, or a network, loaders and a method that do not go together.
@@ -128,64 +134,87 @@ def immunize(
         raise UserError(f"steps has to be at least 1, it is {steps}")
     if multiplier not in MULTIPLIERS:
         raise UserError(f"multiplier has to be one of {MULTIPLIERS} (C.2), it is {multiplier}")
-    if isinstance(method, str):
-        objective = _method(method, lambda_well, lambda_ill, options or {}, seed)
-        balanced = multiplier if lambda_well is None else None
-    else:
-        balanced = None
-        objective = copy.deepcopy(method)  # which may own parameters, as the network does
-    try:
-        refuse_precondition(getattr(objective, "precondition", "none"), OF_NETWORKS, "a network")
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    seed_everything(seed, workers=True, verbose=False)
-    theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)
-    loaders = {"pretrain": pretrain_loader, "harmful": harmful_loader}
-    for role, loader in loaders.items():
-        if isinstance(loader, Iterator):
-            raise UserError(f"{role}_loader is over after one pass; give what starts again, such as a DataLoader")
-    found = {role: _features([theta_0], x) for role, x in loaders.items()}
-    before = {role: (x, y) for role, ((x,), y) in found.items()}
-    _check(before, head)
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UserError(f"seed has to be between 0 and {LARGEST_SEED}, it is {seed}")
+    with _by_its_own_numbers(seed):
+        if isinstance(method, str):
+            objective = _method(method, lambda_well, lambda_ill, options or {}, seed)
+            balanced = multiplier if lambda_well is None else None
+        else:
+            balanced = None
+            objective = copy.deepcopy(method)  # which may own parameters, as the network does
+        try:
+            refuse_precondition(getattr(objective, "precondition", "none"), OF_NETWORKS, "a network")
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)
+        loaders = {"pretrain": pretrain_loader, "harmful": harmful_loader}
+        for role, loader in loaders.items():
+            if isinstance(loader, Iterator):
+                raise UserError(f"{role}_loader is over after one pass; give what starts again, such as a DataLoader")
+        found = {role: _features([theta_0], x) for role, x in loaders.items()}
+        before = {role: (x, y) for role, ((x,), y) in found.items()}
+        _check(before, head)
 
-    facts: dict[str, Any] = {}
-    taken = 0
-    if objective.trains:
-        released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
-        example = next(iter(pretrain_loader))[0][:AT_MOST_TO_LOOK_AT]
-        net = DeepExtractor.from_module(released, classifier, trainable, example=example)
-        objective.bind(
-            net.n_features,
-            torch.Generator().manual_seed(seed),
-            int(before["harmful"][1].max()) + 1,
-            net.dtype,
+        facts: dict[str, Any] = {}
+        taken = 0
+        if objective.trains:
+            released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
+            example = next(iter(pretrain_loader))[0][:AT_MOST_TO_LOOK_AT]
+            net = DeepExtractor.from_module(released, classifier, trainable, example=example)
+            objective.bind(
+                net.n_features,
+                torch.Generator().manual_seed(seed),
+                int(before["harmful"][1].max()) + 1,
+                net.dtype,
+            )
+            row = OmegaConf.load(Path(config_dir()) / SHARED_ROW)
+            assert isinstance(row, DictConfig)
+            module = DeepModule(
+                net,
+                objective,
+                task_loss(row.loss, label_smoothing),
+                optimizer_factory(row.optimizer, learning_rate),
+                head_weight_decay=row.head_weight_decay,
+            )
+            taken = _train(module, pretrain_loader, harmful_loader, steps, balanced)
+        else:
+            released, classifier, facts = _appended(objective, theta_0, omega_0, before)
+        # Both networks in one pass: a shuffling loader has another order each time, and the bootstrap pairs rows.
+        both = {role: _features([released, theta_0], x) for role, x in loaders.items()}
+        after, before = ({role: (x[which], y) for role, (x, y) in both.items()} for which in (0, 1))
+        _check(after, classifier)
+        grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]
+        return Immunized(
+            released,
+            classifier,
+            taken,
+            pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap")),
+            {"before": _accuracy(before["pretrain"], omega_0), "after": _accuracy(after["pretrain"], classifier)},
+            dict(objective.weights),
+            facts,
         )
-        row = OmegaConf.load(Path(config_dir()) / SHARED_ROW)
-        assert isinstance(row, DictConfig)
-        module = DeepModule(
-            net,
-            objective,
-            task_loss(row.loss, label_smoothing),
-            optimizer_factory(row.optimizer, learning_rate),
-            head_weight_decay=row.head_weight_decay,
-        )
-        taken = _train(module, pretrain_loader, harmful_loader, steps, balanced)
-    else:
-        released, classifier, facts = _appended(objective, theta_0, omega_0, before)
-    # Both networks in one pass: a shuffling loader has another order each time, and the bootstrap pairs rows.
-    both = {role: _features([released, theta_0], x) for role, x in loaders.items()}
-    after, before = ({role: (x[which], y) for role, (x, y) in both.items()} for which in (0, 1))
-    _check(after, classifier)
-    grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]
-    return Immunized(
-        released,
-        classifier,
-        taken,
-        pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap")),
-        {"before": _accuracy(before["pretrain"], omega_0), "after": _accuracy(after["pretrain"], classifier)},
-        dict(objective.weights),
-        facts,
-    )
+
+
+@contextlib.contextmanager
+def _by_its_own_numbers(seed: int) -> Iterator[None]:
+    """Random numbers by `seed` and gradients within; the caller's generators, modes and log levels are put back."""
+    lightning = logging.getLogger("lightning.pytorch")
+    level, python, legacy = lightning.level, random.getstate(), np.random.get_state()  # noqa: NPY002
+    metal = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.inference_mode(False), torch.enable_grad():
+        try:
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            torch.manual_seed(seed)
+            lightning.setLevel(logging.WARNING)
+            yield
+        finally:
+            lightning.setLevel(level)
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
+            if metal is not None:
+                torch.mps.set_rng_state(metal)
 
 
 def _method(
@@ -201,14 +230,8 @@ def _method(
         "lambda_ill": 1.0 if lambda_ill is None else lambda_ill,
     }
     register()  # the method's YAML asks by which kind of model it is used
-    cfg = OmegaConf.create(
-        {
-            "model": {"kind": "deep"},
-            "method": OmegaConf.load(folder / f"{name}.yaml"),
-            "objective": weights,
-            "seed": seed,
-        }
-    )
+    node = OmegaConf.load(folder / f"{name}.yaml")
+    cfg = OmegaConf.create({"model": {"kind": "deep"}, "method": node, "objective": weights, "seed": seed})
     assert isinstance(cfg, DictConfig)
     if unknown := sorted(set(options) - set(map(str, cfg.method))):
         raise UserError(f"method {name!r} has no option {', '.join(unknown)}")
@@ -222,7 +245,6 @@ def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, mu
     callbacks: list[Callback] = []
     if multiplier is not None and {"well", "ill"} & module.objective.weights.keys():
         callbacks.append(GradientBalance(multiplier))
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     trainer = Trainer(
         max_steps=steps,
         max_epochs=-1,

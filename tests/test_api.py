@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import random
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -112,12 +119,78 @@ def test_given_weights_are_kept_and_seeds_repeat(network: tuple[Backbone, nn.Lin
     assert torch.equal(one.backbone.last.weight, other.backbone.last.weight)  # type: ignore[union-attr, arg-type]
 
 
+def state_of_the_process() -> dict[str, Any]:
+    """What a library call has to leave as it was."""
+    return {
+        "python": random.getstate(),
+        "numpy": str(np.random.get_state()),  # noqa: NPY002
+        "torch": torch.get_rng_state().tolist(),
+        "devices": [state.tolist() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        "environment": dict(os.environ),
+        "dtype": torch.get_default_dtype(),
+        "threads": (torch.get_num_threads(), threadpool_info()),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark),
+        "precision": torch.get_float32_matmul_precision(),
+        "warnings": list(warnings.filters),
+        "levels": {name: logging.getLogger(name).level for name in ("", "lightning", "lightning.pytorch", "immunize")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "fails"), [({}, None), ({"method": "closed_form"}, None), ({"trainable": ["nothing"]}, UserError)]
+)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_the_callers_process_is_left_as_it_was(
+    network: tuple[Backbone, nn.Linear],
+    options: dict[str, Any],
+    fails: type[Exception] | None,
+    mode: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
+    monkeypatch.delenv("PL_SEED_WORKERS", raising=False)
+    backbone, head = network
+    backbone.train()
+    loaders = loader(1), loader(2, classes=5)
+    immunized(network, steps=1)  # imports and Hydra's registrations are over
+    logging.getLogger("lightning.pytorch").setLevel(logging.DEBUG)
+    with mode():
+        before = state_of_the_process()
+        with pytest.raises(fails) if fails else contextlib.nullcontext():
+            immunize.immunize(backbone, head, *loaders, **({"trainable": ["last"], "steps": 2} | options))
+        assert state_of_the_process() == before
+    assert backbone.training
+    assert all(module.training for module in backbone.modules())
+    assert [one.worker_init_fn for one in loaders] == [None, None]
+
+
+def test_a_seed_gives_the_same_whatever_the_callers_state(network: tuple[Backbone, nn.Linear]) -> None:
+    backbone, head = network
+
+    def once(seed: int) -> immunize.Immunized:
+        shuffled = [DataLoader(loader(i, n).dataset, batch_size=40, shuffle=True) for i, n in ((1, CLASSES), (2, 5))]
+        return immunize.immunize(backbone, head, *shuffled, method="imma", trainable=["last"], steps=6, seed=seed)
+
+    one = once(0)
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    torch.manual_seed(5)
+    with torch.no_grad():
+        same, other = once(0), once(1)
+    weights = [found.backbone.last.weight for found in (one, same, other)]  # type: ignore[union-attr]
+    assert torch.equal(weights[0], weights[1])  # type: ignore[arg-type]
+    assert not torch.equal(weights[0], weights[2])  # type: ignore[arg-type]
+    assert one.ratios == same.ratios
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"method": "magic"}, "unknown method 'magic'"),
         ({"lambda_well": 1.0}, "both lambda_well and lambda_ill"),
         ({"steps": 0}, "at least 1"),
+        ({"seed": -1}, "between 0 and"),
         ({"multiplier": 4}, r"^multiplier has to be one of \(1, 2, 3, 5\)"),
         ({"trainable": ["nothing"]}, "nothing"),
         ({"options": {"budget": 3}}, "no option budget"),
