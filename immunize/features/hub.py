@@ -6,6 +6,7 @@ cache are used without asking anybody, and the hub is asked once, briefly, befor
 
 from __future__ import annotations
 
+import os
 import threading
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ from immunize.errors import UserError
 __all__ = ["WAIT", "pretrained_overlay"]
 
 WAIT = 4.0
-"""Seconds to wait for an answer of the hub."""
+"""Seconds to wait for an answer of the hub, unless HF_HUB_ETAG_TIMEOUT says for how long its client waits for one."""
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 """What timm looks for in a repository of the hub, in this order."""
@@ -45,10 +46,11 @@ def pretrained_overlay(architecture: str, config: Any) -> dict[str, Any]:
     if cached := _cached(hub, getattr(config, "hf_hub_filename", None), url):
         return {"file": str(cached)}
     address = _hub_address() if hub else str(url)
-    if not _answers(address):
+    if not _answers(address, wait := _wait()):
         raise UserError(
             f"the pretrained weights of {architecture} are not in the cache and {address} does not answer within "
-            f"{WAIT:g} s. Give weights that you have with model.checkpoint=<safetensors file or state dict>, or start "
+            f"{wait:g} s (HF_HUB_ETAG_TIMEOUT=<seconds> waits longer). Give weights that you have with "
+            f"model.checkpoint=<safetensors file or state dict>, or start "
             f"from random ones with model.pretrained=false (python -m immunize.pretrain trains them)"
         )
     return {}
@@ -76,7 +78,13 @@ def _hub_address() -> str:
     return str(constants.ENDPOINT)
 
 
-def _answers(address: str) -> bool:
+def _wait() -> float:
+    from huggingface_hub import constants
+
+    return float(constants.HF_HUB_ETAG_TIMEOUT) if "HF_HUB_ETAG_TIMEOUT" in os.environ else WAIT
+
+
+def _answers(address: str, wait: float) -> bool:
     """Whether anybody answers there, whatever the answer; through the user's proxy if there is one.
 
     In a thread, since nothing limits how long a name may take to be looked up.
@@ -87,7 +95,7 @@ def _answers(address: str) -> bool:
 
     def ask() -> None:
         try:
-            with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=WAIT):
+            with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=wait):
                 answered.set()
         except urllib.error.HTTPError:
             answered.set()
@@ -96,7 +104,7 @@ def _answers(address: str) -> bool:
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(WAIT)
+    thread.join(wait)
     return answered.is_set()
 
 

@@ -190,6 +190,16 @@ def test_no_answer_is_an_error_within_15_seconds_that_names_both_ways() -> None:
     assert hub.WAIT * 0.9 < time.monotonic() - started < 15  # it did wait, as long as it says
 
 
+@pytest.mark.usefixtures("silent")
+def test_the_hubs_own_variable_says_how_long_is_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "1")  # the client reads it when it is imported
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"does not answer within 1 s \(HF_HUB_ETAG_TIMEOUT=<seconds> waits longer\)"):
+        build_network("resnet18", pretrained=True)
+    assert 0.9 < time.monotonic() - started < hub.WAIT
+
+
 def test_nobody_there_is_an_error_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     started = time.monotonic()
