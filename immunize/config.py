@@ -27,6 +27,7 @@ from immunize.schemas import (
     ReportConfig,
     TrainConfig,
 )
+from immunize.threads import threads_in_force
 
 __all__ = [
     "NOT_HASHED",
@@ -59,8 +60,8 @@ NOT_HASHED = (
     *("logger", "log_every", "monitor_every", "figure"),
 )
 """Settings that change no number but by rounding: where things lie, how they are shown, which sweep a run belongs to,
-how many threads compute and how many processes read. Left out of the config hash; reports put runs that differ in them
-alone into one row."""
+how many threads compute and how many processes read. Left out of the config hash, but for the threads of a network: its
+training amplifies rounding to another θ. Reports put runs that differ in them alone into one row."""
 
 NOT_HASHED_DEEP = ("workers", "batch_size", "cache_dir")
 """The same of the settings below `deep`."""
@@ -133,6 +134,8 @@ def config_hash(config: dict[str, Any]) -> str:
         config: the plain, resolved configuration of a run.
     """
     kept = _of_its_kind({key: value for key, value in config.items() if key not in NOT_HASHED})
+    if _is_deep(config) and config.get("threads") is not None:  # records of before they were resolved have null
+        kept["rounded_by_threads"] = config["threads"]
     kept = _without_paths(kept, str(config.get("data_root")))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -154,16 +157,24 @@ def moved(config: dict[str, Any], data_root: str | None) -> dict[str, Any]:
     return elsewhere
 
 
-def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """The plain, resolved configuration of a run, without Hydra's own node.
+def resolved(cfg: DictConfig, threads: int | None = None) -> dict[str, Any]:
+    """The plain, resolved configuration of a run, without Hydra's own node; of a network with the threads in force.
+
+    Args:
+        cfg: the composed configuration.
+        threads: what `threads: null` stands for where a network will be trained; None is what it does here.
 
     Raises:
         OmegaConfBaseException: a reference to a setting that does not exist.
     """
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    plain_config = OmegaConf.to_container(own, resolve=True, enum_to_str=True)
-    assert isinstance(plain_config, dict)
-    return {str(key): value for key, value in plain_config.items()}
+    plain = OmegaConf.to_container(own, resolve=True, enum_to_str=True)
+    assert isinstance(plain, dict)
+    found = {str(key): value for key, value in plain.items()}
+    if _is_deep(found) and "threads" in found:
+        given = found["threads"]
+        found["threads"] = threads if given is None and threads is not None else threads_in_force(given)
+    return found
 
 
 def register() -> None:
@@ -185,6 +196,11 @@ def register() -> None:
     store.store(name="pretrain_schema", node=PretrainConfig)
 
 
+def _is_deep(config: dict[str, Any]) -> bool:
+    model = config.get("model")
+    return isinstance(model, dict) and model.get("kind") == "deep"
+
+
 def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
     """Without the settings that a model of this kind does not have, so that new ones for others change no hash."""
     model, objective, deep = (config.get(key) for key in ("model", "objective", "deep"))
@@ -192,7 +208,7 @@ def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
         return config
     objective = {key: value for key, value in objective.items() if not (key in ADDED and value is None)}
     kept = {key: value for key, value in config.items() if key != "deep"} | {"objective": objective}
-    if model.get("kind") == "deep":
+    if _is_deep(config):
         assert isinstance(deep, dict)
         single = "sets" not in config.get("harmful", {})
         return kept | {

@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from safetensors.torch import load_file
 
-from immunize import evaluate, train
-from immunize.config import config_hash, hash_of_run, resolved
+from immunize import evaluate, threads, train
+from immunize.config import config_dir, config_hash, hash_of_run, resolved
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor, Features, extract, save_weights
 from immunize.records import CHECKPOINT, read_record
+from immunize.report.summary import groups_of
 from immunize.running.deep_assembling import build_network
 from immunize.running.deep_fit import TRAINING
 from immunize.running.measuring import Measured, both_features
@@ -545,6 +547,32 @@ def test_hash_of_a_deep_run_follows_what_changes_numbers() -> None:
         assert changed == (override == "trainer=ddp"), override
     for override in ("deep.groups=3", "objective.max_steps=5", "method.precondition=features", "seed=1"):
         assert hash_of_run(tiny_deep(override)) != base, override
+
+
+def test_threads_are_part_of_a_deep_runs_hash_and_not_of_a_linear_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    two = hash_of_run(tiny_deep("threads=2"))
+    assert two != hash_of_run(tiny_deep("threads=1"))
+    assert hash_of_run(tiny("threads=2")) == hash_of_run(tiny("threads=1"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert resolved(tiny_deep("threads=null"))["threads"] == 2  # what it comes to here
+    assert hash_of_run(tiny_deep("threads=null")) == two
+    assert config_hash(resolved(tiny_deep("threads=null"), 3)) == hash_of_run(tiny_deep("threads=3"))
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        of_theta_0 = [resolved(compose("pretrain_theta", [f"threads={count}"])) for count in (1, 2, "null")]
+    hashes = list(map(config_hash, of_theta_0))
+    assert hashes[0] != hashes[1] == hashes[2]
+
+
+def test_a_run_of_two_threads_is_not_taken_for_one_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    options = ("objective.max_steps=1", "resume=true")
+    first = run_tiny_deep(tmp_path, *options, "threads=1")
+    assert first["config"]["threads"] == first["hardware"]["threads"] == 1
+    assert run_tiny_deep(tmp_path, *options, "threads=1")["started"] == first["started"]
+    with pytest.raises(UserError, match="overwrite=true"):
+        run_tiny_deep(tmp_path, *options, "threads=2")
+    assert len(groups_of([first, first | {"config": first["config"] | {"threads": 2}}])) == 1
 
 
 def test_weights_below_the_data_folder_have_the_same_hash_elsewhere() -> None:

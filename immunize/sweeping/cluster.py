@@ -6,6 +6,7 @@ This process submits them through submitit, waits, and cancels what is left when
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -50,6 +51,7 @@ class ClusterLauncher(SweepLauncher):
         plain = OmegaConf.to_container(parameters, resolve=True) if isinstance(parameters, DictConfig) else parameters
         assert isinstance(plain, Mapping)
         self.parameters = {str(key): value for key, value in plain.items() if value is not None}
+        self.threads: int = int(self.parameters.get("cpus_per_task", 1))
 
     def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
         """Submit all, and wait for each.
@@ -70,7 +72,7 @@ class ClusterLauncher(SweepLauncher):
         try:
             executor = submitit.AutoExecutor(folder=self.folder, cluster=self.cluster)
             executor.update_parameters(**self.parameters)
-            submitted = executor.map_array(functools.partial(_do, self.jobs), shares)
+            submitted = executor.map_array(functools.partial(_do, self.jobs, self.threads), shares)
         except (RuntimeError, TypeError, ValueError, NameError, OSError) as error:
             raise CompactHydraException(f"error: the jobs cannot be submitted: {error}") from None
         waiting = dict(zip(submitted, shares, strict=True))
@@ -85,8 +87,9 @@ class ClusterLauncher(SweepLauncher):
                 handle.cancel(check=False)
 
 
-def _do(jobs: Jobs, share: tuple[Job, ...]) -> list[Outcome]:
+def _do(jobs: Jobs, threads: int, share: tuple[Job, ...]) -> list[Outcome]:
     """What a job of the cluster executes."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # what `threads: null` is, as the sweep's plan has it
     jobs.enter()
     return [jobs.run(job.number, job.overrides) for job in share]
 

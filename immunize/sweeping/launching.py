@@ -42,7 +42,13 @@ class Job:
 
 
 class SweepLauncher(Launcher):
-    """Runs the jobs of a sweep; a subclass says where (:meth:`outcomes`)."""
+    """Runs the jobs of a sweep; a subclass says where (:meth:`outcomes`).
+
+    Attributes:
+        threads: that the processes which do the runs have; None where they are done in this one.
+    """
+
+    threads: int | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hydra's way to say what is to be launched."""
@@ -110,7 +116,7 @@ class SweepLauncher(Launcher):
 
     def _places(self, jobs: Sequence[Job]) -> dict[Job, tuple[Path, str]]:
         """Folder and hash of each job, where the sweep finds its runs again by their hash."""
-        plan = Plan(self.hydra_context, self.config)
+        plan = Plan(self.hydra_context, self.config, self.threads)
         found = ((job, plan.folder_and_hash(job.overrides)) for job in jobs)
         places = {job: place for job, place in found if place is not None}
         self.hashes = list(dict.fromkeys(digest for _, digest in places.values()))

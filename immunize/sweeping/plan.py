@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import hash_of_run
+from immunize.config import config_hash, resolved
 
 __all__ = ["BY_HASH", "Plan", "jobs_of"]
 
@@ -58,10 +58,11 @@ class Plan:
     Args:
         context: Hydra's.
         master: the configuration of the sweep.
+        threads: what `threads: null` of a network stands for where the runs are done; None is what it does here.
     """
 
-    def __init__(self, context: HydraContext, master: DictConfig) -> None:
-        self._loader, self._master = context.config_loader, master
+    def __init__(self, context: HydraContext, master: DictConfig, threads: int | None = None) -> None:
+        self._loader, self._master, self._threads = context.config_loader, master, threads
         self._composed: dict[tuple[tuple[str, ...], tuple[str, ...]], DictConfig] = {}
         self._parsed = lru_cache(maxsize=None)(self._parse)
 
@@ -93,7 +94,7 @@ class Plan:
             return None
         for override in values:  # as Hydra applies them; every run of this kind sets all of them
             OmegaConf.update(base, override.key_or_group, override.value(), merge=True)
-        digest = hash_of_run(base)
+        digest = config_hash(resolved(base, self._threads))
         return Path(str(self._master.hydra.sweep.dir)) / digest, digest
 
     def _base(self, overrides: Sequence[str]) -> tuple[DictConfig, list[Override]]:

@@ -67,7 +67,8 @@ class PoolLauncher(SweepLauncher):
             raise CompactHydraException(
                 f"error: hydra.launcher.n_jobs has to be at least 1, or -1 for one a core; it is {n_jobs}"
             )
-        self.n_jobs = n_jobs
+        self.n_jobs = cores() if n_jobs == -1 else n_jobs
+        self.threads: int = threads_a_worker(cores(), self.n_jobs)
 
     def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
         """Side by side. What was handed out when a process died (killed, out of memory) is begun again.
@@ -76,7 +77,7 @@ class PoolLauncher(SweepLauncher):
         alone, so that the next death is that of its own run, and none is given up for its neighbour's. Runs that only
         waited for a process lose nothing.
         """
-        pool = _Pool(self.jobs, self.n_jobs)
+        pool = _Pool(self.jobs, self.n_jobs, self.threads)
         deaths: Counter[Job] = Counter()
         suspects: list[Job] = []  # the first is under way, nothing else is
         again: list[Job] = []
@@ -113,9 +114,8 @@ class PoolLauncher(SweepLauncher):
 class _Pool:
     """Processes that start with the first run, and anew with the first after `end`."""
 
-    def __init__(self, jobs: Jobs, n_jobs: int) -> None:
-        self.jobs, self.n_jobs = jobs, cores() if n_jobs == -1 else n_jobs
-        self.threads = threads_a_worker(cores(), self.n_jobs)
+    def __init__(self, jobs: Jobs, n_jobs: int, threads: int) -> None:
+        self.jobs, self.n_jobs, self.threads = jobs, n_jobs, threads
         self.running: dict[Future[Outcome], Job] = {}
         self.died: BaseException | None = None
         self._executor: Any = None
