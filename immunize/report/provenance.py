@@ -68,7 +68,9 @@ def settings_table(runs: Runs) -> Table:
         config = found[0]["config"]
         objective, method_config = config["objective"], config["method"]
         extras = [f"{k}={v}" for k, v in sorted(method_config.items()) if k not in _NOT_SETTINGS]
-        balance = next((record["training"]["fit"]["balance"] for record in found if _balanced(record)), {})
+        balance: dict[str, Any] = next(
+            (record["training"]["fit"]["balance"] for record in found if _balanced(record)), {}
+        )
         extras += [f"balance_{name}={balance[name]:g}" for name in ("multiplier", "every") if name in balance]
         rows.append(
             [
