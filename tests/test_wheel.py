@@ -97,27 +97,32 @@ def test_package_comes_from_the_wheel(programs: Path, tmp_path: Path) -> None:
     assert version[0].isdigit()
 
 
-def test_console_scripts_run(programs: Path, tmp_path: Path) -> None:
-    shown = call(programs / "immunize-train", "--help", cwd=tmp_path).stdout
+@pytest.fixture(scope="module")
+def trained(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run by `immunize-train`, called from the folder above."""
+    cwd = tmp_path_factory.mktemp("outside")
+    done = call(programs / "immunize-train", *TINY, "hydra.run.dir=run", cwd=cwd)
+    assert Path(done.stdout.splitlines()[-1]) == cwd / "run" / "record.json"
+    return cwd / "run"
+
+
+def test_console_scripts_run(programs: Path, trained: Path) -> None:
+    shown = call(programs / "immunize-train", "--help", cwd=trained).stdout
     harmful = next(line for line in shown.splitlines() if line.startswith("harmful: "))
     assert {"cars", "digits"} <= set(harmful.removeprefix("harmful:").replace(",", " ").split())
-    assert "run=<output folder>" in call(programs / "immunize-evaluate", "--help", cwd=tmp_path).stdout
-    path = Path(call(programs / "immunize-train", *TINY, cwd=tmp_path).stdout.splitlines()[-1])
-    assert path.is_relative_to(tmp_path)
-    assert json.loads(path.read_text())["status"] == "finished"
-    shown = call(programs / "immunize-evaluate", f"run={path.parent}", cwd=tmp_path).stdout
+    assert "run=<output folder>" in call(programs / "immunize-evaluate", "--help", cwd=trained).stdout
+    record = json.loads((trained / "record.json").read_text())
+    assert record["status"] == "finished"
+    assert record["git_commit"] is None  # an installed copy is not in the checkout
+    shown = call(programs / "immunize-evaluate", "run=run", cwd=trained.parent).stdout
     assert "every number agrees" in shown
 
 
-def test_modules_run(programs: Path, tmp_path: Path) -> None:
-    done = call(programs / "python", "-m", "immunize.train", *TINY, "hydra.run.dir=run", cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "run" / "record.json")
-    record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert record["status"] == "finished"
-    assert record["git_commit"] is None  # an installed copy is not in the checkout
-    call(programs / "python", "-m", "immunize.evaluate", "run=run", cwd=tmp_path)
-    call(programs / "python", "-m", "immunize.attack", "run=run", *QUICK, cwd=tmp_path)
-    call(programs / "python", "-m", "immunize.report", "card", "run=run", cwd=tmp_path)
-    page = tmp_path / call(programs / "immunize-report", "html", "run=run", cwd=tmp_path).stdout.strip()
-    assert page.is_relative_to(tmp_path / "run")
+def test_modules_run(programs: Path, trained: Path) -> None:
+    cwd = trained.parent
+    assert "python -m immunize.train" in call(programs / "python", "-m", "immunize.train", "--help", cwd=cwd).stdout
+    call(programs / "python", "-m", "immunize.attack", "run=run", *QUICK, cwd=cwd)
+    call(programs / "python", "-m", "immunize.report", "card", "run=run", cwd=cwd)
+    page = cwd / call(programs / "immunize-report", "html", "run=run", cwd=cwd).stdout.strip()
+    assert page.is_relative_to(trained)
     assert "</html>" in page.read_text(encoding="utf-8")
