@@ -8,14 +8,19 @@ from __future__ import annotations
 import builtins
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from omegaconf import OmegaConf
 
 from immunize import evaluate, train
+from immunize.errors import UserError
+from immunize.settings import check_settings
+from tests.composing import compose_config
 
 TINY = ["objective.epochs=2", "probe_steps=10", "logger=none", "figure=false"]
 
@@ -70,30 +75,18 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("method=foo", ["method/foo", "ill_only", "opt_kappa"]),
         ("method=our", ["method/our", "did you mean ours?"]),
         ("harmful=foo", ["harmful/foo", "digits", "mnist"]),
-        ("objective=unknown", ["objective/unknown", "linear_digits"]),
-        ("model=deep", ["model/deep", "linear"]),
-        ("logger=foo", ["logger/foo", "csv"]),
         ("sede=1", ["sede", "Could not override", "did you mean seed?"]),
         ("objective.epoch=1", ["epoch", "did you mean epochs?"]),
         ("+sede=1", ["no setting sede"]),
         ("+objective.lamda_well=1", ["lamda_well"]),
         ("harmful.pear=[0,1]", ["harmful.pear"]),
-        ("pretrain.pear=[0,1]", ["pretrain.pear"]),
-        ("objective.lamda_well=1", ["lamda_well"]),
         ("objective.optimizer.betta=1", ["betta"]),
         ("method.foo=1", ["method.foo"]),
-        ("model.foo=1", ["model.foo"]),
-        ("trainer.foo=1", ["trainer.foo"]),
-        ("logger.foo=1", ["logger.foo"]),
         ("seed=abc", ["seed", "abc"]),
-        ("seed=1.5", ["seed", "1.5"]),
         ("seed=null", ["seed"]),
-        ("objective.epochs=many", ["objective.epochs", "many"]),
         ("objective.lambda_ill=[1]", ["objective.lambda_ill"]),
-        ("overwrite=maybe", ["overwrite", "maybe"]),
         ("guard=maybe", ["guard", "maybe", "off, warn, strict"]),
         ("harmful.pair=[0,1", ["input '[0,1'"]),
         ("objective", ["objective"]),
@@ -106,55 +99,64 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
     assert not re.search("object_type|search path|append to your config use [+]se", message)
 
 
-# What this package refuses: values.
+# What this package refuses: values. Those of one setting by itself, with the rules alone; then one of each way in which
+# a mistake comes up in a command. What a data set or a method refuses is tested with its class.
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("seed=-1", "seed has to be .*-1"),
+        ("seed=99999999999", "seed has to be .*99999999999"),
+        ("rho=0", "rho has to be positive"),
+        ("rho=nan", "rho has to be positive"),
+        ("probe_steps=0", "probe_steps has to be at least 1"),
+        ("monitor_every=0", "monitor_every has to be at least 1"),
+        ("log_every=0", "log_every has to be at least 1"),
+        ("threads=0", "threads has to be at least 1"),
+        ("pairing=sequential", "pairing has to be one of max_size_cycle.*sequential"),
+        ("objective.epochs=0", "objective.epochs has to be at least 1"),
+        ("objective.epochs=-5", "objective.epochs has to be at least 1.*-5"),
+        ("objective.learning_rate=-1", "objective.learning_rate has to be positive"),
+        ("objective.learning_rate=inf", "objective.learning_rate has to be positive and finite"),
+        ("objective.lr_decay=0", "objective.lr_decay has to be positive and at most 1, or null"),
+        ("objective.batch_size=1", "objective.batch_size has to be at least 2"),
+        ("objective.lambda_well=-1", "objective.lambda_well.*-1"),
+        ("objective.lambda_ill=-1", "objective.lambda_ill.*-1"),
+        ("objective.lambda_ill=nan", "objective.lambda_ill.*finite"),
+        ("objective.loss=l1", "objective.loss.*mse, bce.*l1"),
+        ("objective.balance=true objective.balance_multiplier=4", r"objective.balance_multiplier .*\(1, 2, 3, 5\)"),
+        ("objective.balance=true objective.balance_every=-1", "objective.balance_every has to be at least 0"),
+        ("objective.early_stopping=true objective.patience=0", "objective.patience has to be at least 1"),
+        ("objective.early_stopping=true objective.check_every=0", "objective.check_every"),
+        ("objective.early_stopping=true objective.validation_fraction=0", "objective.validation_fraction"),
+        ("objective.early_stopping=true objective.validation_fraction=1.5", "objective.validation_fraction"),
+        ("method.precondition=foo", "method.precondition.*inverse_free.*foo"),
+        ("method.precondition=features", "method.precondition.*inverse_free.*features"),
+    ],
+)
+def test_values_out_of_range_are_refused(settings: str, words: str) -> None:
+    cfg = compose_config()
+    for line in settings.split():
+        key, _, value = line.partition("=")
+        OmegaConf.update(cfg, key, value)
+    with pytest.raises(UserError, match=words):
+        check_settings(cfg)
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         ("seed=-1", ["seed has to be", "-1"]),
-        ("seed=99999999999", ["seed has to be", "99999999999"]),
-        ("rho=0", ["rho has to be positive"]),
-        ("rho=nan", ["rho has to be positive"]),
-        ("probe_steps=0", ["probe_steps has to be at least 1"]),
-        ("monitor_every=0", ["monitor_every has to be at least 1"]),
-        ("log_every=0", ["log_every has to be at least 1"]),
-        ("threads=0", ["threads has to be at least 1"]),
-        ("pairing=sequential", ["pairing has to be one of max_size_cycle", "sequential"]),
-        ("objective.epochs=0", ["objective.epochs has to be at least 1"]),
-        ("objective.epochs=-5", ["objective.epochs has to be at least 1", "-5"]),
-        ("objective.learning_rate=-1", ["objective.learning_rate has to be positive"]),
-        ("objective.learning_rate=inf", ["objective.learning_rate has to be positive and finite"]),
-        ("objective.lr_decay=0", ["objective.lr_decay has to be positive and at most 1, or null"]),
-        ("objective.batch_size=1", ["objective.batch_size has to be at least 2"]),
         ("objective.batch_size=100000", ["objective.batch_size=100000", "larger than both data sets"]),
-        ("objective.lambda_well=-1", ["objective.lambda_well", "-1"]),
-        ("objective.lambda_ill=-1", ["objective.lambda_ill", "-1"]),
-        ("objective.lambda_ill=nan", ["objective.lambda_ill", "finite"]),
-        ("method=ill_only objective.lambda_ill=-1", ["objective.lambda_ill"]),
-        ("method=well_only objective.lambda_well=-1", ["objective.lambda_well"]),
         ("method=imma method.inner_steps=0", ["method.inner_steps", "at least 1"]),
-        ("method=imma method.inner_learning_rate=0", ["method.inner_learning_rate", "positive"]),
-        ("objective.loss=l1", ["objective.loss", "l1", "mse, bce"]),
         ("harmful=synthetic objective.loss=bce", ["objective.loss=bce", "regression", "objective.loss=mse"]),
-        (
-            "objective.balance=true objective.balance_multiplier=4",
-            ["objective.balance_multiplier has to be one of (1, 2, 3, 5)"],
-        ),
-        ("objective.balance=true objective.balance_every=-1", ["objective.balance_every has to be at least 0"]),
-        ("objective.early_stopping=true objective.patience=0", ["objective.patience has to be at least 1"]),
-        ("objective.early_stopping=true objective.check_every=0", ["objective.check_every"]),
-        ("objective.early_stopping=true objective.validation_fraction=0", ["objective.validation_fraction"]),
-        ("objective.early_stopping=true objective.validation_fraction=1.5", ["objective.validation_fraction"]),
         ("objective.optimizer._target_=torch.optim.Adamm", ["torch.optim.Adamm"]),
         ("objective.optimizer.betas=[2,3]", ["objective.optimizer", "beta"]),
         ("+objective.optimizer.betta=1", ["objective.optimizer", "betta"]),
         ("+objective.optimizer.lr=1", ["lr cannot be set here"]),
         ("model.init=foo", ["model.init", "foo", "orthogonal"]),
-        ("model.ridge=-1", ["model.ridge"]),
         ("model.ridge=abc", ["LinearExtractor"]),
-        ("method.precondition=foo", ["method.precondition", "foo", "inverse_free"]),
-        ("method.precondition=features", ["method.precondition", "features", "inverse_free"]),
         ("+method.foo=1", ["foo"]),
         ("+harmful.pear=[0,1]", ["pear"]),
         ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),
@@ -162,19 +164,11 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
         ("trainer.accelerator=foo", ["foo"]),
         ("objective=defaults", ["objective/defaults", "linear_digits"]),
         ("harmful.pair=[3,3]", ["pair", "twice", "harmful.pair=[0,1]"]),
-        ("harmful.pair=[0,10]", ["no digit 10", "harmful.pair=[0,1]"]),
-        ("harmful.pair=[0]", ["not two whole numbers"]),
-        ("harmful.pair=[a,b]", ["not two whole numbers"]),
-        ("harmful.pair=5", ["not two whole numbers"]),
         ("harmful.seed=-1", ["seed", "-1"]),
         ("harmful=synthetic harmful.angle=100", ["angle"]),
-        ("harmful=synthetic harmful.condition=0", ["condition"]),
-        ("harmful=synthetic harmful.n_samples=3", ["n_samples"]),
-        ("harmful=housing harmful.rows=1", ["rows"]),
         ("harmful=housing harmful.source=web", ["source", "openml"]),
         ("pretrain=synthetic", ["objective.loss=mse"]),
         ("pretrain=synthetic objective.loss=mse", ["32 features", "64", "pretrain="]),
-        ("harmful=synthetic pretrain=digits", ["64 features", "32"]),
     ],
 )
 def test_impossible_values_are_refused_before_training(command: Command, overrides: str, words: list[str]) -> None:
@@ -345,10 +339,8 @@ def test_broken_command_shows_its_traceback_when_hydra_is_told_to(command: Comma
 
 
 @pytest.fixture
-def run_folder(command: Command) -> Path:
-    outcome = command("hydra.run.dir=run", *TINY)
-    assert outcome.code == 0
-    return outcome.folder
+def run_folder(command: Command, finished_run: Path) -> Path:
+    return Path(shutil.copytree(finished_run, command.folder / "run"))
 
 
 def test_evaluate_needs_a_run(command: Command) -> None:
@@ -386,7 +378,7 @@ def test_evaluate_refuses_a_checkpoint_of_another_shape(command: Command, run_fo
     save_file({"theta.fit": torch.eye(5, dtype=torch.float64)}, run_folder / "checkpoint.safetensors")
     message = command.refused("run=run", main=evaluate.main)
     assert "(5, 5)" in message
-    assert "(64, 64)" in message
+    assert "(6, 6)" in message
 
 
 def test_evaluate_refuses_a_damaged_or_absent_checkpoint(command: Command, run_folder: Path) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
-from collections.abc import Iterator
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
@@ -76,23 +77,20 @@ GIVEN = {"arrays": ("harmful.file=x.npz", "pretrain.file=y.npz")}
 N_FEATURES = 6
 
 
-@pytest.fixture(autouse=True)
-def hydra() -> Iterator[None]:
-    register()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        yield
-
-
 def choices(group: str) -> list[str]:
     return [path.stem for path in sorted((CONF / group).glob("*.yaml"))]
 
 
 def composed(*overrides: str, primary: str = "train") -> DictConfig:
-    if primary in ("report", "card", "html"):  # in a folder of its own, see there
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(f"{config_dir()}/report", version_base="1.3"):
-            return compose(primary, overrides=list(overrides))
-    return compose(primary, overrides=list(overrides))
+    return copy.deepcopy(_composed(overrides, primary, os.environ.get("IMMUNIZE_DATA")))
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...], primary: str, data: str | None) -> DictConfig:
+    register()
+    folder = f"{config_dir()}/report" if primary in ("report", "card", "html") else config_dir()
+    with initialize_config_dir(folder, version_base="1.3"):
+        return compose(primary, overrides=list(overrides))
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
