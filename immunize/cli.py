@@ -17,6 +17,7 @@ from hydra.errors import CompactHydraException, HydraException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from immunize.errors import UserError
+from immunize.importing import start_quickly
 from immunize.processes import is_first
 
 __all__ = ["entry_point", "explain_errors", "sigint_restored", "tell", "teller"]
@@ -59,6 +60,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def wrapped() -> None:
+        start_quickly()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a stdout that cannot show κ is no reason to fail
         try:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import gc
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -55,6 +56,9 @@ with settings of before stay in the folder until somebody removes them."""
 
 SCHEMA_VERSION = 1
 
+_runs = itertools.count()
+"""How many runs this process has begun."""
+
 _PACKAGES = (
     *("torch", "torchvision", "lightning", "timm", "hydra-core", "omegaconf", "numpy", "scipy", "pandas"),
     *("scikit-learn", "matplotlib", "safetensors", "wandb"),
@@ -80,7 +84,8 @@ def reset_peak_memory() -> None:
 
     What runs of before have left goes back to the system first: reference cycles hold rows, and glibc what was freed.
     """
-    gc.collect()
+    if next(_runs):  # searching what imports have left would cost the first run a third of a second
+        gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     with contextlib.suppress(OSError):

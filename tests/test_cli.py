@@ -6,20 +6,26 @@ imported (`tests.commands`).
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from immunize.importing import start_quickly
 from tests.commands import ENVIRONMENT, run
 from tests.timing import timed
 
 TINY = ["objective.epochs=3", "probe_steps=20"]
 ENTRY_POINTS = ("train", "evaluate", "attack", "pretrain", "export", "verify")  # others in tests of their own
-HEAVY = ("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy", "timm", "torchvision", "wandb")
+HEAVY = (
+    *("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy", "timm", "torchvision", "wandb", "tensorboard"),
+    "scipy.signal",
+)
 
 # What `[project.scripts]` makes: import main from the module, call it.
 CONSOLE = "import sys; sys.argv[0] = 'immunize-train'; from immunize.train import main; sys.exit(main())"
@@ -166,9 +172,63 @@ def test_missing_data_is_reported_before_anything_heavy_is_imported(tmp_path: Pa
     assert seconds < 3
 
 
+def test_a_linear_run_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
+    done, loaded, _ = loaded_by("immunize.train", *TINY, "figure=false", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert loaded == {"torch", "lightning", "scipy"}
+
+
 def test_importing_the_package_is_free(tmp_path: Path) -> None:
-    code = f"import sys, immunize; print(*(name for name in {HEAVY!r} if name in sys.modules))"
-    assert fresh("-c", code, cwd=tmp_path).stdout.split() == []
+    code = f"import sys, immunize; print(*(name for name in ('numpy', *{HEAVY!r}) if name in sys.modules))"
+    done, seconds = timed(lambda: fresh("-c", code, cwd=tmp_path))
+    assert done.stdout.split() == []
+    assert seconds < 1  # 0.1 of a quiet processor
+
+
+WAITING = """
+import sys
+from immunize.importing import start_quickly
+start_quickly()
+start_quickly()
+import lightning.pytorch, torchmetrics
+assert "torchvision" not in sys.modules and "matplotlib" not in sys.modules
+light = torchmetrics.Metric, torchmetrics.MetricCollection, torchmetrics.__version__
+try:
+    torchmetrics.__no_such_name__
+except AttributeError:
+    print("waits", "torchvision" in sys.modules)
+metric = torchmetrics.MeanMetric()
+assert (torchmetrics.Metric, torchmetrics.MetricCollection, torchmetrics.__version__) == light
+assert isinstance(metric, torchmetrics.Metric)
+print("executed", hasattr(torchmetrics, "functional"))
+metric.update(3.0)
+figure, axes = metric.plot()
+print("plotted", type(figure).__name__, float(metric.compute()))
+try:
+    torchmetrics.no_such_name
+except AttributeError:
+    print("missing")
+"""
+
+
+def test_what_waits_to_be_imported_is_all_there_when_asked_for(tmp_path: Path) -> None:
+    done = fresh("-c", WAITING, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["waits False", "executed True", "plotted Figure 3.0", "missing"], done.stderr
+
+
+def test_a_package_that_was_imported_before_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    thresholds = gc.get_threshold()
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setitem(sys.modules, "torchmetrics", ModuleType("torchmetrics"))
+    before = list(sys.meta_path)
+    try:
+        start_quickly()
+        assert sys.meta_path == before
+        monkeypatch.delitem(sys.modules, "torchmetrics")
+        start_quickly()
+        assert len(sys.meta_path) == len(before) + 1
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ Shapes: N = 1,797 images of 8 x 8 pixels.
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +31,12 @@ def embedded_digits() -> tuple[Array, Array]:
     Returns:
         (N, 64) float64 pixels from 0 to `PIXEL_MAX`, row by row, and (N,) digits.
     """
-    from sklearn.datasets import load_digits  # a second of import time that --help need not pay
-
-    raw, digits = load_digits(return_X_y=True)
-    return raw, digits
+    package = importlib.util.find_spec("sklearn")  # found and not imported, which would take a second
+    assert package is not None
+    assert package.origin is not None
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt", encoding="utf-8") as file:
+        table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(int)
 
 
 def held_out_mask(labels: Array) -> Array:

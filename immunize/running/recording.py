@@ -30,7 +30,7 @@ from immunize.records import (
     reset_peak_memory,
     write_record,
 )
-from immunize.report import norm_ratio_figure, result_rows
+from immunize.report import result_rows
 from immunize.running.experiment import Fit, quiet_lightning
 from immunize.training.loggers import close_loggers, log_results
 
@@ -145,6 +145,8 @@ def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: li
         if done:
             figure = folder / FIGURE if record["config"]["figure"] else None
             if figure is not None:
+                from immunize.report.figures import norm_ratio_figure  # half a second of import time
+
                 norm_ratio_figure(record, figure)
             final = (flat_metrics(record), result_rows(record), _flat_curves(record), figure)
             with quiet_lightning():

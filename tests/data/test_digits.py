@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from immunize.data import Digits, Part
-from immunize.data.embedded_digits import held_out_mask
+from immunize.data.embedded_digits import embedded_digits, held_out_mask
 
 
 def originals(part: Part, digit: int) -> list[int]:
@@ -21,6 +21,12 @@ def originals(part: Part, digit: int) -> list[int]:
     rows = [np.flatnonzero((raw == image).all(axis=1) & (labels == digit)) for image in pixels]
     assert all(len(found) == 1 for found in rows)
     return [int(found[0]) for found in rows]
+
+
+def test_the_images_are_those_of_scikit_learn() -> None:
+    for ours, theirs in zip(embedded_digits(), load_digits(return_X_y=True), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (8, 3)])

@@ -1,0 +1,103 @@
+"""A quick start of the commands: nobody waits for what Lightning imports and a run does not use.
+
+Of torchmetrics Lightning asks for two classes and the version. Its `__init__` and its plots import torchvision,
+scipy.signal, matplotlib and whatever else is installed and has metrics, half of the seconds that Lightning takes. Here
+both are executed when somebody asks for another name.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.abc
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any
+
+__all__ = ["start_quickly"]
+
+OBJECTS = 10_000
+"""New objects between two searches for garbage, 700 by default: imports make many that stay, and each search of them
+costs; a tenth of the seconds that imports take."""
+
+PACKAGE, PLOTS = "torchmetrics", "torchmetrics.utilities.plot"
+
+
+def _plot(*arguments: Any, **options: Any) -> Any:
+    """Stands for the function that a metric's `plot` calls."""
+    return _executed(importlib.import_module(PLOTS)).plot_single_or_multi_val(*arguments, **options)
+
+
+LIGHT: Mapping[str, Mapping[str, Callable[[], Any]]] = {
+    PACKAGE: {
+        "Metric": lambda: importlib.import_module("torchmetrics.metric").Metric,
+        "MetricCollection": lambda: importlib.import_module("torchmetrics.collections").MetricCollection,
+        "__version__": lambda: version(PACKAGE),
+        "_logger": lambda: logging.getLogger(PACKAGE),
+    },
+    PLOTS: {
+        "_AX_TYPE": lambda: object,  # for annotations
+        "_PLOT_OUT_TYPE": lambda: object,
+        "plot_single_or_multi_val": lambda: _plot,
+    },
+}
+"""Modules that wait, and names of theirs that can be had without executing them."""
+
+
+def start_quickly() -> None:
+    """For a process that is ours alone, before Lightning is imported; later it changes nothing of that."""
+    gc.set_threshold(OBJECTS, *gc.get_threshold()[1:])
+    if PACKAGE not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of `LIGHT`, by asking the other finders."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The module's own specification, with a loader that waits."""
+        if name not in LIGHT:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """Leaves a module empty until a name is asked for that `LIGHT` has not."""
+
+    def __init__(self, real: importlib.abc.Loader) -> None:
+        self.real = real
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.real.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Waiting
+        if module.__name__ == PACKAGE:
+            importlib.import_module("torchmetrics.utilities")  # first, as in its `__init__`: they import each other
+
+
+class _Waiting(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if (light := LIGHT[self.__name__].get(name)) is not None:
+            return light()
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_executed(self), name)
+
+
+def _executed(module: ModuleType) -> ModuleType:
+    spec = module.__spec__
+    if isinstance(module, _Waiting) and spec is not None and isinstance(spec.loader, _Loader):
+        ModuleType.__setattr__(module, "__class__", ModuleType)
+        spec.loader.real.exec_module(module)
+    return module
