@@ -55,7 +55,7 @@ docs: $(STAMP) ## the documentation site, built strictly, in outputs/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site: outputs/site/index.html"
 
-bench: $(STAMP) ## every benchmark against its limit, one table: experiments/bench/README.md; about 40 minutes; PART=mnist: one part, PART=rest: those without numbers of this commit
+bench: $(STAMP) ## every benchmark against its limit, one table: experiments/bench/README.md; about an hour; PART=mnist: one part, PART=rest: those without numbers of this commit
 	@$(BIN)/python -m experiments.bench $(PART)
 
 mutation: $(STAMP) ## would the tests of spectrum/ and objective/ notice a change? SAMPLE=400 or all (docs/mutation.md), AGAIN=survived

@@ -1,6 +1,8 @@
 """`make bench`: how fast, and in how much memory. `python -m experiments.bench <part>`, or `all`.
 
     step           one Algorithm 1 step, the fast path against the printed one
+    start          a command before its work: the default run from start to exit, and what it imports
+    busy           commands of the README beside processes that keep the cores busy
     mnist          MNIST 0 → 1 from start to exit of a process, against the promised limits
     scaling        how time and memory of a step grow with D, N and batch size
     deep           deep nets: a step, a cached trunk and pooled κ, against the promised limits
@@ -27,7 +29,7 @@ from immunize.errors import UserError
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("step", "mnist", "scaling", "deep", "deep_scaling", "attack")
+PARTS = ("start", "step", "mnist", "scaling", "deep", "deep_scaling", "attack", "busy")
 ALL, REST, TABLE = "all", "rest", "table"
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HERE", "MACHINE", "ROOT", "note_machine", "warn_if_busy", "write_csv"]
+from immunize.errors import UserError
+
+__all__ = ["HERE", "MACHINE", "ROOT", "note_machine", "timed_command", "warn_if_busy", "write_csv"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -38,6 +41,25 @@ def warn_if_busy() -> float | None:
             file=sys.stderr,
         )
     return round(load, 2)
+
+
+def timed_command(command: Sequence[str]) -> tuple[float, float]:
+    """Run a command in a process of its own, without its output.
+
+    Returns:
+        seconds from start to exit by the clock, and of the processor, user and system.
+
+    Raises:
+        UserError: it failed.
+    """
+    started = time.perf_counter()
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise UserError(f"{' '.join(command[1:])} ended with {process.returncode}")
+    return round(seconds, 2), round(usage.ru_utime + usage.ru_stime, 2)
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

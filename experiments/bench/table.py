@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import attack, deep, mnist, scaling
+from experiments.bench import attack, busy, deep, mnist, scaling, start
 from experiments.bench.machine import MACHINE
 from immunize.report.layout import Table
 from immunize.report.loading import load_records
@@ -36,7 +36,7 @@ What `make bench` measures, against the limits that were set before. Written by 
 which every bench ends with, from the files in this folder and, where the last column names another command, from the
 records of that experiment; nothing is typed.
 
-- `make bench` measures every part, about 40 minutes on two quiet cores; `make bench PART=mnist` one of them.
+- `make bench` measures every part, about an hour on two quiet cores; `make bench PART=mnist` one of them.
 - `make bench PART=rest` goes on where an interrupted bench stopped: it measures the parts of which there are no
   numbers of this commit yet.
 - Times are by the clock. "load" is the load average before the part began: above 0.25 others computed beside it, and
@@ -81,6 +81,8 @@ def lines(results: Path, experiments: Path) -> list[Line]:
         experiments: the folder with the experiments' records.
     """
     return [
+        *_of_part(results, "start", "start.csv", _start),
+        *_of_part(results, "busy", "busy.csv", _busy),
         *_of_part(results, "mnist", "mnist.csv", _mnist),
         *_of_part(results, "scaling", "exponents.csv", _growth),
         *_table2(experiments / "table2"),
@@ -140,6 +142,8 @@ def _released(results: Path) -> str:
 _FILES = """
 | file | what |
 | --- | --- |
+| `start.csv`, `imports.csv` | a command before its work; the packages that imports of the default run take longest |
+| `busy.csv` | commands alone and beside busy processes |
 | `mnist.csv`, `released_code.csv` | an MNIST run with its RIR; the authors' released code on the same pair |
 | `step_time.csv` | one Algorithm 1 step, the fast path against the printed one; nothing is promised |
 | `scaling.csv`, `exponents.csv`, `scaling.png` | time and memory of a step over D, N and batch size; exponents |
@@ -165,6 +169,21 @@ def _of_part(results: Path, part: str, name: str, tell: Callable[[list[Row]], It
             "commit": _short_commit(facts["git_commit"]),
         }
     return [Line(*told, made, f"make bench PART={part}") for told in tell(rows)]
+
+
+def _start(rows: list[Row]) -> Iterator[Told]:
+    for name, (limit, _) in start.CASES.items():
+        row = next((row for row in rows if row["command"] == name), None)
+        told = row and f"{row['seconds']} s, {row['processor_s']} s of the processor"
+        yield _line(f"`{name}`: start to exit", f"{limit:g} s", told, row and row["seconds"] <= limit)
+
+
+def _busy(rows: list[Row]) -> Iterator[Told]:
+    for load in busy.LOADS:
+        worst = max(rows, key=lambda row: float(row[f"{load}_ratio"]), default=None)
+        told = worst and f"{worst[f'{load}_ratio']} times at most, of {len(rows)} commands (`{worst['command']}`)"
+        said = f"commands beside a busy process a core ({load}) against alone"
+        yield _line(said, f"{busy.LIMIT:g} times", told, worst and worst[f"{load}_ratio"] <= busy.LIMIT)
 
 
 def _mnist(rows: list[Row]) -> Iterator[Told]:

@@ -324,11 +324,11 @@ def test_one_part_alone_leaves_what_is_known_of_the_others(part: str, parts: dic
 
 
 def test_interrupted_bench_goes_on(parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = {"step": "abc", "mnist": "abc", "scaling": "old"}
+    commits = {"start": "abc", "step": "abc", "mnist": "abc", "scaling": "old"}
     (tmp_path / machine.MACHINE).write_text(json.dumps({part: {"git_commit": c} for part, c in commits.items()}))
     monkeypatch.setattr(records, "_git_commit", lambda: "abc")
     assert bench.main(["rest"]) == 0
-    assert parts["ran"] == ["scaling", "deep", "deep_scaling", "attack"]
+    assert parts["ran"] == ["scaling", "deep", "deep_scaling", "attack", "busy"]
     parts["ran"].clear()
     assert bench.main(["rest"]) == 0
     assert parts["ran"] == []
@@ -373,7 +373,7 @@ def test_unknown_part_is_refused(
 ) -> None:
     assert bench.main(arguments) == 2
     assert (
-        "usage: python -m experiments.bench [step|mnist|scaling|deep|deep_scaling|attack|rest|table|all]"
+        "usage: python -m experiments.bench [start|step|mnist|scaling|deep|deep_scaling|attack|busy|rest|table|all]"
         in capsys.readouterr().err
     )
     assert parts["ran"] == []

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.bench import attack, deep, mnist, scaling, table
+from experiments.bench import attack, busy, deep, mnist, scaling, start, table
 from experiments.bench.machine import HERE, MACHINE, ROOT, write_csv
 from immunize.report.packing import write_results
 
@@ -41,6 +41,8 @@ def measured() -> dict[str, list[Row]]:
         for name in deep.CACHE_NETWORKS
     ]
     return {
+        "start.csv": [{"command": n, "seconds": limit, "processor_s": 1} for n, (limit, _) in start.CASES.items()],
+        "busy.csv": [{"command": name, "loops_ratio": 2, "torch_ratio": busy.LIMIT} for name in ("a", "b")],
         "mnist.csv": [kept | {"run": name, "seconds": limit} for name, (limit, _) in mnist.CASES.items()],
         "exponents.csv": grown,
         "deep_step.csv": steps,
@@ -62,14 +64,14 @@ def facts(part: str) -> Row:
 def write(folder: Path, files: dict[str, list[Row]]) -> Path:
     for name, rows in files.items():
         write_csv(folder / name, rows)
-    parts = ("mnist", "scaling", "deep", "attack")
+    parts = ("start", "busy", "mnist", "scaling", "deep", "attack")
     (folder / MACHINE).write_text(json.dumps({part: facts(part) for part in parts}), encoding="utf-8")
     return folder
 
 
 def test_at_the_limit_is_within_it(tmp_path: Path) -> None:
     found = [line for line in table.lines(write(tmp_path, measured()), tmp_path / "none") if line.made]
-    assert len(found) == 19
+    assert len(found) == 24
     assert all(line.met is True for line in found)
     for line in found:
         part = line.command.removeprefix("make bench PART=")
@@ -85,6 +87,8 @@ def test_at_the_limit_is_within_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "value", "words"),
     [
+        (("start.csv", 0, "seconds"), 7.1, "`python -m immunize.train`: start to exit"),
+        (("busy.csv", 1, "loops_ratio"), 2.6, "commands beside a busy process a core (loops) against alone"),
         (("mnist.csv", 0, "seconds"), 90.1, "MNIST 0 → 1, `ours`, table 4: start to exit"),
         (("mnist.csv", 2, "seconds"), 30.1, "MNIST 0 → 1, `ours`, full batch: start to exit"),
         (("mnist.csv", 1, "peak_gb"), 1.51, "the same: peak memory of a process"),
@@ -113,7 +117,7 @@ def test_beyond_the_limit_is_told(where: tuple[str, int, str], value: float, wor
     assert broken.name.startswith(words)
     assert f"{value:g}" in broken.measured or f"{value:.2f}" in broken.measured
     text = table.readme(tmp_path, tmp_path / "none")
-    assert "18 of 22 limits are met, 1 is missed, 3 were not measured yet." in text
+    assert "23 of 27 limits are met, 1 is missed, 3 were not measured yet." in text
     assert "| **no** |" in text
 
 

@@ -1,0 +1,150 @@
+"""Commands of the README beside busy processes: at most what a fair share of the cores costs.
+
+Each command runs alone, beside one plain loop a core, and beside one process a core that multiplies matrices with
+torch, as another run does. A process that wants one core then gets half of one at least: at most 2.5 times as long is
+promised, half a time for what sharing costs beside. Commands whose data are not in IMMUNIZE_DATA are left out, and
+said. Writes busy.csv.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.bench.machine import timed_command, write_csv
+from immunize.threads import WAITING, cores
+
+__all__ = ["COMMANDS", "LIMIT", "LOADS", "judge", "loaded", "measure", "run"]
+
+LIMIT = 2.5
+LOADS = {
+    "loops": "print(flush=True)\nwhile True: pass",
+    "torch": "import torch\ntorch.set_num_threads(1)\nx = torch.randn(600, 600)\nprint(flush=True)\nwhile True: x @ x",
+}
+"""What each of the busy processes runs, by name of the load; a line tells that it has begun."""
+
+RUN = "{folder}/demo"
+COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: what has to be in IMMUNIZE_DATA, arguments of Python
+    "make demo": ("", ("immunize.train", f"hydra.run.dir={RUN}", "overwrite=true")),
+    "attack run=outputs/demo attack=quick": ("", ("immunize.attack", f"run={RUN}", "attack=quick", "overwrite=true")),
+    "evaluate run=outputs/demo": ("", ("immunize.evaluate", f"run={RUN}")),
+    "train harmful=housing method=ours": ("house_prices", ("immunize.train", "harmful=housing", "method=ours")),
+    "train harmful=mnist harmful.pair=[0,1] method=ours": (
+        "MNIST",
+        ("immunize.train", "harmful=mnist", "harmful.pair=[0,1]", "method=ours"),
+    ),
+    "train harmful=mnist harmful.pair=[6,2] method=closed_form": (
+        "MNIST",
+        ("immunize.train", "harmful=mnist", "harmful.pair=[6,2]", "method=closed_form"),
+    ),
+    "forecast harmful=mnist harmful.pair=[3,8]": (
+        "MNIST",
+        ("immunize.forecast", "harmful=mnist", "harmful.pair=[3,8]"),
+    ),
+    "pretrain model=resnet_small pretrain=digits": (
+        "",
+        ("immunize.pretrain", "model=resnet_small", "pretrain=digits", "augment=false", "overwrite=true"),
+    ),
+}
+
+
+@contextlib.contextmanager
+def loaded(load: str, count: int) -> Iterator[None]:
+    """Keep the cores busy within.
+
+    Args:
+        load: one of `LOADS`.
+        count: how many processes.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in WAITING}
+    command = [sys.executable, "-c", LOADS[load]]
+    busy = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        for process in busy:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()
+
+
+def measure(name: str, arguments: Sequence[str], loads: Sequence[str] = tuple(LOADS)) -> dict[str, Any]:
+    """One command alone and beside each load.
+
+    Args:
+        name: to call it by.
+        arguments: of `python -m`.
+        loads: of `LOADS`.
+
+    Returns:
+        `command`, `idle_s`, and by load its seconds and the ratio.
+
+    Raises:
+        UserError: the command failed.
+    """
+    command = [sys.executable, "-m", *arguments]
+    idle, _ = timed_command(command)
+    row: dict[str, Any] = {"command": name, "idle_s": idle}
+    for load in loads:
+        with loaded(load, cores()):
+            seconds, _ = timed_command(command)
+        row |= {f"{load}_s": seconds, f"{load}_ratio": round(seconds / idle, 2)}
+    return row
+
+
+def judge(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the measurements break of the promise; empty if nothing.
+
+    Args:
+        rows: of :func:`measure`.
+    """
+    return [
+        f"{row['command']}: {row[f'{load}_ratio']} times as long beside {load}, and at most {LIMIT:g} were promised"
+        for row in rows
+        for load in LOADS
+        if row[f"{load}_ratio"] > LIMIT
+    ]
+
+
+def run(out: Path) -> bool:
+    """Measure all, print the ratios, and write `busy.csv`.
+
+    Args:
+        out: the folder of results.
+
+    Returns:
+        whether the limit holds.
+
+    Raises:
+        UserError: a command failed.
+    """
+    rows, data = [], os.environ.get("IMMUNIZE_DATA")
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, (needs, arguments)) in enumerate(COMMANDS.items()):
+            if needs and not (data and (Path(data) / needs).is_dir()):
+                print(f"left out, no {needs} in IMMUNIZE_DATA: {name}", file=sys.stderr)
+                continue
+            print(name, file=sys.stderr)
+            words = [word.format(folder=folder) for word in arguments]
+            if not any(RUN.format(folder=folder) in word for word in words):
+                words += [f"hydra.run.dir={folder}/{number}", "overwrite=true"]
+            rows.append(measure(name, words))
+    write_csv(out / "busy.csv", rows)
+    table = Table(*rows[0], title=f"beside one busy process a core, at most {LIMIT:g} times")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console(width=150).print(table)
+    for line in (broken := judge(rows)):
+        print(line, file=sys.stderr)
+    return not broken

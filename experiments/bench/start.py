@@ -1,0 +1,106 @@
+"""How long a command takes before and beside its work: the default run from start to exit, and what it imports.
+
+    python -m immunize.train             the default, offline                      at most 7 s
+    import immunize                                                                at most 0.3 s
+    python -m immunize.train --help                                                at most 1 s
+
+Writes start.csv, by the clock and by the processor (the quickest of `REPEATS`), and imports.csv: which packages the
+seconds go to that the default spends on imports, by `python -X importtime`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.bench.machine import timed_command, write_csv
+
+__all__ = ["CASES", "imports", "judge", "run"]
+
+TRAIN = ("-m", "immunize.train")
+CASES: dict[str, tuple[float, tuple[str, ...]]] = {  # name: limit in seconds, arguments of Python
+    "python -m immunize.train": (7.0, TRAIN),
+    "import immunize": (0.3, ("-c", "import immunize")),
+    "python -m immunize.train --help": (1.0, (*TRAIN, "--help")),
+}
+REPEATS = 3
+SHOWN = 15
+"""Packages in imports.csv; the others are its last row."""
+
+
+def imports(told: str) -> list[dict[str, Any]]:
+    """The packages that imports take longest, each without what it imports of others.
+
+    Args:
+        told: stderr of `python -X importtime`.
+
+    Returns:
+        rows with `package`, `modules` (how many of it) and `seconds`; the last one is all others.
+    """
+    spent: Counter[str] = Counter()
+    modules: Counter[str] = Counter()
+    for microseconds, name in re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", told, flags=re.MULTILINE):
+        package = name.partition(".")[0]
+        package = package if package not in sys.stdlib_module_names else "Python's own"
+        spent[package] += int(microseconds)
+        modules[package] += 1
+    first = [package for package, _ in spent.most_common(SHOWN)]
+    rows = [{"package": name, "modules": modules[name], "seconds": round(spent[name] / 1e6, 3)} for name in first]
+    others = [name for name in spent if name not in first]
+    total = sum(spent[name] for name in others) / 1e6
+    return [*rows, {"package": "others", "modules": sum(modules[name] for name in others), "seconds": round(total, 3)}]
+
+
+def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the measurements break of the promise; empty if nothing.
+
+    Args:
+        rows: with `command`, `seconds` and `limit_s`.
+    """
+    return [
+        f"{row['command']}: {row['seconds']} s, and at most {row['limit_s']:g} s were promised"
+        for row in rows
+        if row["seconds"] > row["limit_s"]
+    ]
+
+
+def run(out: Path) -> bool:
+    """Measure all, print them, and write the two files.
+
+    Args:
+        out: the folder of results.
+
+    Returns:
+        whether the limits hold.
+
+    Raises:
+        UserError: a command failed.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        settings = (f"hydra.run.dir={folder}", "overwrite=true")
+        for name, (limit, arguments) in CASES.items():
+            command = [sys.executable, *arguments, *(settings if arguments == TRAIN else ())]
+            seconds, processor_s = min(timed_command(command) for _ in range(REPEATS))
+            rows.append({"command": name, "seconds": seconds, "processor_s": processor_s, "limit_s": limit})
+        command = [sys.executable, "-X", "importtime", *TRAIN, *settings]
+        told = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True).stderr
+    write_csv(out / "start.csv", rows)
+    write_csv(out / "imports.csv", profile := imports(told))
+    for title, found in (("from start to exit", rows), ("imports of the default run", profile)):
+        table = Table(*found[0], title=title)
+        for row in found:
+            table.add_row(*map(str, row.values()))
+        Console(width=120).print(table)
+    for line in (broken := judge(rows)):
+        print(line, file=sys.stderr)
+    return not broken
