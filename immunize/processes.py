@@ -1,16 +1,17 @@
-"""The processes of a run that needs several on this machine (`trainer=ddp`), started and watched by its first one.
+"""The processes of a run on this machine: several that train together (`trainer=ddp`), a fork for a part of the run.
 
-Lightning's own launcher runs the command line again, once a process. In a Hydra multirun that is the whole sweep:
-folders are made twice and the processes wait for each other. Here every process gets one resolved configuration and
-one output folder instead, and lives as long as its run. To Lightning they look like processes that somebody else has
-started (LOCAL_RANK is set), so that its strategies work as ever; where srun or torchrun has started them, nothing is
-done here.
+Several are started and watched by the first one. Lightning's own launcher runs the command line again, once a process.
+In a Hydra multirun that is the whole sweep: folders are made twice and the processes wait for each other. Here every
+process gets one resolved configuration and one output folder instead, and lives as long as its run. To Lightning they
+look like processes that somebody else has started (LOCAL_RANK is set), so that its strategies work as ever; where srun
+or torchrun has started them, nothing is done here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -18,14 +19,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from immunize.errors import UserError
+from immunize.threads import cores
 
-__all__ = ["SPEC", "end_with_parent", "is_first", "process_count", "run_processes", "started_outside"]
+__all__ = [
+    "SPEC",
+    "beside",
+    "can_fork",
+    "end_with_parent",
+    "is_first",
+    "process_count",
+    "run_processes",
+    "started_outside",
+]
+
+R = TypeVar("R")
 
 SPEC = ".processes.json"
 """In the output folder while the processes run: what they are to do."""
@@ -131,6 +145,58 @@ def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -
         raise SystemExit(128 + signal.SIGTERM)
     if any(codes):
         raise UserError(f"a process of the run failed, see above (exit codes {', '.join(map(str, codes))})")
+
+
+def can_fork(count: int) -> bool:
+    """Whether `count` processes of one thread each have a core of their own, and a fork of this one is safe.
+
+    Elsewhere than on Linux system libraries do not survive a fork, nor does an accelerator in use anywhere.
+    """
+    if sys.platform != "linux" or started_outside() or cores() < count:
+        return False
+    torch = sys.modules.get("torch")
+    return torch is None or not torch.cuda.is_initialized()
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[], R]) -> Iterator[Callable[[], R]]:
+    """Do something in a fork of this process, which runs on one thread, while the body of the `with` is run.
+
+    Ctrl-C does not reach the fork; it is gone when the body has ended, however it did.
+
+    Args:
+        work: what to do; its result can be pickled.
+
+    Yields:
+        what waits for the result and returns it. Where the fork failed or was killed (no memory, say), it does the work
+        here, and so meets the same error where it can be reported.
+    """
+    receiving, sending = multiprocessing.get_context("fork").Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_in_fork, args=(work, sending), daemon=True)
+    process.start()
+    sending.close()
+
+    def result() -> R:
+        try:
+            found: R = receiving.recv()
+        except (EOFError, OSError):
+            return work()
+        return found
+
+    try:
+        yield result
+    finally:
+        process.kill()
+        process.join()
+        receiving.close()
+
+
+def _in_fork(work: Callable[[], Any], sending: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(os.getppid())
+    with contextlib.suppress(BaseException):
+        sending.send(work())
+        threading.Event().wait()  # until killed: a thread of the process that tensors come from hands them over
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         with sigint_restored():
             return deep_experiment.run(cfg, folder, quiet=quiet)
     from immunize.running.assembling import build_loggers
-    from immunize.running.experiment import build_cross_fit, build_data, fit, threads
+    from immunize.running.experiment import build_cross_fit, build_data, fit_each, threads
     from immunize.running.recording import evaluate_fits, new_record, save
 
     clock = time.perf_counter()
@@ -72,10 +73,9 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         pairs["cross_fit"] = build_cross_fit(cfg, data)
     with sigint_restored(), threads(cfg, data.n_features):
         try:
-            for name, pair in pairs.items():
-                fits[name] = fit(cfg, pair, loggers if name == "fit" else [], label=name.replace("_", "-"), quiet=quiet)
-                if fits[name].status != "finished":
-                    break
+            with closing(fit_each(cfg, pairs, loggers, quiet=quiet)) as each:
+                for name, done in each:
+                    fits[name] = done
             say("measuring")
             evaluate_fits(record, cfg, fits, pairs, clock)
         except KeyboardInterrupt:  # between or after the trainings, which see to it themselves

@@ -21,9 +21,10 @@ from omegaconf import OmegaConf
 
 import immunize
 from immunize import records
+from immunize.checkpoints import load_checkpoint
 from immunize.config import config_hash
 from immunize.errors import CheckpointError, UserError
-from immunize.records import RECORD, SCHEMA_VERSION, finished, read_record, write_record
+from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, finished, read_record, write_record
 from immunize.spectrum import ESTIMATORS
 from tests import reference as ref
 from tests.composing import D, compose_config, data_of, run_tiny, theta_of, tiny
@@ -408,6 +409,26 @@ def test_cross_fitted_run(data_root: Path, tmp_path: Path) -> None:
     assert facts["held_out"]["n_samples"] in (575, 576)
     assert record["metrics"]["fit"]["spectrum"]["kappa_pretrain_baseline"] == pytest.approx(254.13, abs=5e-3)
     assert record["metrics"]["fit"]["spectrum"]["kappa_harmful_baseline"] == pytest.approx(209.04, abs=5e-3)
+
+
+@pytest.mark.data
+def test_cross_fit_beside_the_fit_is_the_same_to_the_bit(
+    data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from immunize import train
+    from immunize.running import experiment
+
+    forked: list[int] = []
+    beside = experiment.beside
+    monkeypatch.setattr(experiment, "can_fork", lambda count: count == 2)
+    monkeypatch.setattr(experiment, "beside", lambda work: forked.append(1) or beside(work))
+    overrides = ("harmful=housing", f"data_root={data_root}", "objective.epochs=20", "probe_steps=50", "logger=none")
+    records = [train.run(compose_config(*overrides), tmp_path / str(quiet), quiet=quiet) for quiet in (False, True)]
+    assert forked == [1]  # a sweep, which is quiet, has its other runs on the cores
+    assert records[0]["metrics"] == records[1]["metrics"]
+    thetas = [load_checkpoint(tmp_path / str(quiet) / CHECKPOINT, 79) for quiet in (False, True)]
+    assert thetas[0].keys() == thetas[1].keys() == {"fit", "cross_fit"}
+    assert all(torch.equal(theta, thetas[1][name]) for name, theta in thetas[0].items())
 
 
 def test_commit_is_dirty_by_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

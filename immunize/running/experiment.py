@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,13 +26,14 @@ from immunize.building import build_sources
 from immunize.data import ROLES, PairedData
 from immunize.errors import DivergedError, UserError
 from immunize.objective import Objective
+from immunize.processes import beside, can_fork
 from immunize.running.assembling import build_callbacks, build_init, build_module, build_objective, build_trainer
 from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
 from immunize.threads import cpu_threads, threads_in_force
 from immunize.training import LinearModule
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop
 
-__all__ = ["COLUMNS", "Fit", "build_cross_fit", "build_data", "fit", "quiet_lightning", "threads"]
+__all__ = ["COLUMNS", "Fit", "build_cross_fit", "build_data", "fit", "fit_each", "quiet_lightning", "threads"]
 
 COLUMNS = ("auto", "joint", "all")
 """Values of `model.columns`."""
@@ -49,31 +52,19 @@ class Fit:
 
     Attributes:
         status: "finished", "diverged" or "interrupted".
-        module: the trained module, with the last finite parameters if it diverged.
+        theta: θ, (D, D) float64, in all D columns; the last finite one if it diverged.
+        head: ω, (D, 1) float64, likewise.
         seconds: wall time of the training.
         steps: optimizer steps taken.
         facts: what the callbacks have to say (warnings, guard, balance, early stopping, divergence).
-        basis: (D, n) of the joint range, if θ was trained there; None if in all D columns.
     """
 
     status: str
-    module: LinearModule
+    theta: Tensor
+    head: Tensor
     seconds: float
     steps: int
     facts: dict[str, Any] = field(default_factory=dict)
-    basis: Tensor | None = None
-
-    @property
-    def theta(self) -> Tensor:
-        """θ, (D, D) float64."""
-        theta = self.module.extractor.theta.detach()
-        return theta if self.basis is None else lift_map(theta, self.basis)
-
-    @property
-    def head(self) -> Tensor:
-        """ω, (D, 1) float64."""
-        head = self.module.head.detach()
-        return head if self.basis is None else self.basis @ head
 
 
 def build_data(cfg: DictConfig) -> PairedData:
@@ -117,7 +108,47 @@ def threads(cfg: DictConfig, n_features: int) -> Iterator[None]:
         yield
 
 
-def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str = "fit", quiet: bool = False) -> Fit:
+def fit_each(
+    cfg: DictConfig, pairs: dict[str, PairedData], loggers: list[Logger], *, quiet: bool
+) -> Generator[tuple[str, Fit], None, None]:
+    """Fit on every pair, until one does not finish: names and outcomes, in their order.
+
+    They do not depend on each other. Where a second core is free for it, the second is fitted in a fork of this process
+    meanwhile, to the same bits; not in a sweep, whose other runs have the cores.
+
+    Args:
+        cfg: the composed configuration.
+        pairs: "fit", and "cross_fit" where the data set is cross-fitted; set up.
+        loggers: of "fit".
+        quiet: show no progress; true in a sweep.
+    """
+    works: dict[str, Callable[[], Fit]] = {}
+    with contextlib.ExitStack() as forks:
+        alone = torch.get_num_threads() == 1 and cfg.trainer.get("accelerator") == "cpu" and can_fork(len(pairs))
+        for name, pair in pairs.items():
+            work = partial(fit, cfg, pair, label=name.replace("_", "-"), quiet=quiet)
+            if not works:
+                works[name] = partial(work, loggers)
+            elif quiet or not alone:
+                works[name] = partial(work, [])
+            else:  # a terminal has room for one bar
+                works[name] = forks.enter_context(beside(partial(work, [], progress_shown=not sys.stdout.isatty())))
+        for name, run in works.items():
+            done = run()
+            yield name, done
+            if done.status != "finished":
+                break
+
+
+def fit(
+    cfg: DictConfig,
+    data: PairedData,
+    loggers: list[Logger],
+    *,
+    label: str = "fit",
+    quiet: bool = False,
+    progress_shown: bool = True,
+) -> Fit:
     """Find θ for `data` as configured. A divergence or Ctrl-C ends the training, not the process.
 
     Args:
@@ -125,7 +156,8 @@ def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str 
         data: the pair, set up.
         loggers: where metrics go; empty for none.
         label: what to call this training in messages.
-        quiet: show no progress.
+        quiet: show no progress, and keep recognized failures for the record alone.
+        progress_shown: false shows no progress, but says what fails.
 
     Raises:
         UserError: a setting that the method, callbacks or trainer refuse.
@@ -145,6 +177,8 @@ def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str 
             with torch.no_grad():
                 module.extractor.theta.copy_(theta if basis is None else restrict_map(theta, basis))
     callbacks = build_callbacks(cfg, seen, module, label, quiet)
+    if not progress_shown:
+        callbacks.pop("progress", None)
     trainer = build_trainer(cfg, seen, loggers, list(callbacks.values()))
     status: str = "finished"
     try:
@@ -169,7 +203,10 @@ def fit(cfg: DictConfig, data: PairedData, loggers: list[Logger], *, label: str 
         status = "interrupted"
     seconds = time.perf_counter() - started
     facts.update(_facts(callbacks, module))
-    return Fit(status, module, seconds, trainer.global_step, facts, basis)
+    theta, head = module.extractor.theta.detach(), module.head.detach()
+    if basis is not None:
+        theta, head = lift_map(theta, basis), basis @ head
+    return Fit(status, theta, head, seconds, trainer.global_step, facts)
 
 
 def _solve(objective: Objective | None, data: PairedData) -> tuple[Tensor, dict[str, Any]] | None:
