@@ -102,6 +102,7 @@ def immunize(
 
     The network is not changed: what comes back is a copy. BatchNorm statistics are frozen and dropout is off, as in
     `immunize.train`. The optimizer is C.2's: SGD with Nesterov momentum 0.9, weight decay on the classifiers alone.
+    What comes before the first trainable module is computed once an image, known by its bytes, while memory suffices.
 
     Args:
         backbone: inputs → features (N, D).
@@ -157,11 +158,12 @@ def immunize(
         _check(before, head)
 
         facts: dict[str, Any] = {}
-        taken = 0
         if objective.trains:
             released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
             example = next(iter(pretrain_loader))[0][:AT_MOST_TO_LOOK_AT]
             net = DeepExtractor.from_module(released, classifier, trainable, example=example)
+            net.compute_once(sum(len(y) for _, y in before.values()))
+            measured: list[nn.Module] = [nn.Sequential(net.trunk, tail) for tail in (net.tail, net.reference().tail)]
             objective.bind(
                 net.n_features,
                 torch.Generator().manual_seed(seed),
@@ -180,8 +182,9 @@ def immunize(
             taken = _train(module, pretrain_loader, harmful_loader, steps, balanced)
         else:
             released, classifier, facts = _appended(objective, theta_0, omega_0, before)
+            taken, measured = 0, [released, theta_0]
         # Both networks in one pass: a shuffling loader has another order each time, and the bootstrap pairs rows.
-        both = {role: _features([released, theta_0], x) for role, x in loaders.items()}
+        both = {role: _features(measured, x) for role, x in loaders.items()}
         after, before = ({role: (x[which], y) for role, (x, y) in both.items()} for which in (0, 1))
         _check(after, classifier)
         grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]

@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import immunize
 from immunize.errors import UserError
+from immunize.features import DeepExtractor
+from immunize.features.once import Once
 from immunize.objective.ours import Ours
 
 D, CLASSES = 12, 3
@@ -93,6 +95,31 @@ def test_both_networks_see_the_same_rows_of_a_loader_that_shuffles(
     found = immunize.immunize(*network, *loaders, method="none", trainable=["last"], steps=1, learning_rate=1e-9)
     assert found.ratios["spectrum"].ratio.rir == pytest.approx(1, rel=1e-4)
     assert found.ratios["spectrum"].intervals["rir"] == pytest.approx((1, 1), rel=1e-4)  # row by row the same
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_frozen_part_is_computed_once_an_image_and_changes_nothing(
+    network: tuple[Backbone, nn.Linear], monkeypatch: pytest.MonkeyPatch, shuffle: bool
+) -> None:
+    made: list[Once] = []
+    init = Once.__init__
+    monkeypatch.setattr(Once, "__init__", lambda self, *given: (made.append(self), init(self, *given))[1])
+
+    def found() -> immunize.Immunized:
+        loaders = [
+            DataLoader(loader(seed, classes).dataset, 40, shuffle=shuffle, generator=torch.Generator().manual_seed(0))
+            for seed, classes in ((1, CLASSES), (2, 5))
+        ]
+        return immunize.immunize(*network, *loaders, trainable=["last"], steps=30, learning_rate=3e-3)
+
+    once = found()
+    assert [trunk.computed for trunk in made] == [2 * 160]
+    monkeypatch.setattr(DeepExtractor, "compute_once", lambda self, images: None)
+    always = found()
+    assert torch.allclose(once.backbone.last.weight, always.backbone.last.weight, rtol=1e-5, atol=1e-7)  # type: ignore[union-attr, arg-type]
+    assert once.ratios["spectrum"].ratio.rir == pytest.approx(always.ratios["spectrum"].ratio.rir, rel=1e-4)
+    if not shuffle:  # every batch comes back as it was
+        assert torch.equal(once.backbone.last.weight, always.backbone.last.weight)  # type: ignore[union-attr, arg-type]
 
 
 @pytest.mark.parametrize("method", ["ill_only", "well_only", "opt_kappa", "imma", "none"])

@@ -26,6 +26,7 @@ from torch.func import functional_call
 from immunize.errors import UserError
 from immunize.features.boundary import NoBoundaryError, replaced, split_network
 from immunize.features.extract import device_of
+from immunize.features.once import Once
 from immunize.features.trainable import matching_parameters
 from immunize.features.transforms import image_transform, input_config
 from immunize.features.weights import build_network, check_fit, classifier_name, state_digest
@@ -190,14 +191,17 @@ class DeepExtractor(nn.Module):
     @property
     def head(self) -> nn.Linear:
         """The classifier, D → C: θ_0's, trained along with θ."""
-        head = self._parts[3]
-        assert isinstance(head, nn.Linear)
-        return head
+        return self._parts[3]
 
     @property
     def split(self) -> bool:
         """Whether the frozen part could be cut off, so that its outputs can be cached."""
         return not self.no_split_reason
+
+    def compute_once(self, images: int) -> None:
+        """The trunk works once an image from now on, of which there are about so many; see `once`."""
+        if self.split:
+            self._parts = (self._parts[0], Once(self.trunk, images), *self._parts[2:])
 
     @property
     def n_features(self) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from immunize.features.deep import DeepExtractor
 
-__all__ = ["cached_trunk", "device_of", "extract", "trunk_bytes"]
+__all__ = ["available_memory", "cached_trunk", "device_of", "extract", "trunk_bytes"]
 
 MEMORY_SHARE = 0.8
 """Of the memory that is available, what trunk outputs may take."""
@@ -116,7 +116,7 @@ def cached_trunk(
             f"objective.cache_frozen: the frozen part of {extractor.name} cannot be cut off "
             f"({extractor.no_split_reason}); set it to false"
         )
-    count, needed, available = _count(dataset), trunk_bytes(extractor, dataset, dtype), _available_memory()
+    count, needed, available = _count(dataset), trunk_bytes(extractor, dataset, dtype), available_memory()
     logger.info("frozen outputs of %d images: %.2f GiB in memory", count, needed / 1024**3)
     if available is not None and needed > MEMORY_SHARE * available:
         raise UserError(
@@ -238,7 +238,7 @@ def device_of(function: Any) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def _available_memory() -> int | None:
+def available_memory() -> int | None:
     """Bytes that can be had without swapping, on Linux; elsewhere unknown."""
     with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

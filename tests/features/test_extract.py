@@ -229,7 +229,7 @@ def test_more_than_the_memory_is_refused(
     module = sys.modules[extract.__module__]
     needed = 10 * 16 * 2 * 2 * 4
     assert module.trunk_bytes(extractor, pictures) == needed
-    monkeypatch.setattr(module, "_available_memory", lambda: needed)
+    monkeypatch.setattr(module, "available_memory", lambda: needed)
     with pytest.raises(UserError, match=r"float16.*model\.image_size.*cache_frozen=false"):
         cached_trunk(extractor, pictures)
     assert cached_trunk(extractor, pictures, dtype=torch.float16).tensors[0].dtype == torch.float16
