@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from immunize.spectrum import (
         closed_form,
         condition_number,
+        erase,
         immunization_ratio,
         r_ill,
         r_ill_of_features,
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "closed_form",
     "condition_number",
+    "erase",
     "immunization_ratio",
     "immunize",
     "r_ill",

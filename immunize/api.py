@@ -26,8 +26,10 @@ from immunize.config import config_dir, register
 from immunize.errors import UserError
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
-from immunize.features import OF_NETWORKS, AppendedHead, DeepExtractor, append_map, device_of, refuse_precondition
+from immunize.features import OF_NETWORKS, DeepExtractor, device_of, refuse_precondition
+from immunize.features.store import Features
 from immunize.objective import Objective, task_loss
+from immunize.running.appending import append_computed
 from immunize.running.assembling import arguments_of
 from immunize.running.deep_assembling import optimizer_factory
 from immunize.running.experiment import quiet_lightning
@@ -109,8 +111,8 @@ def immunize(
         head: D → C, the classifier of D_P that the backbone comes with.
         pretrain_loader: D_P: (inputs, labels) batches each time it is iterated over; labels (N,) int64.
         harmful_loader: D_H, likewise. A spectrum is taken of every batch: a few dozen rows or more.
-        method: a name in `conf/method`: "ours", "ill_only", "well_only", "opt_kappa", "imma", "none", "closed_form";
-            or a method of your own, which brings its weights and options itself.
+        method: a name in `conf/method`: "ours", "ill_only", "well_only", "opt_kappa", "imma", "none", "closed_form",
+            "erase"; or a method of your own, which brings its weights and options itself.
         trainable: names or patterns (`fnmatch`) of the modules or parameters of `backbone` that may change.
         steps: of the optimizer, a batch of each data set a step; the shorter loader begins again.
         learning_rate: η.
@@ -266,16 +268,9 @@ def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, mu
 def _appended(
     objective: Objective, backbone: nn.Module, head: nn.Linear, rows: Mapping[str, tuple[Tensor, Tensor]]
 ) -> tuple[nn.Module, nn.Linear, dict[str, Any]]:
-    """The backbone with the method's map behind it, and the head with the map's inverse in it."""
-    try:
-        solved = objective.solve(*(rows[role][0].double() for role in ("pretrain", "harmful")))
-        if solved is None:
-            raise UserError("this method is made for linear models; for a network choose another, such as closed_form")
-        theta, facts = solved
-        whole = append_map(nn.Sequential(backbone, head), theta, torch.linalg.inv(theta), head="1")
-    except (ValueError, RuntimeError) as error:
-        raise UserError(str(error)) from None
-    (appended,) = (module for module in whole.modules() if isinstance(module, AppendedHead))
+    """The backbone with the method's map behind it, and the head that goes with it."""
+    pretrain, harmful = (Features(*rows[role]) for role in ("pretrain", "harmful"))
+    whole, appended, facts = append_computed(objective, nn.Sequential(backbone, head), pretrain, [harmful], head="1")
     return nn.Sequential(whole.get_submodule("0"), appended.map), appended.head, facts
 
 

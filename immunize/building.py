@@ -56,14 +56,26 @@ def build_sources(cfg: DictConfig) -> tuple[Source, Source]:
         UserError: a bad setting, a loss that does not suit the tasks, or a file that is not there.
     """
     pretrain, harmful = build(cfg.pretrain), build(cfg.harmful)
-    for source in (pretrain, harmful):
-        if cfg.objective.loss == "bce" and source.task != "binary":
-            raise UserError(
-                f"objective.loss=bce needs labels 0 and 1, but {source.name} ({source.role}) is a {source.task} task; "
-                f"choose objective.loss=mse"
-            )
+    for source, role in ((pretrain, "pretrain"), (harmful, "harmful")):
+        if cfg.model.get("kind") != "deep":
+            _check_loss(cfg.objective.loss, source, role)
         source.require()
     return pretrain, harmful
+
+
+LABELS = {"bce": "binary", "ce": "classification"}
+"""Losses of a linear model to the only task that they are for; the others take any target of one column."""
+
+
+def _check_loss(loss: str, source: Source, role: str) -> None:
+    needed = LABELS.get(loss)
+    if source.task == (needed or source.task) and (needed or source.task != "classification"):
+        return
+    what = f"is for a {needed} task" if needed else "knows no classes"
+    raise UserError(
+        f"objective.loss={loss} {what}, but {source.name} ({role}) is a {source.task} task; choose "
+        f"objective.loss={'ce' if source.task == 'classification' else 'mse'}"
+    )
 
 
 NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}

@@ -52,7 +52,7 @@ class ObjectiveConfig:
         learning_rate: η.
         epochs: passes over the data; in full-batch mode one pass is one step.
         batch_size: rows a batch of each data set; null is full-batch.
-        loss: L, "mse" or "bce"; "ce" for deep nets.
+        loss: L, "mse" or "bce"; "ce" for deep nets and for a classification.
         optimizer: `_target_` of a torch optimizer and its arguments; parameters and learning rate are filled in.
         lr_decay: share of the steps, the last ones, over which η falls to zero; null for none, as for deep nets.
         balance: set λ_P and λ_H from the gradient norms (C.2) instead of from the two above.

@@ -24,7 +24,7 @@ LARGEST_SEED = 2**32 - 1
 """Numpy's largest."""
 
 PAIRINGS, MULTIPLIERS = ("max_size_cycle", "min_size"), (1, 2, 3, 5)
-LINEAR_LOSSES, DEEP_LOSSES = ("mse", "bce"), ("ce",)
+LINEAR_LOSSES, DEEP_LOSSES = ("mse", "bce", "ce"), ("ce",)
 """What `immunize.data.MODES`, `GradientBalance` and `task_loss` accept; their rooms import torch."""
 
 Rule = tuple[str, Callable[[Any], bool], str]

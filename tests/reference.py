@@ -357,3 +357,26 @@ def rbf_feature_gram(a: Tensor, b: Tensor, fitted: Tensor) -> Tensor:
         for j in range(len(b)):
             out[i, j] = math.exp(-float((a[i] - b[j]).square().sum()) / (2 * middle))
     return out
+
+
+# --- erasing what a linear probe can learn --------------------------------------------------------------------------
+
+
+def class_means(x: Tensor, y: Tensor) -> Tensor:
+    """(C, D), the mean of each class less that of all rows."""
+    return torch.stack([x[y == label].mean(0) - x.mean(0) for label in sorted(set(y.tolist()))])
+
+
+def covariance(x: Tensor) -> Tensor:
+    """Of the rows, divided by N."""
+    return (x - x.mean(0)).T @ (x - x.mean(0)) / len(x)
+
+
+def leace(x: Tensor, y: Tensor) -> Tensor:
+    """Theorem 4.3 of Belrose et al. (2023): x - W⁺PW(x - E x), W = Σ^{-1/2}, P onto the columns of WΣ_xz."""
+    values, vectors = torch.linalg.eigh(covariance(x))
+    w = vectors @ torch.diag(values.rsqrt()) @ vectors.T
+    z = one_hot(y)
+    a = w @ ((x - x.mean(0)).T @ (z - z.mean(0)) / len(x))
+    projection = a @ torch.linalg.pinv(a)
+    return torch.stack([row - torch.linalg.inv(w) @ projection @ w @ (row - x.mean(0)) for row in x])

@@ -199,7 +199,7 @@ def test_every_row_is_of_a_pair_or_a_variant_of_its_row() -> None:
 def test_a_pair_finds_its_row_of_hyper_parameters(model: str, harmful: str) -> None:
     cfg = filled(composed(f"model={model}", f"harmful={harmful}", *followed_by(harmful)))
     assert cfg.objective.epochs >= 1
-    assert (cfg.objective.loss == "ce") == (cfg.model.get("kind") == "deep")
+    assert (cfg.objective.loss == "ce") == (cfg.model.get("kind") == "deep" or harmful == "digits5to9")
     if harmful in TABLES:
         assert cfg.pretrain._target_ == cfg.harmful._target_
 

@@ -3,7 +3,7 @@
 θ_0 is the identity, the baseline of RIR: the attacker has the raw rows. The control is a random orthogonal map, an
 immunization that changes nothing.
 
-Tasks. Where a data set has targets to tell its rows apart (regression, two classes), the task is its own. The digit
+Tasks. Where a data set has targets to tell its rows apart (regression, classes), the task is its own. The digit
 pairs have one class a data set: the harmful task is to tell D_H's digit from D_P's, the binary task of App. C.2, and a
 benign task tells a third digit from D_P's, so that nothing but the digit differs between harmful and benign.
 
@@ -231,7 +231,8 @@ def _own(source: Source, splits: Splits, cfg: DictConfig, stream: tuple[int, ...
     """The data set's own targets."""
     x, y = splits.fit.x.numpy(), splits.fit.y.numpy()
     held = None if splits.held_out is None else (splits.held_out.x.numpy(), splits.held_out.y.numpy())
-    return _split(x, y, held, 0 if source.task == "regression" else 2, cfg, stream=stream)
+    n_classes = {"regression": 0, "binary": 2}.get(source.task, int(y.max()) + 1)
+    return _split(x, y, held, n_classes, cfg, stream=stream)
 
 
 def _pooled(first: Splits, second: Splits, cfg: DictConfig, stream: tuple[int, ...]) -> Split:

@@ -24,15 +24,18 @@ def check_part(part: Part, what: str) -> None:
         what: its name in messages, such as "mnist (harmful, fit)".
 
     Raises:
-        DataError: for wrong shapes or a dtype other than float64, N of 0 or 1, NaN or Inf, or a matrix of zeros.
+        DataError: for wrong shapes or another dtype, N of 0 or 1, NaN or Inf, or a matrix of zeros.
     """
     if part.x.ndim != 2 or part.y.shape != part.x.shape[:1]:
         raise DataError(
             f"{what}: features of shape {tuple(part.x.shape)} and targets of shape {tuple(part.y.shape)}, but (N, D) "
             f"and (N,) are needed; correct the source's load()"
         )
-    if part.x.dtype != torch.float64 or part.y.dtype != torch.float64:
-        raise DataError(f"{what}: {part.x.dtype} features and {part.y.dtype} targets; convert both to torch.float64")
+    if part.x.dtype != torch.float64 or part.y.dtype not in (torch.float64, torch.int64):
+        raise DataError(
+            f"{what}: {part.x.dtype} features and {part.y.dtype} targets; convert both to torch.float64 (the labels of "
+            "several classes to torch.int64)"
+        )
     if len(part) < 2:
         raise DataError(f"{what}: N = {len(part)} rows, but a spectrum needs at least 2; choose a larger data set")
     _check_finite(part.x, what)

@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from immunize.data.parts import random_generator
+from immunize.data.parts import Role, random_generator
 
-__all__ = ["PIXEL_MAX", "embedded_digits", "held_out_mask"]
+__all__ = ["DIGITS_OF", "PIXEL_MAX", "embedded_digits", "held_out_mask"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PIXEL_MAX = 16.0
 """Largest pixel value: each is a count of the dark ones in a 4x4 block."""
+
+DIGITS_OF: dict[Role, tuple[int, ...]] = {"pretrain": (0, 1, 2, 3, 4), "harmful": (5, 6, 7, 8, 9)}
+"""The digits of each role where they are two tasks of five classes; a label is a digit's position here."""
 
 HOLD_OUT_SEED = 0
 """Constant, so that no choice of the user can turn a test image into a training image."""

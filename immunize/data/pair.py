@@ -139,6 +139,11 @@ class PairedData(LightningDataModule):
         """D, the same for both data sets. After `setup`."""
         return int(self.fit.pretrain.x.shape[1])
 
+    def n_outputs(self, role: Role) -> int:
+        """C of a classification; 1 for a regression or the two classes of a binary task. After `setup`."""
+        y = self.fit.of(role).y
+        return 1 if y.is_floating_point() else int(y.max()) + 1
+
     @property
     def data_hash(self) -> str:
         """SHA-256 over names, shapes and bytes of all fit and held-out rows; validation rows count as fit rows."""

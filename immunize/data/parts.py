@@ -51,7 +51,8 @@ class Part:
 
     Attributes:
         x: (N, D) float64 features.
-        y: (N,) float64, the standardized target of a regression or the 0/1 label of a binary task.
+        y: (N,) float64, the standardized target of a regression or the 0/1 label of a binary task; int64 from 0, the
+            class of a classification.
     """
 
     x: Tensor
@@ -94,7 +95,7 @@ class Source(Protocol):
 
     @property
     def task(self) -> str:
-        """What y holds: "regression" or "binary"."""
+        """What y holds: "regression", "binary" or "classification"."""
 
     @property
     def held_out_protocol(self) -> str:
@@ -192,16 +193,18 @@ def hash_of(names: Mapping[Role, str], splits: Mapping[Role, Splits]) -> str:
     return digest.hexdigest()
 
 
-def to_part(x: np.ndarray[Any, np.dtype[Any]], y: np.ndarray[Any, np.dtype[Any]]) -> Part:
+def to_part(x: np.ndarray[Any, np.dtype[Any]], y: np.ndarray[Any, np.dtype[Any]], *, classes: bool = False) -> Part:
     """A part from arrays.
 
     Args:
         x: (N, D) features of any real dtype.
         y: (N,) targets or labels.
+        classes: y are class numbers from 0, of a classification.
 
     Returns:
-        the same numbers as float64 tensors with memory of their own.
+        the same numbers as float64 tensors with memory of their own, classes as int64.
     """
     import torch  # here, so that missing data are reported before anything heavy is imported
 
-    return Part(torch.from_numpy(np.array(x, dtype=np.float64)), torch.from_numpy(np.array(y, dtype=np.float64)))
+    targets = np.array(y, dtype=np.int64 if classes else np.float64)
+    return Part(torch.from_numpy(np.array(x, dtype=np.float64)), torch.from_numpy(targets))

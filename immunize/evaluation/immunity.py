@@ -97,7 +97,7 @@ def evaluate_part(
     Args:
         theta: (D, D) float64, acting on rows.
         parts: D_P and D_H.
-        tasks: "pretrain" and "harmful", each "regression" or "binary"; see :func:`least_squares_targets`.
+        tasks: "pretrain" and "harmful", each one of those that :func:`least_squares_targets` knows.
         rho: ρ of the `ridge` estimator.
         probe_steps: length of the norm-ratio curves.
 
@@ -139,7 +139,9 @@ def evaluate_part(
 
 
 def least_squares_targets(y: Tensor, task: str) -> Tensor:
-    """Targets of the ℓ2 probe of §3: `y` for regression, ±1 for the labels 0/1 of a binary task.
+    """Targets of the ℓ2 probe of §3.
+
+    "regression": `y`; "binary": ±1 for the labels 0/1; "classification": one-hot less 1/C, (N, C).
 
     The sign matters: with the single-digit data sets of the paper's MNIST pairs all labels of D_P are 0, and
     regressing on 0 has the trivial optimum w* = 0.
@@ -151,6 +153,9 @@ def least_squares_targets(y: Tensor, task: str) -> Tensor:
         return y
     if task == "binary":
         return 2 * y - 1
+    if task == "classification":
+        columns = torch.nn.functional.one_hot(y)
+        return columns.double() - 1 / columns.shape[1]
     raise ValueError(f"unknown task {task!r}")
 
 

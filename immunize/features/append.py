@@ -80,25 +80,27 @@ class AppendedHead(nn.Module):
 def append_map(
     model: nn.Module,
     theta: Tensor,
-    inverse: Tensor,
+    inverse: Tensor | None,
     *,
     head: str | None = None,
     turn: bool = False,
     tolerance: float | None = None,
 ) -> nn.Module:
-    """A copy of `model` that releases features·θ and has the same logits on every input.
+    """A copy of `model` that releases features·θ and, where θ has an inverse, has the same logits on every input.
 
     A model that has a map already keeps one: its features become f·θ_1·θ, the fold is that of the product. Appending
-    (θ⁻¹, θ) therefore removes the map.
+    (θ⁻¹, θ) therefore removes the map. A θ without an inverse (`inverse=None`) leaves the head as it is: its logits are
+    then other ones, and it has to be fitted again.
 
     Args:
         model: any timm model, or any module with a linear head; it is not changed.
         theta: (D, D) float64, acts on rows.
-        inverse: (D, D) float64, θ⁻¹.
+        inverse: (D, D) float64, θ⁻¹; None where there is none.
         head: dotted name of the `nn.Linear` that is the head; default the model's `get_classifier()`, its
             `pretrained_cfg["classifier"]`, or else one of the usual names.
-        turn: append θV instead of θ = UΣVᵀ. Condition numbers and gradient descent stay as they are, and the accuracy
-            of the fold no longer depends on cond(θ); but Adam probes the features in fewer steps.
+        turn: append θV instead of θ = UΣVᵀ, where there is an inverse. Condition numbers and gradient descent stay as
+            they are, and the accuracy of the fold no longer depends on cond(θ); but Adam probes the features in fewer
+            steps.
         tolerance: refuse a fold whose expected relative error in the logits is larger; default `FOLD_TOLERANCE`, or
             `FOLD_TOLERANCE_FLOAT64` for a float64 head.
 
@@ -119,18 +121,20 @@ def append_map(
     _check_head(plain, name)
     assert isinstance(plain, nn.Linear)
     total = theta.detach().cpu()
-    _check_maps(total, inverse.detach().cpu(), plain.in_features, name)
+    _check_maps(total, None if inverse is None else inverse.detach().cpu(), plain.in_features, name)
 
     readout = plain.weight.detach().cpu().double().T  # (D, C), logits = f·readout + b
     if isinstance(old, AppendedHead):
         before = old.map.weight.detach().cpu().double().T
-        total, readout = before @ total, before @ readout
-    if turn:
+        total, readout = before @ total, readout if inverse is None else before @ readout
+    if turn and inverse is not None:
         total = total @ torch.linalg.svd(total)[2].T
     dtype = plain.weight.dtype
     stored = total.T.to(dtype).T.double()
-    folded, _ = torch.linalg.solve_ex(stored, readout)
-    _check_fold(stored, folded, readout, dtype, tolerance)
+    folded = readout
+    if inverse is not None:
+        folded, _ = torch.linalg.solve_ex(stored, readout)
+        _check_fold(stored, folded, readout, dtype, tolerance)
 
     mapping = nn.Linear(len(total), len(total), bias=False, device="meta", dtype=dtype)  # no random numbers are drawn
     mapping.weight, plain.weight = _like(plain.weight, stored.T), _like(plain.weight, folded.T)
@@ -253,8 +257,10 @@ def _check_head(head: nn.Module, name: str) -> None:
                 raise ValueError(f"the head {name!r} ({type(head).__name__}) does not compute xWᵀ + b: nothing to fold")
 
 
-def _check_maps(theta: Tensor, inverse: Tensor, size: int, name: str) -> None:
+def _check_maps(theta: Tensor, inverse: Tensor | None, size: int, name: str) -> None:
     for matrix, what in ((theta, "theta"), (inverse, "inverse")):
+        if matrix is None:
+            continue
         if matrix.dtype != torch.float64:
             raise TypeError(f"{what} has to be float64, it is {matrix.dtype}; the layer takes the head's dtype anyway")
         if matrix.shape != (size, size):
@@ -264,6 +270,8 @@ def _check_maps(theta: Tensor, inverse: Tensor, size: int, name: str) -> None:
             )
         if not bool(torch.isfinite(matrix).all()):
             raise ValueError(f"{what} contains NaN or infinite values")
+    if inverse is None:
+        return
     gap = float((theta @ inverse - torch.eye(size, dtype=torch.float64)).abs().max())
     if not gap <= INVERSE_TOLERANCE:
         raise ValueError(

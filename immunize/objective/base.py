@@ -45,7 +45,7 @@ class Labelled(Protocol):
 
     @property
     def y(self) -> Tensor:
-        """(N,) float64, the target of a regression or the label 0 or 1."""
+        """(N,) float64, the target of a regression or the label 0 or 1; int64 classes."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,19 @@ class Objective(nn.Module, ABC):
             harmful: D_H.
         """
         return self.solve(pretrain.x, harmful.x)
+
+    has_inverse: bool = True
+    """Whether the map that the method computes, if it does, can be undone in the head of a network."""
+
+    def solve_features(self, pretrain: Labelled, harmful: Sequence[Labelled]) -> tuple[Tensor, dict[str, Any]] | None:
+        """As :meth:`solve_labelled`, for the features of a network and one or several harmful data sets.
+
+        Args:
+            pretrain: D_P.
+            harmful: each D_H, for their worst case.
+        """
+        each = [one.x for one in harmful]
+        return self.solve(pretrain.x, each if len(each) > 1 else each[0])
 
     @abstractmethod
     def terms(self, step: Step) -> dict[str, Tensor]:

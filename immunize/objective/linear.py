@@ -23,7 +23,7 @@ class Side:
 
     Attributes:
         x: (N, D) inputs.
-        y: (N,) targets.
+        y: (N,) targets, or int64 classes.
         rows: (≤N, D) rows with the same K = XᵀX as `x`: `x` itself, or its compression in full-batch mode.
     """
 
@@ -43,10 +43,10 @@ class LinearStep(Step):
 
     Attributes:
         extractor: f_θ.
-        head: ω, (D, 1), the classifier of the pre-training task.
+        head: ω, (D, C), the classifier of the pre-training task; C = 1 but for a classification.
         pretrain: D_P.
         harmful: D_H.
-        task_loss: (logits (N,), targets (N,)) to a scalar.
+        task_loss: (logits (N,) or (N, C), targets (N,)) to a scalar.
     """
 
     extractor: LinearExtractor
@@ -57,7 +57,7 @@ class LinearStep(Step):
 
     @property
     def omega(self) -> Head:
-        """ω, (D, 1)."""
+        """ω, (D, C)."""
         return Head(self.head)
 
     def parameters(self) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ class LinearStep(Step):
         return dict(self.extractor.named_parameters())
 
     def loss(self, role: str, head: Head, parameters: dict[str, Tensor] | None = None) -> Tensor:
-        """L of the scores x(θw), (N,)."""
+        """L of the scores x(θw), (N,), or (N, C) of a classification."""
         side = self._side(role)
         if parameters is None:
             scores = self.extractor(side.x, head.weight)

@@ -70,7 +70,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
         },
         "separability": carried_over(record, parts),
         "attack": None if attack is None else _attack(attack),
-        "threat_model": threat_model(_kind(record)),
+        "threat_model": threat_model(_kind(record), record["method"]),
         "provenance": {
             "config_hash": record["config_hash"],
             "data_hash": record["data_hash"],

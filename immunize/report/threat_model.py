@@ -27,10 +27,24 @@ _SILENCE = (
 )
 
 
-def threat_model(kind: str) -> list[str]:
+_ERASED = (
+    _PROMISE[0],
+    "What is taken away is what a linear head can learn of the harmful labels, whatever its solver; condition numbers "
+    "do not measure that. A head that is not linear is expected to succeed.",
+)
+_ERASED_LIMITS = {
+    "linear": "θ has no inverse, but whoever has θ_0 has the raw features.",
+    "deep": "The map is a layer that can be taken off: whoever edits the network, probes another layer, fine-tunes it, "
+    "or uses θ_0 instead is expected to succeed; the table says who did.",
+}
+
+
+def threat_model(kind: str, method: str = "") -> list[str]:
     """Sentences.
 
     Args:
         kind: of the model, "linear" or "deep".
+        method: of the run; all but "erase" promise the same.
     """
-    return [*_PROMISE, _LIMITS[kind], _SILENCE]
+    promise, limits = (_ERASED, _ERASED_LIMITS) if method == "erase" else (_PROMISE, _LIMITS)
+    return [*promise, limits[kind], _SILENCE]

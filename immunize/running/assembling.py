@@ -88,7 +88,7 @@ def build_module(cfg: DictConfig, data: PairedData, objective: Objective) -> Lin
         UserError: a bad setting of `model` or `objective`.
     """
     generator = _generator(cfg.seed + HEAD_STREAM)
-    objective.bind(data.n_features, generator)
+    objective.bind(data.n_features, generator, data.n_outputs("harmful"))
     try:
         loss = task_loss(cfg.objective.loss)
     except ValueError as error:
@@ -100,7 +100,7 @@ def build_module(cfg: DictConfig, data: PairedData, objective: Objective) -> Lin
         raise UserError(f"objective.optimizer: {error}") from error
     return LinearModule(
         build_extractor(cfg, data.n_features),
-        new_head(data.n_features, generator),
+        new_head(data.n_features, generator, data.n_outputs("pretrain")),
         objective,
         loss,
         optimizer,

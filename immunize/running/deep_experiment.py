@@ -25,10 +25,12 @@ from immunize.cli import teller
 from immunize.config import config_hash, resolved
 from immunize.data import ROLES
 from immunize.errors import DivergedError, UserError
-from immunize.features import AppendedHead, DeepExtractor, append_map, save_weights
+from immunize.features import DeepExtractor, save_weights
+from immunize.features.store import Features
 from immunize.objective import Head, Objective
 from immunize.processes import end_with_parent, is_first, process_count, run_processes, started_outside
 from immunize.records import CHECKPOINT, peak_memory_mib, read_record, write_record
+from immunize.running.appending import append_computed
 from immunize.running.assembling import build_loggers, build_objective
 from immunize.running.deep_assembling import build_deep_module, build_pair, device_of_run, method_of, theta_0_facts
 from immunize.running.deep_evaluation import cached_sets, data_facts, evaluated, mapped
@@ -149,17 +151,10 @@ def _append(
     Raises:
         UserError: the features do not allow it.
     """
-    rows = {role: features["theta_0"]["fit"][role][0].double() for role in ROLES}
-    each = [of["theta_0"]["fit"]["harmful"][0].double() for of in by_set(features, sets).values()]
-    try:
-        solved = objective.solve(rows["pretrain"], each if len(each) > 1 else rows["harmful"])
-        if solved is None:
-            raise UserError("this method is made for linear models; for a network choose another, such as closed_form")
-        theta, facts = solved
-        released = append_map(net.network.cpu(), theta, torch.linalg.inv(theta))
-    except (ValueError, RuntimeError) as error:  # LAPACK's errors are runtime errors
-        raise UserError(str(error)) from None
-    (appended,) = (module for module in released.modules() if isinstance(module, AppendedHead))
+    several = by_set(features, sets).values() if len(sets) > 1 else [features]
+    each = [Features(*of["theta_0"]["fit"]["harmful"]) for of in several]
+    pretrain = Features(*features["theta_0"]["fit"]["pretrain"])
+    released, appended, facts = append_computed(objective, net.network.cpu(), pretrain, each)
     return released, mapped(features, appended), facts
 
 

@@ -16,10 +16,12 @@ from immunize.spectrum.condition import (
     spectrum_of_gram,
 )
 from immunize.spectrum.definition import EASE_SLACK, HARDER_BY
+from immunize.spectrum.erasing import Erasure, erasing_map, label_directions
+from immunize.spectrum.erasing_choice import SHRINKAGES, ChosenErasure, EraseTrial, erase
 from immunize.spectrum.guarantees import ill_step_bound, well_step_bound
 from immunize.spectrum.optimum import HarmfulForecast, Immunizer, frontier
 from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum, rir_bound
-from immunize.spectrum.ranges import compress_rows, joint_basis, lift_map, restrict_map
+from immunize.spectrum.ranges import compress_rows, joint_basis, lift_map, rank_of_map, restrict_map
 from immunize.spectrum.regularizers import (
     kappa,
     kappa_of_features,
@@ -63,12 +65,16 @@ __all__ = [
     "HARDER_BY",
     "KERNELS",
     "RHOS",
+    "SHRINKAGES",
     "SHRINKAGE_GRID",
     "SIGNAL_FLOOR",
     "BudgetChoice",
     "BudgetTrial",
+    "ChosenErasure",
     "ClosedForm",
     "ConditionNumber",
+    "EraseTrial",
+    "Erasure",
     "Estimator",
     "GeneralizedSpectrum",
     "HarmfulForecast",
@@ -88,6 +94,8 @@ __all__ = [
     "condition_number",
     "cross_fitted_correlation",
     "default_tolerance",
+    "erase",
+    "erasing_map",
     "folds_of",
     "frontier",
     "generalized_spectrum",
@@ -97,6 +105,7 @@ __all__ = [
     "joint_basis",
     "kappa",
     "kappa_of_features",
+    "label_directions",
     "ledoit_wolf",
     "lift_map",
     "plain_directions",
@@ -104,6 +113,7 @@ __all__ = [
     "r_ill_of_features",
     "r_well",
     "r_well_of_features",
+    "rank_of_map",
     "restrict_map",
     "rir_bound",
     "sharpen",

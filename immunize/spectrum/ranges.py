@@ -18,7 +18,7 @@ from immunize.remembering import remembered
 from immunize.spectrum.checks import check_matrix
 from immunize.spectrum.condition import default_tolerance
 
-__all__ = ["compress_rows", "joint_basis", "lift_map", "restrict_map"]
+__all__ = ["compress_rows", "joint_basis", "lift_map", "rank_of_map", "restrict_map"]
 
 ROTATION_SEED = 0
 """Of the rotation of the basis: the same for every run, so that the coordinates depend on the data alone."""
@@ -79,6 +79,17 @@ def joint_basis(*rows: Tensor) -> Tensor:
     gaussian = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(ROTATION_SEED))
     basis: Tensor = vh[:n].T @ torch.linalg.qr(gaussian).Q
     return basis.contiguous()
+
+
+def rank_of_map(rows: Tensor, theta: Tensor) -> int:
+    """The rank of Xθ that θ leaves of linearly independent rows, whatever the lengths of the rows are.
+
+    Args:
+        rows: (k, D) float64, as :func:`compress_rows` returns them.
+        theta: (D, D) float64.
+    """
+    directions = torch.linalg.svd(rows / rows.norm(dim=1, keepdim=True), full_matrices=False).Vh
+    return int(torch.linalg.matrix_rank(directions @ theta))
 
 
 def lift_map(theta: Tensor, basis: Tensor) -> Tensor:

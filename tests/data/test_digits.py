@@ -10,6 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from immunize.data import Digits, Part
+from immunize.data.digits import FiveDigits
 from immunize.data.embedded_digits import embedded_digits, held_out_mask
 
 
@@ -79,3 +80,18 @@ def test_description_is_plain() -> None:
     facts = Digits([0, 7], "harmful").describe()
     assert (facts["digit"], facts["label"], facts["pair"]) == (7, 1, [0, 7])
     assert json.loads(json.dumps(facts)) == facts
+
+
+def test_five_digits_a_role_have_their_labels_and_the_same_standardized_images() -> None:
+    seen: list[int] = []
+    for role, digits in (("pretrain", range(5)), ("harmful", range(5, 10))):
+        splits = FiveDigits(role).load()
+        assert splits.held_out is not None
+        for part in (splits.fit, splits.held_out):
+            assert part.y.dtype == torch.int64
+            for label, digit in enumerate(digits):
+                rows = part.take((part.y == label).nonzero()[:, 0])
+                seen += (found := originals(rows, digit))
+                assert len(set(found)) == len(rows) > 50
+        assert FiveDigits(role).describe()["target"] == f"{digits[0]} to {digits[-1]}"
+    assert len(seen) == len(set(seen)) == 1797

@@ -94,3 +94,24 @@ def test_a_direction_that_theta_destroys_does_not_count() -> None:
     keep[-1] = 0
     found = decompose(compress(x, y), v @ torch.diag(keep) @ v.T)
     assert found.spectrum.rank == found.spectrum.numerical_rank == D - 1
+
+
+def test_several_outputs_are_one_problem_each_and_a_probe_sees_them_together() -> None:
+    x, _ = data(40, D)
+    y = ref.gaussian(40, 3, seed=9)
+    together, each = decompose(compress(x, y)), [decompose(compress(x, y[:, c])) for c in range(3)]
+    assert together.loss == pytest.approx(sum(one.loss for one in each), rel=1e-12)
+    assert together.energy == pytest.approx(sum(one.energy for one in each), rel=1e-12)
+    lengths = torch.stack([one.optimum.square() for one in each]).sum(0).sqrt()
+    torch.testing.assert_close(together.optimum, lengths)
+
+
+@pytest.mark.parametrize(("n", "rank"), [(50, D), (50, 4), (5, 5)])
+def test_a_map_that_takes_directions_away_leaves_the_others_and_no_rounding(n: int, rank: int) -> None:
+    x, y = data(n, rank)
+    gone = x[:2].T  # directions that the data have
+    theta = (torch.eye(D).double() - gone @ torch.linalg.pinv(gone)) @ ref.extractor(D, seed=3)
+    found = decompose(compress(x, y), theta)
+    assert found.spectrum.rank == rank - 2
+    values = torch.linalg.eigvalsh(ref.hessian(x, theta)).flip(0)[: rank - 2]
+    torch.testing.assert_close(found.spectrum.values[: rank - 2], values)

@@ -463,3 +463,18 @@ def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         exec(compile(block, "docs/appended_layer.md", "exec"), scope)
     assert (tmp_path / "released.pt").is_file()
     assert isinstance(scope["again"], nn.Module)
+
+
+def test_a_map_without_inverse_is_appended_and_leaves_the_head_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).double()
+    theta = torch.eye(5, dtype=torch.float64)
+    theta[0, 0] = 0
+    x = torch.randn(4, 6, dtype=torch.float64)
+    released = append_map(model, theta, None, head="1")
+    features = released_features(released, x, head="1")
+    torch.testing.assert_close(features, model[0](x) @ theta)
+    torch.testing.assert_close(released(x), model[1](features))
+    twice = append_map(released, 2 * theta, None, head="1")
+    torch.testing.assert_close(released_features(twice, x, head="1"), 2 * features)
+    with pytest.raises(ValueError, match="5×5"):
+        append_map(model, torch.eye(4, dtype=torch.float64), None, head="1")

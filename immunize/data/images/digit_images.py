@@ -13,15 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from immunize.data.embedded_digits import PIXEL_MAX, embedded_digits, held_out_mask
+from immunize.data.embedded_digits import DIGITS_OF, PIXEL_MAX, embedded_digits, held_out_mask
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import Array, ArrayImages
-from immunize.data.parts import Role
 
-__all__ = ["DIGITS_OF", "DigitImages"]
-
-DIGITS_OF: dict[Role, tuple[int, ...]] = {"pretrain": (0, 1, 2, 3, 4), "harmful": (5, 6, 7, 8, 9)}
-"""The digits of each role; a label is a digit's position here."""
+__all__ = ["DigitImages"]
 
 
 class DigitImages(ImageSource):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from immunize.spectrum import (
     immunization_ratio,
     r_ill_of_features,
     r_well_of_features,
+    rank_of_map,
     spectrum_of,
 )
 from immunize.training.callbacks.signatures import FailureSignatures, Look
@@ -130,4 +132,7 @@ class ImmunityMonitor(Callback):
         rows = self._rows[name]
         if theta is None:
             return spectrum_of(rows, n_samples=self._samples[name])
-        return spectrum_of(rows @ theta, n_samples=self._samples[name], rank_of_data=len(rows))
+        spectrum = spectrum_of(rows @ theta, n_samples=self._samples[name], rank_of_data=len(rows))
+        if spectrum.numerical_rank < len(rows):  # a θ that is badly conditioned, or has no inverse
+            spectrum = replace(spectrum, rank_of_data=rank_of_map(rows, theta))
+        return spectrum

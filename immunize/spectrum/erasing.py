@@ -1,0 +1,156 @@
+"""Erasing what a linear probe can learn of D_H from features, in closed form, with the least change of D_P.
+
+No linear predictor beats the constant one, for any convex loss, if and only if the features do not vary with the
+one-hot labels, that is if the class means are equal (Belrose et al., NeurIPS 2023, "LEACE"). For row vectors x and a
+matrix U (D, k) whose columns span the differences of the class means of D_H, every
+
+    r(x) = x - (x - μ)M,   UᵀM = Uᵀ
+
+takes them away. Each column of M is free beyond that, and E_P‖(x - μ)M‖² = tr(MᵀK_P M) is least (Lagrange, column by
+column; μ the mean of D_P) for
+
+    M = K_P⁻¹U (UᵀK_P⁻¹U)⁻¹ Uᵀ
+
+LEACE itself has K_H where this has K_P: it changes D_H least. With K_P = LLᵀ, M = L⁻ᵀ P Lᵀ, P the orthogonal
+projection onto the columns of L⁻¹U. What stays is uncorrelated, over D_P, with what is taken, so that a linear
+classifier of D_P that keeps its weights already is the best linear one at repeating its old outputs.
+
+What D_P's classifier needs can be protected: with its weights W (D, C), P projects onto the part of L⁻¹U that is
+orthogonal to LᵀW; then (x - μ)MW = 0 for every x, and of D_H what is seen through W alone is left.
+
+The regression of a target is the case of one direction, Cov(x, y). Fewer than all directions are the leading ones by
+the singular values of K_H^{-1/2}B, B (D, C) the class means less the mean, times √(images of the class).
+
+Shapes: N samples, D features, C classes, k directions; M and the map act on rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from immunize.spectrum.separability import target_columns
+from immunize.spectrum.shrinkage import ledoit_wolf
+
+__all__ = ["Erasure", "erasing_map", "label_directions", "ridge_weights"]
+
+NO_SIGNAL = 1e-10
+"""Directions whose singular value is below this share of the largest are rounding."""
+
+ONE_LABEL = (
+    "all {:,} rows of D_H have the same label (the paper's pairs of digits hold one digit a side), and erasing needs "
+    "two to tell apart: use method=ours or method=closed_form, which look at the features alone"
+)
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """The map x → x·matrix + offset, and what it took.
+
+    Attributes:
+        matrix: (D, D) float64, I - M, of rank D - k: it has no inverse.
+        offset: (D,) float64, μM; without it nothing changes for a classifier with a bias.
+        rank: k, the directions that are gone.
+        shrinkage: ρ of K_P.
+        changed: E_P‖x - r(x)‖²/E_P‖x - μ‖², the share of D_P's variance that was taken.
+    """
+
+    matrix: Tensor
+    offset: Tensor
+    rank: int
+    shrinkage: float
+    changed: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Erase from rows (N, D) float64."""
+        return x @ self.matrix + self.offset
+
+
+def label_directions(sets: Sequence[tuple[Tensor, Tensor]], rank: int | None = None) -> Tensor:
+    """U: the directions in which the labels of each data set can be told by a linear probe, the strongest first.
+
+    Args:
+        sets: (N, D) float64 features and (N,) labels of each data set: class numbers if whole, otherwise a target.
+        rank: the leading so many of each set; None: all.
+
+    Returns:
+        (D, k) float64.
+
+    Raises:
+        ValueError: a data set with one label, or one whose features do not vary with it.
+    """
+    found = []
+    for x, y in sets:
+        if bool((y == y[0]).all()):
+            raise ValueError(ONE_LABEL.format(len(y)))
+        centred, columns = x - x.mean(0), target_columns(y)
+        targets = columns - columns.mean(0)
+        sizes = (targets if y.is_floating_point() else columns).norm(dim=0)
+        means = centred.T @ (targets / sizes) / len(x) ** 0.5  # B; for a target its correlation times σ
+        inner = torch.linalg.solve_triangular(_root(centred, ledoit_wolf(centred)), means, upper=False)
+        _, strength, right = torch.linalg.svd(inner, full_matrices=False)  # canonical correlations, shrunk
+        count = int((strength > NO_SIGNAL * strength[0]).sum())
+        if not float(strength[0]) > NO_SIGNAL:
+            raise ValueError("the features of D_H do not vary with its labels: nothing has to be erased")
+        found.append(means @ right[: count if rank is None else min(rank, count)].T)
+    return torch.cat([directions / directions.norm(dim=0) for directions in found], 1)
+
+
+def erasing_map(
+    x_pretrain: Tensor, directions: Tensor, shrinkage: float, *, protected: Tensor | None = None
+) -> Erasure:
+    """The map that takes directions away and changes D_P least.
+
+    Args:
+        x_pretrain: (N, D) float64.
+        directions: U (D, k) of :func:`label_directions`; they may depend on each other.
+        shrinkage: ρ ≥ 0.
+        protected: W (D, C), weights whose outputs stay as they are.
+
+    Raises:
+        ValueError: K_P is singular, or nothing or everything would be erased.
+    """
+    mean = x_pretrain.mean(0)
+    centred, size = x_pretrain - mean, x_pretrain.shape[1]
+    lower = _root(centred, shrinkage)
+    inner = torch.linalg.solve_triangular(lower, directions, upper=False)
+    inner = inner / inner.norm(dim=0)
+    if protected is not None:
+        needed = torch.linalg.qr(lower.T @ protected).Q
+        inner = inner - needed @ (needed.T @ inner)
+    left, strength, _ = torch.linalg.svd(inner, full_matrices=False)
+    basis = left[:, strength > NO_SIGNAL**0.5]
+    rank = basis.shape[1]
+    if rank == 0:
+        raise ValueError("D_P's classifier needs every direction that the labels of D_H use: nothing can be erased")
+    if rank >= size:
+        raise ValueError(f"all {size} directions would be erased: give a smaller rank")
+    taken = torch.linalg.solve_triangular(lower.T, basis, upper=True) @ (basis.T @ lower.T)  # M
+    matrix = torch.eye(size, dtype=torch.float64) - taken
+    matrix = matrix @ matrix  # the same but for rounding, of which half the digits are left
+    changed = float((centred @ taken).square().sum() / centred.square().sum())
+    return Erasure(matrix, mean @ taken, rank, float(shrinkage), changed)
+
+
+def ridge_weights(x: Tensor, y: Tensor) -> Tensor:
+    """Weights (D, C) of a ridge probe of labels or of a target (N,), for the features less their mean."""
+    centred, columns = x - x.mean(0), target_columns(y)
+    gram_root = _root(centred, ledoit_wolf(centred))
+    return torch.cholesky_solve(centred.T @ (columns - columns.mean(0)) / len(x), gram_root)
+
+
+def _root(centred: Tensor, shrinkage: float) -> Tensor:
+    """L with LLᵀ = K + ρ·tr(K)/D·I, K the covariance."""
+    gram = centred.T @ centred / len(centred)
+    scale = float(gram.trace()) / len(gram)
+    if not scale > 0:
+        raise ValueError("the features are constant")
+    root: Tensor
+    root, failed = torch.linalg.cholesky_ex(gram + shrinkage * scale * torch.eye(len(gram), dtype=torch.float64))
+    floor = len(gram) * torch.finfo(torch.float64).eps * scale
+    if int(failed) or not float(root.diagonal().min()) ** 2 > floor:
+        raise ValueError("the covariance of the features is singular: give a shrinkage above 0, or auto")
+    return root

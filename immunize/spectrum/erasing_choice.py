@@ -1,0 +1,242 @@
+"""Erasing with ρ and the rank chosen on rows set aside: as much of D_H's labels as D_P can do without.
+
+ρ   "auto": with labels of D_P, of `SHRINKAGES` the one with which a ridge probe of D_P does best on rows that neither
+    the map nor the probe has seen; without labels Ledoit and Wolf's.
+k   all directions; with labels of D_P halved until that probe has lost no more than it may.
+
+How well a probe does is its correlation with the targets (`separability`), so that classes and targets are alike.
+
+Shapes: N samples, D features, k directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from immunize.spectrum.erasing import Erasure, erasing_map, label_directions, ridge_weights
+from immunize.spectrum.separability import cross_fitted_correlation, folds_of
+from immunize.spectrum.shrinkage import ledoit_wolf, row_sets
+
+__all__ = ["SHRINKAGES", "ChosenErasure", "EraseTrial", "erase"]
+
+Array = Tensor | npt.NDArray[Any]
+Labelled = tuple[Tensor, Tensor]
+"""(N, D) float64 features, and (N,) class numbers or targets."""
+
+SHRINKAGES = (1e-3, 1e-2, 1e-1, 1.0)
+"""ρ that "auto" tries (ours)."""
+
+PROBES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""ρ of the probes; where rows are few, a probe of D_P needs the larger ones (ours)."""
+
+FOLDS, MANY_ROWS = 3, 10
+"""A third of the rows is set aside; in turn, where D_P has fewer rows than this many a feature (ours)."""
+
+RANGE_TOLERANCE = 1e-8
+"""A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
+
+JUDGED_ROWS = 6000
+"""Most rows of a data set that a choice is made by; more take seconds and decide nothing (ours)."""
+
+
+@dataclass(frozen=True)
+class EraseTrial:
+    """One map on rows set aside: the correlation of a ridge probe with the targets, at the probe's best ρ.
+
+    Attributes:
+        rank: k of each harmful data set; 0 for the features as they are.
+        shrinkage: ρ of the map.
+        pretrain: of a probe of D_P.
+        harmful: of a probe of D_H that is fitted and judged on rows the map has not seen; of several sets the largest;
+            None for a map that was not chosen.
+    """
+
+    rank: int
+    shrinkage: float
+    pretrain: float
+    harmful: float | None = None
+
+
+@dataclass(frozen=True)
+class ChosenErasure(Erasure):
+    """An :class:`~immunize.spectrum.Erasure` from all rows, and how its rank and ρ were chosen.
+
+    Attributes:
+        available: the directions that the labels of D_H use.
+        shrinkage_chosen_by: "given", "ledoit_wolf" or "auto".
+        trials: first the features as they are, last what was chosen; empty without labels of D_P.
+        feasible: whether D_P lost no more than it may; None without labels of D_P.
+    """
+
+    available: int
+    shrinkage_chosen_by: str
+    trials: tuple[EraseTrial, ...]
+    feasible: bool | None
+
+
+def erase(
+    x_pretrain: Array,
+    x_harmful: Array | list[Array],
+    y_harmful: Array | list[Array],
+    *,
+    y_pretrain: Array | None = None,
+    rank: int | None = None,
+    shrinkage: float | str = "auto",
+    slack: float = 0.02,
+    protect: bool = False,
+    seed: int = 0,
+) -> ChosenErasure:
+    """Erase what a linear probe can learn of D_H's labels; D_P changes as little as that allows.
+
+        r = immunize.erase(X_p, X_h, y_h)
+        released = X @ r.matrix + r.offset
+
+    Args:
+        x_pretrain: (N_P, D) real numbers, array or tensor.
+        x_harmful: (N_H, D), or a list of several data sets, all of which are erased.
+        y_harmful: (N_H,), or a list: whole numbers are classes, others the target of a regression.
+        y_pretrain: (N_P,) labels of D_P, by which rank and ρ are chosen and its classifier is protected.
+        rank: k, of several sets of each; None: see above.
+        shrinkage: ρ ≥ 0 of K_P + ρ·tr(K_P)/D·I, or "auto", see above.
+        slack: what D_P's ridge probe may lose in correlation with its targets.
+        protect: leave the outputs of a ridge probe of D_P as they are on every x, whatever that leaves to D_H.
+        seed: of the rows set aside.
+
+    Raises:
+        ValueError: rows or labels that do not fit, D_H with one label, a rank that is not below D, a singular K_P, D_P
+            and D_H the same data, or protection without labels, or that leaves nothing to erase.
+    """
+    (pretrain,) = row_sets(x_pretrain, "x_pretrain")
+    harmful = row_sets(x_harmful, "x_harmful", pretrain.shape[1])
+    given: list[Any] = list(y_harmful) if isinstance(x_harmful, list) else [y_harmful]
+    if len(given) != len(harmful):
+        raise ValueError(f"{len(harmful)} harmful data sets and {len(given)} sets of labels")
+    sets = [(x, _labels(y, len(x), "y_harmful")) for x, y in zip(harmful, given, strict=True)]
+    y = None if y_pretrain is None else _labels(y_pretrain, len(pretrain), "y_pretrain")
+    if y is not None and any(torch.equal(pretrain, x) and torch.equal(y, labels) for x, labels in sets):
+        raise ValueError("D_P and D_H are the same data with the same labels: what is taken from one, both lose")
+    if y is not None and bool((y == y[0]).all()):
+        y = None  # one label says nothing of what D_P may lose
+    if protect and y is None:
+        raise ValueError("protection needs labels of D_P that differ: they say what its classifier needs")
+    if isinstance(shrinkage, str) and shrinkage != "auto":
+        raise ValueError(f'shrinkage has to be a number, or "auto", it is {shrinkage!r}')
+    size, available = pretrain.shape[1], label_directions(sets).shape[1]
+    if (rank is None and available >= size) or (rank is not None and not 1 <= rank < size):
+        wanted = f"rank is {rank}" if rank is not None else f"the labels of D_H use {available} directions"
+        raise ValueError(f"{wanted}, but it has to be at least 1 and below the {size} features; give another rank")
+
+    how = "given"
+    if isinstance(shrinkage, str):
+        how = "ledoit_wolf" if y is None else "auto"
+        shrinkage = ledoit_wolf(pretrain - pretrain.mean(0)) if y is None else shrinkage
+    trials: list[EraseTrial] = []
+    feasible = None
+    if y is not None:
+        judge = _Judge((pretrain, y), sets, protect, seed)
+        trials, feasible = judge.choose(rank, SHRINKAGES if isinstance(shrinkage, str) else (shrinkage,), slack)
+        rank, shrinkage = trials[-1].rank, trials[-1].shrinkage
+    weights = ridge_weights(pretrain, y) if protect and y is not None else None
+    best = erasing_map(pretrain, label_directions(sets, rank), float(shrinkage), protected=weights)
+    inherited = {field.name: getattr(best, field.name) for field in fields(Erasure)}
+    return ChosenErasure(
+        **inherited, available=available, shrinkage_chosen_by=how, trials=tuple(trials), feasible=feasible
+    )
+
+
+class _Judge:
+    """D_P and D_H with rows set aside.
+
+    Args:
+        pretrain: D_P.
+        sets: each harmful data set.
+        protect: whether D_P's classifier is.
+        seed: of the rows.
+    """
+
+    def __init__(self, pretrain: Labelled, sets: Sequence[Labelled], protect: bool, seed: int) -> None:
+        self.x, self.y = _fewer(pretrain, seed)
+        self.folds = folds_of(self.y, FOLDS, seed)
+        self.turns = FOLDS if len(self.y) < MANY_ROWS * self.x.shape[1] else 1
+        self.within = [_within_range(self.x, self.folds != fold) for fold in range(self.turns)]
+        self.protect, self.seed = protect, seed
+        self.sets = [(x, y, folds_of(y, FOLDS, seed) == 0) for x, y in (_fewer(one, seed) for one in sets)]
+
+    def choose(self, rank: int | None, shrinkages: Sequence[float], slack: float) -> tuple[list[EraseTrial], bool]:
+        """The trials and whether D_P lost no more than `slack`."""
+        full = max(label_directions([(x[~held], y[~held])]).shape[1] for x, y, held in self.sets)
+        raw = EraseTrial(0, 0.0, self.pretrain(None), self.harmful(None))
+        trials = [self.trial(rank or full, rho) for rho in shrinkages]
+        best = max(trials, key=lambda trial: trial.pretrain)
+        while rank is None and raw.pretrain - best.pretrain > slack and best.rank > 1:
+            trials.append(best := self.trial(best.rank // 2, best.shrinkage))
+        chosen = EraseTrial(best.rank, best.shrinkage, best.pretrain, self.harmful(self.map(best, 0)))
+        return [raw, *(one for one in trials if one != best), chosen], raw.pretrain - best.pretrain <= slack
+
+    def trial(self, rank: int, shrinkage: float) -> EraseTrial:
+        """What a map costs D_P."""
+        return EraseTrial(rank, shrinkage, self.pretrain(EraseTrial(rank, shrinkage, 0.0)))
+
+    def map(self, of: EraseTrial, fold: int) -> Erasure:
+        """The map without the rows set aside."""
+        x, y = self.x[self.folds != fold], self.y[self.folds != fold]
+        directions = label_directions([(rows[~held], labels[~held]) for rows, labels, held in self.sets], of.rank)
+        return erasing_map(x, directions, of.shrinkage, protected=ridge_weights(x, y) if self.protect else None)
+
+    def pretrain(self, of: EraseTrial | None) -> float:
+        """A probe of D_P, fitted on what the map was computed from, on the rows set aside."""
+        found = []
+        for fold, rows in enumerate(self.within):
+            seen = self.x if of is None else self.map(of, fold)(self.x)
+            found.append(cross_fitted_correlation(seen[rows], self.y[rows], (self.folds == fold)[rows], PROBES))
+        return float(torch.stack(found).mean(0).max())
+
+    def harmful(self, r: Erasure | None) -> float:
+        """Probes of D_H on one half of the rows set aside, fitted on the other."""
+        found = []
+        for x, y, held in self.sets:
+            seen, labels = x[held] if r is None else r(x[held]), y[held]
+            half = folds_of(labels, 2, self.seed) == 0
+            both = [cross_fitted_correlation(seen, labels, judged, PROBES) for judged in (half, ~half)]
+            found.append(float(torch.stack(both).mean(0).max()))
+        return max(found)
+
+
+def _within_range(x: Tensor, fitted: Tensor) -> Tensor:
+    """Rows that do not leave the span of those that a map is fitted on.
+
+    The others, a category that no fitted row has, say nothing of a map that has seen all rows.
+    """
+    seen = x[fitted]
+    centred, mean = x - seen.mean(0), seen.mean(0)
+    _, sigma, right = torch.linalg.svd(seen - mean, full_matrices=False)
+    basis = right[sigma > RANGE_TOLERANCE * sigma[0]]
+    outside = (centred - centred @ basis.T @ basis).norm(dim=1)
+    within: Tensor = outside <= RANGE_TOLERANCE * centred.norm(dim=1)
+    return within
+
+
+def _fewer(of: Labelled, seed: int) -> Labelled:
+    """As many rows as a choice needs."""
+    x, y = of
+    kept = folds_of(y, math.ceil(len(y) / JUDGED_ROWS), seed) == 0
+    return x[kept], y[kept]
+
+
+def _labels(y: Array, count: int, name: str) -> Tensor:
+    labels = y.detach().cpu() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
+    if labels.shape != (count,):
+        raise ValueError(f"{name} has the shape {tuple(labels.shape)}, and there are {count} rows")
+    if not labels.is_floating_point():
+        return labels.long()
+    if not bool(torch.isfinite(labels).all()):
+        raise ValueError(f"{name} contains NaN or infinite values")
+    return labels.double()

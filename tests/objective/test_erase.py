@@ -1,0 +1,194 @@
+"""`method=erase` as θ, behind a network, and the classifier that is fitted again."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, RidgeClassifier, RidgeCV
+from torch import Tensor, nn
+
+import immunize
+from immunize import evaluate, train
+from immunize.data.digits import FiveDigits
+from immunize.data.housing import Housing
+from immunize.errors import UserError
+from immunize.features import load_weights
+from immunize.objective import Head
+from immunize.objective.erase import Erase
+from immunize.objective.refit import distilled
+from immunize.records import CHECKPOINT
+from immunize.spectrum import erase
+from tests import reference as ref
+from tests.attacking import attack_tiny
+from tests.composing import compose_config, run_tiny_deep, theta_of
+
+DIGITS = ("harmful=digits5to9", "method=erase", "logger=none", "figure=false", "probe_steps=200")
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run on the digits with their labels."""
+    folder = tmp_path_factory.mktemp("digits")
+    return folder, train.run(compose_config(*DIGITS), folder)
+
+
+def test_linear_classifiers_are_at_chance_on_held_out_digits_and_d_p_is_kept(
+    digits_run: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, record = digits_run
+    theta = theta_of(folder, 64)
+    assert record["training"]["fit"]["steps"] == 0
+    facts = record["training"]["fit"]["closed_form"]
+    assert (facts["rank"], facts["available"], facts["feasible"]) == (4, 4, True)
+
+    def score(role: str, classifier: Any, map_: Tensor) -> float:
+        splits = FiveDigits(role).load()
+        assert splits.held_out is not None
+        classifier.fit((splits.fit.x @ map_).numpy(), splits.fit.y.numpy())
+        return float(classifier.score((splits.held_out.x @ map_).numpy(), splits.held_out.y.numpy()))
+
+    for classifier in (LogisticRegression(max_iter=3000), RidgeClassifier(), LogisticRegression(C=1e4, max_iter=3000)):
+        assert score("harmful", classifier, torch.eye(64, dtype=torch.float64)) > 0.94
+        assert score("harmful", classifier, theta) <= 0.22
+        assert score("pretrain", classifier, theta) >= score("pretrain", classifier, torch.eye(64).double()) - 0.01
+
+
+def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(
+    digits_run: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, record = digits_run
+    for part in ("fit", "held_out"):
+        harmful = record["separability"][part]["harmful"]
+        assert max(harmful["identity"]["cross_fitted"].values()) > 0.8
+        assert max(harmful["immunized"]["cross_fitted"].values()) < 0.15
+    assert harmful["identity"]["in_sample"]["0.001"] > 0.8
+    assert max(record["separability"]["fit"]["harmful"]["immunized"]["in_sample"].values()) < 1e-9
+    kappas = record["metrics"]["fit"]["spectrum"]["facts"]
+    assert kappas["kappa_harmful"]["rank"] == kappas["kappa_harmful_baseline"]["rank"] - 4
+    assert record["metrics"]["fit"]["spectrum"]["kappa_harmful"] < 1e9  # and not the rounding of what is gone
+    assert evaluate.run(folder)[1] == []
+
+
+def test_the_grid_attacks_tasks_of_several_classes(digits_run: tuple[Path, dict[str, Any]]) -> None:
+    record = attack_tiny(digits_run[0], "seeds=[0]", "tasks=[harmful,pretrain]", "tiers=[T2]")
+    assert record["tasks"]["harmful"]["n_classes"] == 5
+
+    def scores(task: str) -> list[float]:
+        of = record["attacks"][task]
+        return [of[which]["ridge"]["score"]["mean"] for which in ("theta_0", "immunized")]
+
+    before, after = scores("harmful")
+    assert before > 0.9
+    assert after < 0.3
+    before, after = scores("pretrain")
+    assert after > before - 0.02
+
+
+def test_other_methods_train_on_several_classes_too(tmp_path: Path) -> None:
+    for method in ("ours", "imma"):
+        cfg = compose_config(*DIGITS, f"method={method}", "objective.epochs=3")
+        record = train.run(cfg, tmp_path / method)
+        assert record["status"] == "finished"
+        assert record["training"]["fit"]["steps"] == 3
+
+
+def test_one_label_a_side_is_refused_with_another_method(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"same label.*method=ours"):
+        train.run(compose_config("harmful=digits", *DIGITS[1:]), tmp_path)
+
+
+@pytest.mark.data
+def test_the_target_of_house_prices_cannot_be_learned_and_that_of_d_p_can(data_root: str) -> None:
+    losses = []
+    for seed in range(5):
+        p, h = (Housing(data_root, role).cross_fit(seed) for role in ("pretrain", "harmful"))
+        r = erase(p.fit.x, h.fit.x, h.fit.y, y_pretrain=p.fit.y)
+
+        def explained(splits: Any, map_: Any) -> float:
+            probe = RidgeCV(np.logspace(-1, 5, 40)).fit(map_(splits.fit.x).numpy(), splits.fit.y.numpy())
+            return float(probe.score(map_(splits.held_out.x).numpy(), splits.held_out.y.numpy()))
+
+        assert explained(h, lambda x: x) > 0.6
+        assert explained(h, r) <= 0.05
+        losses.append(explained(p, lambda x: x) - explained(p, r))
+    assert float(np.median(losses)) <= 0.02
+
+
+def test_a_network_gets_a_map_in_the_weights_and_its_classifier_is_fitted_again(tmp_path: Path) -> None:
+    record = run_tiny_deep(tmp_path, "method=erase", "method.slack=1")
+    assert record["training"]["fit"]["closed_form"]["rank"] == 4
+    assert "fc.map.weight" in load_weights(tmp_path / CHECKPOINT)
+    harmful = record["separability"]["fit"]["harmful"]
+    assert max(harmful["theta_0"]["in_sample"].values()) > 0.01
+    assert max(harmful["immunized"]["in_sample"].values()) < 1e-6  # of float32
+    assert evaluate.run(tmp_path)[1] == []
+
+
+def test_several_harmful_sets_behind_a_network_are_all_erased() -> None:
+    pretrain, first, second = (ref.gaussian(80, 6, seed=seed) for seed in range(3))
+    y, z = torch.arange(80) % 2, torch.arange(80) % 3
+    first, second = first + y[:, None], second + 2 * z[:, None] * torch.arange(6)
+    sides = [SimpleNamespace(x=first, y=y), SimpleNamespace(x=second, y=z)]
+    theta, facts = Erase().solve_features(SimpleNamespace(x=pretrain, y=torch.zeros(80)), sides)
+    assert facts["rank"] == 3
+    for side in sides:
+        assert float((ref.class_means(side.x, side.y) @ theta).abs().max()) < 1e-10
+
+
+def test_any_torch_module_through_the_api() -> None:
+    torch.manual_seed(0)
+    backbone, head = nn.Sequential(nn.Linear(12, 8), nn.Tanh()), nn.Linear(8, 3)
+    x = torch.randn(120, 12)
+    y_p, y_h = x[:, :3].argmax(1), x[:, 3:6].argmax(1)
+    loaders = [[(x, y_p)], [(x, y_h)]]
+    found = immunize.immunize(backbone, head, *loaders, method="erase", trainable="*", options={"slack": 1.0})
+    assert found.facts["rank"] == 2
+    with torch.no_grad():
+        before, after = backbone(x).double(), found.backbone(x).double()
+    for features, learned in ((before, True), (after, False)):
+        means = ref.class_means(features, y_h)
+        assert (float(means.abs().max()) > 1e-2) is learned
+        assert learned or float(means.abs().max()) < 1e-5
+
+
+def test_the_refitted_classifier_repeats_the_old_answers_better_than_the_old_one() -> None:
+    f = ref.gaussian(300, 7, seed=1)
+    old = Head(2 * ref.gaussian(7, 4, seed=2), ref.gaussian(4, seed=3))
+    y = torch.arange(300) % 3
+    r = erase(f, f + 2 * torch.eye(7, dtype=torch.float64)[y], y)
+    g = f @ r.matrix
+
+    def divergence(head: Head) -> float:
+        p = old(f).softmax(1)
+        return float((p * (p.log() - head(g).log_softmax(1))).sum(1).mean())
+
+    new = distilled(f, g, old)
+    assert new.bias is not None
+    assert divergence(new) < 0.9 * divergence(old)
+    shifted = distilled(f, g, old, steps=200)
+    gradient = torch.autograd.functional.jacobian(
+        lambda weight: -(old(f).softmax(1) * Head(weight, shifted.bias)(g).log_softmax(1)).sum(1).mean(), shifted.weight
+    )
+    assert float(gradient.abs().max()) < 1e-3  # the least divergence there is
+    assert distilled(f, g, Head(old.weight)).bias is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rank": 0}, "method.rank"),
+        ({"shrinkage": -1e-3}, "method.shrinkage"),
+        ({"shrinkage": math.inf}, "method.shrinkage"),
+        ({"shrinkage": "ledoit_wolf"}, "auto"),
+        ({"slack": -0.1}, "method.slack"),
+    ],
+)
+def test_bad_settings_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Erase(**arguments)

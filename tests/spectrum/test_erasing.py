@@ -1,0 +1,242 @@
+"""Erasure in closed form: what is gone, that nothing else could change D_P less, and which rank and ρ are chosen."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
+from sklearn.svm import LinearSVC
+from torch import Tensor
+
+import immunize
+from immunize.spectrum import SHRINKAGES, erase, erasing_map, label_directions
+from tests import reference as ref
+
+D = 9
+
+
+def data(classes: int = 4, n: int = 120, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """D_P's rows; D_H's rows and labels, of which some classes are rarer."""
+    scale = torch.logspace(0.7, -0.7, D, dtype=torch.float64)
+    pretrain = ref.gaussian(150, D, seed=seed + 1) * scale + 2
+    y = torch.arange(n) % (2 * classes) % classes
+    y[: n // 4] = 0
+    means = 3 * ref.gaussian(classes, D, seed=seed + 2) * scale.flip(0)
+    return pretrain, ref.gaussian(n, D, seed=seed + 3) * scale.flip(0) + means[y] - 1, y
+
+
+def cross(x: Tensor, y: Tensor) -> Tensor:
+    columns = ref.one_hot(y) if not y.is_floating_point() else y[:, None]
+    return (x - x.mean(0)).T @ (columns - columns.mean(0))
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 1e-3, 1.0, "auto"])
+def test_covariance_with_the_labels_is_zero_and_erasing_again_changes_nothing(shrinkage: float | str) -> None:
+    x_p, x_h, y = data()
+    r = erase(x_p, x_h, y, shrinkage=shrinkage)
+    assert (r.rank, r.available) == (3, 3)
+    assert float(cross(r(x_h), y).abs().max()) < 1e-10 * float(cross(x_h, y).abs().max())
+    torch.testing.assert_close(r(r(x_h)), r(x_h), rtol=1e-10, atol=1e-10)
+    assert int(torch.linalg.matrix_rank(r.matrix)) == D - 3
+    torch.testing.assert_close(r(x_p).mean(0), x_p.mean(0))  # D_P's mean stays where it is
+    taken = (x_p - r(x_p)).square().sum() / (x_p - x_p.mean(0)).square().sum()
+    assert r.changed == pytest.approx(float(taken), rel=1e-9)
+
+
+def test_no_linear_classifier_beats_the_constant_on_the_fitted_rows() -> None:
+    x_p, x_h, y = data()
+    constant = float(torch.bincount(y).max()) / len(y)
+    classifiers = [LogisticRegression(C=c, max_iter=5000) for c in (1e-2, 1.0, 1e4)]
+    classifiers += [RidgeClassifier(alpha=a) for a in (1e-3, 10.0)] + [LinearSVC(C=1.0, max_iter=20_000)]
+    mapped = erase(x_p, x_h, y)(x_h).numpy()
+    for classifier in classifiers:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a solver that finds nothing to go for
+            before = classifier.fit(x_h.numpy(), y.numpy()).score(x_h.numpy(), y.numpy())
+            after = classifier.fit(mapped, y.numpy()).score(mapped, y.numpy())
+        assert before > 0.7, classifier
+        if not isinstance(classifier, LinearSVC):  # one-vs-rest by hinge loss is not a loss of all classes together
+            assert after == pytest.approx(constant, abs=1e-9), classifier
+        assert after <= constant + 1e-9, classifier
+
+
+def test_no_other_erasing_projection_changes_d_p_less() -> None:
+    x_p, x_h, y = data()
+    u = label_directions([(x_h, y)])
+    r = erasing_map(x_p, u, 0.0)
+    centred = x_p - x_p.mean(0)
+    best = float((centred - centred @ r.matrix).square().sum())
+    draws = ref.generator(5)
+    for trial in range(1000):
+        # M = A(UᵀA)⁻¹Uᵀ + N with UᵀN = 0: every M with UᵀM = Uᵀ, near the best one and far from it
+        free = torch.randn(D, D, dtype=torch.float64, generator=draws)
+        free = free - u @ torch.linalg.solve(u.T @ u, u.T @ free)
+        taken = torch.eye(D, dtype=torch.float64) - r.matrix + 10.0 ** (-4 + trial % 5) * free
+        torch.testing.assert_close(u.T @ taken, u.T)
+        assert float((centred @ taken).square().sum()) > best
+
+
+def test_it_is_leace_where_the_metric_is_that_of_d_h() -> None:
+    _, x_h, y = data()
+    torch.testing.assert_close(erase(x_h, x_h, y, shrinkage=0.0)(x_h), ref.leace(x_h, y), rtol=1e-9, atol=1e-9)
+
+
+def test_the_map_is_equivariant_to_invertible_linear_maps_of_all_features() -> None:
+    x_p, x_h, y = data()
+    turn = ref.extractor(D, seed=4)
+    r, turned = erase(x_p, x_h, y, shrinkage=0.0), erase(x_p @ turn + 5, x_h @ turn + 5, y, shrinkage=0.0)
+    torch.testing.assert_close(turned(x_h @ turn + 5), r(x_h) @ turn + 5, rtol=1e-8, atol=1e-8)
+
+
+def test_what_stays_is_uncorrelated_over_d_p_with_what_is_taken() -> None:
+    x_p, x_h, y = data()
+    r = erase(x_p, x_h, y, shrinkage=0.0)
+    kept, taken = r(x_p) - x_p.mean(0), x_p - r(x_p)
+    assert float((kept.T @ taken).abs().max()) < 1e-10 * float((x_p.T @ x_p).abs().max())
+
+
+def test_a_target_is_one_direction_and_explains_nothing_afterwards() -> None:
+    x_p, x_h, _ = data()
+    y = x_h[:, 3] + 0.1 * ref.gaussian(len(x_h), seed=9)
+    r = erase(x_p, x_h, y)
+    assert r.rank == 1
+    after = LinearRegression().fit(r(x_h).numpy(), y.numpy()).score(r(x_h).numpy(), y.numpy())
+    assert LinearRegression().fit(x_h.numpy(), y.numpy()).score(x_h.numpy(), y.numpy()) > 0.9
+    assert abs(after) < 1e-12
+    units = erase(x_p, x_h, 1e9 * y + 7)
+    torch.testing.assert_close(units.matrix, r.matrix)
+
+
+def test_every_harmful_set_is_erased_and_directions_that_they_share_go_once() -> None:
+    x_p, first, y = data()
+    _, second, z = data(3, 90, seed=20)
+    r = erase(x_p, [first, second], [y, z])
+    assert r.rank == r.available == 5
+    for x, labels in ((first, y), (second, z)):
+        assert float(cross(r(x), labels).abs().max()) < 1e-10 * float(cross(x, labels).abs().max())
+    assert erase(x_p, [first, 2 * first + 1], [y, y]).rank == 3
+
+
+def test_a_smaller_rank_takes_the_strongest_directions() -> None:
+    x_p, x_h, y = data()
+    values, vectors = torch.linalg.eigh(ref.covariance(x_h))
+    between = torch.zeros(D, D, dtype=torch.float64)
+    for label, mean in zip(range(4), ref.class_means(x_h, y), strict=True):
+        between += float((y == label).sum()) / len(y) * torch.outer(mean, mean)
+    root = vectors @ torch.diag(values.rsqrt()) @ vectors.T
+
+    def strengths(matrix: Tensor) -> Tensor:
+        return torch.linalg.eigvalsh(root @ matrix.T @ between @ matrix @ root).flip(0)[:3]
+
+    left = [strengths(erase(x_p, x_h, y, rank=k).matrix) for k in (1, 2, 3)]
+    assert [int((one > 1e-9).sum()) for one in left] == [2, 1, 0]
+    assert erase(x_p, x_h, y, rank=8).rank == 3  # there are no more
+
+
+def test_protection_keeps_a_probe_of_d_p_as_it_is() -> None:
+    x_p, x_h, y = data()
+    y_p = (x_p[:, 0] > 2).long()
+    r = erase(x_p, x_h, y, y_pretrain=y_p, protect=True)
+    probe = LinearRegression().fit(x_p.numpy(), y_p.numpy())
+    before, after = (probe.score(x.numpy(), y_p.numpy()) for x in (x_p, r(x_p)))
+    assert before == pytest.approx(after, abs=0.02)
+    plain = erase(x_p, x_h, y, y_pretrain=y_p)
+    remains = [float(cross(one(x_h), y).norm() / cross(x_h, y).norm()) for one in (plain, r)]
+    assert remains[0] < 1e-10 < remains[1] < 1
+    u = label_directions([(x_h, y)])
+    with pytest.raises(ValueError, match="every direction"):
+        erasing_map(x_p, u, 0.0, protected=torch.linalg.inv(ref.covariance(x_p)) @ u)
+
+
+def test_rank_and_shrinkage_are_those_of_the_best_probe_of_d_p_that_is_affordable() -> None:
+    y_p = torch.arange(300) % 2
+    x_p = ref.gaussian(300, D, seed=1)
+    x_p[:, 0] += 3 * y_p
+    y = torch.arange(200) % 4
+    means = torch.zeros(4, D, dtype=torch.float64)
+    means[:, 1], means[:, 2] = torch.tensor([6.0, -6, 6, -6]), torch.tensor([2.0, 2, -2, -2])
+    means[0, 0] = 1.0  # the third direction is the one that D_P needs
+    x_h = ref.gaussian(200, D, seed=2) + means[y]
+    r = erase(x_p, x_h, y, y_pretrain=y_p)
+    assert (r.available, r.rank, r.feasible, r.shrinkage_chosen_by) == (3, 1, True, "auto")
+    raw, *tried, chosen = r.trials
+    assert (raw.rank, raw.shrinkage) == (0, 0.0)
+    assert raw.pretrain - chosen.pretrain <= 0.02
+    full = [trial for trial in (*tried, chosen) if trial.rank == 3]
+    assert sorted(trial.shrinkage for trial in full) == list(SHRINKAGES)
+    assert all(raw.pretrain - trial.pretrain > 0.02 for trial in full)
+    assert r.shrinkage == chosen.shrinkage == max(full, key=lambda trial: trial.pretrain).shrinkage
+    assert raw.harmful is not None
+    assert chosen.harmful is not None
+    assert chosen.harmful < raw.harmful
+    assert erase(x_p, x_h, y, y_pretrain=y_p, slack=1.0).rank == 3
+    never = erase(x_p, x_h, y, y_pretrain=y_p, slack=0.0, seed=1)
+    assert never.rank in (1, 3)
+    assert never.feasible is (never.trials[0].pretrain <= never.trials[-1].pretrain)
+    given = erase(x_p, x_h, y, y_pretrain=y_p, rank=2, shrinkage=0.1)
+    assert (given.rank, given.shrinkage, given.shrinkage_chosen_by, len(given.trials)) == (2, 0.1, "given", 2)
+
+
+def test_labels_of_one_value_or_none_of_d_p_leave_nothing_to_choose_by() -> None:
+    x_p, x_h, y = data()
+    for labels in (None, torch.zeros(len(x_p))):
+        r = erase(x_p, x_h, y, y_pretrain=labels)
+        assert (r.rank, r.shrinkage_chosen_by, r.trials, r.feasible) == (3, "ledoit_wolf", (), None)
+
+
+def test_classes_with_one_image_are_classes() -> None:
+    x_p, x_h, y = data()
+    y = y.clone()
+    y[-1] = 9
+    r = erase(x_p, x_h, y)
+    assert r.rank == 4
+    assert float(cross(r(x_h), y).abs().max()) < 1e-10 * float(cross(x_h, y).abs().max())
+
+
+def test_public_name_takes_arrays() -> None:
+    x_p, x_h, y = data()
+    r = immunize.erase(x_p.float().numpy(), x_h.numpy(), y.numpy(), rank=None, shrinkage="auto")
+    assert r.matrix.dtype == torch.float64
+    assert r.rank == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"y_harmful": torch.ones(120, dtype=torch.int64)}, "method=ours"),
+        ({"y_harmful": torch.zeros(120)}, "same label"),
+        ({"rank": D}, "below the 9 features"),
+        ({"rank": 0}, "at least 1"),
+        ({"y_harmful": torch.arange(120)}, "labels of D_H use 9 directions"),
+        ({"y_harmful": torch.arange(119)}, "120 rows"),
+        ({"y_harmful": torch.full((120,), math.nan)}, "NaN"),
+        ({"shrinkage": "most"}, "auto"),
+        ({"shrinkage": -1.0}, "shrinkage"),
+        ({"protect": True}, "labels of D_P"),
+        ({"x_harmful": torch.ones(120, 4)}, "4 features"),
+        ({"x_harmful": torch.ones(120, D)}, "constant"),
+        ({"y_harmful": [torch.arange(120) % 2]}, "y_harmful"),
+        ({"x_harmful": [torch.ones(120, D)], "y_harmful": []}, "1 harmful data sets and 0"),
+    ],
+)
+def test_bad_input_is_refused_with_the_reason(changes: dict[str, Any], words: str) -> None:
+    x_p, x_h, y = data()
+    arguments: dict[str, Any] = {"x_pretrain": x_p, "x_harmful": x_h, "y_harmful": y, **changes}
+    with pytest.raises(ValueError, match=words):
+        erase(**arguments)
+
+
+def test_the_same_data_twice_and_a_singular_covariance_are_refused() -> None:
+    x_p, x_h, y = data()
+    with pytest.raises(ValueError, match="same data"):
+        erase(x_h, x_h, y, y_pretrain=y)
+    assert erase(x_h, x_h, y, y_pretrain=(y == 1).long(), slack=1.0).rank == 3  # other labels of the same rows
+    flat = x_p.clone()
+    flat[:, 0] = 0
+    with pytest.raises(ValueError, match="shrinkage above 0"):
+        erase(flat, x_h, y, shrinkage=0.0)
+    assert erase(flat, x_h, y).rank == 3
