@@ -37,13 +37,13 @@ SHRINKAGES = (1e-3, 1e-2, 1e-1, 1.0)
 PROBES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """ρ of the probes; where rows are few, a probe of D_P needs the larger ones (ours)."""
 
-FOLDS, MANY_ROWS = 3, 10
+FOLDS, MANY_ROWS = 3, 4
 """A third of the rows is set aside; in turn, where D_P has fewer rows than this many a feature (ours)."""
 
 RANGE_TOLERANCE = 1e-8
 """A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
 
-JUDGED_ROWS = 6000
+JUDGED_ROWS = 3000
 """Most rows of a data set that a choice is made by; more take seconds and decide nothing (ours)."""
 
 
@@ -168,6 +168,7 @@ class _Judge:
         self.turns = FOLDS if len(self.y) < MANY_ROWS * self.x.shape[1] else 1
         self.within = [_within_range(self.x, self.folds != fold) for fold in range(self.turns)]
         self.protect, self.seed = protect, seed
+        self.directions: dict[int, Tensor] = {}  # by rank; they do not depend on ρ
         self.sets = [(x, y, folds_of(y, FOLDS, seed) == 0) for x, y in (_fewer(one, seed) for one in sets)]
 
     def choose(self, rank: int | None, shrinkages: Sequence[float], slack: float) -> tuple[list[EraseTrial], bool]:
@@ -188,8 +189,12 @@ class _Judge:
     def map(self, of: EraseTrial, fold: int) -> Erasure:
         """The map without the rows set aside."""
         x, y = self.x[self.folds != fold], self.y[self.folds != fold]
-        directions = label_directions([(rows[~held], labels[~held]) for rows, labels, held in self.sets], of.rank)
-        return erasing_map(x, directions, of.shrinkage, protected=ridge_weights(x, y) if self.protect else None)
+        if of.rank not in self.directions:
+            rest = [(rows[~held], labels[~held]) for rows, labels, held in self.sets]
+            self.directions[of.rank] = label_directions(rest, of.rank)
+        return erasing_map(
+            x, self.directions[of.rank], of.shrinkage, protected=ridge_weights(x, y) if self.protect else None
+        )
 
     def pretrain(self, of: EraseTrial | None) -> float:
         """A probe of D_P, fitted on what the map was computed from, on the rows set aside."""
