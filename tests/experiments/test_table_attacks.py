@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,22 +91,22 @@ def of_an_older_attack(record: dict[str, Any]) -> None:
     record["attack_versions"][name] = [0]
 
 
-@pytest.mark.parametrize("change", [of_another_map, of_an_older_version, of_an_older_attack])
 def test_what_an_old_record_says_is_measured_again(
-    change: Callable[[dict[str, Any]], None], sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = run(arguments(sweep, tmp_path))
     path = next(path for path in out.rglob(ATTACK_RECORD))
-    record = json.loads(path.read_text())
-    change(record)
-    path.write_text(json.dumps(record))
-    capsys.readouterr()
-    run(arguments(sweep, out))
-    assert "1 of 2 runs are to be attacked" in capsys.readouterr().err
-    again = json.loads(path.read_text())
-    assert again["subject"]["checkpoint_sha256"] != "0"
-    assert again["best_so_far"]
-    assert [0] not in again["attack_versions"].values()
+    for change in (of_another_map, of_an_older_version, of_an_older_attack):
+        record = json.loads(path.read_text())
+        change(record)
+        path.write_text(json.dumps(record))
+        capsys.readouterr()
+        run(arguments(sweep, out))
+        assert "1 of 2 runs are to be attacked" in capsys.readouterr().err, change
+        again = json.loads(path.read_text())
+        assert again["subject"]["checkpoint_sha256"] != "0"
+        assert again["best_so_far"]
+        assert [0] not in again["attack_versions"].values()
 
 
 def test_the_first_of_every_pair_and_seed_goes_before_the_others() -> None:

@@ -564,7 +564,7 @@ def test_damaged_published_file_is_named(content: str | None, message: str, tmp_
 
 
 def test_the_command_writes_the_report(table1: list[Record], tmp_path: Path) -> None:
-    written(table1, tmp_path / "outputs/table1")
+    written([r for r in table1 if r["seed"] < 2], tmp_path / "outputs/table1")
     done = run("immunize.report", "experiment=table1", "runs=outputs/table1", "out=experiments/table1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (tmp_path / "experiments/table1/table.md").read_text(encoding="utf-8")
