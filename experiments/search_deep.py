@@ -29,6 +29,7 @@ from experiments.reporting import key_values, write_csv
 from experiments.search import ARGUMENTS, own_records
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
+from immunize.records import whole_config
 
 LIMITS = {"search_table3_small": 1.0, "search_table3_digits": 2.0}
 """Points of accuracy on D_P that a configuration may cost, by search: those of the table itself."""
@@ -160,7 +161,7 @@ def _trial(place: tuple[str, str, str], value: float, records: Sequence[dict[str
         value=value,
         steps=max(record["training"]["fit"]["steps"] for record in records),
         clip=records[0]["config"]["trainer"].get("gradient_clip_val"),
-        balance_every=records[0]["config"]["objective"]["balance_every"],
+        balance_every=whole_config(records[0])["objective"]["balance_every"],
         precondition=records[0]["config"]["method"].get("precondition", "none"),
         seeds=tuple(sorted(record["seed"] for record in records)),
         seconds=sum(record["seconds"] for record in records),

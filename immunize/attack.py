@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.building import build
 from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import AttackConfig, config_dir, config_hash, register, resolved
+from immunize.effects import apart, asked_for, idle_in_attack, refuse_idle
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
@@ -62,12 +63,13 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given: Sequence[str] = ()) -> dict[str, Any]:
     """Attack, and write `attack_record.json`.
 
     Args:
         cfg: the composed configuration (`conf/attack.yaml`).
         tell: gets a line at the start, and one for every finished attack.
+        given: settings that somebody has asked for, which have to have an effect.
 
     Returns:
         The record, as written.
@@ -78,25 +80,32 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None) -> dic
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.perf_counter()
     _check_settings(cfg)
     cfg.threads = threads_in_force(cfg.threads)  # they change numbers, so the record's configuration has those used
+    from immunize.attacking.targets import CellFolder, pointed_at
+
+    idle = idle_in_attack(cfg, pointed_at(cfg).nodes)
+    refuse_idle(given, idle)
     folder = _folder(cfg)
     check_folder(folder)
     settings = resolved(cfg)
     hashed = hash_of_grid(settings)
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
     tell(f"{cfg.run or cfg.checkpoint}, attack={cfg.attack.name}: loading")
-    from immunize.attacking.targets import CellFolder
     from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, reset_peak_memory, write_record
 
     reset_peak_memory()
     store = CellFolder(Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS)
     features = Path(cfg.features) if cfg.features is not None else folder / FEATURES
     found = measure(cfg, store, tell, features)
+    tried = {name for seen in found["attacks"].values() for of in seen.values() for name in of}
+    idle |= {f"attack.attacks.{name}": "tried on no task" for name in cfg.attack.attacks if name not in tried}
+    config, without_effect = apart(settings, idle)
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "attack",
         "status": "finished",
         "started": started,
-        "config": settings,
+        "config": config,
+        "without_effect": without_effect,
         "config_hash": hashed,
         **provenance(),
         **found,
@@ -213,17 +222,8 @@ def main() -> None:
 @explain_errors
 def _hydra_main(cfg: DictConfig) -> None:
     """Attack, print the table, then the record's path as the last line of stdout."""
-    from hydra.core.hydra_config import HydraConfig
-
-    own = [
-        word
-        for word in HydraConfig.get().overrides.task
-        if word.partition("=")[0].partition(".")[0] in ("model", "harmful", "pretrain")
-    ]
-    if cfg.run is not None and own:
-        raise UserError(f"{own[0]} goes with checkpoint=; with run= model and data are those of the run")
     try:
-        record = run(cfg, tell)
+        record = run(cfg, tell, asked_for())
     except KeyboardInterrupt:
         tell("finished attacks are kept; the same command goes on from there")
         raise

@@ -16,7 +16,7 @@ from immunize.cli import entry_point, explain_errors, tell
 from immunize.comparing import RELATIVE_TOLERANCE, differences
 from immunize.config import config_dir, config_hash, data_folder, moved, register
 from immunize.errors import CheckpointError, DivergedError
-from immunize.records import CHECKPOINT, diverged_cross_fit, read_record
+from immunize.records import CHECKPOINT, diverged_cross_fit, read_record, whole_config
 from immunize.threads import cpu_threads
 
 __all__ = ["main", "run"]
@@ -60,7 +60,8 @@ def run(
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
     if missing := [key for key in compared if key not in record]:
         raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
-    config = moved(record["config"], data_folder(data_root))
+    whole = whole_config(record)
+    config = moved(whole, data_folder(data_root))
     cfg = OmegaConf.create(config)
     build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
     tell(f"{folder}: every number again, from checkpoint and data")
@@ -70,7 +71,7 @@ def run(
     differing = [line for key in compared for line in differences(_here(record.get(key)), _here(again.get(key)), key)]
     said = {"method": config["method"]["name"], "model": config["model"]["name"], "seed": config["seed"]}
     differing += [line for key, value in said.items() for line in differences(record.get(key), value, key)]
-    if config_hash(record["config"]) != record["config_hash"]:
+    if config_hash(whole) != record["config_hash"]:
         differing.append(f"config_hash: {record['config_hash']} is not that of the configuration beside it")
     return {**record, **again}, differing
 

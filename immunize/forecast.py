@@ -19,7 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build
 from immunize.cli import entry_point, explain_errors, tell
-from immunize.config import ForecastConfig, config_dir, config_hash, register
+from immunize.config import ForecastConfig, config_dir, config_hash, register, resolved
+from immunize.effects import apart, asked_for, idle_in_forecast, refuse_idle
 from immunize.errors import DataError, UserError
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 from immunize.threads import cpu_threads, threads_in_force
@@ -48,13 +49,16 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def run(cfg: DictConfig, folder: Path, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def run(
+    cfg: DictConfig, folder: Path, tell: Callable[[str], None] = lambda text: None, given: Sequence[str] = ()
+) -> dict[str, Any]:
     """Forecast, and write `forecast.json` and `forecast.png` into `folder`.
 
     Args:
         cfg: the composed configuration (`conf/forecast.yaml`).
         folder: the output folder.
         tell: gets a line where seconds go by.
+        given: settings that somebody has asked for, which have to have an effect.
 
     Returns:
         The record, as written.
@@ -64,6 +68,10 @@ def run(cfg: DictConfig, folder: Path, tell: Callable[[str], None] = lambda text
     """
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.perf_counter()
     _check_settings(cfg)
+    settings = resolved(cfg)
+    idle = idle_in_forecast(settings)
+    refuse_idle(given, idle)
+    config, without_effect = apart(settings, idle)
     sources = build(cfg.pretrain), build(cfg.harmful)
     for source in sources:
         source.require()  # missing files are reported before the heavy imports below, which take seconds
@@ -92,9 +100,6 @@ def run(cfg: DictConfig, folder: Path, tell: Callable[[str], None] = lambda text
             )
         except ValueError as error:
             raise UserError(str(error)) from None
-    config = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(config, dict)
-    settings = {str(key): value for key, value in config.items()}
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "forecast",
@@ -103,7 +108,8 @@ def run(cfg: DictConfig, folder: Path, tell: Callable[[str], None] = lambda text
         "harmful": sources[1].name,
         "seed": cfg.seed,
         "started": started,
-        "config": settings,
+        "config": config,
+        "without_effect": without_effect,
         "config_hash": config_hash(settings),
         **made_with,
         "data": {"pretrain": sources[0].describe(), "harmful": sources[1].describe()},
@@ -136,7 +142,7 @@ def _hydra_main(cfg: DictConfig) -> None:
     from immunize.report.forecast import show_forecast
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    show_forecast(run(cfg, folder, tell))
+    show_forecast(run(cfg, folder, tell, asked_for()))
     print(folder / FORECAST, flush=True)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.building import build
 from immunize.cli import entry_point, explain_errors, sigint_restored, teller
 from immunize.config import PretrainConfig, config_dir, config_hash, register, resolved
+from immunize.effects import apart, asked_for, idle_in_pretraining, refuse_idle
 from immunize.errors import DivergedError, UserError
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
@@ -43,7 +45,6 @@ RULES: tuple[Rule, ...] = (
     ("epochs", lambda value: value >= 1, "at least 1"),
     ("batch_size", lambda value: value >= 1, "at least 1"),
     ("learning_rate", lambda value: 0 < value < math.inf, "positive and finite"),
-    ("momentum", lambda value: 0 <= value < 1, "in [0, 1)"),
     ("weight_decay", lambda value: 0 <= value < math.inf, "a finite number ≥ 0"),
     ("label_smoothing", lambda value: 0 <= value < 1, "in [0, 1)"),
     ("validation_fraction", lambda value: 0 <= value <= 0.9, "between 0 and 0.9"),
@@ -52,7 +53,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
+def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[str] = ()) -> dict[str, Any]:
     """Train from random weights, or from the model's own under a new head, and write record and checkpoint.
 
     The latter with `model.fresh_head=true`. The files are `record.json` and `checkpoint.safetensors` in `folder`. An
@@ -62,6 +63,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         cfg: the composed configuration (`conf/pretrain_theta.yaml`).
         folder: the output folder.
         quiet: show no progress.
+        given: settings that somebody has asked for, which have to have an effect.
 
     Returns:
         The record, as written: with `accuracy`, top-1 on held-out images, percent, if the training finished; with
@@ -76,9 +78,13 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
 
     source = as_image_source(build(cfg.pretrain))
     source.require()
-    hashed = config_hash(resolved(cfg))
+    whole = resolved(cfg)
+    hashed = config_hash(whole)
     if cfg.resume and not cfg.overwrite and (done := done_record(folder, hashed)) is not None:
         return done
+    idle = idle_in_pretraining(whole)
+    refuse_idle(given, idle)
+    config, without_effect = apart(whole, idle)
     refuse_finished(folder, cfg.overwrite)
     check_folder(folder)
     say = teller(quiet)
@@ -96,7 +102,8 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         "pretrain": source.name,
         "seed": cfg.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": resolved(cfg),
+        "config": config,
+        "without_effect": without_effect,
         "config_hash": hashed,
     }
     seed_everything(cfg.seed, workers=True, verbose=False)
@@ -172,7 +179,6 @@ def _fit(
         network.train(),
         task_loss("ce", cfg.label_smoothing),
         learning_rate=cfg.learning_rate,
-        momentum=cfg.momentum,
         weight_decay=cfg.weight_decay,
         steps=cfg.epochs * batches,
     )
@@ -228,7 +234,7 @@ def _hydra_main(cfg: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    record = run(cfg, folder)
+    record = run(cfg, folder, given=asked_for())
     if record["status"] != "finished":
         raise KeyboardInterrupt
     print(f"{record['model']} on {record['pretrain']}: {record['accuracy']:.2f} % top-1 on held-out images")

@@ -8,6 +8,7 @@ data without held-out rows are measured with, the run is finished without held-o
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import gc
 import hashlib
@@ -39,11 +40,13 @@ __all__ = [
     "diverged_cross_fit",
     "file_digest",
     "finished",
+    "merged",
     "peak_memory_mib",
     "plain",
     "provenance",
     "read_record",
     "reset_peak_memory",
+    "whole_config",
     "write_record",
 ]
 
@@ -134,6 +137,20 @@ def diverged_cross_fit(record: dict[str, Any]) -> str | None:
     if found is None:
         return None
     return f"the cross-fit diverged in step {found['step']}: {found['term']} became {found['value']}"
+
+
+def whole_config(record: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a record with what had no effect in it, which is what its hash is of."""
+    return merged(record["config"], record.get("without_effect", {}))
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `over` put over it, nested dictionaries key by key; shares nothing with either."""
+    result = copy.deepcopy(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else copy.deepcopy(value)
+    return result
 
 
 def file_digest(path: Path) -> str:

@@ -180,7 +180,6 @@ class PretrainConfig:
     epochs: int = MISSING
     batch_size: int = MISSING
     learning_rate: float = MISSING
-    momentum: float = MISSING
     weight_decay: float = MISSING
     clip: float | None = MISSING
     label_smoothing: float = MISSING

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from omegaconf import DictConfig
 from immunize.building import build_sources
 from immunize.cli import entry_point, explain_errors, sigint_restored, teller
 from immunize.config import config_dir, hash_of_run, register
+from immunize.effects import asked_for
 from immunize.errors import UserError
 from immunize.processes import is_first
 from immunize.settings import check_folder, check_settings, refuse_finished
@@ -25,7 +27,7 @@ from immunize.sweeping import done_record, value_of
 __all__ = ["main", "run"]
 
 
-def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
+def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[str] = ()) -> dict[str, Any]:
     """Immunize, evaluate, and write `record.json` and `checkpoint.safetensors` into `folder`.
 
     A linear model also leaves `norm_ratio.png` there; a deep one is the business of
@@ -39,6 +41,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         cfg: the composed configuration (`conf/train.yaml`).
         folder: the output folder.
         quiet: show no progress.
+        given: settings that somebody has asked for, which have to have an effect.
 
     Returns:
         The record, as written; with `resume`, the one that is there if it needs no repeating.
@@ -58,13 +61,13 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         from immunize.running import deep_experiment
 
         with sigint_restored():
-            return deep_experiment.run(cfg, folder, quiet=quiet)
+            return deep_experiment.run(cfg, folder, quiet=quiet, given=given)
     from immunize.running.assembling import build_loggers
     from immunize.running.experiment import build_cross_fit, build_data, fit_each, threads
     from immunize.running.recording import evaluate_fits, new_record, save
 
     clock = time.perf_counter()
-    record = new_record(cfg)
+    record = new_record(cfg, given)
     data = build_data(cfg)
     loggers = build_loggers(cfg, folder)
 
@@ -107,7 +110,7 @@ def _hydra_main(cfg: DictConfig) -> float | None:
     hydra_cfg = HydraConfig.get()
     folder = Path(hydra_cfg.runtime.output_dir)
     in_sweep = hydra_cfg.mode == RunMode.MULTIRUN
-    record = run(cfg, folder, quiet=in_sweep)
+    record = run(cfg, folder, quiet=in_sweep, given=asked_for())
     if not in_sweep and is_first():
         show_record(record)
         print(folder / RECORD, flush=True)

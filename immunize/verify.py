@@ -92,19 +92,18 @@ def _hydra_main(cfg: DictConfig) -> None:
 def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: Callable[[str], None]) -> list[str]:
     from immunize.attack import hash_of_grid, measure
     from immunize.attacking.results import RESULTS
-    from immunize.records import plain
+    from immunize.records import plain, whole_config
 
     if missing := [key for key in (*RESULTS, "config") if key not in attack]:
         raise CheckpointError(f"the attack record in {folder} lacks {', '.join(missing)}")
-    cfg = OmegaConf.create(attack["config"])
-    assert isinstance(cfg, DictConfig)
-    if cfg.run is None:
+    whole = whole_config(attack)
+    if whole["run"] is None:
         raise CheckpointError(f"the attack record in {folder} is of a checkpoint, not of this run: attack run={folder}")
-    cfg = OmegaConf.merge(cfg, {"run": str(folder), "data_root": data_folder(data_root)})
+    cfg = OmegaConf.merge(whole, {"run": str(folder), "data_root": data_folder(data_root)})
     assert isinstance(cfg, DictConfig)
     again = plain(measure(cfg, tell=tell))
     found = [line for key in RESULTS for line in differences(_timeless(attack[key]), _timeless(again[key]), key)]
-    if hash_of_grid(attack["config"]) != attack.get("config_hash"):
+    if hash_of_grid(whole) != attack.get("config_hash"):
         found.append(f"config_hash: {attack.get('config_hash')} is not that of the grid beside it")
     return found
 

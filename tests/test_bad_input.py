@@ -161,7 +161,7 @@ def test_values_out_of_range_are_refused(settings: str, words: str) -> None:
         ("+objective.optimizer.betta=1", ["objective.optimizer", "betta"]),
         ("+objective.optimizer.lr=1", ["lr cannot be set here"]),
         ("model.init=foo", ["model.init", "foo", "orthogonal"]),
-        ("model.ridge=abc", ["LinearExtractor"]),
+        ("method.precondition=dummy model.ridge=abc", ["LinearExtractor"]),
         ("+method.foo=1", ["foo"]),
         ("+harmful.pear=[0,1]", ["pear"]),
         ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),

@@ -24,7 +24,7 @@ from immunize import evaluate, threads, train
 from immunize.config import config_dir, config_hash, hash_of_run, resolved
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor, Features, extract, save_weights
-from immunize.records import CHECKPOINT, read_record
+from immunize.records import CHECKPOINT, read_record, whole_config
 from immunize.report.summary import groups_of
 from immunize.running.deep_assembling import build_network
 from immunize.running.deep_fit import TRAINING
@@ -479,7 +479,7 @@ def test_a_multirun_of_two_processes_each(tmp_path: Path) -> None:
     for seed, folder in enumerate(folders):
         record = read_record(folder)
         assert record["training"]["fit"]["processes"] == 2
-        assert record["config_hash"] == config_hash(record["config"])
+        assert record["config_hash"] == config_hash(whole_config(record))
         alone = run_tiny_deep(
             tmp_path / f"alone{seed}", f"seed={seed}", "+trainer.precision=64-true", "objective.max_steps=2"
         )

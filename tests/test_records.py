@@ -24,7 +24,7 @@ from immunize import records
 from immunize.checkpoints import load_checkpoint
 from immunize.config import config_hash
 from immunize.errors import CheckpointError, UserError
-from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, finished, read_record, write_record
+from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, finished, read_record, whole_config, write_record
 from immunize.spectrum import ESTIMATORS
 from tests import reference as ref
 from tests.composing import D, compose_config, data_of, run_tiny, theta_of, tiny
@@ -185,7 +185,7 @@ def test_threads_are_those_that_were_used(tmp_path: Path) -> None:
 
 
 def test_the_configuration_is_enough_to_repeat_the_run(record: dict[str, Any], tmp_path: Path) -> None:
-    assert record["config"] == OmegaConf.to_container(tiny("figure=true"), resolve=True, enum_to_str=True)
+    assert whole_config(record) == OmegaConf.to_container(tiny("figure=true"), resolve=True, enum_to_str=True)
     from immunize import train
 
     cfg = tiny("seed=5", "method=none")  # a composed configuration with other values, filled from the record

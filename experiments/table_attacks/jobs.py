@@ -116,7 +116,7 @@ def _is_done(job: Job, cfg: DictConfig) -> bool:
     from immunize.attack import ATTACK_RECORD, entries_of
     from immunize.attacking.results import RESULTS
     from immunize.evaluation.attacks import version_of
-    from immunize.records import CHECKPOINT
+    from immunize.records import CHECKPOINT, whole_config
 
     record = _read(job.out / ATTACK_RECORD)
     if record is None or not record.keys() >= set(RESULTS):  # of an older version
@@ -124,7 +124,7 @@ def _is_done(job: Job, cfg: DictConfig) -> bool:
     theta = hashlib.sha256((job.folder / CHECKPOINT).read_bytes()).hexdigest()
     versions = {entry.name: version_of(entry.attack) for entry in entries_of(cfg)}
     return (
-        _settings(record["config"]) == _settings(resolved(cfg))
+        _settings(whole_config(record)) == _settings(resolved(cfg))
         and record.get("attack_versions") == versions
         and record["subject"]["checkpoint_sha256"] == theta
     )

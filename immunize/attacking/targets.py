@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.config import data_folder, moved
 from immunize.data.parts import random_generator
 from immunize.errors import CheckpointError, UserError
-from immunize.records import CHECKPOINT, read_record, write_record
+from immunize.records import CHECKPOINT, read_record, whole_config, write_record
 
 if TYPE_CHECKING:
     from immunize.evaluation.attacks import AttackData
@@ -123,7 +123,7 @@ def pointed_at(cfg: DictConfig) -> Pointed:
     record = read_record(Path(cfg.run))
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
-    return Pointed(OmegaConf.create(moved(record["config"], root)), Path(cfg.run) / CHECKPOINT, record)
+    return Pointed(OmegaConf.create(moved(whole_config(record), root)), Path(cfg.run) / CHECKPOINT, record)
 
 
 def wanted_tasks(cfg: DictConfig, names: Iterable[str]) -> list[str]:

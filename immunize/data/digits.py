@@ -16,7 +16,8 @@ Shapes: N images, D = 64 pixels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class Digits(DigitPairSource):
     """
 
     name = "digits"
+    unused: ClassVar[Mapping[str, tuple[str, ...]]] = {"images": ("pair", "seed")}
 
     def load(self) -> Splits:
         """Read the embedded images, hold a third out, standardize, and select this source's digit.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -137,6 +137,8 @@ class SourceBase:
     name: str
     task: str
     held_out_protocol: str = "split"
+    unused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Settings without effect, by the role that does not use them; "images": for networks; "rows": without targets."""
 
     def __init__(self, role: str) -> None:
         if role not in ROLES:

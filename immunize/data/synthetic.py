@@ -21,7 +21,8 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class Synthetic(SourceBase):
 
     name = "synthetic"
     task = "regression"
+    unused: ClassVar[Mapping[str, tuple[str, ...]]] = {"pretrain": ("angle",), "rows": ("noise",)}
 
     def __init__(
         self,

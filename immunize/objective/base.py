@@ -128,6 +128,10 @@ class Step(ABC):
         return gradients
 
 
+OF_SPECTRA = {"well", "ill", "kappa_pretrain", "kappa_harmful"}
+"""Names of terms that no loss is in."""
+
+
 class Objective(nn.Module, ABC):
     """A method: `terms` gives the unweighted terms of its loss, `weights` the factor of each.
 
@@ -159,6 +163,16 @@ class Objective(nn.Module, ABC):
         """Whether θ is found by taking steps, and not computed by :meth:`solve` or :meth:`solve_labelled`."""
         own = type(self)
         return own.solve is Objective.solve and own.solve_labelled is Objective.solve_labelled
+
+    @property
+    def takes_loss(self) -> bool:
+        """Whether a loss is among its terms; a method of spectra alone has none, and trains no classifier."""
+        return not self.weights.keys() <= OF_SPECTRA
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Settings of its own that have no effect beside the others, such as the seed of a draw that is not made."""
+        return ()
 
     def solve(self, pretrain: Tensor, harmful: Tensor | list[Tensor]) -> tuple[Tensor, dict[str, Any]] | None:
         """θ and facts about it, for a method that needs no training; None for every other.

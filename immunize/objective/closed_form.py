@@ -39,6 +39,11 @@ class ClosedForm(Objective):
             raise ValueError(f"method.shrinkage cannot be negative, it is {shrinkage}")
         self.budget, self.shrinkage, self.seed = budget, shrinkage, seed
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The seed, where nothing is chosen on rows set aside."""
+        return () if "auto" in (self.budget, self.shrinkage) else ("seed",)
+
     def terms(self, step: Step) -> dict[str, Tensor]:
         """The task loss; θ is not trained on it, see :meth:`solve`."""
         return {"task": step.pretrain_loss()}

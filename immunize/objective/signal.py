@@ -113,6 +113,13 @@ class Signal(Objective):
         self.shrinkage, self.floor, self.slack = shrinkage, floor, slack
         self.validation_fraction, self.seed = validation_fraction, seed
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """What is for the choice, where there is nothing to choose."""
+        if len(self.gammas) * len(self.budgets) * len(self.sharpnesses) > 1:
+            return ()
+        return ("slack", "validation_fraction", *(() if self.shrinkage == "auto" else ("seed",)))
+
     def terms(self, step: Step) -> dict[str, Tensor]:
         """The task loss; θ is not trained on it, see :meth:`solve_labelled`."""
         return {"task": step.pretrain_loss()}

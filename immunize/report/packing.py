@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from immunize.files import write_text
+from immunize.records import merged
 
-__all__ = ["COMMON", "RESULTS", "merged", "pack", "unpack", "write_results"]
+__all__ = ["COMMON", "RESULTS", "pack", "unpack", "write_results"]
 
 RESULTS, COMMON = "results.jsonl", "common.json"
 _Record = dict[str, Any]
@@ -79,15 +80,6 @@ def unpack(line: _Record, common: dict[str, dict[str, _Record]]) -> _Record:
     for layer, key_of in _LAYERS.items():
         record = merged(record, common.get(layer, {}).get(key_of(line), {}))
     return _said_everywhere(merged(record, line))
-
-
-def merged(base: _Record, over: _Record) -> _Record:
-    """`base` with `over` put over it, nested dictionaries key by key; shares nothing with either."""
-    result = copy.deepcopy(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if both else copy.deepcopy(value)
-    return result
 
 
 def _same(values: Sequence[Any]) -> bool:

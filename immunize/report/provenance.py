@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from immunize.records import whole_config
 from immunize.report.cells import NOTHING, short
 from immunize.report.conventions import LAMBDAS
 from immunize.report.layout import Table
@@ -67,6 +68,7 @@ def settings_table(runs: Runs) -> Table:
         found = [record for record in runs.records if record["method"] == method]
         config = found[0]["config"]
         objective, method_config = config["objective"], config["method"]
+        steps = "learning_rate" in objective  # else it has no effect
         extras = [f"{k}={v}" for k, v in sorted(method_config.items()) if k not in _NOT_SETTINGS]
         balance: dict[str, Any] = next(
             (record["training"]["fit"]["balance"] for record in found if _balanced(record)), {}
@@ -75,11 +77,11 @@ def settings_table(runs: Runs) -> Table:
         rows.append(
             [
                 f"`{method}`",
-                short(objective["learning_rate"]),
+                short(objective["learning_rate"]) if steps else NOTHING,
                 *(_weight(name, found) for name in LAMBDAS),
-                f"{objective['epochs']:,}",
-                "all rows" if objective["batch_size"] is None else f"{objective['batch_size']:,}",
-                _optimizer(config),
+                f"{objective['epochs']:,}" if steps else NOTHING,
+                _batch(objective["batch_size"]) if steps else NOTHING,
+                _optimizer(config) if steps else NOTHING,
                 ", ".join(f"`{extra}`" for extra in extras) or NOTHING,
                 _median(record["training"]["fit"]["steps"] for record in found if "training" in record),
                 _median(record["seconds"] for record in found if "seconds" in record),
@@ -92,9 +94,13 @@ def settings_table(runs: Runs) -> Table:
     return Table("Hyper-parameters", f"{runs.name}-settings", [("", columns)], rows, notes)
 
 
+def _batch(size: int | None) -> str:
+    return "all rows" if size is None else f"{size:,}"
+
+
 def _weight(name: str, records: Sequence[dict[str, Any]]) -> str:
     """λ that the runs of a method had: as configured, or the median of what the balance set."""
-    configured = records[0]["config"]["method"].get(name)
+    configured = whole_config(records[0])["method"].get(name)
     if configured is None:
         return NOTHING
     set_by_balance = [weights[name.removeprefix("lambda_")] for record in records if (weights := _balanced(record))]

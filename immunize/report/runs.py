@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from immunize.config import NOT_HASHED
-from immunize.records import diverged_cross_fit
+from immunize.records import diverged_cross_fit, whole_config
 from immunize.report.naming import in_order, pair_label
 
 __all__ = [
@@ -203,7 +203,7 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
     seen: set[RunId] = set()
     starts: dict[tuple[str, int], dict[str, str]] = {}
     for record in records:
-        flat = flat_settings(record["config"])
+        flat = flat_settings(whole_config(record))
         if differing := _differences(settings.setdefault(record["method"], flat), flat):
             raise ValueError(
                 f"runs of method {record['method']} differ in {_listed(differing)}; move those of an older "

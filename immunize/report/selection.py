@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from immunize.config import config_dir
+from immunize.records import whole_config
 from immunize.report.runs import Runs
 
 __all__ = ["selection_text"]
@@ -25,7 +26,7 @@ def selection_text(runs: Runs) -> str:
         "",
     ]
     for method in runs.methods:
-        config = next(record["config"] for record in runs.records if record["method"] == method)
+        config = next(whole_config(record) for record in runs.records if record["method"] == method)
         path = Path(config_dir()) / "objective" / "tuned" / _folder(runs) / f"{method}.yaml"
         lines.append(f"- `{method}`: {_source(path, config)}")
     return "\n".join(lines) + "\n"

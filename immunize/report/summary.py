@@ -10,6 +10,7 @@ from typing import Any
 
 from immunize.config import NOT_HASHED
 from immunize.files import write_text
+from immunize.records import whole_config
 from immunize.report.cells import NOTHING, summary_of, summary_text
 from immunize.report.layout import Table
 from immunize.report.loading import load_records
@@ -73,7 +74,7 @@ def _data(record: dict[str, Any]) -> str:
 
 def _but_for_the_seed(record: dict[str, Any]) -> str:
     """What runs of one row have in common: data and configuration, less the seed and where things lie."""
-    config = {key: value for key, value in record["config"].items() if key not in _APART}
+    config = {key: value for key, value in whole_config(record).items() if key not in _APART}
     method = {key: value for key, value in record["config"].get("method", {}).items() if key != "seed"}
     return json.dumps([record["data_hash"], record["harmful"], method, config], sort_keys=True)
 

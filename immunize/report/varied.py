@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from immunize.records import whole_config
 from immunize.report.naming import pair_title
 from immunize.report.runs import flat_settings
 
@@ -26,7 +27,7 @@ class Varied:
     def __init__(self, groups: Sequence[Sequence[dict[str, Any]]]) -> None:
         by_pair: dict[tuple[tuple[str, str], str], list[dict[str, str]]] = defaultdict(list)
         for group in groups:
-            flat = {k: v for k, v in flat_settings(group[0]["config"]).items() if not k.startswith(_APART)}
+            flat = {k: v for k, v in flat_settings(whole_config(group[0])).items() if not k.startswith(_APART)}
             by_pair[_kind(group[0]), pair_title(group[0])].append(flat)
         found: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         for (kind, _), flats in by_pair.items():
@@ -38,7 +39,7 @@ class Varied:
 
     def values_of(self, record: dict[str, Any]) -> tuple[str | None, ...]:
         """The values of what was varied about the method of a record, as JSON; None where it lacks one."""
-        flat = flat_settings(record["config"])
+        flat = flat_settings(whole_config(record))
         return tuple(flat.get(name) for name in self._keys[_kind(record)])
 
     def name_of(self, record: dict[str, Any]) -> str:

@@ -167,6 +167,8 @@ def build_trainer(cfg: DictConfig, data: PairedData, loggers: list[Logger], call
         val_check_interval=objective.check_every if objective.early_stopping else None,
         check_val_every_n_epoch=None if objective.early_stopping else 1,
     )
+    if (processes := trainer.num_devices * trainer.num_nodes) > 1:
+        raise UserError(f"a linear model trains in one process, not in {processes}: set trainer.devices=1")
     return trainer
 
 

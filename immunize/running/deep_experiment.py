@@ -12,7 +12,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,14 @@ __all__ = ["run"]
 log = logging.getLogger(__name__)
 
 
-def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
+def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[str] = ()) -> dict[str, Any]:
     """Immunize a network, evaluate it, and write `record.json` and `checkpoint.safetensors` into `folder`.
 
     Args:
         cfg: the composed configuration, checked.
         folder: the output folder.
         quiet: show no progress.
+        given: settings that have to have an effect.
 
     Returns:
         The record, as written. In the processes of a run beside the first it has no numbers and is not written.
@@ -62,7 +63,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False) -> dict[str, Any]
         KeyboardInterrupt: Ctrl-C before there was anything to keep.
         SystemExit: SIGTERM; what was trained so far is kept for `resume=true`.
     """
-    record = new_record(cfg)
+    record = new_record(cfg, given)
     count = process_count(cfg.trainer) if build_objective(cfg).trains else 1
     if count > 1 and not started_outside():
         spec = {"config": resolved(cfg), "command": record["command"], "quiet": quiet}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 from immunize.checkpoints import save_checkpoint
 from immunize.config import config_hash, resolved
 from immunize.data import ROLES, PairedData
+from immunize.effects import apart, idle_in_training, refuse_idle
 from immunize.evaluation import PartEvaluation, evaluate_part
 from immunize.evaluation.numbers import ratio_numbers, spectrum_numbers
 from immunize.records import (
@@ -31,16 +33,28 @@ from immunize.records import (
     write_record,
 )
 from immunize.report import result_rows
+from immunize.running.assembling import build_objective
 from immunize.running.experiment import Fit, quiet_lightning
 from immunize.training.loggers import close_loggers, log_results
 
 __all__ = ["evaluate_fits", "evaluate_thetas", "flat_metrics", "new_record", "save"]
 
 
-def new_record(cfg: DictConfig) -> dict[str, Any]:
-    """A record with everything that is known before training; the peak of memory is counted from here."""
+def new_record(cfg: DictConfig, given: Iterable[str] = ()) -> dict[str, Any]:
+    """A record with everything that is known before training; the peak of memory is counted from here.
+
+    Args:
+        cfg: the composed configuration.
+        given: settings that have to have an effect.
+
+    Raises:
+        UserError: one of them has none, or a bad `method` setting.
+    """
     reset_peak_memory()
     plain = resolved(cfg)
+    idle = idle_in_training(plain, build_objective(cfg))
+    refuse_idle(given, idle)
+    config, without_effect = apart(plain, idle)
     return {
         "schema_version": SCHEMA_VERSION,
         "status": "started",
@@ -50,7 +64,8 @@ def new_record(cfg: DictConfig) -> dict[str, Any]:
         "harmful": None,
         "seed": cfg.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": plain,
+        "config": config,
+        "without_effect": without_effect,
         "config_hash": config_hash(plain),
         **provenance(),
     }

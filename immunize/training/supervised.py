@@ -17,6 +17,10 @@ from immunize.objective import TaskLoss
 __all__ = ["SupervisedModule"]
 
 
+MOMENTUM = (0.85, 0.95)
+"""Nesterov's: the one-cycle schedule lowers it to the first while the learning rate rises, and raises it again."""
+
+
 class SupervisedModule(LightningModule):
     """Minimizes a loss of logits and labels, every parameter trained and BatchNorm statistics with them.
 
@@ -24,7 +28,6 @@ class SupervisedModule(LightningModule):
         network: images → logits (N, C).
         loss: (logits, labels (N,)) to a scalar.
         learning_rate: the highest of the schedule.
-        momentum: of SGD, Nesterov's.
         weight_decay: of every parameter with more than one dimension; biases and norms have none.
         steps: of the whole training.
     """
@@ -35,13 +38,12 @@ class SupervisedModule(LightningModule):
         loss: TaskLoss,
         *,
         learning_rate: float,
-        momentum: float,
         weight_decay: float,
         steps: int,
     ) -> None:
         super().__init__()
         self.network, self.loss = network, loss
-        self.learning_rate, self.momentum, self.weight_decay, self.steps = learning_rate, momentum, weight_decay, steps
+        self.learning_rate, self.weight_decay, self.steps = learning_rate, weight_decay, steps
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of one batch.
@@ -75,6 +77,8 @@ class SupervisedModule(LightningModule):
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum, nesterov=self.momentum > 0)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, self.steps)
+        optimizer = torch.optim.SGD(groups, lr=self.learning_rate, momentum=MOMENTUM[1], nesterov=True)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, self.learning_rate, self.steps, base_momentum=MOMENTUM[0], max_momentum=MOMENTUM[1]
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from immunize.config import config_hash
+from immunize.records import merged
 from immunize.report.loading import load_records
-from immunize.report.packing import COMMON, RESULTS, merged, pack, unpack, write_results
+from immunize.report.packing import COMMON, RESULTS, pack, unpack, write_results
 from immunize.report.runs import EXPERIMENT_STATUSES
 from tests.report.making import METHODS, Record, diverged, table1_records, table2_records
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from immunize.records import ATTACK_RECORD
+from immunize.records import ATTACK_RECORD, whole_config
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_label
 from immunize.report.packing import RESULTS
@@ -90,7 +90,7 @@ def collected(record: Record) -> Record:
         **({"attack_versions": record["attack_versions"]} if "attack_versions" in record else {}),
         "seed": subject["run_seed"],
         "subject": {name: value for name, value in subject.items() if name not in (*_SAID, "run_seed")},
-        "config": {name: value for name, value in record["config"].items() if name in _SETTINGS},
+        "config": {name: value for name, value in whole_config(record).items() if name in _SETTINGS},
         "results": results,
         "best_so_far": best_so_far,
     }

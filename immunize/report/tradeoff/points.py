@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from immunize.records import merged, whole_config
 from immunize.report.conventions import LAMBDAS, PARTS
 from immunize.report.expected import swept
 from immunize.report.nulls import infinite
-from immunize.report.packing import merged
 from immunize.report.runs import FAST, RunId, Runs, experiment_of, measured_on
 
 __all__ = ["ESTIMATORS", "NAME", "Point", "TradeOff", "geometric_means", "on_front", "ratios_of"]
@@ -141,16 +141,17 @@ def on_front(values: Sequence[tuple[float, float]]) -> list[bool]:
 
 def _ratio(record: dict[str, Any]) -> float:
     """λ_H/λ_P of a run: those that its method has, which by default are those of its row of hyper-parameters."""
-    weights = record["config"]["objective"] | record["config"]["method"]
+    config = whole_config(record)
+    weights = config["objective"] | config["method"]
     well, ill = (float(weights[name]) for name in LAMBDAS)
     return ill / well if well > 0 else math.inf
 
 
 def _without_weights(record: dict[str, Any]) -> dict[str, Any]:
     nothing = dict.fromkeys(LAMBDAS)
-    config = record["config"]
+    config = whole_config(record)
     bare = {"objective": nothing, "method": {key: None for key in nothing if key in config["method"]}}
-    return record | {"config": merged(config, bare)}
+    return record | {"config": merged(config, bare), "without_effect": {}}
 
 
 def _preset_grid(preset: Path | None, records: Sequence[dict[str, Any]]) -> tuple[list[float], list[int]] | None:
@@ -160,5 +161,5 @@ def _preset_grid(preset: Path | None, records: Sequence[dict[str, Any]]) -> tupl
     params = swept(preset.with_name(f"{preset.stem}{FAST if reduced else ''}.yaml"))
     if not {"seed", "objective.lambda_ill"} <= params.keys():
         return None
-    well = float(records[0]["config"]["objective"]["lambda_well"])
+    well = float(whole_config(records[0])["objective"]["lambda_well"])
     return [float(ill) / well for ill in params["objective.lambda_ill"]], [int(seed) for seed in params["seed"]]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from immunize.config import config_dir
 from immunize.files import whole, write_text
+from immunize.records import whole_config
 from immunize.report.cells import NOTHING, short
 from immunize.report.conventions import PARTS, REDUCED
 from immunize.report.layout import Table, write_tables
@@ -121,7 +122,7 @@ def _readme(trade: TradeOff, text: str) -> str:
     runs = trade.runs
     title = f"The trade-off between (i) and (ii) over λ_H/λ_P: `{runs.methods[0]}`, {pair_title(runs.records[0])}"
     into = f"outputs/{runs.preset}/report" if runs.reduced else f"experiments/{NAME}"
-    config = runs.records[0]["config"]
+    config = whole_config(runs.records[0])
     objective = config["objective"]
     batch = "all rows" if objective["batch_size"] is None else f"mini-batches of {objective['batch_size']}"
     lines = [

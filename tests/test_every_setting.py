@@ -1,0 +1,349 @@
+"""A setting that does nothing must not exist: each that a record prints is changed, and a number has to change.
+
+The settings are those of the records themselves, so that a new one is covered from the day it is there: it changes a
+number of one of the tiny runs below, or is refused, or stands under `without_effect` in the record; otherwise it needs
+a line in `NO_NUMBER`, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from immunize import forecast, pretrain, records, train
+from immunize.comparing import differences
+from immunize.config import config_dir, register
+from immunize.data.embedded_digits import embedded_digits
+from immunize.data.images import digit_images
+from immunize.effects import given_names
+from immunize.errors import UserError
+from immunize.features import load_weights
+from immunize.records import CHECKPOINT, plain
+from immunize.running import recording
+from immunize.settings import check_settings
+
+NAMED = "what is built, or what it is called"
+SHOWN = "how a run is shown, or which sweep it belongs to"
+PLACE = "where files lie"
+SPEED = "speed alone: numbers differ by rounding"
+NO_NUMBER = {
+    **dict.fromkeys(("*_target_", "*._convert_", "*._partial_", "*.name", "*.kind", "*.role"), NAMED),
+    **dict.fromkeys(("logger.*", "experiment.*", "figure", "log_every", "monitor_every"), SHOWN),
+    **dict.fromkeys(("data_root", "overwrite", "resume"), PLACE),
+    **dict.fromkeys(("model.checkpoint",), "the file of a network, another one for every user"),
+    **dict.fromkeys(("threads", "workers", "deep.workers", "deep.batch_size", "deep.cache_dir"), SPEED),
+    **dict.fromkeys(("objective.cache_frozen", "*optimizer.fused", "trainer.accelerator"), SPEED),
+    "method.slack": "a bound that no choice in so small a run meets: tests/objective/test_signal.py",
+    "trainer.devices": "the same batch on several devices: tests/training/test_deep_processes.py",
+}
+"""Settings that change no number, and why. Nothing else may be here."""
+
+OTHER: dict[str, Any] = {
+    "guard": "strict",
+    "harmful.pair": [0, 2],
+    "harmful.angle": 20.0,
+    "pretrain.angle": 20.0,
+    "pretrain.pair": [2, 1],
+    "init.budget": 3.0,
+    "model.architecture": "resnet34",
+    "model.columns": "joint",
+    "model.data.interpolation": "nearest",
+    "model.data.crop_pct": 0.5,
+    "model.init": "identity",
+    "model.kwargs.channels": [4, 8, 8, 16],
+    "model.ridge": 0.1,
+    "model.trainable": ["layer3", "layer4"],
+    "method.budget": 30.0,
+    "method.floor": 0.3,
+    "method.gamma": 0.5,
+    "method.lambda_ill": 1e9,
+    "method.precondition": ("none", "dummy", "features"),
+    "method.sharpness": 3.0,
+    "method.shrinkage": 0.5,
+    "method.slack": "a bound that no choice in so small a run meets: tests/objective/test_signal.py",
+    "method.inner_learning_rate": 0.5,
+    "objective.balance_multiplier": 2,
+    "objective.batch_size": (16, 8),
+    "objective.epochs_on": "longest",
+    "objective.label_smoothing": 0.5,
+    "objective.lambda_ill": 1e9,
+    "objective.loss": "mse",
+    "objective.augment": True,
+    "objective.cache_frozen": True,
+    "objective.harmful": "worst",
+    "objective.lr_decay": 0.5,
+    "objective.max_steps": 1,
+    "objective.optimizer.betas": [0.5, 0.9],
+    "objective.optimizer.eps": 1.0,
+    "objective.optimizer.momentum": 0.5,
+    "objective.validation_fraction": 0.4,
+    "objective.head_weight_decay": 0.5,
+    "objective.weight_decay": 0.5,
+    "pairing": "min_size",
+    "deep.probe_rows": 20,
+    "deep.pretrain_probe_steps": 1,
+    "selection": "validation",
+    "shrinkage": 0.5,
+    "top_k": 2,
+    "clip": 1e-3,
+    "validation_fraction": 0.4,
+    "weight_decay": 0.5,
+}
+"""Another value that is as good, where twice or one more of a number, and not of a switch, are not."""
+
+TRAINED = ("metrics", "metrics_groups", "verdicts", "verdicts_groups", "steps_to_norm_ratio", "curves", "spectra")
+ACCURACIES = ("probe_accuracy", "pretrain_accuracy", "harmful_sets")
+FORECAST = ("data_sets", "alignment", "joint_range", "bound", "metrics", "curves", "verdict")
+
+
+def train_numbers(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    record = train.run(cfg, folder, quiet=True)
+    steps = {name: fit["steps"] for name, fit in record["training"].items()}
+    return record, {"steps": steps} | {name: record.get(name) for name in ("status", *TRAINED, *ACCURACIES)}
+
+
+def forecast_numbers(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    record = forecast.run(cfg, folder)
+    return record, {name: record[name] for name in FORECAST}
+
+
+def pretrain_numbers(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    record = pretrain.run(cfg, folder, quiet=True)
+    weights = {name: value.double().sum().item() for name, value in load_weights(folder / CHECKPOINT).items()}
+    return record, {"accuracy": record["accuracy"], "weights": weights}
+
+
+@dataclass(frozen=True)
+class World:
+    """A tiny run, and the settings that are tried in it.
+
+    Attributes:
+        overrides: of the run.
+        tried: patterns of settings that are tried although they have changed a number in a run before.
+        base: of this run alone, in place of that of the others.
+    """
+
+    overrides: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    base: tuple[str, ...] = ()
+
+
+OF_METHODS = (
+    *("method.*", "init.*", "objective.lambda_*", "objective.balance*", "objective.loss"),
+    *("objective.label_smoothing", "objective.head_weight_decay", "objective.harmful"),
+)
+"""What one method uses and another does not."""
+TABLE: tuple[str, ...] = (
+    *("harmful=synthetic", "harmful.n_features=4", "harmful.n_samples=30", "harmful.condition=20", "probe_steps=50"),
+    *("objective.epochs=6", "objective.lambda_ill=1e3", "logger=none", "figure=false"),
+)
+PLAIN_SGD = (  # Adam does not see how long the gradient of a single term is
+    *("objective.learning_rate=1e-4", "objective.optimizer._target_=torch.optim.SGD"),
+    *("~objective.optimizer.betas", "~objective.optimizer.eps"),
+)
+DIGITS = (*("harmful=digits", "objective.epochs=2", "probe_steps=10", "logger=none", "figure=false"),)
+LINEAR = (
+    World(),
+    World(("objective.batch_size=8", "pretrain.n_samples=40")),
+    World(
+        (
+            "objective.early_stopping=true",
+            "objective.check_every=2",
+            "objective.patience=1",
+            "objective.epochs=24",
+            "objective.learning_rate=0.3",
+        )
+    ),
+    World(("selection=validation",)),
+    World(("objective.balance=true", "objective.balance_every=2")),
+    World(("init=closed_form",)),
+    World(
+        ("method=ill_only", *PLAIN_SGD, "objective.learning_rate=1e-4"), OF_METHODS
+    ),  # Adam does not see how long a single term's gradient is
+    World(("method=well_only", *PLAIN_SGD, "objective.learning_rate=1e-4"), OF_METHODS),
+    World(("method=none",), OF_METHODS),
+    World(("method=imma",), OF_METHODS),
+    World(("method=opt_kappa",), OF_METHODS),
+    World(("method=closed_form",), OF_METHODS),
+    World(("method=signal",), OF_METHODS),
+    World(base=DIGITS),
+)
+NETWORK = (
+    *("model=resnet_small", "harmful=digits", "model.kwargs.channels=[4,8,8,12]", "model.image_size=16", "threads=1"),
+    *("objective.epochs=1", "objective.learning_rate=3e-3", "objective.cache_frozen=false", "objective.batch_size=16"),
+    *("deep.groups=2", "deep.group_size=8", "deep.replicates=2", "deep.pretrain_probe_steps=2"),
+    *("deep.probe_steps={gd:2,least_squares:2,sgd:2,adam:2}", "objective.balance_every=1", "logger=none"),
+)
+
+
+def composed(name: str, *words: str) -> DictConfig:
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose(name, list(words))
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield name, value
+    for key, item in value.items() if isinstance(value, dict) else ():
+        yield from leaves(item, f"{name}.{key}" if name else str(key))
+
+
+def others(name: str, value: Any) -> tuple[Any, ...]:
+    """Other values for a setting, by its type or by the table; the first that is not refused is tried."""
+    pattern = name if name in OTHER else next((one for one in OTHER if fnmatch(name, one)), None)
+    if pattern is not None:
+        found = OTHER[pattern] if isinstance(OTHER[pattern], tuple) else (OTHER[pattern],)
+        return tuple(another for another in found if another != value)
+    if isinstance(value, list):
+        return ([number * 2 or 1 for number in value],)
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, int | float):
+        return (value * 2 or 1,)
+    raise AssertionError(f"{name}={value}: say in OTHER what else it may be")
+
+
+def _can_be_set(name: str, value: Any) -> bool:
+    """Not for an optimizer's null, in whose place a value would be passed on, and for settings told above."""
+    null = value is None and name.startswith("objective.optimizer.")
+    return not null and not any(fnmatch(name, pattern) for pattern in NO_NUMBER)
+
+
+def every_setting_counts(
+    numbers_of: Callable[[DictConfig, Path], tuple[dict[str, Any], dict[str, Any]]],
+    config: str,
+    base: tuple[str, ...],
+    worlds: tuple[World, ...],
+    folder: Path,
+) -> None:
+    """Fail with a line for each setting of a record that changed nothing, and for what changed something unsaid."""
+    folders = (folder / str(number) for number in itertools.count())
+    fine: set[str] = set()
+    refused: set[str] = set()
+    lines: list[str] = []
+    for world in worlds:
+        cfg = composed(config, *(world.base or base), *world.overrides)
+        record, before = numbers_of(cfg, next(folders))
+        assert record["status"] == "finished", world
+        of = f"{record.get('method', config)} {' '.join(world.overrides)}"
+        for name, value in leaves(record["config"]):
+            done = name in fine and not any(fnmatch(name, pattern) for pattern in world.tried)
+            if done or any(fnmatch(name, pattern) for pattern in NO_NUMBER):
+                continue
+            after = None
+            for another in others(name, value):
+                changed = copy.deepcopy(cfg)
+                OmegaConf.update(changed, name, another, force_add=True)
+                with contextlib.suppress(UserError):
+                    _, after = numbers_of(changed, next(folders))
+                    break
+            if after is None:
+                refused.add(name)
+            elif differences(plain(before), plain(after), ""):
+                fine.add(name)
+            else:
+                lines.append(f"{name}: {value} or {another} is the same ({of})")
+        changed = copy.deepcopy(cfg)
+        idle = [name for name, value in leaves(record.get("without_effect", {})) if _can_be_set(name, value)]
+        for name in idle:
+            valid = copy.deepcopy(changed)
+            with contextlib.suppress(UserError, AssertionError, IndexError):
+                OmegaConf.update(valid, name, others(name, OmegaConf.select(valid, name))[0])
+                if config == "train":
+                    check_settings(valid)
+                changed = valid
+        if idle:
+            _, after = numbers_of(changed, next(folders))
+            if found := differences(plain(before), plain(after), ""):
+                lines.append(f"what is said to have no effect has one ({of}): {found[0]}")
+    more = [f"{name}: every other value is refused" for name in refused - fine - FIXED.keys()]
+    assert not lines + more, "\n".join(lines + more)
+
+
+FIXED = {
+    "pretrain.n_features": "D_P has as many columns as D_H: harmful.n_features changes both",
+    "model.pretrained": "there are no public weights of so small a network",
+    "objective.loss": "networks have one, ce",
+}
+"""Settings of which the tiny runs take one value alone, and why."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is not measured, Git is not asked, and there are only so many digits as are needed."""
+    pixels, digits = embedded_digits()
+    some = np.flatnonzero(np.arange(len(digits)) < np.where(digits < 5, 200, 130))  # more of D_P's than of D_H's
+    few = pixels[some], digits[some]
+    monkeypatch.setattr(digit_images, "embedded_digits", lambda: few)
+    for module in (records, recording):
+        monkeypatch.setattr(module, "reset_peak_memory", lambda: None)
+    monkeypatch.setattr(records, "_git_commit", lambda: None)
+
+
+DEEP = (
+    World(),
+    World(("method=ill_only",), OF_METHODS),
+    World(("method=none",), OF_METHODS),
+    World(("method=imma",), OF_METHODS),
+    World(("method=closed_form", "method.shrinkage=0.1", "method.budget=10"), OF_METHODS),
+    World(("objective.epochs_on=longest",)),
+    World(("objective.balance=false", "objective.lambda_well=1e-4", "objective.lambda_ill=1")),
+    World(("selection=validation",)),
+)
+
+
+def test_every_setting_of_a_linear_run(tmp_path: Path) -> None:
+    every_setting_counts(train_numbers, "train", TABLE, LINEAR, tmp_path)
+
+
+def test_every_setting_of_a_network_run(tmp_path: Path) -> None:
+    every_setting_counts(train_numbers, "train", NETWORK, DEEP, tmp_path)
+
+
+def test_every_setting_of_a_forecast(tmp_path: Path) -> None:
+    pair = ("harmful=synthetic", "harmful.n_features=4", "harmful.n_samples=30")
+    every_setting_counts(forecast_numbers, "forecast", pair, (World(),), tmp_path)
+
+
+def test_every_setting_of_a_pretraining(tmp_path: Path) -> None:
+    small = ("model=resnet_small", "model.kwargs.channels=[4,8,8,12]", "model.image_size=16", "threads=1")
+    short = ("pretrain=digits", "epochs=1", "batch_size=32")
+    every_setting_counts(pretrain_numbers, "pretrain_theta", (*small, *short), (World(),), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "why"),
+    [
+        (TABLE, "deep.groups", "it is for networks"),
+        (TABLE, "objective.patience", "objective.early_stopping is off"),
+        (TABLE, "pretrain.angle", "the data set does not use it as pretrain"),
+        ((*TABLE, "method=none"), "objective.lambda_ill", "the method has no R_ill"),
+        ((*TABLE, "method=closed_form"), "objective.epochs", "takes no steps"),
+        ((*TABLE, "objective.balance=true"), "objective.lambda_well", "objective.balance sets it"),
+        (NETWORK, "probe_steps", "a network has deep.probe_steps"),
+        (NETWORK, "harmful.pair", "the data set does not use it as images"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_was_asked_for_and_does_nothing_is_refused(
+    words: tuple[str, ...], name: str, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"{name} has no effect here: .*{why}"):
+        train.run(composed("train", *words), tmp_path / "run", quiet=True, given=[name])
+
+
+def test_what_was_asked_for_is_what_the_command_line_of_one_run_names() -> None:
+    words = ["method=none", "+trainer.clip=1", "~logger", "harmful@x=y"]
+    assert given_names(words) == ["method", "trainer.clip", "harmful"]
