@@ -172,8 +172,7 @@ def immunize(
                 int(before["harmful"][1].max()) + 1,
                 net.dtype,
             )
-            row = OmegaConf.load(Path(config_dir()) / SHARED_ROW)
-            assert isinstance(row, DictConfig)
+            row = _row()
             module = DeepModule(
                 net,
                 objective,
@@ -230,19 +229,24 @@ def _method(
     if not (folder / f"{name}.yaml").is_file():
         names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
         raise UserError(f"unknown method {name!r}; there are {names}")
-    weights = {
+    row = {
+        "precondition": _row().precondition,
         "lambda_well": 1.0 if lambda_well is None else lambda_well,
         "lambda_ill": 1.0 if lambda_ill is None else lambda_ill,
     }
     register()  # the method's YAML asks by which kind of model it is used
     node = OmegaConf.load(folder / f"{name}.yaml")
-    cfg = OmegaConf.create({"model": {"kind": "deep"}, "method": node, "objective": weights, "seed": seed})
+    cfg = OmegaConf.create({"model": {"kind": "deep"}, "method": node, "objective": row, "seed": seed})
     assert isinstance(cfg, DictConfig)
     if unknown := sorted(set(options) - set(map(str, cfg.method))):
         raise UserError(f"method {name!r} has no option {', '.join(unknown)}")
     cfg.method.update(dict(options))
     objective: Objective = build(arguments_of(cfg.method))
     return objective
+
+
+def _row() -> Any:
+    return OmegaConf.load(Path(config_dir()) / SHARED_ROW)
 
 
 def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, multiplier: int | None) -> int:

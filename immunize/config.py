@@ -68,7 +68,7 @@ NOT_HASHED_DEEP = ("workers", "batch_size", "cache_dir")
 
 OF_DEEP_NETS = (
     *("label_smoothing", "weight_decay", "head_weight_decay", "epochs_on", "max_steps"),
-    *("augment", "cache_frozen", "harmful"),
+    *("precondition", "augment", "cache_frozen", "harmful"),
 )
 """Settings of `objective` that the linear model does not have: there they are null, and not part of its hash."""
 
@@ -110,12 +110,13 @@ def data_folder(given: str | None = None) -> str | None:
 
 
 def default_precondition(_root_: DictConfig) -> str:
-    """How `method=ours` preconditions its regularizers' gradients unless told otherwise.
+    """How `method=ours` preconditions its regularizers' gradients unless told otherwise; a network's row says it.
 
     Args:
         _root_: the composed configuration of one run.
     """
-    return "none" if OmegaConf.select(_root_, "model.kind") == "deep" else "inverse_free"
+    deep = OmegaConf.select(_root_, "model.kind") == "deep"
+    return str(OmegaConf.select(_root_, "objective.precondition")) if deep else "inverse_free"
 
 
 def hash_of_run(_root_: DictConfig) -> str:

@@ -51,6 +51,7 @@ DEEP = (
     "objective.epochs=3",
     "objective.learning_rate=3e-3",
     "objective.cache_frozen=false",
+    "objective.precondition=none",  # features blows rounding up by the inverse of the smallest eigenvalue
     "objective.batch_size=64",
     "deep.groups=2",
     "deep.group_size=8",
