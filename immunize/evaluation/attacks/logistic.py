@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,20 +62,17 @@ class Logistic:
         data: a classification task.
         penalty: λ.
         intercept: append a constant feature.
-        precision: of the rows; weights, and what is added to them, are float64 whatever it is.
 
     Attributes:
         seen: the task as this loss sees it; what `predictor` takes is of these rows.
         shape: of W, (k, C) or (k, 1); a row more with an intercept.
     """
 
-    def __init__(
-        self, data: AttackData, *, penalty: float = 0.0, intercept: bool = True, precision: npt.DTypeLike = np.float64
-    ) -> None:
+    def __init__(self, data: AttackData, *, penalty: float = 0.0, intercept: bool = True) -> None:
         of_axes = principal(data)
         self.seen, self.intercept = of_axes.data, intercept
         self.scale = float(of_axes.axes.sigma[0]) / math.sqrt(len(data.train)) or 1.0
-        self.x = self._rows(data, precision)
+        self.x = self._rows(data)
         self.labels = data.train.y.astype(np.int64)
         self.two = data.n_classes == 2
         self.shape = (self.x.shape[1], 1 if self.two else data.n_classes)
@@ -139,34 +135,31 @@ class Logistic:
             raise BudgetSpentError
         self.passes += 1
 
-    def _rows(self, data: AttackData, precision: npt.DTypeLike) -> npt.NDArray[Any]:
+    def _rows(self, data: AttackData) -> Array:
         """Of the principal axes over the scale, (N, k); kept with the task, for every penalty and solver."""
-        kept = data.kept.setdefault("rows", {})
-        key = (self.intercept, np.dtype(precision).name)
-        if key not in kept:
+        kept: dict[bool, Array] = data.kept.setdefault("rows", {})
+        if self.intercept not in kept:
             scaled = self.seen.train.x / self.scale
-            rows = np.column_stack([scaled, np.ones(len(scaled))]) if self.intercept else scaled
-            kept[key] = rows.astype(precision, copy=False)
-        found: npt.NDArray[Any] = kept[key]
-        return found
+            kept[self.intercept] = np.column_stack([scaled, np.ones(len(scaled))]) if self.intercept else scaled
+        return kept[self.intercept]
 
 
 class _Two:
     """The mean loss of two classes, which share a column v: their outputs differ by √2·xv.
 
     A block of rows stays in the processor's cache between the product that gives its outputs and the one that gives its
-    share of the gradient, so that the rows are read from memory once. Sums over blocks are float64.
+    share of the gradient, so that the rows are read from memory once.
 
     Args:
         x: (N, k).
         labels: (N,) 0 or 1.
     """
 
-    def __init__(self, x: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> None:
-        self.x, self.labels = x, labels.astype(x.dtype)
+    def __init__(self, x: Array, labels: npt.NDArray[np.int64]) -> None:
+        self.x, self.labels = x, labels.astype(np.float64)
         rows = max(1, CACHED // (x.shape[1] * x.itemsize))
         self.blocks = [slice(at, at + rows) for at in range(0, len(x), rows)]
-        self._at: tuple[Array, npt.NDArray[Any]] | None = None
+        self._at: tuple[Array, Array] | None = None
 
     def loss_and_gradient(self, weights: Array) -> tuple[float, Array]:
         v, loss, total = self._column(weights), 0.0, np.zeros(len(weights))
@@ -194,9 +187,8 @@ class _Two:
             total += (self._at[1][block] * (x @ v)) @ x
         return np.asarray(total[:, None] * (math.sqrt(2) / len(self.x)))
 
-    def _column(self, weights: Array) -> npt.NDArray[Any]:
-        """√2·v in the rows' precision."""
-        return (math.sqrt(2) * weights[:, 0]).astype(self.x.dtype)
+    def _column(self, weights: Array) -> Array:
+        return np.asarray(math.sqrt(2) * weights[:, 0])
 
 
 class _Several:
@@ -207,7 +199,7 @@ class _Several:
         labels: (N,) 0 to C-1.
     """
 
-    def __init__(self, x: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> None:
+    def __init__(self, x: Array, labels: npt.NDArray[np.int64]) -> None:
         self.x, self.labels = torch.from_numpy(x), torch.from_numpy(labels)
         self.rows = torch.arange(len(labels))
         self._at: tuple[Array, Tensor] | None = None
@@ -226,11 +218,11 @@ class _Several:
         p = self._at[1]
         moved = p * self._outputs(step)
         moved -= p * moved.sum(dim=1, keepdim=True)
-        return np.asarray((self.x.T @ moved).numpy() / len(self.x), dtype=np.float64)
+        return np.asarray((self.x.T @ moved).numpy() / len(self.x))
 
     def _outputs(self, weights: Array) -> Tensor:
-        return self.x @ torch.from_numpy(np.ascontiguousarray(weights)).to(self.x.dtype)
+        return self.x @ torch.from_numpy(np.ascontiguousarray(weights))
 
     def _gradient(self, p: Tensor) -> Array:
         p[self.rows, self.labels] -= 1
-        return np.asarray((self.x.T @ p).numpy() / len(self.x), dtype=np.float64)
+        return np.asarray((self.x.T @ p).numpy() / len(self.x))

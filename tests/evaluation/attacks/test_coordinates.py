@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from scipy.optimize import minimize
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 
+from immunize.config import config_dir
 from immunize.evaluation.attacks import (
     AttackData,
     Budget,
@@ -26,7 +30,7 @@ from immunize.evaluation.attacks import (
 )
 from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.factoring import principal_axes
-from immunize.evaluation.attacks.logistic import Logistic, feature_scale
+from immunize.evaluation.attacks.logistic import CURVATURE, Logistic, feature_scale
 from immunize.evaluation.attacks.repaired import AXES, REPAIRS
 from immunize.evaluation.attacks.scoring import score, target_matrix
 from tests.evaluation.attacks.making import D, classes, ill_conditioned, regression
@@ -326,16 +330,22 @@ def test_axes_of_repaired_rows_are_those_of_a_decomposition(name: str, repair: s
     assert along.T @ along == pytest.approx(np.diag(found.sigma**2), abs=1e-9 * found.sigma[0] ** 2)
 
 
+MULTIPLIERS = OmegaConf.load(Path(config_dir()) / "attack" / "t0" / "gd_logistic.yaml").multipliers
+
+
+@pytest.mark.parametrize("multiplier", MULTIPLIERS)
 @pytest.mark.parametrize("n_classes", [2, 4])
-def test_descent_on_float32_rows_goes_the_way_of_float64(n_classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_in_blocks_go_the_way_of_the_plain_iteration(
+    n_classes: int, multiplier: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("immunize.evaluation.attacks.logistic.CACHED", 2**12)
     data = classes(ill_conditioned(1e3), sizes=(600, 1000, 1000), n_classes=n_classes)
-    single, double = (Logistic(data, intercept=False, precision=kind) for kind in (np.float32, np.float64))
-    assert single.x.dtype == np.float32
-    monkeypatch.setattr("immunize.evaluation.attacks.logistic.CACHED", 2**12)  # several blocks
-    blocks = Logistic(data, intercept=False, precision=np.float32)
-    w = np.zeros((3, double.shape[0] * double.shape[1]))
-    for _ in range(2000):
-        w -= [4.0 * loss.gradient(own) for loss, own in zip((single, blocks, double), w, strict=True)]
-    for own in w[:2]:
-        assert own == pytest.approx(w[2], abs=1e-5 * np.abs(w[2]).max())
-    assert double.gradient(w[2]) == pytest.approx(double.loss_and_gradient(w[2])[1], abs=1e-15)
+    loss, plain = Logistic(data, intercept=False), PlainLogistic(data, 0.0, intercept=False)
+    v, w = np.zeros(loss.shape), np.zeros((D, n_classes))
+    for _ in range(1000):
+        v -= multiplier / CURVATURE * loss.gradient(v.ravel()).reshape(loss.shape)
+        w -= multiplier / CURVATURE * plain.loss_and_gradient(w)[1]
+    found = loss.predictor(v.ravel())(loss.seen.test.x)
+    expected = plain.outputs(w, data.test.x)
+    assert found == pytest.approx(expected, abs=1e-9 * np.abs(expected).max())
+    assert loss.gradient(v.ravel()) == pytest.approx(loss.loss_and_gradient(v.ravel())[1], abs=1e-15)
