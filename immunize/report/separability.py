@@ -38,11 +38,12 @@ def separability_lines(found: dict[str, Any]) -> list[str]:
     """One line a part of the data, and before them what the numbers are; none where there are none.
 
     Args:
-        found: from :func:`carried_over`.
+        found: from :func:`carried_over`. A task of one label, with nothing to tell apart, has 0 and no line.
     """
-    lines = [
-        f"{part.replace('_', ' ')}: "
-        + ", ".join(f"{role} {of['before']:.3f} → {of['after']:.3f}" for role, of in roles.items())
-        for part, roles in found.items()
-    ]
+    lines = []
+    for part, roles in found.items():
+        told = {role: of for role, of in roles.items() if of["before"] or of["after"]}
+        if told:
+            words = ", ".join(f"{role} {of['before']:.3f} → {of['after']:.3f}" for role, of in told.items())
+            lines.append(f"{part.replace('_', ' ')}: {words}")
     return [f"{ABOUT}, θ_0 → θ:", *lines] if lines else []

@@ -10,6 +10,7 @@ import torch
 
 from immunize.evaluation.separability import separability
 from immunize.report.card import card_of, card_text
+from immunize.report.separability import separability_lines
 from immunize.running.recording import flat_metrics
 from immunize.spectrum import folds_of
 from tests import reference as ref
@@ -61,3 +62,10 @@ def test_a_linear_record_has_both_roles_parts_and_extractors_and_the_card_says_i
     assert f"harmful {before:.3f} → {after:.3f}" in text
     del record["separability"]  # as earlier versions wrote it
     assert "ridge probe" not in card_text(card_of(record, None), None)
+
+
+def test_a_task_with_nothing_to_tell_apart_has_no_line() -> None:
+    nothing, something = {"before": 0.0, "after": 0.0}, {"before": 0.5, "after": -0.25}
+    assert separability_lines({"fit": {"pretrain": nothing, "harmful": nothing}}) == []
+    *_, line = separability_lines({"held_out": {"pretrain": nothing, "harmful": something}})
+    assert line == "held out: harmful 0.500 → -0.250"

@@ -185,7 +185,7 @@ class FailureSignatures:
         elif {"well", "kappa_pretrain"} & set(look.terms):
             advice = "lower objective.learning_rate"
         elif "solved" in look.terms:
-            advice = "lower method.budget, which is the κ(H_P) that is allowed"
+            advice = "lower method.budget, which is the κ(H_P) that is allowed (method=erase: method.rank)"
         else:
             advice = "no term of this method keeps κ(H_P) down as R_well does; take method=ours"
         values = {"kappa_pretrain": kappa, "kappa_pretrain_baseline": baseline, "ratio_pretrain": kappa / baseline}
@@ -286,7 +286,7 @@ def _at_floor(look: Look, role: Role) -> Iterator[Warned]:
     if baseline.sigma_min < AT_CUT * baseline.tolerance * baseline.sigma_max:
         advice = "or drop the columns that hardly vary: the raw data have the same flaw"
     elif "solved" in look.terms:
-        advice = "or lower method.budget"
+        advice = "or lower method.budget (method=erase: method.rank)"
     else:
         advice = "or train less (objective.epochs, objective.learning_rate)"
     yield Warned(
