@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from immunize.features import DeepExtractor
-from immunize.objective import Objective, gather_rows, task_loss
+from immunize.features import DeepExtractor, preconditioned_features
+from immunize.objective import Objective, deep, gather_rows, task_loss
 from immunize.objective.imma import Imma
 from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
@@ -50,6 +51,8 @@ def main(method: str, out: Path, rank: int, world: int) -> None:
     backbone = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, D), nn.Tanh()).double()
     net = DeepExtractor.from_module(backbone, nn.Linear(D, CLASSES).double(), ["2"], example=torch.rand(2, 6).double())
     objective: Objective = METHODS[method]()
+    # a larger ε than training's, which blows up the rounding of a sum over two processes
+    deep.preconditioned_features = partial(preconditioned_features, ridge=1e-3)  # type: ignore[assignment]
     objective.bind(D, torch.Generator().manual_seed(1), CLASSES)
     module = DeepModule(net, objective, task_loss("ce", 0.1), torch.optim.SGD)
     data = torch.Generator().manual_seed(2)

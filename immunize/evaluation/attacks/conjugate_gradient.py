@@ -2,16 +2,12 @@
 
 Solved by SciPy for all outputs at once: XᵀXW = XᵀY is one linear system in W, with the eigenvalues of XᵀX. The error
 shrinks like ((√κ - 1)/(√κ + 1))^t, where gradient descent has κ.
-
-In the principal axes of the rows XᵀX is Σ², so that a step costs a vector instead of a pass over the rows. The curve is
-that of the real iteration, step by step; its seconds are steps times the measured time of one real pass.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from scipy.sparse.linalg import LinearOperator, cg
@@ -19,7 +15,7 @@ from scipy.sparse.linalg import LinearOperator, cg
 from immunize.evaluation.attacks.coordinates import pass_over, principal
 from immunize.evaluation.attacks.curves import look_steps
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.scoring import Meter
+from immunize.evaluation.attacks.scoring import Meter, target_matrix
 
 __all__ = ["ConjugateGradient"]
 
@@ -31,13 +27,12 @@ CONVERGED = 1e-12
 class ConjugateGradient(Attack):
     """Conjugate gradients on the squared loss."""
 
-    version: ClassVar[int] = 1  # Σ² in the place of XᵀX
-
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Iterate until the budget is spent or the system is solved; nothing is random."""
         seen = principal(data, centred=True)
         scale = float(seen.axes.sigma[0]) / math.sqrt(len(data.train)) or 1.0
-        sigma, shape = (seen.axes.sigma / scale)[:, None], seen.targets.shape
+        x, y = seen.data.train.x / scale, target_matrix(data, data.train)
+        shape = (x.shape[1], data.n_outputs)
         per_step = pass_over(data)
         limit = budget.affordable(per_step.flops, 1.0)
         looks = set(look_steps(limit))
@@ -52,8 +47,8 @@ class ConjugateGradient(Attack):
                 meter.look(max(steps, 1), lambda rows: rows @ weights + seen.offset)
 
         size = shape[0] * shape[1]
-        normal = LinearOperator((size, size), matvec=lambda w: (sigma**2 * w.reshape(shape)).ravel(), dtype=sigma.dtype)
-        found, _ = cg(normal, (sigma * seen.targets).ravel(), rtol=CONVERGED, maxiter=limit, callback=look)
+        normal = LinearOperator((size, size), matvec=lambda w: (x.T @ (x @ w.reshape(shape))).ravel(), dtype=x.dtype)
+        found, _ = cg(normal, (x.T @ (y - seen.offset)).ravel(), rtol=CONVERGED, maxiter=limit, callback=look)
         if steps not in looks:  # converged between two looks
             look(found, force=True)
         return Outcome((meter.trace(),))
