@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.building import build
 from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import AttackConfig, config_dir, config_hash, register, resolved
-from immunize.effects import apart, asked_for, idle_in_attack, refuse_idle
+from immunize.effects import apart, asked_for, idle_in_attack, idle_in_grid, refuse_idle
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
@@ -96,8 +96,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     store = CellFolder(Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS)
     features = Path(cfg.features) if cfg.features is not None else folder / FEATURES
     found = measure(cfg, store, tell, features)
-    tried = {name for seen in found["attacks"].values() for of in seen.values() for name in of}
-    idle |= {f"attack.attacks.{name}": "tried on no task" for name in cfg.attack.attacks if name not in tried}
+    idle |= idle_in_grid(cfg, found)
     config, without_effect = apart(settings, idle)
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,

@@ -25,6 +25,7 @@ __all__ = [
     "given_names",
     "idle_in_attack",
     "idle_in_forecast",
+    "idle_in_grid",
     "idle_in_pretraining",
     "idle_in_training",
     "refuse_idle",
@@ -40,6 +41,9 @@ WITHOUT_STEPS = ("validation_fraction", "early_stopping", "harmful")
 """What a method that takes no steps may use of `objective`."""
 WHERE = ("_target_", "accelerator", "devices", "num_nodes", "strategy", "precision")
 """Settings of `trainer` that say where a network is computed."""
+
+OF_THE_OUTER = ("tier", "kinds")
+"""Settings of an attack that prepares features which hold for its inner attacks; theirs do nothing."""
 
 
 class Method(Protocol):
@@ -109,6 +113,11 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig) -> Idle:
         nodes: `model`, `pretrain` and `harmful` of what is attacked.
     """
     idle: Idle = {}
+    for name, node in cfg.attack.attacks.items():
+        inner = (f"attack.attacks.{name}.inner.{one}" for one in node.get("inner", ()))
+        idle |= _all(
+            "an inner attack has that of the one it is in", *(f"{one}.{key}" for one in inner for key in OF_THE_OUTER)
+        )
     if cfg.run is not None:
         idle |= _all("it goes with checkpoint=; with run= model and data are those of the run", *_GROUPS)
     if _is_deep(nodes.model):
@@ -119,6 +128,30 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig) -> Idle:
         idle |= _all("there is no third digit", "benign_digits")
     if all(_class_of(nodes[role], "held_out_protocol") == "split" for role in _ROLES):
         idle |= _all("the data set has held-out rows", "test_fraction")
+    return idle
+
+
+def idle_in_grid(cfg: DictConfig, found: Config) -> Idle:
+    """What had no effect in a finished `immunize.attack`: attacks, and inner ones, that nothing here lets run.
+
+    Args:
+        cfg: the composed configuration.
+        found: what `immunize.attack.measure` returned.
+    """
+    cells = [item for seen in found["attacks"].values() for of in seen.values() for item in of.items()]
+    known, ran = {name for name, _ in cells}, {name for name, cell in cells if cell["status"] != "skipped"}
+    tasks = {task["task"] for task in found["tasks"].values()}
+    left_out = {"kinds"} | ({"tier"} if cfg.tiers is not None else set())  # what may have left an attack out
+    idle: Idle = {}
+    for name, node in cfg.attack.attacks.items():
+        at = f"attack.attacks.{name}"
+        if name not in known:
+            idle |= _all("tried on no task", *(f"{at}.{key}" for key in node if key not in left_out))
+        elif name not in ran:  # a tier that nobody can try here counts in the verdict
+            idle |= _all("what it needs is not there", *(f"{at}.{key}" for key in node if key not in ("kinds", "tier")))
+        for one, inner in node.get("inner", {}).items():
+            if not tasks & set(_class_of(inner, "tasks")):
+                idle |= _all("it can solve none of the tasks", f"{at}.inner.{one}")
     return idle
 
 

@@ -21,7 +21,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from immunize import forecast, pretrain, records, train
+from immunize import attack, forecast, pretrain, records, train
+from immunize.building import build_sources
 from immunize.comparing import differences
 from immunize.config import config_dir, register
 from immunize.data.embedded_digits import embedded_digits
@@ -32,15 +33,20 @@ from immunize.features import load_weights
 from immunize.records import CHECKPOINT, plain
 from immunize.running import recording
 from immunize.settings import check_settings
+from tests.attacking import timeless
 
 NAMED = "what is built, or what it is called"
 SHOWN = "how a run is shown, or which sweep it belongs to"
 PLACE = "where files lie"
+POINTED = "which run is attacked, another one for every user"
 SPEED = "speed alone: numbers differ by rounding"
 NO_NUMBER = {
     **dict.fromkeys(("*_target_", "*._convert_", "*._partial_", "*.name", "*.kind", "*.role"), NAMED),
     **dict.fromkeys(("logger.*", "experiment.*", "figure", "log_every", "monitor_every"), SHOWN),
     **dict.fromkeys(("data_root", "overwrite", "resume"), PLACE),
+    **dict.fromkeys(("out", "cells", "features"), PLACE),
+    **dict.fromkeys(("run", "checkpoint"), POINTED),
+    "attack.reduced": "a word on the grid: numbers of a quick one are not to be reported",
     **dict.fromkeys(("model.checkpoint",), "the file of a network, another one for every user"),
     **dict.fromkeys(("threads", "workers", "deep.workers", "deep.batch_size", "deep.cache_dir"), SPEED),
     **dict.fromkeys(("objective.cache_frozen", "*optimizer.fused", "trainer.accelerator"), SPEED),
@@ -50,6 +56,18 @@ NO_NUMBER = {
 """Settings that change no number, and why. Nothing else may be here."""
 
 OTHER: dict[str, Any] = {
+    "attack.attacks.*.tier": ("T0", "T1"),
+    "attack.attacks.*.step": ("fixed", "line_search"),
+    "attack.attacks.*.solver": "L-BFGS-B",
+    "attack.attacks.*.strengths": [1e-4],
+    "attack.attacks.*.repair": ("centre", "standardize"),
+    "attack.attacks.*.head": "linear",
+    "attack.attacks.*.rows": [10],
+    "attack.attacks.*.floors": [0.5],
+    "attack.attacks.*.cosine": [0.5],
+    "attack.attacks.*.optimizer.momentum": 0.5,
+    "tasks": ["harmful"],
+    "tiers": ["T0"],
     "guard": "strict",
     "harmful.pair": [0, 2],
     "harmful.angle": 20.0,
@@ -69,6 +87,8 @@ OTHER: dict[str, Any] = {
     "method.gamma": 0.5,
     "method.lambda_ill": 1e9,
     "method.precondition": ("none", "dummy", "features"),
+    "method.protect": True,
+    "method.rank": 2,
     "method.sharpness": 3.0,
     "method.shrinkage": 0.5,
     "method.slack": "a bound that no choice in so small a run meets: tests/objective/test_signal.py",
@@ -125,6 +145,22 @@ def pretrain_numbers(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any], dic
     return record, {"accuracy": record["accuracy"], "weights": weights}
 
 
+def attack_numbers(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Finished attacks are shared, so that a setting that is missing in the key of a cell changes nothing."""
+    cfg = OmegaConf.merge(cfg, {"out": str(folder), "cells": str(folder.parent / "cells")})  # type: ignore[assignment]
+    record = attack.run(cfg)
+    found = timeless({name: record[name] for name in ("results", "attacks", "best_so_far", "verdicts")})
+    assert isinstance(found, dict)
+    return record, without_labels(found)
+
+
+def without_labels(value: Any) -> Any:
+    """What the best candidate was called says its settings, and is no number."""
+    if isinstance(value, dict):
+        return {key: without_labels(item) for key, item in value.items() if key != "best"}
+    return value
+
+
 @dataclass(frozen=True)
 class World:
     """A tiny run, and the settings that are tried in it.
@@ -154,6 +190,10 @@ PLAIN_SGD = (  # Adam does not see how long the gradient of a single term is
     *("~objective.optimizer.betas", "~objective.optimizer.eps"),
 )
 DIGITS = (*("harmful=digits", "objective.epochs=2", "probe_steps=10", "logger=none", "figure=false"),)
+GRID = (
+    *("attack=quick", "attack.budget.steps=12", "seeds=[0]", "+attack/t4@attack.attacks.last_block=last_block"),
+    *(f"~attack.attacks.{name}" for name in ("gd_line_search", "sgd", "nearest_neighbours")),
+)
 LINEAR = (
     World(),
     World(("objective.batch_size=8", "pretrain.n_samples=40")),
@@ -179,6 +219,7 @@ LINEAR = (
     World(("method=closed_form",), OF_METHODS),
     World(("method=signal",), OF_METHODS),
     World(base=DIGITS),
+    World(("method=erase", "method.seed=1"), ("method.*",), (*DIGITS, "harmful=digits5to9")),
 )
 NETWORK = (
     *("model=resnet_small", "harmful=digits", "model.kwargs.channels=[4,8,8,12]", "model.image_size=16", "threads=1"),
@@ -186,6 +227,15 @@ NETWORK = (
     *("deep.groups=2", "deep.group_size=8", "deep.replicates=2", "deep.pretrain_probe_steps=2"),
     *("deep.probe_steps={gd:2,least_squares:2,sgd:2,adam:2}", "objective.balance_every=1", "logger=none"),
 )
+
+
+def check_training(cfg: DictConfig) -> None:
+    check_settings(cfg)
+    build_sources(cfg)
+
+
+CHECKS: dict[str, Callable[[DictConfig], Any]] = {"train": check_training, "attack": attack.entries_of}
+"""What refuses a bad configuration before a run."""
 
 
 def composed(name: str, *words: str) -> DictConfig:
@@ -262,8 +312,7 @@ def every_setting_counts(
             valid = copy.deepcopy(changed)
             with contextlib.suppress(UserError, AssertionError, IndexError):
                 OmegaConf.update(valid, name, others(name, OmegaConf.select(valid, name))[0])
-                if config == "train":
-                    check_settings(valid)
+                CHECKS.get(config, bool)(valid)
                 changed = valid
         if idle:
             _, after = numbers_of(changed, next(folders))
@@ -299,6 +348,7 @@ DEEP = (
     World(("method=none",), OF_METHODS),
     World(("method=imma",), OF_METHODS),
     World(("method=closed_form", "method.shrinkage=0.1", "method.budget=10"), OF_METHODS),
+    World(("method=erase",), ("method.*",)),
     World(("objective.epochs_on=longest",)),
     World(("objective.balance=false", "objective.lambda_well=1e-4", "objective.lambda_ill=1")),
     World(("selection=validation",)),
@@ -316,6 +366,22 @@ def test_every_setting_of_a_network_run(tmp_path: Path) -> None:
 def test_every_setting_of_a_forecast(tmp_path: Path) -> None:
     pair = ("harmful=synthetic", "harmful.n_features=4", "harmful.n_samples=30")
     every_setting_counts(forecast_numbers, "forecast", pair, (World(),), tmp_path)
+
+
+def test_every_setting_of_an_attack(tmp_path: Path) -> None:
+    runs = {"regression": TABLE, "classes": (*DIGITS, "harmful=digits5to9"), "pair": DIGITS}
+    for name, words in runs.items():
+        train.run(composed("train", *words), tmp_path / name, quiet=True)
+    regression, classes, pair = (f"run={tmp_path / name}" for name in runs)
+    worlds = (
+        World((regression, "attack.budget.flops=1e4")),  # less than Adam would take
+        World((classes, *(f"~attack.attacks.whiten.inner.{name}" for name in ("gd_fixed", "ridge")))),
+        World((pair, "benign_digits=1", "tiers=[T0]")),
+    )
+    every_setting_counts(attack_numbers, "attack", GRID, worlds, tmp_path / "attacks")
+    name = "attack.attacks.whiten.inner.ridge.tier"
+    with pytest.raises(UserError, match=f"{name} has no effect here: an inner attack has that of the one it is in"):
+        attack.run(composed("attack", *GRID, regression, f"{name}=T1"), given=[name])
 
 
 def test_every_setting_of_a_pretraining(tmp_path: Path) -> None:
