@@ -6,7 +6,6 @@ repeats. Finished attacks are kept in `attack_cells`, so that an interrupted gri
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import time
@@ -27,8 +26,8 @@ from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, che
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
-    from immunize.attacking.targets import Target, Task
-    from immunize.evaluation.attacks import Attack, Entry, Store
+    from immunize.attacking.targets import Target
+    from immunize.evaluation.attacks import Entry, Store
 
 __all__ = [
     "ATTACK_CELLS",
@@ -44,7 +43,7 @@ __all__ = [
 
 FEATURES = "attack_features"
 
-NOT_HASHED = ("out", "cells", "features")
+NOT_HASHED = ("out", "cells", "features", "jobs")
 """Settings that change no number, beside those of :mod:`immunize.config`."""
 
 PATHS = ("run", "checkpoint", "reference")
@@ -60,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     ("images", lambda value: value is None or value >= 10, "10 or more, or null for all"),
     ("workers", lambda value: value >= 0, "0 or more"),
     ("threads", lambda value: value >= 1, "at least 1"),
+    ("jobs", lambda value: value is None or value >= 1, "at least 1, or null for one a core"),
 )
 
 
@@ -90,7 +90,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     hashed = hash_of_grid(settings)
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
     tell(f"{cfg.run or cfg.checkpoint}, attack={cfg.attack.name}: loading")
-    from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, reset_peak_memory, write_record
+    from immunize.records import SCHEMA_VERSION, plain, provenance, reset_peak_memory, write_record
 
     reset_peak_memory()
     store = CellFolder(Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS)
@@ -109,7 +109,6 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
         **provenance(),
         **found,
         "seconds": time.perf_counter() - clock,
-        "peak_memory_mib": peak_memory_mib(),
     }
     record["hardware"]["threads"] = cfg.threads
     write_record(folder, record, ATTACK_RECORD)
@@ -152,36 +151,20 @@ def measure(
     """
     entries = entries_of(cfg)  # a bad grid is reported before the data are read
     from immunize.attacking.results import laid_out
-    from immunize.attacking.targets import EXTRACTORS
-    from immunize.evaluation.attacks import Budget, attack_all, version_of
+    from immunize.attacking.running import run_grid
+    from immunize.evaluation.attacks import version_of
+    from immunize.records import peak_memory_mib
 
-    budget = Budget(cfg.attack.budget.steps, cfg.attack.budget.flops)
-    cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    facts: dict[str, Any] = {}
-    count = itertools.count(1)
     with cpu_threads(cfg.threads):
         target = target_of(cfg, features, tell)
         if not target.has_network and all(entry.attack.needs == "model" for entry in entries):
             raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
-        for seed in cfg.seeds:
-            tasks = target.tasks(seed)
-            tried = {name: [one for one in entries if _fits(one.attack, task)] for name, task in tasks.items()}
-            total = len(cfg.seeds) * len(EXTRACTORS) * sum(map(len, tried.values()))
-            for name, task in tasks.items():
-                facts.setdefault(name, _task_facts(task))
-                for part, rows in task.moved.items():
-                    facts[name].setdefault("rows_moved", {}).setdefault(part, []).append(rows)
-                for extractor in EXTRACTORS:
-
-                    def tell_of(text: str, where: str = f"seed {seed}, {name}, {extractor}", of: int = total) -> None:
-                        tell(f"{next(count)}/{of} {where}: {text}")
-
-                    found = attack_all(task.seen_by(extractor), tried[name], budget, seed, store=store, tell=tell_of)
-                    cells.setdefault(name, {}).setdefault(extractor, []).append(found)
+        grid = run_grid(cfg, target, entries, store, tell)
     versions = {entry.name: version_of(entry.attack) for entry in entries}
     return {
-        **{"subject": target.facts, "tasks": facts, "attack_versions": versions},
-        **laid_out(cells, [entry.name for entry in entries]),
+        **{"subject": target.facts, "tasks": grid.facts, "attack_versions": versions},
+        **laid_out(grid.cells, [entry.name for entry in entries]),
+        "peak_memory_mib": max(peak_memory_mib(), grid.peak_memory_mib),
     }
 
 
@@ -286,19 +269,6 @@ def entries_of(cfg: DictConfig) -> list[Entry]:
         raise UserError(f"the grid attack={cfg.attack.name} has no attack of tier {missing[0]} ({TIERS[missing[0]]})")
     check_tiers(there)
     return entries
-
-
-def _fits(attack: Attack, task: Task) -> bool:
-    return task.data.task in attack.tasks and (attack.kinds is None or task.kind in attack.kinds)
-
-
-# --- the record ---------------------------------------------------------------------------------------------------
-
-
-def _task_facts(task: Task) -> dict[str, Any]:
-    data = task.data
-    rows = {name: len(part) for name, part in data.parts.items()}
-    return {"kind": task.kind, "about": task.about, "task": data.task, "n_classes": data.n_classes, "rows": rows}
 
 
 if __name__ == "__main__":

@@ -269,6 +269,7 @@ class AttackConfig:
     test_fraction: float = MISSING
     benign_digits: int = MISSING
     threads: int = MISSING
+    jobs: int | None = MISSING
 
 
 @dataclass

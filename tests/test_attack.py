@@ -70,6 +70,19 @@ def test_finished_attacks_are_taken_from_their_cells(folder: Path, monkeypatch: 
         assert timeless(again[key]) == timeless(before[key])
 
 
+def test_processes_side_by_side_find_the_same_and_keep_it(folder: Path) -> None:
+    before = json.loads((folder / ATTACK_RECORD).read_text())
+    cells = sorted(path.name for path in (folder / ATTACK_CELLS).iterdir())
+    shutil.rmtree(folder / ATTACK_CELLS)
+    lines: list[str] = []
+    again = attack.run(compose_attack(f"run={folder}", *TINY_GRID, "jobs=2"), lines.append)
+    assert again["config_hash"] == before["config_hash"]
+    for key in RESULTS:
+        assert timeless(again[key]) == timeless(before[key])
+    assert sorted(path.name for path in (folder / ATTACK_CELLS).iterdir()) == cells
+    assert [line.partition("/")[0] for line in lines[1:]] == [str(number) for number in range(1, len(lines))]
+
+
 def test_interruption_keeps_what_is_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(folder / ATTACK_CELLS)
     (folder / ATTACK_RECORD).unlink()

@@ -13,12 +13,10 @@ were finished are not repeated. What comes out is read by `python -m immunize.re
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 
@@ -28,7 +26,6 @@ from experiments.table_attacks.scales import METHODS, SCALES, SEEDS
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, register
 from immunize.errors import UserError
-from immunize.processes import end_with_parent
 from immunize.threads import cores
 
 CELLS, FEATURES = "cells", "features"
@@ -97,7 +94,10 @@ def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
         return
     from concurrent.futures import as_completed
 
-    with pool_of(workers) as pool:
+    from immunize.attacking.running import pool_of
+    from immunize.sweeping.pool import threads_a_worker
+
+    with pool_of(workers, threads_a_worker(cores(), workers)) as pool:
         futures = {pool.submit(attack, job): job for job in jobs}
         try:
             for future in as_completed(futures):
@@ -106,16 +106,6 @@ def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
         finally:
             with contextlib.suppress(RuntimeError):
                 pool.shutdown(wait=True, kill_workers=True)
-
-
-def pool_of(workers: int) -> Any:
-    """Processes that share the cores, and end when this one does, however it does."""
-    from loky import ProcessPoolExecutor
-
-    from immunize.sweeping.pool import THREADS, threads_a_worker
-
-    environment = dict.fromkeys(THREADS, str(threads_a_worker(cores(), workers)))
-    return ProcessPoolExecutor(workers, initializer=end_with_parent, initargs=(os.getpid(),), env=environment)
 
 
 def attack(job: Job) -> str | None:
@@ -127,7 +117,7 @@ def attack(job: Job) -> str | None:
 
     register()
     with initialize_config_dir(config_dir(), version_base="1.3"):
-        cfg = compose("attack", [*job.overrides, f"out={job.out}", "overwrite=true"])
+        cfg = compose("attack", [*job.overrides, f"out={job.out}", "jobs=1", "overwrite=true"])
     try:
         entry.run(cfg)
     except UserError as error:

@@ -18,7 +18,7 @@ from immunize.errors import UserError
 
 __all__ = ["Job", "jobs_of", "say", "unfinished", "waves"]
 
-PLACES = ("run", "out", "cells", "features", "data_root", "workers", "overwrite")
+PLACES = ("run", "out", "cells", "features", "data_root", "workers", "jobs", "overwrite")
 """Settings that change no number."""
 
 

@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 WORKERS = """
 import os
-from experiments.table_attacks.__main__ import pool_of
-pool = pool_of(2)
+from immunize.attacking.running import pool_of
+pool = pool_of(2, 1)
 print(*{pool.submit(os.getpid).result() for _ in range(20)}, flush=True)
 os.kill(os.getpid(), 9)
 """
