@@ -1,4 +1,4 @@
-"""The paper's method, Eq. (11): L(D_P, ω, θ) + λ_P R_well(H_P(θ)) + λ_H R_ill(H_H(θ)), by Algorithm 1."""
+"""The paper's method, Eq. (11): L(D_P, ω, θ) + λ_P R_well(H_P(θ)) + λ_H R_ill(H_H(θ))."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ __all__ = ["Ours"]
 
 
 class Ours(Objective):
-    """Eq. (11) with the regularizer gradients preconditioned as in Algorithm 1.
+    """Eq. (11), its regularizers' gradients preconditioned as in Algorithm 1 where the model can do that.
 
     Args:
         lambda_well: λ_P ≥ 0.
         lambda_ill: λ_H ≥ 0.
-        precondition: see :meth:`~immunize.features.LinearExtractor.spectral_view`.
+        precondition: of a linear extractor one of `OF_LINEAR`, of a network one of `OF_NETWORKS`, see
+            :mod:`immunize.features.precondition`.
 
     Raises:
         ValueError: a negative λ.
