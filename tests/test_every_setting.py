@@ -48,7 +48,7 @@ NO_NUMBER = {
     **dict.fromkeys(("run", "checkpoint"), POINTED),
     "attack.reduced": "a word on the grid: numbers of a quick one are not to be reported",
     **dict.fromkeys(("model.checkpoint",), "the file of a network, another one for every user"),
-    **dict.fromkeys(("threads", "workers", "deep.workers", "deep.batch_size", "deep.cache_dir"), SPEED),
+    **dict.fromkeys(("threads", "workers", "jobs", "deep.workers", "deep.batch_size", "deep.cache_dir"), SPEED),
     **dict.fromkeys(("objective.cache_frozen", "*optimizer.fused", "trainer.accelerator"), SPEED),
     "method.slack": "a bound that no choice in so small a run meets: tests/objective/test_signal.py",
     "trainer.devices": "the same batch on several devices: tests/training/test_deep_processes.py",
