@@ -194,6 +194,22 @@ GRID = (
     *("attack=quick", "attack.budget.steps=12", "seeds=[0]", "+attack/t4@attack.attacks.last_block=last_block"),
     *(f"~attack.attacks.{name}" for name in ("gd_line_search", "sgd", "nearest_neighbours")),
 )
+OF_ANY_TARGET = (
+    "sgd",
+    "adamw",
+    "adam_raw",
+    "sgd_raw",
+    "mlp_head",
+    "batchnorm_head",
+    "nearest_neighbours",
+    "linear_map",
+)
+MORE = (
+    *("attack=standard", "attack.budget.steps=12", "seeds=[0]", "+attack/t5@attack.attacks.linear_map=linear_map"),
+    *(f"~attack.attacks.{name}" for name in ("gd_fixed", "gd_line_search", "adam", "lbfgs", "ridge", "whiten")),
+    *(f"~attack.attacks.{name}" for name in ("centre", "standardize", "normalize", "conjugate_gradient")),
+)
+"""The attackers that `GRID` leaves out, but for those that have no setting beyond what `whiten` has."""
 LINEAR = (
     World(),
     World(("objective.batch_size=8", "pretrain.n_samples=40")),
@@ -377,6 +393,8 @@ def test_every_setting_of_an_attack(tmp_path: Path) -> None:
         World((regression, "attack.budget.flops=1e4")),  # less than Adam would take
         World((classes, *(f"~attack.attacks.whiten.inner.{name}" for name in ("gd_fixed", "ridge")))),
         World((pair, "benign_digits=1", "tiers=[T0]")),
+        World((regression,), base=MORE),
+        World((classes, *(f"~attack.attacks.{name}" for name in OF_ANY_TARGET)), base=MORE),
     )
     every_setting_counts(attack_numbers, "attack", GRID, worlds, tmp_path / "attacks")
     name = "attack.attacks.whiten.inner.ridge.tier"
