@@ -22,11 +22,14 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.M | re.S))
 SHORTER = {
-    "immunize.train": ["objective.epochs=2", "probe_steps=20", "deep.replicates=2", "deep.pretrain_probe_steps=2"],
+    "immunize.train": ["objective.epochs=2", "probe_steps=20"],
     "immunize.pretrain": ["epochs=1"],
     "immunize.attack": ["seeds=[0]", "attack.budget.steps=20"],
 }
-SHORTER["immunize.train"].append("deep.probe_steps={gd:2,least_squares:null,sgd:null,adam:null}")
+DEEPER = [
+    *("objective.epochs=2", "deep.replicates=2", "deep.pretrain_probe_steps=2"),
+    "deep.probe_steps={gd:2,least_squares:null,sgd:null,adam:null}",
+]
 
 
 def commands() -> list[list[str]]:
@@ -34,7 +37,12 @@ def commands() -> list[list[str]]:
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     called = [shlex.split(line, comments=True)[2:] for line in lines]
-    return [[module, *arguments, *SHORTER.get(module, [])] for module, *arguments in called]
+    return [[module, *arguments, *_shorter(module, arguments)] for module, *arguments in called]
+
+
+def _shorter(module: str, arguments: list[str]) -> list[str]:
+    network = any(word.startswith("model=") for word in arguments)
+    return DEEPER if network and module == "immunize.train" else SHORTER.get(module, [])
 
 
 @pytest.fixture(scope="module")
