@@ -53,7 +53,8 @@ class Command:
 
     def refused(self, *arguments: str, main: Any = train.main) -> str:
         """The message of a command that has to fail before anything is computed."""
-        own = ["hydra.run.dir=run", *TINY] if main is train.main else []
+        tiny = TINY if "method=erase" not in arguments else TINY[1:]  # which takes no steps
+        own = ["hydra.run.dir=run", *tiny] if main is train.main else []
         outcome = self(*own, *arguments, main=main)
         assert outcome.code == 1, outcome
         assert "Traceback" not in outcome.err
