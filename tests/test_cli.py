@@ -115,7 +115,10 @@ FEW = ["deep.group_size=8", "deep.replicates=2", "deep.probe_steps={gd:1,least_s
 
 @pytest.mark.parametrize("chosen", [["method=closed_form"], ["method=none"], ["method=none", *NETWORK, *FEW]])
 def test_runs_without_training_warn_of_nothing(chosen: list[str], tmp_path: Path) -> None:
-    done = run("immunize.train", *chosen, *(() if "deep.groups=2" in chosen else TINY), cwd=tmp_path)
+    tiny = () if "deep.groups=2" in chosen else TINY
+    if "method=closed_form" in chosen:
+        tiny = [word for word in TINY if not word.startswith("objective.")]  # it takes no steps
+    done = run("immunize.train", *chosen, *tiny, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     assert not [line for line in done.stderr.splitlines() if line.startswith(("/", " "))], done.stderr

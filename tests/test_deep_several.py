@@ -145,4 +145,4 @@ def test_methods_take_several_sets(method: str, images: Path, tmp_path: Path) ->
 def test_linear_models_take_tables(images: Path, tmp_path: Path) -> None:
     sets = ["harmful=multi", "harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={images}"]
     with pytest.raises(DataError, match=r"digits\+imagefolder holds images"):
-        train.run(compose_config(*sets, "pretrain=digits", "objective=linear_housing", "logger=none"), tmp_path)
+        train.run(compose_config(*sets, "pretrain=digits5to9", "objective=linear_digits5to9", "logger=none"), tmp_path)

@@ -20,6 +20,7 @@ from immunize.objective import Step
 from immunize.objective.ours import Ours
 from immunize.records import FIGURE, diverged_cross_fit, finished, read_record
 from immunize.report import show_record
+from immunize.running import experiment
 from immunize.sweeping import value_of
 from tests.composing import SGD, D, run_tiny, theta_of
 
@@ -89,6 +90,7 @@ def spoil_second(cross_fitted: None, monkeypatch: pytest.MonkeyPatch) -> Spoil:
             return spoil("ill", math.inf)(computed)
 
         monkeypatch.setattr(Ours, "terms", terms)
+        monkeypatch.setattr(experiment, "can_fork", lambda processes: False)  # in a fork nobody is the second
 
     return install
 
