@@ -20,7 +20,7 @@ from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES, target_of
 from immunize.attacking.networks import DeepTarget
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.features import load_weights, save_weights
-from immunize.records import CHECKPOINT, RECORD, read_record
+from immunize.records import CHECKPOINT, RECORD, read_record, whole_config
 from immunize.report.attacks.one_run import not_tried
 from immunize.report.card import card_of, card_text
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, UNFIT, compose_attack, timeless
@@ -211,7 +211,7 @@ def test_benign_data_set_goes_through_the_same_grid(folder: Path, tmp_path: Path
     assert not any("benign" in line for line in not_tried(record))
     (tmp_path / "moved").mkdir()
     shutil.move(tmp_path / "caltech101", tmp_path / "moved" / "caltech101")
-    elsewhere = OmegaConf.merge(record["config"], {"data_root": str(tmp_path / "moved")})  # as immunize.verify does
+    elsewhere = OmegaConf.merge(whole_config(record), {"data_root": str(tmp_path / "moved")})  # as immunize.verify does
     assert isinstance(elsewhere, DictConfig)
     assert timeless(attack.measure(elsewhere)["results"]) == timeless(record["results"])
 
