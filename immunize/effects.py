@@ -124,7 +124,7 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig) -> Idle:
         idle |= _all("image data sets have held-out images", "test_fraction")
         return idle | _all("a network has benign=[...]", "benign_digits")
     idle |= _all("a linear model has no images", "images", "workers", "reference", "benign")
-    if "pair" not in nodes.harmful:
+    if not all(isinstance(digit, int) for digit in nodes.harmful.get("pair", [None])):
         idle |= _all("there is no third digit", "benign_digits")
     if all(_class_of(nodes[role], "held_out_protocol") == "split" for role in _ROLES):
         idle |= _all("the data set has held-out rows", "test_fraction")

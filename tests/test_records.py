@@ -18,13 +18,16 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from rich.console import Console
 
 import immunize
-from immunize import records
+from immunize import records, train
 from immunize.checkpoints import load_checkpoint
 from immunize.config import config_hash
 from immunize.errors import CheckpointError, UserError
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, finished, read_record, whole_config, write_record
+from immunize.report.naming import pair_label
+from immunize.report.one_run import show_record
 from immunize.spectrum import ESTIMATORS
 from tests import reference as ref
 from tests.composing import D, compose_config, data_of, run_tiny, theta_of, tiny
@@ -128,6 +131,25 @@ def test_verdicts_follow_from_their_numbers(record: dict[str, Any]) -> None:
         assert v["a"] is (v["ratio_harmful"] >= 2)
         assert v["b"] is (v["ratio_pretrain"] <= 1 + 1e-9)
         assert v["c"] is (v["loss_immunized"] - v["loss_plain"] <= 0.01 * v["loss_zero"])
+
+
+def test_digits_of_two_labels_a_side_have_something_to_learn_and_an_accuracy(tmp_path: Path) -> None:
+    pair = "harmful.pair=[[0,1],[2,3]]"
+    cfg = compose_config("harmful=digits", pair, "objective.epochs=3", "probe_steps=20", "logger=none", "figure=false")
+    record = train.run(cfg, tmp_path, quiet=True)
+    assert pair_label(record) == "0 vs 1→2 vs 3"
+    for part, v in (("fit", record["verdicts"]), ("held_out", record["verdicts"]["held_out"])):
+        learned = record["separability"][part]["harmful"]["identity"]["cross_fitted"]
+        assert max(learned.values()) > 0.8
+        assert v["loss_plain"] > 1e-3 * v["loss_zero"]
+        assert v["accuracy_before"] > 95
+        assert v["c"] is (
+            v["loss_immunized"] - v["loss_plain"] <= 0.01 * v["loss_zero"]
+            and v["accuracy_before"] - v["accuracy_after"] <= 1
+        )
+    console = Console(record=True, width=120)
+    show_record(record, console)
+    assert "accuracy of a ridge probe" in console.export_text()
 
 
 def test_provenance(record: dict[str, Any]) -> None:

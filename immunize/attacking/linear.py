@@ -98,7 +98,7 @@ class LinearTarget:
     @property
     def facts(self) -> dict[str, Any]:
         """For the record."""
-        paired = getattr(self.subject.sources[1], "pair", None) is not None
+        paired = getattr(self.subject.sources[1], "digits", None) is not None
         return self.subject.facts | ({} if paired else {"benign": NO_BENIGN})
 
     @property
@@ -176,7 +176,7 @@ def tasks_of(subject: Subject, cfg: DictConfig, seed: int) -> dict[str, RawTask]
         DataError: too few rows.
     """
     pretrain, harmful = subject.sources
-    digits = getattr(harmful, "pair", None)
+    digits = getattr(harmful, "digits", None)
     if digits is None:
         rows = {"harmful": (harmful, subject.splits[1]), "pretrain": (pretrain, subject.splits[0])}
         return {

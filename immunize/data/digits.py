@@ -41,12 +41,12 @@ class Digits(DigitPairSource):
     """Images of one digit of a pair, 64 columns; `fit` is two thirds of them, `held_out` the rest.
 
     Args:
-        pair: [p, h]; p is D_P's digit, h is D_H's.
+        pair: [D_P's, D_H's], each a digit or two labels, see `DigitPairSource`.
         role: "pretrain" or "harmful".
         seed: of the balancing draw.
 
     Raises:
-        DataError: if the pair is not two different digits, or for an unknown role.
+        DataError: if the pair is not two different ones, or for an unknown role.
     """
 
     name = "digits"

@@ -19,6 +19,7 @@ import struct
 import zlib
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,18 +47,18 @@ class Mnist(DigitPairSource):
 
     Args:
         root: the data folder, which holds ``MNIST/raw``.
-        pair: [p, h]; p is D_P's digit, h is D_H's.
+        pair: [D_P's, D_H's], each a digit or two labels, see `DigitPairSource`.
         role: "pretrain" or "harmful".
         seed: of the balancing draw.
         download: fetch the files into ``<root>/MNIST/raw`` when they are not there.
 
     Raises:
-        DataError: if the pair is not two different digits, or for an unknown role.
+        DataError: if the pair is not two different ones, or for an unknown role.
     """
 
     name = "mnist"
 
-    def __init__(self, root: str | Path, pair: Sequence[int], role: str, seed: int = 0, download: bool = False) -> None:
+    def __init__(self, root: str | Path, pair: Sequence[Any], role: str, seed: int = 0, download: bool = False) -> None:
         super().__init__(pair, role, seed)
         self.root = Path(root).expanduser()
         self.download = download
@@ -70,7 +71,7 @@ class Mnist(DigitPairSource):
 
         Raises:
             MissingDataError: if a file is not there and may not, or cannot, be downloaded.
-            DataError: if a file is not an MNIST file, or lacks one of the two digits.
+            DataError: if a file is not an MNIST file, or lacks one of the digits.
         """
         self.require()
         images, labels = self._read("fit")

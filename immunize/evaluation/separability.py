@@ -8,9 +8,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from immunize.remembering import remembered
-from immunize.spectrum import RHOS, cross_fitted_correlation, folds_of, in_sample_share
+from immunize.spectrum import RHOS, cross_fitted_accuracy, cross_fitted_correlation, folds_of, in_sample_share
 
-__all__ = ["Separability", "separability"]
+__all__ = ["Separability", "probe_accuracy", "separability"]
 
 Separability = dict[str, dict[str, float]]
 """Measure, "in_sample" or "cross_fitted", to ρ to its value."""
@@ -34,3 +34,20 @@ def separability(x: Tensor, y: Tensor) -> Separability:
         measure: {f"{rho:g}": round(value, DECIMALS) + 0.0 for rho, value in zip(RHOS, of.tolist(), strict=True)}
         for measure, of in found.items()
     }
+
+
+@remembered(4)  # D_P raw, in a sweep
+def probe_accuracy(x: Tensor, y: Tensor) -> float:
+    """The accuracy on each half of the rows of a ridge probe fitted on the other, averaged, at the best of the three ρ.
+
+    Args:
+        x: (N, D) features, float32 or float64.
+        y: (N,) class numbers, as whole numbers of any dtype.
+
+    Returns:
+        percent.
+    """
+    features, classes = x.double(), y.long()
+    half = folds_of(classes, 2) == 0
+    both = [cross_fitted_accuracy(features, classes, judged) for judged in (half, ~half)]
+    return 100 * float((both[0] + both[1]).max()) / 2

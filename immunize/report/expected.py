@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Transformer
 from omegaconf import OmegaConf
 
 from immunize.config import config_dir
-from immunize.report.naming import pair_label
+from immunize.report.naming import pair_label, side_label
 from immunize.report.runs import FAST, RunId, experiment_of
 
 __all__ = ["expected_runs", "swept"]
@@ -33,7 +33,7 @@ def expected_runs(name: str, records: Sequence[Mapping[str, Any]]) -> list[RunId
     params = swept(Path(config_dir()) / "experiment" / f"{name}{FAST if reduced else ''}.yaml")
     if _METHOD not in params or _SEED not in params:
         return None
-    pairs = ["→".join(map(str, pair)) for pair in params.get(_PAIR, [])]
+    pairs = ["→".join(map(side_label, pair)) for pair in params.get(_PAIR, [])]
     pairs = pairs or sorted({pair_label(dict(record)) for record in records})
     return [(pair, str(m), int(s)) for pair in pairs for m in params[_METHOD] for s in params[_SEED]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["data_name", "in_order", "pair_label", "pair_title", "run_title"]
+__all__ = ["data_name", "in_order", "pair_label", "pair_title", "run_title", "side_label"]
 
 _METHODS = ("ours", "closed_form", "opt_kappa", "imma", "ill_only", "well_only", "signal", "erase", "none")
 
@@ -30,6 +30,11 @@ def pair_label(record: dict[str, Any]) -> str:
         of = facts.get(role) or {}
         sides.append(str(of.get("digit", of.get("target", record[role]))))
     return "→".join(sides)
+
+
+def side_label(side: Any) -> str:
+    """One side of a configured pair as `pair_label` has it: "3", or "0 vs 1" of two labels."""
+    return " vs ".join(map(str, side)) if isinstance(side, list) else str(side)
 
 
 def run_title(record: dict[str, Any]) -> str:

@@ -123,7 +123,9 @@ def _verdicts(v: dict[str, Any], ratios: dict[str, float]) -> list[str]:
         return "[green]yes[/green]" if passed else "[red]no[/red] "
 
     losses = f"optimal loss {short(v['loss_immunized'])}, best possible {short(v['loss_plain'])}"
-    if v["loss_plain"] <= EXACT * v["loss_zero"]:
+    if "accuracy_before" in v:
+        losses = f"accuracy of a ridge probe {v['accuracy_before']:.2f} % before, {v['accuracy_after']:.2f} % after"
+    elif v["loss_plain"] <= EXACT * v["loss_zero"]:
         losses = "says little: any features fit these targets exactly"
     return [
         f"(a) harmful task harder           {word(v['a'])}  (i) = {short(ratios['ratio_harmful'])}",

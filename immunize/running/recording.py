@@ -21,7 +21,7 @@ from immunize.checkpoints import save_checkpoint
 from immunize.config import config_hash, resolved
 from immunize.data import ROLES, PairedData
 from immunize.effects import apart, idle_in_training, refuse_idle
-from immunize.evaluation import PartEvaluation, evaluate_part
+from immunize.evaluation import PartEvaluation, Verdicts, evaluate_part
 from immunize.evaluation.numbers import ratio_numbers, spectrum_numbers
 from immunize.records import (
     CHECKPOINT,
@@ -130,9 +130,9 @@ def evaluate_thetas(
             for part, of in parts.items()
         },
         "verdicts": {
-            **asdict(parts["fit"].verdicts),
+            **_known(parts["fit"].verdicts),
             "part": "fit",
-            **{part: asdict(of.verdicts) for part, of in parts.items() if part != "fit"},
+            **{part: _known(of.verdicts) for part, of in parts.items() if part != "fit"},
         },
         "separability": {part: _by_role(of.separability) for part, of in parts.items()},
         "steps_to_norm_ratio": {part: _by_curve(of, "steps_to") for part, of in parts.items()},
@@ -169,6 +169,10 @@ def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: li
         close_loggers(loggers, success=done)
     except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe
         logging.getLogger(__name__).warning("the record is written, but not the figure or the log: %s", error)
+
+
+def _known(verdicts: Verdicts) -> dict[str, Any]:
+    return {name: value for name, value in asdict(verdicts).items() if value is not None}
 
 
 def _by_curve(part: PartEvaluation, what: str) -> dict[str, dict[str, Any]]:

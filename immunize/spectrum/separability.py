@@ -26,7 +26,16 @@ from torch import Tensor
 
 from immunize.spectrum.checks import check_matrix
 
-__all__ = ["KERNELS", "RHOS", "Kernel", "cross_fitted_correlation", "folds_of", "in_sample_share", "target_columns"]
+__all__ = [
+    "KERNELS",
+    "RHOS",
+    "Kernel",
+    "cross_fitted_accuracy",
+    "cross_fitted_correlation",
+    "folds_of",
+    "in_sample_share",
+    "target_columns",
+]
 
 RHOS = (1e-3, 1e-2, 1e-1)
 """From a probe that is hardly regularized to one that is much; ours."""
@@ -123,23 +132,56 @@ def cross_fitted_correlation(
         ValueError: as for :func:`in_sample_share`, or no row to fit on or to judge.
     """
     _check(features, targets, rhos, kernel)
-    if judged.dtype != torch.bool or judged.shape != targets.shape or not 0 < int(judged.sum()) < len(judged):
-        raise ValueError("judged has to say of each row whether it is judged, and neither of all nor of none")
+    _check_judged(judged, targets)
     columns = target_columns(targets)
     fitted, other = features[~judged], features[judged]
     f, y, y_b = _centred(fitted), _centred(columns[~judged]), _centred(columns[judged])
     if _constant(f, fitted) or _constant(y, columns) or _constant(y_b, columns):
         return _nothing(features, rhos)
-    if kernel == "linear" and f.shape[1] <= f.shape[0]:
-        predicted = other @ _solved(f.T @ f, f.T @ y, rhos)
+    if kernel == "linear":
+        predicted = _predicted(f, y, other, rhos)
     else:
-        gram, across = (f @ f.T, other @ f.T) if kernel == "linear" else _rbf(fitted, other)
+        gram, across = _rbf(fitted, other)
         predicted = across @ _solved(gram, y, rhos)
     predicted = predicted - predicted.mean(1, keepdim=True)
     size, scale = predicted.square().sum((1, 2)), y_b.square().sum()
     found = size > (_rounding(features) ** 2) * scale  # a probe of rounding noise points anywhere
     inner = (predicted * y_b).sum((1, 2))
     return torch.where(found, inner / (torch.where(found, size, scale) * scale).sqrt(), 0 * inner)
+
+
+def cross_fitted_accuracy(features: Tensor, classes: Tensor, judged: Tensor, rhos: Sequence[float] = RHOS) -> Tensor:
+    """The share of some rows that a ridge probe fitted on the others puts into their class.
+
+    Args:
+        features: (N, D) float64.
+        classes: (N,) class numbers, of a whole dtype.
+        judged: (N,) bool, the rows that are judged; the probe, with an intercept, is fitted on the others.
+        rhos: ρ > 0.
+
+    Returns:
+        (R,) float64.
+
+    Raises:
+        TypeError: features that are not float64.
+        ValueError: as for :func:`cross_fitted_correlation`.
+    """
+    _check(features, classes, rhos, "linear")
+    _check_judged(judged, classes)
+    columns = target_columns(classes)
+    fitted, known = features[~judged], columns[~judged]
+    f, y = _centred(fitted), _centred(known)
+    scores = known.mean(0).expand(len(rhos), int(judged.sum()), -1)
+    if not (_constant(f, fitted) or _constant(y, known)):
+        scores = scores + _predicted(f, y, features[judged] - fitted.mean(0), rhos)
+    return (scores.argmax(2) == columns[judged].argmax(1)).double().mean(1)
+
+
+def _predicted(f: Tensor, y: Tensor, other: Tensor, rhos: Sequence[float]) -> Tensor:
+    """What probes of centred rows (f, y) say of other rows, (R, M, C), from the smaller side."""
+    if f.shape[1] <= f.shape[0]:
+        return other @ _solved(f.T @ f, f.T @ y, rhos)
+    return (other @ f.T) @ _solved(f @ f.T, y, rhos)
 
 
 def _solved(gram: Tensor, right: Tensor, rhos: Sequence[float]) -> Tensor:
@@ -201,3 +243,8 @@ def _check(features: Tensor, targets: Tensor, rhos: Sequence[float], kernel: str
         raise ValueError(f"rho has to be positive, it is {tuple(rhos)}")
     if kernel not in KERNELS:
         raise ValueError(f"unknown kernel {kernel!r}; there are {', '.join(KERNELS)}")
+
+
+def _check_judged(judged: Tensor, targets: Tensor) -> None:
+    if judged.dtype != torch.bool or judged.shape != targets.shape or not 0 < int(judged.sum()) < len(judged):
+        raise ValueError("judged has to say of each row whether it is judged, and neither of all nor of none")

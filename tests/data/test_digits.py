@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,32 @@ def test_each_role_holds_one_digit_with_one_label(pair: tuple[int, int]) -> None
         assert not set(fit) & set(held_out)
 
 
+@pytest.mark.parametrize("pair", [((0, 1), (2, 3)), ((6, "rest"), ("rest", 9)), (4, (7, 8))], ids=str)
+def test_a_side_of_two_labels_holds_as_many_images_of_each_as_the_rarest_digit_has(pair: tuple[Any, Any]) -> None:
+    raw, labels = load_digits(return_X_y=True)
+    mask = held_out_mask(labels)
+    named = [of for side in pair for of in (side if isinstance(side, tuple) else (side,)) if of != "rest"]
+    for role, side in zip(("pretrain", "harmful"), pair, strict=True):
+        if not isinstance(side, tuple):
+            continue
+        splits = Digits(pair, role).load()
+        assert splits.held_out is not None
+        for part, rows in ((splits.fit, ~mask), (splits.held_out, mask)):
+            fewest = min((labels[rows] == digit).sum() for digit in named)
+            pixels = np.rint(part.x.numpy() * raw[~mask].std() + raw[~mask].mean())
+            for label, which in enumerate(side):
+                of_label = pixels[part.y.numpy() == label]
+                assert len(of_label) == fewest
+                wanted = set(range(10)) - set(side) if which == "rest" else {which}
+                mine = raw[rows & np.isin(labels, list(wanted))]
+                assert (of_label[:, None] == mine[None]).all(2).any(1).all()
+                assert len(np.unique(of_label, axis=0)) == fewest
+            if "rest" in side:  # all nine, and not the first of them
+                rest = pixels[part.y.numpy() == side.index("rest")]
+                found = {labels[(raw == image).all(1)][0] for image in rest}
+                assert len(found) == 9
+
+
 def test_both_roles_are_balanced_to_the_rarer_digit() -> None:
     labels = load_digits().target
     mask = held_out_mask(labels)
@@ -79,6 +106,9 @@ def test_same_seed_same_images_other_seed_other_images() -> None:
 def test_description_is_plain() -> None:
     facts = Digits([0, 7], "harmful").describe()
     assert (facts["digit"], facts["label"], facts["pair"]) == (7, 1, [0, 7])
+    assert json.loads(json.dumps(facts)) == facts
+    facts = Digits([[0, 1], [2, "rest"]], "harmful").describe()
+    assert (facts["target"], facts["pair"], "digit" in facts) == ("2 vs rest", [[0, 1], [2, "rest"]], False)
     assert json.loads(json.dumps(facts)) == facts
 
 

@@ -44,6 +44,16 @@ def write_mnist(root: Path, packed: bool = False) -> dict[str, tuple[np.ndarray,
     return written
 
 
+def test_two_labels_a_side(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    splits = Mnist(tmp_path, [[0, 1], [2, "rest"]], "harmful").load()
+    assert splits.held_out is not None
+    for name, part in (("fit", splits.fit), ("held_out", splits.held_out)):
+        fewest = min(COUNTS[name].values())
+        assert part.x.shape == (2 * fewest, 784)
+        assert part.y.tolist() == [0] * fewest + [1] * fewest
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_images_of_the_digit_normalized_and_balanced(tmp_path: Path, packed: bool) -> None:
     written = write_mnist(tmp_path, packed)

@@ -247,6 +247,25 @@ def test_binary_labels_are_regressed_on_as_plus_and_minus_one() -> None:
     assert found.curves["pretrain", "identity"] is not None
 
 
+def test_of_two_labels_a_probe_has_to_tell_them_apart_as_well_as_before() -> None:
+    """An invertible θ leaves the optimal loss as it is, however little of it a probe with a penalty reaches."""
+    x, y = ref.gaussian(200, D, seed=3), (torch.arange(200) % 2).double()
+    x[:, 0] += 4 * y
+    labelled = PairParts(Part(x, y), pair().harmful)
+    tasks = {"pretrain": "binary", "harmful": "regression"}
+    crushed = torch.diag(torch.tensor([1e-4, *[1.0] * (D - 1)], dtype=torch.float64))
+    for theta, kept in ((ref.orthogonal(D, seed=4), True), (crushed, False)):
+        v = evaluate_part(theta, labelled, tasks, probe_steps=5).verdicts
+        assert v.loss_immunized == pytest.approx(v.loss_plain, rel=1e-6)
+        assert v.accuracy_before is not None
+        assert v.accuracy_after is not None
+        assert v.accuracy_before > 95
+        assert v.c is (v.accuracy_before - v.accuracy_after <= 1) is kept
+    one_label = PairParts(Part(x, torch.ones_like(y)), pair().harmful)
+    assert evaluate_part(crushed, one_label, tasks, probe_steps=5).verdicts.accuracy_before is None
+    assert evaluate(crushed).verdicts.accuracy_after is None  # a regression
+
+
 def test_zero_and_non_finite_extractors_are_refused() -> None:
     with pytest.raises(ValueError, match="zeros"):
         evaluate(torch.zeros(D, D, dtype=torch.float64))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.spectrum import RHOS, Kernel, cross_fitted_correlation, in_sample_share
+from immunize.spectrum import RHOS, Kernel, cross_fitted_accuracy, cross_fitted_correlation, in_sample_share
 from tests import reference as ref
 
 TALL, WIDE = (40, 7), (18, 30)
@@ -32,6 +32,22 @@ def test_both_sides_agree_with_the_naive_reference(shape: tuple[int, int]) -> No
             assert float(share[i]) == pytest.approx(ref.in_sample_share(x, columns, rho), rel=1e-9)
             wanted = ref.cross_fitted_correlation(x, columns, judged, rho)
             assert float(correlation[i]) == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("shape", [TALL, WIDE])
+def test_accuracy_is_that_of_a_ridge_probe_with_an_intercept(shape: tuple[int, int]) -> None:
+    x, y, judged = task(*shape)
+    found = cross_fitted_accuracy(x, y, judged)
+    mean, known = x[~judged].mean(0), ref.one_hot(y[~judged])
+    f = x[~judged] - mean
+    hess = f.T @ f
+    for rho, share in zip(RHOS, found.tolist(), strict=True):
+        shift = rho * float(hess.trace()) / min(f.shape) * torch.eye(x.shape[1], dtype=torch.float64)
+        scores = known.mean(0) + (x[judged] - mean) @ torch.linalg.solve(hess + shift, f.T @ known)
+        assert share == pytest.approx(float((scores.argmax(1) == y[judged]).double().mean()))
+    assert 0.3 < min(found.tolist()) <= 1
+    usual = int(torch.bincount(y[~judged]).argmax())  # of features that say nothing
+    assert cross_fitted_accuracy(torch.ones_like(x), y, judged)[0] == (y[judged] == usual).double().mean()
 
 
 def test_rbf_is_ridge_regression_in_the_kernels_own_features() -> None:
@@ -163,3 +179,5 @@ def test_bad_input_is_refused() -> None:
     for rows in (torch.zeros_like(judged), torch.ones_like(judged), judged.double(), judged[1:]):
         with pytest.raises(ValueError, match="judged"):
             cross_fitted_correlation(x, y, rows)
+        with pytest.raises(ValueError, match="judged"):
+            cross_fitted_accuracy(x, y, rows)
