@@ -332,6 +332,22 @@ def test_pair_on_real_files_loads(choice: str, data_root: Path) -> None:
     assert data.n_features == {"housing": 79, "mnist": 784}[choice]
 
 
+@pytest.mark.data
+@pytest.mark.slow
+def test_table_4s_row_of_house_prices_immunizes_with_the_rows_and_batches_of_the_released_code(data_root: Path) -> None:
+    from immunize.evaluation import evaluate_part
+    from immunize.running.experiment import build_data, fit
+
+    words = ("harmful=housing", "harmful.rows=200", f"data_root={data_root}", "objective.epochs=334")
+    cfg = composed(*words, "objective=linear_housing_table4")
+    data = build_data(cfg)
+    done = fit(cfg, data, [], quiet=True)
+    found = evaluate_part(done.theta, data.fit, data.tasks, probe_steps=1)
+    assert done.steps == 1002
+    assert found.ratios["released"].rir > 356  # the paper's
+    assert (found.verdicts.a, found.verdicts.b, found.verdicts.c) == (True, True, True)
+
+
 def test_same_is_the_data_set_of_the_other_role() -> None:
     found = resolved(composed("harmful=synthetic", "harmful.noise=0.2", "pretrain=same", "pretrain.condition=10"))
     harmful, pretrain = found["harmful"], found["pretrain"]
