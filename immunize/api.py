@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from immunize.building import build
-from immunize.config import config_dir, register
+from immunize.config import config_dir
 from immunize.errors import UserError
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
@@ -230,13 +230,11 @@ def _method(
         names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
         raise UserError(f"unknown method {name!r}; there are {names}")
     row = {
-        "precondition": _row().precondition,
         "lambda_well": 1.0 if lambda_well is None else lambda_well,
         "lambda_ill": 1.0 if lambda_ill is None else lambda_ill,
     }
-    register()  # the method's YAML asks by which kind of model it is used
     node = OmegaConf.load(folder / f"{name}.yaml")
-    cfg = OmegaConf.create({"model": {"kind": "deep"}, "method": node, "objective": row, "seed": seed})
+    cfg = OmegaConf.create({"method": node, "objective": row, "seed": seed})
     assert isinstance(cfg, DictConfig)
     if unknown := sorted(set(options) - set(map(str, cfg.method))):
         raise UserError(f"method {name!r} has no option {', '.join(unknown)}")

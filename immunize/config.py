@@ -47,7 +47,6 @@ __all__ = [
     "config_dir",
     "config_hash",
     "data_folder",
-    "default_precondition",
     "folder_name",
     "hash_of_run",
     "moved",
@@ -68,9 +67,12 @@ NOT_HASHED_DEEP = ("workers", "batch_size", "cache_dir")
 
 OF_DEEP_NETS = (
     *("label_smoothing", "weight_decay", "head_weight_decay", "epochs_on", "max_steps"),
-    *("precondition", "augment", "cache_frozen", "harmful"),
+    *("augment", "cache_frozen", "harmful"),
 )
 """Settings of `objective` that the linear model does not have: there they are null, and not part of its hash."""
+
+GONE = ("precondition",)
+"""The same in records of before `method.precondition` alone said it."""
 
 ADDED = ("lr_decay",)
 """Settings of `objective` that came later, null being what there was before: then they are not part of the hash."""
@@ -107,16 +109,6 @@ def data_folder(given: str | None = None) -> str | None:
         given: an option's value; an empty one, as an empty variable, counts as not given.
     """
     return given or os.environ.get("IMMUNIZE_DATA") or None
-
-
-def default_precondition(_root_: DictConfig) -> str:
-    """How `method=ours` preconditions its regularizers' gradients unless told otherwise; a network's row says it.
-
-    Args:
-        _root_: the composed configuration of one run.
-    """
-    deep = OmegaConf.select(_root_, "model.kind") == "deep"
-    return str(OmegaConf.select(_root_, "objective.precondition")) if deep else "inverse_free"
 
 
 def hash_of_run(_root_: DictConfig) -> str:
@@ -183,7 +175,6 @@ def register() -> None:
     OmegaConf.register_new_resolver("immunize.folder_name", folder_name, replace=True)
     OmegaConf.register_new_resolver("immunize.data_folder", lambda: data_folder() or "data", replace=True)
     OmegaConf.register_new_resolver("immunize.config_hash", hash_of_run, replace=True)
-    OmegaConf.register_new_resolver("immunize.precondition", default_precondition, replace=True)
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)
@@ -218,7 +209,7 @@ def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
         }
     return kept | {
         "model": {key: value for key, value in model.items() if key != "kind"},
-        "objective": {key: value for key, value in objective.items() if key not in OF_DEEP_NETS},
+        "objective": {key: value for key, value in objective.items() if key not in (*OF_DEEP_NETS, *GONE)},
     }
 
 

@@ -252,10 +252,6 @@ def _of_terms(config: Config, method: Method) -> Idle:
         own |= _all("the method has no λ", "objective.balance")
     if not balanced:
         own |= _all("no λ is balanced", "objective.balance_multiplier", "objective.balance_every")
-    if not {"well", "ill"} <= terms:
-        own |= _all("it is what method=ours preconditions", "objective.precondition")
-    elif config["method"].get("precondition") != objective["precondition"]:
-        own |= _all("method.precondition replaces it", "objective.precondition")
     if not method.takes_loss:
         own |= _all("the method has no loss", *(f"objective.{key}" for key in _OF_LOSS))
     if not {"ill", "kappa_harmful"} & terms:

@@ -67,7 +67,6 @@ class ObjectiveConfig:
         head_weight_decay: of the classifiers (C.2).
         epochs_on: "harmful": an epoch is one pass over D_H (C.2); "longest": over the longer data set.
         max_steps: end after so many steps, whatever `epochs` says; null for no limit.
-        precondition: what `method.precondition` of `ours` is unless it is given: "features" or "none".
         augment: random crops and flips, as the network's own training had them.
         cache_frozen: compute what the frozen trunk makes of every image once, and train on that.
         harmful: of several harmful data sets (harmful=multi), "sum" of their R_ill or the "worst", the largest.
@@ -93,7 +92,6 @@ class ObjectiveConfig:
     head_weight_decay: float | None = MISSING
     epochs_on: str | None = MISSING
     max_steps: int | None = MISSING
-    precondition: str | None = MISSING
     augment: bool | None = MISSING
     cache_frozen: bool | None = MISSING
     harmful: str | None = MISSING

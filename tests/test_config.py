@@ -458,3 +458,25 @@ def test_weights_below_the_data_folder_move_with_it() -> None:
         "other": "/older/x",
     }
     assert moved(config, None) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), "inverse_free"),
+        (("model=resnet18", "harmful=cars"), "none"),
+        (("model=resnet_small",), "features"),
+        (("experiment=table3_digits", "model=vit_small"), "features"),
+        (("model=resnet_small", "method.precondition=none"), "none"),
+    ],
+    ids=lambda value: "-".join(value) or "linear" if isinstance(value, tuple) else value,
+)
+def test_one_setting_says_how_ours_is_preconditioned(words: tuple[str, ...], expected: str) -> None:
+    config = resolved(composed(*words))
+    assert {group for group, node in config.items() if isinstance(node, dict) and "precondition" in node} == {"method"}
+    assert config["method"]["precondition"] == expected
+
+
+def test_records_of_before_that_was_one_setting_keep_their_hash() -> None:
+    config = resolved(composed())
+    assert config_hash(config | {"objective": config["objective"] | {"precondition": None}}) == config_hash(config)

@@ -96,7 +96,6 @@ OTHER: dict[str, Any] = {
     "objective.balance_multiplier": 2,
     "objective.batch_size": (16, 8),
     "objective.epochs_on": "longest",
-    "objective.precondition": ("features", "none"),
     "objective.label_smoothing": 0.5,
     "objective.lambda_ill": 1e9,
     "objective.loss": "mse",
