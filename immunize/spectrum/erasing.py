@@ -35,7 +35,17 @@ from torch import Tensor
 from immunize.spectrum.separability import target_columns
 from immunize.spectrum.shrinkage import ledoit_wolf
 
-__all__ = ["Erasure", "erasing_map", "label_directions", "ridge_weights"]
+__all__ = [
+    "Erasure",
+    "covariance",
+    "directions_of",
+    "erasing_map",
+    "label_directions",
+    "leading",
+    "ridge_weights",
+    "root_of",
+    "taking",
+]
 
 NO_SIGNAL = 1e-10
 """Directions whose singular value is below this share of the largest are rounding."""
@@ -82,21 +92,29 @@ def label_directions(sets: Sequence[tuple[Tensor, Tensor]], rank: int | None = N
     Raises:
         ValueError: a data set with one label, or one whose features do not vary with it.
     """
-    found = []
-    for x, y in sets:
-        if bool((y == y[0]).all()):
-            raise ValueError(ONE_LABEL.format(len(y)))
-        centred, columns = x - x.mean(0), target_columns(y)
-        targets = columns - columns.mean(0)
-        sizes = (targets if y.is_floating_point() else columns).norm(dim=0)
-        means = centred.T @ (targets / sizes) / len(x) ** 0.5  # B; for a target its correlation times σ
-        inner = torch.linalg.solve_triangular(_root(centred, ledoit_wolf(centred)), means, upper=False)
-        _, strength, right = torch.linalg.svd(inner, full_matrices=False)  # canonical correlations, shrunk
-        count = int((strength > NO_SIGNAL * strength[0]).sum())
-        if not float(strength[0]) > NO_SIGNAL:
-            raise ValueError("the features of D_H do not vary with its labels: nothing has to be erased")
-        found.append(means @ right[: count if rank is None else min(rank, count)].T)
-    return torch.cat([directions / directions.norm(dim=0) for directions in found], 1)
+    return leading([directions_of(x, y) for x, y in sets], rank)
+
+
+def leading(each: Sequence[Tensor], rank: int | None) -> Tensor:
+    """The first so many columns of each matrix (D, k_i) side by side; None: all."""
+    return torch.cat([directions[:, :rank] for directions in each], 1)
+
+
+def directions_of(x: Tensor, y: Tensor) -> Tensor:
+    """:func:`label_directions` of one data set, all of them."""
+    if bool((y == y[0]).all()):
+        raise ValueError(ONE_LABEL.format(len(y)))
+    centred, columns, gram = x - x.mean(0), target_columns(y), covariance(x)
+    targets = columns - columns.mean(0)
+    sizes = (targets if y.is_floating_point() else columns).norm(dim=0)
+    means = centred.T @ (targets / sizes) / len(x) ** 0.5  # B; for a target its correlation times σ
+    inner = torch.linalg.solve_triangular(root_of(gram, ledoit_wolf(centred, gram)), means, upper=False)
+    _, strength, right = torch.linalg.svd(inner, full_matrices=False)  # canonical correlations, shrunk
+    if not float(strength[0]) > NO_SIGNAL:
+        raise ValueError("the features of D_H do not vary with its labels: nothing has to be erased")
+    directions = means @ right[strength > NO_SIGNAL * strength[0]].T
+    unit: Tensor = directions / directions.norm(dim=0)
+    return unit
 
 
 def erasing_map(
@@ -113,9 +131,29 @@ def erasing_map(
     Raises:
         ValueError: K_P is singular, or nothing or everything would be erased.
     """
-    mean = x_pretrain.mean(0)
-    centred, size = x_pretrain - mean, x_pretrain.shape[1]
-    lower = _root(centred, shrinkage)
+    mean, size, gram = x_pretrain.mean(0), x_pretrain.shape[1], covariance(x_pretrain)
+    left, right = taking(root_of(gram, shrinkage), directions, protected)
+    rank = left.shape[1]
+    if rank >= size:
+        raise ValueError(f"all {size} directions would be erased: give a smaller rank")
+    taken = left @ right
+    matrix = torch.eye(size, dtype=torch.float64) - taken
+    matrix = matrix @ matrix  # the same but for rounding, of which half the digits are left
+    changed = float((gram @ left @ right * taken).sum() / gram.trace())
+    return Erasure(matrix, mean @ taken, rank, float(shrinkage), changed)
+
+
+def taking(lower: Tensor, directions: Tensor, protected: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """M of the map as a product of (D, k) and (k, D).
+
+    Args:
+        lower: L of :func:`root_of`.
+        directions: U (D, k), which may depend on each other.
+        protected: W (D, C).
+
+    Raises:
+        ValueError: nothing would be erased.
+    """
     inner = torch.linalg.solve_triangular(lower, directions, upper=False)
     inner = inner / inner.norm(dim=0)
     if protected is not None:
@@ -123,31 +161,39 @@ def erasing_map(
         inner = inner - needed @ (needed.T @ inner)
     left, strength, _ = torch.linalg.svd(inner, full_matrices=False)
     basis = left[:, strength > NO_SIGNAL**0.5]
-    rank = basis.shape[1]
-    if rank == 0:
+    if basis.shape[1] == 0:
         raise ValueError("D_P's classifier needs every direction that the labels of D_H use: nothing can be erased")
-    if rank >= size:
-        raise ValueError(f"all {size} directions would be erased: give a smaller rank")
-    taken = torch.linalg.solve_triangular(lower.T, basis, upper=True) @ (basis.T @ lower.T)  # M
-    matrix = torch.eye(size, dtype=torch.float64) - taken
-    matrix = matrix @ matrix  # the same but for rounding, of which half the digits are left
-    changed = float((centred @ taken).square().sum() / centred.square().sum())
-    return Erasure(matrix, mean @ taken, rank, float(shrinkage), changed)
+    return torch.linalg.solve_triangular(lower.T, basis, upper=True), basis.T @ lower.T
 
 
 def ridge_weights(x: Tensor, y: Tensor) -> Tensor:
     """Weights (D, C) of a ridge probe of labels or of a target (N,), for the features less their mean."""
     centred, columns = x - x.mean(0), target_columns(y)
-    gram_root = _root(centred, ledoit_wolf(centred))
-    return torch.cholesky_solve(centred.T @ (columns - columns.mean(0)) / len(x), gram_root)
+    gram = covariance(x)
+    lower = root_of(gram, ledoit_wolf(centred, gram))
+    return torch.cholesky_solve(centred.T @ (columns - columns.mean(0)) / len(x), lower)
 
 
-def _root(centred: Tensor, shrinkage: float) -> Tensor:
-    """L with LLᵀ = K + ρ·tr(K)/D·I, K the covariance."""
-    gram = centred.T @ centred / len(centred)
-    scale = float(gram.trace()) / len(gram)
-    if not scale > 0:
+def covariance(x: Tensor) -> Tensor:
+    """K (D, D) of rows (N, D) about their mean.
+
+    Raises:
+        ValueError: the rows are all the same.
+    """
+    centred = x - x.mean(0)
+    gram: Tensor = centred.T @ centred / len(centred)
+    if not float(gram.trace()) > 0:
         raise ValueError("the features are constant")
+    return gram
+
+
+def root_of(gram: Tensor, shrinkage: float) -> Tensor:
+    """L with LLᵀ = K + ρ·tr(K)/D·I.
+
+    Raises:
+        ValueError: that is singular.
+    """
+    scale = float(gram.trace()) / len(gram)
     root: Tensor
     root, failed = torch.linalg.cholesky_ex(gram + shrinkage * scale * torch.eye(len(gram), dtype=torch.float64))
     floor = len(gram) * torch.finfo(torch.float64).eps * scale

@@ -12,7 +12,7 @@ Shapes: N samples, D features, k directions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,7 +21,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from immunize.spectrum.erasing import Erasure, erasing_map, label_directions, ridge_weights
+from immunize.spectrum.erasing import (
+    Erasure,
+    covariance,
+    directions_of,
+    erasing_map,
+    leading,
+    ridge_weights,
+    root_of,
+    taking,
+)
 from immunize.spectrum.separability import cross_fitted_correlation, folds_of
 from immunize.spectrum.shrinkage import ledoit_wolf, row_sets
 
@@ -42,6 +51,9 @@ FOLDS, MANY_ROWS = 3, 4
 
 RANGE_TOLERANCE = 1e-8
 """A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
+
+SPANNING = 1e-8
+"""Rows whose covariance has no smaller pivot, relative to its mean variance, span everything beyond doubt."""
 
 JUDGED_ROWS = 3000
 """Most rows of a data set that a choice is made by; more take seconds and decide nothing (ours)."""
@@ -129,7 +141,8 @@ def erase(
         raise ValueError("protection needs labels of D_P that differ: they say what its classifier needs")
     if isinstance(shrinkage, str) and shrinkage != "auto":
         raise ValueError(f'shrinkage has to be a number, or "auto", it is {shrinkage!r}')
-    size, available = pretrain.shape[1], label_directions(sets).shape[1]
+    directions = [directions_of(x, labels) for x, labels in sets]
+    size, available = pretrain.shape[1], sum(of.shape[1] for of in directions)
     if (rank is None and available >= size) or (rank is not None and not 1 <= rank < size):
         wanted = f"rank is {rank}" if rank is not None else f"the labels of D_H use {available} directions"
         raise ValueError(f"{wanted}, but it has to be at least 1 and below the {size} features; give another rank")
@@ -145,7 +158,7 @@ def erase(
         trials, feasible = judge.choose(rank, SHRINKAGES if isinstance(shrinkage, str) else (shrinkage,), slack)
         rank, shrinkage = trials[-1].rank, trials[-1].shrinkage
     weights = ridge_weights(pretrain, y) if protect and y is not None else None
-    best = erasing_map(pretrain, label_directions(sets, rank), float(shrinkage), protected=weights)
+    best = erasing_map(pretrain, leading(directions, rank), float(shrinkage), protected=weights)
     inherited = {field.name: getattr(best, field.name) for field in fields(Erasure)}
     return ChosenErasure(
         **inherited, available=available, shrinkage_chosen_by=how, trials=tuple(trials), feasible=feasible
@@ -166,14 +179,17 @@ class _Judge:
         self.x, self.y = _fewer(pretrain, seed)
         self.folds = folds_of(self.y, FOLDS, seed)
         self.turns = FOLDS if len(self.y) < MANY_ROWS * self.x.shape[1] else 1
-        self.within = [_within_range(self.x, self.folds != fold) for fold in range(self.turns)]
-        self.protect, self.seed = protect, seed
-        self.directions: dict[int, Tensor] = {}  # by rank; they do not depend on ρ
+        fitted = [self.folds != fold for fold in range(self.turns)]
+        self.grams = [covariance(self.x[rows]) for rows in fitted]  # no ρ changes them
+        self.within = [_within_range(self.x, rows, k) for rows, k in zip(fitted, self.grams, strict=True)]
+        self.weights = [ridge_weights(self.x[rows], self.y[rows]) if protect else None for rows in fitted]
+        self.seed = seed
         self.sets = [(x, y, folds_of(y, FOLDS, seed) == 0) for x, y in (_fewer(one, seed) for one in sets)]
+        self.directions = [directions_of(x[~held], y[~held]) for x, y, held in self.sets]
 
     def choose(self, rank: int | None, shrinkages: Sequence[float], slack: float) -> tuple[list[EraseTrial], bool]:
         """The trials and whether D_P lost no more than `slack`."""
-        full = max(label_directions([(x[~held], y[~held])]).shape[1] for x, y, held in self.sets)
+        full = max(of.shape[1] for of in self.directions)
         raw = EraseTrial(0, 0.0, self.pretrain(None), self.harmful(None))
         trials = [self.trial(rank or full, rho) for rho in shrinkages]
         best = max(trials, key=lambda trial: trial.pretrain)
@@ -186,15 +202,12 @@ class _Judge:
         """What a map costs D_P."""
         return EraseTrial(rank, shrinkage, self.pretrain(EraseTrial(rank, shrinkage, 0.0)))
 
-    def map(self, of: EraseTrial, fold: int) -> Erasure:
+    def map(self, of: EraseTrial, fold: int) -> Callable[[Tensor], Tensor]:
         """The map without the rows set aside."""
-        x, y = self.x[self.folds != fold], self.y[self.folds != fold]
-        if of.rank not in self.directions:
-            rest = [(rows[~held], labels[~held]) for rows, labels, held in self.sets]
-            self.directions[of.rank] = label_directions(rest, of.rank)
-        return erasing_map(
-            x, self.directions[of.rank], of.shrinkage, protected=ridge_weights(x, y) if self.protect else None
-        )
+        root = root_of(self.grams[fold], of.shrinkage)
+        left, right = taking(root, leading(self.directions, of.rank), self.weights[fold])
+        mean = self.x[self.folds != fold].mean(0)
+        return lambda x: x - ((x - mean) @ left) @ right
 
     def pretrain(self, of: EraseTrial | None) -> float:
         """A probe of D_P, fitted on what the map was computed from, on the rows set aside."""
@@ -204,7 +217,7 @@ class _Judge:
             found.append(cross_fitted_correlation(seen[rows], self.y[rows], (self.folds == fold)[rows], PROBES))
         return float(torch.stack(found).mean(0).max())
 
-    def harmful(self, r: Erasure | None) -> float:
+    def harmful(self, r: Callable[[Tensor], Tensor] | None) -> float:
         """Probes of D_H on one half of the rows set aside, fitted on the other."""
         found = []
         for x, y, held in self.sets:
@@ -215,11 +228,14 @@ class _Judge:
         return max(found)
 
 
-def _within_range(x: Tensor, fitted: Tensor) -> Tensor:
-    """Rows that do not leave the span of those that a map is fitted on.
+def _within_range(x: Tensor, fitted: Tensor, gram: Tensor) -> Tensor:
+    """Rows that do not leave the span of those that a map is fitted on, whose covariance is `gram`.
 
     The others, a category that no fitted row has, say nothing of a map that has seen all rows.
     """
+    root, failed = torch.linalg.cholesky_ex(gram)
+    if not int(failed) and float(root.diagonal().min()) ** 2 > SPANNING * float(gram.diagonal().mean()):
+        return torch.ones(len(x), dtype=torch.bool)
     seen = x[fitted]
     centred, mean = x - seen.mean(0), seen.mean(0)
     _, sigma, right = torch.linalg.svd(seen - mean, full_matrices=False)

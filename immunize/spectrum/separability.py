@@ -10,8 +10,8 @@ features F and targets Y (one-hot for classes), and α = ρ·tr(FᵀF)/min(N, D)
 solver is the best case over ρ. Both are the same for any multiple, rotation or shift of the features and need no rank
 cut. A task with nothing to tell apart (constant targets or features, up to rounding) has g = c = 0.
 
-The D×D side FᵀF and the N×N side FFᵀ give the same numbers, and the smaller one is decomposed, once for all ρ; a kernel
-has only the second. The gradient is that of the linear solve, so that equal eigenvalues are no special case.
+The D×D side FᵀF and the N×N side FFᵀ give the same numbers, and the smaller one is solved with; a kernel has only the
+second. The gradient is that of the linear solve, so that equal eigenvalues are no special case.
 
 Shapes: N samples, D features, C columns of targets, R values of ρ.
 """
@@ -185,18 +185,21 @@ def _predicted(f: Tensor, y: Tensor, other: Tensor, rhos: Sequence[float]) -> Te
 
 
 def _solved(gram: Tensor, right: Tensor, rhos: Sequence[float]) -> Tensor:
-    """(G + αI)⁻¹B for every ρ, (R, n, C), from one decomposition of G (n, n).
+    """(G + αI)⁻¹B for every ρ, (R, n, C), G (n, n).
 
-    The second line solves for what the first leaves over, which repairs its rounding, and is the only one that autograd
-    sees: d(A⁻¹B) = A⁻¹(dB - dA·A⁻¹B), the gradient of the solve.
+    Autograd sees a second solve alone, for what the first leaves over: d(A⁻¹B) = A⁻¹(dB - dA·A⁻¹B).
     """
-    shifts = gram.trace() / len(gram) * torch.tensor(rhos, dtype=gram.dtype, device=gram.device)[:, None, None]
-    with torch.no_grad():
-        values, vectors = torch.linalg.eigh(gram)
-        inverses = (values.clamp_min(0)[:, None] + shifts).reciprocal()
-        found = vectors @ (inverses * (vectors.T @ right))
-    solved: Tensor = found + vectors @ (inverses * (vectors.T @ (right - gram @ found - shifts * found)))
-    return solved
+    mean = gram.trace() / len(gram)
+    solved = []
+    for rho in rhos:
+        shift = max(rho, len(gram) * torch.finfo(gram.dtype).eps) * mean
+        with torch.no_grad():
+            root = torch.linalg.cholesky(gram + shift * torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
+            found = torch.cholesky_solve(right, root)
+        if gram.requires_grad:
+            found = found + torch.cholesky_solve(right - gram @ found - shift * found, root)
+        solved.append(found)
+    return torch.stack(solved)
 
 
 def _rbf(fitted: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -224,9 +224,9 @@ def choose_shrinkage(
     return ShrinkageChoice(best, (best,) * len(x_harmful), "auto", tuple(zip(map(float, grid), scores, strict=True)))
 
 
-def ledoit_wolf(x: Tensor) -> float:
-    """ρ = δ/(1 - δ) of Ledoit and Wolf (2004) for K = XᵀX, about the origin; at most `LARGEST_SHRINKAGE`."""
-    (n, d), gram = x.shape, x.T @ x / len(x)
+def ledoit_wolf(x: Tensor, gram: Tensor | None = None) -> float:
+    """ρ = δ/(1 - δ) of Ledoit and Wolf (2004) for K = XᵀX, about the origin; `gram` is K/N; at most 1e3."""
+    (n, d), gram = x.shape, x.T @ x / len(x) if gram is None else gram
     size, mean = float(gram.square().sum()), float(gram.trace()) / d
     noise = (float(x.square().sum(1).square().mean()) - size) / n  # Σ_n‖x_nx_nᵀ - K/N‖²_F/N²
     spread = size - d * mean**2
