@@ -64,12 +64,12 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
             return deep_experiment.run(cfg, folder, quiet=quiet, given=given)
     from immunize.running.assembling import build_loggers
     from immunize.running.experiment import build_cross_fit, build_data, fit_each, threads
-    from immunize.running.recording import evaluate_fits, new_record, save
+    from immunize.running.recording import evaluate_fits, logged_run, new_record, save
 
     clock = time.perf_counter()
     record = new_record(cfg, given)
     data = build_data(cfg)
-    loggers = build_loggers(cfg, folder)
+    loggers = build_loggers(cfg, folder, logged_run(record, (data.pretrain.name, data.harmful.name)))
 
     pairs, fits = {"fit": data}, {}
     if data.held_out_protocol == "cross_fit" and cfg.selection is None:

@@ -290,7 +290,7 @@ def test_logger_instantiates(choice: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("WANDB_MODE", "offline")
     if choice == "tensorboard":
         pytest.importorskip("tensorboard")
-    loggers = build_loggers(composed(f"logger={choice}"), tmp_path)
+    loggers = build_loggers(composed(f"logger={choice}"), tmp_path, {})
     assert len(loggers) == (0 if choice == "none" else 1)
     assert all(isinstance(logger, Logger) for logger in loggers)
 

@@ -43,10 +43,11 @@ _KEYS = [
 
 
 def result_rows(record: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Column names, and one row a part and estimator; the identity stands beside θ in each."""
+    """Column names, and one row a part and estimator, of networks by groups too; what θ began as stands beside."""
     rows = [
-        [part, estimator, *(numbers[key] for key in _KEYS)]
-        for part, estimators in record["metrics"].items()
+        [f"{part}{of}", estimator, *(numbers[key] for key in _KEYS)]
+        for of, kind in {"": "metrics", ", groups": "metrics_groups"}.items()
+        for part, estimators in record.get(kind, {}).items()
         for estimator, numbers in estimators.items()
     ]
     return COLUMNS, rows

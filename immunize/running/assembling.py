@@ -6,7 +6,9 @@ Sees every room; no room sees it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -21,6 +23,7 @@ from immunize.features import LinearExtractor
 from immunize.objective import Objective, new_head, task_loss
 from immunize.training import LinearModule
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop, progress
+from immunize.training.loggers import wandb_logger
 
 __all__ = [
     "HEAD_STREAM",
@@ -51,15 +54,24 @@ def build_extractor(cfg: DictConfig, n_features: int) -> LinearExtractor:
     return extractor
 
 
-def build_loggers(cfg: DictConfig, folder: Path) -> list[Logger]:
+def build_loggers(cfg: DictConfig, folder: Path, run: Mapping[str, Any]) -> list[Logger]:
     """The logger that the configuration names, writing into `folder`; none for `logger=none`.
+
+    Args:
+        cfg: the composed configuration.
+        folder: the output folder.
+        run: what the run is called and made of, for a logger that other runs share.
 
     Raises:
         UserError: a package that the logger needs is missing.
     """
-    if cfg.logger.get("_target_") is None:
+    target = cfg.logger.get("_target_")
+    if target is None:
         return []
-    return [build(cfg.logger, save_dir=str(folder))]
+    if target != f"{wandb_logger.__module__}.{wandb_logger.__name__}":
+        return [build(cfg.logger, save_dir=str(folder))]
+    # As plain data: the classes that its configuration names are not to be built.
+    return [build(cfg.logger, save_dir=str(folder), run=dict(run), _recursive_=False, _convert_="all")]
 
 
 def build_objective(cfg: DictConfig) -> Objective:

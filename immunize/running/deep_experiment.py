@@ -30,6 +30,7 @@ from immunize.features.store import Features
 from immunize.objective import Head, Objective
 from immunize.processes import end_with_parent, is_first, process_count, run_processes, started_outside
 from immunize.records import CHECKPOINT, peak_memory_mib, read_record, write_record
+from immunize.report import result_rows
 from immunize.running.appending import append_computed
 from immunize.running.assembling import build_loggers, build_objective
 from immunize.running.deep_assembling import build_deep_module, build_pair, device_of_run, method_of, theta_0_facts
@@ -37,9 +38,9 @@ from immunize.running.deep_evaluation import cached_sets, data_facts, evaluated,
 from immunize.running.deep_fit import TRAINING, DeepFit, train
 from immunize.running.experiment import quiet_lightning
 from immunize.running.measuring import Measured, both_features, by_set, fingerprints, head_of, measured_sets
-from immunize.running.recording import flat_metrics, new_record
+from immunize.running.recording import flat_curves, flat_metrics, logged_run, new_record
 from immunize.threads import cpu_threads, threads_in_force
-from immunize.training.loggers import close_loggers
+from immunize.training.loggers import close_loggers, log_results
 
 __all__ = ["run"]
 
@@ -88,7 +89,7 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
             sets = cached_sets(cfg, net, sets, device)
             for role in ROLES:
                 pair.replace_fit(role, sets["fit"][role])
-        loggers = build_loggers(cfg, folder)
+        loggers = build_loggers(cfg, folder, logged_run(record, [pair.source(role).name for role in ROLES]))
         fit = DeepFit("finished", 0.0, 0)
         if objective.trains:
             classes = tuple(pair.harmful_sets.values())
@@ -184,20 +185,18 @@ def _save(record: dict[str, Any], folder: Path, released: nn.Module, loggers: li
     try:
         if done:
             with quiet_lightning():
-                for logger in loggers:
-                    logger.log_metrics(_logged(record), step=fit.steps)
+                numbers, curves = (_of_sets(record, what) for what in (flat_metrics, flat_curves))
+                log_results(loggers, numbers, result_rows(record), curves, None, step=fit.steps)
         close_loggers(loggers, success=done)
     except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe
         log.warning("the record is written, but not the log: %s", error)
 
 
-def _logged(record: dict[str, Any]) -> dict[str, float]:
-    """The numbers; of several harmful data sets the weakest's, and each set's by its name."""
+def _of_sets(record: dict[str, Any], what: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """Numbers or curves by name; of several harmful data sets the weakest's, and each set's by its name."""
     named = {f"{name}/": of for name, of in record.get("harmful_sets", {}).items()}
     return {
-        f"{before}{name}": value
-        for before, of in {"": record, **named}.items()
-        for name, value in flat_metrics(of).items()
+        f"{before}{name}": value for before, of in {"": record, **named}.items() for name, value in what(of).items()
     }
 
 

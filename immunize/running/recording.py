@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from immunize.running.assembling import build_objective
 from immunize.running.experiment import Fit, quiet_lightning
 from immunize.training.loggers import close_loggers, log_results
 
-__all__ = ["evaluate_fits", "evaluate_thetas", "flat_metrics", "new_record", "save"]
+__all__ = ["evaluate_fits", "evaluate_thetas", "flat_curves", "flat_metrics", "logged_run", "new_record", "save"]
 
 
 def new_record(cfg: DictConfig, given: Iterable[str] = ()) -> dict[str, Any]:
@@ -68,6 +68,33 @@ def new_record(cfg: DictConfig, given: Iterable[str] = ()) -> dict[str, Any]:
         "without_effect": without_effect,
         "config_hash": config_hash(plain),
         **provenance(),
+    }
+
+
+def logged_run(record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What W&B is told of a run before it begins, so that those of a sweep can be told apart, grouped and plotted.
+
+    Args:
+        record: new.
+        names: of D_P and D_H.
+
+    Returns:
+        "name", "group" (the experiment, or network and data sets), "tags" and "config", the settings in force.
+    """
+    config, pair = record["config"], f"{names[0]} against {names[1]}"
+    experiment = config["experiment"]["name"]
+    objective, method = config.get("objective", {}), config["method"]
+    weights = {"λ_P": "lambda_well", "λ_H": "lambda_ill"}
+    told = {sign: method.get(key, objective.get(key)) for sign, key in weights.items()} | {
+        "η": objective.get("learning_rate")
+    }
+    chosen = " ".join(f"{sign}={value:g}" for sign, value in told.items() if value is not None)
+    words = (record["method"], record["model"], pair, chosen, f"seed={record['seed']}", record["config_hash"][:6])
+    return {
+        "name": " ".join(word for word in words if word),
+        "group": experiment or f"{record['model']}: {pair}",
+        "tags": list(dict.fromkeys((record["method"], record["model"], *names, *([experiment] if experiment else [])))),
+        "config": {**config, "config_hash": record["config_hash"]},
     }
 
 
@@ -163,7 +190,7 @@ def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: li
                 from immunize.report.figures import norm_ratio_figure  # half a second of import time
 
                 norm_ratio_figure(record, figure)
-            final = (flat_metrics(record), result_rows(record), _flat_curves(record), figure)
+            final = (flat_metrics(record), result_rows(record), flat_curves(record), figure)
             with quiet_lightning():
                 log_results(loggers, *final, step=fits["fit"].steps)
         close_loggers(loggers, success=done)
@@ -202,15 +229,18 @@ def flat_metrics(record: dict[str, Any]) -> dict[str, float]:
         record: of a run, or what it has of one harmful data set.
 
     Returns:
-        `metrics` as "part/estimator/name", `separability` as "part/role/which/measure/ρ".
+        `metrics` as "part/estimator/name", those of a network's groups as "part/groups/estimator/name",
+        `pretrain_accuracy` as "pretrain_accuracy/which", `separability` as "part/role/which/measure/ρ".
     """
     ratios = {
-        f"{part}/{estimator}/{name}": value
-        for part, estimators in record["metrics"].items()
+        f"{part}/{of}{estimator}/{name}": value
+        for of, kind in {"": "metrics", "groups/": "metrics_groups"}.items()
+        for part, estimators in record.get(kind, {}).items()
         for estimator, numbers in estimators.items()
         for name, value in numbers.items()
         if isinstance(value, float)
     }
+    kept = {f"pretrain_accuracy/{which}": value for which, value in record.get("pretrain_accuracy", {}).items()}
     learned = {
         f"{part}/{role}/{which}/{measure}/{rho}": value
         for part, roles in record["separability"].items()
@@ -219,14 +249,23 @@ def flat_metrics(record: dict[str, Any]) -> dict[str, float]:
         for measure, of in measures.items()
         for rho, value in of.items()
     }
-    return ratios | learned
+    return ratios | kept | learned
 
 
-def _flat_curves(record: dict[str, Any]) -> dict[str, tuple[list[int], list[float]]]:
+def flat_curves(record: dict[str, Any]) -> dict[str, tuple[list[int], list[float]]]:
+    """The probe's curves of a record as loggers take them, steps and values.
+
+    Args:
+        record: of a run, or what it has of one harmful data set.
+
+    Returns:
+        norm ratios as "norm_ratio/part/role/which"; a network's accuracies as "probe/optimizer/role/which" (Fig. 3).
+    """
     return {
-        f"{part}/{name}/{which}": (curve["steps"], curve["ratio"])
-        for part, sets in record["curves"]["norm_ratio"].items()
-        for name, extractors in sets.items()
+        f"{what}/{of}/{role}/{which}": (curve["steps"], curve[values])
+        for what, values in {"norm_ratio": "ratio", "probe": "accuracy"}.items()
+        for of, roles in record["curves"].get(what, {}).items()
+        for role, extractors in roles.items()
         for which, curve in extractors.items()
         if curve is not None
     }

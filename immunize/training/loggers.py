@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 __all__ = ["close_loggers", "log_results", "wandb_logger"]
 
 
-def wandb_logger(project: str, save_dir: str, **options: Any) -> WandbLogger:
+def wandb_logger(project: str, save_dir: str, *, run: Mapping[str, Any] | None = None, **options: Any) -> WandbLogger:
     """A W&B logger that stays offline unless the user is logged in, so that no account is ever needed.
 
     WANDB_MODE, where set, decides instead.
@@ -21,10 +21,12 @@ def wandb_logger(project: str, save_dir: str, **options: Any) -> WandbLogger:
     Args:
         project: the W&B project.
         save_dir: where `wandb/` is created.
-        options: further arguments of Lightning's WandbLogger.
+        run: what the run is called and made of, "name", "group", "tags" and "config", unless `options` say otherwise.
+        options: further arguments of Lightning's WandbLogger; those that are null are not passed on.
     """
     offline = "WANDB_MODE" not in os.environ and not _logged_in()
-    return WandbLogger(project=project, save_dir=save_dir, offline=offline, **options)
+    told = {**(run or {}), **{name: value for name, value in options.items() if value is not None}}
+    return WandbLogger(project=project, save_dir=save_dir, offline=offline, **told)
 
 
 def log_results(
@@ -36,14 +38,14 @@ def log_results(
     *,
     step: int,
 ) -> None:
-    """Write the final numbers to every logger; a W&B run also gets the table, the norm-ratio curves and the figure.
+    """Write the final numbers to every logger; a W&B run also gets the table, the probe's curves and the figure.
 
     Args:
         loggers: those of the run.
         numbers: flat names to values.
         table: column names and rows of the final table.
-        curves: name to (steps, norm ratios).
-        figure: the norm-ratio figure, PNG; None if none was drawn.
+        curves: name, "<what>/...", to (steps of the probe, values).
+        figure: the figure of the curves, PNG; None if none was drawn.
         step: the step they belong to.
     """
     for logger in loggers:
@@ -53,10 +55,10 @@ def log_results(
         import wandb
 
         run = logger.experiment
-        run.define_metric("norm_ratio/*", step_metric="probe_step")
-        for name, (steps, ratios) in curves.items():
-            for probe_step, ratio in zip(steps, ratios, strict=True):
-                run.log({"probe_step": probe_step, f"norm_ratio/{name}": ratio})
+        for name, (steps, values) in curves.items():
+            run.define_metric(name, step_metric="probe_step")
+            for probe_step, value in zip(steps, values, strict=True):
+                run.log({"probe_step": probe_step, name: value})
         columns: list[str | int]
         columns, rows = list(table[0]), table[1]
         drawn = {} if figure is None else {"figure": wandb.Image(str(figure))}

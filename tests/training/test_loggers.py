@@ -16,7 +16,7 @@ import pytest
 
 from immunize.spectrum import ESTIMATORS
 from immunize.training.loggers import wandb_logger
-from tests.composing import SGD, run_tiny
+from tests.composing import SGD, run_tiny, run_tiny_deep
 
 WATCHED = ("RIR", "ratio_harmful", "ratio_pretrain", "R_well", "R_ill", "kappa_pretrain", "kappa_harmful")
 STEPS = ("objective.epochs=6", "log_every=1", "monitor_every=2", "probe_steps=20")
@@ -132,19 +132,26 @@ def stored(path: Path) -> Iterator[Any]:
 
 
 class StoredRun:
-    """One offline run: its history rows, summary, exit code and files."""
+    """One offline run: what it is called, its configuration, history rows, summary, exit code and files."""
 
     def __init__(self, folder: Path) -> None:
         (self.path,) = folder.rglob("run-*.wandb")
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self.exits: list[int] = []
+        self.config: dict[str, Any] = {}
+        self.name = self.group = ""
+        self.tags: list[str] = []
         for record in stored(self.path):
             kind = record.WhichOneof("record_type")
             if kind == "history":
                 self.history.append({self._key(item): json.loads(item.value_json) for item in record.history.item})
             elif kind == "summary":
                 self.summary |= {self._key(item): json.loads(item.value_json) for item in record.summary.update}
+            elif kind == "run":
+                self.name, self.group = record.run.display_name, record.run.run_group
+                self.tags = list(record.run.tags)
+                self.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
             elif kind == "exit":
                 self.exits.append(record.exit.exit_code)
 
@@ -212,17 +219,55 @@ def test_offline_wandb_run_stores_everything(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_runs_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
-    """A multirun is one process, and W&B continues a run that was left open."""
-    rir = {}
-    for name, seed in (("a", 0), ("b", 1)):
-        rir[name] = run_tiny(tmp_path / name, *STEPS, "logger=wandb", f"seed={seed}")["metrics"]["fit"]["spectrum"][
-            "rir"
-        ]
+    """A multirun is one process, and W&B continues a run that was left open. Its runs can be told apart and plotted."""
+    rir, names = {}, set()
+    for name, seed, weight in (("a", 0, 1e5), ("b", 1, 1e5), ("c", 1, 1e6)):
+        words = (f"seed={seed}", f"objective.lambda_ill={weight}")
+        record = run_tiny(tmp_path / name, *STEPS, "logger=wandb", *words, "experiment.name=a_sweep")
+        rir[name] = record["metrics"]["fit"]["spectrum"]["rir"]
+        run = closed_run(tmp_path / name)
+        assert (run.config["seed"], run.config["objective"]["lambda_ill"]) == (seed, weight)
+        assert run.config["method"]["name"] == "ours"
+        assert run.config["config_hash"] == record["config_hash"]
+        assert run.group == "a_sweep"
+        assert set(run.tags) == {"ours", "linear", "synthetic", "a_sweep"}
+        assert f"λ_H={weight:g}" in run.name
+        assert f"seed={seed}" in run.name
+        names.add(run.name)
+    assert len(names) == 3
     for name, value in rir.items():
         run = closed_run(tmp_path / name)
         assert run.exits == [0]
         assert [row["fit/spectrum/rir"] for row in run.history if "fit/spectrum/rir" in row] == [value]
         assert sorted(run.of("loss")) == list(range(6))
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_network_s_run_stores_the_paper_s_numbers_and_the_fine_tune_curves(tmp_path: Path) -> None:
+    own = ("logger=wandb", "logger.group=mine", "logger.tags=[one]", "deep.probe_steps={gd:3,sgd:3}")
+    record = run_tiny_deep(tmp_path, *own)
+    run = closed_run(tmp_path)
+    assert run.exits == [0]
+    assert (run.group, run.tags) == ("mine", ["one"])  # the user's words go first
+    assert run.name.startswith("ours resnet_small digits against digits ")
+    assert run.config["model"]["architecture"] == record["config"]["model"]["architecture"]
+    assert "probe_steps" not in run.config  # of linear models: not in force
+    final = run.history[-1]
+    for part in ("fit", "held_out"):
+        for kind, of in (("", "metrics"), ("groups/", "metrics_groups")):
+            for name in ("rir", "ratio_harmful", "ratio_pretrain", "kappa_harmful"):
+                assert final[f"{part}/{kind}spectrum/{name}"] == record[of][part]["spectrum"][name]
+    for which in ("before", "after"):
+        assert final[f"pretrain_accuracy/{which}"] == record["pretrain_accuracy"][which]
+    for optimizer in ("gd", "sgd"):
+        for role in ("pretrain", "harmful"):
+            for which in ("immunized", "theta_0"):
+                curve = record["curves"]["probe"][optimizer][role][which]
+                found = run.of(f"probe/{optimizer}/{role}/{which}", by="probe_step")
+                assert found == dict(zip(curve["steps"], curve["accuracy"], strict=True))
+    table = json.loads((run.path.parent / "files" / final["results.path"]).read_text())
+    assert {row[0] for row in table["data"]} == {"fit", "held_out", "fit, groups", "held_out, groups"}
+    assert sorted(run.of("batch/RIR")) == list(range(0, record["training"]["fit"]["steps"], 2))
 
 
 @pytest.mark.usefixtures("offline")
