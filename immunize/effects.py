@@ -228,7 +228,7 @@ def _of_kind(config: Config, deep: bool) -> Idle:
     return own
 
 
-_OF_LINEAR = ("lr_decay", "early_stopping")
+_OF_LINEAR = ("lr_decay",)
 
 
 def _of_start(model: Config) -> list[str]:

@@ -58,7 +58,8 @@ class ObjectiveConfig:
         balance: set λ_P and λ_H from the gradient norms (C.2) instead of from the two above.
         balance_multiplier: 1, 2, 3 or 5.
         balance_every: steps between two balancings; 0 balances once, before the first step.
-        early_stopping: hold a validation split out of `fit` and keep the best θ by its RIR.
+        early_stopping: hold a validation split out of `fit` and keep the best θ by its RIR; of a network by its RIR
+            where D_P's accuracy is kept (C.2).
         validation_fraction: its share of the rows.
         check_every: steps between two looks at it.
         patience: looks without improvement before stopping.

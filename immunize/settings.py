@@ -70,7 +70,6 @@ DEEP_RULES: tuple[Rule, ...] = (
     _precondition("features", "none"),
     ("objective.lr_decay", lambda value: value is None, "null for a deep model"),
     ("objective.harmful", lambda value: value in ("sum", "worst"), "sum or worst"),
-    ("objective.early_stopping", lambda value: not value, "false for a deep model; use selection=validation"),
     ("guard", lambda value: str(getattr(value, "value", value)) == "off", "off: Theorem 4.3 is about linear models"),
     ("init._target_", lambda value: value is None, "left out (init=none) for a deep model, which starts at θ_0"),
     ("deep.workers", lambda value: value >= 0, "at least 0"),

@@ -31,6 +31,7 @@ from immunize.running.deep_fit import TRAINING
 from immunize.running.measuring import Measured, both_features
 from immunize.training import DeepModule
 from immunize.training.callbacks import Resuming, Throughput
+from immunize.training.callbacks.signatures import SIGNATURES
 from tests.commands import ENVIRONMENT, run
 from tests.composing import DEEP, compose_config, killed, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, break_inside, write_cars
@@ -494,6 +495,23 @@ def test_a_multirun_of_two_processes_each(tmp_path: Path) -> None:
                     assert rir == pytest.approx(of["rir"], rel=1e-4 if estimator == "spectrum" else 1e-9)
 
 
+# The safety net.
+
+
+def test_early_stopping_keeps_the_best_look_at_images_set_aside_and_the_record_has_what_failed(tmp_path: Path) -> None:
+    stopping = ("objective.early_stopping=true", "objective.check_every=2", "objective.patience=2")
+    record = run_tiny_deep(tmp_path, *stopping, "objective.learning_rate=0.3")
+    fit = record["training"]["fit"]
+    assert fit["steps"] % 2 == 0
+    assert fit["steps"] - 4 <= fit["early_stopping"]["best_step"] <= fit["steps"]
+    assert record["config"]["objective"]["validation_fraction"] == 0.2  # in force
+    assert record["config"]["objective"]["patience"] == 2
+    if fit["early_stopping"]["best_step"] == 0:  # θ_0 was put back
+        assert record["metrics"]["fit"]["spectrum"]["rir"] == pytest.approx(1)
+        assert record["pretrain_accuracy"]["after"] == record["pretrain_accuracy"]["before"]
+    assert {one["name"] for one in fit["warnings"]} <= {*SIGNATURES, "pretrain_accuracy_falling"}
+
+
 # Bad input.
 
 
@@ -503,7 +521,7 @@ def test_a_multirun_of_two_processes_each(tmp_path: Path) -> None:
         (["objective=linear_digits"], "objective.loss"),
         (["guard=warn"], "Theorem 4.3"),
         (["init=closed_form"], "init=none"),
-        (["objective.early_stopping=true"], "early_stopping"),
+        (["objective.early_stopping=true", "objective.patience=0"], "objective.patience has to be at least 1"),
         (["method.precondition=inverse_free"], "method.precondition has to be one of features, none"),
         (["objective.augment=true", "objective.cache_frozen=true"], "augment"),
         (["deep.group_size=1000"], "fewer images than a group"),

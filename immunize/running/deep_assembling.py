@@ -13,8 +13,10 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
+from torch.utils.data import Dataset, Subset
 
 from immunize.building import build, build_sources
+from immunize.data import ROLES, Role
 from immunize.data.images import ImagePair, as_image_source
 from immunize.errors import UserError
 from immunize.evaluation.deep import EvaluationSettings
@@ -23,7 +25,10 @@ from immunize.objective import Objective, task_loss
 from immunize.records import file_digest
 from immunize.running.assembling import HEAD_STREAM, arguments_of, build_objective
 from immunize.training import DeepModule
-from immunize.training.callbacks import BatchMonitor, GradientBalance, Resuming, StepLimit, Throughput
+from immunize.training.callbacks import GradientBalance, NetworkWatch, Resuming, StepLimit, Throughput
+
+WATCHED_GROUPS = 5
+"""So many of `deep.groups` times `deep.group_size` images of each data set are watched while a network trains."""
 
 __all__ = [
     "build_deep_callbacks",
@@ -54,7 +59,7 @@ def build_pair(cfg: DictConfig) -> tuple[ImagePair, DeepExtractor]:
         epochs_on=objective.epochs_on,
         transform_fit=net.transform(train=bool(objective.augment)),
         transform_eval=net.transform(),
-        validation_fraction=objective.validation_fraction if cfg.selection else 0.0,
+        validation_fraction=objective.validation_fraction if objective.early_stopping or cfg.selection else 0.0,
         workers=cfg.deep.workers,
         pin_memory=torch.cuda.is_available(),
         seed=cfg.seed,
@@ -158,9 +163,25 @@ def optimizer_factory(node: DictConfig, learning_rate: float) -> Any:
 
 
 def build_deep_callbacks(
-    cfg: DictConfig, objective: Objective, reference: DeepExtractor, checkpoint: Path, *, run_hash: str, quiet: bool
+    cfg: DictConfig,
+    objective: Objective,
+    reference: DeepExtractor,
+    pair: ImagePair,
+    checkpoint: Path,
+    *,
+    run_hash: str,
+    quiet: bool,
 ) -> dict[str, Callback]:
     """What watches the training, by name, in the order in which Lightning is to call them.
+
+    Args:
+        cfg: the composed configuration.
+        objective: the method.
+        reference: θ_0.
+        pair: the data, set up.
+        checkpoint: where the training is kept.
+        run_hash: of its configuration and of θ_0.
+        quiet: show no progress.
 
     Raises:
         UserError: a setting that one of them refuses.
@@ -174,7 +195,14 @@ def build_deep_callbacks(
             logging.getLogger(__name__).warning(
                 "objective.balance=true has no effect: method=%s has no λ that it could set", cfg.method.name
             )
-        callbacks["monitor"] = BatchMonitor(reference, cfg.monitor_every)
+        stopping = settings.early_stopping
+        callbacks["watch"] = NetworkWatch(
+            reference,
+            _watched(cfg, pair),
+            every=settings.check_every if stopping else cfg.monitor_every,
+            patience=settings.patience if stopping else None,
+            quiet=quiet,
+        )
         if settings.max_steps is not None:
             callbacks["step_limit"] = StepLimit(settings.max_steps)
         callbacks["throughput"] = Throughput(cfg.method.name, max_steps=settings.max_steps, quiet=quiet)
@@ -182,6 +210,18 @@ def build_deep_callbacks(
     except ValueError as error:
         raise UserError(str(error)) from None
     return callbacks
+
+
+def _watched(cfg: DictConfig, pair: ImagePair) -> dict[Role, Dataset[Any]]:
+    """Images of both data sets that are looked at while training: those set aside if there are any, else of `fit`."""
+    most = cfg.deep.group_size * min(cfg.deep.groups, WATCHED_GROUPS)
+    found: dict[Role, Dataset[Any]] = {}
+    for role in ROLES:
+        aside = pair.validation(role)
+        images = pair.measured(role).fit if aside is None else aside
+        drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(cfg.seed))[:most]
+        found[role] = Subset(images, drawn.tolist())
+    return found
 
 
 def build_deep_trainer(cfg: DictConfig, loggers: list[Logger], callbacks: list[Callback]) -> Trainer:

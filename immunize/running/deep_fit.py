@@ -22,7 +22,7 @@ from immunize.features import DeepExtractor
 from immunize.running.deep_assembling import build_deep_callbacks, build_deep_trainer
 from immunize.running.experiment import quiet_lightning
 from immunize.training import DeepModule
-from immunize.training.callbacks import GradientBalance, Throughput, place_in
+from immunize.training.callbacks import GradientBalance, NetworkWatch, Throughput, place_in
 
 __all__ = ["TRAINING", "DeepFit", "signal_behind", "train"]
 
@@ -81,7 +81,7 @@ def train(
     place = place_in(checkpoint, run_hash) if cfg.resume and not cfg.overwrite else None
     if place is not None:
         pair.go_on(*place)
-    callbacks = build_deep_callbacks(cfg, module.objective, reference, checkpoint, run_hash=run_hash, quiet=quiet)
+    callbacks = build_deep_callbacks(cfg, module.objective, reference, pair, checkpoint, run_hash=run_hash, quiet=quiet)
     trainer = build_deep_trainer(cfg, loggers, list(callbacks.values()))
     started = time.perf_counter()
     fit = DeepFit("finished", 0.0, 0)
@@ -106,7 +106,7 @@ def train(
     for name, callback in callbacks.items():
         if isinstance(callback, GradientBalance):
             fit.facts[name] = callback.facts(module)
-        elif isinstance(callback, Throughput):
+        elif isinstance(callback, NetworkWatch | Throughput):
             fit.facts |= callback.facts()
     return fit
 

@@ -38,6 +38,7 @@ from immunize.spectrum.separability import (
     cross_fitted_correlation,
     folds_of,
     in_sample_share,
+    probe_correlation,
     target_columns,
 )
 from immunize.spectrum.shrinkage import (
@@ -111,6 +112,7 @@ __all__ = [
     "ledoit_wolf",
     "lift_map",
     "plain_directions",
+    "probe_correlation",
     "r_ill",
     "r_ill_of_features",
     "r_well",

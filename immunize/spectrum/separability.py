@@ -34,6 +34,7 @@ __all__ = [
     "cross_fitted_correlation",
     "folds_of",
     "in_sample_share",
+    "probe_correlation",
     "target_columns",
 ]
 
@@ -148,6 +149,21 @@ def cross_fitted_correlation(
     found = size > (_rounding(features) ** 2) * scale  # a probe of rounding noise points anywhere
     inner = (predicted * y_b).sum((1, 2))
     return torch.where(found, inner / (torch.where(found, size, scale) * scale).sqrt(), 0 * inner)
+
+
+def probe_correlation(features: Tensor, targets: Tensor, rho: float = 1e-2) -> float:
+    """One number for a curve: c with one half of the rows judged and the other fitted on.
+
+    Args:
+        features: (N, D) float64.
+        targets: as for :func:`in_sample_share`.
+        rho: ρ > 0.
+
+    Raises:
+        TypeError: features that are not float64.
+        ValueError: as for :func:`cross_fitted_correlation`.
+    """
+    return float(cross_fitted_correlation(features, targets, folds_of(targets, 2) == 0, (rho,)))
 
 
 def cross_fitted_accuracy(features: Tensor, classes: Tensor, judged: Tensor, rhos: Sequence[float] = RHOS) -> Tensor:

@@ -292,7 +292,9 @@ def deep(record: Record) -> Record:
 
 def test_page_of_a_deep_network(deep: Record) -> None:
     deep["metrics"]["held_out"]["spectrum"]["interval"]["rir"] = [0.0, None]  # one unit: nothing is known
-    page = check(run_page(deep, None, {"batch/RIR": ([0.0, 2.0], [1.5, 2.5])}))
+    page = check(
+        run_page(deep, None, {"RIR": ([2.0, 4.0], [1.5, 2.5]), "accuracy_pretrain": ([2.0, 4.0], [90.0, 89.0])})
+    )
     keys = [a["id"] for a in page.of("section")]
     assert keys == ["verdicts", "ratios", "training", "spectra", "probes", "attacks", "provenance"]
     assert page.text.count("Definition 3.1 on") == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from immunize.data import ROLES
 from immunize.data.images.sampling import StreamSampler, stream_loader
 from immunize.errors import DivergedError
 from immunize.features import DeepExtractor
@@ -19,9 +21,9 @@ from immunize.objective import task_loss
 from immunize.objective.ill_only import IllOnly
 from immunize.objective.imma import Imma
 from immunize.objective.ours import Ours
-from immunize.spectrum import condition_number, spectrum_of
+from immunize.spectrum import condition_number, cross_fitted_correlation, folds_of, spectrum_of
 from immunize.training import DeepModule
-from immunize.training.callbacks import BatchMonitor, GradientBalance, Throughput
+from immunize.training.callbacks import GradientBalance, NetworkWatch, Throughput
 from tests.composing import MemoryLogger
 
 D, CLASSES, BATCH = 6, 3, 8
@@ -127,26 +129,108 @@ def test_balance_makes_the_gradient_norms_multiples_of_the_task_loss() -> None:
     assert norms["ill"] == pytest.approx(3 * norms["task"], rel=1e-5)
 
 
-def test_monitor_logs_the_ratio_to_theta_0_on_the_batch() -> None:
-    module, logger = module_of(), MemoryLogger()
+def watched(count: int = 40) -> dict[Any, Any]:
+    """Images whose classes the network can tell apart by a probe, with the labels of the training loaders."""
+    g = torch.Generator().manual_seed(7)
+    return {role: TensorDataset(torch.randn(count, 5, generator=g), torch.arange(count) % CLASSES) for role in ROLES}
+
+
+def test_a_watch_sees_kappa_accuracy_and_what_can_be_learned_on_the_same_images_throughout() -> None:
+    module, logger, images = module_of(), MemoryLogger(), watched()
     reference = module.net.reference()
-    seen: dict[int, float] = {}
+    seen: dict[int, dict[str, float]] = {}
 
     class Look(pl.Callback):
-        def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
-            x = batch["harmful"][0]
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
             with torch.no_grad():
-                kappas = [condition_number(spectrum_of(n(x).double())).value for n in (module.net, reference)]
-            seen[trainer.global_step] = kappas[0] / kappas[1]
+                f = {role: (module.net(x.tensors[0]), reference(x.tensors[0])) for role, x in images.items()}
+                kappas = [[condition_number(spectrum_of(x.double())).value for x in f[role]] for role in ROLES]
+                right = module.net.head(f["pretrain"][0]).argmax(1) == images["pretrain"].tensors[1]
+            (p, p_0), (h, h_0) = kappas
+            y = images["harmful"].tensors[1]
+            learned = cross_fitted_correlation(f["harmful"][0].double(), y, folds_of(y, 2) == 0, (1e-2,))
+            seen[trainer.global_step] = {
+                "ratio_pretrain": p / p_0, "ratio_harmful": h / h_0, "RIR": (h / h_0) / (p / p_0),
+                "kappa_harmful": h, "accuracy_pretrain": 100 * float(right.double().mean()),
+                "separability_harmful": float(learned),
+            }  # fmt: skip
 
-    fit(module, BatchMonitor(reference, 2), Look(), steps=5, logger=logger)
-    logged = logger.of("batch/ratio_harmful")
-    assert list(logged) == [0, 2, 4]
-    assert logged[0] == 1.0
-    for step, value in logged.items():
-        assert value == pytest.approx(seen[int(step or 0)], rel=1e-9)
+    watch = NetworkWatch(reference, images, every=2)
+    fit(module, watch, Look(), steps=5, logger=logger)
+    for name in seen[5]:
+        logged = logger.of(name)
+        assert list(logged) == [2, 4, 5]  # the last step always
+        for step, value in logged.items():
+            assert value == pytest.approx(seen[int(step or 0)][name], rel=1e-9), name
     with pytest.raises(ValueError, match="monitor_every"):
-        BatchMonitor(reference, 0)
+        NetworkWatch(reference, images, every=0)
+    with pytest.raises(ValueError, match="patience"):
+        NetworkWatch(reference, images, every=1, patience=0)
+
+
+def in_turn(module: DeepModule, looks: list[tuple[float, float]], patience: int = 2) -> NetworkWatch:
+    """A watch for early stopping that sees, look after look, the RIR and the accuracy that it is told."""
+    watch = NetworkWatch(module.net.reference(), watched(), every=1, patience=patience)
+    told, look = iter(looks), watch._look
+
+    def planted(trainer: Any, of: Any) -> Any:
+        found, numbers = look(trainer, of)
+        rir, accuracy = next(told)
+        return found, numbers | {"RIR": rir, "accuracy_pretrain": accuracy}
+
+    watch._look = planted  # type: ignore[method-assign]
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("looks", "best", "steps"),
+    [
+        ([(1, 0), (3, 0), (5, 0), (4, 0), (4, 0), (9, 0)], 2, 4),  # two looks without improvement
+        ([(1, 0), (3, 0), (50, -2), (50, -2), (9, 0)], 1, 3),  # a larger RIR that costs D_P more than a point
+        ([(1, 0), (8, -3), (9, -3), (9, 0)], 0, 2),  # nothing worth keeping: θ_0
+        ([(1, 0), (2, 0), (3, 0), (3, 0), (4, -0.9), (4, 0)], 4, 5),  # to the end of the training
+    ],
+)
+def test_early_stopping_keeps_the_largest_rir_that_spares_the_accuracy(
+    looks: list[tuple[float, float]], best: int, steps: int
+) -> None:
+    module = module_of()
+    start = 100 * float(
+        (module.net.head(module.net(watched()["pretrain"].tensors[0])).argmax(1) == watched()["pretrain"].tensors[1])
+        .double()
+        .mean()
+    )
+    kept: dict[int, dict[str, Tensor]] = {0: state(module)}
+
+    class Keep(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            kept[trainer.global_step] = state(module)
+
+    watch = in_turn(module, [(rir, start + more) for rir, more in looks] + [(1.0, start)])
+    trainer = fit(module, watch, Keep(), steps=5)
+    assert trainer.global_step == steps
+    facts = watch.facts()["early_stopping"]
+    assert facts["best_step"] == best
+    assert facts["best_val_log_rir"] == pytest.approx(math.log(looks[best][0]))
+    for name, value in state(module).items():
+        assert torch.equal(value, kept[best][name]), name
+    again = NetworkWatch(module.net.reference(), watched(), every=1, patience=2)
+    again.load_state_dict(watch.state_dict())  # of a training that goes on later
+    assert again.facts()["early_stopping"] == facts
+
+
+def test_a_watch_warns_of_a_falling_accuracy_once(caplog: pytest.LogCaptureFixture) -> None:
+    module = module_of(IllOnly(1e-2, "none"))
+    watch = in_turn(module, [(1, 90), (2, 90), (2, 40), (2, 30), (2, 20)], patience=9)
+    watch._accuracy = lambda net, features: 90.0  # type: ignore[method-assign]
+    with caplog.at_level("WARNING"):
+        fit(module, watch, steps=3)
+    (warning,) = [one for one in watch.facts()["warnings"] if one["name"] == "pretrain_accuracy_falling"]
+    assert (warning["step"], warning["role"], warning["at_end"]) == (2, "pretrain", True)
+    assert warning["values"] == {"accuracy": 40, "accuracy_theta_0": 90}
+    (line,) = [record.message for record in caplog.records if "pretrain_accuracy_falling" in record.message]
+    assert "40.0 %" in line
+    assert "lower λ_H" in line
 
 
 def test_features_that_overflow_are_named_with_the_last_finite_parameters_kept() -> None:

@@ -18,7 +18,10 @@ from immunize.spectrum import ESTIMATORS
 from immunize.training.loggers import wandb_logger
 from tests.composing import SGD, run_tiny, run_tiny_deep
 
-WATCHED = ("RIR", "ratio_harmful", "ratio_pretrain", "R_well", "R_ill", "kappa_pretrain", "kappa_harmful")
+WATCHED = (
+    *("RIR", "ratio_harmful", "ratio_pretrain", "R_well", "R_ill", "kappa_pretrain", "kappa_harmful"),
+    *("separability_pretrain", "separability_harmful"),
+)
 STEPS = ("objective.epochs=6", "log_every=1", "monitor_every=2", "probe_steps=20")
 
 
@@ -267,7 +270,9 @@ def test_a_network_s_run_stores_the_paper_s_numbers_and_the_fine_tune_curves(tmp
                 assert found == dict(zip(curve["steps"], curve["accuracy"], strict=True))
     table = json.loads((run.path.parent / "files" / final["results.path"]).read_text())
     assert {row[0] for row in table["data"]} == {"fit", "held_out", "fit, groups", "held_out, groups"}
-    assert sorted(run.of("batch/RIR")) == list(range(0, record["training"]["fit"]["steps"], 2))
+    steps = record["training"]["fit"]["steps"]
+    for name in ("RIR", "ratio_harmful", "kappa_pretrain", "accuracy_pretrain", "separability_harmful"):
+        assert sorted(run.of(name)) == sorted({*range(2, steps + 1, 2), steps}), name
 
 
 @pytest.mark.usefixtures("offline")

@@ -12,10 +12,11 @@ import torch
 from lightning.pytorch import Trainer
 
 from immunize.data import PairParts, Part
+from immunize.spectrum import folds_of
 from immunize.training.callbacks import ImmunityMonitor, progress
 from immunize.training.callbacks.progress import PlainProgress, RirProgressBar
 from tests import reference as ref
-from tests.composing import MemoryLogger, Trajectory, data_of, fit_module, module_of, run_tiny, tiny
+from tests.composing import MemoryLogger, Trajectory, compose_config, data_of, fit_module, module_of, run_tiny, tiny
 
 
 def test_numbers_are_those_of_the_explicit_hessians() -> None:
@@ -41,7 +42,22 @@ def test_numbers_are_those_of_the_explicit_hessians() -> None:
         }
         for name, value in expected.items():
             assert logger.of(name)[step] == pytest.approx(value, rel=1e-9), name
+        for role, x in (("pretrain", p), ("harmful", h)):
+            y = data.fit.of(role).y  # type: ignore[arg-type]
+            half = torch.empty(len(y), dtype=torch.bool)
+            drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+            half[drawn] = folds_of(y[drawn], 2) == 0
+            learned = ref.cross_fitted_correlation(x @ seen.thetas[step], y[:, None], half, 1e-2)
+            assert logger.of(f"separability_{role}")[step] == pytest.approx(learned, rel=1e-6)
     assert monitor.latest["RIR"] == logger.of("RIR")[7]
+
+
+def test_of_one_label_nothing_can_be_learned_and_nothing_is_logged() -> None:
+    cfg = compose_config("harmful=digits", "objective.epochs=2")
+    data, logger = data_of(cfg), MemoryLogger()
+    fit_module(module_of(cfg, data), data, ImmunityMonitor(data.fit, every=1), loggers=[logger])
+    assert logger.of("RIR")
+    assert not logger.of("separability_pretrain")
 
 
 def test_rank_deficient_data_are_cut_by_the_true_number_of_samples() -> None:

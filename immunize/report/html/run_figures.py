@@ -27,8 +27,10 @@ _POINTS = 240
 
 _TRAINING = {
     "Loss and the terms it is the weighted sum of": ("loss", "term/"),
-    "Ratios and RIR, `spectrum`": ("RIR", "ratio_harmful", "ratio_pretrain", "batch/RIR", "batch/ratio_"),
-    "Condition numbers, `spectrum`": ("kappa_pretrain", "kappa_harmful", "batch/kappa_"),
+    "Ratios and RIR, `spectrum`": ("RIR", "ratio_harmful", "ratio_pretrain"),
+    "Condition numbers, `spectrum`": ("kappa_pretrain", "kappa_harmful"),
+    "D_P's accuracy, percent": ("accuracy_pretrain",),
+    "What a ridge probe can learn (correlation)": ("separability_",),
     "Regularizers of the whole data": ("R_well", "R_ill"),
 }
 """Charts, and what the names of their columns begin with."""
@@ -83,8 +85,8 @@ def training_section(log: Mapping[str, Curve] | None, record: dict[str, Any]) ->
         caption = (
             "The training on `fit`, from the log beside the record; axes are logarithmic where all numbers allow it."
         )
-        if any(name.startswith("batch/") for name in log or {}):
-            caption += " Ratios and condition numbers are those of the batch at hand."
+        if "accuracy_pretrain" in (log or {}):
+            caption += " A network is watched on the same few hundred images throughout."
         told.append(figure("training-figure", caption, charts))
     else:
         told.append(note(f"No training curves: the folder holds no `{METRICS}`. Runs with `logger=csv` leave one."))
@@ -157,7 +159,7 @@ def _training_chart(title: str, starts: Sequence[str], log: Mapping[str, Curve])
         steps, values = log[name]
         every = max(1, math.ceil(len(steps) / _POINTS))
         kept = [i for i in range(len(steps)) if i % every == 0 or i == len(steps) - 1]
-        bare = name.removeprefix("batch/").removeprefix("term/")
+        bare = name.removeprefix("term/").removeprefix("separability_")
         lines.append(Line(_NAMES.get(bare, bare), slot, [steps[i] for i in kept], [values[i] for i in kept]))
     if not lines:
         return None

@@ -1,10 +1,10 @@
 """What happens around a step: balancing, guarding, watching, stopping, reporting progress."""
 
 from immunize.training.callbacks.balance import MULTIPLIERS, GradientBalance
-from immunize.training.callbacks.batch_monitor import BatchMonitor
 from immunize.training.callbacks.early_stop import ValidationStop
 from immunize.training.callbacks.guard import TheoremGuard
 from immunize.training.callbacks.monitor import ImmunityMonitor
+from immunize.training.callbacks.network_watch import NetworkWatch
 from immunize.training.callbacks.progress import progress
 from immunize.training.callbacks.resuming import Resuming, place_in
 from immunize.training.callbacks.signatures import FailureSignatures
@@ -13,10 +13,10 @@ from immunize.training.callbacks.throughput import Throughput
 
 __all__ = [
     "MULTIPLIERS",
-    "BatchMonitor",
     "FailureSignatures",
     "GradientBalance",
     "ImmunityMonitor",
+    "NetworkWatch",
     "Resuming",
     "StepLimit",
     "TheoremGuard",

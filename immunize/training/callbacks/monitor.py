@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from immunize.data import ROLES, PairParts, Role
+from immunize.data import ROLES, PairParts, Part, Role
 from immunize.errors import DivergedError
 from immunize.spectrum import (
     ImmunizationRatio,
@@ -18,6 +18,7 @@ from immunize.spectrum import (
     compress_rows,
     default_tolerance,
     immunization_ratio,
+    probe_correlation,
     r_ill_of_features,
     r_well_of_features,
     rank_of_map,
@@ -28,9 +29,12 @@ from immunize.training.linear import LinearModule
 
 __all__ = ["ImmunityMonitor"]
 
+JUDGED = 1000
+"""Rows of each data set of which is seen what a probe can learn: all of House Prices' D_P, and quick for images."""
+
 
 class ImmunityMonitor(Callback):
-    """Logs RIR and both ratios (`spectrum`), R_well(H_P) and R_ill(H_H) of the whole `fit` part.
+    """Logs RIR and both ratios (`spectrum`), R_well(H_P) and R_ill(H_H) of the `fit` part, and c of a ridge probe.
 
     Args:
         parts: the data to watch.
@@ -56,6 +60,7 @@ class ImmunityMonitor(Callback):
         self._baseline = {role: self._spectrum(role, None) for role in ROLES}
         self._seen: Look | None = None
         self._theta: torch.Tensor | None = None
+        self._told = {role: drawn for role in ROLES if (drawn := _told_apart(parts.of(role))) is not None}
         self.signatures = FailureSignatures(self._rows, self._samples, label, quiet=quiet)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -123,6 +128,7 @@ class ImmunityMonitor(Callback):
             "kappa_harmful": ratio.kappa_harmful.value,
             "R_well": float(r_well_of_features(self._rows["pretrain"] @ theta, tolerance=self._cut("pretrain"))),
             "R_ill": float(r_ill_of_features(self._rows["harmful"] @ theta, tolerance=self._cut("harmful"))),
+            **{f"separability_{role}": probe_correlation(x @ theta, y) for role, (x, y) in self._told.items()},
         }
 
     def _cut(self, name: Role) -> float:
@@ -136,3 +142,11 @@ class ImmunityMonitor(Callback):
         if spectrum.numerical_rank < len(rows):  # a θ that is badly conditioned, or has no inverse
             spectrum = replace(spectrum, rank_of_data=rank_of_map(rows, theta))
         return spectrum
+
+
+def _told_apart(part: Part) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Rows by which to judge what can be learned, at most `JUDGED`; None of a single label, where nothing can."""
+    if bool((part.y == part.y[0]).all()):
+        return None
+    drawn = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:JUDGED]
+    return part.x[drawn], part.y[drawn]

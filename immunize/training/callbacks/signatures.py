@@ -20,7 +20,7 @@ to immunize. `docs/sanity_check.md` shows each, with a command that provokes it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +130,7 @@ class FailureSignatures:
     """Looks for the signatures, says each once, and keeps them for the record.
 
     Args:
-        rows: (≤N, D) rows with the same K as D_P's and D_H's, for RIR*.
+        rows: (≤N, D) rows with the same K as D_P's and D_H's, for RIR*; empty for a network, which has none.
         samples: N of each.
         label: what the training is called in messages.
         quiet: keep them without saying them.
@@ -145,16 +145,17 @@ class FailureSignatures:
         self._before = 0.0
         self._best = 0.0
 
-    def see(self, look: Look, *, last: bool = False) -> None:
+    def see(self, look: Look, *, last: bool = False, more: Iterable[Warned] = ()) -> None:
         """Judge one look, and log what is new.
 
         Args:
             look: what the monitor saw.
             last: nothing follows; some signatures are only known then.
+            more: what the monitor recognized itself.
         """
         self._best = max(self._best, look.ratio.rir)
-        found = [*_spectral(look), *self._pretrain_rising(look, last=last)]
-        if last:
+        found = [*_spectral(look), *self._pretrain_rising(look, last=last), *more]
+        if last and self._rows:
             found += self._aligned(look)
         self._present = {(one.name, one.role) for one in found}
         for one in found:
@@ -169,7 +170,7 @@ class FailureSignatures:
         """
         return [
             {**vars(one), "part": "fit", "at_end": key in self._present}
-            for key, one in sorted(self._warned.items(), key=lambda item: (item[1].step, SIGNATURES.index(item[0][0])))
+            for key, one in sorted(self._warned.items(), key=lambda item: (item[1].step, _place(item[1])))
         ]
 
     def _pretrain_rising(self, look: Look, *, last: bool) -> Iterator[Warned]:
@@ -223,6 +224,10 @@ class FailureSignatures:
             f"RIR is {look.ratio.rir:.4g}, and no linear map reaches more than RIR* = {theory.rir_star:.4g}: {why}. "
             f"Choose another D_P or D_H; `python -m immunize.forecast` with the same data settings tells beforehand",
         )
+
+
+def _place(one: Warned) -> int:
+    return SIGNATURES.index(one.name) if one.name in SIGNATURES else len(SIGNATURES)
 
 
 def _spectral(look: Look) -> Iterator[Warned]:
