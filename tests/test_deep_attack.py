@@ -19,7 +19,9 @@ from immunize import attack
 from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES, target_of
 from immunize.attacking.networks import DeepTarget
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
+from immunize.evaluation.attacks import Attack, AttackData, Budget, Ridge, StageProbes
 from immunize.features import load_weights, save_weights
+from immunize.features.stages import MAP_OFF
 from immunize.records import CHECKPOINT, RECORD, read_record, whole_config
 from immunize.report.attacks.one_run import not_tried
 from immunize.report.card import card_of, card_text
@@ -184,6 +186,32 @@ def test_appended_map_is_part_of_what_is_attacked(tmp_path: Path) -> None:
     with torch.no_grad():
         features = data.network.whole()(data.network.images.at(data.network.test[:3])).double().numpy()
     assert np.allclose(features, data.test.x[:3], rtol=1e-3, atol=1e-4 * np.abs(data.test.x).max())
+
+
+def test_an_appended_map_is_taken_off_and_every_stage_read(tmp_path: Path) -> None:
+    run_tiny_deep(tmp_path, "method=erase", "method.rank=4")
+    data = target(f"run={tmp_path}").tasks(0)["harmful"].seen_by("immunized")
+    network, theta_0 = data.network, data.reference
+    assert theta_0 is not None
+    assert network is not None
+    assert network.stages is not None
+    assert network.stage_outputs is not None
+    assert list(network.stages.columns) == ["act1", "layer1", "layer2", "layer3", "layer4", MAP_OFF]
+    for stage in ("layer4", MAP_OFF):
+        shown = network.stage_outputs.at(network.test)[:, network.stages.columns[stage]].double().numpy()
+        assert np.allclose(shown, theta_0.test.x, rtol=1e-3, atol=1e-4 * np.abs(theta_0.test.x).max())
+    ridge = Ridge(tier="T3", penalties=(1e-2, 1e-4))
+
+    def reached(attack: Attack, data: AttackData) -> float:
+        points = [point for trace in attack.run(data, Budget(1), 0).traces for point in trace.points]
+        return max(points, key=lambda point: point.validation).test
+
+    assert reached(ridge, data) < reached(ridge, theta_0) - 0.05
+    probes = StageProbes(tier="T3", inner={"ridge": ridge})
+    assert reached(probes, data) >= reached(ridge, theta_0) - 0.05
+    (trace, *_) = probes.run(data, Budget(1), 0).traces
+    assert trace.label.startswith("stage act1, ridge: ")
+    assert trace.spent.flops > len(data.train) * network.stages.columns["act1"].stop
 
 
 # Benign third tasks.

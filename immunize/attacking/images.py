@@ -18,7 +18,7 @@ from torch.utils.data import ConcatDataset
 from immunize.data.images import ImageSet, ImageSource
 from immunize.data.parts import random_generator
 from immunize.evaluation.attacks import Inputs
-from immunize.features import Features, Released, extract
+from immunize.features import Features, Released, StageOutputs, extract
 
 __all__ = ["ImageTask", "drawn", "image_task"]
 
@@ -42,6 +42,8 @@ class ImageTask:
         features: of "theta_0" and "immunized" on both, in this order.
         images: all of them, `fit` first.
         trunk_outputs: of the same, through each network's trunk.
+        stages: of each network.
+        stage_outputs: what they make of the images.
     """
 
     kind: str
@@ -52,6 +54,8 @@ class ImageTask:
     features: dict[str, tuple[Features, Features]]
     images: Inputs
     trunk_outputs: dict[str, Inputs]
+    stages: dict[str, StageOutputs]
+    stage_outputs: dict[str, Inputs]
 
 
 def drawn(images: ImageSet, most: int | None, stream: tuple[int, int]) -> ImageSet:
@@ -72,6 +76,7 @@ def image_task(
     source: ImageSource,
     sets: Sequence[ImageSet],
     networks: Mapping[str, Released],
+    stages: Mapping[str, StageOutputs],
     *,
     workers: int,
     folder: Path | None,
@@ -83,6 +88,7 @@ def image_task(
         source: the data set.
         sets: its images for training and for measuring, through the networks' transform.
         networks: by name; their devices compute.
+        stages: of each of them.
         workers: processes that read images.
         folder: in which features are kept; None keeps none.
     """
@@ -106,6 +112,8 @@ def image_task(
         features={which: features(released) for which, released in networks.items()},
         images=images,
         trunk_outputs=outputs,
+        stages=dict(stages),
+        stage_outputs={which: images.through(of) for which, of in stages.items()},
     )
 
 

@@ -28,7 +28,15 @@ from immunize.data.images import ImagePair, ImageSource, as_image_source
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.evaluation.attacks import AttackData, Network, Rows
 from immunize.evaluation.attacks.network import flops_of
-from immunize.features import DeepExtractor, Features, Released, load_weights, released_network, state_digest
+from immunize.features import (
+    DeepExtractor,
+    Features,
+    Released,
+    StageOutputs,
+    load_weights,
+    released_network,
+    state_digest,
+)
 from immunize.records import file_digest
 from immunize.running.deep_assembling import build_network
 
@@ -117,6 +125,8 @@ def deep_target(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for network in networks.values():
         network.net.to(device)
+    example = torch.zeros(1, *theta_0.data_config["input_size"], device=device)
+    stages = {name: StageOutputs(network, example) for name, network in networks.items()}
     named = {"harmful": (sources["harmful"], pair.measured("harmful"))}
     named["pretrain"] = (sources["pretrain"], pair.measured("pretrain"))
     for name, source in _benign(cfg, pointed, sources).items():
@@ -127,8 +137,8 @@ def deep_target(
         parts = enumerate((splits.fit, splits.held_out))
         sets = [drawn(images, cfg.images, (places[name], part)) for part, images in parts]
         tell(f"{name}: features of {len(sets[0]):,} + {len(sets[1]):,} images")
-        tasks[name] = image_task(name, source, sets, networks, workers=cfg.workers, folder=features)
-    facts = _facts(pointed, sources, networks, pair.data_hash)
+        tasks[name] = image_task(name, source, sets, networks, stages, workers=cfg.workers, folder=features)
+    facts = _facts(pointed, sources, networks, pair.data_hash, example)
     facts["benign"] = [name for name in named if name.startswith("benign_")] or NO_BENIGN
     return DeepTarget(facts, cfg, networks, tasks, places, device)
 
@@ -188,6 +198,8 @@ def _network(
         test=parts[2],
         key=f"{released.key} {task.fit.fingerprint} {task.held_out.fingerprint}",
         device=device,
+        stages=task.stages[which],
+        stage_outputs=task.stage_outputs[which],
     )
 
 
@@ -218,10 +230,9 @@ def _together(both: tuple[Features, Features]) -> tuple[np.ndarray[Any, Any], np
 
 
 def _facts(
-    pointed: Pointed, sources: dict[Any, ImageSource], networks: dict[str, Released], data_hash: str
+    pointed: Pointed, sources: dict[Any, ImageSource], networks: dict[str, Released], data_hash: str, example: Tensor
 ) -> dict[str, Any]:
     record, net = pointed.record, networks["theta_0"].net
-    example = torch.zeros(1, *net.data_config["input_size"], device=next(net.parameters()).device)
     with torch.no_grad():
         flops = flops_of(lambda: net(example))
     return {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from immunize.evaluation.attacks import Attacked, TierResult
+    from immunize.evaluation.attacks import Attacked, Estimate, TierResult
 
 __all__ = ["RESULTS", "laid_out"]
 
@@ -89,12 +89,22 @@ def _tier(found: list[TierResult]) -> dict[str, Any]:
     return {
         "score": _spread([r.score for r in found]),
         "score_reference": _spread([r.score_reference for r in found]),
+        "difference": _estimates([r.difference for r in found]),
+        "retention": _estimates([r.retention for r in found]),
         "to_target": costs["reached"],
         "to_target_reference": costs["reference"],
         "costlier": [None if r.costlier is None or math.isinf(r.costlier) else r.costlier for r in found],
         "held": decided,
         "seeds_held": f"{decided.count(True)}/{len(decided)}",
         "undecided": sorted({r.reason for r in found if r.reason}),
+    }
+
+
+def _estimates(found: list[Estimate | None]) -> dict[str, list[float | None]]:
+    """By seed the values, and their standard errors over the test rows."""
+    return {
+        "values": [None if of is None else of.value for of in found],
+        "errors": [None if of is None else of.error for of in found],
     }
 
 
@@ -144,6 +154,6 @@ def _columns(of: Attacked) -> dict[str, dict[str, list[Any]]]:
     """By resource how much had been paid, and the test score that it had bought."""
     found = {}
     for by, curve in of.curves.items():
-        columns = curve.plain()
-        found[by] = {"paid": columns[by], "test": columns["test"]}
+        paid = [getattr(point.cost, by) for point in curve.points]
+        found[by] = {"paid": paid, "test": [point.test for point in curve.points]}
     return found

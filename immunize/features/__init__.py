@@ -14,6 +14,7 @@ from immunize.features.precondition import (
     refuse_precondition,
 )
 from immunize.features.released import Released, released_network
+from immunize.features.stages import StageOutputs
 from immunize.features.store import Features, Place, cache_place
 from immunize.features.weights import build_network, load_weights, save_weights, state_digest
 
@@ -28,6 +29,7 @@ __all__ = [
     "Precondition",
     "Released",
     "SpectralView",
+    "StageOutputs",
     "add_lora",
     "append_map",
     "build_network",

@@ -13,7 +13,7 @@ from typing import Any
 from immunize.errors import UserError
 from immunize.files import write_text
 from immunize.records import diverged_cross_fit
-from immunize.report.attacks.one_run import NAMES, attack_table, not_tried, verdict_sentence
+from immunize.report.attacks.one_run import HELD, NAMES, RETENTION, attack_table, not_tried, verdict_sentence
 from immunize.report.cells import short
 from immunize.report.each_set import each_set, sets_table, weakest_told
 from immunize.report.layout import Table
@@ -206,6 +206,7 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
                     "steps_theta_0": found["to_target_reference"]["steps"],
                     "flops": found["to_target"]["flops"],
                     "held": found["held"],
+                    **{name: found[name] for name in ("difference", "retention") if name in found},
                     "best": found["best"],
                     "diverged": found["diverged"],
                 }
@@ -268,7 +269,8 @@ def _attack_lines(found: dict[str, Any], attack: dict[str, Any]) -> list[str]:
     lines += [
         f"Grid `{found['grid']}`: {budget['steps']:,} steps a candidate, {budget['flops']:.1e} FLOPs an attack, seeds "
         f"{', '.join(map(str, found['seeds']))}. The attacker tunes on its own validation rows; each tier is the best "
-        "of its attacks. Steps and FLOPs are those to 90 % of θ_0's score in the tier.",
+        f"of its attacks. Steps and FLOPs are those to 90 % of θ_0's score in the tier. Retention: {RETENTION}. Held: "
+        f"{HELD}.",
         "",
         attack_table(attack).markdown(heading=False),
     ]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from immunize.errors import CheckpointError
-from immunize.features import DeepExtractor, Released, append_map, released_features, released_network
+from immunize.features import DeepExtractor, Released, StageOutputs, append_map, released_features, released_network
+from immunize.features.stages import MAP_OFF
 
 D = 12
 
@@ -51,6 +52,30 @@ def test_copies_are_trained_without_changing_what_was_released() -> None:
     assert {"conv1.weight", "fc.weight"} <= whole  # "fc" is where the map stands
     tail = [p for p in released.tail().parameters() if p.requires_grad]
     assert len(tail) == len(released.net.trainable_parameters()) + 1
+
+
+def test_stages_are_those_of_the_architecture_averaged_over_places() -> None:
+    net, x = small(), torch.rand(3, 3, 32, 32)
+    before = Released(net).key
+    stages = StageOutputs(Released(net), x[:1])
+    assert list(stages.columns) == ["act1", "layer1", "layer2", "layer3", "layer4"]
+    with torch.no_grad():
+        stem = net.network.act1(net.network.bn1(net.network.conv1(x)))
+        first = net.network.layer1(net.network.maxpool(stem))
+        outputs = stages(x)
+        torch.testing.assert_close(outputs[:, stages.columns["act1"]], stem.mean((2, 3)))
+        torch.testing.assert_close(outputs[:, stages.columns["layer1"]], first.mean((2, 3)))
+        torch.testing.assert_close(outputs[:, stages.columns["layer4"]], net(x))
+    assert Released(net).key == before
+    vit = DeepExtractor.from_timm("vit_tiny_patch16_224", trainable=["blocks.1"], n_classes=5, image_size=32, kwargs={
+        "depth": 2, "embed_dim": 24, "num_heads": 2,
+    })  # fmt: skip
+    stages = StageOutputs(Released(vit, torch.eye(24)), x[:1])
+    assert {name: of.stop - of.start for name, of in stages.columns.items()} == dict.fromkeys(
+        ("blocks.0", "blocks.1", MAP_OFF), 24
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(stages(x)[:, stages.columns[MAP_OFF]], vit(x))
 
 
 def test_key_follows_weights_and_map_but_not_the_classifier() -> None:

@@ -10,7 +10,8 @@ from immunize.evaluation.attacks.first_order import FirstOrder
 from immunize.evaluation.attacks.full_finetune import FullFinetune
 from immunize.evaluation.attacks.gradient_descent import GradientDescent
 from immunize.evaluation.attacks.grid import Entry, Store, attack_all, check_tiers, in_tier, version_of
-from immunize.evaluation.attacks.judging import Attacked, TierResult, Verdict, compare, judge
+from immunize.evaluation.attacks.judging import Attacked, Estimate, TierResult, Verdict, compare, judge
+from immunize.evaluation.attacks.kernel_ridge import KernelRidge
 from immunize.evaluation.attacks.last_block import LastBlock
 from immunize.evaluation.attacks.lbfgs import Lbfgs
 from immunize.evaluation.attacks.logistic_descent import LogisticDescent
@@ -20,6 +21,7 @@ from immunize.evaluation.attacks.network import Inputs, Network
 from immunize.evaluation.attacks.protocol import TIERS, Attack, AttackData, Budget, Outcome, Rows
 from immunize.evaluation.attacks.repaired import Repaired
 from immunize.evaluation.attacks.ridge import Ridge
+from immunize.evaluation.attacks.stage_probes import StageProbes
 
 __all__ = [
     "RESOURCES",
@@ -32,10 +34,12 @@ __all__ = [
     "Cost",
     "Curve",
     "Entry",
+    "Estimate",
     "FirstOrder",
     "FullFinetune",
     "GradientDescent",
     "Inputs",
+    "KernelRidge",
     "LastBlock",
     "Lbfgs",
     "LinearMap",
@@ -49,6 +53,7 @@ __all__ = [
     "Repaired",
     "Ridge",
     "Rows",
+    "StageProbes",
     "Store",
     "TierResult",
     "Trace",

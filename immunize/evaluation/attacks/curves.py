@@ -8,10 +8,15 @@ therefore fall. An attacker who saves FLOPs chooses otherwise than one who saves
 
 from __future__ import annotations
 
+import base64
 import math
+import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 __all__ = ["LOOKS_PER_DECADE", "RESOURCES", "Cost", "Curve", "Point", "Trace", "best_so_far", "look_steps"]
 
@@ -56,11 +61,13 @@ class Point:
         cost: paid so far.
         validation: score on the attacker's own validation rows; accuracy, or R² for regression.
         test: score on rows it never saw.
+        rows: (M,) what each of these adds to it, of mean `test`; None where only the score is known.
     """
 
     cost: Cost
     validation: float
     test: float
+    rows: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -108,21 +115,35 @@ class Curve:
         """How much of the resource it took until the test score was at least `score`; None if that never happened."""
         return next((getattr(point.cost, self.by) for point in self.points if point.test >= score), None)
 
+    def within(self, amount: float) -> Point | None:
+        """Where the attacker stands who has less than so much of the resource; None if nothing was reached by then."""
+        return next((p for p in reversed(self.points) if getattr(p.cost, self.by) < amount), None)
+
     def plain(self) -> dict[str, list[Any]]:
-        """Columns, for a record."""
+        """Columns, for a cell; test rows with the curve against steps alone, by which tiers are judged."""
         return {
             **{name: [getattr(point.cost, name) for point in self.points] for name in RESOURCES},
             "validation": [point.validation for point in self.points],
             "test": [point.test for point in self.points],
             "label": list(self.labels),
+            **({"rows": [_packed(point.rows) for point in self.points]} if self.by == "steps" else {}),
         }
 
     @classmethod
     def of_plain(cls, columns: dict[str, list[Any]], by: str = "steps") -> Curve:
         """The curve that `plain` laid out."""
-        rows = zip(*(columns[name] for name in (*RESOURCES, "validation", "test")), strict=True)
-        points = (Point(Cost(*row[: len(RESOURCES)]), *row[len(RESOURCES) :]) for row in rows)
+        packed = columns.get("rows", [None] * len(columns["test"]))
+        numbers = zip(*(columns[name] for name in (*RESOURCES, "validation", "test")), packed, strict=True)
+        points = (Point(Cost(*costs), validation, test, _unpacked(rows)) for *costs, validation, test, rows in numbers)
         return cls(tuple(points), tuple(columns["label"]), by)
+
+
+def _packed(rows: npt.NDArray[Any] | None) -> str | None:
+    return None if rows is None else base64.b64encode(zlib.compress(rows.astype("<f4").tobytes())).decode()
+
+
+def _unpacked(text: str | None) -> npt.NDArray[Any] | None:
+    return None if text is None else np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<f4")
 
 
 def best_so_far(labelled: Iterable[tuple[str, Sequence[Point]]], by: str = "steps") -> Curve:

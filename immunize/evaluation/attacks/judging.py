@@ -6,27 +6,41 @@ immunized features
 
     t ≥ 2 t_0 and t ≥ t_0 + 10  (never getting there included),    or    s ≤ s_0 - 5 points
 
+and if that is more than the accident of which rows it was measured on: the 95 % interval of the difference has to lie
+above zero, of s_0 - s for the second, and for the first of 0.9 s_0 - s', with s' what is reached in fewer steps than
+these. Differences are paired, row by row, since both are measured on the same ones:
+
+    s_0 - s = mean_i d_i,   error = sqrt(var_i(d_i)/M),   interval = mean ± 1.96 error
+
 It held if it did for every seed. Not decided is a tier where θ_0 itself learns nothing, and one that would have held
 only because an attack diverged with every candidate: that is a failure of the attack, not a success of the defence.
 
+Retention is what is left to learn: (s - c)/(s_0 - c), with c the score of the best constant answer.
+
 The thresholds are those of the design (attacks.md), but for the ten steps, which are ours: from one step to two is
-twice as many, and no protection. Points are hundredths of accuracy or R².
+twice as many, and no protection. Points are hundredths of accuracy or R². Shapes: M test rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from immunize.evaluation.attacks.curves import Curve
+import numpy as np
+
+from immunize.evaluation.attacks.curves import Curve, Point
+from immunize.evaluation.attacks.factoring import Array
 from immunize.evaluation.attacks.protocol import TIERS
 
 __all__ = [
+    "CONFIDENCE",
     "COSTLIER_BY",
     "LESS_ACCURATE_BY",
     "MORE_STEPS",
     "TARGET",
     "Attacked",
+    "Estimate",
     "TierResult",
     "Verdict",
     "compare",
@@ -40,11 +54,32 @@ COSTLIER_BY, MORE_STEPS, LESS_ACCURATE_BY = 2.0, 10, 0.05
 LEARNS_BY = 0.05
 """θ_0 learns the task of a tier if its best score is so far above the best constant answer."""
 
+CONFIDENCE = 1.96
+"""Standard errors to either side of an interval that holds in 95 % of all draws of the test rows."""
+
 ROUNDING = 1e-9
 """Scores are quotients of counts; 0.95 - 0.90 shall count as 5 points."""
 
 Paid = Mapping[str, float | None]
 """By resource how much was paid, each by an attacker who saves that one; None for never."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number from the test rows.
+
+    Attributes:
+        value: its mean over them.
+        error: standard error of that; 0 where the rows are not known.
+    """
+
+    value: float
+    error: float
+
+    @property
+    def positive(self) -> bool:
+        """Its interval lies above zero."""
+        return self.value - CONFIDENCE * self.error > 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +119,8 @@ class TierResult:
         to_target_reference: θ_0's; None, both of them, if θ_0 does not learn the task.
         held: the task stayed costlier or less accurate; None if that is not decided.
         reason: in a few words, why it is not decided; "" where it is.
+        difference: θ_0's best score less this one's.
+        retention: what is left of what θ_0's best score is above chance; None, both of them, where there is nothing.
     """
 
     score: float | None
@@ -92,6 +129,8 @@ class TierResult:
     to_target_reference: Paid | None
     held: bool | None
     reason: str = ""
+    difference: Estimate | None = None
+    retention: Estimate | None = None
 
     @property
     def target(self) -> float | None:
@@ -145,15 +184,45 @@ def compare(extractor: Attacked, reference: Attacked) -> TierResult:
     paid, paid_reference = extractor.paid_for(target), reference.paid_for(target)
     if score is None:
         return TierResult(None, best_reference.test, paid, paid_reference, None, "every attack diverged")
-    less_accurate = best_reference.test - score >= LESS_ACCURATE_BY - ROUNDING
+    difference = _less(best, best_reference)
+    less_accurate = difference.value >= LESS_ACCURATE_BY - ROUNDING and difference.positive
     there, easy = paid["steps"], paid_reference["steps"]
     assert easy is not None  # its best score is above
-    costlier = there is None or there >= max(COSTLIER_BY * easy, easy + MORE_STEPS)
+    dear = max(COSTLIER_BY * easy, easy + MORE_STEPS)
+    short_of = _less(extractor.curve.within(dear), best_reference, TARGET)
+    costlier = (there is None or there >= dear) and short_of.positive
     held: bool | None = less_accurate or costlier
     reason = ""
     if held and extractor.undecided_by:
         held, reason = None, f"diverged with every candidate: {', '.join(extractor.undecided_by)}"
-    return TierResult(score, best_reference.test, paid, paid_reference, held, reason)
+    retention = _retention(best, best_reference, reference.chance)
+    return TierResult(score, best_reference.test, paid, paid_reference, held, reason, difference, retention)
+
+
+def _less(point: Point | None, reference: Point, share: float = 1.0) -> Estimate:
+    """A share of θ_0's score less the extractor's; nothing reached is a score of zero."""
+    score = 0.0 if point is None else point.test
+    return Estimate(share * reference.test - score, _error(point, reference, share))
+
+
+def _retention(best: Point | None, reference: Point, chance: float) -> Estimate:
+    """(s - c)/(s_0 - c); its error is that of s less as many s_0, over s_0 - c: the ratio in first order."""
+    above = reference.test - chance
+    left = ((0.0 if best is None else best.test) - chance) / above
+    return Estimate(left, _error(best, reference, left) / above)
+
+
+def _error(point: Point | None, reference: Point, share: float) -> float:
+    """Standard error of share·s_0 - s over the test rows; of rows that are not the same those of both add up."""
+    theirs = _rows(reference)
+    mine = np.zeros_like(theirs) if point is None else _rows(point)
+    if len(mine) == len(theirs):
+        return math.sqrt(np.var(share * theirs - mine) / len(mine))
+    return math.sqrt(share**2 * np.var(theirs) / len(theirs) + np.var(mine) / len(mine))
+
+
+def _rows(point: Point) -> Array:
+    return np.array([point.test]) if point.rows is None else np.asarray(point.rows, dtype=np.float64)
 
 
 def judge(tiers: Mapping[str, Sequence[TierResult]], impossible: Collection[str] = ()) -> Verdict:

@@ -1,4 +1,4 @@
-"""What an attacker who moves the weights (T4) has: the released network and the images of a task.
+"""What an attacker has who looks into the network, or moves its weights (T4): it, and the images of a task.
 
 Shapes: N images, B images at once, D features.
 """
@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from immunize.evaluation.attacks.curves import Cost
+from immunize.features import StageOutputs
 
 __all__ = ["Inputs", "Network", "Numbers", "flops_of"]
 
@@ -90,6 +91,8 @@ class Network:
         test: likewise.
         key: says which weights and which images.
         device: where to compute.
+        stages: images → what every stage puts out, averaged over places.
+        stage_outputs: what that is of the task's images.
     """
 
     whole: Callable[[], nn.Module]
@@ -102,15 +105,21 @@ class Network:
     test: Numbers
     key: str
     device: torch.device = CPU
+    stages: StageOutputs | None = None
+    stage_outputs: Inputs | None = None
 
     @cached_property
     def trunk_cost(self) -> Cost:
         """Of the trunk on all training images, once; no gradient comes of it, so it is no step."""
+        return self.cost_of(self.trunk)
+
+    def cost_of(self, part: nn.Module) -> Cost:
+        """Of one pass of all training images through a part of the network."""
         n = min(len(self.train), AT_ONCE)
         x = self.images.at(self.train[:n]).to(self.device)  # the first time may decode all images, whoever comes first
         started = time.perf_counter()
         with torch.no_grad():
-            flops = flops_of(lambda: self.trunk(x))
+            flops = flops_of(lambda: part(x))
         share = len(self.train) / n
         return Cost(0, (time.perf_counter() - started) * share, len(self.train), flops * share)
 

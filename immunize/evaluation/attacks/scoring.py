@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from immunize.evaluation.attacks.curves import Cost, Point, Trace
 from immunize.evaluation.attacks.protocol import Array, AttackData, Predict, Rows
 
-__all__ = ["Meter", "chance", "score", "target_matrix"]
+__all__ = ["Meter", "chance", "score", "shares", "target_matrix"]
 
 
 def target_matrix(data: AttackData, rows: Rows) -> Array:
@@ -30,10 +32,15 @@ def target_matrix(data: AttackData, rows: Rows) -> Array:
 
 def score(data: AttackData, rows: Rows, outputs: Array) -> float:
     """Accuracy or R² of outputs (N, C) for these rows; outputs of a regression are in the units of `target_matrix`."""
+    return float(shares(data, rows, outputs).mean())
+
+
+def shares(data: AttackData, rows: Rows, outputs: Array) -> npt.NDArray[Any]:
+    """(N,) what each row adds to the score, which is their mean: right or wrong, or 1 - N(y - ŷ)²/Σ(y - ȳ)²."""
     if data.n_classes:
-        return float((outputs.argmax(axis=1) == rows.y).mean())
+        return np.asarray(outputs.argmax(axis=1) == rows.y)
     targets = target_matrix(data, rows)
-    return float(1 - np.square(targets - outputs).sum() / np.square(targets).sum())
+    return np.asarray(1 - len(rows) * np.square(targets - outputs).sum(axis=1) / np.square(targets).sum())
 
 
 def chance(data: AttackData) -> float:
@@ -86,8 +93,8 @@ class Meter:
             outputs = measure()
             finite = all(np.isfinite(out).all() for out in outputs)
             if finite:
-                scores = [score(self.data, *of) for of in zip(measured, outputs, strict=True)]
-                self.points.append(Point(self.cost, *scores))
+                validation, test = (shares(self.data, *of) for of in zip(measured, outputs, strict=True))
+                self.points.append(Point(self.cost, float(validation.mean()), float(test.mean()), test))
         self.diverged = self.diverged or not finite
         if running:
             self.resume()

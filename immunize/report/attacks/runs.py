@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from immunize.report.attacks.collecting import Curve, Record, Run, run_of
@@ -48,12 +48,15 @@ class Tried:
         held: whether the task stayed costlier or less accurate than from θ_0; None where that is not decided; of θ_0
             itself nothing.
         undecided: why not, in a few words.
+        retention: what is left of θ_0's score above chance, "values" and their "errors" over test rows; of θ_0 itself
+            nothing, and of records from before it was kept.
     """
 
     score: dict[str, list[float | None]]
     paid: dict[str, list[float | None]]
     held: list[bool | None]
     undecided: tuple[str, ...]
+    retention: Mapping[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,16 @@ class Group(Collection):
         """Those that some task was attacked in."""
         there = {tier for r in self.records for of in r["results"].values() for tier in of["immunized"]}
         return [tier for tier in TIERS if tier in there]
+
+    @property
+    def judged_by_intervals(self) -> bool:
+        """Verdicts of records from before were decided by the scores alone."""
+        return all(
+            "difference" in found
+            for record in self.records
+            for of in record["results"].values()
+            for found in of["immunized"].values()
+        )
 
     @property
     def kinds(self) -> list[str]:
@@ -99,6 +112,7 @@ class Group(Collection):
         score: dict[str, list[float | None]] = defaultdict(list)
         paid: dict[str, list[float | None]] = defaultdict(list)
         held, undecided = [], set()
+        retention: dict[str, list[float | None]] = {"values": [], "errors": []}
         for record in self.of_method(method):
             for task, facts in record["tasks"].items():
                 found = record["results"][task][extractor].get(tier)
@@ -110,7 +124,9 @@ class Group(Collection):
                 if method != THETA_0:
                     held += found["held"]
                     undecided |= set(found["undecided"])
-        return Tried(dict(score), dict(paid), held, tuple(sorted(undecided))) if score else None
+                    for column, values in found.get("retention", {}).items():
+                        retention[column] += values
+        return Tried(dict(score), dict(paid), held, tuple(sorted(undecided)), retention) if score else None
 
     def flops_by_attack(self, method: str, tiers: Sequence[str]) -> dict[str, tuple[str, Flops]]:
         """By attack its tier, and what it paid alone for 90 % of θ_0's score on the harmful tasks; None for never.

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from immunize.report.attacks.one_run import NAMES, held_text, steps_text, verdict_sentence
+from immunize.report.attacks.intervals import interval_text
+from immunize.report.attacks.one_run import HELD, NAMES, RETENTION, held_text, steps_text, verdict_sentence
 from immunize.report.cells import NOTHING, short
 from immunize.report.html.elements import Html, join, tag
 from immunize.report.html.page import Section, note
@@ -41,8 +42,7 @@ def attack_section(attack: dict[str, Any] | None, problem: str | None = None) ->
         note(
             f"Grid `{grid['name']}`: {budget['steps']:,} steps a candidate, {budget['flops']:.1e} FLOPs an attack, "
             f"seeds {seeds}. The attacker tunes on validation rows of its own. Steps, FLOPs and seconds are each "
-            "the least that buys 90 % of θ_0's score in the tier; a tier held where the steps at least double and grow "
-            "by ten, or the score falls by 5 points, for every seed."
+            f"the least that buys 90 % of θ_0's score in the tier. Retention: {RETENTION}. Held: {HELD}."
         )
     )
     control = "did not hold in any tier, as it should" if attack["control"]["passed"] else "HELD: distrust this grid"
@@ -69,13 +69,14 @@ def _grid(attack: dict[str, Any], task: str) -> Html:
                 Cell(tier),
                 Cell(held_text(found)),
                 *(_score(found[name]) for name in ("score_reference", "score")),
+                Cell(interval_text(found.get("retention"))),
                 *(Cell(steps_text(side["steps"]), _middle(side["steps"])) for side in (reference, of)),
                 *(_cost(side["flops"], lambda v: f"{v:.1e}") for side in (reference, of)),
                 *(_cost(side["seconds"], short) for side in (reference, of)),
                 Cell(next((label for label in found["best"] if label), NOTHING)),
             ]
         )
-    columns = ["tier", "held (seeds)", "score θ_0", "score", "steps θ_0", "steps", "FLOPs θ_0", "FLOPs"]
+    columns = ["tier", "held (seeds)", "score θ_0", "score", "retention", "steps θ_0", "steps", "FLOPs θ_0", "FLOPs"]
     return data_table(
         "Scores (accuracy or R²) and cost by tier, medians over the seeds",
         [*columns, "seconds θ_0", "seconds", "best attack"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -29,10 +30,11 @@ from immunize.evaluation.attacks import (
     attack_all,
     check_tiers,
     compare,
+    in_tier,
     judge,
     judging,
 )
-from tests.evaluation.attacks.making import classes, ill_conditioned
+from tests.evaluation.attacks.making import classes, ill_conditioned, regression
 
 ROOT = Path(__file__).parents[3]
 SMALL = (60, 40, 50)
@@ -178,6 +180,59 @@ def test_twice_next_to_nothing_is_no_protection() -> None:
     assert compare(attacked((1, 0.2), (11, 0.9)), easy).held is True
 
 
+def of_rows(*rows: np.ndarray, steps: tuple[int, ...] = (1,), chance: float = 0.2) -> Attacked:
+    made = tuple(
+        Point(Cost(s, s, s, s), float(of.mean()), float(of.mean()), of) for s, of in zip(steps, rows, strict=True)
+    )
+    return Attacked({by: Curve(made, ("x",) * len(made), by) for by in RESOURCES}, (), (), chance)
+
+
+def right(count: int, wrong_before: int = 0, n: int = 100) -> np.ndarray:
+    """So many rows of N told right, the first few of them not."""
+    return (np.arange(n) >= wrong_before) & (np.arange(n) < wrong_before + count)
+
+
+def test_difference_is_paired_and_counts_only_beyond_the_accident_of_the_rows() -> None:
+    reference = of_rows(right(80))
+    same_rows = compare(of_rows(right(74)), reference)  # six rows lost, none won
+    assert same_rows.difference.value == pytest.approx(0.06)
+    assert same_rows.difference.error == pytest.approx(np.sqrt(0.06 * 0.94 / 100))
+    assert same_rows.held is True
+    others = compare(of_rows(right(74, wrong_before=20)), reference)  # 20 lost and 14 won: 6 are within the noise of 34
+    assert others.difference.value == pytest.approx(0.06)
+    assert others.difference.error == pytest.approx(np.sqrt(0.34 - 0.06**2) / 10)
+    assert others.held is False
+    unlike = compare(of_rows(right(37, n=50)), reference)  # rows of its own
+    assert unlike.difference.error == pytest.approx(np.sqrt(0.16 / 100 + 0.74 * 0.26 / 50))
+
+
+def test_costlier_counts_only_where_the_target_is_missed_by_more_than_the_accident_of_the_rows() -> None:
+    reference = of_rows(right(80))  # target 0.72 after one step, so that eleven are dear
+    slow = of_rows(right(60), right(80), steps=(1, 11))
+    assert compare(slow, reference).held is True
+    just = of_rows(right(70, wrong_before=15), right(80), steps=(10, 11))
+    assert compare(just, reference).held is False  # 0.70 of other rows may as well be 0.72
+    silent = of_rows(right(80), steps=(12,))  # nothing at all before the twelfth step
+    assert compare(silent, reference).held is True
+
+
+def test_retention_is_what_is_left_above_chance() -> None:
+    found = compare(of_rows(right(50)), of_rows(right(80)))
+    assert found.retention.value == pytest.approx(0.5)
+    draws = np.random.default_rng(1).integers(0, 100, (4000, 100))
+    ratios = (right(50)[draws].mean(1) - 0.2) / (right(80)[draws].mean(1) - 0.2)
+    assert found.retention.error == pytest.approx(ratios.std(), rel=0.1)  # the bootstrap over rows
+    assert compare(of_rows(right(24)), of_rows(right(24))).retention is None  # θ_0 learns nothing
+
+
+def test_rows_are_kept_in_the_cell_of_their_curve() -> None:
+    cells = attack_all(regression(sizes=SMALL), [GD], Budget(20), 0)
+    point = in_tier(json.loads(json.dumps(cells)), "T0").curve.best
+    assert len(point.rows) == SMALL[2]
+    assert point.rows.mean() == pytest.approx(point.test, abs=1e-6)
+    assert not any("rows" in cells["gd"]["curves"][by] for by in ("seconds", "samples", "flops"))
+
+
 def result(held: bool | None) -> TierResult:
     return TierResult(0.5, 0.9, None, None, held)
 
@@ -220,5 +275,6 @@ def test_documentation_states_the_thresholds_and_the_decisions_that_are_ours() -
     assert "less than 5 points above the best constant answer" in text
     assert judging.TARGET == 0.9
     assert "0.9·s_0" in text
+    assert "95 % interval" in text
     for decision in ("1. Ten steps more.", "2. Rows outside the span", "3. A divergence is a failure of the attack."):
         assert decision in text

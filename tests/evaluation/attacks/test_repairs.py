@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.kernel_ridge import KernelRidge as SkKernelRidge
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks import (
+    AttackData,
     Budget,
     Cost,
     GradientDescent,
+    KernelRidge,
     Lbfgs,
     LinearMap,
     NearestNeighbours,
     PublicReference,
     Repaired,
+    Ridge,
+    Rows,
+    StageProbes,
 )
 from immunize.evaluation.attacks.nearest import nearest
 from immunize.evaluation.attacks.repaired import REPAIRS
@@ -87,6 +93,34 @@ def test_public_reference_costs_nothing_but_the_probe() -> None:
     assert [(p.cost.steps, p.test) for p in used.points] == [(p.cost.steps, p.test) for p in plain.points]
 
 
+def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_apart() -> None:
+    rng = np.random.default_rng(0)
+
+    def drawn(n: int) -> Rows:
+        y = np.arange(n) % 2
+        return Rows(rng.standard_normal((n, 3)) * np.where(y, 3.0, 1.0)[:, None], y)
+
+    data = AttackData(drawn(200), drawn(50), drawn(300), 2)
+    attack = KernelRidge(tier="T3", widths=(0.5, 2.0), penalties=(0.1, 1.0))
+    traces = attack.run(data, Budget(1), 0).traces
+    assert len(traces) == 2 * 2 * 2
+    x = data.train.x
+    squared = ((x[:, None] - x) ** 2).sum(-1)
+    theirs = SkKernelRidge(alpha=1.0, kernel="rbf", gamma=1 / (2.0 * np.median(squared))).fit(
+        x, np.eye(2)[data.train.y] - 0.5
+    )
+    expected = np.mean(theirs.predict(data.test.x).argmax(1) == data.test.y)
+    assert traces[3].label == "width 2, λ 1, features"
+    assert traces[3].points[0].test == pytest.approx(expected)
+    linear = Ridge(tier="T2", penalties=(1e-6,)).run(data, Budget(1), 0).traces[0].points[0].test
+    assert linear < 0.65
+    assert max(traces, key=lambda trace: trace.points[0].validation).points[0].test > 0.75
+    few = KernelRidge(tier="T3", widths=(2.0,), penalties=(1.0,), rows=20).run(data, Budget(1), 0).traces[0]
+    assert few.spent.samples == 20
+    numbers = attack.run(regression(sizes=(400, 100, 100)), Budget(1), 0)
+    assert max(trace.points[0].test for trace in numbers.traces) > 0.6
+
+
 def test_nearest_by_cosine_are_those_of_the_largest_cosine() -> None:
     rng = np.random.default_rng(7)
     train, asked = rng.normal(size=(60, 5)) * np.logspace(0, -3, 5), rng.normal(size=(9, 5))
@@ -114,6 +148,10 @@ def test_nearest_neighbours_remember_their_own_rows() -> None:
         lambda: Repaired(tier="T3", repair="centre", inner={"deep": PublicReference(tier="T5", inner={"gd": GD})}),
         lambda: LinearMap(tier="T5", inner={"gd": GD}, rows=(1,)),
         lambda: NearestNeighbours(tier="T3", neighbours=(0,)),
+        lambda: KernelRidge(tier="T3", widths=(), penalties=(1.0,)),
+        lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(0.0,)),
+        lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), rows=1),
+        lambda: StageProbes(tier="T3", inner={}),
         lambda: GradientDescent(tier="T9", step="fixed"),
     ],
 )
