@@ -63,6 +63,7 @@ OTHER: dict[str, Any] = {
     "attack.attacks.*.repair": ("centre", "standardize"),
     "attack.attacks.*.head": "linear",
     "attack.attacks.*.rows": [10],
+    "attack.attacks.*.max_rows": 10,
     "attack.attacks.*.floors": [0.5],
     "attack.attacks.*.cosine": [0.5],
     "attack.attacks.*.optimizer.momentum": 0.5,

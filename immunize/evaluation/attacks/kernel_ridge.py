@@ -37,7 +37,7 @@ class KernelRidge(Attack):
     Attributes:
         widths: the grid of w, multiples of the median squared distance.
         penalties: the grid of λ; k(x, x) is 1.
-        rows: training rows that it takes at most, drawn at random: its cost grows with the cube of their number.
+        max_rows: training rows that it takes at most, drawn at random: its cost grows with the cube of their number.
 
     Raises:
         UserError: an empty grid, a number that is not positive, or fewer than two rows.
@@ -45,19 +45,19 @@ class KernelRidge(Attack):
 
     widths: tuple[float, ...]
     penalties: tuple[float, ...]
-    rows: int = 4000
+    max_rows: int = 4000
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, grid in (("widths", self.widths), ("penalties", self.penalties)):
             if not grid or min(grid) <= 0:
                 raise UserError(f"the grid of {name} has to hold at least one number, and positive ones")
-        if self.rows < 2:
-            raise UserError(f"kernel ridge regression needs 2 rows or more, not {self.rows}")
+        if self.max_rows < 2:
+            raise UserError(f"kernel ridge regression needs 2 rows or more, not {self.max_rows}")
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Solve for every width and penalty; the seed draws the rows. A closed form is not cut short by the budget."""
-        n = min(len(data.train), self.rows)
+        n = min(len(data.train), self.max_rows)
         chosen = np.sort(np.random.default_rng(seed).permutation(len(data.train))[:n])
         y = target_matrix(data, data.train)[chosen]
         offset = y.mean(axis=0)

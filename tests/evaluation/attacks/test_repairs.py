@@ -115,7 +115,7 @@ def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_a
     linear = Ridge(tier="T2", penalties=(1e-6,)).run(data, Budget(1), 0).traces[0].points[0].test
     assert linear < 0.65
     assert max(traces, key=lambda trace: trace.points[0].validation).points[0].test > 0.75
-    few = KernelRidge(tier="T3", widths=(2.0,), penalties=(1.0,), rows=20).run(data, Budget(1), 0).traces[0]
+    few = KernelRidge(tier="T3", widths=(2.0,), penalties=(1.0,), max_rows=20).run(data, Budget(1), 0).traces[0]
     assert few.spent.samples == 20
     numbers = attack.run(regression(sizes=(400, 100, 100)), Budget(1), 0)
     assert max(trace.points[0].test for trace in numbers.traces) > 0.6
@@ -150,7 +150,7 @@ def test_nearest_neighbours_remember_their_own_rows() -> None:
         lambda: NearestNeighbours(tier="T3", neighbours=(0,)),
         lambda: KernelRidge(tier="T3", widths=(), penalties=(1.0,)),
         lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(0.0,)),
-        lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), rows=1),
+        lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), max_rows=1),
         lambda: StageProbes(tier="T3", inner={}),
         lambda: GradientDescent(tier="T9", step="fixed"),
     ],
