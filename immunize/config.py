@@ -74,7 +74,7 @@ OF_DEEP_NETS = (
 GONE = ("precondition",)
 """The same in records of before `method.precondition` alone said it."""
 
-ADDED = ("lr_decay",)
+ADDED = ("lr_decay", "balance_multiplier_ill")
 """Settings of `objective` that came later, null being what there was before: then they are not part of the hash."""
 
 OF_SEVERAL_SETS = ("harmful",)

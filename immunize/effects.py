@@ -39,6 +39,10 @@ Config = Mapping[str, Any]
 TAKES_NO_STEPS = "the method computes θ and takes no steps"
 WITHOUT_STEPS = ("validation_fraction", "early_stopping", "harmful")
 """What a method that takes no steps may use of `objective`."""
+BALANCED = (
+    "objective.balance sets it; scale λ_H with objective.balance_multiplier_ill=2, both with "
+    "objective.balance_multiplier=2, or give λ_P and λ_H with objective.balance=false"
+)
 WHERE = ("_target_", "accelerator", "devices", "num_nodes", "strategy", "precision")
 """Settings of `trainer` that say where a network is computed."""
 
@@ -187,21 +191,24 @@ def given_names(overrides: Iterable[str]) -> list[str]:
 
 
 def asked_for() -> list[str]:
-    """The settings that the command line of the single run names; none in a sweep, whose runs share theirs."""
-    hydra_cfg = HydraConfig.get()
-    return [] if hydra_cfg.mode == RunMode.MULTIRUN else given_names(hydra_cfg.overrides.task)
+    """The settings that the command line of the run names."""
+    return given_names(HydraConfig.get().overrides.task)
 
 
 def refuse_idle(given: Iterable[str], idle: Idle) -> None:
     """Refuse what was asked for by name and would do nothing.
 
+    The runs of a sweep share their settings, which need not serve each of them. But λ that a balance sets would make
+    runs of other λ the same.
+
     Raises:
         UserError: the first of them, with the reason.
     """
+    in_sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     for name in given:
         why = next((why for one, why in idle.items() if name == one or name.startswith(f"{one}.")), None)
-        if why is not None:
-            raise UserError(f"{name} has no effect here: {why}; leave it out")
+        if why == BALANCED or (why is not None and not in_sweep):
+            raise UserError(f"{name} has no effect here: {why}{'' if why == BALANCED else '; leave it out'}")
 
 
 _ROLES = ("pretrain", "harmful")
@@ -245,13 +252,15 @@ def _of_terms(config: Config, method: Method) -> Idle:
         if term not in terms:
             own |= _all(f"the method has no R_{term}", f"objective.lambda_{term}")
         elif balanced:
-            own |= _all("objective.balance sets it", f"objective.lambda_{term}", f"method.lambda_{term}")
+            own |= _all(BALANCED, f"objective.lambda_{term}", f"method.lambda_{term}")
         elif config["method"].get(f"lambda_{term}") not in (None, objective[f"lambda_{term}"]):
             own |= _all(f"method.lambda_{term} replaces it", f"objective.lambda_{term}")
     if not {"well", "ill"} & terms:
         own |= _all("the method has no λ", "objective.balance")
     if not balanced:
         own |= _all("no λ is balanced", "objective.balance_multiplier", "objective.balance_every")
+    if not balanced or "ill" not in terms:
+        own |= _all("no λ_H is balanced", "objective.balance_multiplier_ill")
     if not method.takes_loss:
         own |= _all("the method has no loss", *(f"objective.{key}" for key in _OF_LOSS))
     if not {"ill", "kappa_harmful"} & terms:

@@ -56,7 +56,8 @@ class ObjectiveConfig:
         optimizer: `_target_` of a torch optimizer and its arguments; parameters and learning rate are filled in.
         lr_decay: share of the steps, the last ones, over which η falls to zero; null for none, as for deep nets.
         balance: set λ_P and λ_H from the gradient norms (C.2) instead of from the two above.
-        balance_multiplier: 1, 2, 3 or 5.
+        balance_multiplier: 1, 2, 3 or 5, of λ_P and λ_H.
+        balance_multiplier_ill: the same of λ_H alone; null is that of both.
         balance_every: steps between two balancings; 0 balances once, before the first step.
         early_stopping: hold a validation split out of `fit` and keep the best θ by its RIR; of a network by its RIR
             where D_P's accuracy is kept (C.2).
@@ -83,6 +84,7 @@ class ObjectiveConfig:
     lr_decay: float | None = MISSING
     balance: bool = MISSING
     balance_multiplier: float = MISSING
+    balance_multiplier_ill: float | None = MISSING
     balance_every: int = MISSING
     early_stopping: bool = MISSING
     validation_fraction: float = MISSING

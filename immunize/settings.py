@@ -88,6 +88,11 @@ EARLY_STOPPING_RULES: tuple[Rule, ...] = (
 )
 BALANCE_RULES: tuple[Rule, ...] = (
     ("objective.balance_multiplier", lambda value: value in MULTIPLIERS, f"one of {MULTIPLIERS} (C.2)"),
+    (
+        "objective.balance_multiplier_ill",
+        lambda value: value is None or value in MULTIPLIERS,
+        f"one of {MULTIPLIERS} (C.2), or null for that of both",
+    ),
     ("objective.balance_every", lambda value: value >= 0, "at least 0; 0 balances once, before the first step"),
 )
 SELECTION_RULES: tuple[Rule, ...] = (

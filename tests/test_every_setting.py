@@ -95,6 +95,7 @@ OTHER: dict[str, Any] = {
     "method.slack": "a bound that no choice in so small a run meets: tests/objective/test_signal.py",
     "method.inner_learning_rate": 0.5,
     "objective.balance_multiplier": 2,
+    "objective.balance_multiplier_ill": 3,
     "objective.batch_size": (16, 8),
     "objective.epochs_on": "longest",
     "objective.label_smoothing": 0.5,

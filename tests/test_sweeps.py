@@ -422,6 +422,13 @@ def test_failing_run_lets_the_others_run_and_fails_the_sweep(sweep: Sweep) -> No
     assert len(sweep.records()) == 2
 
 
+def test_lambdas_that_a_balance_would_set_are_not_swept_over_in_vain(sweep: Sweep) -> None:
+    code, _, err = sweep("objective.balance=true", "objective.lambda_ill=1e4,1e6", "method=ours,none")
+    assert code == 1
+    assert "objective.lambda_ill has no effect here: objective.balance sets it; scale λ_H with" in err
+    assert [record["method"] for record in sweep.records()] == ["none", "none"]  # which has no λ to be set
+
+
 def test_defect_is_shown_with_its_traceback_once(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise ZeroDivisionError("a defect")

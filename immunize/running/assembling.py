@@ -143,7 +143,9 @@ def build_callbacks(
         if objective.early_stopping:
             callbacks["early_stopping"] = ValidationStop(objective.patience)
         if objective.balance:
-            callbacks["balance"] = GradientBalance(objective.balance_multiplier, objective.balance_every)
+            callbacks["balance"] = GradientBalance(
+                objective.balance_multiplier, objective.balance_every, objective.balance_multiplier_ill
+            )
         if cfg.guard.value != "off":
             if not {"well", "ill"} & module.objective.weights.keys():
                 raise UserError(

@@ -190,7 +190,9 @@ def build_deep_callbacks(
     try:
         callbacks: dict[str, Callback] = {}
         if settings.balance and {"well", "ill"} & objective.weights.keys():
-            callbacks["balance"] = GradientBalance(settings.balance_multiplier, settings.balance_every)
+            callbacks["balance"] = GradientBalance(
+                settings.balance_multiplier, settings.balance_every, settings.balance_multiplier_ill
+            )
         elif settings.balance and not quiet:  # a sweep over methods shares one row of hyper-parameters
             logging.getLogger(__name__).warning(
                 "objective.balance=true has no effect: method=%s has no λ that it could set", cfg.method.name

@@ -42,6 +42,17 @@ def test_weights_make_the_gradient_norms_a_multiple_of_the_task_loss(multiplier:
         assert weights["ill"] == pytest.approx(expected["ill"], rel=1e-9)
 
 
+def test_lambda_ill_may_have_a_multiplier_of_its_own() -> None:
+    cfg = tiny("objective.epochs=1")
+    data, seen = data_of(cfg), Trajectory()
+    fit_module(module_of(cfg, data), data, GradientBalance(2, ill=5), seen)
+    for name, multiplier in (("well", 2), ("ill", 5)):
+        expected = expected_weights(data, seen.thetas[0], seen.heads[0], multiplier)
+        assert seen.weights[0][name] == pytest.approx(expected[name], rel=1e-9)
+    with pytest.raises(ValueError, match="balance_multiplier"):
+        GradientBalance(2, ill=4)
+
+
 def test_plain_gradients_are_balanced_as_the_method_uses_them() -> None:
     cfg = tiny("method.precondition=none", "objective.epochs=1")
     data, seen = data_of(cfg), Trajectory()

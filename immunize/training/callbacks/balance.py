@@ -27,17 +27,20 @@ class GradientBalance(Callback):
     Args:
         multiplier: one of `MULTIPLIERS`.
         every: balance again every so many steps; 0 balances once, before the first step.
+        ill: the multiplier of R_ill, likewise; None is that of R_well.
 
     Raises:
         ValueError: a multiplier that is not in the list, or `every` < 0.
     """
 
-    def __init__(self, multiplier: float = 1, every: int = 0) -> None:
-        if multiplier not in MULTIPLIERS:
-            raise ValueError(f"objective.balance_multiplier has to be one of {MULTIPLIERS} (C.2), it is {multiplier}")
+    def __init__(self, multiplier: float = 1, every: int = 0, ill: float | None = None) -> None:
+        self.multiplier, self.every = multiplier, every
+        self.multipliers = {"well": multiplier, "ill": multiplier if ill is None else ill}
+        for one in self.multipliers.values():
+            if one not in MULTIPLIERS:
+                raise ValueError(f"objective.balance_multiplier has to be one of {MULTIPLIERS} (C.2), it is {one}")
         if every < 0:
             raise ValueError(f"objective.balance_every cannot be negative, it is {every}")
-        self.multiplier, self.every = multiplier, every
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         """Balance before the step."""
@@ -52,16 +55,18 @@ class GradientBalance(Callback):
         terms = module.objective.terms(module.step_of(batch))
         parameters = module.theta_parameters()
         reference = _gradient_norm(terms["task"], parameters) if "task" in terms else 1.0
-        for name in ("well", "ill"):  # in this order in every process: they exchange what they have of each
+        for name, multiplier in self.multipliers.items():  # in the same order in every process: they exchange each
             if name not in terms:
                 continue
             norm = _gradient_norm(terms[name], parameters)
             if norm > 0:
-                module.objective.weights[name] = self.multiplier * reference / norm
+                module.objective.weights[name] = multiplier * reference / norm
 
     def facts(self, module: ImmunizationModule) -> dict[str, Any]:
         """For the record: the weights in force at the end."""
-        return {"multiplier": self.multiplier, "every": self.every, "weights": dict(module.objective.weights)}
+        own = self.multipliers["ill"]
+        told = {"multiplier": self.multiplier} | ({} if own == self.multiplier else {"multiplier_ill": own})
+        return {**told, "every": self.every, "weights": dict(module.objective.weights)}
 
 
 def _gradient_norm(term: Tensor, parameters: list[torch.nn.Parameter]) -> float:
