@@ -11,18 +11,14 @@ import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import CombinedLoader
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from immunize.building import build
-from immunize.config import config_dir
 from immunize.errors import UserError
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
@@ -30,7 +26,7 @@ from immunize.features import OF_NETWORKS, DeepExtractor, device_of, refuse_prec
 from immunize.features.store import Features
 from immunize.objective import Objective, task_loss
 from immunize.running.appending import append_computed
-from immunize.running.assembling import arguments_of
+from immunize.running.assembling import method_named, shared_row
 from immunize.running.deep_assembling import optimizer_factory
 from immunize.running.experiment import quiet_lightning
 from immunize.settings import LARGEST_SEED
@@ -40,8 +36,8 @@ from immunize.training.callbacks import MULTIPLIERS, GradientBalance
 
 __all__ = ["Immunized", "immunize"]
 
-SHARED_ROW = "objective_deep.yaml"
-"""What C.2 says of every deep net, below `conf`: the optimizer's momentum, the weight decay of classifiers."""
+STEPS, LEARNING_RATE = 120, 3e-3
+"""Of a method whose YAML says nothing of them."""
 
 AT_MOST_TO_LOOK_AT = 8
 """Rows of the first batch with which the network is cut into a frozen and a trained part."""
@@ -90,8 +86,8 @@ def immunize(
     *,
     method: str | Objective = "ours",
     trainable: str | Sequence[str],
-    steps: int = 120,
-    learning_rate: float = 3e-3,
+    steps: int | None = None,
+    learning_rate: float | None = None,
     lambda_well: float | None = None,
     lambda_ill: float | None = None,
     multiplier: int = 3,
@@ -103,7 +99,8 @@ def immunize(
     """Immunize a network against a harmful data set: Eq. (11) on the features of its batches (§5.2).
 
     The network is not changed: what comes back is a copy. BatchNorm statistics are frozen and dropout is off, as in
-    `immunize.train`. The optimizer is C.2's: SGD with Nesterov momentum 0.9, weight decay on the classifiers alone.
+    `immunize.train`. The optimizer is C.2's, SGD with Nesterov momentum 0.9 and weight decay on the classifiers alone,
+    unless the method's YAML has another.
     What comes before the first trainable module is computed once an image, known by its bytes, while memory suffices.
 
     Args:
@@ -112,10 +109,11 @@ def immunize(
         pretrain_loader: D_P: (inputs, labels) batches each time it is iterated over; labels (N,) int64.
         harmful_loader: D_H, likewise. A spectrum is taken of every batch: a few dozen rows or more.
         method: a name in `conf/method`: "ours", "ill_only", "well_only", "opt_kappa", "imma", "none", "closed_form",
-            "erase"; or a method of your own, which brings its weights and options itself.
+            "erase", "censor"; or a method of your own, which brings its weights and options itself.
         trainable: names or patterns (`fnmatch`) of the modules or parameters of `backbone` that may change.
-        steps: of the optimizer, a batch of each data set a step; the shorter loader begins again.
-        learning_rate: η.
+        steps: of the optimizer, a batch of each data set a step; the shorter loader begins again. None: those of the
+            method's YAML, or else `STEPS`.
+        learning_rate: η. None: that of the method's YAML, or else `LEARNING_RATE`.
         lambda_well: λ_P. None: so that the gradient norm of R_well is `multiplier` times that of the task's loss before
             the first step (C.2). Give both λ or none.
         lambda_ill: λ_H, likewise.
@@ -133,7 +131,7 @@ def immunize(
     """
     if (lambda_well is None) != (lambda_ill is None):
         raise UserError("give both lambda_well and lambda_ill, or neither: then both come from the gradient norms")
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise UserError(f"steps has to be at least 1, it is {steps}")
     if multiplier not in MULTIPLIERS:
         raise UserError(f"multiplier has to be one of {MULTIPLIERS} (C.2), it is {multiplier}")
@@ -141,11 +139,11 @@ def immunize(
         raise UserError(f"seed has to be between 0 and {LARGEST_SEED}, it is {seed}")
     with _by_its_own_numbers(seed):
         if isinstance(method, str):
-            objective = _method(method, lambda_well, lambda_ill, options or {}, seed)
+            objective, row = method_named(method, lambda_well, lambda_ill, options or {}, seed)
             balanced = multiplier if lambda_well is None else None
         else:
             balanced = None
-            objective = copy.deepcopy(method)  # which may own parameters, as the network does
+            objective, row = copy.deepcopy(method), shared_row()  # which may own parameters, as the network does
         try:
             refuse_precondition(getattr(objective, "precondition", "none"), OF_NETWORKS, "a network")
         except ValueError as error:
@@ -172,14 +170,16 @@ def immunize(
                 int(before["harmful"][1].max()) + 1,
                 net.dtype,
             )
-            row = _row()
+            labels = [before["harmful"][1]]
+            objective.prepare(net, labels, lambda: [Features(*before[role]) for role in loaders])
             module = DeepModule(
                 net,
                 objective,
                 task_loss(row.loss, label_smoothing),
-                optimizer_factory(row.optimizer, learning_rate),
+                optimizer_factory(row.optimizer, learning_rate or row.get("learning_rate", LEARNING_RATE)),
                 head_weight_decay=row.head_weight_decay,
             )
+            steps = steps or row.get("max_steps", STEPS)
             taken = _train(module, pretrain_loader, harmful_loader, steps, balanced)
         else:
             released, classifier, facts = _appended(objective, theta_0, omega_0, before)
@@ -219,32 +219,6 @@ def _by_its_own_numbers(seed: int) -> Iterator[None]:
             np.random.set_state(legacy)  # noqa: NPY002
             if metal is not None:
                 torch.mps.set_rng_state(metal)
-
-
-def _method(
-    name: str, lambda_well: float | None, lambda_ill: float | None, options: Mapping[str, Any], seed: int
-) -> Objective:
-    """The method as its YAML builds it."""
-    folder = Path(config_dir()) / "method"
-    if not (folder / f"{name}.yaml").is_file():
-        names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
-        raise UserError(f"unknown method {name!r}; there are {names}")
-    row = {
-        "lambda_well": 1.0 if lambda_well is None else lambda_well,
-        "lambda_ill": 1.0 if lambda_ill is None else lambda_ill,
-    }
-    node = OmegaConf.load(folder / f"{name}.yaml")
-    cfg = OmegaConf.create({"method": node, "objective": row, "seed": seed})
-    assert isinstance(cfg, DictConfig)
-    if unknown := sorted(set(options) - set(map(str, cfg.method))):
-        raise UserError(f"method {name!r} has no option {', '.join(unknown)}")
-    cfg.method.update(dict(options))
-    objective: Objective = build(arguments_of(cfg.method))
-    return objective
-
-
-def _row() -> Any:
-    return OmegaConf.load(Path(config_dir()) / SHARED_ROW)
 
 
 def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, multiplier: int | None) -> int:

@@ -64,6 +64,10 @@ class Method(Protocol):
         """Whether a loss is among its terms."""
 
     @property
+    def trains_classifier(self) -> bool:
+        """Whether it trains a classifier."""
+
+    @property
     def unused(self) -> tuple[str, ...]:
         """Settings of its own without effect."""
 
@@ -263,12 +267,14 @@ def _of_terms(config: Config, method: Method) -> Idle:
         own |= _all("no λ_H is balanced", "objective.balance_multiplier_ill")
     if not method.takes_loss:
         own |= _all("the method has no loss", *(f"objective.{key}" for key in _OF_LOSS))
-    if not {"ill", "kappa_harmful"} & terms:
-        own |= _all("the method takes no spectrum of D_H", "objective.harmful")
+    if not method.trains_classifier:
+        own |= _all("the method trains no classifier", "objective.head_weight_decay")
+    if not {"ill", "kappa_harmful", "adversary"} & terms:
+        own |= _all("the method looks at no data set of D_H by itself", "objective.harmful")
     return own
 
 
-_OF_LOSS = ("loss", "label_smoothing", "head_weight_decay")
+_OF_LOSS = ("loss", "label_smoothing")
 
 
 def _of_data(config: Config, *uses: str) -> Idle:

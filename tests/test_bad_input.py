@@ -155,6 +155,7 @@ def test_values_out_of_range_are_refused(settings: str, words: str) -> None:
         ("harmful=digits5to9 objective.loss=mse", ["objective.loss=mse", "no classes", "objective.loss=ce"]),
         ("objective.loss=ce", ["objective.loss=ce", "classification", "binary", "objective.loss=mse"]),
         ("method=erase", ["same label", "method=ours"]),
+        ("method=censor", ["another for a linear model", "erase"]),
         ("harmful=digits5to9 method=erase method.rank=64", ["rank is 64", "below the 64 features"]),
         ("harmful=digits5to9 method=erase method.slack=-1", ["method.slack"]),
         ("objective.optimizer._target_=torch.optim.Adamm", ["torch.optim.Adamm"]),

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from immunize.features.calls import Call, NoBoundaryError, Seen, Sizes, watch
 
-__all__ = ["NoBoundaryError", "Tail", "Trunk", "replaced", "split_network"]
+__all__ = ["NoBoundaryError", "Tail", "Trunk", "replaced", "split_network", "working_modules"]
 
 SAME = 1e-5
 """Largest difference between the two parts and the whole, relative to the largest output. It is 0 but for modules that
@@ -118,6 +118,25 @@ def replaced(module: nn.Module, swaps: dict[int, nn.Module]) -> nn.Module:
         swaps: replacements by `id` of what they replace.
     """
     return _replaced(module, swaps, {})
+
+
+def working_modules(tail: nn.Module) -> dict[str, nn.Module]:
+    """The modules that work in a tail, or in a network in one piece, by their names in the network.
+
+    Args:
+        tail: of :func:`split_network`, or the network itself.
+    """
+    found: dict[str, nn.Module] = {}
+
+    def walk(module: nn.Module, prefix: str) -> None:
+        for name, there in module._modules.items():
+            child = there.module if isinstance(there, _Resume) else there
+            if child is not None and not isinstance(child, _Silent):
+                found[f"{prefix}{name}"] = child
+                walk(child, f"{prefix}{name}.")
+
+    walk(tail.net if isinstance(tail, Tail) else tail, "")
+    return found
 
 
 # --- the two parts --------------------------------------------------------------------------------------------------

@@ -138,9 +138,26 @@ class Objective(nn.Module, ABC):
     A module, because a method may own parameters (IMMA's classifier of the harmful task).
     """
 
+    gradient_clip: float | None = None
+    """The largest norm of a gradient that a step is made from; None for any."""
+
+    looks_at_theta_0: bool = False
+    """Whether its terms need the network as it was: :attr:`DeepStep.theta_0`."""
+
     def __init__(self, weights: dict[str, float]) -> None:
         super().__init__()
         self.weights = weights
+        self.watched: dict[str, Tensor] = {}
+        """What is logged beside the terms of a step, by name."""
+
+    def prepare(self, net: Any, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:
+        """What a method has to know of a network's data before the first step; most methods need nothing.
+
+        Args:
+            net: a :class:`~immunize.objective.deep.DeepNet`, at θ_0.
+            labels: of each D_H, (N,).
+            theta_0: gives features of θ_0 with their labels, first of D_P, then of each D_H; a pass over the data.
+        """
 
     def bind(
         self,
@@ -168,6 +185,11 @@ class Objective(nn.Module, ABC):
     def takes_loss(self) -> bool:
         """Whether a loss is among its terms; a method of spectra alone has none, and trains no classifier."""
         return not self.weights.keys() <= OF_SPECTRA
+
+    @property
+    def trains_classifier(self) -> bool:
+        """Whether it trains one, by that loss or by another term."""
+        return self.takes_loss
 
     @property
     def unused(self) -> tuple[str, ...]:

@@ -28,8 +28,9 @@ from immunize.features import (
     preconditioned_features,
     refuse_precondition,
 )
+from immunize.features.depths import features_at
 from immunize.objective.base import Head, Step, TaskLoss
-from immunize.objective.ranks import gather_rows, mean_over_ranks
+from immunize.objective.ranks import gather_rows, in_order, mean_over_ranks
 from immunize.spectrum import default_tolerance
 
 __all__ = [
@@ -51,6 +52,10 @@ class DeepNet(Protocol):
     @property
     def head(self) -> nn.Linear:
         """From the features to the logits of the pre-training task."""
+
+    @property
+    def tail(self) -> nn.Module:
+        """The trained part."""
 
     def features(self, h: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """The trained part, from h to the features (N, D)."""
@@ -83,6 +88,7 @@ class DeepStep(Step):
         task_loss: (logits (N, C), labels (N,)) to a scalar.
         harmful_classes: (M,) classes of each harmful data set; of a single one it need not be told.
         over_sets: one of `OVER_SETS`.
+        theta_0: the network as it was, for a method that looks at it.
     """
 
     net: DeepNet
@@ -91,6 +97,7 @@ class DeepStep(Step):
     task_loss: TaskLoss
     harmful_classes: tuple[int, ...] = ()
     over_sets: OverSets = "sum"
+    theta_0: DeepNet | None = None
     _features: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     _gathered: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
@@ -135,6 +142,38 @@ class DeepStep(Step):
         """Of the whole batch."""
         return default_tolerance(*self._of_all_ranks(role).shape)
 
+    def look(self, role: str, depths: Sequence[str]) -> list[Tensor]:
+        """The features and the outputs at some depths, of this process's samples, from one forward pass.
+
+        Args:
+            role: "pretrain" or "harmful".
+            depths: names of modules, as :func:`~immunize.features.depths.features_at` takes them.
+        """
+        h = self._side(role).h
+        with torch.autocast(h.device.type, enabled=False):
+            found = features_at(self.net, h, depths)
+        self._features.setdefault(role, found[0])
+        return found
+
+    def labelled(self, role: str, rows: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Rows of all processes in the order of the batch, float64, and their labels: one process has the same ones.
+
+        Args:
+            role: as :meth:`spectral_view` takes it.
+            rows: matrices with a row for each of this process's samples of the data set.
+        """
+        whole = role.partition(":")[0]
+        mine = [self._of_set(role, one.double()) for one in rows]
+        labels = self._of_set(role, self._side(whole).y)
+        return [in_order(one) for one in mine], in_order(labels)
+
+    def before(self, role: str) -> Tensor:
+        """θ_0's features of this process's samples, (N, D)."""
+        assert self.theta_0 is not None
+        h = self._side(role).h
+        with torch.no_grad(), torch.autocast(h.device.type, enabled=False):
+            return self.theta_0.features(h)
+
     def over_harmful(self, term: Callable[[str], Tensor], weakest: Callable[[Tensor], Tensor] = torch.max) -> Tensor:
         """A term of the harmful data set; of several the sum, or the weakest's, as `over_sets` says."""
         if len(self.harmful_classes) < 2:
@@ -170,14 +209,18 @@ class DeepStep(Step):
 
     def _of_all_ranks(self, role: str) -> Tensor:
         if role not in self._gathered:
-            whole, _, number = role.partition(":")
-            own = self.features(whole)
-            if number:  # every process has as many rows of a set as the others
-                last = list(accumulate(self.harmful_classes))[int(number)]
-                first = last - self.harmful_classes[int(number)]
-                own = own[(self.harmful.y >= first) & (self.harmful.y < last)]
-            self._gathered[role] = gather_rows(own.double())
+            own = self.features(role.partition(":")[0])
+            self._gathered[role] = gather_rows(self._of_set(role, own).double())
         return self._gathered[role]
+
+    def _of_set(self, role: str, rows: Tensor) -> Tensor:
+        """Rows of the samples of a role; every process has as many of a set as the others."""
+        number = role.partition(":")[2]
+        if not number:
+            return rows
+        last = list(accumulate(self.harmful_classes))[int(number)]
+        first = last - self.harmful_classes[int(number)]
+        return rows[(self.harmful.y >= first) & (self.harmful.y < last)]
 
     def _side(self, role: str) -> DeepSide:
         return self.pretrain if role == "pretrain" else self.harmful

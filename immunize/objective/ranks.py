@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 
-__all__ = ["all_finite", "gather_rows", "mean_over_ranks", "world_size"]
+__all__ = ["all_finite", "gather_rows", "in_order", "mean_over_ranks", "world_size"]
 
 
 def world_size() -> int:
@@ -34,6 +34,12 @@ def gather_rows(x: Tensor) -> Tensor:
         (N, D); its gradient reaches the own rows W times as large, see the module's note.
     """
     return x if world_size() == 1 else _Gather.apply(x)
+
+
+def in_order(x: Tensor) -> Tensor:
+    """The rows of all processes as :func:`gather_rows`, in the order of the batch, of which each has every W-th row."""
+    rows = gather_rows(x)
+    return rows.reshape(world_size(), len(x), *x.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
 def mean_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:

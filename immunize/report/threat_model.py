@@ -39,12 +39,24 @@ _ERASED_LIMITS = {
 }
 
 
+_CENSORED = (
+    _PROMISE[0],
+    "What is taken away is what a probe, linear or of an RBF kernel, can learn of the harmful labels, in the weights "
+    "themselves; condition numbers do not measure that. Something is left, and the table says how much.",
+)
+_CENSORED_LIMITS = {
+    "deep": "Whoever fine-tunes the network, probes a layer before those that were trained, or uses θ_0 instead is "
+    "expected to succeed; the table says who did.",
+}
+_SAID = {"erase": (_ERASED, _ERASED_LIMITS), "censor": (_CENSORED, _CENSORED_LIMITS)}
+
+
 def threat_model(kind: str, method: str = "") -> list[str]:
     """Sentences.
 
     Args:
         kind: of the model, "linear" or "deep".
-        method: of the run; all but "erase" promise the same.
+        method: of the run; all but "erase" and "censor" promise the same.
     """
-    promise, limits = (_ERASED, _ERASED_LIMITS) if method == "erase" else (_PROMISE, _LIMITS)
+    promise, limits = _SAID.get(method, (_PROMISE, _LIMITS))
     return [*promise, limits[kind], _SILENCE]

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build
+from immunize.config import config_dir
 from immunize.data import PairedData
 from immunize.errors import UserError
 from immunize.features import LinearExtractor
@@ -35,6 +36,8 @@ __all__ = [
     "build_module",
     "build_objective",
     "build_trainer",
+    "method_named",
+    "shared_row",
 ]
 
 HEAD_STREAM = 2**40
@@ -184,6 +187,47 @@ def build_trainer(cfg: DictConfig, data: PairedData, loggers: list[Logger], call
     if (processes := trainer.num_devices * trainer.num_nodes) > 1:
         raise UserError(f"a linear model trains in one process, not in {processes}: set trainer.devices=1")
     return trainer
+
+
+def method_named(
+    name: str, lambda_well: float | None, lambda_ill: float | None, options: Mapping[str, Any], seed: int
+) -> tuple[Objective, DictConfig]:
+    """A network's method as its YAML builds it, and the hyper-parameters that go with it.
+
+    Args:
+        name: of the YAML.
+        lambda_well: λ_P, or None.
+        lambda_ill: λ_H, or None.
+        options: of the method's own settings, those that differ.
+        seed: of the method.
+
+    Raises:
+        UserError: an unknown method, or a setting of it that is unknown or bad.
+    """
+    folder = Path(config_dir()) / "method"
+    if not (folder / f"{name}.yaml").is_file():
+        names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+        raise UserError(f"unknown method {name!r}; there are {names}")
+    weights = {
+        "lambda_well": 1.0 if lambda_well is None else lambda_well,
+        "lambda_ill": 1.0 if lambda_ill is None else lambda_ill,
+    }
+    node = OmegaConf.load(folder / f"{name}.yaml")
+    shared = {"objective": OmegaConf.merge(shared_row(), weights), "seed": seed}
+    cfg = OmegaConf.merge(shared, node if "method" in node else {"method": node})  # some set more than their own group
+    assert isinstance(cfg, DictConfig)
+    if unknown := sorted(set(options) - set(map(str, cfg.method))):
+        raise UserError(f"method {name!r} has no option {', '.join(unknown)}")
+    cfg.method.update(dict(options))
+    objective: Objective = build(arguments_of(cfg.method))
+    return objective, cfg.objective
+
+
+def shared_row() -> DictConfig:
+    """What C.2 says of every deep net: the optimizer's momentum, the weight decay of classifiers."""
+    row = OmegaConf.load(Path(config_dir()) / "objective_deep.yaml")
+    assert isinstance(row, DictConfig)
+    return row
 
 
 def arguments_of(node: DictConfig) -> DictConfig:

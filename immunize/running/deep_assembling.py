@@ -114,7 +114,13 @@ def method_of(cfg: DictConfig, net: DeepExtractor, n_outputs: int) -> Objective:
 
 
 def build_deep_module(
-    cfg: DictConfig, net: DeepExtractor, objective: Objective, *, cached: bool, harmful_classes: tuple[int, ...] = ()
+    cfg: DictConfig,
+    net: DeepExtractor,
+    objective: Objective,
+    reference: DeepExtractor,
+    *,
+    cached: bool,
+    harmful_classes: tuple[int, ...] = (),
 ) -> DeepModule:
     """The network and the method, ready to train.
 
@@ -122,6 +128,7 @@ def build_deep_module(
         cfg: the composed configuration.
         net: f_θ and ω.
         objective: the method.
+        reference: θ_0.
         cached: batches hold trunk outputs.
         harmful_classes: C of each of several harmful data sets.
 
@@ -144,6 +151,7 @@ def build_deep_module(
         over_sets=settings.harmful,
         cached=cached,
         log_every=cfg.log_every,
+        reference=reference,
     )
 
 

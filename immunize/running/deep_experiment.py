@@ -38,6 +38,7 @@ from immunize.running.deep_evaluation import cached_sets, data_facts, evaluated,
 from immunize.running.deep_fit import TRAINING, DeepFit, train
 from immunize.running.experiment import quiet_lightning
 from immunize.running.measuring import Measured, both_features, by_set, fingerprints, head_of, measured_sets
+from immunize.running.preparing import prepare
 from immunize.running.recording import flat_curves, flat_metrics, logged_run, new_record
 from immunize.threads import cpu_threads, threads_in_force
 from immunize.training.loggers import close_loggers, log_results
@@ -90,10 +91,10 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
             for role in ROLES:
                 pair.replace_fit(role, sets["fit"][role])
         loggers = build_loggers(cfg, folder, logged_run(record, [pair.source(role).name for role in ROLES]))
-        fit = DeepFit("finished", 0.0, 0)
+        fit, classes = DeepFit("finished", 0.0, 0), tuple(pair.harmful_sets.values())
         if objective.trains:
-            classes = tuple(pair.harmful_sets.values())
-            module = build_deep_module(cfg, net, objective, cached=cached, harmful_classes=classes)
+            prepare(cfg, objective, net, sets["fit"], classes=classes, device=device, cached=cached)
+            module = build_deep_module(cfg, net, objective, reference, cached=cached, harmful_classes=classes)
             begins = f"{record['config_hash']} {record['network']['theta_0_sha256']}"
             fit = train(cfg, module, pair, reference, folder=folder, loggers=loggers, run_hash=begins, quiet=quiet)
         record.update(

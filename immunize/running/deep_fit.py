@@ -103,6 +103,8 @@ def train(
     fit.seconds, fit.steps = time.perf_counter() - started, trainer.global_step
     fit.facts["resumed"] = None if place is None else {"epoch": place[0], "step": place[1]}
     fit.facts["processes"] = trainer.world_size
+    if watched := module.watched():
+        fit.facts["watched"] = watched
     for name, callback in callbacks.items():
         if isinstance(callback, GradientBalance):
             fit.facts[name] = callback.facts(module)

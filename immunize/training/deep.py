@@ -31,6 +31,7 @@ class DeepModule(ImmunizationModule):
         over_sets: what is done with their R_ill.
         cached: batches hold what the trunk made of the images, not images.
         log_every: steps between two rows of the loggers.
+        reference: θ_0, for a method that looks at it; None makes a copy of `net` where one is needed.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class DeepModule(ImmunizationModule):
         over_sets: OverSets = "sum",
         cached: bool = False,
         log_every: int = 10,
+        reference: DeepExtractor | None = None,
     ) -> None:
         super().__init__(objective, optimizer, log_every=log_every)
         self.net, self.task_loss, self.cached = net, task_loss, cached
@@ -53,13 +55,18 @@ class DeepModule(ImmunizationModule):
             "harmful_classes": harmful_classes,
             "over_sets": over_sets,
         }
+        theta_0 = reference or net.reference() if objective.looks_at_theta_0 else None
+        self._theta_0 = (theta_0,)  # not registered: it is neither trained nor kept
         self.decay = {"tail": weight_decay, "heads": head_weight_decay}
         self.strict_loading = False  # a checkpoint of a training holds what is trained
 
     def step_of(self, batch: Batch) -> DeepStep:
         """What the method sees of a batch."""
         sides = {role: DeepSide(self.trunk(x), y) for role, (x, y) in batch.items()}
-        step = DeepStep(self.net, sides["pretrain"], sides["harmful"], self.task_loss, **self.settings)
+        theta_0 = self._theta_0[0]
+        if theta_0 is not None:
+            theta_0.to(self.device)
+        step = DeepStep(self.net, sides["pretrain"], sides["harmful"], self.task_loss, **self.settings, theta_0=theta_0)
         self._latest = step  # whoever asked: a callback may be the first to see that features have no spectrum
         return step
 

@@ -89,8 +89,25 @@ class ImmunizationModule(LightningModule):
             raise _diverged(self.global_step, terms, loss)
         self.keep(self.last_finite)
         if self.global_step % self.log_every == 0:
-            self.log_now({"loss": loss.item(), **{f"term/{name}": term.item() for name, term in terms.items()}})
+            self.log_now(
+                {"loss": loss.item(), **{f"term/{name}": term.item() for name, term in terms.items()}, **self.watched()}
+            )
         return loss
+
+    def watched(self) -> dict[str, float]:
+        """What the method has noted of the latest step beside its terms."""
+        return {name: value.item() for name, value in self.objective.watched.items()}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """The trainer's, then the method's own."""
+        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        if self.objective.gradient_clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters(), self.objective.gradient_clip)
 
     def optimizer_step(
         self,

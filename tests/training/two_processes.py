@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from immunize.features import DeepExtractor, preconditioned_features
 from immunize.objective import Objective, deep, gather_rows, task_loss
+from immunize.objective.censor import Censor
 from immunize.objective.imma import Imma
 from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
@@ -29,6 +30,7 @@ METHODS = {
     "ours": lambda: Ours(1e-3, 1e2, "none"),
     PRECONDITIONED: lambda: Ours(1e-3, 1e2, "features"),
     "opt_kappa": OptKappa,
+    "censor": lambda: Censor(depths=["2"], lambda_ill=1e-2),
     "imma": lambda: Imma(inner_steps=2, inner_learning_rate=0.1),
 }
 
@@ -55,6 +57,10 @@ def main(method: str, out: Path, rank: int, world: int) -> None:
     deep.preconditioned_features = partial(preconditioned_features, ridge=1e-3)  # type: ignore[assignment]
     objective.bind(D, torch.Generator().manual_seed(1), CLASSES)
     module = DeepModule(net, objective, task_loss("ce", 0.1), torch.optim.SGD)
+    if objective.looks_at_theta_0:  # away from where the distances to it are zero
+        with torch.no_grad():
+            net.head.weight.mul_(1.5)
+            backbone[2].weight.mul_(1.5)
     data = torch.Generator().manual_seed(2)
     batch = {}
     for role in ("pretrain", "harmful"):

@@ -1,0 +1,187 @@
+"""A defence in the weights: the network is trained until no probe learns D_H's labels, and D_P stays (docs/erasure.md).
+
+    L = w_A · mean over depths, kernels and ρ of max(c, 0)²                  c of a ridge probe of D_H (`separability`)
+      + w_F · mean over D_P of ‖(f - f_0)/s‖²/D                              s the deviations of θ_0's features
+      + w_L · mean over D_P of KL( softmax(f_0W_0 + b_0) ‖ softmax(fW + b) )
+      + λ_P R_well + λ_H R_ill                                               Eq. (11)'s, where λ are not 0
+
+The probe is the closed-form optimum of its third of the batch, so that the gradient of c knows how an attacker answers.
+D_P is kept by repeating θ_0 and not by the task's loss, which would train it again, and on its own labels alone.
+
+Shapes: N samples, D features, C classes; f are features, f_0 those of θ_0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from immunize.errors import UserError
+from immunize.features.depths import check_depths
+from immunize.objective.base import Labelled, Objective, Step, check_weight, ill_term, well_term
+from immunize.objective.deep import DeepNet, DeepStep
+from immunize.objective.ranks import gather_rows
+from immunize.spectrum import KERNELS, RHOS, Kernel, cross_fitted_correlation, erase
+from immunize.spectrum.erasing import ONE_LABEL, Erasure
+
+__all__ = ["Censor"]
+
+FOLDS = 3
+"""A probe is fitted on two thirds of a batch and judged on one."""
+
+LEAST_IMAGES = 2
+"""Of a class in a batch, on average (ours)."""
+
+LEAST_SPREAD = 1e-2
+"""Added to the variance of every feature of θ_0, in units of their mean: some hardly vary (ours)."""
+
+FEATURES = "features"
+"""What the probe at the classifier's place is called beside those at other depths."""
+
+
+class Censor(Objective):
+    """What a probe can learn of D_H's labels is trained away, and θ_0 is repeated on D_P.
+
+    Args:
+        adversary: w_A ≥ 0.
+        features: w_F ≥ 0.
+        logits: w_L ≥ 0.
+        kernels: of the probes, of `KERNELS`.
+        rhos: ρ > 0 of the probes.
+        depths: names of modules at whose outputs probes look as well.
+        erased: repeat θ_0's features behind the map of method=erase instead of as they are.
+        lambda_well: λ_P ≥ 0 of R_well.
+        lambda_ill: λ_H ≥ 0 of R_ill.
+        gradient_clip: the largest norm of a gradient.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    looks_at_theta_0 = True
+
+    def __init__(
+        self,
+        adversary: float = 40.0,
+        features: float = 3.0,
+        logits: float = 1.0,
+        *,
+        kernels: Sequence[Kernel] = KERNELS,
+        rhos: Sequence[float] = RHOS,
+        depths: Sequence[str] = (),
+        erased: bool = False,
+        lambda_well: float = 0.0,
+        lambda_ill: float = 0.0,
+        gradient_clip: float = 5.0,
+    ) -> None:
+        weights = {"adversary": adversary, FEATURES: features, "logits": logits}
+        eq_11 = {
+            "well": check_weight("method.lambda_well", lambda_well),
+            "ill": check_weight("method.lambda_ill", lambda_ill),
+        }
+        super().__init__(
+            {name: check_weight(f"method.{name}", value) for name, value in weights.items()}
+            | {name: value for name, value in eq_11.items() if value}
+        )
+        if not kernels or not set(kernels) <= set(KERNELS):
+            raise ValueError(f"method.kernels has to name some of {', '.join(KERNELS)}, it is {list(kernels)}")
+        if not rhos or not all(0 < rho < math.inf for rho in rhos):
+            raise ValueError(f"method.rhos has to hold positive numbers, it is {list(rhos)}")
+        if not gradient_clip > 0:
+            raise ValueError(f"method.gradient_clip has to be positive, it is {gradient_clip}")
+        self.kernels, self.rhos, self.depths = tuple(kernels), tuple(rhos), tuple(depths)
+        self.erased, self.gradient_clip = erased, gradient_clip
+        self._erasure: Erasure | None = None
+
+    @property
+    def takes_loss(self) -> bool:
+        """No: D_P is kept by repeating θ_0."""
+        return False
+
+    @property
+    def trains_classifier(self) -> bool:
+        """By the distance of its logits."""
+        return True
+
+    def prepare(self, net: DeepNet, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:
+        """Look at what is to be censored before the first step.
+
+        Args:
+            net: the network, at θ_0.
+            labels: of each D_H, (N,).
+            theta_0: gives θ_0's features and labels, first of D_P, then of each D_H; called where they are needed.
+
+        Raises:
+            UserError: a D_H whose labels are all the same, or each another; a depth that the network does not have; or
+                features that cannot be erased.
+        """
+        for y in labels:
+            if bool((y == y[0]).all()):
+                raise UserError(ONE_LABEL.format(len(y)).replace("erasing needs", "a probe needs"))
+            if int((torch.bincount(torch.unique(y, return_inverse=True)[1]) >= 2).sum()) < 2:
+                raise UserError("fewer than two classes of D_H have two images: a probe can be fitted, but not judged")
+        check_depths(net, self.depths)
+        if self.erased:
+            (x, y), *harmful = ((of.x.double(), of.y) for of in theta_0())
+            try:
+                self._erasure = erase(x, [one for one, _ in harmful], [one for _, one in harmful], y_pretrain=y)
+            except ValueError as error:
+                raise UserError(f"method.erased: {error}") from None
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        """How the probes do on D_H, the two distances to θ_0 on D_P, and Eq. (11)'s terms where they have a weight."""
+        if not isinstance(step, DeepStep):
+            raise TypeError("method=censor trains a network; a linear model has method=erase, in closed form")
+        found = {"adversary": self._adversary(step)} | self._distances(step)
+        eq_11 = {"well": well_term, "ill": ill_term}
+        return found | {name: term(step, "none") for name, term in eq_11.items() if name in self.weights}
+
+    def _adversary(self, step: DeepStep) -> Tensor:
+        rows = step.look("harmful", self.depths)
+        self.watched = {}
+
+        def of(role: str) -> Tensor:
+            outputs, labels = step.labelled(role, rows)
+            judged = _judged(labels)
+            values = []
+            for name, output in zip((FEATURES, *self.depths), outputs, strict=True):
+                for kernel in self.kernels:
+                    c = cross_fitted_correlation(output, labels, judged, self.rhos, kernel=kernel)
+                    values.append(c.clamp_min(0).square().mean())
+                    best, key = c.detach().max(), f"c/{name}/{kernel}"
+                    self.watched[key] = torch.maximum(best, self.watched.get(key, best))
+            return torch.stack(values).mean()
+
+        return step.over_harmful(of)
+
+    def _distances(self, step: DeepStep) -> dict[str, Tensor]:
+        before, after = step.before("pretrain"), step.features("pretrain")
+        assert step.theta_0 is not None
+        head = step.theta_0.head
+        with torch.autocast(after.device.type, enabled=False):
+            variance = gather_rows(before.double()).var(0)
+            scale = (variance + LEAST_SPREAD * variance.mean()).sqrt().to(after.dtype)
+            target = before if self._erasure is None else self._erasure(before.double()).to(after.dtype)
+            wanted = head(before).log_softmax(1)
+            divergence = (wanted.exp() * (wanted - step.omega(after).log_softmax(1))).sum(1).mean()
+            return {FEATURES: ((after - target) / scale).square().mean(), "logits": divergence}
+
+
+def _judged(labels: Tensor) -> Tensor:
+    """A third of the rows of every class, (N,) bool, by their order in the batch, which is random.
+
+    Raises:
+        UserError: too few rows to have two classes on both sides.
+    """
+    judged = torch.empty(len(labels), dtype=torch.bool, device=labels.device)
+    judged[labels.argsort(stable=True)] = torch.arange(len(labels), device=labels.device) % FOLDS == 0
+    classes = len(torch.unique(labels))
+    if len(labels) < LEAST_IMAGES * classes or min(len(torch.unique(labels[side])) for side in (judged, ~judged)) < 2:
+        raise UserError(
+            f"a batch of D_H has {len(labels)} images of {classes} classes: two thirds fit a probe and one judges it; "
+            f"both need two classes, and two images of each; raise objective.batch_size, or the loader's"
+        )
+    return judged

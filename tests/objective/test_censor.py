@@ -1,0 +1,224 @@
+"""`method=censor`: what its loss is made of, what it does to a network, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.linear_model import RidgeClassifier
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import immunize
+from immunize import train
+from immunize.data.embedded_digits import embedded_digits, held_out_mask
+from immunize.errors import UserError
+from immunize.features import DeepExtractor, load_weights
+from immunize.features.depths import check_depths, features_at
+from immunize.features.store import Features
+from immunize.objective import DeepSide, DeepStep, task_loss
+from immunize.objective.censor import Censor
+from immunize.records import CHECKPOINT
+from immunize.running import deep_assembling
+from tests import reference as ref
+from tests.composing import killed, tiny_deep
+
+N, D, CLASSES = 24, 5, 3
+CENSOR = ("method=censor", "objective.batch_size=64", "objective.max_steps=6")
+
+
+def network() -> DeepExtractor:
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 7), nn.Tanh()), nn.Linear(7, D))
+    head = nn.Linear(D, CLASSES).double()
+    return DeepExtractor.from_module(backbone.double(), head, ["2", "3"], example=torch.rand(2, 6).double())
+
+
+def step_of(net: DeepExtractor, *, classes: tuple[int, ...] = (), rows: int = N) -> DeepStep:
+    """A step away from θ_0."""
+    theta_0 = net.reference()
+    with torch.no_grad():
+        for number, parameter in enumerate(net.parameters()):
+            if parameter.requires_grad:
+                parameter.add_(0.1 * ref.gaussian(*parameter.shape, seed=number))
+    y = torch.arange(rows) % max(CLASSES, sum(classes))
+    sides = [DeepSide(net.trunk(ref.gaussian(rows, 6, seed=seed)), y) for seed in (1, 2)]
+    return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1), classes, theta_0=theta_0)
+
+
+@pytest.mark.parametrize("erased", [False, True])
+def test_gradient_of_the_whole_loss_is_that_of_finite_differences(erased: bool) -> None:
+    net = network()
+    step = step_of(net)
+    objective = Censor(depths=["2.0"], erased=erased, lambda_well=1e-3, lambda_ill=1e-3)
+    sides = [(step.pretrain.h, step.pretrain.y % 2), (step.harmful.h, step.harmful.y)]
+    assert step.theta_0 is not None
+    features = [Features(step.theta_0.features(h).detach(), y) for h, y in sides]
+    objective.prepare(net, [step.harmful.y], lambda: features)
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+
+    def loss() -> Tensor:
+        terms = objective.terms(step.again())
+        assert terms.keys() == objective.weights.keys() == {"adversary", "features", "logits", "well", "ill"}
+        return torch.stack([objective.weights[name] * term for name, term in terms.items()]).sum()
+
+    loss().backward()  # type: ignore[no-untyped-call]
+    for number, parameter in enumerate(parameters):
+        assert parameter.grad is not None
+        direction, length = ref.gaussian(*parameter.shape, seed=100 + number), 1e-6
+        with torch.no_grad():
+            parameter.add_(length * direction)
+            above = loss()
+            parameter.sub_(2 * length * direction)
+            below = loss()
+            parameter.add_(length * direction)
+        expected = float(above - below) / (2 * length)
+        assert float((parameter.grad * direction).sum()) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_a_step_that_has_not_left_theta_0_repeats_it() -> None:
+    net = network()
+    step = step_of(net)
+    at_theta_0 = DeepStep(step.theta_0, step.pretrain, step.harmful, step.task_loss, theta_0=step.theta_0)  # type: ignore[arg-type]
+    there, here = (Censor().terms(one) for one in (at_theta_0, step))
+    assert float(there["features"]) == float(there["logits"]) == 0
+    assert min(value.item() for value in here.values()) > 0
+
+
+def test_several_harmful_sets_are_each_a_task_of_their_own() -> None:
+    net = network()
+    step = step_of(net, classes=(2, 3), rows=30)
+    total = Censor().terms(step)["adversary"]
+    alone = []
+    for mine in (step.harmful.y < 2, step.harmful.y >= 2):
+        one = DeepStep(
+            net,
+            step.pretrain,
+            DeepSide(step.harmful.h[mine], step.harmful.y[mine]),
+            step.task_loss,
+            theta_0=step.theta_0,
+        )
+        alone.append(Censor().terms(one)["adversary"])
+    torch.testing.assert_close(total, alone[0] + alone[1])
+
+
+def test_outputs_at_depths_are_those_of_the_modules() -> None:
+    net = network()
+    h = net.trunk(ref.gaussian(4, 6, seed=1))
+    features, inner = features_at(net, h, ["2.0"])
+    torch.testing.assert_close(features, net.features(h))
+    torch.testing.assert_close(
+        inner, net.tail.net[2].module[0](h) if hasattr(net.tail.net[2], "module") else net.network["backbone"][2][0](h)
+    )
+    for unknown in ("0", "2.7", ""):
+        with pytest.raises(UserError, match=rf"no module '{unknown}'.*2\.0"):
+            check_depths(net, [unknown])
+
+
+def test_large_outputs_are_averaged_over_places() -> None:
+    body = nn.Sequential(nn.Conv2d(1, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net = DeepExtractor.from_module(body, nn.Linear(8, 2), "*")
+    x = torch.rand(3, 1, 24, 24)
+    torch.testing.assert_close(features_at(net, x, ["0"])[1], net.features(x))
+    small = torch.rand(3, 1, 4, 4)
+    torch.testing.assert_close(features_at(net, small, ["0"])[1], body[0](small).flatten(1))
+
+
+@pytest.fixture(scope="module")
+def digits() -> dict[str, tuple[Tensor, Tensor]]:
+    """Two tasks of five digits, fit and held out, with pixels from 0 to 1."""
+    pixels, labels = embedded_digits()
+    held = held_out_mask(labels)
+    x, y = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels).long()
+    parts = {"fit": ~torch.from_numpy(held), "held_out": torch.from_numpy(held)}
+    return {
+        f"{role} {part}": (x[rows & (y // 5 == five)], y[rows & (y // 5 == five)] - 5 * five)
+        for part, rows in parts.items()
+        for five, role in enumerate(("pretrain", "harmful"))
+    }
+
+
+def test_a_probe_no_longer_learns_held_out_digits_and_d_p_stays(digits: dict[str, tuple[Tensor, Tensor]]) -> None:
+    torch.manual_seed(0)
+    backbone, head = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU()), nn.Linear(32, 5)
+    x, y = digits["pretrain fit"]
+    optimizer = torch.optim.Adam([*backbone.parameters(), *head.parameters()], 1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(backbone(x)), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    batches = [
+        DataLoader(TensorDataset(*digits[f"{role} fit"]), 200, shuffle=True, drop_last=True)
+        for role in ("pretrain", "harmful")
+    ]
+    found = immunize.immunize(backbone, head, *batches, method="censor", trainable="*", steps=100, learning_rate=1e-2)
+
+    def probed(of: Any) -> float:
+        with torch.no_grad():
+            fit, held = (of(digits[f"harmful {part}"][0]).numpy() for part in ("fit", "held_out"))
+        probe = RidgeClassifier(1e-2).fit(fit, digits["harmful fit"][1].numpy())
+        return float(probe.score(held, digits["harmful held_out"][1].numpy()))
+
+    def own(of: Any, classifier: nn.Linear) -> float:
+        x, y = digits["pretrain held_out"]
+        return float((classifier(of(x)).argmax(1) == y).float().mean())
+
+    assert probed(backbone) > 0.9
+    assert probed(found.backbone) < 0.45
+    assert own(found.backbone, found.head) > own(backbone, head) - 0.02
+
+
+def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*CENSOR, "objective.cache_frozen=true", "method.depths=[layer4.0]", "method.erased=true")
+    record = train.run(tiny_deep(*words), tmp_path / "whole", quiet=True)
+    assert set(record["training"]["fit"]["watched"]) == {
+        f"c/{depth}/{kernel}" for depth in ("features", "layer4.0") for kernel in ("linear", "rbf")
+    }
+    with killed(monkeypatch, f"{deep_assembling.__name__}.Throughput", 3):
+        train.run(tiny_deep(*words), tmp_path / "killed", quiet=True)
+    again = train.run(tiny_deep(*words, "resume=true"), tmp_path / "killed", quiet=True)
+    assert again["training"]["fit"]["resumed"] is not None
+    one, two = (load_weights(tmp_path / name / CHECKPOINT) for name in ("whole", "killed"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_a_depth_that_is_not_trained_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no module 'layer3'.*layer4\.0"):
+        train.run(tiny_deep(*CENSOR, "method.depths=[layer3]"), tmp_path, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (torch.zeros(9, dtype=torch.int64), "same label.*method=ours"),
+        (torch.arange(9), "fewer than two classes"),
+    ],
+)
+def test_labels_that_no_probe_can_be_judged_on_are_refused(labels: Tensor, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Censor().prepare(network(), [labels], list)
+
+
+def test_a_batch_with_too_few_images_a_class_is_refused() -> None:
+    step = step_of(network(), classes=(14, 1), rows=24)
+    with pytest.raises(UserError, match="24 images of 15 classes"):
+        Censor().terms(DeepStep(step.net, step.pretrain, step.harmful, step.task_loss, theta_0=step.theta_0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"adversary": -1.0}, "method.adversary"),
+        ({"lambda_ill": -1.0}, "method.lambda_ill"),
+        ({"kernels": []}, "method.kernels"),
+        ({"kernels": ["poly"]}, "method.kernels"),
+        ({"rhos": [0.0]}, "method.rhos"),
+        ({"gradient_clip": 0.0}, "method.gradient_clip"),
+    ],
+)
+def test_bad_settings_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Censor(**arguments)
