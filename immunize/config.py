@@ -175,6 +175,8 @@ def register() -> None:
     OmegaConf.register_new_resolver("immunize.folder_name", folder_name, replace=True)
     OmegaConf.register_new_resolver("immunize.data_folder", lambda: data_folder() or "data", replace=True)
     OmegaConf.register_new_resolver("immunize.config_hash", hash_of_run, replace=True)
+    # Hydra copies the store with whatever it composes, and 166 times for --help; nobody writes into such a copy.
+    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)
