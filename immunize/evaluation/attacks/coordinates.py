@@ -38,13 +38,16 @@ class Principal:
 def principal(data: AttackData, *, centred: bool = False) -> Principal:
     """The task in the principal axes of its training rows, about zero or about their mean.
 
-    What has made rows of mean zero, and knows their axes by that, leaves them in `data.kept["axes"]`.
+    What has made rows of mean zero, and knows their axes by that, leaves these and the task in them in
+    `data.kept["axes"]`.
     """
     kept: dict[bool, Principal] = data.kept.setdefault("principal", {})
     if centred not in kept:
-        axes = data.kept["axes"] if "axes" in data.kept else principal_axes(data.train.x, centred=centred)
-        other = kept.get(not centred)
-        seen = other.data if other and other.axes is axes else data.mapped(axes.coordinates)
+        if "axes" in data.kept:
+            axes, seen = data.kept["axes"]
+        else:
+            axes, other = principal_axes(data.train.x, centred=centred), kept.get(not centred)
+            seen = other.data if other and other.axes is axes else data.mapped(axes.coordinates)
         y = target_matrix(data, data.train)
         offset = y.mean(axis=0) if centred else np.zeros(y.shape[1])
         with np.errstate(invalid="ignore"):  # rows of zeros

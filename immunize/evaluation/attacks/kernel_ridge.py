@@ -21,7 +21,7 @@ from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.repaired import ROUNDING, standardize
+from immunize.evaluation.attacks.repaired import standardized
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 
 __all__ = ["KernelRidge"]
@@ -62,9 +62,8 @@ class KernelRidge(Attack):
         y = target_matrix(data, data.train)[chosen]
         offset = y.mean(axis=0)
         flops = 2.0 * n * n * data.n_features + n**3 / 3 + 2.0 * n * n * data.n_outputs
-        transform, _ = standardize(data.train.x, ROUNDING)
         traces = []
-        for name, view in (("features", data), ("standardized", data.mapped(transform))):
+        for name, view in (("features", data), ("standardized", standardized(data))):
             seen = principal(view).data  # in principal axes a row only loses what is the same for all training rows
             started = time.perf_counter()
             x = seen.train.x[chosen]

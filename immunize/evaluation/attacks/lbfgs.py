@@ -66,6 +66,8 @@ class Lbfgs(Attack):
             if due:
                 looked_at = loss.passes
                 meter.look(looked_at, loss.predictor(latest))
+                if meter.over:
+                    raise StopIteration  # what SciPy's solvers take for an end
 
         newton = self.solver == "Newton-CG"
         options = {"maxiter": loss.limit} | ({} if newton else {"maxfun": loss.limit, "ftol": 0.0, "gtol": 1e-9})

@@ -128,14 +128,14 @@ class Lockstep:
         return _Head(group, length, last, meter)
 
     def advance(self, heads: Sequence[_Head], to: int) -> None:
-        """Train each up to step `to`, or to its own last or its divergence; each joins at the step where it stands.
+        """Train each up to step `to`, its own last, or until it is over; each joins at the step where it stands.
 
         Args:
             heads: of `candidates`; the others stay where they are.
             to: looked at as well.
         """
         walk, step = _Walk(self.task), 0
-        while ahead := [head for head in heads if head.step < min(to, head.last) and not head.meter.diverged]:
+        while ahead := [head for head in heads if head.step < min(to, head.last) and not head.meter.over]:
             live = [head for head in ahead if head.step == step]
             joining = min((head.step for head in ahead if head.step > step), default=to)
             stop = min([joining, *(head.next_look(to) for head in live)])

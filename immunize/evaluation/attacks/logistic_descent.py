@@ -74,9 +74,10 @@ class _Racer:
     def advance(self, looks: list[int]) -> None:
         self.meter.resume()
         for look in looks:
+            if self.meter.over:
+                break
             while self.step < look:
                 self.w = self.w - self.length * self.loss.gradient(self.w)
                 self.step += 1
-            if self.meter.diverged or not self.meter.look(look, self.loss.predictor(self.w)):
-                return
+            self.meter.look(look, self.loss.predictor(self.w))
         self.meter.pause(self.step)

@@ -19,7 +19,7 @@ from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.repaired import ROUNDING, standardize
+from immunize.evaluation.attacks.repaired import standardized
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 
 __all__ = ["NearestNeighbours", "nearest"]
@@ -60,9 +60,8 @@ class NearestNeighbours(Attack):
         n = len(data.train)
         ks = [k for k in self.neighbours if k <= n] or [1]
         flops = 2.0 * len(data.test) * data.train.x.size
-        transform, _ = standardize(data.train.x, ROUNDING)
         traces = []
-        for name, seen in (("features", data), ("standardized", data.mapped(transform))):
+        for name, seen in (("features", data), ("standardized", standardized(data))):
             rows = principal(seen).data  # in principal axes a row only loses what is the same for all training rows
             started = time.perf_counter()
             test = nearest(rows.train.x, rows.test.x, max(ks), self.metrics)

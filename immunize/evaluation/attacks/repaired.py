@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from immunize.errors import UserError
+from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.factoring import Axes, principal_axes
 from immunize.evaluation.attacks.inner import check_inner, run_inner
@@ -69,9 +70,13 @@ class Repaired(Attack):
             transform, learning = REPAIRS[self.repair](data.train.x, floor)
             applied = time.perf_counter()
             repaired = data.mapped(transform)
-            if self.repair in AXES:
-                repaired.kept["axes"] = AXES[self.repair](principal_axes(data.train.x, centred=True), data, floor)
             setup = learning + Cost(1, time.perf_counter() - applied, len(data.train))
+            if self.repair == "standardize":
+                repaired = data.kept.setdefault("standardized", repaired)
+            if self.repair in AXES:
+                centred = principal(data, centred=True)
+                seen = repaired if self.repair == "whiten" else centred.data
+                repaired.kept["axes"] = AXES[self.repair](centred.axes, data, floor), seen
             name = f"{self.repair} {floor:g}" if len(floors) > 1 else self.repair
             traces += run_inner(self.inner, repaired, budget.share(len(floors)), seed, setup=setup, prefix=name)
         return Outcome(tuple(traces))
@@ -90,6 +95,14 @@ def standardize(x: Array, floor: float) -> tuple[Predict, Cost]:
     mean, spread = x.mean(axis=0), x.std(axis=0)
     safe = np.where(spread > floor * spread.max(), spread, np.inf)
     return lambda rows: (rows - mean) / safe, _paid(started, 5.0 * x.size)
+
+
+def standardized(data: AttackData) -> AttackData:
+    """The task with standardized features, kept with it: three attacks see it, and its principal axes."""
+    if "standardized" not in data.kept:
+        data.kept["standardized"] = data.mapped(standardize(data.train.x, ROUNDING)[0])
+    known: AttackData = data.kept["standardized"]
+    return known
 
 
 def normalize(x: Array, floor: float) -> tuple[Predict, Cost]:

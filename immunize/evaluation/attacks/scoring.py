@@ -2,6 +2,13 @@
 
 accuracy    classification: the share of rows whose largest output is that of their class
 R²          regression: 1 - Σ(y - ŷ)²/Σ(y - ȳ)², with ȳ the mean of the training targets
+
+A candidate is settled, and its attack spends nothing more on it, once both hold:
+
+1. It took `FEWEST` steps, and had at least `LEARNED` of the validation rows right in the first quarter of them. No
+   score of θ_0 is 5 points above that, and 0.9 of θ_0's lies below it: more steps change no verdict.
+2. Since then it has gained less than `NOTHING`, a tenth of a point: the score that is reported has come to rest. Fewer
+   than a thousand validation rows cannot tell: with them all go on to the end.
 """
 
 from __future__ import annotations
@@ -14,9 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from immunize.evaluation.attacks.curves import Cost, Point, Trace
+from immunize.evaluation.attacks.judging import LESS_ACCURATE_BY
 from immunize.evaluation.attacks.protocol import Array, AttackData, Predict, Rows
 
-__all__ = ["Meter", "chance", "score", "shares", "target_matrix"]
+__all__ = ["FEWEST", "LEARNED", "LONGER", "NOTHING", "Meter", "chance", "score", "shares", "target_matrix"]
+
+LEARNED = 1 - LESS_ACCURATE_BY / 2
+"""Validation accuracy from which a verdict has nothing to wait for; half of the points are left to the difference
+between validation and test rows. R² has no such end: it may fall behind by any amount on one row."""
+
+FEWEST, LONGER = 100, 4
+"""Steps that every candidate takes, and so many times those in which it learned the task."""
+
+NOTHING = 0.001
 
 
 def target_matrix(data: AttackData, rows: Rows) -> Array:
@@ -99,6 +116,16 @@ class Meter:
         if running:
             self.resume()
         return finite
+
+    @property
+    def over(self) -> bool:
+        """Whether the candidate need not go on: it has diverged, or it is settled (see the module's note)."""
+        if self.diverged or not (self.points and self.data.n_classes and len(self.data.validation) * NOTHING >= 1):
+            return self.diverged
+        steps = self.points[-1].cost.steps
+        early = max((p.validation for p in self.points if p.cost.steps * LONGER <= steps), default=0.0)
+        gained = max(p.validation for p in self.points) - early
+        return steps >= FEWEST and early >= LEARNED and gained < NOTHING
 
     def pause(self, steps: int) -> None:
         """Stop the clock after so many steps."""
