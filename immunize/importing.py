@@ -1,8 +1,10 @@
 """A quick start of the commands: nobody waits for what Lightning imports and a run does not use.
 
 Of torchmetrics Lightning asks for two classes and the version. Its `__init__` and its plots import torchvision,
-scipy.signal, matplotlib and whatever else is installed and has metrics, half of the seconds that Lightning takes. Here
-both are executed when somebody asks for another name.
+scipy.signal, matplotlib and whatever else is installed and has metrics, half of the seconds that Lightning takes. Of
+`torch._dynamo`, the compiler behind `torch.compile` with sympy and a second of imports, Lightning asks for one class
+and PyTorch's optimizers for two functions, all without a meaning before something is compiled. Here these modules are
+executed when somebody asks for another name, or for a module within the compiler.
 """
 
 from __future__ import annotations
@@ -26,11 +28,37 @@ OBJECTS = 10_000
 costs; a tenth of the seconds that imports take."""
 
 PACKAGE, PLOTS = "torchmetrics", "torchmetrics.utilities.plot"
+COMPILER = "torch._dynamo"
 
 
 def _plot(*arguments: Any, **options: Any) -> Any:
     """Stands for the function that a metric's `plot` calls."""
     return _executed(importlib.import_module(PLOTS)).plot_single_or_multi_val(*arguments, **options)
+
+
+class _OfCompiler(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        compiler = sys.modules[COMPILER]
+        return not isinstance(compiler, _Waiting) and isinstance(instance, compiler.OptimizedModule)
+
+
+class _Compiled(metaclass=_OfCompiler):
+    """Stands for the class of compiled modules, of which there are none as long as the compiler waits."""
+
+
+def _not_compiled(function: Callable[..., Any] | None = None, *arguments: Any, **options: Any) -> Callable[..., Any]:
+    """Stands for the decorator of functions that the compiler is to leave alone; does nothing as long as it waits."""
+    if function is None:
+        return _executed(sys.modules[COMPILER]).disable(function, *arguments, **options)  # type: ignore[no-any-return]
+    plain, decorated = function, None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal decorated
+        if decorated is None and not isinstance(compiler := sys.modules[COMPILER], _Waiting):
+            decorated = compiler.disable(plain, *arguments, **options)
+        return (decorated or plain)(*args, **kwargs)
+
+    return call
 
 
 LIGHT: Mapping[str, Mapping[str, Callable[[], Any]]] = {
@@ -44,6 +72,11 @@ LIGHT: Mapping[str, Mapping[str, Callable[[], Any]]] = {
         "_AX_TYPE": lambda: object,  # for annotations
         "_PLOT_OUT_TYPE": lambda: object,
         "plot_single_or_multi_val": lambda: _plot,
+    },
+    COMPILER: {
+        "OptimizedModule": lambda: _Compiled,
+        "disable": lambda: _not_compiled,
+        "graph_break": lambda: lambda: None,  # nothing is being compiled
     },
 }
 """Modules that wait, and names of theirs that can be had without executing them."""
@@ -61,6 +94,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The module's own specification, with a loader that waits."""
+        if name.startswith(f"{COMPILER}."):
+            _executed(sys.modules[COMPILER])
         if name not in LIGHT:
             return None
         for finder in sys.meta_path:

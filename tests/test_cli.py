@@ -24,7 +24,7 @@ TINY = ["objective.epochs=3", "probe_steps=20"]
 ENTRY_POINTS = ("train", "evaluate", "attack", "pretrain", "export", "verify")  # others in tests of their own
 HEAVY = (
     *("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy", "timm", "torchvision", "wandb", "tensorboard"),
-    "scipy.signal",
+    *("scipy.signal", "sympy"),
 )
 
 # What `[project.scripts]` makes: import main from the module, call it.
@@ -217,6 +217,33 @@ except AttributeError:
 def test_what_waits_to_be_imported_is_all_there_when_asked_for(tmp_path: Path) -> None:
     done = fresh("-c", WAITING, cwd=tmp_path)
     assert done.stdout.splitlines() == ["waits False", "executed True", "plotted Figure 3.0", "missing"], done.stderr
+
+
+COMPILING = """
+import sys
+from immunize.importing import start_quickly
+start_quickly()
+import torch, lightning
+from lightning.fabric.wrappers import OptimizedModule, _unwrap_compiled
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.Adam(net.parameters())
+net(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+print("waits", "sympy" in sys.modules, isinstance(net, OptimizedModule))
+compiled = torch.compile(net, backend="eager")
+assert torch.equal(compiled(torch.ones(1, 2)), net(torch.ones(1, 2)))
+compiled(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+print("executed", isinstance(compiled, OptimizedModule), isinstance(net, OptimizedModule), torch._dynamo.is_compiling())
+print(torch._dynamo.OptimizedModule is type(compiled))
+"""
+
+
+def test_the_compiler_waits_until_something_is_compiled(tmp_path: Path) -> None:
+    done = fresh("-c", COMPILING, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["waits False False", "executed True False False", "True"], done.stderr
 
 
 def test_a_package_that_was_imported_before_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
