@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:  # no record of an interrupted training
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda lambda_mnist fig_alignment signal appended_layer closed_form_mnist table_attacks transfer clean
+.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda lambda_mnist fig_alignment signal appended_layer closed_form_mnist table_attacks table_defence transfer clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -158,9 +158,16 @@ appended_layer: $(STAMP) ## the closed form as a layer of a ResNet18: RIR and pr
 closed_form_mnist: $(STAMP) ## the closed form on all 90 pairs of MNIST, with four budgets each; needs MNIST
 	@$(BIN)/python -m experiments.closed_form_mnist
 
-table_attacks: theta0_digits ## methods against attackers, all tiers: House Prices and MNIST (runs of table1, table2), or SCALE=digits|small (runs of table3)
+table_attacks: theta0_digits ## methods against attackers, all tiers: House Prices and MNIST (runs of table1, table2), or SCALE=digits|small (runs of table3); SCALE=rotations: 20 random rotations (runs of table_defence)
 	@$(BIN)/python -m experiments.table_attacks scale=$(or $(SCALE),linear)
 	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_$(or $(SCALE),linear) out=experiments/attacks_$(or $(SCALE),linear)
+
+table_defence: SCALE ?= digits
+table_defence: theta0_digits ## methods x tiers x (harmful, D_P, benign tasks): retention with intervals and the figures, in experiments/defence_digits; SCALE=small: real images, hours
+	@$(if $(filter digits,$(SCALE)),$(BIN)/python -m immunize.train experiment=defence_linear)
+	@$(BIN)/python -m immunize.train experiment=defence_$(SCALE)
+	@$(BIN)/python -m experiments.table_attacks scale=defence_$(SCALE)
+	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_defence_$(SCALE) out=experiments/defence_$(SCALE)
 
 transfer: $(STAMP) ## immunized against one data set, attacked with another: digits (runs of table2), halves of Cars, Caltech-101 vehicles; needs the image sets
 	@$(BIN)/python -m experiments.transfer

@@ -1,8 +1,8 @@
-"""`make table_attacks`: the attack grid on the runs of a table, all methods, so that they can be told apart by tier.
+"""`make table_attacks`, `make table_defence`: the attack grid on the runs of a table, to tell methods apart.
 
-    python -m experiments.table_attacks scale=linear|digits|small [runs=folder,folder] [out=folder] [seeds=0,1,2]
-        [harmful=cars,caltech101] [pairs=01,38] [methods=ours,none] [workers=2] [data_root=folder]
-        [grid='attack=quick benign_digits=0']
+    python -m experiments.table_attacks scale=linear|digits|small|defence_digits|defence_small|rotations
+        [runs=folder,folder] [out=folder] [seeds=0,1,2] [harmful=cars,caltech101] [pairs=01,38] [methods=ours,none]
+        [workers=2] [data_root=folder] [grid='attack=quick benign_digits=0']
 
 Every run is attacked with the seed it was trained with, so that the spread over seeds is that of both. θ_0 and the
 control do not hang on the method: their cells lie in one folder that all runs share, and the first run of every pair
@@ -22,7 +22,7 @@ from hydra import compose, initialize_config_dir
 
 from experiments.reporting import digit_pairs, key_values
 from experiments.table_attacks.jobs import Job, jobs_of, say, unfinished, waves
-from experiments.table_attacks.scales import METHODS, SCALES, SEEDS
+from experiments.table_attacks.scales import SCALES
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, register
 from immunize.errors import UserError
@@ -56,8 +56,8 @@ def run(arguments: Sequence[str]) -> Path:
     jobs = jobs_of(
         [Path(one) for one in given["runs"].split(",")] if "runs" in given else [Path(one) for one in scale.runs],
         out,
-        methods=given.get("methods", ",".join(METHODS)).split(","),
-        seeds=[_whole_number("seeds", one) for one in given["seeds"].split(",")] if "seeds" in given else SEEDS,
+        methods=given["methods"].split(",") if "methods" in given else scale.methods,
+        seeds=[_whole_number("seeds", one) for one in given["seeds"].split(",")] if "seeds" in given else scale.seeds,
         harmful=given["harmful"].split(",") if "harmful" in given else None,
         pairs=digit_pairs(given.get("pairs", scale.pairs)),
         grid=[

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 __all__ = ["METHODS", "SCALES", "SEEDS", "Scale"]
 
-METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours", "closed_form")
+METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours", "closed_form", "erase", "censor")
 SEEDS = (0, 1, 2)
 REPAIRS_LIKE_STANDARDIZE = ("~attack.attacks.centre", "~attack.attacks.normalize")
 """Each takes as long as `standardize`, half a minute a run on 12,000 rows of 784 pixels."""
@@ -15,6 +15,14 @@ MOVING = ("last_block", "lora", "full_finetune")
 """T4, on the harmful task alone. At small a step on the whole ResNet at 64 px costs as much as a hundred passes over
 the features, and so few are affordable that they teach nothing: `last_block` stands for the three there. Newton's
 method is left out there too: it has to solve for a hundred classes at once."""
+
+
+DEFENDED = (
+    *("gd_line_search", "gd_logistic", "sgd", "adamw", "sgd_raw", "adam_raw", "lbfgs", "conjugate_gradient", "centre"),
+    *("standardize", "normalize", "whiten", "batchnorm_head", "mlp_head", "linear_map", "public_reference"),
+)
+"""Of the table of defences at small, attackers of the harmful task alone. Honest users of D_P, Imagenette and CIFAR-10
+have one of each kind: gradient descent, Adam, ridge regression, neighbours, a Gaussian kernel and the stages."""
 
 
 def for_harmful(*names: str) -> tuple[str, ...]:
@@ -28,14 +36,29 @@ class Scale:
 
     Attributes:
         runs: folders of sweeps, as their presets leave them.
-        pairs: of digits, of the runs that have one; the others are all taken.
         grid: overrides of `conf/attack.yaml`.
+        pairs: of digits, of the runs that have one; the others are all taken.
+        methods: those that are taken.
+        seeds: those that are taken.
     """
 
     runs: tuple[str, ...]
     grid: tuple[str, ...]
     pairs: str = ""
+    methods: tuple[str, ...] = METHODS
+    seeds: tuple[int, ...] = SEEDS
 
+
+_DIGITS = (
+    *("attack=full", "attack.budget.steps=1000", "attack.budget.flops=1e11", *for_harmful(*MOVING)),
+    *(f"attack.attacks.{name}.flops=8e11" for name in MOVING),  # 1e11 would be two steps of LoRA
+    "attack.attacks.lora.ranks=[8]",
+)
+_SMALL = (
+    *("attack=full", "attack.budget.steps=300", "attack.budget.flops=3e11", "images=4000"),
+    *("~attack.attacks.newton", "~attack.attacks.lora", "~attack.attacks.full_finetune", *for_harmful("last_block")),
+    *("attack.attacks.last_block.steps=120", "attack.attacks.last_block.flops=6e12"),
+)
 
 SCALES = {
     "linear": Scale(
@@ -49,26 +72,18 @@ SCALES = {
         ),
         "01,06,08,10,12,13",
     ),
-    "digits": Scale(
-        ("outputs/table3_digits",),
-        (
-            *("attack=full", "attack.budget.steps=1000", "attack.budget.flops=1e11", *for_harmful(*MOVING)),
-            *(f"attack.attacks.{name}.flops=8e11" for name in MOVING),  # 1e11 would be two steps of LoRA
-            "attack.attacks.lora.ranks=[8]",
-        ),
+    "digits": Scale(("outputs/table3_digits",), _DIGITS),
+    "small": Scale(("outputs/table3_small",), (*_SMALL, "benign=[imagenette]", "tasks=[harmful,benign_imagenette]")),
+    "defence_digits": Scale(("outputs/defence_linear", "outputs/defence_digits"), _DIGITS),
+    "defence_small": Scale(
+        ("outputs/defence_small",), (*_SMALL, *for_harmful(*DEFENDED), "benign=[imagenette,cifar10]")
     ),
-    "small": Scale(
-        ("outputs/table3_small",),
-        (
-            *("attack=full", "attack.budget.steps=300", "attack.budget.flops=3e11"),
-            *("images=4000", "benign=[imagenette]", "tasks=[harmful,benign_imagenette]"),
-            *("~attack.attacks.newton", "~attack.attacks.lora", "~attack.attacks.full_finetune"),
-            *(
-                *for_harmful("last_block"),
-                "attack.attacks.last_block.steps=120",
-                "attack.attacks.last_block.flops=6e12",
-            ),
-        ),
+    "rotations": Scale(
+        ("outputs/defence_digits",),
+        ("attack=standard", "attack.budget.steps=1000", "tasks=[harmful]", f"seeds={list(range(20))}"),
+        methods=("none",),
+        seeds=(0,),
     ),
 }
-"""Budgets are ours: what two cores do in an hour or two. The FLOPs bind on MNIST, the steps elsewhere."""
+"""Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `rotations` tries the
+verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by accident."""

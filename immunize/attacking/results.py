@@ -47,6 +47,7 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
                     "flops_by_attack": {name: _flops(seeds, name, tiers[tier]) for name in own},
                     "longest_by_attack": {name: _longest(seeds, name) for name in own},
                     "best": best,
+                    "chance": [b.chance for _, b in pairs],
                     "diverged": sorted({n for a, _ in pairs for n in a.diverged}),
                 }
                 best_so_far.setdefault(task, {}).setdefault(extractor, {})[tier] = [_columns(a) for a, _ in pairs]

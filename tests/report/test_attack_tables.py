@@ -17,6 +17,7 @@ from immunize.evaluation.attacks import RESOURCES
 from immunize.report.__main__ import main
 from immunize.report.attacks.collecting import collected, load_attacks, with_earlier
 from immunize.report.attacks.curves import scores_at
+from immunize.report.attacks.intervals import interval_text
 from immunize.report.attacks.report import _by_tier, outcome, report_attacks
 from immunize.report.attacks.runs import CONTROL, THETA_0, Attacks, Group
 from immunize.report.attacks.tables import attack_tables, held_counts, middle, unbroken_counts
@@ -115,6 +116,27 @@ def test_counts_and_middles_are_those_of_the_runs(base: Record) -> None:
     assert costs["ours"][:2] == ["90", "1.8e+03"]
     assert costs[CONTROL][:2] == ["5", "1.0e+02"]
     assert cells(tables["attacks-synthetic-harmful-samples"])[CONTROL][:2] == ["50", "0.1"]
+
+
+def test_retention_is_over_runs_with_an_interval_and_older_records_have_none(base: Record) -> None:
+    records = [changed(base, "ours", seed) for seed in (0, 1, 2)]
+    for record, value in zip(records, (0.3, 0.5, 0.4), strict=True):
+        record["results"]["harmful"]["immunized"]["T1"]["retention"] = {"values": [value], "errors": [0.03]}
+        record["results"]["harmful"]["immunized"]["T2"]["retention"] = {"values": [None], "errors": [None]}
+    tables = tables_of(*records)
+    half = 1.96 * np.sqrt(0.03**2 + 0.01 / 3)  # the rows are shared, the seeds are three
+    row = cells(tables["attacks-synthetic-retention"])["ours"]
+    assert row[1:3] == [f"0.40 ({0.4 - half:.2f} to {0.4 + half:.2f})", "–"]
+    assert interval_text({"values": [-0.001], "errors": [0.1]}) == "0.00 (−0.20 to 0.20)"
+    assert "with a 95 % interval of the paired difference" in tables["attacks-synthetic"].notes[0]
+    for record in records:
+        for of in record["results"].values():
+            for tiers in of.values():
+                for found in tiers.values():
+                    del found["difference"], found["retention"], found["chance"]
+    older = tables_of(*records)
+    assert "attacks-synthetic-retention" not in older
+    assert "by the scores themselves and without an interval" in older["attacks-synthetic"].notes[0]
 
 
 def test_reference_and_control_are_counted_once_a_seed(base: Record) -> None:
@@ -232,7 +254,7 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
         (folder / ATTACK_RECORD).write_text(json.dumps(record))
     text = report_attacks(tmp_path / "runs", tmp_path / "out")
     files = {"README.md", "table.md", "table.tex", "results.jsonl", "common.json"} | {
-        f"{name}.{kind}" for name in ("cost", "curves") for kind in ("png", "pdf")
+        f"{name}.{kind}" for name in ("cost", "curves", "best", "plane") for kind in ("png", "pdf")
     }
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
     assert report_attacks(tmp_path / "out", None) == text
@@ -252,6 +274,7 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
         ("attacks_linear", " `make table_attacks`, that is", "scale=linear"),
         ("attacks_small", " `make table_attacks SCALE=small`, that is", "scale=small"),
         ("attacks_small_cars", "", "scale=small harmful=cars out=outputs/attacks_small_cars"),
+        ("defence_digits", " `make table_defence SCALE=digits`, that is", "scale=defence_digits"),
     ],
 )
 def test_page_names_the_command_that_makes_it(
@@ -260,7 +283,8 @@ def test_page_names_the_command_that_makes_it(
     report_attacks(write(changed(base, "ours", 0), tmp_path / "run"), tmp_path / name)
     page = (tmp_path / name / "README.md").read_text()
     made = f"python -m experiments.table_attacks {arguments}\n"
-    report = f"python -m immunize.report experiment=table_attacks runs=outputs/{name} out=experiments/{name}\n"
+    runs = name if name.startswith("attacks") else f"attacks_{name}"
+    report = f"python -m immunize.report experiment=table_attacks runs=outputs/{runs} out=experiments/{name}\n"
     assert f"Rebuilt by{target}\n\n```bash\n{made}{report}```\n" in page
 
 

@@ -101,6 +101,15 @@ def changed(attack: dict[str, Any], **verdict: Any) -> dict[str, Any]:
     return other
 
 
+def without_differences(attack: dict[str, Any]) -> dict[str, Any]:
+    """A record of before."""
+    other = copy.deepcopy(attack)
+    for tiers in other["results"]["harmful"].values():
+        for found in tiers.values():
+            del found["difference"]
+    return other
+
+
 def test_sentence_follows_from_the_verdict(attack: dict[str, Any]) -> None:
     held = {"T0": True, "T1": True, "T2": False, "T3": False}
     other = changed(attack, held=held, highest_tier="T1", unbroken_up_to="T1", first_broken="T2")
@@ -109,6 +118,9 @@ def test_sentence_follows_from_the_verdict(attack: dict[str, Any]) -> None:
     sentence = verdict_sentence(other, "harmful")
     assert sentence.startswith("held up to T1; broken first in T2: ")
     assert sentence.endswith("never steps against 3")
+    found["difference"] = {"values": [0.1, 0.2, None], "errors": [0.0, 0.0, None]}
+    assert "a difference of 0.15 (0.05 to 0.25), never steps" in verdict_sentence(other, "harmful")
+    assert "a difference" not in verdict_sentence(without_differences(other), "harmful")
     nowhere = changed(
         attack, held=dict.fromkeys(held, False), highest_tier=None, unbroken_up_to=None, first_broken="T0"
     )

@@ -55,4 +55,4 @@ def interval_text(found: Estimates | None) -> str:
     interval = interval_of(found)
     if interval is None:
         return NOTHING
-    return f"{interval.mean:.2f} ({interval.low:.2f} to {interval.high:.2f})".replace("-", "−")
+    return f"{interval.mean:z.2f} ({interval.low:z.2f} to {interval.high:z.2f})".replace("-", "−")

@@ -10,6 +10,7 @@ from immunize.files import write_text
 from immunize.report.attacks.collecting import load_attacks, with_earlier
 from immunize.report.attacks.cost_figure import cost_figure
 from immunize.report.attacks.curves import curves_figure, has_curves
+from immunize.report.attacks.retention_figure import best_figure, plane_figure
 from immunize.report.attacks.runs import CONTROL, THETA_0, Attacks, Group
 from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
 from immunize.report.cells import NOTHING
@@ -20,7 +21,9 @@ from immunize.report.provenance import made_with, versions_of
 __all__ = ["NAME", "report_attacks"]
 
 NAME = "table_attacks"
-FIGURE, CURVES = "cost", "curves"
+DEFENCE = "defence"
+"""First word of the pages of `make table_defence`, whose runs have scales of their own."""
+FIGURE, CURVES, BEST, PLANE = "cost", "curves", "best", "plane"
 LINEAR = ("T0", "T1", "T2")
 """Tiers that all learn a linear probe of the same features."""
 NEAR = 0.01
@@ -33,8 +36,8 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
 
     Args:
         folder: attack records below it, or one that holds `results.jsonl`.
-        out: where to write README.md, table.md, table.tex, results.jsonl and the figure; None prints. Named
-            attacks_<scale>, or attacks_<scale>_<harmful> with the runs against one D_H of several.
+        out: where to write README.md, table.md, table.tex, results.jsonl and the figures; None prints. Named
+            attacks_<scale>, or attacks_<scale>_<harmful> with the runs against one D_H of several; likewise defence_.
         keep: the runs in `out` that `folder` has not stay in the table.
 
     Raises:
@@ -53,8 +56,15 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     cost_figure(attacks, out / FIGURE)
     if has_curves(attacks):
         curves_figure(attacks, out / CURVES)
+    if _has_retention(attacks):
+        best_figure(attacks, out / BEST)
+        plane_figure(attacks, out / PLANE)
     write_text(out / "README.md", _readme(attacks, out.name, text))
     return text
+
+
+def _has_retention(attacks: Attacks) -> bool:
+    return all(group.judged_by_intervals for group in attacks.groups)
 
 
 def outcome(attacks: Attacks) -> list[str]:
@@ -133,8 +143,12 @@ def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
 
 
 def _readme(attacks: Attacks, name: str, text: str) -> str:
-    scale, _, harmful = name.removeprefix("attacks_").partition("_")
-    target = f" `make {NAME}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
+    table = DEFENCE if name.startswith(DEFENCE) else "attacks"
+    scale, _, harmful = name.removeprefix(f"{table}_").partition("_")
+    target = f" `make table_{table}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
+    if table == DEFENCE:
+        scale = f"{table}_{scale}"
+    attacked = f"outputs/attacks_{scale}{'_' * bool(harmful)}{harmful}"
     budget = attacks.grid["budget"]
     facts = [
         ("runs", "; ".join(f"{group.name}: {len(group.records)}" for group in attacks.groups)),
@@ -157,8 +171,8 @@ def _readme(attacks: Attacks, name: str, text: str) -> str:
         f"Rebuilt by{'' if harmful else target}",
         "",
         "```bash",
-        f"python -m experiments.{NAME} scale={scale}" + (f" harmful={harmful} out=outputs/{name}" if harmful else ""),
-        f"python -m immunize.report experiment={NAME} runs=outputs/{name} out=experiments/{name}",
+        f"python -m experiments.{NAME} scale={scale}" + (f" harmful={harmful} out={attacked}" if harmful else ""),
+        f"python -m immunize.report experiment={NAME} runs={attacked} out=experiments/{name}",
         "```",
         "",
         "| | |",
@@ -167,6 +181,12 @@ def _readme(attacks: Attacks, name: str, text: str) -> str:
         "",
         *outcome(attacks),
         "",
+        *(
+            line
+            for words, figure in (("best score by tier", BEST), ("retention by tier, harmful and honest", PLANE))
+            if _has_retention(attacks)
+            for line in (f"![{attacks.mark(words)}]({figure}.png)", "")
+        ),
         f"![{attacks.mark('cost of an attack by tier')}]({FIGURE}.png)",
         "",
         *([f"![{attacks.mark('best score so far by tier')}]({CURVES}.png)", ""] if has_curves(attacks) else []),

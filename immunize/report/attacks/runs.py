@@ -128,6 +128,17 @@ class Group(Collection):
                         retention[column] += values
         return Tried(dict(score), dict(paid), held, tuple(sorted(undecided)), retention) if score else None
 
+    def chances(self, kind: str) -> list[float]:
+        """Scores of the best constant answer to the tasks of a kind; records of before have none."""
+        return [
+            chance
+            for record in self.records
+            for task, facts in record["tasks"].items()
+            if facts["kind"] == kind
+            for found in record["results"][task]["immunized"].values()
+            for chance in found.get("chance", ())
+        ]
+
     def flops_by_attack(self, method: str, tiers: Sequence[str]) -> dict[str, tuple[str, Flops]]:
         """By attack its tier, and what it paid alone for 90 % of θ_0's score on the harmful tasks; None for never.
 
