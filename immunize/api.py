@@ -178,6 +178,7 @@ def immunize(
                 task_loss(row.loss, label_smoothing),
                 optimizer_factory(row.optimizer, learning_rate or row.get("learning_rate", LEARNING_RATE)),
                 head_weight_decay=row.head_weight_decay,
+                lr_decay=row.get("lr_decay"),
             )
             steps = steps or row.get("max_steps", STEPS)
             taken = _train(module, pretrain_loader, harmful_loader, steps, balanced)

@@ -224,7 +224,7 @@ def _of_kind(config: Config, deep: bool) -> Idle:
     model = config["model"]
     if deep:
         own = _all("a network has deep.probe_steps", "probe_steps")
-        own |= _all("it is for linear models", "guard", "init", *(f"objective.{key}" for key in _OF_LINEAR))
+        own |= _all("it is for linear models", "guard", "init")
         if config["objective"]["epochs_on"] == "harmful":
             own |= _all("an epoch is a pass of D_H (objective.epochs_on=harmful)", "pairing")
         replaced = model.get("checkpoint") is not None and "pretrained" in model
@@ -237,9 +237,6 @@ def _of_kind(config: Config, deep: bool) -> Idle:
     if config["init"].get("_target_") is not None:
         own |= _all("init says how θ starts", "model.init")
     return own
-
-
-_OF_LINEAR = ("lr_decay",)
 
 
 def _of_start(model: Config) -> list[str]:

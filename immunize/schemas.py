@@ -54,7 +54,7 @@ class ObjectiveConfig:
         batch_size: rows a batch of each data set; null is full-batch.
         loss: L, "mse" or "bce"; "ce" for deep nets and for a classification.
         optimizer: `_target_` of a torch optimizer and its arguments; parameters and learning rate are filled in.
-        lr_decay: share of the steps, the last ones, over which η falls to zero; null for none, as for deep nets.
+        lr_decay: share of the steps, the last ones, over which η falls to zero; null for none.
         balance: set λ_P and λ_H from the gradient norms (C.2) instead of from the two above.
         balance_multiplier: 1, 2, 3 or 5, of λ_P and λ_H.
         balance_multiplier_ill: the same of λ_H alone; null is that of both.

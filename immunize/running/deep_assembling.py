@@ -151,6 +151,8 @@ def build_deep_module(
         over_sets=settings.harmful,
         cached=cached,
         log_every=cfg.log_every,
+        lr_decay=settings.lr_decay,
+        max_steps=settings.max_steps,
         reference=reference,
     )
 

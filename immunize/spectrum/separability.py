@@ -231,9 +231,8 @@ def _rbf(fitted: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    shift = b.mean(0)  # distances do not see it, and what is subtracted below becomes smaller
-    a, b = a - shift, b - shift
-    return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp_min(0)
+    """Each from a difference: ‖a‖² + ‖b‖² - 2a·b rounds by what one far row is, beside which the median may vanish."""
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def _centred(x: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from immunize.features.deep import DeepExtractor
 from immunize.objective import DeepSide, DeepStep, Objective, OverSets, TaskLoss
@@ -31,6 +30,8 @@ class DeepModule(ImmunizationModule):
         over_sets: what is done with their R_ill.
         cached: batches hold what the trunk made of the images, not images.
         log_every: steps between two rows of the loggers.
+        lr_decay: see :class:`~immunize.training.module.ImmunizationModule`.
+        max_steps: of a training that ends before its epochs do.
         reference: θ_0, for a method that looks at it; None makes a copy of `net` where one is needed.
     """
 
@@ -47,9 +48,12 @@ class DeepModule(ImmunizationModule):
         over_sets: OverSets = "sum",
         cached: bool = False,
         log_every: int = 10,
+        lr_decay: float | None = None,
+        max_steps: int | None = None,
         reference: DeepExtractor | None = None,
     ) -> None:
-        super().__init__(objective, optimizer, log_every=log_every)
+        super().__init__(objective, optimizer, log_every=log_every, lr_decay=lr_decay)
+        self.max_steps = max_steps
         self.net, self.task_loss, self.cached = net, task_loss, cached
         self.settings: dict[str, Any] = {
             "harmful_classes": harmful_classes,
@@ -85,15 +89,14 @@ class DeepModule(ImmunizationModule):
         """The trained parameters of the tail."""
         return [parameter for _, parameter in self.net.trainable_parameters()]
 
-    def configure_optimizers(self) -> Optimizer:
+    def configure_optimizers(self) -> Any:
         """Two groups, as in C.2: the tail, and the classifiers."""
         heads = [*self.net.head_parameters(), *self.objective.parameters()]
-        return self.optimizer_factory(
-            [
-                {"params": self.theta_parameters(), "weight_decay": self.decay["tail"]},
-                {"params": heads, "weight_decay": self.decay["heads"]},
-            ]
-        )
+        groups = [
+            {"params": self.theta_parameters(), "weight_decay": self.decay["tail"]},
+            {"params": heads, "weight_decay": self.decay["heads"]},
+        ]
+        return self.decayed(self.optimizer_factory(groups))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what is trained, and the weights of the terms, which may have been balanced."""

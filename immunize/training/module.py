@@ -49,6 +49,7 @@ class ImmunizationModule(LightningModule):
         self.optimizer_factory = optimizer
         self.log_every = log_every
         self.lr_decay = lr_decay
+        self.max_steps: int | None = None  # of a training that ends before its epochs do
         self.last_finite: dict[str, Tensor] = {}
         self._latest: Step | None = None
 
@@ -62,11 +63,15 @@ class ImmunizationModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """One group with every trainable parameter, and the decay of the learning rate if there is one."""
-        optimizer = self.optimizer_factory(self.parameters())
+        return self.decayed(self.optimizer_factory(self.parameters()))
+
+    def decayed(self, optimizer: Optimizer) -> Any:
+        """The optimizer with the decay of its learning rate, as Lightning takes them."""
         if self.lr_decay is None:
             return optimizer
         steps, share = int(self.trainer.estimated_stepping_batches), self.lr_decay
-        schedule = LambdaLR(optimizer, lambda step: min(1.0, (steps - step) / (share * steps)))
+        steps = steps if self.max_steps is None else min(steps, self.max_steps)
+        schedule = LambdaLR(optimizer, lambda step: max(0.0, min(1.0, (steps - step) / (share * steps))))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def weighted_terms(self, step: Step) -> dict[str, Tensor]:
