@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:  # no record of an interrupted training
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda lambda_mnist fig_alignment signal appended_layer closed_form_mnist table_attacks table_defence transfer clean
+.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front lambda_mnist fig_alignment signal appended_layer closed_form_mnist table_attacks table_defence transfer clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -140,6 +140,11 @@ search_table3: theta0_search ## the same for Table 3, on validation images: SCAL
 sweep_lambda: $(STAMP) ## (i) against (ii) over λ_H/λ_P on House Prices, in experiments/sweep_lambda; FAST=1: a reduced version
 	$(call sweep,sweep_lambda)
 	$(call report,sweep_lambda,immunize.report)
+
+front: theta0_digits ## RIR against D_P's accuracy of networks over λ_H/λ_P, η and trained layers: SCALE=digits (half an hour) or small (hours; needs the image sets)
+	@test -n "$(SCALE)" || { echo "front has SCALE=digits and SCALE=small"; exit 1; }
+	@$(BIN)/python -m immunize.train experiment=front$(deep)
+	@$(BIN)/python -m experiments.network_front experiment=front$(deep) runs=outputs/front$(deep) out=experiments/front$(deep)
 
 lambda_mnist: $(STAMP) ## what a larger λ_H buys on three pairs of MNIST, in experiments/lambda_mnist; needs MNIST
 	@$(BIN)/python -m immunize.train experiment=lambda_mnist

@@ -188,7 +188,8 @@ def test_search_gives_every_method_the_same_budget_on_validation_rows(
     assert {method: methods.count(method) for method in methods} == dict.fromkeys(SEARCHED, 9 * parts)
     assert cfg.selection == "validation"
     centre = master(context, f"harmful={name.removeprefix('search_')}").objective
-    rates = sorted({float(value) for value in values_of(jobs, "objective.learning_rate")})
+    others = [job for job in jobs if "method=opt_kappa" not in job]  # whose log κ has a scale of its own
+    rates = sorted({float(value) for value in values_of(others, "objective.learning_rate")})
     assert rates[len(rates) // 2] == centre.learning_rate
     assert centre.lambda_ill in map(float, values_of(jobs, "objective.lambda_ill"))
 

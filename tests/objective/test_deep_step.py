@@ -60,7 +60,9 @@ def test_terms_are_those_of_the_features_by_hand() -> None:
     h_p, h_h = f_p.T @ f_p, f_h.T @ f_h
     assert float(terms["well"]) == pytest.approx(ref.r_well(h_p), rel=1e-9)
     assert float(terms["ill"]) == pytest.approx(ref.r_ill(h_h, 1e-11), rel=1e-7)
-    assert float(terms["kappa_harmful"]) == pytest.approx(ref.kappa(h_h, 1e-11), rel=1e-7)
+    assert float(terms["kappa_harmful"]) == pytest.approx(math.log(ref.kappa(h_h, 1e-11)), rel=1e-7)
+    literal = OptKappa(log=False).terms(step)["kappa_harmful"].detach()
+    assert float(literal) == pytest.approx(ref.kappa(h_h, 1e-11), rel=1e-7)
     logits = step.net.head(f_p)
     smoothed = 0.9 * nn.functional.one_hot(step.pretrain.y, CLASSES).double() + 0.1 / CLASSES
     expected = -(smoothed * logits.log_softmax(1)).sum(1).mean()
@@ -219,7 +221,7 @@ def test_regularizers_of_several_sets_are_put_together(over_sets: str) -> None:
     terms = Ours(1, 1, "none").terms(step) | OptKappa().terms(step)
     parts = features_by_hand(step, "harmful").detach().split(8)
     ill = [ref.r_ill(f.T @ f, 1e-11) for f in parts]
-    kappa = [ref.kappa(f.T @ f, 1e-11) for f in parts]
+    kappa = [math.log(ref.kappa(f.T @ f, 1e-11)) for f in parts]
     expected = (sum(ill), sum(kappa)) if over_sets == "sum" else (max(ill), min(kappa))
     assert ill[0] != pytest.approx(ill[1], rel=1e-3)
     assert float(terms["ill"].detach()) == pytest.approx(expected[0], rel=1e-7)

@@ -162,15 +162,17 @@ def test_the_precondition_is_passed_on(build: Callable[[str], Objective]) -> Non
         assert error(x.T @ x @ preconditioned, slope) < 1e-10
 
 
-def test_opt_kappa_descends_kappa_of_pretrain_minus_kappa_of_harmful() -> None:
-    step, objective = make_step(), OptKappa()
+@pytest.mark.parametrize("log", [True, False])
+def test_opt_kappa_descends_kappa_of_pretrain_minus_kappa_of_harmful(log: bool) -> None:
+    step, objective = make_step(), OptKappa(log=log)
     theta = step.extractor.theta
     total = sum((objective.weights[k] * v for k, v in objective.terms(step).items()), torch.zeros(()))
     (slope,) = torch.autograd.grad(total, theta)
 
     def difference(t: Tensor) -> Tensor:
         kappas = [ref.kappa(ref.hessian(part.x, t)) for part in (step.pretrain, step.harmful)]
-        return torch.tensor(kappas[0] - kappas[1], dtype=torch.float64)
+        pretrain, harmful = map(math.log, kappas) if log else kappas
+        return torch.tensor(pretrain - harmful, dtype=torch.float64)
 
     expected = ref.finite_difference_gradient(difference, theta.detach(), 1e-4)
     assert error(slope, expected) < 1e-6
