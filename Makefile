@@ -99,6 +99,11 @@ vit_small = model=vit_small batch_size=32 learning_rate=0.05 epochs=60
 theta0 = $(foreach seed,0 1 2,$(foreach net,vit_small resnet_small,outputs/$(1)/$(net)_digits_$(seed)/record.json))
 train_theta0 = @test "$(SCALE)" != digits || printf '%s\n' $(theta0) | xargs -P $(or $(JOBS),2) -n 1 $(MAKE) --quiet
 
+# At full scale the accelerators that there are, and a process a core that reads images: TRAINER=cpu|gpu|ddp, WORKERS=8 say otherwise.
+gpus = $(shell nvidia-smi -L 2>/dev/null | wc -l)
+found = $(if $(filter 0,$(gpus)),cpu,$(if $(filter 1,$(gpus)),gpu,ddp))
+machine = $(if $(SCALE),,trainer=$(or $(TRAINER),$(found)) deep.workers=$(or $(WORKERS),$(shell nproc)))
+
 theta0_digits: $(STAMP) ## θ_0 for SCALE=digits: a small ResNet and a small ViT for each seed, trained on digits 0 to 4; nothing for other scales
 	$(call train_theta0,theta0)
 
@@ -117,12 +122,12 @@ outputs/theta0_search/resnet_small_digits_%/record.json:
 outputs/theta0_search/vit_small_digits_%/record.json:
 	@$(pretrain) $(vit_small) validation_fraction=0.2
 
-table3: theta0_digits ## Table 3: deep nets, every method, 3 seeds, in experiments/table3; SCALE=small: two cores; SCALE=digits: minutes, offline
-	@$(BIN)/python -m immunize.train experiment=table3$(deep)
+table3: theta0_digits ## Table 3: deep nets, every method, 3 seeds, in experiments/table3; SCALE=small: two cores; SCALE=digits: minutes, offline; full scale: TRAINER, WORKERS, ARGS="deep.batch_size=512"
+	@$(BIN)/python -m immunize.train experiment=table3$(deep) $(machine) $(ARGS)
 	@$(BIN)/python -m immunize.report experiment=table3 runs=$(runs3) out=experiments/table3$(deep)
 
 fig3: theta0_digits ## Figure 3: accuracy of a linear probe on D_H, from the runs of table3 (SCALE as there), which are made if they are not there
-	@$(BIN)/python -m immunize.train experiment=table3$(deep)
+	@$(BIN)/python -m immunize.train experiment=table3$(deep) $(machine) $(ARGS)
 	@$(BIN)/python -m immunize.report experiment=fig3 runs=$(runs3) out=experiments/fig3$(deep)
 
 search_housing: $(STAMP) ## choose each method's hyper-parameters for Table 1 on a validation split; FAST=1: a reduced version
@@ -134,6 +139,7 @@ search_mnist: $(STAMP) ## the same for Table 2
 	$(call report,search_mnist,experiments.search)
 
 search_table3: theta0_search ## the same for Table 3, on validation images: SCALE=small (an hour and a half; needs the image sets) or digits
+	@test -n "$(SCALE)" || { echo "search_table3 has SCALE=digits and SCALE=small; full scale takes Table 4's rows"; exit 1; }
 	@$(BIN)/python -m immunize.train experiment=search_table3$(deep)
 	@$(BIN)/python -m experiments.search_deep experiment=search_table3$(deep) runs=outputs/search_table3$(deep) out=experiments/search_table3$(deep)
 

@@ -17,13 +17,13 @@ PHONY = re.findall(r"^\.PHONY:(.*)$", TEXT, re.M)[0].split()
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
-def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def make(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     # `make test` runs these tests, and its own variables would make every other make a child of it.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(
         ["make", *arguments],
         cwd=cwd,
-        env=environment,
+        env=environment | variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -70,6 +70,19 @@ def test_it_can_be_called_from_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", PHONY)
 def test_target_can_be_planned(target: str) -> None:
     assert make("-n", target).returncode == 0
+
+
+def test_full_scale_takes_the_machine_s_accelerators_or_what_it_is_told(tmp_path: Path) -> None:
+    told = make("-n", "table3", "TRAINER=ddp", "WORKERS=3", "ARGS=deep.batch_size=512").stdout
+    assert "experiment=table3 trainer=ddp deep.workers=3 deep.batch_size=512" in told
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf '%b' \"$GPUS\"\n")
+    smi.chmod(0o755)
+    for gpus, trainer in (("", "cpu"), ("one\\n", "gpu"), ("one\\ntwo\\n", "ddp")):
+        plan = make("-n", "table3", "WORKERS=3", PATH=f"{tmp_path}:{os.environ['PATH']}", GPUS=gpus).stdout
+        assert f"experiment=table3 trainer={trainer} deep.workers=3" in plan
+    assert "trainer=" not in make("-n", "table3", "SCALE=small").stdout
+    assert "SCALE=digits and SCALE=small" in make("-n", "search_table3").stdout
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "lint", "types", "bench"])
