@@ -266,7 +266,7 @@ def _of_terms(config: Config, method: Method) -> Idle:
         own |= _all("the method has no loss", *(f"objective.{key}" for key in _OF_LOSS))
     if not method.trains_classifier:
         own |= _all("the method trains no classifier", "objective.head_weight_decay")
-    if not {"ill", "kappa_harmful", "adversary"} & terms:
+    if not {"ill", "kappa_harmful", "adversary", "answers"} & terms:
         own |= _all("the method looks at no data set of D_H by itself", "objective.harmful")
     return own
 

@@ -1,9 +1,14 @@
 """A defence in the weights: the network is trained until no probe learns D_H's labels, and D_P stays (docs/erasure.md).
 
     L = w_A · mean over depths, kernels and ρ of max(c, 0)²                  c of a ridge probe of D_H (`separability`)
+      + w_T · the same of a probe of f_0W                                    W a ridge probe of D_H's labels at θ_0
       + w_F · mean over D_P of ‖(f - f_0)/s‖²/D                              s the deviations of θ_0's features
       + w_L · mean over D_P of KL( softmax(f_0W_0 + b_0) ‖ softmax(fW + b) )
       + λ_P R_well + λ_H R_ill                                               Eq. (11)'s, where λ are not 0
+
+What is hidden from probes of the labels of some images is not hidden for others, of which the attacker has some: a
+network soon knows by heart what to hide. f_0W is dense where labels are sparse, and a function of the image: it has to
+go for all of them, and what θ_0 knew of the labels goes with it.
 
 The probe is the closed-form optimum of its third of the batch, so that the gradient of c knows how an attacker answers.
 D_P is kept by repeating θ_0 and not by the task's loss, which would train it again, and on its own labels alone.
@@ -25,7 +30,7 @@ from immunize.objective.base import Labelled, Objective, Step, check_weight, ill
 from immunize.objective.deep import DeepNet, DeepStep
 from immunize.objective.ranks import gather_rows
 from immunize.spectrum import KERNELS, RHOS, Kernel, cross_fitted_correlation, erase
-from immunize.spectrum.erasing import ONE_LABEL, Erasure
+from immunize.spectrum.erasing import ONE_LABEL, Erasure, ridge_weights
 
 __all__ = ["Censor"]
 
@@ -47,6 +52,7 @@ class Censor(Objective):
 
     Args:
         adversary: w_A ≥ 0.
+        answers: w_T ≥ 0.
         features: w_F ≥ 0.
         logits: w_L ≥ 0.
         kernels: of the probes, of `KERNELS`.
@@ -65,9 +71,10 @@ class Censor(Objective):
 
     def __init__(
         self,
-        adversary: float = 40.0,
-        features: float = 3.0,
-        logits: float = 1.0,
+        adversary: float = 20.0,
+        answers: float = 2.5,
+        features: float = 4.0,
+        logits: float = 3.0,
         *,
         kernels: Sequence[Kernel] = KERNELS,
         rhos: Sequence[float] = RHOS,
@@ -77,14 +84,11 @@ class Censor(Objective):
         lambda_ill: float = 0.0,
         gradient_clip: float = 5.0,
     ) -> None:
-        weights = {"adversary": adversary, FEATURES: features, "logits": logits}
-        eq_11 = {
-            "well": check_weight("method.lambda_well", lambda_well),
-            "ill": check_weight("method.lambda_ill", lambda_ill),
-        }
+        kept = {FEATURES: features, "logits": logits}
+        wanted = {"adversary": adversary, "answers": answers, "lambda_well": lambda_well, "lambda_ill": lambda_ill}
+        checked = {name: check_weight(f"method.{name}", value) for name, value in (kept | wanted).items()}
         super().__init__(
-            {name: check_weight(f"method.{name}", value) for name, value in weights.items()}
-            | {name: value for name, value in eq_11.items() if value}
+            {name.removeprefix("lambda_"): value for name, value in checked.items() if value or name in kept}
         )
         if not kernels or not set(kernels) <= set(KERNELS):
             raise ValueError(f"method.kernels has to name some of {', '.join(KERNELS)}, it is {list(kernels)}")
@@ -95,6 +99,7 @@ class Censor(Objective):
         self.kernels, self.rhos, self.depths = tuple(kernels), tuple(rhos), tuple(depths)
         self.erased, self.gradient_clip = erased, gradient_clip
         self._erasure: Erasure | None = None
+        self._probes: list[Tensor] = []  # W of each D_H, (D, C)
 
     @property
     def takes_loss(self) -> bool:
@@ -112,7 +117,7 @@ class Censor(Objective):
         Args:
             net: the network, at θ_0.
             labels: of each D_H, (N,).
-            theta_0: gives θ_0's features and labels, first of D_P, then of each D_H; called where they are needed.
+            theta_0: gives θ_0's features and labels, first of D_P, then of each D_H.
 
         Raises:
             UserError: a D_H whose labels are all the same, or each another; a depth that the network does not have; or
@@ -124,38 +129,44 @@ class Censor(Objective):
             if int((torch.bincount(torch.unique(y, return_inverse=True)[1]) >= 2).sum()) < 2:
                 raise UserError("fewer than two classes of D_H have two images: a probe can be fitted, but not judged")
         check_depths(net, self.depths)
-        if self.erased:
-            (x, y), *harmful = ((of.x.double(), of.y) for of in theta_0())
-            try:
+        (x, y), *harmful = ((of.x.double(), of.y) for of in theta_0())
+        try:
+            self._probes = [ridge_weights(*one) for one in harmful]
+            if self.erased:
                 self._erasure = erase(x, [one for one, _ in harmful], [one for _, one in harmful], y_pretrain=y)
-            except ValueError as error:
-                raise UserError(f"method.erased: {error}") from None
+        except ValueError as error:
+            raise UserError(f"θ_0's features: {error}") from None
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         """How the probes do on D_H, the two distances to θ_0 on D_P, and Eq. (11)'s terms where they have a weight."""
         if not isinstance(step, DeepStep):
             raise TypeError("method=censor trains a network; a linear model has method=erase, in closed form")
-        found = {"adversary": self._adversary(step)} | self._distances(step)
+        found = self._adversary(step) | self._distances(step)
         eq_11 = {"well": well_term, "ill": ill_term}
         return found | {name: term(step, "none") for name, term in eq_11.items() if name in self.weights}
 
-    def _adversary(self, step: DeepStep) -> Tensor:
-        rows = step.look("harmful", self.depths)
+    def _adversary(self, step: DeepStep) -> dict[str, Tensor]:
+        rows, before = step.look("harmful", self.depths), step.before("harmful")
+        found: dict[str, Tensor] = {}
         self.watched = {}
+        for which in [name for name in ("adversary", "answers") if name in self.weights]:
 
-        def of(role: str) -> Tensor:
-            outputs, labels = step.labelled(role, rows)
-            judged = _judged(labels)
-            values = []
-            for name, output in zip((FEATURES, *self.depths), outputs, strict=True):
-                for kernel in self.kernels:
-                    c = cross_fitted_correlation(output, labels, judged, self.rhos, kernel=kernel)
-                    values.append(c.clamp_min(0).square().mean())
-                    best, key = c.detach().max(), f"c/{name}/{kernel}"
-                    self.watched[key] = torch.maximum(best, self.watched.get(key, best))
-            return torch.stack(values).mean()
+            def of(role: str, which: str = which) -> Tensor:
+                (theta_0, *outputs), labels = step.labelled(role, [before, *rows])
+                targets, values = labels, []
+                if which == "answers":
+                    targets = theta_0 @ self._probes[int(role.partition(":")[2] or 0)].to(theta_0.device)
+                judged = _judged(labels)
+                for name, output in zip((FEATURES, *self.depths), outputs, strict=True):
+                    for kernel in self.kernels:
+                        c = cross_fitted_correlation(output, targets, judged, self.rhos, kernel=kernel)
+                        values.append(c.clamp_min(0).square().mean())
+                        best, key = c.detach().max(), f"c/{which}/{name}/{kernel}"
+                        self.watched[key] = torch.maximum(best, self.watched.get(key, best))
+                return torch.stack(values).mean()
 
-        return step.over_harmful(of)
+            found[which] = step.over_harmful(of)
+        return found
 
     def _distances(self, step: DeepStep) -> dict[str, Tensor]:
         before, after = step.before("pretrain"), step.features("pretrain")

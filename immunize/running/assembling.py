@@ -212,9 +212,10 @@ def method_named(
         "lambda_well": 1.0 if lambda_well is None else lambda_well,
         "lambda_ill": 1.0 if lambda_ill is None else lambda_ill,
     }
-    node = OmegaConf.load(folder / f"{name}.yaml")
-    shared = {"objective": OmegaConf.merge(shared_row(), weights), "seed": seed}
-    cfg = OmegaConf.merge(shared, node if "method" in node else {"method": node})  # some set more than their own group
+    cfg = OmegaConf.create({"objective": OmegaConf.merge(shared_row(), weights), "seed": seed})
+    cfg.method = OmegaConf.load(folder / f"{name}.yaml")
+    if (own := folder / "own" / f"{name}.yaml").is_file():
+        cfg.merge_with(OmegaConf.load(own))
     assert isinstance(cfg, DictConfig)
     if unknown := sorted(set(options) - set(map(str, cfg.method))):
         raise UserError(f"method {name!r} has no option {', '.join(unknown)}")

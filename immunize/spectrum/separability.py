@@ -50,13 +50,13 @@ def target_columns(y: Tensor) -> Tensor:
     """What a least-squares probe is to predict.
 
     Args:
-        y: (N,) class numbers if its dtype is whole, otherwise the target of a regression.
+        y: (N,) class numbers if its dtype is whole, otherwise the target of a regression, or (N, C) several.
 
     Returns:
-        (N, C) float64: one column a class that occurs, or (N, 1).
+        (N, C) float64: one column a class that occurs, or a target.
     """
     if y.is_floating_point():
-        return y.double()[:, None]
+        return y.double().reshape(len(y), -1)
     return torch.nn.functional.one_hot(torch.unique(y, return_inverse=True)[1]).double()
 
 
@@ -84,7 +84,7 @@ def in_sample_share(
 
     Args:
         features: (N, D) float64.
-        targets: (N,) class numbers or targets, as :func:`target_columns` takes them.
+        targets: class numbers or targets, as :func:`target_columns` takes them.
         rhos: ρ > 0, relative to the mean of the eigenvalues that can differ from zero.
         kernel: "linear" or "rbf".
 
@@ -255,7 +255,7 @@ def _nothing(features: Tensor, rhos: Sequence[float]) -> Tensor:
 
 def _check(features: Tensor, targets: Tensor, rhos: Sequence[float], kernel: str) -> None:
     check_matrix(features.detach(), "features")
-    if targets.shape != features.shape[:1]:
+    if targets.shape[:1] != features.shape[:1]:
         raise ValueError(f"{len(features)} rows of features and targets of shape {tuple(targets.shape)}")
     if not rhos or not min(rhos) > 0:
         raise ValueError(f"rho has to be positive, it is {tuple(rhos)}")
@@ -264,5 +264,5 @@ def _check(features: Tensor, targets: Tensor, rhos: Sequence[float], kernel: str
 
 
 def _check_judged(judged: Tensor, targets: Tensor) -> None:
-    if judged.dtype != torch.bool or judged.shape != targets.shape or not 0 < int(judged.sum()) < len(judged):
+    if judged.dtype != torch.bool or judged.shape != targets.shape[:1] or not 0 < int(judged.sum()) < len(judged):
         raise ValueError("judged has to say of each row whether it is judged, and neither of all nor of none")

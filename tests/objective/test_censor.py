@@ -48,20 +48,29 @@ def step_of(net: DeepExtractor, *, classes: tuple[int, ...] = (), rows: int = N)
     return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1), classes, theta_0=theta_0)
 
 
+def prepared(step: DeepStep, **options: Any) -> Censor:
+    """The method, having seen the rows of the step under θ_0."""
+    objective, net = Censor(**options), step.theta_0
+    assert isinstance(net, DeepExtractor)
+    numbers = range(max(1, len(step.harmful_classes)))
+    ends = torch.tensor(step.harmful_classes or (CLASSES,)).cumsum(0)
+    mine = [torch.bucketize(step.harmful.y, ends, right=True) == number for number in numbers]
+    sides = [(step.pretrain.h, step.pretrain.y % 2), *((step.harmful.h[rows], step.harmful.y[rows]) for rows in mine)]
+    features = [Features(net.features(h).detach(), y) for h, y in sides]
+    objective.prepare(net, [of.y for of in features[1:]], lambda: features)
+    return objective
+
+
 @pytest.mark.parametrize("erased", [False, True])
 def test_gradient_of_the_whole_loss_is_that_of_finite_differences(erased: bool) -> None:
     net = network()
     step = step_of(net)
-    objective = Censor(depths=["2.0"], erased=erased, lambda_well=1e-3, lambda_ill=1e-3)
-    sides = [(step.pretrain.h, step.pretrain.y % 2), (step.harmful.h, step.harmful.y)]
-    assert step.theta_0 is not None
-    features = [Features(step.theta_0.features(h).detach(), y) for h, y in sides]
-    objective.prepare(net, [step.harmful.y], lambda: features)
+    objective = prepared(step, depths=["2.0"], erased=erased, lambda_well=1e-3, lambda_ill=1e-3)
     parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
 
     def loss() -> Tensor:
         terms = objective.terms(step.again())
-        assert terms.keys() == objective.weights.keys() == {"adversary", "features", "logits", "well", "ill"}
+        assert terms.keys() == objective.weights.keys() == {"adversary", "answers", "features", "logits", "well", "ill"}
         return torch.stack([objective.weights[name] * term for name, term in terms.items()]).sum()
 
     loss().backward()  # type: ignore[no-untyped-call]
@@ -82,7 +91,7 @@ def test_a_step_that_has_not_left_theta_0_repeats_it() -> None:
     net = network()
     step = step_of(net)
     at_theta_0 = DeepStep(step.theta_0, step.pretrain, step.harmful, step.task_loss, theta_0=step.theta_0)  # type: ignore[arg-type]
-    there, here = (Censor().terms(one) for one in (at_theta_0, step))
+    there, here = (prepared(step).terms(one) for one in (at_theta_0, step))
     assert float(there["features"]) == float(there["logits"]) == 0
     assert min(value.item() for value in here.values()) > 0
 
@@ -90,18 +99,14 @@ def test_a_step_that_has_not_left_theta_0_repeats_it() -> None:
 def test_several_harmful_sets_are_each_a_task_of_their_own() -> None:
     net = network()
     step = step_of(net, classes=(2, 3), rows=30)
-    total = Censor().terms(step)["adversary"]
+    total = prepared(step).terms(step)
     alone = []
     for mine in (step.harmful.y < 2, step.harmful.y >= 2):
-        one = DeepStep(
-            net,
-            step.pretrain,
-            DeepSide(step.harmful.h[mine], step.harmful.y[mine]),
-            step.task_loss,
-            theta_0=step.theta_0,
-        )
-        alone.append(Censor().terms(one)["adversary"])
-    torch.testing.assert_close(total, alone[0] + alone[1])
+        harmful = DeepSide(step.harmful.h[mine], step.harmful.y[mine])
+        one = DeepStep(net, step.pretrain, harmful, step.task_loss, (5,), theta_0=step.theta_0)
+        alone.append(prepared(one).terms(one))
+    for name in ("adversary", "answers"):
+        torch.testing.assert_close(total[name], alone[0][name] + alone[1][name])
 
 
 def test_outputs_at_depths_are_those_of_the_modules() -> None:
@@ -174,7 +179,10 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, mon
     words = (*CENSOR, "objective.cache_frozen=true", "method.depths=[layer4.0]", "method.erased=true")
     record = train.run(tiny_deep(*words), tmp_path / "whole", quiet=True)
     assert set(record["training"]["fit"]["watched"]) == {
-        f"c/{depth}/{kernel}" for depth in ("features", "layer4.0") for kernel in ("linear", "rbf")
+        f"c/{which}/{depth}/{kernel}"
+        for which in ("adversary", "answers")
+        for depth in ("features", "layer4.0")
+        for kernel in ("linear", "rbf")
     }
     with killed(monkeypatch, f"{deep_assembling.__name__}.Throughput", 3):
         train.run(tiny_deep(*words), tmp_path / "killed", quiet=True)
@@ -205,7 +213,7 @@ def test_labels_that_no_probe_can_be_judged_on_are_refused(labels: Tensor, words
 def test_a_batch_with_too_few_images_a_class_is_refused() -> None:
     step = step_of(network(), classes=(14, 1), rows=24)
     with pytest.raises(UserError, match="24 images of 15 classes"):
-        Censor().terms(DeepStep(step.net, step.pretrain, step.harmful, step.task_loss, theta_0=step.theta_0))
+        Censor(answers=0).terms(DeepStep(step.net, step.pretrain, step.harmful, step.task_loss, theta_0=step.theta_0))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from immunize.features import DeepExtractor, preconditioned_features
+from immunize.features import DeepExtractor, Features, preconditioned_features
 from immunize.objective import Objective, deep, gather_rows, task_loss
 from immunize.objective.censor import Censor
 from immunize.objective.imma import Imma
@@ -62,10 +62,12 @@ def main(method: str, out: Path, rank: int, world: int) -> None:
             net.head.weight.mul_(1.5)
             backbone[2].weight.mul_(1.5)
     data = torch.Generator().manual_seed(2)
-    batch = {}
+    batch, features = {}, []
     for role in ("pretrain", "harmful"):
         x, y = torch.randn(N, 6, dtype=torch.float64, generator=data), torch.arange(N) % CLASSES
         batch[role] = (x[rank::world], y[rank::world])
+        features.append(Features(net(x).detach(), y))
+    objective.prepare(net, [features[1].y], lambda: features)
     if method.startswith("ours"):
         GradientBalance(3).balance(module, batch)
     wrapped = DistributedDataParallel(Sum(module), find_unused_parameters=True)
