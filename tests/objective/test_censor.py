@@ -22,8 +22,9 @@ from immunize.objective import DeepSide, DeepStep, task_loss
 from immunize.objective.censor import Censor
 from immunize.records import CHECKPOINT
 from immunize.running import deep_assembling
+from immunize.running.assembling import method_named
 from tests import reference as ref
-from tests.composing import killed, tiny_deep
+from tests.composing import compose_config, killed, tiny_deep
 
 N, D, CLASSES = 24, 5, 3
 CENSOR = ("method=censor", "objective.batch_size=64", "objective.max_steps=6")
@@ -129,6 +130,13 @@ def test_large_outputs_are_averaged_over_places() -> None:
     torch.testing.assert_close(features_at(net, x, ["0"])[1], net.features(x))
     small = torch.rand(3, 1, 4, 4)
     torch.testing.assert_close(features_at(net, small, ["0"])[1], body[0](small).flatten(1))
+
+
+def test_the_python_function_trains_as_the_command_does() -> None:
+    objective, row = method_named("censor", None, None, {"answers": 0.0}, 0)
+    command = compose_config("model=resnet18_64px", "harmful=cars", "pretrain=tiny_imagenet", "method=censor").objective
+    assert objective.weights.keys() == {"adversary", "features", "logits"}
+    assert all(row[name] == command[name] for name in ("optimizer", "learning_rate", "max_steps", "lr_decay"))
 
 
 @pytest.fixture(scope="module")
