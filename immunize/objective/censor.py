@@ -117,7 +117,7 @@ class Censor(Objective):
         Args:
             net: the network, at θ_0.
             labels: of each D_H, (N,).
-            theta_0: gives θ_0's features and labels, first of D_P, then of each D_H.
+            theta_0: gives θ_0's features and labels, first of D_P, then of each D_H; called where needed.
 
         Raises:
             UserError: a D_H whose labels are all the same, or each another; a depth that the network does not have; or
@@ -129,6 +129,8 @@ class Censor(Objective):
             if int((torch.bincount(torch.unique(y, return_inverse=True)[1]) >= 2).sum()) < 2:
                 raise UserError("fewer than two classes of D_H have two images: a probe can be fitted, but not judged")
         check_depths(net, self.depths)
+        if not self.erased and "answers" not in self.weights:
+            return
         (x, y), *harmful = ((of.x.double(), of.y) for of in theta_0())
         try:
             self._probes = [ridge_weights(*one) for one in harmful]
