@@ -122,7 +122,8 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig) -> Idle:
     """
     idle: Idle = {}
     for name, node in cfg.attack.attacks.items():
-        inner = (f"attack.attacks.{name}.inner.{one}" for one in node.get("inner", ()))
+        inner = [f"attack.attacks.{name}.inner.{one}" for one in node.get("inner", ())]
+        inner += [f"attack.attacks.{name}.probe"] if node.get("probe") else []
         idle |= _all(
             "an inner attack has that of the one it is in", *(f"{one}.{key}" for one in inner for key in OF_THE_OUTER)
         )
@@ -278,10 +279,14 @@ def _of_data(config: Config, *uses: str) -> Idle:
     """What a data set does not use in its role, or for another use; its class says so."""
     found: Idle = {}
     for role in _ROLES:
-        if role in config:
-            unused = _class_of(config[role], "unused") or {}
+        node = config.get(role, {})
+        for name, one in {
+            role: node,
+            **{f"{role}.sets.{key}": one for key, one in node.get("sets", {}).items()},
+        }.items():
+            unused = _class_of(one, "unused") or {}
             for use in (role, *uses):
-                names = (f"{role}.{key}" for key in unused.get(use, ()))
+                names = (f"{name}.{key}" for key in unused.get(use, ()))
                 found |= _all(f"the data set does not use it as {use}", *names)
     return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -29,11 +30,15 @@ from immunize.data.embedded_digits import embedded_digits
 from immunize.data.images import digit_images
 from immunize.effects import given_names
 from immunize.errors import UserError
+from immunize.evaluation.attacks import scoring
+from immunize.evaluation.attacks.protocol import Array, AttackData, Rows
+from immunize.evaluation.attacks.scoring import shares
 from immunize.features import load_weights
 from immunize.records import CHECKPOINT, plain
 from immunize.running import recording
 from immunize.settings import check_settings
 from tests.attacking import timeless
+from tests.test_deep_several import write_images
 
 NAMED = "what is built, or what it is called"
 SHOWN = "how a run is shown, or which sweep it belongs to"
@@ -44,8 +49,10 @@ NO_NUMBER = {
     **dict.fromkeys(("*_target_", "*._convert_", "*._partial_", "*.name", "*.kind", "*.role"), NAMED),
     **dict.fromkeys(("logger.*", "experiment.*", "figure", "log_every", "monitor_every"), SHOWN),
     **dict.fromkeys(("data_root", "overwrite", "resume"), PLACE),
-    **dict.fromkeys(("out", "cells", "features"), PLACE),
-    **dict.fromkeys(("run", "checkpoint"), POINTED),
+    **dict.fromkeys(
+        ("out", "cells", "features", "*.imagefolder.root", "*.imagefolder.train", "*.imagefolder.test"), PLACE
+    ),
+    **dict.fromkeys(("run", "checkpoint", "reference"), POINTED),
     "attack.reduced": "a word on the grid: numbers of a quick one are not to be reported",
     **dict.fromkeys(("model.checkpoint",), "the file of a network, another one for every user"),
     **dict.fromkeys(("threads", "workers", "jobs", "deep.workers", "deep.batch_size", "deep.cache_dir"), SPEED),
@@ -67,7 +74,10 @@ OTHER: dict[str, Any] = {
     "attack.attacks.*.floors": [0.5],
     "attack.attacks.*.cosine": [0.5],
     "attack.attacks.*.optimizer.momentum": 0.5,
-    "tasks": ["harmful"],
+    "attack.attacks.*.optimizer.weight_decay": 20.0,
+    "attack.attacks.*.probe": {"_target_": "immunize.evaluation.attacks.Ridge", "tier": "T2", "penalties": [1e-3]},
+    "attack.attacks.last_block.flops": 1.0,
+    "tasks": (["harmful"], ["pretrain"]),
     "tiers": ["T0"],
     "guard": "strict",
     "harmful.pair": [0, 2],
@@ -151,7 +161,8 @@ def pretrain_numbers(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any], dic
 
 def attack_numbers(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Finished attacks are shared, so that a setting that is missing in the key of a cell changes nothing."""
-    cfg = OmegaConf.merge(cfg, {"out": str(folder), "cells": str(folder.parent / "cells")})  # type: ignore[assignment]
+    kept = {name: str(folder.parent / name) for name in ("cells", "features")}
+    cfg = OmegaConf.merge(cfg, {"out": str(folder), **kept})  # type: ignore[assignment]
     record = attack.run(cfg)
     found = timeless({name: record[name] for name in ("results", "attacks", "best_so_far", "verdicts")})
     assert isinstance(found, dict)
@@ -214,6 +225,13 @@ MORE = (
     *(f"~attack.attacks.{name}" for name in ("centre", "standardize", "normalize", "conjugate_gradient")),
 )
 """The attackers that `GRID` leaves out, but for those that have no setting beyond what `whiten` has."""
+OF_WEIGHTS = (
+    *("attack=t4", "attack.budget.steps=12", "seeds=[0]", "tasks=[harmful]", "images=40"),
+    "~attack.attacks.full_finetune",
+    "attack.attacks.last_block={learning_rates:[0.01],steps:3,measured:10,batch_size:16,probe:null}",
+    "attack.attacks.lora={learning_rates:[0.01],steps:6,batch_size:16,ranks:[1],probe:null}",
+)
+"""Those who move the weights of a network; `full_finetune` has the settings that they share and no other."""
 LINEAR = (
     World(),
     World(("objective.batch_size=8", "pretrain.n_samples=40")),
@@ -310,7 +328,8 @@ def every_setting_counts(
         assert record["status"] == "finished", world
         of = f"{record.get('method', config)} {' '.join(world.overrides)}"
         for name, value in leaves(record["config"]):
-            done = name in fine and not any(fnmatch(name, pattern) for pattern in world.tried)
+            name_of_all = name.replace("attacks.lora.", "attacks.last_block.")  # a setting that they share
+            done = {name, name_of_all} & fine and not any(fnmatch(name, pattern) for pattern in world.tried)
             if done or any(fnmatch(name, pattern) for pattern in NO_NUMBER):
                 continue
             after = None
@@ -381,7 +400,16 @@ def test_every_setting_of_a_linear_run(tmp_path: Path) -> None:
 
 
 def test_every_setting_of_a_network_run(tmp_path: Path) -> None:
-    every_setting_counts(train_numbers, "train", NETWORK, DEEP, tmp_path)
+    write_images(tmp_path / "images")
+    shutil.rmtree(tmp_path / "images" / "test")  # which would take the place of held_out_fraction
+    sets = (
+        "harmful=multi",
+        "harmful/sets=[digits,imagefolder]",
+        f"harmful.sets.imagefolder.root={tmp_path / 'images'}",
+    )
+    several = (*(word for word in NETWORK if word != "harmful=digits"), *sets, "objective=resnet_small_digits")
+    worlds = (*DEEP, World(("pretrain=digits",), base=several))
+    every_setting_counts(train_numbers, "train", NETWORK, worlds, tmp_path)
 
 
 def test_every_setting_of_a_forecast(tmp_path: Path) -> None:
@@ -389,22 +417,43 @@ def test_every_setting_of_a_forecast(tmp_path: Path) -> None:
     every_setting_counts(forecast_numbers, "forecast", pair, (World(),), tmp_path)
 
 
+def probability_of_the_right_class(data: AttackData, rows: Rows, outputs: Array) -> Array:
+    """In the place of right or wrong, so that a few rows notice a small change."""
+    if not data.n_classes:
+        return shares(data, rows, outputs)
+    likely = np.exp(outputs - outputs.max(1, keepdims=True))
+    return np.asarray(likely[np.arange(len(rows)), rows.y.astype(int)] / likely.sum(1))
+
+
+def numbers_of_an_attack(cfg: DictConfig, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patched:
+        if Path(cfg.run).name == "network":
+            patched.setattr(scoring, "shares", probability_of_the_right_class)
+        return attack_numbers(cfg, folder)
+
+
 def test_every_setting_of_an_attack(tmp_path: Path) -> None:
-    runs = {"regression": TABLE, "classes": (*DIGITS, "harmful=digits5to9"), "pair": DIGITS}
+    runs = {
+        "regression": TABLE,
+        "classes": (*DIGITS, "harmful=digits5to9"),
+        "pair": DIGITS,
+        "network": (*NETWORK, "method=none", "objective.max_steps=1"),
+    }
     for name, words in runs.items():
         train.run(composed("train", *words), tmp_path / name, quiet=True)
-    regression, classes, pair = (f"run={tmp_path / name}" for name in runs)
+    regression, classes, pair, network = (f"run={tmp_path / name}" for name in runs)
     worlds = (
         World((regression, "attack.budget.flops=1e4")),  # less than Adam would take
         World((classes, *(f"~attack.attacks.whiten.inner.{name}" for name in ("gd_fixed", "ridge")))),
         World((pair, "benign_digits=1", "tiers=[T0]")),
         World((regression,), base=MORE),
         World((classes, *(f"~attack.attacks.{name}" for name in OF_ANY_TARGET)), base=MORE),
+        World((network,), base=OF_WEIGHTS),
     )
-    every_setting_counts(attack_numbers, "attack", GRID, worlds, tmp_path / "attacks")
-    name = "attack.attacks.whiten.inner.ridge.tier"
-    with pytest.raises(UserError, match=f"{name} has no effect here: an inner attack has that of the one it is in"):
-        attack.run(composed("attack", *GRID, regression, f"{name}=T1"), given=[name])
+    every_setting_counts(numbers_of_an_attack, "attack", GRID, worlds, tmp_path / "attacks")
+    for name in ("attack.attacks.whiten.inner.ridge.tier", "attack.attacks.last_block.probe.tier"):
+        with pytest.raises(UserError, match=f"{name} has no effect here: an inner attack has that of the one it is in"):
+            attack.run(composed("attack", *GRID, regression, f"{name}=T1"), given=[name])
 
 
 def test_every_setting_of_a_pretraining(tmp_path: Path) -> None:
