@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:  # no record of an interrupted training
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front lambda_mnist fig_alignment signal appended_layer closed_form_mnist table_attacks table_defence transfer clean
+.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front lambda_mnist fig_alignment closed_form_mnist table_attacks table_defence clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -160,12 +160,6 @@ fig_alignment: $(STAMP) ## does the forecast forecast? against the RIR in the ru
 	$(call sweep,table2)
 	@$(BIN)/python -m experiments.alignment runs=outputs/table2$(fast) out=$(if $(fast),outputs/alignment_fast,experiments/alignment)
 
-signal: $(STAMP) ## method=signal against closed_form: D_H's cost against a benign task's; digits, and cars where the images are
-	@$(BIN)/python -m experiments.signal
-
-appended_layer: $(STAMP) ## the closed form as a layer of a ResNet18: RIR and probes on held-out images; needs the image sets
-	@$(BIN)/python -m experiments.appended_layer
-
 closed_form_mnist: $(STAMP) ## the closed form on all 90 pairs of MNIST, with four budgets each; needs MNIST
 	@$(BIN)/python -m experiments.closed_form_mnist
 
@@ -179,9 +173,6 @@ table_defence: theta0_digits ## methods x tiers x (harmful, D_P, benign tasks): 
 	@$(BIN)/python -m immunize.train experiment=defence_$(SCALE)
 	@$(BIN)/python -m experiments.table_attacks scale=defence_$(SCALE)
 	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_defence_$(SCALE) out=experiments/defence_$(SCALE)
-
-transfer: $(STAMP) ## immunized against one data set, attacked with another: digits (runs of table2), halves of Cars, Caltech-101 vehicles; needs the image sets
-	@$(BIN)/python -m experiments.transfer
 
 clean: ## remove outputs and caches, not the .venv
 	rm -rf outputs multirun build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
-from immunize.files import write_text
 
-__all__ = ["choices", "digit_pairs", "kept", "key_values", "provenance_lines", "verdict_of", "write_csv"]
+__all__ = ["choices", "digit_pairs", "key_values", "provenance_lines", "verdict_of", "write_csv"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -39,26 +35,6 @@ def key_values(arguments: Sequence[str], known: set[str], *, needed: Collection[
     if missing := sorted(set(needed) - given.keys()):
         raise UserError(f"{', '.join(f'{key}=' for key in missing)}: needed")
     return given
-
-
-def kept(path: Path, compute: Callable[[], Any], label: str, key: Any) -> Any:
-    """A result from the cache, or computed and kept there, whole or not at all.
-
-    Args:
-        path: of the JSON file.
-        compute: what gives a result that JSON can hold.
-        label: for the message.
-        key: everything that the result depends on and that may change; a file with another one is not used.
-    """
-    wanted = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    if path.is_file():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored.get("key") == wanted:
-            return stored["value"]
-    print(f"computing: {label}", file=sys.stderr, flush=True)
-    value = compute()
-    write_text(path, json.dumps({"key": wanted, "value": value}))
-    return value
 
 
 def choices(given: dict[str, str], key: str, known: Sequence[str]) -> list[str]:

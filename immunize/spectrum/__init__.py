@@ -49,16 +49,6 @@ from immunize.spectrum.shrinkage import (
     closed_form,
     ledoit_wolf,
 )
-from immunize.spectrum.signal import (
-    SIGNAL_FLOOR,
-    SignalDirections,
-    SignalMap,
-    centred_targets,
-    plain_directions,
-    signal_directions,
-    signal_map,
-)
-from immunize.spectrum.sparing import sharpen, spare
 
 __all__ = [
     "DEFAULT_RHO",
@@ -69,7 +59,6 @@ __all__ = [
     "RHOS",
     "SHRINKAGES",
     "SHRINKAGE_GRID",
-    "SIGNAL_FLOOR",
     "BudgetChoice",
     "BudgetTrial",
     "ChosenErasure",
@@ -84,11 +73,8 @@ __all__ = [
     "Immunizer",
     "Kernel",
     "ShrinkageChoice",
-    "SignalDirections",
-    "SignalMap",
     "Spectrum",
     "ZeroMatrixError",
-    "centred_targets",
     "choose_budget",
     "choose_shrinkage",
     "closed_form",
@@ -111,7 +97,6 @@ __all__ = [
     "label_directions",
     "ledoit_wolf",
     "lift_map",
-    "plain_directions",
     "probe_correlation",
     "r_ill",
     "r_ill_of_features",
@@ -120,10 +105,6 @@ __all__ = [
     "rank_of_map",
     "restrict_map",
     "rir_bound",
-    "sharpen",
-    "signal_directions",
-    "signal_map",
-    "spare",
     "spectrum_of",
     "spectrum_of_gram",
     "target_columns",

@@ -20,7 +20,6 @@ from immunize.objective.imma import Imma
 from immunize.objective.none import Plain
 from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
-from immunize.objective.signal import Signal
 from immunize.objective.well_only import WellOnly
 from immunize.spectrum import compress_rows
 from tests import reference as ref
@@ -282,13 +281,12 @@ def test_what_is_trained_by_default_and_what_is_solved() -> None:
         assert method.trains
         assert method.solve(x, x) is None
     assert not ClosedForm().trains
-    assert not Signal().trains
-    assert ClosedForm().weights == Signal().weights == {"task": 1.0}
+    assert ClosedForm().weights == {"task": 1.0}
 
 
 def test_methods_without_steps_still_have_the_task_loss_for_a_term() -> None:
     step: Any = SimpleNamespace(pretrain_loss=lambda: torch.tensor(3.0))
-    for method in (ClosedForm(), Signal(), Plain()):
+    for method in (ClosedForm(), Plain()):
         assert {name: float(value) for name, value in method.terms(step).items()} == {"task": 3.0}
 
 
@@ -316,6 +314,6 @@ def test_a_term_has_the_rank_cut_of_its_step() -> None:
 
 
 def test_every_method_is_an_objective_with_finite_weights() -> None:
-    for method in (Ours(1, 2), WellOnly(3), IllOnly(4), OptKappa(), Plain(), Imma(), ClosedForm(), Signal()):
+    for method in (Ours(1, 2), WellOnly(3), IllOnly(4), OptKappa(), Plain(), Imma(), ClosedForm()):
         assert isinstance(method, Objective)
         assert all(math.isfinite(weight) for weight in method.weights.values())
