@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:  # no record of an interrupted training
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front lambda_mnist fig_alignment closed_form_mnist table_attacks table_defence clean
+.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front table_attacks table_defence clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -151,17 +151,6 @@ front: theta0_digits ## RIR against D_P's accuracy of networks over λ_H/λ_P, �
 	@test -n "$(SCALE)" || { echo "front has SCALE=digits and SCALE=small"; exit 1; }
 	@$(BIN)/python -m immunize.train experiment=front$(deep)
 	@$(BIN)/python -m experiments.network_front experiment=front$(deep) runs=outputs/front$(deep) out=experiments/front$(deep)
-
-lambda_mnist: $(STAMP) ## what a larger λ_H buys on three pairs of MNIST, in experiments/lambda_mnist; needs MNIST
-	@$(BIN)/python -m immunize.train experiment=lambda_mnist
-	@$(BIN)/python -m experiments.lambda_mnist
-
-fig_alignment: $(STAMP) ## does the forecast forecast? against the RIR in the runs of table2, which are made if they are not there
-	$(call sweep,table2)
-	@$(BIN)/python -m experiments.alignment runs=outputs/table2$(fast) out=$(if $(fast),outputs/alignment_fast,experiments/alignment)
-
-closed_form_mnist: $(STAMP) ## the closed form on all 90 pairs of MNIST, with four budgets each; needs MNIST
-	@$(BIN)/python -m experiments.closed_form_mnist
 
 table_attacks: theta0_digits ## methods against attackers, all tiers: House Prices and MNIST (runs of table1, table2), or SCALE=digits|small (runs of table3); SCALE=rotations: 20 random rotations (runs of table_defence)
 	@$(BIN)/python -m experiments.table_attacks scale=$(or $(SCALE),linear)

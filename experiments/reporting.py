@@ -10,7 +10,7 @@ from typing import Any
 
 from immunize.errors import UserError
 
-__all__ = ["choices", "digit_pairs", "key_values", "provenance_lines", "verdict_of", "write_csv"]
+__all__ = ["digit_pairs", "key_values", "provenance_lines", "write_csv"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -35,18 +35,6 @@ def key_values(arguments: Sequence[str], known: set[str], *, needed: Collection[
     if missing := sorted(set(needed) - given.keys()):
         raise UserError(f"{', '.join(f'{key}=' for key in missing)}: needed")
     return given
-
-
-def choices(given: dict[str, str], key: str, known: Sequence[str]) -> list[str]:
-    """The comma-separated values of an argument, all of the known ones where it is not given.
-
-    Raises:
-        UserError: an unknown value.
-    """
-    chosen = given[key].split(",") if key in given else [*known]
-    if unknown := sorted(set(chosen) - set(known)):
-        raise UserError(f"{key}={','.join(unknown)}: there are {', '.join(known)}")
-    return chosen
 
 
 def digit_pairs(text: str) -> list[tuple[int, int]]:
@@ -87,18 +75,6 @@ def provenance_lines(command: str, facts: Iterable[tuple[str, str]]) -> list[str
         *facts,
     ]
     return ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
-
-
-def verdict_of(sign: int, low: float, high: float) -> str:
-    """Whether an interval speaks "for" or "against" what was expected, or leaves it "open".
-
-    Args:
-        sign: of what was expected.
-        low: lower end.
-        high: upper end.
-    """
-    near, far = (low, high) if sign > 0 else (-high, -low)
-    return "for" if near > 0 else "against" if far < 0 else "open"
 
 
 def _cell(value: Any) -> Any:

@@ -178,9 +178,9 @@ def test_provenance(record: dict[str, Any]) -> None:
         ("/x/immunize/train.py", "immunize.train", "python -m immunize.train a=1"),
         ("/x/immunize/train.py", "loky.backend.popen_loky_posix", "python -m immunize.train a=1"),
         (
-            "/x/experiments/alignment/__main__.py",
-            "experiments.alignment.__main__",
-            "python -m experiments.alignment a=1",
+            "/x/experiments/table_attacks/__main__.py",
+            "experiments.table_attacks.__main__",
+            "python -m experiments.table_attacks a=1",
         ),
         ("/x/experiments/mine.py", None, "mine.py a=1"),
         ("/x/bin/immunize-train", None, "immunize-train a=1"),

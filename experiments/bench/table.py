@@ -299,7 +299,7 @@ def _closed_form(folder: Path) -> Iterator[Line]:
         made["commit"] = _short_commit(head["commit"])
     name = f"`closed_form`, all {PAIRS} pairs of MNIST, from pixels to θ"
     limit = f"{CLOSED_FORM_SECONDS:.0f} s on two cores"
-    yield Line(*_line(name, limit, told, met), made, "make closed_form_mnist")
+    yield Line(*_line(name, limit, told, met), made, "commit debc0fe")
 
 
 def _line(name: str, limit: str, told: object, met: object) -> Told:

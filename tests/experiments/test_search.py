@@ -11,6 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import search
+from experiments.reporting import digit_pairs
+from immunize.errors import UserError
 from tests.composing import compose_config
 
 ROOT = Path(__file__).parents[2]
@@ -158,3 +160,11 @@ def test_the_tables_sweep_over_the_methods_that_have_rows() -> None:
         rows = {path.stem for path in TUNED if path.parent.name == f"linear_{data}"}
         assert rows >= set(METHODS)
         assert rows <= {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
+
+
+def test_pairs_are_parsed() -> None:
+    assert digit_pairs("01,83") == [(0, 1), (8, 3)]
+    assert len(digit_pairs("")) == 90
+    for wrong in ("0", "00", "0,1", "ab"):
+        with pytest.raises(UserError, match="pairs=01,38"):
+            digit_pairs(wrong)
