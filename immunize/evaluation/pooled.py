@@ -10,7 +10,7 @@ Shapes: N samples, D features, M blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +36,6 @@ CHUNK = 4096
 """Rows that are in float64 at a time."""
 
 _MOST_BLOCKS, _FEWEST_BLOCKS, _BYTES = 32, 8, 128 * 2**20
-
-Reduce = Callable[[Tensor], Tensor]
-"""Sums a tensor over all processes and returns the sum."""
 
 
 def blocks_for(n_features: int) -> int:
@@ -84,16 +81,6 @@ class BlockGrams:
                 if len(dealt):
                     self.blocks[index] += gram(rows[dealt.to(rows.device)])
         self.n_samples += len(rows)
-
-    def all_reduce(self, reduce: Reduce) -> None:
-        """Add up what all processes have; each of them had rows of its own.
-
-        Args:
-            reduce: the sum over processes, for instance of `torch.distributed.all_reduce`.
-        """
-        self.blocks = reduce(self.blocks)
-        count = torch.tensor(self.n_samples, dtype=torch.float64, device=self.blocks.device)
-        self.n_samples = int(reduce(count))
 
     def spectrum(self) -> Spectrum:
         """Eigenvalues of H.

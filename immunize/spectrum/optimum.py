@@ -107,8 +107,6 @@ class Immunizer:
 def frontier(
     spectra: GeneralizedSpectrum | Sequence[GeneralizedSpectrum],
     budget: float = 1.0,
-    *,
-    rotation: Tensor | None = None,
 ) -> Immunizer:
     """The map with the largest κ(H_H) among those with κ(H_P) ≤ B.
 
@@ -126,28 +124,28 @@ def frontier(
     program, solved as a game). Guaranteed: κ(H_P) ≤ B, and these lower bounds. Not guaranteed: the exact maximum
     of the worst RIR where u_i and v_j are not orthogonal; compare `rir` with `rir_star`, which nothing exceeds.
 
+    θQ has the same κ for every orthogonal Q. This θ is K_P^{-1/2} for B = 1, and for every B a multiple of the identity
+    where no sample is.
+
     Args:
         spectra: one generalized spectrum, or several that share K_P and ρ_P.
         budget: B ≥ 1.
-        rotation: (D, D) orthogonal Q, θ becomes θQ, which changes no κ. Without it θ is K_P^{-1/2} for B = 1, and for
-            every B a multiple of the identity where no sample is.
 
     Raises:
-        ValueError: B < 1 or not finite, Q not orthogonal, spectra of different K_P, or the supremum is infinite.
+        ValueError: B < 1 or not finite, spectra of different K_P, or the supremum is infinite.
     """
     group = (spectra,) if isinstance(spectra, GeneralizedSpectrum) else tuple(spectra)
     if not (math.isfinite(budget) and budget >= 1):
         raise ValueError(f"the budget is a bound on κ(H_P), so at least 1 and finite; it is {budget}")
     directions, duals, frame, t = _family(group, budget)
     root = (0.5 * math.log(budget) * t).exp()
-    turn = frame.T if rotation is None else frame.T @ _check_rotation(rotation, len(frame))
     first, active = group[0], len(group[0].mu)
     kappa_pretrain = float((root[:active].max() / root[:active].min()) ** 2)
     ratio_pretrain = kappa_pretrain / first.kappa_pretrain
     harmful = tuple(_forecast(one, _kappa_harmful(one, duals, root), ratio_pretrain) for one in group)
     return Immunizer(
-        theta=(directions * root) @ turn,
-        inverse=turn.T @ (duals / root[:, None]),
+        theta=(directions * root) @ frame.T,
+        inverse=frame @ (duals / root[:, None]),
         budget=float(budget),
         shrinkage=(first.shrinkage[0], *(one.shrinkage[1] for one in group)),
         kappa_pretrain=kappa_pretrain,
@@ -298,11 +296,3 @@ def _notes(group: tuple[GeneralizedSpectrum, ...]) -> list[str]:
     if group[0].unseen and len(group) == 1:
         notes.append(f"no sample has {group[0].unseen} of the {len(group[0].frame)} directions; there the map is s·I")
     return notes
-
-
-def _check_rotation(rotation: Tensor, size: int) -> Tensor:
-    if rotation.shape != (size, size) or rotation.dtype != torch.float64:
-        raise ValueError(f"the rotation has to be a float64 {size}×{size} matrix, it is {tuple(rotation.shape)}")
-    if not float((rotation.T @ rotation - torch.eye(size, dtype=torch.float64)).abs().max()) <= ORTHOGONAL:
-        raise ValueError("the rotation is not orthogonal (QᵀQ ≠ I), so it would change the condition numbers")
-    return rotation

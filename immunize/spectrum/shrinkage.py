@@ -99,7 +99,6 @@ def closed_form(
     harder_by: float = 2.0,
     ease_limit: float = 1.0,
     largest_budget: float | None = None,
-    rotation: Tensor | None = None,
 ) -> ClosedForm:
     """The best linear map for a pre-training and one or several harmful data sets, with its inverse.
 
@@ -120,7 +119,6 @@ def closed_form(
         harder_by: (a) holds where (i) is at least this, and above 1.
         ease_limit: (b) holds where (ii) is at most this; below 1 leaves room for the difference between rows.
         largest_budget: the largest B that "auto" tries, see :func:`choose_budget`.
-        rotation: (D, D) orthogonal, see :func:`~immunize.spectrum.frontier`.
 
     Raises:
         ValueError: rows that are empty, not finite, all zero or of different widths; fewer rows than features without
@@ -156,7 +154,7 @@ def closed_form(
             largest=largest_budget,
         )
         budget = spent.budget
-    best = frontier(spectra, budget, rotation=rotation)
+    best = frontier(spectra, budget)
     if spent is not None:
         best = best.with_notes(spent.reason)
     inherited = {field.name: getattr(best, field.name) for field in fields(Immunizer)}

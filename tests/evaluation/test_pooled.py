@@ -91,20 +91,6 @@ def test_rows_are_dealt_at_random() -> None:
     assert not torch.equal(means, block_grams(x, seed=1, n_blocks=4).blocks.flatten() / 80)
 
 
-def test_processes_add_up() -> None:
-    x = ref.gaussian(90, D, seed=3)
-    parts = [block_grams(rows, seed=rank, n_blocks=5) for rank, rows in enumerate(pieces(x, [40, 50]))]
-    before = [part.blocks.clone() for part in parts]
-    other = [before[1], torch.tensor(50.0, dtype=torch.float64)]  # what the second process sends
-    parts[0].all_reduce(lambda tensor: tensor + other.pop(0))
-    assert parts[0].n_samples == 90
-    assert torch.equal(parts[0].blocks, before[0] + before[1])
-    whole = block_grams(x, seed=0).spectrum()
-    reduced = parts[0].spectrum()
-    assert (reduced.values / whole.values - 1).abs().max() < 1e-9
-    assert (reduced.n_samples, reduced.rank) == (90, D)
-
-
 @pytest.mark.parametrize(("d", "expected"), [(64, 32), (512, 32), (768, 28), (1024, 16), (2048, 8)])
 def test_blocks_stay_below_their_memory(d: int, expected: int) -> None:
     assert blocks_for(d) == expected

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -89,19 +87,6 @@ def test_notes_name_what_only_one_data_set_has() -> None:
         "harmful data set 0 has 1",
         "harmful data set 0 lacks 1",
     ]
-
-
-def test_a_rotation_has_the_right_size_and_precision() -> None:
-    s = generalized_spectrum(gram(1), gram(2))
-    turn = ref.orthogonal(6, 3)
-    almost = turn.clone()
-    almost[0] *= 1 + 1e-9  # orthogonal to 2e-9
-    assert frontier(s, rotation=almost).theta.shape == (6, 6)
-    with pytest.raises(ValueError, match="float64"):
-        frontier(s, rotation=turn.float())
-    with pytest.raises(ValueError, match="not orthogonal"):
-        frontier(s, rotation=turn * math.nan)
-    assert frontier(s).budget == 1
 
 
 @pytest.mark.parametrize("budget", [1.0, 1.001])
