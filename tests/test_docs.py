@@ -176,7 +176,8 @@ def test_the_rule_finds_blocks_reasons_and_commands(tmp_path: Path) -> None:
 
 
 def test_make_targets_in_the_pages_exist() -> None:
-    shown = "\n".join(block.code for block in BLOCKS if block.language == "bash")
+    every = (block for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "README.md") for block in blocks_of(page))
+    shown = "\n".join(block.code for block in every if block.language == "bash")
     targets = set(re.findall(r"^\s*make ([a-z0-9_]+)", shown, re.M))
     assert targets <= set(re.findall(r"^([a-z0-9_]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 

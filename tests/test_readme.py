@@ -117,13 +117,6 @@ def test_readme_python(code: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_make_targets_in_the_readme_exist() -> None:
-    blocks = blocks_of("bash", "sh", "console")
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^\s*(?:\$ )?make ([a-z0-9_]+)", "\n".join(blocks), re.M))
-    assert targets <= set(re.findall(r"^([a-z0-9_]+):", makefile, re.M))
-
-
 def test_citations_agree() -> None:
     """CITATION.cff, the README's bibtex and the package: one title, one version; both name the paper alike."""
     cited = OmegaConf.create((ROOT / "CITATION.cff").read_text(encoding="utf-8"))

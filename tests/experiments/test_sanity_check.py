@@ -1,4 +1,4 @@
-"""docs/sanity_check.md: its commands run and print what they are shown for, its tables are those of the record."""
+"""docs/sanity_check.md: its commands run and print what they are shown for, its table is that of the record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.readme_tables import PLACE, with_tables
 from experiments.sanity_mnist.__main__ import DOCUMENT, HERE, provoking, table
 from immunize import forecast, train
 from immunize.training.callbacks.signatures import SIGNATURES
@@ -82,11 +81,6 @@ def test_the_sanity_check_itself_runs(
     (command,) = (words for module, words in COMMANDS if module == "train" and "mnist" in words)
     call(monkeypatch, "train", *shlex.split(command), f"data_root={data_root}", epochs=2)
     assert "mnist 0 against mnist 1" in capsys.readouterr().out
-
-
-def test_the_tables_are_those_of_the_files() -> None:
-    assert len(PLACE.findall(TEXT)) == 2
-    assert with_tables(TEXT) == TEXT
 
 
 def test_the_table_is_that_of_the_record() -> None:
