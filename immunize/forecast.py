@@ -26,7 +26,7 @@ from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, che
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
-    from immunize.data import Part, Source
+    from immunize.data import Source
     from immunize.evaluation.alignment import DataSetFacts, Forecast, MeasuredMap
     from immunize.spectrum import ConditionNumber
 
@@ -162,30 +162,25 @@ class _Data:
 
 def _load(sources: Sequence[Source], seed: int) -> _Data:
     """Load and check both data sets as `PairedData` does, with the same hash, halves and messages."""
-    from immunize.data.checks import check_part, check_same_width
-    from immunize.data.parts import ROLES, hash_of
+    from immunize.data.cross_fitted import CrossFitted
+    from immunize.data.loading import load_pair
+    from immunize.data.parts import ROLES
 
-    protocol = "cross_fit" if any(source.held_out_protocol == "cross_fit" for source in sources) else "split"
-    splits = [source.load() for source in sources]
-    halves = [
-        source.cross_fit(seed) if source.held_out_protocol == "cross_fit" else own
-        for source, own in zip(sources, splits, strict=True)
-    ]
-    held_out: list[Part] = []
-    for source, role, own, half in zip(sources, ROLES, splits, halves, strict=True):
-        if half.held_out is None:
+    pretrain, harmful = sources
+    whole = load_pair(pretrain, harmful)
+    crossed = any(source.held_out_protocol == "cross_fit" for source in sources)
+    apart = load_pair(CrossFitted(pretrain, seed), CrossFitted(harmful, seed)) if crossed else whole
+    held_out: list[Any] = []
+    for source, role in zip(sources, ROLES, strict=True):
+        if (part := apart.splits[role].held_out) is None:
             raise DataError(f"{source.name} ({role}): there are no held-out rows; correct the source's load()")
-        held_out.append(half.held_out)
-        for name, part in (("fit", own.fit), ("half", half.fit), ("held_out", half.held_out)):
-            check_part(part, f"{source.name} ({role}, {name})")
-    names = (sources[0].name, sources[1].name)
-    check_same_width(splits[0].fit, splits[1].fit, names)
+        held_out.append(part.x)
     return _Data(
-        fit=(splits[0].fit.x, splits[1].fit.x),
-        half=(halves[0].fit.x, halves[1].fit.x),
-        held_out=(held_out[0].x, held_out[1].x),
-        protocol=protocol,
-        hash=hash_of(dict(zip(ROLES, names, strict=True)), dict(zip(ROLES, splits, strict=True))),
+        fit=(whole.splits["pretrain"].fit.x, whole.splits["harmful"].fit.x),
+        half=(apart.splits["pretrain"].fit.x, apart.splits["harmful"].fit.x),
+        held_out=(held_out[0], held_out[1]),
+        protocol="cross_fit" if crossed else "split",
+        hash=whole.hash,
     )
 
 

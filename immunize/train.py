@@ -86,7 +86,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
                 raise
             fits = {name: replace(done, status="interrupted") for name, done in fits.items()}
             evaluate_fits(record, cfg, fits, pairs, clock)
-        save(record, folder, fits, loggers)
+        save(record, folder, fits, data, loggers)
     return record
 
 

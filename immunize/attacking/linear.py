@@ -24,8 +24,8 @@ from omegaconf import DictConfig
 from immunize.attacking.targets import EXTRACTORS, Task, pointed_at, random_rotation, split_rows, wanted_tasks
 from immunize.building import build
 from immunize.checkpoints import load_checkpoint
-from immunize.data.checks import check_part, check_same_width
-from immunize.data.parts import ROLES, Splits, hash_of
+from immunize.data.loading import load_pair
+from immunize.data.parts import ROLES, Splits
 from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import AttackData, Rows
 from immunize.records import file_digest
@@ -137,16 +137,9 @@ def _load(nodes: DictConfig, path: Path, record: dict[str, Any]) -> Subject:
     sources: tuple[Source, Source] = (build(nodes.pretrain), build(nodes.harmful))
     for source in sources:
         source.require()
-    splits = (sources[0].load(), sources[1].load())
-    for source, role, split in zip(sources, ROLES, splits, strict=True):
-        for name, part in (("fit", split.fit), ("held_out", split.held_out)):
-            if part is not None:
-                check_part(part, f"{source.name} ({role}, {name})")
-    check_same_width(splits[0].fit, splits[1].fit, (sources[0].name, sources[1].name))
-    n_features = splits[1].fit.x.shape[1]
-    data_hash = hash_of(
-        {role: source.name for role, source in zip(ROLES, sources, strict=True)}, dict(zip(ROLES, splits, strict=True))
-    )
+    loaded = load_pair(*sources)
+    splits = (loaded.splits["pretrain"], loaded.splits["harmful"])
+    n_features, data_hash = splits[1].fit.x.shape[1], loaded.hash
     if record and data_hash != record["data_hash"]:
         raise CheckpointError("the data are not those of the run: their hash differs from the record's")
     theta = load_checkpoint(path, n_features, config_hash=record.get("config_hash"))["fit"]

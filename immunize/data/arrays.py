@@ -3,17 +3,17 @@
     np.savez("harmful.npz", x=X_H, y=Y_H); np.savez("pretrain.npz", x=X_P, y=Y_P)
     python -m immunize.train harmful=arrays harmful.file=harmful.npz pretrain.file=pretrain.npz
 
-The features are taken as they are, because κ depends on their scale: standardize them first where they have none.
-Shapes: N samples, D features.
+κ depends on the scale of the features, so both data sets are standardized by D_P's fit rows (`harmful.standardize`, see
+`loading`). Shapes: N samples, D features.
 """
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
@@ -41,20 +41,32 @@ class Arrays(SourceBase):
             standard deviation of the fitted rows.
         held_out: share of the rows set aside, positive and below 1.
         split_seed: of that choice.
+        standardize: of D_H: both data sets in units of D_P's fit rows, see :func:`~immunize.data.loading.load_pair`.
+            Not the default here: older records know no such setting, and their rows were taken as they are.
 
     Raises:
         DataError: no file named, or a share outside (0, 1).
     """
 
     name = "arrays"
+    unused: ClassVar[Mapping[str, tuple[str, ...]]] = {"pretrain": ("standardize",)}
 
-    def __init__(self, role: str, file: str | Path | None, held_out: float = 0.25, split_seed: int = 0) -> None:
+    def __init__(
+        self,
+        role: str,
+        file: str | Path | None,
+        held_out: float = 0.25,
+        split_seed: int = 0,
+        *,
+        standardize: bool = False,
+    ) -> None:
         super().__init__(role)
         if not file:
             raise DataError(f"arrays ({role}): name the file with {role}.file=<file>.npz; {RECIPE}")
         if not 0 < held_out < 1:
             raise DataError(f"arrays ({role}): held_out is a share of the rows between 0 and 1, not {held_out}")
         self.file, self.held_out, self.split_seed = Path(str(file)).expanduser(), held_out, split_seed
+        self.standardize = standardize and role == "harmful"
         self._read: tuple[Array, Array] | None = None
 
     @property
@@ -97,7 +109,15 @@ class Arrays(SourceBase):
     def fingerprint(self) -> Hashable:
         """File, its size and time, and the settings of the split."""
         stat = self.file.stat()
-        return self.role, str(self.file.resolve()), stat.st_size, stat.st_mtime_ns, self.held_out, self.split_seed
+        return (
+            self.role,
+            str(self.file.resolve()),
+            stat.st_size,
+            stat.st_mtime_ns,
+            self.held_out,
+            self.split_seed,
+            self.standardize,
+        )
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
@@ -108,6 +128,7 @@ class Arrays(SourceBase):
             "file": self.file.name,
             "held_out": self.held_out,
             "split_seed": self.split_seed,
+            **({"standardized": "by D_P's fit rows, D_P too"} if self.standardize else {}),
         }
 
     def _arrays(self) -> tuple[Array, Array]:

@@ -13,7 +13,10 @@ from torch import Tensor
 from immunize.data.parts import Part
 from immunize.errors import DataError
 
-__all__ = ["check_part", "check_same_width"]
+__all__ = ["NAMED", "check_part", "check_same_width"]
+
+NAMED = 10
+"""Constant columns that a message names."""
 
 
 def check_part(part: Part, what: str) -> None:
@@ -24,7 +27,8 @@ def check_part(part: Part, what: str) -> None:
         what: its name in messages, such as "mnist (harmful, fit)".
 
     Raises:
-        DataError: for wrong shapes or another dtype, N of 0 or 1, NaN or Inf, or a matrix of zeros.
+        DataError: for wrong shapes or another dtype, N of 0 or 1, NaN or Inf, a matrix of zeros, or rows that are
+            all the same.
     """
     if part.x.ndim != 2 or part.y.shape != part.x.shape[:1]:
         raise DataError(
@@ -44,6 +48,12 @@ def check_part(part: Part, what: str) -> None:
         raise DataError(f"{what}: {count} targets are NaN or Inf; drop those rows or repair the file")
     if not bool(part.x.any()):
         raise DataError(f"{what}: the features are a matrix of zeros, which has no condition number; check the file")
+    if bool((part.x == part.x[0]).all()):
+        columns = ", ".join(map(str, range(min(part.x.shape[1], NAMED)))) + (", …" if part.x.shape[1] > NAMED else "")
+        raise DataError(
+            f"{what}: all {part.x.shape[1]} columns are constant ({columns}): the {len(part):,} rows are one and the "
+            "same, which leaves nothing to immunize; check the file"
+        )
 
 
 def check_same_width(pretrain: Part, harmful: Part, names: tuple[str, str]) -> None:

@@ -25,6 +25,7 @@ class CrossFitted:
     def __init__(self, source: Source, seed: int) -> None:
         self.source, self.seed = source, seed
         self.name, self.task = source.name, source.task
+        self.standardize = getattr(source, "standardize", False)
 
     def require(self) -> None:
         """Find the source's files."""

@@ -18,7 +18,6 @@ Shapes: N rows, D = 79 features.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,10 @@ import pandas as pd
 
 from immunize.data.housing_table import OPENML_ID, TARGETS, ZONE, read_local, read_openml, require_local
 from immunize.data.parts import ROLES, Part, SourceBase, Splits, random_generator, to_part
+from immunize.data.scaling import Standardizer
 from immunize.errors import DataError
 
-__all__ = ["Housing", "Standardizer", "encode"]
+__all__ = ["Housing", "encode"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 SOURCES = ("auto", "openml")
@@ -135,47 +135,6 @@ class Housing(SourceBase):
             raise DataError(f"housing ({self.role}): the table has {len(mine)} row of this zone; 2 are needed")
         features = encode(mine.drop(columns=list(TARGETS.values())))
         return np.column_stack([features, mine[TARGETS[self.role]].to_numpy(dtype=np.float64)])
-
-
-@dataclass(frozen=True)
-class Standardizer:
-    """Mean and standard deviation of each column, taken from some rows and applied to others.
-
-    Attributes:
-        mean: (D,) float64.
-        std: (D,) float64, N - 1 in the denominator; infinite for a constant column, which is thereby dropped (0) from
-            every set of rows. Left in raw units, a rare value met only in other rows would dwarf every other column.
-    """
-
-    mean: Array
-    std: Array
-
-    @classmethod
-    def of(cls, values: Array) -> Standardizer:
-        """The statistics of these rows.
-
-        Args:
-            values: (N, D) float64, N ≥ 2.
-
-        Returns:
-            one mean and one standard deviation a column.
-        """
-        # max = min and not std = 0: the mean of a constant column need not be its value to the last bit, and its
-        # rounding error, divided by an equally small standard deviation, would become a feature of size one.
-        constant = values.max(axis=0) == values.min(axis=0)
-        mean = np.where(constant, values[0], values.mean(axis=0))
-        return cls(mean, np.where(constant, np.inf, values.std(axis=0, ddof=1)))
-
-    def apply(self, values: Array) -> Array:
-        """Standardize rows.
-
-        Args:
-            values: (N, D) float64.
-
-        Returns:
-            (N, D) float64, (values - mean) / std.
-        """
-        return np.asarray((values - self.mean) / self.std, dtype=np.float64)
 
 
 def encode(table: pd.DataFrame) -> Array:

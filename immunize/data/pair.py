@@ -19,10 +19,11 @@ from lightning import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
-from immunize.data.checks import check_part, check_same_width
 from immunize.data.cross_fitted import CrossFitted
 from immunize.data.loaders import batch_loader, whole_loader
-from immunize.data.parts import ROLES, Part, Role, Source, Splits, fingerprint_of, hash_of, random_generator
+from immunize.data.loading import LoadedPair, load_pair
+from immunize.data.parts import ROLES, Part, Role, Source, fingerprint_of, random_generator
+from immunize.data.scaling import Standardizer
 from immunize.errors import DataError
 from immunize.remembering import remembered
 
@@ -33,7 +34,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 """CombinedLoader's modes in which every batch holds rows of both data sets; an objective needs both."""
 
 VALIDATION_STREAM, SHUFFLE_STREAM = 0, 1
-_LATEST: dict[tuple[Hashable, ...], tuple[dict[Role, Splits], str]] = {}
+_LATEST: dict[tuple[Hashable, ...], LoadedPair] = {}
 MAX_VALIDATION_FRACTION = 0.9
 
 
@@ -99,7 +100,7 @@ class PairedData(LightningDataModule):
         self._fit: PairParts | None = None
         self._validation: PairParts | None = None
         self._held_out: PairParts | None = None
-        self._data_hash = ""
+        self._loaded: LoadedPair | None = None
 
     @property
     def full_batch(self) -> bool:
@@ -147,7 +148,12 @@ class PairedData(LightningDataModule):
     @property
     def data_hash(self) -> str:
         """SHA-256 over names, shapes and bytes of all fit and held-out rows; validation rows count as fit rows."""
-        return self._data_hash if self.fit else ""
+        return self._of_both.hash
+
+    @property
+    def scale(self) -> Standardizer | None:
+        """What the rows were standardized by; None where they are as they were read. After `setup`."""
+        return self._of_both.scale
 
     def setup(self, stage: str | None = None) -> None:
         """Load both data sets, check them, and set validation rows aside; does nothing the second time.
@@ -161,9 +167,9 @@ class PairedData(LightningDataModule):
         """
         if self._fit is not None:
             return
-        splits, self._data_hash = self._splits()
+        self._loaded = self._load()
+        splits = self._loaded.splits
         fit = PairParts(splits["pretrain"].fit, splits["harmful"].fit)
-        check_same_width(fit.pretrain, fit.harmful, (self.pretrain.name, self.harmful.name))
         self._check_batch_size(fit)
         held_out = (splits["pretrain"].held_out, splits["harmful"].held_out)
         if held_out[0] is not None and held_out[1] is not None:
@@ -227,30 +233,22 @@ class PairedData(LightningDataModule):
         """The source of one data set."""
         return self.pretrain if role == "pretrain" else self.harmful
 
-    def _splits(self) -> tuple[dict[Role, Splits], str]:
-        """The rows of both data sets and their hash; those of the last pair are kept, for the other runs of a sweep."""
+    @property
+    def _of_both(self) -> LoadedPair:
+        if self._loaded is None:
+            raise RuntimeError("call setup() before asking for data")
+        return self._loaded
+
+    def _load(self) -> LoadedPair:
+        """Both data sets; those of the last pair are kept, for the other runs of a sweep."""
         prints = tuple(fingerprint_of(self.source(role)) for role in ROLES)
         if prints in _LATEST:
             return _LATEST[prints]
-        splits = {role: self._load(role) for role in ROLES}
-        loaded = splits, hash_of({role: self.source(role).name for role in ROLES}, splits)
+        loaded = load_pair(self.pretrain, self.harmful)
         if None not in prints:
             _LATEST.clear()
             _LATEST[prints] = loaded
         return loaded
-
-    def _load(self, role: Role) -> Splits:
-        source = self.source(role)
-        splits = source.load()
-        check_part(splits.fit, f"{source.name} ({role}, fit)")
-        if splits.held_out is not None:
-            check_part(splits.held_out, f"{source.name} ({role}, held_out)")
-            if splits.held_out.x.shape[1] != splits.fit.x.shape[1]:
-                raise DataError(
-                    f"{source.name} ({role}): {splits.held_out.x.shape[1]} features held out and "
-                    f"{splits.fit.x.shape[1]} in fit; correct the source's load()"
-                )
-        return splits
 
     def _train_loader(self, role: Role) -> torch.utils.data.DataLoader[Any]:
         part = self.fit.of(role)

@@ -19,7 +19,8 @@ class ClosedForm(Objective):
     """θ = W·diag(d) on the frontier κ(H_P) ≤ B, from the generalized eigenproblem of (K_H, K_P).
 
     Args:
-        budget: B ≥ 1, or "auto": the largest for which (a) and (b) of Definition 3.1 hold on rows set aside.
+        budget: B ≥ 1; "auto": the largest for which (a) and (b) of Definition 3.1 hold on rows set aside; or "middle":
+            as far from failing (a) as (b) on all rows.
         shrinkage: ρ ≥ 0, or "auto" (cross-validated), or "ledoit_wolf".
         seed: of the rows set aside for "auto".
 
@@ -29,8 +30,8 @@ class ClosedForm(Objective):
 
     def __init__(self, budget: float | str = 1.0, shrinkage: float | str = 1e-3, seed: int = 0) -> None:
         super().__init__({"task": 1.0})
-        if isinstance(budget, str) and budget != "auto":
-            raise ValueError(f'method.budget has to be a number of at least 1, or "auto", it is {budget!r}')
+        if isinstance(budget, str) and budget not in ("auto", "middle"):
+            raise ValueError(f'method.budget has to be a number of at least 1, "auto" or "middle", it is {budget!r}')
         if not isinstance(budget, str) and not 1 <= budget < float("inf"):
             raise ValueError(f"method.budget has to be at least 1, it is {budget}")
         if isinstance(shrinkage, str) and shrinkage not in ("auto", "ledoit_wolf"):

@@ -100,6 +100,7 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
             line = f"{_steps(of['identity'], limit)} → {_steps(of['immunized'], limit)}"
             console.print(f"  {part.replace('_', ' '):9} {name:9} {line}")
     _show_warnings(record, console)
+    _say_what_to_do(record, console)
 
 
 def _show_separability(record: dict[str, Any], console: Console) -> None:
@@ -133,6 +134,20 @@ def _verdicts(v: dict[str, Any], ratios: dict[str, float]) -> list[str]:
         f"(b) pre-training task no harder   {word(v['b'])}  (ii) = {short(ratios['ratio_pretrain'])}",
         f"(c) pre-training task still done  {word(v['c'])}  {losses}",
     ]
+
+
+def _say_what_to_do(record: dict[str, Any], console: Console) -> None:
+    """The last line where θ does not immunize on the very rows it was made for."""
+    v = record["verdicts"]
+    if record["method"] == "none" or (v["a"] and v["b"]):
+        return
+    ratios = with_infinities(record["metrics"]["fit"][v["estimator"]])
+    failed = [f"(a) fails with (i) = {short(ratios['ratio_harmful'])}"] if not v["a"] else []
+    failed += [f"(b) fails with (ii) = {short(ratios['ratio_pretrain'])}"] if not v["b"] else []
+    console.print(
+        f"NOT IMMUNIZED on fit, {' and '.join(failed)}: `python -m immunize.forecast` with the same data says what a "
+        f"linear map can reach, and method=closed_form reaches it"
+    )
 
 
 def _steps(steps_to: dict[str, int | None], limit: int) -> str:

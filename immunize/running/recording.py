@@ -100,7 +100,10 @@ def logged_run(record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def data_facts(data: PairedData) -> dict[str, Any]:
     """What both data sets are, and how many rows of them are immunized on."""
-    return {role: data.source(role).describe() | {"fit_rows": len(data.fit.of(role))} for role in ROLES}
+    facts: dict[str, Any] = {role: data.source(role).describe() | {"fit_rows": len(data.fit.of(role))} for role in ROLES}
+    if data.scale is not None:
+        facts["harmful"]["constant_columns"] = data.scale.dropped
+    return facts
 
 
 def evaluate_fits(
@@ -171,15 +174,17 @@ def evaluate_thetas(
     }
 
 
-def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], loggers: list[Logger]) -> None:
+def save(record: dict[str, Any], folder: Path, fits: dict[str, Fit], data: PairedData, loggers: list[Logger]) -> None:
     """Write checkpoint and record, then what can be drawn from them again: the figure and the loggers' summary."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FIGURE).unlink(missing_ok=True)  # of a run that this one overwrites
+    scale = None if data.scale is None else (torch.from_numpy(data.scale.mean), torch.from_numpy(1 / data.scale.std))
     save_checkpoint(
         folder / CHECKPOINT,
         {name: f.theta for name, f in fits.items()},
         {name: f.head for name, f in fits.items()},
         config_hash=record["config_hash"],
+        columns=scale,
     )
     write_record(folder, record)
     done = record["status"] == "finished"

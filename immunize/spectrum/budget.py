@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from immunize.spectrum.condition import DEFAULT_RHO, Estimator, condition_number, spectrum_of_gram
+from immunize.spectrum.definition import HARDER_BY
 from immunize.spectrum.optimum import frontier_coordinates
 from immunize.spectrum.pencil import GeneralizedSpectrum
 
-__all__ = ["BudgetChoice", "BudgetTrial", "choose_budget", "kappa_of_gram"]
+__all__ = ["BudgetChoice", "BudgetTrial", "choose_budget", "kappa_of_gram", "middle_budget"]
 
 BUDGET_POINTS = 13
 """Budgets between 1 and κ(K_P), equally spaced in the logarithm, that are tried before bisection (ours)."""
@@ -56,6 +57,25 @@ class BudgetChoice:
     estimator: Estimator
     trials: tuple[BudgetTrial, ...]
     reason: str
+
+
+def middle_budget(
+    spectra: Sequence[GeneralizedSpectrum], grams: Sequence[Tensor], counts: Sequence[int], harder_by: float = HARDER_BY
+) -> float:
+    """The middle (of logarithms) of the budgets for which (a) and (b) hold in theory, as far from failing (a) as (b).
+
+    Args:
+        spectra: of each harmful data set.
+        grams: K_P and each K_H; their κ is that of their own rank, with which (i) and (ii) are measured.
+        counts: N of each.
+        harder_by: (a) holds where (i) is at least this.
+
+    Returns:
+        B; 1, which is the farthest from failing (b), where no budget holds for all.
+    """
+    high, *harmful = (kappa_of_gram(k, n, "spectrum", DEFAULT_RHO) for k, n in zip(grams, counts, strict=True))
+    low = max(1.0, *(harder_by * kappa / one.kappa_gen for kappa, one in zip(harmful, spectra, strict=True)))
+    return math.sqrt(low * high) if low <= high else 1.0
 
 
 def choose_budget(

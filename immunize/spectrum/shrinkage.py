@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from immunize.spectrum.budget import BudgetChoice, choose_budget, kappa_of_gram
+from immunize.spectrum.budget import BudgetChoice, choose_budget, kappa_of_gram, middle_budget
 from immunize.spectrum.checks import all_finite
 from immunize.spectrum.condition import DEFAULT_RHO, Estimator, default_tolerance
 from immunize.spectrum.optimum import Immunizer, frontier
@@ -108,7 +108,8 @@ def closed_form(
     Args:
         x_pretrain: (N_P, D) real numbers, array or tensor; computed with in float64.
         x_harmful: (N_H, D), or a list of several data sets for the best worst case.
-        budget: B, the κ(H_P) that is allowed (1 whitens D_P), or "auto" (:func:`choose_budget`).
+        budget: B, the κ(H_P) that is allowed (1 whitens D_P), "auto" (:func:`choose_budget`), or "middle", as far from
+            failing (a) as (b) on these rows.
         shrinkage: ρ, or "auto" (:func:`choose_shrinkage`), or "ledoit_wolf".
         validation: (rows of D_P, rows of D_H) on which "auto" chooses B. Without it a fraction of the rows is split
             off to choose B, and the map is then computed from all rows.
@@ -126,13 +127,13 @@ def closed_form(
     """
     pretrain = _rows(x_pretrain, "x_pretrain")
     harmful = row_sets(x_harmful, "x_harmful", pretrain.shape[1])
-    if isinstance(budget, str) and budget != "auto":
-        raise ValueError(f'budget is a number of at least 1, or "auto", not {budget!r}')
+    if isinstance(budget, str) and budget not in ("auto", "middle"):
+        raise ValueError(f'budget is a number of at least 1, "auto" or "middle", not {budget!r}')
     chosen = _choose(pretrain, harmful, shrinkage, rho, seed)
     sets = [pretrain, *harmful]
     grams, counts = [x.T @ x for x in sets], [len(x) for x in sets]
     spectra = _spectra(grams, counts, chosen)
-    spent = None
+    spent, budget = None, middle_budget(spectra, grams, counts, harder_by) if budget == "middle" else budget
     if isinstance(budget, str):
         if validation is not None:
             held = [_rows(validation[0], "validation D_P")]

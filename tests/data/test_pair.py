@@ -247,8 +247,10 @@ def test_too_few_rows(n: int) -> None:
 def test_zeros_shapes_and_types() -> None:
     with pytest.raises(DataError, match="a matrix of zeros"):
         with_x(torch.zeros(4, 2, dtype=torch.float64)).setup()
+    with pytest.raises(DataError, match=r"all 2 columns are constant \(0, 1\): the 4 rows are one and the same"):
+        with_x(torch.ones(4, 2, dtype=torch.float64)).setup()
     with pytest.raises(DataError, match=r"rows4.*has 2 features.*rows4.*has 3; one extractor"):
-        with_x(torch.ones(4, 3, dtype=torch.float64)).setup()
+        with_x(torch.eye(4, 3, dtype=torch.float64)).setup()
     with pytest.raises(DataError, match=r"torch\.float32 features"):
         with_x(torch.ones(4, 2)).setup()
     with pytest.raises(DataError, match=r"features of shape \(4, 2\) and targets of shape \(3,\)"):
