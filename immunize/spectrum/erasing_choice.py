@@ -59,6 +59,9 @@ JUDGED_ROWS = 3000
 """Most rows of a data set that a choice is made by; more take seconds and decide nothing (ours)."""
 
 
+NO_LABELS = "erasing needs labels of D_H, two at least; method=ours and method=closed_form look at the features alone"
+
+
 @dataclass(frozen=True)
 class EraseTrial:
     """One map on rows set aside: the correlation of a ridge probe with the targets, at the probe's best ρ.
@@ -123,8 +126,9 @@ def erase(
         seed: of the rows set aside.
 
     Raises:
-        ValueError: rows or labels that do not fit, D_H with one label, a rank that is not below D, a singular K_P, D_P
-            and D_H the same data, or protection without labels, or that leaves nothing to erase.
+        ValueError: rows or labels that do not fit, D_H without labels, with one or one for every image, a rank
+            that is not below D, a singular K_P, D_P and D_H the same data, or protection without labels, or that leaves
+            nothing to erase.
     """
     (pretrain,) = row_sets(x_pretrain, "x_pretrain")
     harmful = row_sets(x_harmful, "x_harmful", pretrain.shape[1])
@@ -132,6 +136,8 @@ def erase(
     if len(given) != len(harmful):
         raise ValueError(f"{len(harmful)} harmful data sets and {len(given)} sets of labels")
     sets = [(x, _labels(y, len(x), "y_harmful")) for x, y in zip(harmful, given, strict=True)]
+    if any(not y.is_floating_point() and len(torch.unique(y)) == len(y) > 2 for _, y in sets):
+        raise ValueError(f"every class of D_H has one image, so that nothing tells a class from an image: {NO_LABELS}")
     y = None if y_pretrain is None else _labels(y_pretrain, len(pretrain), "y_pretrain")
     if y is not None and any(torch.equal(pretrain, x) and torch.equal(y, labels) for x, labels in sets):
         raise ValueError("D_P and D_H are the same data with the same labels: what is taken from one, both lose")
@@ -252,7 +258,9 @@ def _fewer(of: Labelled, seed: int) -> Labelled:
     return x[kept], y[kept]
 
 
-def _labels(y: Array, count: int, name: str) -> Tensor:
+def _labels(y: Array | None, count: int, name: str) -> Tensor:
+    if y is None:
+        raise ValueError(f"{name} is missing: {NO_LABELS}")
     labels = y.detach().cpu() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
     if labels.shape != (count,):
         raise ValueError(f"{name} has the shape {tuple(labels.shape)}, and there are {count} rows")
