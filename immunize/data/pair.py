@@ -25,7 +25,6 @@ from immunize.data.loading import LoadedPair, load_pair
 from immunize.data.parts import ROLES, Part, Role, Source, fingerprint_of, random_generator
 from immunize.data.scaling import Standardizer
 from immunize.errors import DataError
-from immunize.remembering import remembered
 
 __all__ = ["MODES", "PairParts", "PairedData"]
 
@@ -56,12 +55,7 @@ class PairParts:
 
     def in_coordinates(self, basis: Tensor) -> PairParts:
         """Both parts with each row x replaced by x @ basis, (D, n)."""
-        return PairParts(*(Part(_product(part.x, basis), part.y) for part in (self.pretrain, self.harmful)))
-
-
-@remembered(4)  # two data sets, fit and validation rows
-def _product(x: Tensor, basis: Tensor) -> Tensor:
-    return x @ basis
+        return PairParts(*(Part(part.x @ basis, part.y) for part in (self.pretrain, self.harmful)))
 
 
 class PairedData(LightningDataModule):
