@@ -4,10 +4,16 @@
 
 Stanford Cars as a ResNet18 shows it has that size. What the features say changes how far the attacks get and hardly
 how long they take: budgets of steps and operations end them. Writes attack.csv.
+
+    python -m experiments.bench.attack BEFORE AFTER
+
+puts the verdicts and scores of two attack records of the same runs beside each other, before and after a change that
+was to save time alone, into attack_verdicts.csv.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import sys
 import time
@@ -19,17 +25,19 @@ from typing import Any
 import numpy as np
 from hydra import compose, initialize_config_dir
 
-from experiments.bench.machine import write_csv
+from experiments.bench.machine import HERE, write_csv
 from immunize.attack import entries_of
 from immunize.config import config_dir, register
+from immunize.errors import UserError
 from immunize.evaluation.attacks import AttackData, Budget, Rows, attack_all
 from immunize.records import peak_memory_mib
 from immunize.threads import cpu_threads
 
-__all__ = ["LIMIT_GB", "LIMIT_S", "generated", "judge", "measure", "run"]
+__all__ = ["LIMIT_GB", "LIMIT_S", "VERDICTS", "changes", "generated", "judge", "measure", "run"]
 
 LIMIT_S, LIMIT_GB = 600.0, 4.0
 ROWS, FEATURES, CLASSES = 6_500, 512, 196
+VERDICTS = "attack_verdicts.csv"
 
 
 def generated(rows: int, n_features: int, n_classes: int, validation: float) -> AttackData:
@@ -118,3 +126,40 @@ def run(out: Path) -> bool:
     for line in (broken := judge([row])):
         print(line, file=sys.stderr)
     return not broken
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
+    """Verdicts, mean scores and steps of two attack records, a row a task, extractor and tier that both have.
+
+    Args:
+        before: `attack_record.json`.
+        after: another one, of the same model and seeds.
+
+    Raises:
+        UserError: the records are of other models or seeds.
+    """
+    for name in ("seeds", "checkpoint_sha256"):
+        one, other = ((of["subject"] | of["config"]).get(name) for of in (before, after))
+        if one != other:
+            raise UserError(f"the records differ in {name}: {one} and {other}")
+    rows = []
+    for task, extractors in before["results"].items():
+        for extractor, tiers in extractors.items():
+            row: dict[str, Any] = {"task": task, "extractor": extractor}
+            for tier in tiers:
+                row |= {"tier": tier}
+                for when, record in (("before", before), ("after", after)):
+                    found = record["results"][task][extractor][tier]
+                    attacks = record["attacks"][task][extractor].values()
+                    spent = (sum(of["spent"]["steps"]) for of in attacks if of["tier"] == tier and "spent" in of)
+                    row |= {
+                        f"held_{when}": found["seeds_held"],
+                        f"score_{when}": round(found["score"]["mean"], 4),
+                        f"steps_{when}": sum(spent),
+                    }
+                rows.append(dict(row))
+    return rows
+
+
+if __name__ == "__main__":
+    write_csv(HERE / VERDICTS, changes(*(json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:3])))

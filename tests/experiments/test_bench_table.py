@@ -13,6 +13,7 @@ import pytest
 
 from experiments.bench import attack, busy, deep, mnist, scaling, start, table
 from experiments.bench.machine import HERE, MACHINE, ROOT, write_csv
+from immunize.errors import UserError
 from immunize.report.packing import write_results
 
 Row = dict[str, Any]
@@ -177,3 +178,27 @@ def test_attack_grid_is_measured() -> None:
     assert attack.judge([row]) == []
     assert "601 s" in attack.judge([row | {"seconds": 601}])[0]
     assert "4.5 GB" in attack.judge([row | {"peak_gb": 4.5}])[0]
+
+
+def test_verdicts_before_and_after_stand_beside_each_other() -> None:
+    def record(score: float, held: str, steps: int, seeds: list[int]) -> dict:
+        tier = {"score": {"mean": score}, "seeds_held": held}
+        attacks = {
+            "gd": {"tier": "T0", "spent": {"steps": [steps, 1]}},
+            "lora": {"tier": "T0", "status": "skipped"},
+            "ridge": {"tier": "T2", "spent": {"steps": [1, 1]}},
+        }
+        return {
+            "subject": {"checkpoint_sha256": "a"},
+            "config": {"seeds": seeds},
+            "results": {"harmful": {"immunized": {"T0": tier}}},
+            "attacks": {"harmful": {"immunized": attacks}},
+        }
+
+    (row,) = attack.changes(record(0.98765, "1/2", 3000, [0, 1]), record(0.98, "1/2", 100, [0, 1]))
+    assert row == {
+        **{"task": "harmful", "extractor": "immunized", "tier": "T0", "held_before": "1/2", "score_before": 0.9877},
+        **{"steps_before": 3001, "held_after": "1/2", "score_after": 0.98, "steps_after": 101},
+    }
+    with pytest.raises(UserError, match="differ in seeds"):
+        attack.changes(record(0.9, "1/1", 1, [0]), record(0.9, "1/1", 1, [1]))
