@@ -100,10 +100,10 @@ def logged_run(record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def data_facts(data: PairedData) -> dict[str, Any]:
     """What both data sets are, and how many rows of them are immunized on."""
-    told = {role: data.source(role).describe() | {"fit_rows": len(data.fit.of(role))} for role in ROLES}
+    told: dict[str, Any] = {role: data.source(role).describe() | {"fit_rows": len(data.fit.of(role))} for role in ROLES}
     if data.scale is not None:
         told["harmful"]["constant_columns"] = data.scale.dropped
-    return {**told}
+    return told
 
 
 def evaluate_fits(

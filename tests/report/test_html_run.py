@@ -304,7 +304,7 @@ def test_page_of_a_deep_network(deep: Record) -> None:
     assert sum(row[1] == "2 × 8" for row in rows) == 6
     low, high = deep["metrics"]["fit"]["spectrum"]["interval"]["rir"]
     assert {f"{short(low)} to {short(high)}", "0 to ∞"} <= {row[6] for row in rows}
-    assert page.table("Ratios and RIR").rows == [["0", "1.5"], ["2", "2.5"]]
+    assert page.table("Ratios and RIR").rows == [["2", "1.5"], ["4", "2.5"]]
     for which, name in (("immunized", "immunized"), ("theta_0", "θ_0")):
         table = page.table("D_H, gd")
         curve = deep["curves"]["probe"]["gd"]["harmful"][which]
