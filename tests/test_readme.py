@@ -1,9 +1,9 @@
 """Every `python -m immunize...` line in the README's bash blocks runs as written, only shorter.
 
 Appended are few epochs. Lines that need real data run where IMMUNIZE_DATA is set. They run in a folder that holds what
-earlier lines of the README would have left there: `outputs/demo` of `make demo`, a `multirun`, a network in
+earlier lines of the README would have left there: `outputs/demo/erase` of `make demo`, a `multirun`, a network in
 `outputs/theta0`. What stands in
-<angle brackets> is `outputs/demo` too.
+<angle brackets> is that too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHORTER = {
 }
 DEEPER = ["objective.epochs=1", "deep.probe_steps={gd:3,least_squares:null,sgd:null,adam:null}", "deep.replicates=2"]
 FOLDER = re.compile(r"<[^>]*>")
-DEMO, THETA_0 = "outputs/demo", "outputs/theta0"
+DEMO, THETA_0 = "outputs/demo/erase", "outputs/theta0"
 
 
 def blocks_of(*languages: str) -> list[str]:

@@ -34,7 +34,7 @@ LOADS = {
 
 RUN = "{folder}/demo"
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: what has to be in IMMUNIZE_DATA, arguments of Python
-    "make demo": ("", ("immunize.train", f"hydra.run.dir={RUN}", "overwrite=true")),
+    "train harmful=digits": ("", ("immunize.train", f"hydra.run.dir={RUN}", "overwrite=true")),
     "attack run=outputs/demo attack=quick": ("", ("immunize.attack", f"run={RUN}", "attack=quick", "overwrite=true")),
     "evaluate run=outputs/demo": ("", ("immunize.evaluate", f"run={RUN}")),
     "train harmful=housing method=ours": ("house_prices", ("immunize.train", "harmful=housing", "method=ours")),

@@ -59,6 +59,7 @@ _SMALL = (
     *("~attack.attacks.newton", "~attack.attacks.lora", "~attack.attacks.full_finetune", *for_harmful("last_block")),
     *("attack.attacks.last_block.steps=120", "attack.attacks.last_block.flops=6e12"),
 )
+_DRAWS = f"seeds={list(range(20))}".replace(" ", "")
 
 SCALES = {
     "linear": Scale(
@@ -80,7 +81,7 @@ SCALES = {
     ),
     "rotations": Scale(
         ("outputs/defence_digits",),
-        ("attack=standard", "attack.budget.steps=1000", "tasks=[harmful]", f"seeds={list(range(20))}"),
+        ("attack=standard", "attack.budget.steps=300", "attack.budget.flops=1e11", "tasks=[harmful]", _DRAWS),
         methods=("none",),
         seeds=(0,),
     ),

@@ -1,0 +1,100 @@
+"""`make demo`: the paper's method and erasure, side by side, against all attackers of the grid, on embedded data.
+
+    python -m experiments.demo [out=outputs/demo]
+
+scikit-learn's digits, D_P 0 to 4, D_H 5 to 9, a linear model, one seed; the whole grid (`attack=full`), a small budget.
+Leaves a run a method with its attacks, and a table and a figure of both; the last line of stdout is the figure.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from hydra import compose, initialize_config_dir
+
+from experiments.reporting import key_values
+from immunize import attack, train
+from immunize.cli import entry_point, explain_errors, tell
+from immunize.config import config_dir, register
+from immunize.report.attacks.collecting import collected
+from immunize.report.attacks.one_run import verdict_sentence
+from immunize.report.attacks.retention_figure import best_figure
+from immunize.report.attacks.runs import THETA_0, Attacks, Group
+from immunize.report.attacks.tables import KIND_WORDS
+from immunize.report.cells import NOTHING, short, summary_text
+from immunize.report.layout import Table, write_tables
+from immunize.report.packing import write_results
+
+METHODS = ("ours", "erase")
+BUDGET = ("attack=full", "attack.budget.steps=300", "attack.budget.flops=1e10", "seeds=[0]")
+"""Ours: a minute on two cores."""
+
+
+@entry_point
+def main() -> None:
+    """Immunize twice, attack both, and show what came of it."""
+    explain_errors(run)(sys.argv[1:])
+
+
+def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
+    """See the module's note.
+
+    Args:
+        arguments: of the command line.
+        shorter: further overrides of the trainings.
+
+    Returns:
+        path of the figure.
+    """
+    out = Path(key_values(arguments, {"out"}).get("out", "outputs/demo"))
+    register()
+    runs, attacked = {}, {}
+    for method in METHODS:
+        folder = out / method
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            training = ["harmful=digits5to9", f"method={method}", "logger=none", "overwrite=true", *shorter]
+            cfg = compose("train", training)
+            grid = compose("attack", [*BUDGET, f"run={folder}", f"cells={out / 'cells'}", "overwrite=true"])
+        runs[method] = train.run(cfg, folder, quiet=True)
+        tell(f"{method}: trained; attacking")
+        attacked[method] = attack.run(grid)
+    attacks = Attacks.of([collected(record) for record in attacked.values()])
+    table = table_of(attacks)
+    write_results(attacks.records, out)
+    write_tables([table], "demo", out)
+    best_figure(attacks, out / "best")
+    print(table.markdown())
+    for method, record in attacked.items():
+        rir = short(runs[method]["metrics"]["held_out"]["spectrum"]["rir"])
+        print(f"{method}: RIR {rir} on held-out rows; the harmful task {verdict_sentence(record, 'harmful')}")
+    print(out / "best.png")
+    return out / "best.png"
+
+
+def table_of(attacks: Attacks) -> Table:
+    """Best score by tier and kind of task, from θ_0 and through every method.
+
+    Args:
+        attacks: of one kind of data.
+    """
+    (group,) = attacks.groups
+    chance = mean(group.chances("harmful"))
+    rows = [
+        [f"`{method}`", *(_score(group, method, kind, tier) for kind in group.kinds for tier in group.tiers)]
+        for method in [THETA_0, *METHODS]
+    ]
+    kinds = [(f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", group.tiers) for kind in group.kinds]
+    title = f"Best accuracy by tier of attackers; of the best constant answer {chance:.2f}"
+    return Table(title, "demo", [("", ("method",)), *kinds], rows)
+
+
+def _score(group: Group, method: str, kind: str, tier: str) -> str:
+    tried = group.tried(method, kind, tier)
+    return NOTHING if tried is None else summary_text(list(tried.score.values()))
+
+
+if __name__ == "__main__":
+    main()
