@@ -98,7 +98,7 @@ def points_of(records: Sequence[dict[str, Any]]) -> list[Point]:
     Raises:
         UserError: there is none, or one of a linear model.
     """
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[str, float, tuple[float, float]], list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         if "metrics_groups" not in record:
             raise UserError("these are runs of a linear model; the front of λ for those is `make sweep_lambda`")

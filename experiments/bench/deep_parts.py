@@ -123,7 +123,7 @@ class Steps:
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
-        self.optimizer.step(closure)  # type: ignore[arg-type]
+        self.optimizer.step(closure)
 
 
 @dataclass(frozen=True)
