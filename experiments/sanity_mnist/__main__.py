@@ -41,7 +41,7 @@ def main() -> None:
 
 def provoking() -> list[tuple[str, list[str]]]:
     """Each signature's name with the arguments of the first command below its heading in the document."""
-    sections = re.findall(r"^### `(\w+)`\n(.*?)(?=^###)", DOCUMENT.read_text(encoding="utf-8"), re.M | re.S)
+    sections = re.findall(r"^### `(\w+)`\n(.*?)(?=^##)", DOCUMENT.read_text(encoding="utf-8"), re.M | re.S)
     commands = [(name, re.search(r"^python (-m immunize\.train .*)$", text, re.M)) for name, text in sections]
     return [(name, shlex.split(found[1])) for name, found in commands if found]
 
