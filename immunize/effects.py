@@ -122,7 +122,8 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig) -> Idle:
     """
     idle: Idle = {}
     for name, node in cfg.attack.attacks.items():
-        inner = [f"attack.attacks.{name}.inner.{one}" for one in node.get("inner", ())]
+        inner = node.get("inner")  # whatever was asked for: it is judged where attacks are made
+        inner = [f"attack.attacks.{name}.inner.{one}" for one in (inner if isinstance(inner, DictConfig) else ())]
         inner += [f"attack.attacks.{name}.probe"] if node.get("probe") else []
         idle |= _all(
             "an inner attack has that of the one it is in", *(f"{one}.{key}" for one in inner for key in OF_THE_OUTER)

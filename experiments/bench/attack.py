@@ -22,7 +22,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from hydra import compose, initialize_config_dir
 
 from experiments.bench.machine import HERE, write_csv
@@ -49,6 +48,8 @@ def generated(rows: int, n_features: int, n_classes: int, validation: float) -> 
         n_classes: C.
         validation: share of the attacker's rows to tune on.
     """
+    import numpy as np  # by then it is told how its threads wait
+
     draws = np.random.default_rng(0)
     centres = draws.normal(size=(n_classes, n_features))
     decay = np.logspace(0, -3, n_features)
