@@ -104,7 +104,7 @@ OTHER: dict[str, Any] = {
     "method.shrinkage": 0.5,
     "method.inner_learning_rate": 0.5,
     "objective.balance_multiplier": 2,
-    "objective.balance_multiplier_ill": 7,
+    "objective.balance_multiplier_ill": 2,
     "objective.batch_size": (16, 8),
     "objective.epochs_on": "longest",
     "objective.label_smoothing": 0.5,
