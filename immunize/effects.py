@@ -122,8 +122,9 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig) -> Idle:
     """
     idle: Idle = {}
     for name, node in cfg.attack.attacks.items():
-        inner = node.get("inner")  # whatever was asked for: it is judged where attacks are made
-        inner = [f"attack.attacks.{name}.inner.{one}" for one in (inner if isinstance(inner, DictConfig) else ())]
+        of_it = node.get("inner")  # whatever was asked for: it is judged where attacks are made
+        names = map(str, of_it if isinstance(of_it, DictConfig) else ())
+        inner = [f"attack.attacks.{name}.inner.{one}" for one in names]
         inner += [f"attack.attacks.{name}.probe"] if node.get("probe") else []
         idle |= _all(
             "an inner attack has that of the one it is in", *(f"{one}.{key}" for one in inner for key in OF_THE_OUTER)
