@@ -6,6 +6,7 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from immunize.data.parts import Part
 from immunize.errors import DataError
 
-__all__ = ["NAMED", "check_part", "check_same_width"]
+__all__ = ["check_part", "check_same_width", "first_columns"]
 
 NAMED = 10
 """Constant columns that a message names."""
@@ -49,11 +50,15 @@ def check_part(part: Part, what: str) -> None:
     if not bool(part.x.any()):
         raise DataError(f"{what}: the features are a matrix of zeros, which has no condition number; check the file")
     if bool((part.x == part.x[0]).all()):
-        columns = ", ".join(map(str, range(min(part.x.shape[1], NAMED)))) + (", …" if part.x.shape[1] > NAMED else "")
         raise DataError(
-            f"{what}: all {part.x.shape[1]} columns are constant ({columns}): the {len(part):,} rows are one and the "
-            "same, which leaves nothing to immunize; check the file"
+            f"{what}: all {part.x.shape[1]} columns are constant ({first_columns(range(part.x.shape[1]))}): the "
+            f"{len(part):,} rows are one and the same, which leaves nothing to immunize; check the file"
         )
+
+
+def first_columns(columns: Sequence[int]) -> str:
+    """The first `NAMED` of some columns, for a message."""
+    return ", ".join(map(str, columns[:NAMED])) + (", …" if len(columns) > NAMED else "")
 
 
 def check_same_width(pretrain: Part, harmful: Part, names: tuple[str, str]) -> None:

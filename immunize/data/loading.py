@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from immunize.data.checks import NAMED, check_part, check_same_width
+from immunize.data.checks import check_part, check_same_width, first_columns
 from immunize.data.parts import ROLES, Part, Role, Source, Splits, hash_of
 from immunize.data.scaling import Standardizer
 from immunize.errors import DataError
@@ -65,10 +65,9 @@ def _standardized(loaded: LoadedPair, name: str) -> LoadedPair:
     """Rows less D_P's mean, by its standard deviation; what no row of either varies in is 0 and counts for nothing."""
     scale = Standardizer.of_pair(*(loaded.splits[role].fit.x.numpy() for role in ROLES))
     if gone := scale.dropped:
-        first = ", ".join(map(str, gone[:NAMED])) + (", …" if len(gone) > NAMED else "")
         logging.getLogger(__name__).warning(
             "%s: %d of %d columns are constant in D_P and D_H and are left out: %s (counted from 0)",
-            *(name, len(gone), len(scale.mean), first),
+            *(name, len(gone), len(scale.mean), first_columns(gone)),
         )
 
     def of(part: Part) -> Part:

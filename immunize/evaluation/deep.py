@@ -24,12 +24,11 @@ from immunize.data import ROLES
 from immunize.errors import UserError
 from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, ProbeCurve, probe
 from immunize.evaluation.groups import GROUP_SIZE, N_GROUPS, draw_groups, group_ratio, group_spectra
-from immunize.evaluation.immunity import ACCURACY_SLACK
 from immunize.evaluation.numbers import spectrum_numbers
 from immunize.evaluation.pooled import block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.evaluation.separability import separability
-from immunize.spectrum import DEFAULT_RHO, EASE_SLACK, ESTIMATORS, HARDER_BY, Estimator
+from immunize.spectrum import ACCURACY_SLACK, DEFAULT_RHO, EASE_SLACK, ESTIMATORS, HARDER_BY, Estimator
 
 __all__ = ["ACCURACY_SLACK", "PARTS", "WHICH", "DeepVerdicts", "EvaluationSettings", "Features", "evaluate_deep"]
 

@@ -28,6 +28,7 @@ from immunize.errors import UserError
 from immunize.features.depths import check_depths
 from immunize.objective.base import Labelled, Objective, Step, check_weight, ill_term, well_term
 from immunize.objective.deep import DeepNet, DeepStep
+from immunize.objective.losses import divergence
 from immunize.objective.ranks import gather_rows
 from immunize.spectrum import KERNELS, RHOS, Kernel, cross_fitted_correlation, erase
 from immunize.spectrum.erasing import ONE_LABEL, Erasure, ridge_weights
@@ -148,17 +149,18 @@ class Censor(Objective):
         return found | {name: term(step, "none") for name, term in eq_11.items() if name in self.weights}
 
     def _adversary(self, step: DeepStep) -> dict[str, Tensor]:
-        rows, before = step.look("harmful", self.depths), step.before("harmful")
+        rows = step.look("harmful", self.depths)
+        before = [step.before("harmful")] if "answers" in self.weights else []
         found: dict[str, Tensor] = {}
         self.watched = {}
         for which in [name for name in ("adversary", "answers") if name in self.weights]:
 
             def of(role: str, which: str = which) -> Tensor:
-                (theta_0, *outputs), labels = step.labelled(role, [before, *rows])
-                targets, values = labels, []
+                outputs, labels = step.labelled(role, rows if which == "adversary" else [*rows, *before])
+                targets, values, judged = labels, [], _judged(labels)
                 if which == "answers":
+                    theta_0 = outputs.pop()
                     targets = theta_0 @ self._probes[int(role.partition(":")[2] or 0)].to(theta_0.device)
-                judged = _judged(labels)
                 for name, output in zip((FEATURES, *self.depths), outputs, strict=True):
                     for kernel in self.kernels:
                         c = cross_fitted_correlation(output, targets, judged, self.rhos, kernel=kernel)
@@ -178,9 +180,8 @@ class Censor(Objective):
             variance = gather_rows(before.double()).var(0)
             scale = (variance + LEAST_SPREAD * variance.mean()).sqrt().to(after.dtype)
             target = before if self._erasure is None else self._erasure(before.double()).to(after.dtype)
-            wanted = head(before).log_softmax(1)
-            divergence = (wanted.exp() * (wanted - step.omega(after).log_softmax(1))).sum(1).mean()
-            return {FEATURES: ((after - target) / scale).square().mean(), "logits": divergence}
+            told = divergence(head(before), step.omega(after))
+            return {FEATURES: ((after - target) / scale).square().mean(), "logits": told}
 
 
 def _judged(labels: Tensor) -> Tensor:

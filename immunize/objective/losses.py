@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 
+from torch import Tensor
 from torch.nn import functional
 
 from immunize.objective.base import TaskLoss
 
-__all__ = ["LOSSES", "task_loss"]
+__all__ = ["LOSSES", "divergence", "task_loss"]
 
 LOSSES: dict[str, TaskLoss] = {
     "mse": functional.mse_loss,
@@ -37,3 +38,9 @@ def task_loss(name: str, label_smoothing: float = 0.0) -> TaskLoss:
     if name != "ce" or not 0 <= label_smoothing < 1:
         raise ValueError(f"objective.label_smoothing={label_smoothing} has to be in [0, 1), and 0 but for loss=ce")
     return functools.partial(functional.cross_entropy, label_smoothing=label_smoothing)
+
+
+def divergence(wanted: Tensor, found: Tensor) -> Tensor:
+    """Mean over samples of KL(softmax(wanted) ‖ softmax(found)), logits (N, C): how far answers are from θ_0's."""
+    known = wanted.log_softmax(1)
+    return (known.exp() * (known - found.log_softmax(1))).sum(1).mean()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from immunize.objective.base import Head
+from immunize.objective.losses import divergence
 
 __all__ = ["distilled"]
 
@@ -37,7 +38,7 @@ def distilled(before: Tensor, after: Tensor, head: Head, *, steps: int = STEPS, 
     rows = torch.randperm(len(before), generator=torch.Generator().manual_seed(seed))[:ROWS]
     start = head.detach()
     f, g = (x[rows].to(start.weight.dtype) for x in (before, after))
-    wanted = start(f).log_softmax(1)
+    wanted = start(f)
     weight = start.weight.contiguous().clone().requires_grad_()
     bias = None
     if start.bias is not None:  # the map leaves out its offset
@@ -47,8 +48,7 @@ def distilled(before: Tensor, after: Tensor, head: Head, *, steps: int = STEPS, 
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        found = Head(weight, bias)(g).log_softmax(1)
-        value = (wanted.exp() * (wanted - found)).sum(1).mean()
+        value = divergence(wanted, Head(weight, bias)(g))
         value.backward()  # type: ignore[no-untyped-call]
         return value
 

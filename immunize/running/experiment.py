@@ -167,9 +167,8 @@ def fit(
     objective = build_objective(cfg)
     solved = _solve(objective, data)
     start = None if solved else _solve(build_init(cfg), data)
-    if (
-        start is not None
-    ):  # D_P's features as large as behind a rotation, for which learning rates are made; no κ sees it
+    if start is not None:
+        # D_P's features as large as behind a rotation, for which learning rates are made; no κ sees it.
         x, (theta, told) = data.fit.pretrain.x, start
         start = theta * (x.norm() / (x @ theta).norm()), told
     basis = None if solved else _columns(cfg, data)

@@ -15,7 +15,7 @@ from immunize.spectrum.condition import (
     spectrum_of,
     spectrum_of_gram,
 )
-from immunize.spectrum.definition import EASE_SLACK, HARDER_BY
+from immunize.spectrum.definition import ACCURACY_SLACK, EASE_SLACK, HARDER_BY
 from immunize.spectrum.erasing import Erasure, erasing_map, label_directions
 from immunize.spectrum.erasing_choice import SHRINKAGES, ChosenErasure, EraseTrial, erase
 from immunize.spectrum.guarantees import ill_step_bound, well_step_bound
@@ -51,6 +51,7 @@ from immunize.spectrum.shrinkage import (
 )
 
 __all__ = [
+    "ACCURACY_SLACK",
     "DEFAULT_RHO",
     "EASE_SLACK",
     "ESTIMATORS",

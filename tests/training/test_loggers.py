@@ -175,6 +175,14 @@ def closed_run(folder: Path) -> StoredRun:
     return run
 
 
+def assert_has_curve(run: StoredRun, record: dict[str, Any], what: str, *names: str, values: str) -> None:
+    curve = record["curves"][what]
+    for name in names:
+        curve = curve[name]
+    found = run.of("/".join((what, *names)), by="probe_step")
+    assert found == dict(zip(curve["steps"], curve[values], strict=True))
+
+
 @pytest.mark.usefixtures("offline")
 def test_offline_wandb_run_stores_everything(tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -200,9 +208,7 @@ def test_offline_wandb_run_stores_everything(tmp_path: Path) -> None:
     for part in ("fit", "held_out"):
         for name in ("pretrain", "harmful"):
             for which in ("immunized", "identity"):
-                curve = record["curves"]["norm_ratio"][part][name][which]
-                found = run.of(f"norm_ratio/{part}/{name}/{which}", by="probe_step")
-                assert found == dict(zip(curve["steps"], curve["ratio"], strict=True))
+                assert_has_curve(run, record, "norm_ratio", part, name, which, values="ratio")
 
     final = run.history[-1]
     for name, value in metric_names(record).items():
@@ -265,9 +271,7 @@ def test_a_network_s_run_stores_the_paper_s_numbers_and_the_fine_tune_curves(tmp
     for optimizer in ("gd", "sgd"):
         for role in ("pretrain", "harmful"):
             for which in ("immunized", "theta_0"):
-                curve = record["curves"]["probe"][optimizer][role][which]
-                found = run.of(f"probe/{optimizer}/{role}/{which}", by="probe_step")
-                assert found == dict(zip(curve["steps"], curve["accuracy"], strict=True))
+                assert_has_curve(run, record, "probe", optimizer, role, which, values="accuracy")
     table = json.loads((run.path.parent / "files" / final["results.path"]).read_text())
     assert {row[0] for row in table["data"]} == {"fit", "held_out", "fit, groups", "held_out, groups"}
     steps = record["training"]["fit"]["steps"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,30 +21,19 @@ from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.factoring import Axes, principal_axes
-from immunize.evaluation.attacks.inner import check_inner, run_inner
-from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome
+from immunize.evaluation.attacks.inner import Preparing, run_inner
+from immunize.evaluation.attacks.protocol import Array, AttackData, Budget, Needs, Outcome
 
 __all__ = ["LinearMap", "PublicReference"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicReference(Attack):
-    """The inner attacks on θ_0's features, each with an equal share of the budget.
+class PublicReference(Preparing):
+    """The inner attacks on θ_0's features, each with an equal share of the budget."""
 
-    Attributes:
-        inner: attacks by name.
-
-    Raises:
-        UserError: no inner attack.
-    """
-
-    inner: Mapping[str, Attack]
     needs: ClassVar[Needs] = "reference"
     sees_features: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_inner(self.inner, "the attack on θ_0")
+    called: ClassVar[str] = "the attack on θ_0"
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Attack θ_0's features of the same rows."""
@@ -54,26 +42,24 @@ class PublicReference(Attack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearMap(Attack):
+class LinearMap(Preparing):
     """An affine map to θ_0's features from unlabelled rows, then the inner attacks on the mapped features.
 
     Attributes:
         rows: the grid of numbers of unlabelled rows; null is all training rows. Numbers above N count as N.
         penalty: λ/σ_1² of the ridge regression; so small that it only keeps rounding at bay.
-        inner: attacks by name.
 
     Raises:
         UserError: an empty grid, a number of rows below 2, a penalty that is not positive, or no inner attack.
     """
 
-    inner: Mapping[str, Attack]
     rows: tuple[int | None, ...] = (None,)
     penalty: float = 1e-14
     needs: ClassVar[Needs] = "reference"
+    called: ClassVar[str] = "the map to θ_0"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_inner(self.inner, "the map to θ_0")
         if not self.rows or any(n is not None and n < 2 for n in self.rows) or not self.penalty > 0:
             raise UserError("the map to θ_0 needs 2 rows or more, and a positive penalty")
 

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.curves import Cost, Trace
 from immunize.evaluation.attacks.protocol import Attack, AttackData, Budget
 
-__all__ = ["check_inner", "run_inner"]
+__all__ = ["Preparing", "check_inner", "run_inner"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparing(Attack):
+    """Of the attacks that hand the inner ones features from elsewhere.
+
+    Attributes:
+        inner: attacks by name.
+
+    Raises:
+        UserError: no inner attack.
+    """
+
+    inner: Mapping[str, Attack]
+    called: ClassVar[str]
+    """What messages call it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_inner(self.inner, self.called)
 
 
 def check_inner(inner: Mapping[str, Attack], what: str) -> None:

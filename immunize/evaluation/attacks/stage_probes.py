@@ -8,34 +8,22 @@ Shapes: N images, D_s channels of stage s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from immunize.evaluation.attacks.inner import check_inner, run_inner
+from immunize.evaluation.attacks.inner import Preparing, run_inner
 from immunize.evaluation.attacks.network import Numbers
-from immunize.evaluation.attacks.protocol import Attack, AttackData, Budget, Needs, Outcome, Rows
+from immunize.evaluation.attacks.protocol import AttackData, Budget, Needs, Outcome, Rows
 
 __all__ = ["StageProbes"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageProbes(Attack):
-    """The inner attacks on every stage's outputs, each with an equal share of the budget.
+class StageProbes(Preparing):
+    """The inner attacks on every stage's outputs, each with an equal share of the budget."""
 
-    Attributes:
-        inner: attacks by name.
-
-    Raises:
-        UserError: no inner attack.
-    """
-
-    inner: Mapping[str, Attack]
     needs: ClassVar[Needs] = "model"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_inner(self.inner, "the attack on a network's stages")
+    called: ClassVar[str] = "the attack on a network's stages"
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """One pass of the images through the network, then the inner attacks on each stage."""

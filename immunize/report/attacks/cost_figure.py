@@ -18,7 +18,6 @@ from immunize.report.attacks.runs import THETA_0, Attacks, Group
 from immunize.report.attacks.tables import KIND_WORDS, middle
 from immunize.report.curves import style_of
 from immunize.report.figures import save_figure
-from immunize.report.naming import in_order
 
 __all__ = ["cost_figure"]
 
@@ -40,7 +39,7 @@ def cost_figure(attacks: Attacks, stem: Path) -> None:
     panels = [(group, kind) for group in attacks.groups for kind in group.kinds]
     figure = Figure(figsize=(20, 3.1 * len(panels) + 0.7), layout="constrained")
     axes = figure.subplots(len(panels), len(_COLUMNS), squeeze=False)
-    methods = in_order(method for group in attacks.groups for method in group.methods)
+    methods = attacks.methods
     markers = {THETA_0: "o", **dict(zip(methods, itertools.cycle(_MARKERS), strict=False))}
     for row, (group, kind) in zip(axes, panels, strict=True):
         for axis, resource in zip(row, _COLUMNS, strict=True):

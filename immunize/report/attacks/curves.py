@@ -9,8 +9,9 @@ Imports no other room and no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,8 @@ from immunize.report.attacks.collecting import Curve
 from immunize.report.attacks.runs import THETA_0, Attacks, Group
 from immunize.report.curves import style_of
 from immunize.report.figures import save_figure
-from immunize.report.naming import in_order
 
-__all__ = ["curves_figure", "has_curves", "scores_at"]
+__all__ = ["by_tier", "curves_figure", "has_curves", "scores_at"]
 
 Array = npt.NDArray[np.float64]
 
@@ -56,25 +56,51 @@ def curves_figure(attacks: Attacks, stem: Path) -> None:
         attacks: with curves.
         stem: path of the files without suffix; a PNG and a PDF are written.
     """
-    columns = max(len(group.tiers) for group in attacks.groups)
-    size = (2.9 * columns + 1.6, 2.7 * len(attacks.groups) + 0.7)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(attacks.groups), columns, squeeze=False, sharey="row")
-    for row, group in zip(axes, attacks.groups, strict=True):
-        for axis, tier in zip(row, group.tiers, strict=False):
-            _draw(axis, group, tier)
-            axis.set_title(tier, fontsize=10)
-        row[0].set_ylabel(f"{group.name}\nbest score so far", fontsize=9)
-        for axis in row[len(group.tiers) :]:
-            axis.set_axis_off()
+    figure, axes = by_tier(attacks, _draw, "best score so far", wide=(2.9, 1.6), high=(2.7, 0.7), sharey="row")
     handles = {
         label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
-    names = [THETA_0, *in_order(method for group in attacks.groups for method in group.methods)]
+    names = [THETA_0, *attacks.methods]
     shown = [name for name in names if name in handles]
     figure.legend([handles[name] for name in shown], shown, loc="outside right upper", frameon=False, fontsize=9)
     figure.suptitle(attacks.mark("What attackers of the harmful task have after so many steps"), fontsize=12)
     save_figure(figure, stem)
+
+
+def by_tier(
+    attacks: Attacks,
+    draw: Callable[[Axes, Group, str], None],
+    label: str,
+    *,
+    wide: tuple[float, float],
+    high: tuple[float, float],
+    **shared: Any,
+) -> tuple[Figure, Any]:
+    """A figure with a row a kind of data and a column a tier.
+
+    Args:
+        attacks: with at least one kind of data.
+        draw: draws one tier of one kind of data.
+        label: of the vertical axes.
+        wide: inches a column, and beside them.
+        high: inches a row, and above them.
+        shared: which axes have the same range, as matplotlib's `subplots` takes it.
+
+    Returns:
+        the figure and its axes, an array.
+    """
+    columns = max(len(group.tiers) for group in attacks.groups)
+    size = (wide[0] * columns + wide[1], high[0] * len(attacks.groups) + high[1])
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(attacks.groups), columns, squeeze=False, **shared)
+    for row, group in zip(axes, attacks.groups, strict=True):
+        for axis, tier in zip(row, group.tiers, strict=False):
+            draw(axis, group, tier)
+            axis.set_title(tier, fontsize=10)
+        row[0].set_ylabel(f"{group.name}\n{label}", fontsize=9)
+        for axis in row[len(group.tiers) :]:
+            axis.set_axis_off()
+    return figure, axes
 
 
 def _draw(axis: Axes, group: Group, tier: str) -> None:

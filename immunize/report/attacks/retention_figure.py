@@ -13,12 +13,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from immunize.report.attacks.curves import by_tier
 from immunize.report.attacks.intervals import interval_of
 from immunize.report.attacks.runs import CONTROL, KINDS, THETA_0, Attacks, Group
 from immunize.report.attacks.tables import KIND_WORDS
 from immunize.report.curves import style_of
 from immunize.report.figures import save_figure
-from immunize.report.naming import in_order
 
 __all__ = ["best_figure", "plane_figure"]
 
@@ -49,7 +49,7 @@ def best_figure(attacks: Attacks, stem: Path) -> None:
             else:
                 axis.set_axis_off()
         row[0].set_ylabel("best score of the tier", fontsize=9)
-    _legend(figure, [THETA_0, *_methods(attacks)])
+    _legend(figure, [THETA_0, *attacks.methods])
     figure.suptitle(attacks.mark("What the best attacker of each tier reaches, and the best honest user"), fontsize=12)
     save_figure(figure, stem)
 
@@ -63,27 +63,15 @@ def plane_figure(attacks: Attacks, stem: Path) -> None:
         attacks: whose records have retentions.
         stem: as in :func:`best_figure`.
     """
-    columns = max(len(group.tiers) for group in attacks.groups)
-    size = (2.7 * columns + 0.4, 2.7 * len(attacks.groups) + 0.8)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(attacks.groups), columns, squeeze=False, sharex=True, sharey=True)
-    for row, group in zip(axes, attacks.groups, strict=True):
-        for axis, tier in zip(row, group.tiers, strict=False):
-            _points(axis, group, tier)
-            axis.set_title(tier, fontsize=10)
-        row[0].set_ylabel(f"{group.name}\nhonest retention", fontsize=9)
-        for axis in row[len(group.tiers) :]:
-            axis.set_axis_off()
+    figure, axes = by_tier(
+        attacks, _points, "honest retention", wide=(2.7, 0.4), high=(2.7, 0.8), sharex=True, sharey=True
+    )
     for axis in axes[-1]:
         axis.set_xlabel("harmful retention", fontsize=9)
     shapes = [f"{'circle' if kind == 'pretrain' else 'square'}: {KIND_WORDS[kind]} task" for kind in _MARKERS]
-    _legend(figure, [*_methods(attacks), CONTROL])
+    _legend(figure, [*attacks.methods, CONTROL])
     figure.suptitle(attacks.mark(f"What is left of what θ$_0$ teaches ({', '.join(shapes)})"), fontsize=12)
     save_figure(figure, stem)
-
-
-def _methods(attacks: Attacks) -> list[str]:
-    return in_order(method for group in attacks.groups for method in group.methods)
 
 
 def _colour(method: str) -> str:

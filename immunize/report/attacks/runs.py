@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from immunize.report.attacks.collecting import Curve, Record, Run, run_of
 from immunize.report.attacks.one_run import NAMES, TIERS
-from immunize.report.naming import pair_label
+from immunize.report.naming import in_order, pair_label
 from immunize.report.runs import Collection
 
 __all__ = [
@@ -226,6 +226,11 @@ class Attacks:
                 raise ValueError(f"runs on {name} {pair} were made on different data: their data hashes differ")
             by_name[name].append(record)
         return cls(tuple(records), tuple(Group(name, tuple(of)) for name, of in by_name.items()))
+
+    @property
+    def methods(self) -> list[str]:
+        """Of all groups, in the order of reports."""
+        return in_order(method for group in self.groups for method in group.methods)
 
     @property
     def grid(self) -> Record:

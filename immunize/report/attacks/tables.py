@@ -19,7 +19,6 @@ from immunize.report.attacks.one_run import HELD, RETENTION
 from immunize.report.attacks.runs import CONTROL, THETA_0, TIERS, Attacks, Flops, Group, Tried
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.layout import Table
-from immunize.report.naming import in_order
 
 __all__ = ["KIND_WORDS", "REPAIRS", "attack_tables", "held_counts", "middle", "unbroken_counts"]
 
@@ -204,7 +203,7 @@ def _completeness(attacks: Attacks, group: Group) -> list[str]:
     """Runs that the others lead to expect, and that are not there; methods that only other groups have."""
     expected = len(group.methods) * len(group.pairs) * len(group.seeds)
     notes = [] if expected == len(group.records) else [f"{len(group.records)} of {expected} runs."]
-    everywhere = in_order(method for one in attacks.groups for method in one.methods)
+    everywhere = attacks.methods
     if missing := [_named(method) for method in everywhere if method not in group.methods]:
         notes.append(f"No run of {', '.join(missing)} was attacked: it did not finish, or was left out.")
     return notes

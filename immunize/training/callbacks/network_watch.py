@@ -20,14 +20,11 @@ from torch.utils.data import Dataset
 from immunize.data import ROLES, Role
 from immunize.errors import DivergedError
 from immunize.features import DeepExtractor
-from immunize.spectrum import Spectrum, immunization_ratio, probe_correlation, spectrum_of
+from immunize.spectrum import ACCURACY_SLACK, Spectrum, immunization_ratio, probe_correlation, spectrum_of
 from immunize.training.callbacks.signatures import FailureSignatures, Look, Warned
 from immunize.training.deep import DeepModule
 
-__all__ = ["ACCURACY_COLLAPSED", "ACCURACY_KEPT", "NetworkWatch"]
-
-ACCURACY_KEPT = 1.0
-"""Points of D_P's accuracy that a θ worth keeping may lose, as (c) of the evaluation lets go (ours)."""
+__all__ = ["ACCURACY_COLLAPSED", "NetworkWatch"]
 
 ACCURACY_COLLAPSED = 5.0
 """Points lost of which a warning is due: more than the 3 that the summary's first experiment allows (ours)."""
@@ -44,7 +41,7 @@ class NetworkWatch(Callback):
         images: of each data set (tensor, label), few enough to be held in memory as h; set aside for early stopping.
         every: steps between two looks.
         patience: looks without improvement before the training ends; None trains to the end. A look is better if its
-            RIR is larger and D_P's accuracy no more than `ACCURACY_KEPT` points below θ_0's; what was trained at the
+            RIR is larger and D_P's accuracy no more than `ACCURACY_SLACK` points below θ_0's; what was trained at the
             best look, which may be θ_0 itself, is put back at the end.
         label: what the training is called in messages.
         quiet: keep recognized failures without a message.
@@ -171,7 +168,7 @@ class NetworkWatch(Callback):
 
     def _judge(self, trainer: Trainer, module: DeepModule, numbers: dict[str, float]) -> None:
         """The same in every process, whatever the devices round."""
-        kept = self._accuracy_before - numbers["accuracy_pretrain"] <= ACCURACY_KEPT
+        kept = self._accuracy_before - numbers["accuracy_pretrain"] <= ACCURACY_SLACK
         score = trainer.strategy.broadcast(math.log(numbers["RIR"]) if kept else -math.inf)
         self._waited += 1
         if score > self._best_score:
