@@ -1,9 +1,12 @@
-"""The attack grid against its limits: `attack=standard` on 6,500 × 512 features of 196 classes, for one extractor.
+"""The attack grid, `attack=standard`, against its limits.
 
-    every attack of T0 to T3, one seed, features made up, from start to end     at most 10 minutes, 4 GB
+    6,500 × 512 features of 196 classes     made up, one extractor, one seed              at most 6 minutes, 4 GB
+    a pair of MNIST                         from start to exit: three tasks, extractors
+                                            and seeds, all controls                       at most 4 minutes, 4 GB
 
-Stanford Cars as a ResNet18 shows it has that size. What the features say changes how far the attacks get and hardly
-how long they take: budgets of steps and operations end them. Writes attack.csv.
+Stanford Cars as a ResNet18 shows it has the size of the first. What the features say changes how far the attacks get
+and hardly how long they take: budgets of steps and operations end them. Writes attack.csv; without MNIST in
+IMMUNIZE_DATA its line is left out, and said.
 
     python -m experiments.bench.attack BEFORE AFTER
 
@@ -15,7 +18,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +29,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from experiments.bench.machine import HERE, write_csv
+from experiments.bench.machine import HERE, timed_command, write_csv
 from immunize.attack import entries_of
 from immunize.config import config_dir, register
 from immunize.errors import UserError
@@ -32,10 +37,15 @@ from immunize.evaluation.attacks import AttackData, Budget, Rows, attack_all
 from immunize.records import peak_memory_mib
 from immunize.threads import cpu_threads
 
-__all__ = ["LIMIT_GB", "LIMIT_S", "VERDICTS", "changes", "generated", "judge", "measure", "run"]
+__all__ = ["CASES", "LIMIT_GB", "VERDICTS", "changes", "generated", "judge", "measure", "measure_pair", "run"]
 
-LIMIT_S, LIMIT_GB = 600.0, 4.0
 ROWS, FEATURES, CLASSES = 6_500, 512, 196
+GENERATED = f"{ROWS:,} × {FEATURES} features, {CLASSES} classes, one extractor"
+PAIR = "a pair of MNIST, all controls, start to exit"
+CASES = {GENERATED: 360.0, PAIR: 240.0}
+"""Limits in seconds."""
+LIMIT_GB = 4.0
+MNIST = ("harmful=mnist", "harmful.pair=[0,1]")
 VERDICTS = "attack_verdicts.csv"
 
 
@@ -84,15 +94,46 @@ def measure(rows: int, n_features: int, n_classes: int, overrides: Sequence[str]
     with cpu_threads(cfg.threads):
         cells = attack_all(data, entries, budget, 0, tell=lambda text: print(text, file=sys.stderr, flush=True))
     return {
-        "grid": cfg.attack.name,
-        "rows": rows,
-        "features": n_features,
-        "classes": n_classes,
+        "case": GENERATED,
         "attacks": sum(cell["status"] != "skipped" for cell in cells.values()),
         "seconds": round(time.perf_counter() - wall, 1),
         "process_seconds": round(time.process_time() - process, 1),
         "peak_gb": round(peak_memory_mib() * 2**20 / 1e9, 2),
         "threads": cfg.threads,
+    }
+
+
+def measure_pair(training: Sequence[str] = MNIST, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Immunize a pair, and time the command that attacks it.
+
+    Args:
+        training: overrides of the run.
+        overrides: of the attack.
+
+    Returns:
+        a row of attack.csv; `peak_gb` is that of the largest process.
+
+    Raises:
+        UserError: a command failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        python = [sys.executable, "-m"]
+        timed_command([*python, "immunize.train", *training, "figure=false", f"hydra.run.dir={folder}"])
+        seconds, processor_s = timed_command([*python, "immunize.attack", f"run={folder}", *overrides])
+        record = json.loads((Path(folder) / "attack_record.json").read_text(encoding="utf-8"))
+    statuses = (
+        attack["status"]
+        for extractors in record["attacks"].values()
+        for attacks in extractors.values()
+        for attack in attacks.values()
+    )
+    return {
+        "case": PAIR,
+        "attacks": len(record["config"]["seeds"]) * sum(status != "skipped" for status in statuses),
+        "seconds": round(seconds, 1),
+        "process_seconds": round(processor_s, 1),
+        "peak_gb": round(record["peak_memory_mib"] * 2**20 / 1e9, 2),
+        "threads": record["hardware"]["threads"],
     }
 
 
@@ -103,15 +144,15 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
         rows: of attack.csv.
     """
     return [
-        f"attack={row['grid']}: {row['seconds']} s and {row['peak_gb']} GB, and at most {LIMIT_S:.0f} s and "
-        f"{LIMIT_GB:.0f} GB were promised"
+        f"attack=standard, {row['case']}: {row['seconds']} s and {row['peak_gb']} GB, and at most "
+        f"{CASES[row['case']]:.0f} s and {LIMIT_GB:.0f} GB were promised"
         for row in rows
-        if not (row["seconds"] <= LIMIT_S and row["peak_gb"] <= LIMIT_GB)
+        if not (row["seconds"] <= CASES[row["case"]] and row["peak_gb"] <= LIMIT_GB)
     ]
 
 
 def run(out: Path) -> bool:
-    """Run the grid, print what it took and write `attack.csv`.
+    """Run both, print what they took and write `attack.csv`.
 
     Args:
         out: the folder of results.
@@ -121,10 +162,16 @@ def run(out: Path) -> bool:
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        row = pool.submit(measure, ROWS, FEATURES, CLASSES).result()
-    write_csv(out / "attack.csv", [row])
-    print(", ".join(f"{name} {value}" for name, value in row.items()))
-    for line in (broken := judge([row])):
+        rows = [pool.submit(measure, ROWS, FEATURES, CLASSES).result()]
+    data = os.environ.get("IMMUNIZE_DATA")
+    if data and (Path(data) / "MNIST").is_dir():
+        rows.append(measure_pair())
+    else:
+        print(f"left out, no MNIST in IMMUNIZE_DATA: {PAIR}", file=sys.stderr)
+    write_csv(out / "attack.csv", rows)
+    for row in rows:
+        print(", ".join(f"{name} {value}" for name, value in row.items()))
+    for line in (broken := judge(rows)):
         print(line, file=sys.stderr)
     return not broken
 

@@ -1,7 +1,8 @@
 """T1, and the trained heads of T3: mini-batch optimizers over a grid of learning rates, constant and cosine schedules.
 
 The attacker races: every learning rate runs a short first lap with a constant schedule, the best few by validation run
-to the end, and the very best and its next larger neighbour also with cosine schedules of several lengths.
+to the end, and the very best and its next larger neighbour also with cosine schedules of several lengths. Where the
+best is settled (scoring.py) after a second lap, schedules have nothing to gain and are left out.
 
 `scaled` divides the features by σ_1(X)/√N first. For gradient descent that is a learning rate in units of 1/σ_1 of the
 Hessian, for Adam one in units of 1/√σ_1; the result does not change when the features are multiplied by a number.
@@ -15,6 +16,7 @@ Shapes: N samples, B batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -58,6 +60,7 @@ class FirstOrder(Attack):
     keep: int = 1
     cosine: tuple[float, ...] = (0.1, 1.0)
     precision: str = "float32"
+    version: ClassVar[int] = 1  # no schedules behind a settled rate
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,13 +93,14 @@ class FirstOrder(Attack):
         weight = kept + (len(rates) - kept) / FIRST_LAP + 2 * sum(self.cosine)
         steps = budget.affordable(task.per_step.flops, weight)
         race = Lockstep(task, self.optimizer, rates, steps)
-        race.advance(race.candidates, max(1, steps // FIRST_LAP))
+        lap = max(1, steps // FIRST_LAP)
+        race.advance(race.candidates, lap)
         leading = sorted(race.candidates, key=lambda head: -head.best)[:kept]  # stable: of equals the smaller rate
-        if kept > 1:  # one alone has won already, and goes along with the cosine schedules
-            race.advance(leading, steps)
-        best = max(leading, key=lambda head: head.best).rate
-        for rate in rates[rates.index(best) :][:2]:
-            for length in dict.fromkeys(max(1, round(part * steps)) for part in self.cosine):
-                race.add_cosine(rate, length)
+        race.advance(leading, 2 * lap if kept == 1 else steps)  # one alone goes along with the cosine schedules
+        best = max(leading, key=lambda head: head.best)
+        if best.meter.diverged or not best.meter.over:
+            for rate in rates[rates.index(best.rate) :][:2]:
+                for length in dict.fromkeys(max(1, round(part * steps)) for part in self.cosine):
+                    race.add_cosine(rate, length)
         race.advance([*leading, *race.candidates[len(rates) :]], steps)
         return Outcome(tuple(head.meter.trace() for head in race.candidates))

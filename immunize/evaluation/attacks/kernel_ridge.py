@@ -3,7 +3,9 @@
     k(x, z) = exp(-|x - z|²/(w m)),    α(w, λ) = (K + λI)⁻¹ Y,    outputs k(x, X)α + offset
 
 with m the median squared distance of training rows. Distances see the features' spread as it is, so that they are taken
-on the features themselves and on standardized ones, as for neighbours. Every λ is one Cholesky factor of K.
+on the features themselves and on standardized ones, as for neighbours. Every λ is one Cholesky factor of K, whose cost
+grows with the cube of the rows: where there are many, all are tried on some of the rows, and the best few, by
+validation, on all of them.
 
 Shapes: N training rows, M rows that are asked for, D features, C outputs.
 """
@@ -11,20 +13,29 @@ Shapes: N training rows, M rows that are asked for, D features, C outputs.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
-from immunize.evaluation.attacks.curves import Cost
+from immunize.evaluation.attacks.curves import Cost, Trace
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.repaired import standardized
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 
 __all__ = ["KernelRidge"]
+
+Numbers = npt.NDArray[np.int64]
+_Candidate = tuple[str, float, float]
+"""View, width and penalty."""
 
 ASKED = 500
 """Training rows of which distances to all others are looked at for the median."""
@@ -37,7 +48,9 @@ class KernelRidge(Attack):
     Attributes:
         widths: the grid of w, multiples of the median squared distance.
         penalties: the grid of λ; k(x, x) is 1.
-        max_rows: training rows that it takes at most, drawn at random: its cost grows with the cube of their number.
+        max_rows: training rows that it takes at most, drawn at random.
+        first_rows: of these, on which the whole grid is tried; all where there are fewer.
+        keep: of the grid, go on to all of them.
 
     Raises:
         UserError: an empty grid, a number that is not positive, or fewer than two rows.
@@ -46,45 +59,75 @@ class KernelRidge(Attack):
     widths: tuple[float, ...]
     penalties: tuple[float, ...]
     max_rows: int = 4000
+    first_rows: int = 1000
+    keep: int = 2
+    version: ClassVar[int] = 1  # the grid is tried on the first rows; 0 took all of it to the end
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, grid in (("widths", self.widths), ("penalties", self.penalties)):
             if not grid or min(grid) <= 0:
                 raise UserError(f"the grid of {name} has to hold at least one number, and positive ones")
-        if self.max_rows < 2:
-            raise UserError(f"kernel ridge regression needs 2 rows or more, not {self.max_rows}")
+        if min(self.max_rows, self.first_rows) < 2:
+            raise UserError(f"kernel ridge regression needs 2 rows or more, not {min(self.max_rows, self.first_rows)}")
+        if self.keep < 1:
+            raise UserError("kernel ridge regression has to keep 1 of its grid or more")
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Solve for every width and penalty; the seed draws the rows. A closed form is not cut short by the budget."""
-        n = min(len(data.train), self.max_rows)
-        chosen = np.sort(np.random.default_rng(seed).permutation(len(data.train))[:n])
-        y = target_matrix(data, data.train)[chosen]
-        offset = y.mean(axis=0)
-        flops = 2.0 * n * n * data.n_features + n**3 / 3 + 2.0 * n * n * data.n_outputs
+        drawn = np.random.default_rng(seed).permutation(len(data.train))[: self.max_rows]
+        views = {"features": data, "standardized": standardized(data)}
+        grid = list(itertools.product(views, self.widths, self.penalties))
         traces = []
-        for name, view in (("features", data), ("standardized", standardized(data))):
-            seen = principal(view).data  # in principal axes a row only loses what is the same for all training rows
+        if len(drawn) > self.first_rows and len(grid) > self.keep:
+            traces = self._solve(views, grid, np.sort(drawn[: self.first_rows]))
+            best = sorted(range(len(grid)), key=lambda at: -_validated(traces[at]))  # stable: of equals the first
+            grid = [grid[at] for at in sorted(best[: self.keep])]
+        return Outcome((*traces, *self._solve(views, grid, np.sort(drawn))))
+
+    def _solve(self, views: dict[str, AttackData], grid: Sequence[_Candidate], chosen: Numbers) -> list[Trace]:
+        """One trace a candidate, in their order, from these training rows."""
+        traces = []
+        for name, of_view in itertools.groupby(grid, key=lambda one: one[0]):
+            data = views[name]
+            n = len(chosen)
+            few = f" of {n:,} rows" if n < min(self.max_rows, len(data.train)) else ""
+            y = target_matrix(data, data.train)[chosen]
+            offset = y.mean(axis=0)
+            flops = 2.0 * n * n * data.n_features + n**3 / 3 + 2.0 * n * n * data.n_outputs
+            seen = principal(data).data  # in principal axes a row only loses what is the same for all training rows
             started = time.perf_counter()
             x = seen.train.x[chosen]
             among = _distances(x, x)
             scale = float(np.median(among[:: -(-n // ASKED)])) or 1.0
             seconds = time.perf_counter() - started
             asked = [_distances(part.x, x) for part in (seen.validation, seen.test)]
-            for width in self.widths:
+            for width, of_width in itertools.groupby(of_view, key=lambda one: one[1]):
                 started = time.perf_counter()
-                kernel = np.exp(among / (-width * scale))
+                kernel = _kernel(among, width * scale)
                 own = seconds + time.perf_counter() - started
-                answering = [np.exp(of / (-width * scale)) for of in asked]
-                for penalty in self.penalties:
+                answering = [_kernel(of, width * scale) for of in asked]
+                for *_, penalty in of_width:
                     started = time.perf_counter()
-                    factor = cho_factor(kernel + penalty * np.eye(n), lower=True, overwrite_a=True, check_finite=False)
+                    shifted = kernel.T.copy(order="F")  # symmetric, and as LAPACK overwrites it
+                    shifted.flat[:: n + 1] += penalty
+                    factor = cho_factor(shifted, lower=True, overwrite_a=True, check_finite=False)
                     alpha = cho_solve(factor, y - offset, check_finite=False)
                     cost = Cost(1, own + time.perf_counter() - started, n, flops)
-                    meter = Meter(seen, f"width {width:g}, λ {penalty:g}, {name}", cost)
+                    meter = Meter(seen, f"width {width:g}, λ {penalty:g}, {name}{few}", cost)
                     meter.note(1, functools.partial(list, [of @ alpha + offset for of in answering]))
                     traces.append(meter.trace())
-        return Outcome(tuple(traces))
+        return traces
+
+
+def _validated(trace: Trace) -> float:
+    return max((point.validation for point in trace.points), default=-math.inf)
+
+
+def _kernel(distances: Array, width: float) -> Array:
+    """exp(-d/width), in one array."""
+    found = distances / -width
+    return np.exp(found, out=found)
 
 
 def _distances(asked: Array, x: Array) -> Array:

@@ -86,16 +86,18 @@ def nearest(train: Array, asked: Array, k: int, metrics: Sequence[str]) -> dict[
         metrics: of `METRICS`. A row of zeros counts as one of cosine ½.
     """
     squares = np.square(train).sum(axis=1)
-    lengths = np.sqrt(squares)
+    zero = squares == 0
+    lengths = np.where(zero, 1.0, np.sqrt(squares))
     found: dict[str, list[Numbers]] = {metric: [] for metric in metrics}
     for rows in np.array_split(asked, max(1, round(asked.shape[0] * len(train) / TOGETHER))):
         products = rows @ train.T
         for metric in metrics:
             if metric == "euclidean":  # less the length of the asked row, the same for all training rows
-                far = squares - 2 * products
+                far = products * -2
+                far += squares
             else:
-                own = np.linalg.norm(rows, axis=1, keepdims=True)
-                far = -np.divide(products, lengths, out=np.full_like(products, 0.5) * own, where=lengths > 0)
+                far = products / -lengths
+                far[:, zero] = -0.5 * np.linalg.norm(rows, axis=1, keepdims=True)
             found[metric].append(_smallest(far, k))
     return {metric: np.vstack(parts) for metric, parts in found.items()}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.kernel_ridge import KernelRidge as SkKernelRidge
@@ -117,6 +119,13 @@ def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_a
     assert max(traces, key=lambda trace: trace.points[0].validation).points[0].test > 0.75
     few = KernelRidge(tier="T3", widths=(2.0,), penalties=(1.0,), max_rows=20).run(data, Budget(1), 0).traces[0]
     assert few.spent.samples == 20
+    raced = replace(attack, first_rows=60, keep=3).run(data, Budget(1), 0).traces
+    assert [trace.spent.samples for trace in raced] == [60] * len(traces) + [200] * 3
+    assert raced[0].label == "width 0.5, λ 0.1, features of 60 rows"
+    leading = sorted(raced[: len(traces)], key=lambda trace: -trace.points[0].validation)[:3]
+    assert {trace.label for trace in raced[-3:]} == {trace.label.removesuffix(" of 60 rows") for trace in leading}
+    whole = {trace.label: trace.points[0].test for trace in traces}
+    assert all(trace.points[0].test == whole[trace.label] for trace in raced[-3:])
     numbers = attack.run(regression(sizes=(400, 100, 100)), Budget(1), 0)
     assert max(trace.points[0].test for trace in numbers.traces) > 0.6
 
@@ -151,6 +160,8 @@ def test_nearest_neighbours_remember_their_own_rows() -> None:
         lambda: KernelRidge(tier="T3", widths=(), penalties=(1.0,)),
         lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(0.0,)),
         lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), max_rows=1),
+        lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), first_rows=1),
+        lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), keep=0),
         lambda: StageProbes(tier="T3", inner={}),
         lambda: GradientDescent(tier="T9", step="fixed"),
     ],

@@ -92,3 +92,12 @@ def test_scores_and_verdicts_on_digits_are_those_of_runs_to_the_end(monkeypatch:
     assert all(spent[0][name] < spent[1][name] for name in ("gd_logistic", "adam", "newton"))
     # who has not learned the task is not cut short
     assert [cells["immunized"]["gd_logistic"]["spent"]["steps"] for cells in (found, whole)] == [550, 550]
+
+
+def test_schedules_are_left_out_where_the_best_rate_is_settled() -> None:
+    attack = FirstOrder(tier="T1", optimizer=ADAM, learning_rates=(0.01, 0.1), cosine=(1.0,))
+    for validation, schedules in ((1000, 0), (999, 2)):
+        drawn = classes(n_classes=2, sizes=(60, validation, 8)).parts.values()
+        train, rows, test = (Rows(rows.x + 5 * rows.y[:, None], rows.y) for rows in drawn)
+        labels = [trace.label for trace in attack.run(AttackData(train, rows, test, 2), Budget(1000), 0).traces]
+        assert len([label for label in labels if "cosine" in label]) == schedules
