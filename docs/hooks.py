@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS, CONTRIBUTING, TUTORIAL = "experiments", "CONTRIBUTING.md", "examples/tutorial.py"
-SHOWN = (".md", ".png", ".csv", ".json", ".jsonl", ".tex", ".pdf")
+SHOWN = (".md", ".png", ".csv", ".json", ".gz", ".tex", ".pdf")
 """Kinds of files of an experiment that the site has; the rest is code."""
 
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")

@@ -26,7 +26,7 @@ from immunize.report.attacks.runs import THETA_0, Attacks, Group
 from immunize.report.attacks.tables import KIND_WORDS
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.layout import Table, write_tables
-from immunize.report.packing import write_results
+from immunize.report.stored import write_results
 
 METHODS = ("ours", "erase")
 BUDGET = ("attack=full", "attack.budget.steps=300", "attack.budget.flops=1e10", "seeds=[0]")

@@ -3,7 +3,7 @@
     python -m immunize.train experiment=front_digits
     python -m experiments.network_front experiment=front_digits runs=outputs/front_digits out=experiments/front_digits
 
-Writes table.md, front.png and .pdf, README.md and the records (results.jsonl) into `out`. A point is a setting, the
+Writes table.md, front.png and .pdf, README.md and the records (results.csv.gz) into `out`. A point is a setting, the
 geometric mean of RIR over the seeds against the mean change of the accuracy; on the front are those for which no other
 has a larger RIR at no larger loss.
 """
@@ -26,8 +26,8 @@ from immunize.report.figures import save_figure
 from immunize.report.layout import Table
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_title
-from immunize.report.packing import write_results
 from immunize.report.provenance import made_with, versions_of
+from immunize.report.stored import write_results
 
 COLUMNS = ("trained", "η", "λ_P ×", "λ_H ×", "runs", "RIR ↑", "(i) ↑", "(ii) ↓", "D_P accuracy, points ↑", "front")
 NOTES = [

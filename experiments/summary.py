@@ -49,7 +49,7 @@ class Source:
         Args:
             title: of its columns.
             name: of the experiment.
-            folder: with `results.jsonl` and `published.csv`.
+            folder: with `results.csv.gz` and `published.csv`.
 
         Raises:
             FileNotFoundError: no finished record in it.

@@ -204,9 +204,7 @@ def _module() -> str | None:
     return None
 
 
-_RESULTS = [
-    f":(top,exclude,glob)experiments/**/*.{kind}" for kind in ("md", "csv", "json", "jsonl", "tex", "png", "pdf")
-]
+_RESULTS = [f":(top,exclude,glob)experiments/**/*.{kind}" for kind in ("md", "csv", "gz", "json", "tex", "png", "pdf")]
 """What experiments write while they run: it changes no code, and is not what "-dirty" is to warn of."""
 
 

@@ -92,7 +92,7 @@ def curves_of(runs: Runs) -> list[BandCurve]:
     """One curve a part, data set, and method; the identity's once a seed, whatever the method.
 
     Raises:
-        ValueError: records without curves, as those of a `results.jsonl`.
+        ValueError: records without curves, as those of a `results.csv.gz`.
     """
     runs.check_finished()
     if not all("curves" in record for record in runs.finished):

@@ -23,13 +23,13 @@ from immunize.report.expected import expected_runs
 from immunize.report.heatmaps import heatmap_figure, log_rir
 from immunize.report.layout import write_tables
 from immunize.report.loading import load_records
-from immunize.report.packing import RESULTS, write_results
 from immunize.report.pairs import success_table
 from immunize.report.provenance import provenance, settings_table
 from immunize.report.published import read_published
 from immunize.report.results import result_tables
 from immunize.report.runs import EXPERIMENT_STATUSES, FAST, Runs
 from immunize.report.selection import selection_text
+from immunize.report.stored import RESULTS, write_results
 from immunize.report.tradeoff.report import report_tradeoff
 
 __all__ = ["EXPERIMENTS", "Request", "report_experiment"]
@@ -53,7 +53,7 @@ class Request:
 
     Attributes:
         name: of the experiment, a key of `EXPERIMENTS`.
-        folder: of runs, or one that holds `results.jsonl`.
+        folder: of runs, or one that holds `results.csv.gz`.
         out: where to write; None prints only.
         published: the paper's numbers; the file may be missing.
         keep: the runs that `out` has and `folder` has not stay in the table, where it is one of attacks.

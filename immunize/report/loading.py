@@ -1,4 +1,4 @@
-"""Records of many runs, read from a folder of runs or from a committed `results.jsonl`."""
+"""Records of many runs, read from a folder of runs or from a committed `results.csv.gz`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from immunize.records import RECORD, SWEEP
 from immunize.report.naming import data_name
-from immunize.report.packing import COMMON, RESULTS, unpack
-from immunize.report.reading import check_run, check_versions, parsed, read_file
+from immunize.report.reading import check_run, check_versions, read_file
 from immunize.report.several import by_harmful_set
+from immunize.report.stored import RESULTS, read_results
 
 __all__ = ["load_records", "own_runs"]
 
@@ -20,23 +20,24 @@ FINISHED = ("finished",)
 
 
 def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict[str, Any]]:
-    """Every record below a folder (`record.json`), or in its `results.jsonl`, sorted by data, method and seed.
+    """Every record below a folder (`record.json`), or in its `results.csv.gz`, sorted by data, method and seed.
 
     Of a run against several harmful data sets there is one a set.
 
     Args:
-        folder: a multirun folder, or one with a `results.jsonl` (and the `common.json` written with it). Where a sweep
-            has left its `sweep.json`, only the runs of that sweep count, not those of other settings beside them.
+        folder: a multirun folder, or one with a `results.csv.gz`, or that file. Where a sweep has left its
+            `sweep.json`, only the runs of that sweep count, not those of other settings beside them.
         statuses: which to take; records of interrupted runs are not results.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: a file is not a record of a run, or records are of different schema versions, or of an unknown one.
     """
-    collected = folder / RESULTS
+    collected = folder if folder.name.endswith(RESULTS) else folder / RESULTS
     if collected.is_file():
-        common = _common(folder / COMMON)
-        records = [_whole(line, common, collected) for line in collected.read_text(encoding="utf-8").splitlines()]
+        records = read_results(collected)
+        for record in records:
+            check_run(record, collected)
     else:
         records = _own_records(folder)
     taken = [one for record in records if record["status"] in statuses for one in by_harmful_set(record)]
@@ -77,28 +78,3 @@ def own_runs(path: Path) -> set[str] | None:
         return set(json.loads(path.read_text(encoding="utf-8"))["runs"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read as the list of a sweep's runs: {error!r}") from None
-
-
-def _common(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        common = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as what records share: {error}") from None
-    if not isinstance(common, dict) or not all(isinstance(layer, dict) for layer in common.values()):
-        raise ValueError(f"{path} does not hold what records share")
-    return common
-
-
-def _whole(text: str, common: dict[str, Any], path: Path) -> dict[str, Any]:
-    record = parsed(text, path)
-    if common:
-        try:
-            record = unpack(record, common)
-        except KeyError as error:
-            raise ValueError(f"{path} has a line without {error}") from None
-    elif not path.with_name(COMMON).is_file() and record.get("pretrain") is None:
-        raise ValueError(f"{path} needs the {COMMON} that was written with it")
-    check_run(record, path)
-    return record

@@ -16,7 +16,7 @@ from typing import Any
 from immunize.errors import UserError
 from immunize.records import SCHEMA_VERSION
 
-__all__ = ["check_run", "check_versions", "lacking_is_told", "parsed", "read_file"]
+__all__ = ["check_run", "check_versions", "lacking_is_told", "read_file"]
 
 _NEEDED = ("method", "seed", "pretrain", "harmful")
 """By which runs are named and sorted, whether they finished or not."""
@@ -39,20 +39,6 @@ def read_file(path: Path, what: str = "a record") -> dict[str, Any]:
         raise FileNotFoundError(f"{path} is not there") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as {what}: {error}") from None
-    return parsed(text, path, what)
-
-
-def parsed(text: str, path: Path, what: str = "a record") -> dict[str, Any]:
-    """The record that a text holds.
-
-    Args:
-        text: of the file, or of a line of it.
-        path: of the file, for messages.
-        what: it should be, for messages.
-
-    Raises:
-        ValueError: as :func:`read_file`.
-    """
     try:
         record = json.loads(text)
     except ValueError as error:

@@ -7,8 +7,8 @@ from typing import Any
 
 from immunize.errors import UserError
 from immunize.records import ATTACK_RECORD, RECORD
-from immunize.report.packing import RESULTS
 from immunize.report.reading import check_run, check_versions, read_file
+from immunize.report.stored import RESULTS
 
 __all__ = ["METRICS", "check_same_run", "read_attack", "read_run", "read_sources"]
 

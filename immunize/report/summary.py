@@ -15,8 +15,8 @@ from immunize.report.cells import NOTHING, summary_of, summary_text
 from immunize.report.layout import Table
 from immunize.report.loading import load_records
 from immunize.report.naming import data_name
-from immunize.report.packing import write_results
 from immunize.report.runs import held_out_text
+from immunize.report.stored import write_results
 from immunize.report.varied import Varied
 
 __all__ = ["groups_of", "load_records", "summary_table", "write_summary"]
@@ -62,7 +62,7 @@ def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def write_summary(records: Sequence[dict[str, Any]], out: Path) -> None:
-    """Write `results.jsonl` and `common.json` (see :mod:`immunize.report.packing`) and `table.md` into `out`."""
+    """Write `results.csv.gz` (see :mod:`immunize.report.stored`) and `table.md` into `out`."""
     table = summary_table(records)
     write_results(records, out)
     write_text(out / "table.md", table)

@@ -51,7 +51,7 @@ def test_a_row_is_the_mean_of_the_seeds_and_the_front_is_what_nothing_beats(runs
         ("`layer4`", "0.01", "1", "5", "2", "60", "-4.50", "yes"),
         ("`layer4`", "0.03", "1", "5", "2", "40", "-5.50", ""),
     ]
-    assert {path.name for path in out.iterdir()} >= {"README.md", "front.png", "front.pdf", "results.jsonl"}
+    assert {path.name for path in out.iterdir()} >= {"README.md", "front.png", "front.pdf", "results.csv.gz"}
     again = network_front.run(["experiment=front_digits", f"runs={out}", f"out={tmp_path / 'again'}"])
     assert (again / "table.md").read_text() == (out / "table.md").read_text()  # from the records that it left
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import sys
 from collections.abc import Callable
@@ -189,8 +190,8 @@ def test_steps_that_no_flops_cut_are_not_said_twice(base: Record) -> None:
 def test_the_committed_tables_are_what_their_records_make(name: str, tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "experiments" / name
     report_attacks(folder, tmp_path / name)
-    for file in ("results.jsonl", "common.json", "table.md", "table.tex", "README.md"):
-        assert (tmp_path / name / file).read_text(encoding="utf-8") == (folder / file).read_text(encoding="utf-8"), file
+    for file in ("results.csv.gz", "table.md", "table.tex", "README.md"):
+        assert (tmp_path / name / file).read_bytes() == (folder / file).read_bytes(), file
 
 
 def test_some_attack_alone_pays_no_more_than_the_tier(base: Record) -> None:
@@ -253,7 +254,7 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
         attacks["gd_fixed"] |= {"kinds": ["harmful"], "flops": 2e9}
         (folder / ATTACK_RECORD).write_text(json.dumps(record))
     text = report_attacks(tmp_path / "runs", tmp_path / "out")
-    files = {"README.md", "table.md", "table.tex", "results.jsonl", "common.json"} | {
+    files = {"README.md", "table.md", "table.tex", "results.csv.gz"} | {
         f"{name}.{kind}" for name in ("cost", "curves", "best", "plane") for kind in ("png", "pdf")
     }
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
@@ -264,7 +265,7 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
     assert "\n| T3 | " in readme
     assert "| T0 | `gd_fixed` (2e+09 FLOPs; harmful tasks)" in readme
     assert "| T4 |" not in readme
-    assert str(tmp_path) not in readme + (tmp_path / "out" / "results.jsonl").read_text()
+    assert str(tmp_path) not in readme + gzip.decompress((tmp_path / "out" / "results.csv.gz").read_bytes()).decode()
     assert len(load_attacks(tmp_path / "out")) == 2
 
 

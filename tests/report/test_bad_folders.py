@@ -17,9 +17,9 @@ from immunize.report.card import write_card
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.html import write_run_page, write_sweep_page
 from immunize.report.loading import load_records
-from immunize.report.packing import COMMON, RESULTS, write_results
 from immunize.report.reading import lacking_is_told
 from immunize.report.sources import METRICS
+from immunize.report.stored import RESULTS, write_results
 from immunize.report.summary import write_summary
 from tests.report.making import diverged, table1_records, table2_records, written
 from tests.report.pages import check
@@ -154,13 +154,11 @@ def test_runs_that_all_diverged_are_a_report_or_a_sentence(name: str, base: Reco
 
 
 @pytest.mark.parametrize("name", ["html sweep", "summary", "table1"])
-def test_results_without_what_they_share(name: str, table1: list[Record], tmp_path: Path) -> None:
+def test_results_that_were_cut_off(name: str, table1: list[Record], tmp_path: Path) -> None:
     folder = tmp_path / "results"
     write_results(table1, folder)
-    (folder / COMMON).unlink()
-    assert f"needs the {COMMON} that was written with it" in refusal(MANY[name], folder, tmp_path / "out")
-    (folder / RESULTS).write_text("")
-    assert "holds no finished record" in refusal(MANY[name], folder, tmp_path / "out")
+    (folder / RESULTS).write_bytes((folder / RESULTS).read_bytes()[:100])
+    assert f"{RESULTS} cannot be read as results" in refusal(MANY[name], folder, tmp_path / "out")
 
 
 def test_list_of_a_sweep_none_of_whose_runs_are_there(table1: list[Record], tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import json
 import statistics
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from immunize.evaluation import deep, numbers
@@ -223,7 +223,7 @@ def test_missing_and_diverged_runs_are_told(table1: list[Record], tmp_path: Path
     for shown in (text, readme):
         assert "34 of 35 runs; missing: `ours` synthetic→synthetic seed 4; diverged: 2 of `imma`." in shown
     assert row(tables_of(text), "by `spectrum`", "imma")["runs"] == "3 + 2 diverged"
-    assert len((out / "results.jsonl").read_text(encoding="utf-8").splitlines()) == 34
+    assert len(pd.read_csv(out / "results.csv.gz")) == 34
 
 
 def test_a_method_of_which_every_run_diverged_is_shown(table1: list[Record], tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_runs_whose_cross_fit_diverged_have_their_fit(table1: list[Record], tmp_
 
 
 def reported_again(name: str, folder: Path, tmp_path: Path) -> str:
-    """What is printed of a folder with `results.jsonl`."""
+    """What is printed of a folder with `results.csv.gz`."""
     return report_experiment(Request(name, folder, None, ROOT / f"experiments/{name}/published.csv"))
 
 
@@ -378,7 +378,7 @@ def test_without_a_preset_every_combination_that_occurs_is_expected(table2: list
 @pytest.mark.parametrize(
     ("name", "maker"), [("table1", table1_records), ("table2", lambda b: table2_records(b, PAIRS))]
 )
-def test_report_from_results_jsonl_is_the_report_from_runs(
+def test_report_from_results_is_the_report_from_runs(
     name: str, maker: Callable[[Record], list[Record]], base: Record, tmp_path: Path
 ) -> None:
     records = maker(base)
@@ -388,7 +388,7 @@ def test_report_from_results_jsonl_is_the_report_from_runs(
     second = report_experiment(Request(name, out, tmp_path / "again", published))
     assert second == first
     files = {path.name for path in out.iterdir()}
-    assert {"README.md", "results.jsonl", "common.json", "table.md", "table.tex"} <= files
+    assert {"README.md", "results.csv.gz", "table.md", "table.tex"} <= files
     assert {path.name for path in (tmp_path / "again").iterdir()} == files
     for file in files:
         assert (tmp_path / "again" / file).read_bytes() == (out / file).read_bytes(), file
@@ -569,8 +569,7 @@ def test_the_command_writes_the_report(table1: list[Record], tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert done.stdout == (tmp_path / "experiments/table1/table.md").read_text(encoding="utf-8")
     assert {path.name for path in tmp_path.iterdir()} == {"outputs", "experiments"}
-    with (tmp_path / "experiments/table1/results.jsonl").open(encoding="utf-8") as file:
-        assert all(json.loads(line)["status"] == "finished" for line in file)
+    assert set(pd.read_csv(tmp_path / "experiments/table1/results.csv.gz")["status"]) == {"finished"}
 
 
 @pytest.mark.parametrize(

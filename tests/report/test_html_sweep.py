@@ -19,7 +19,7 @@ from immunize.report.html import write_sweep_page
 from immunize.report.html.scales import LINEAR, LOG, STEPS, Axis, scale_of, tick_text
 from immunize.report.html.settings import settings_of
 from immunize.report.html.sweep_page import sweep_page
-from immunize.report.packing import write_results
+from immunize.report.stored import write_results
 from immunize.report.summary import summary_table
 from tests.report.making import (
     METHODS,

@@ -352,7 +352,7 @@ def test_records_come_back_whole(whole: Report) -> None:
 
 def test_files_are_written(whole: Report) -> None:
     _, text, out = whole
-    assert {p.name for p in out.iterdir()} == {"README.md", "table.md", "table.tex", "results.jsonl", "common.json"}
+    assert {p.name for p in out.iterdir()} == {"README.md", "table.md", "table.tex", "results.csv.gz"}
     assert (out / "table.md").read_text(encoding="utf-8") == text
     latex = (out / "table.tex").read_text(encoding="utf-8")
     assert latex.count(r"\begin{table}") == len(tables_of(text)) == 8

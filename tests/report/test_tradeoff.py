@@ -234,7 +234,7 @@ def test_report_writes_every_file_and_can_be_made_again_from_them(records: list[
     runs, out, again = write_runs(records, tmp_path / "runs"), tmp_path / "out", tmp_path / "again"
     text = report_tradeoff(runs, out, tmp_path)
     names = {"README.md", "table.md", "table.tex", "tradeoff.csv", "tradeoff.png", "tradeoff.pdf"}
-    assert {path.name for path in out.iterdir()} == {*names, "results.jsonl", "common.json"}
+    assert {path.name for path in out.iterdir()} == {*names, "results.csv.gz"}
     assert report_tradeoff(out, again, tmp_path) == text
     for name in names:
         assert (again / name).read_bytes() == (out / name).read_bytes(), name

@@ -1,4 +1,4 @@
-"""Attack records of runs, read from a folder of attacks or from a committed `results.jsonl`.
+"""Attack records of runs, read from a folder of attacks or from a committed `results.csv.gz`.
 
 A record of `immunize.attack` says of what run it is; here that is laid out as in a run's own record, so that names,
 packing and reading are those of all other experiments. The numbers of θ_0 stand beside the immunized model's in every
@@ -16,8 +16,8 @@ from typing import Any
 from immunize.records import ATTACK_RECORD, whole_config
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_label
-from immunize.report.packing import RESULTS
 from immunize.report.reading import check_versions, read_file
+from immunize.report.stored import RESULTS
 
 __all__ = ["Curve", "Record", "Run", "collected", "load_attacks", "run_of", "with_earlier"]
 
@@ -41,7 +41,7 @@ _SETTINGS = (
 
 
 def load_attacks(folder: Path) -> list[Record]:
-    """Every `attack_record.json` below a folder, or the lines of its `results.jsonl`, by data, model, method, seed.
+    """Every `attack_record.json` below a folder, or the lines of its `results.csv.gz`, by data, model, method, seed.
 
     Raises:
         FileNotFoundError: there is none.

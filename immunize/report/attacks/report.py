@@ -15,8 +15,8 @@ from immunize.report.attacks.runs import CONTROL, THETA_0, Attacks, Group
 from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
 from immunize.report.cells import NOTHING
 from immunize.report.layout import write_tables
-from immunize.report.packing import write_results
 from immunize.report.provenance import made_with, versions_of
+from immunize.report.stored import write_results
 
 __all__ = ["NAME", "report_attacks"]
 
@@ -35,8 +35,8 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     """Write the report and return what to print.
 
     Args:
-        folder: attack records below it, or one that holds `results.jsonl`.
-        out: where to write README.md, table.md, table.tex, results.jsonl and the figures; None prints. Named
+        folder: attack records below it, or one that holds `results.csv.gz`.
+        out: where to write README.md, table.md, table.tex, results.csv.gz and the figures; None prints. Named
             attacks_<scale>, or attacks_<scale>_<harmful> with the runs against one D_H of several; likewise defence_.
         keep: the runs in `out` that `folder` has not stay in the table.
 

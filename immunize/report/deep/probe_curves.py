@@ -60,7 +60,7 @@ def probe_bands(settings: Sequence[DeepSetting]) -> list[ProbeBand]:
     """One band a setting, optimizer, data set, and method; θ_0's once a seed, whatever the method.
 
     Raises:
-        ValueError: a setting without a finished run, records without curves, as those of a `results.jsonl`, or curves
+        ValueError: a setting without a finished run, records without curves, as those of a `results.csv.gz`, or curves
             of one band at different steps.
     """
     found = []

@@ -15,9 +15,9 @@ from immunize.report.deep.settings import SCALES, DeepSetting, by_setting, compl
 from immunize.report.deep.table3 import table3_tables
 from immunize.report.layout import write_tables
 from immunize.report.loading import load_records
-from immunize.report.packing import RESULTS, write_results
 from immunize.report.provenance import provenance, settings_table
 from immunize.report.runs import EXPERIMENT_STATUSES
+from immunize.report.stored import RESULTS, write_results
 
 __all__ = ["report_fig3", "report_table3"]
 
@@ -34,8 +34,8 @@ def report_table3(folder: Path, out: Path | None, published: Path) -> str:
     """Write Table 3 and return what to print.
 
     Args:
-        folder: of runs, or one that holds `results.jsonl`.
-        out: where to write README.md, table.md, table.tex, results.jsonl and common.json; None prints only.
+        folder: of runs, or one that holds `results.csv.gz`.
+        out: where to write README.md, table.md, table.tex, results.csv.gz; None prints only.
         published: the paper's numbers; the tables say so where the file is missing.
 
     Raises:

@@ -179,8 +179,8 @@ def _steps_text(record: dict[str, Any]) -> str:
 
 
 _NO_SPECTRA = (
-    "The record holds no spectra: it was written by an earlier version, or comes from a `results.jsonl`. What it keeps "
-    "of them are their ends; `python -m immunize.train` with `overwrite=true` records them."
+    "The record holds no spectra: it was written by an earlier version, or comes from a `results.csv.gz`. What it "
+    "keeps of them are their ends; `python -m immunize.train` with `overwrite=true` records them."
 )
 
 

@@ -13,9 +13,9 @@ from immunize.report.conventions import PARTS, REDUCED
 from immunize.report.layout import Table, write_tables
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_title
-from immunize.report.packing import write_results
 from immunize.report.provenance import provenance
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs, measured_on
+from immunize.report.stored import write_results
 from immunize.report.tradeoff.figure import tradeoff_figure
 from immunize.report.tradeoff.points import ESTIMATORS, NAME, TradeOff
 
@@ -29,8 +29,8 @@ def report_tradeoff(folder: Path, out: Path | None, committed: Path) -> str:
     """Write the report and return what to print.
 
     Args:
-        folder: of runs, or one that holds `results.jsonl`.
-        out: where to write README.md, table.md, table.tex, tradeoff.csv, results.jsonl and the figure; None prints.
+        folder: of runs, or one that holds `results.csv.gz`.
+        out: where to write README.md, table.md, table.tex, tradeoff.csv, results.csv.gz and the figure; None prints.
         committed: the folder that reduced runs must not be written into.
 
     Raises:

@@ -1,0 +1,136 @@
+"""One table of everything that was measured: a row a run, part, kind, estimator and quantity. No torch.
+
+    immunize.report.frame("experiments/table1").query("part == 'held_out' and quantity == 'rir'")
+
+What the columns mean, and in which units they are, is told in docs/html_report.md, "The numbers as a table".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from immunize.records import ATTACK_RECORD, RECORD, whole_config
+from immunize.report.attacks.collecting import load_attacks
+from immunize.report.conventions import LAMBDAS
+from immunize.report.loading import load_records
+from immunize.report.naming import pair_label
+from immunize.report.nulls import with_infinities
+from immunize.report.runs import EXPERIMENT_STATUSES, experiment_of
+from immunize.report.stored import leaves
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["COLUMNS", "frame", "frame_of"]
+
+_RUN = (
+    *("run", "experiment", "status", "model", "pretrain", "harmful", "pair", "method", "seed"),
+    *LAMBDAS,
+)
+_MEASURED = ("kind", "part", "estimator", "quantity", "value")
+COLUMNS = (*_RUN, *_MEASURED)
+"""Of a frame, in their order."""
+
+_ALONE = ("seconds", "peak_memory_mib")
+_Record = dict[str, Any]
+_Row = tuple[str, str, str, str, float]
+
+
+def frame(source: str | Path | Iterable[str | Path]) -> pd.DataFrame:
+    """What runs have measured, or what attackers made of them, in long form.
+
+    Args:
+        source: a folder with runs or attacked runs below it, one with a `results.csv.gz`, that file, the record of one
+            run, or several of these.
+
+    Returns:
+        `COLUMNS`; `value` is a float, a verdict 0 or 1.
+
+    Raises:
+        FileNotFoundError: there is no record.
+        ValueError: a file is not one of these.
+    """
+    sources = [source] if isinstance(source, str | Path) else source
+    return frame_of([record for one in sources for record in _records(Path(one))])
+
+
+def frame_of(records: Iterable[_Record]) -> pd.DataFrame:
+    """The same of records that were read already."""
+    import pandas as pd
+
+    known = list(records)
+    runs = pd.DataFrame([_identity(record) for record in known], columns=_RUN)
+    rows = [(index, *row) for index, record in enumerate(known) for row in _measured(record)]
+    numbers = pd.DataFrame(rows, columns=["index", *_MEASURED]).astype({"value": float})
+    found = runs.loc[numbers.pop("index")].reset_index(drop=True)
+    return pd.concat([found, numbers], axis=1)
+
+
+def _records(place: Path) -> list[_Record]:
+    if place.name in (RECORD, ATTACK_RECORD):
+        place = place.parent
+    if place.is_dir() and next(place.rglob(RECORD), None) is None and next(place.rglob(ATTACK_RECORD), None):
+        return load_attacks(place)
+    return load_records(place, EXPERIMENT_STATUSES)
+
+
+def _identity(record: _Record) -> dict[str, Any]:
+    weights = whole_config(record).get("method", {})
+    return {
+        **{name: record.get(name) for name in _RUN},
+        "run": record.get("config_hash"),
+        "experiment": experiment_of(record)[0],
+        "pair": pair_label(record),
+        **{name: weights.get(name) for name in LAMBDAS},
+    }
+
+
+def _measured(record: _Record) -> Iterator[_Row]:
+    for kind, of in {"pooled": "metrics", "groups": "metrics_groups"}.items():
+        for part, estimators in record.get(of, {}).items():
+            for estimator, found in estimators.items():
+                whole = {**found, **with_infinities(found)}
+                yield from _rows((kind, part, estimator), whole, lambda path: path.rpartition("/")[2][:4] == "gap_")
+    if record.get("metrics"):
+        yield from _verdicts(record)
+    for part, found in record.get("steps_to_norm_ratio", {}).items():
+        yield from _rows(("probe_steps", part, ""), found, lambda path: True)
+    for optimizer, found in record.get("probe_accuracy", {}).items():
+        yield from _rows(("probe_accuracy", "held_out", optimizer), found)
+    for part, found in record.get("separability", {}).items():
+        yield from _rows(("separability", part, "ridge"), found)
+    for kind, name in {"accuracy": "pretrain_accuracy", "training": "training"}.items():
+        yield from _rows((kind, "", ""), record.get(name, {}))
+    yield from _rows(("cost", "", ""), {name: record[name] for name in _ALONE if name in record})
+    for task, extractors in record.get("results", {}).items():
+        for features, tiers in extractors.items():
+            for tier, found in tiers.items():
+                yield from _rows(("attack", task, tier), {features: found}, _paid)
+
+
+def _verdicts(record: _Record) -> Iterator[_Row]:
+    for kind, name in {"verdict": "verdicts", "verdict_groups": "verdicts_groups"}.items():
+        for part in ("fit", "held_out", "validation"):
+            found = record.get(name, {}) if part == "fit" else record.get(name, {}).get(part)
+            if found:
+                said = {key: value for key, value in found.items() if not isinstance(value, dict)}
+                yield from _rows((kind, part, found["estimator"]), said)
+
+
+def _paid(path: str) -> bool:
+    return "/to_target" in path or "/flops_by_attack" in path
+
+
+def _rows(where: tuple[str, str, str], tree: _Record, endless: Any = lambda path: False) -> Iterator[_Row]:
+    """Every number of a tree; null is infinite where `endless` says so of its path, and NaN elsewhere."""
+    for path, value in leaves(tree):
+        interval = path.startswith("interval/")
+        for index, one in enumerate(value if isinstance(value, list) else [value]):
+            name = f"{path}/{('low', 'high')[index]}" if interval else path
+            if one is None:
+                yield *where, name, math.inf if endless(path) or interval else math.nan
+            elif isinstance(one, bool | int | float):
+                yield *where, name, float(one)

@@ -1,0 +1,153 @@
+"""results.csv.gz: nothing is lost, pandas reads it in a line, and a published row comes out of it."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import immunize.report
+from immunize.config import config_hash
+from immunize.records import merged
+from immunize.report.loading import load_records
+from immunize.report.runs import EXPERIMENT_STATUSES
+from immunize.report.stored import RESULTS, write_results
+from immunize.report.tidy import COLUMNS
+from tests.report.making import METHODS, Record, diverged, table1_records, table2_records, without_held_out
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+def bare(record: Record) -> Record:
+    return {key: value for key, value in record.items() if key not in ("curves", "spectra")}
+
+
+def by_id(records: list[Record]) -> list[str]:
+    return sorted(json.dumps(record, sort_keys=True) for record in records)  # where 1, 1.0 and true are three values
+
+
+def test_records_come_back_whole_and_again_to_the_same_bytes(base: Record, tmp_path: Path) -> None:
+    records = table2_records(base, [(0, 1), (1, 0)])
+    records[3] = diverged(records[3])
+    values: list[Any] = [1, 1.0, True, 0.1 + 0.2, 1e-300, None, "1", "", "null", "NaN", 'a,"b\n', [], {}, [1.0]]
+    for record, value in zip(records, [*values, {"a": {}}], strict=False):
+        record["training"]["fit"]["value"] = value
+    before = copy.deepcopy(records)
+    write_results(records, tmp_path)
+    assert records == before
+    again = load_records(tmp_path, EXPERIMENT_STATUSES)
+    assert by_id(again) == by_id([bare(record) for record in records])
+    assert by_id(load_records(tmp_path / RESULTS, EXPERIMENT_STATUSES)) == by_id(again)
+    first = (tmp_path / RESULTS).read_bytes()
+    write_results(records, tmp_path)
+    assert (tmp_path / RESULTS).read_bytes() == first
+
+
+def test_the_data_folder_is_not_told_and_the_hash_stays(base: Record, tmp_path: Path) -> None:
+    root = "/somewhere/private"
+    base["config"] |= {"data_root": root, "harmful": base["config"]["harmful"] | {"root": root}}
+    base["command"] = f"python -m immunize.train data_root={root}"
+    write_results([base], tmp_path)
+    assert root.encode() not in gzip.decompress((tmp_path / RESULTS).read_bytes())
+    assert config_hash(load_records(tmp_path)[0]["config"]) == config_hash(base["config"])
+
+
+def test_plain_pandas_reproduces_a_published_row() -> None:
+    runs = pd.read_csv(EXPERIMENTS / "table1" / "results.csv.gz")
+    rir = runs[runs["method"] == "ours"]["metrics/fit/spectrum/rir"]
+    lines = (EXPERIMENTS / "table1" / "table.md").read_text(encoding="utf-8").splitlines()
+    published = next(line for line in lines if line.startswith("| `ours` |")).split(" | ")[4]
+    assert f"{rir.mean():,.0f} ± {rir.std():.3g}" == published
+
+
+def test_frame_has_every_number_of_the_records(base: Record, tmp_path: Path) -> None:
+    records = table1_records(base, seeds=[0, 1])
+    records[0] = diverged(records[0])
+    records[1] = without_held_out(records[1])
+    records[2]["metrics"]["fit"]["spectrum"]["kappa_harmful"] = None
+    write_results(records, tmp_path)
+    found = immunize.report.frame(tmp_path)
+    assert tuple(found.columns) == COLUMNS
+    for record in records[1:]:
+        of = found[(found["method"] == record["method"]) & (found["seed"] == record["seed"])]
+        assert set(of["run"]) == {record["config_hash"]}
+        assert set(of[of["kind"] == "pooled"]["part"]) == set(record["metrics"])
+        for part, estimators in record["metrics"].items():
+            for estimator, numbers in estimators.items():
+                at = of[(of["kind"] == "pooled") & (of["part"] == part) & (of["estimator"] == estimator)]
+                values = at.set_index("quantity")["value"]
+                assert values["rir"] == numbers["rir"]
+                assert values["facts/kappa_harmful/rank"] == numbers["facts"]["kappa_harmful"]["rank"]
+    lost = found[(found["value"] == float("inf")) & (found["quantity"] == "kappa_harmful")]
+    assert set(lost["run"]) == {records[2]["config_hash"]}
+    steps = found[(found["kind"] == "probe_steps") & (found["quantity"] == "harmful/immunized/0.1")]
+    never = [r["steps_to_norm_ratio"]["fit"]["harmful"]["immunized"]["0.1"] is None for r in records[1:]]
+    assert (steps[steps["part"] == "fit"]["value"] == float("inf")).sum() == sum(never)
+    assert set(found[found["kind"] == "verdict"]["value"]) >= {0.0, 1.0}
+    assert set(found[found["method"] == records[0]["method"]]["status"]) == {"diverged", "finished"}
+
+
+def test_frame_of_attacks_has_a_row_an_attackers_seed() -> None:
+    found = immunize.report.frame(EXPERIMENTS / "demo")
+    scores = found[(found["quantity"] == "immunized/score/values") & (found["part"] == "harmful")]
+    assert set(scores["method"]) == {"ours", "erase"}
+    assert scores["value"].between(0, 1).all()
+    assert scores.groupby(["run", "estimator"]).size().eq(1).all()
+
+
+def test_no_pandas_before_the_frame_is_asked_for() -> None:
+    code = "import sys, immunize.report; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_merged_shares_nothing() -> None:
+    one: dict[str, Any] = {"a": {"b": [1]}}
+    over: dict[str, Any] = {"a": {"c": [2]}}
+    result = merged(one, over)
+    assert result == {"a": {"b": [1], "c": [2]}}
+    result["a"]["b"].append(3)
+    result["a"]["c"].append(3)
+    assert (one, over) == ({"a": {"b": [1]}}, {"a": {"c": [2]}})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "cannot be read as results"),
+        (gzip.compress(b"a" * 100)[:20], "cannot be read as results"),
+        (gzip.compress(b"status\nfinished\n"), "is not a record of immunize.train: it has no 'method'"),
+    ],
+)
+def test_damaged_files_are_named(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / RESULTS).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_records(tmp_path)
+
+
+def test_interrupted_runs_are_no_results(base: Record, tmp_path: Path) -> None:
+    records = table1_records(base, seeds=[0, 1])
+    records[0]["status"] = "interrupted"
+    write_results(records, tmp_path)
+    assert len(load_records(tmp_path, EXPERIMENT_STATUSES)) == 2 * len(METHODS) - 1
+
+
+def test_only_runs_of_the_latest_sweep_count(tmp_path: Path) -> None:
+    """Runs of other settings that lie beside them are not mixed in; without a list every run counts."""
+    for digest in ("new", "old"):
+        (tmp_path / digest).mkdir()
+        found = {"status": "finished", "schema_version": 1, "config_hash": digest, "method": "ours", "seed": 0}
+        found |= {"pretrain": "digits", "harmful": "digits", "data": {}}
+        (tmp_path / digest / "record.json").write_text(json.dumps(found))
+    assert [record["config_hash"] for record in load_records(tmp_path)] == ["new", "old"]
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": ["new", "not yet"]}))
+    assert [record["config_hash"] for record in load_records(tmp_path)] == ["new"]
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(ValueError, match="list of a sweep's runs"):
+        load_records(tmp_path)
