@@ -11,15 +11,15 @@ worst. Configurations that make the pre-training task no harder there, mean log 
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import pandas as pd
 
 from experiments.reporting import key_values
 from immunize.cli import entry_point, explain_errors
@@ -41,49 +41,8 @@ ARGUMENTS = {"experiment", "runs", "out"}
 BESIDE = ("spectrum",)
 """Shown beside them. On few rows it is decided at the rank cut and jumps by orders of magnitude."""
 
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration of one method.
-
-    Attributes:
-        method: its name.
-        settings: the settings that the method's grid varies, with their values.
-        by_estimator: log RIR by (data, seed), for each of `DECIDES` and `BESIDE`.
-        log_pretrain: mean of log (ii) over its runs and `DECIDES`; inf if one has none.
-    """
-
-    method: str
-    settings: dict[str, float]
-    by_estimator: dict[str, dict[tuple[str, int], float]]
-    log_pretrain: float
-
-    @property
-    def logs(self) -> dict[tuple[str, int], float]:
-        """Mean of log RIR by `DECIDES`, by (data, seed); -inf of a run that has none."""
-        first = self.by_estimator[DECIDES[0]]
-        return {part: sum(self.by_estimator[name][part] for name in DECIDES) / len(DECIDES) for part in first}
-
-    @property
-    def failed(self) -> int:
-        """Runs that diverged or have no RIR."""
-        return sum(value == -math.inf for value in self.logs.values())
-
-    @property
-    def score(self) -> float:
-        """Mean log RIR."""
-        return sum(self.logs.values()) / len(self.logs)
-
-    @property
-    def spares(self) -> bool:
-        """Whether the pre-training task becomes no harder."""
-        return self.log_pretrain <= 0
-
-    @property
-    def rank(self) -> tuple[bool, float, int, float]:
-        """Larger is better: (b), the score, and where runs of every configuration failed, the fewest of them."""
-        rest = [value for value in self.logs.values() if value > -math.inf]
-        return self.spares, self.score, -self.failed, sum(rest) / len(rest) if rest else -math.inf
+LOGS = {name: f"mean_log_rir_{name}_validation" for name in (*DECIDES, *BESIDE)}
+LOG_II = "mean_log_ii_validation"
 
 
 @entry_point
@@ -102,19 +61,20 @@ def run(arguments: Sequence[str]) -> None:
     name, runs, out = given["experiment"], Path(given["runs"]), Path(given["out"])
     records = own_records(runs)
     trials = trials_of(records)
-    best = {method: max(of, key=lambda trial: trial.rank) for method, of in trials.items()}
+    best = best_of(trials)
     data = name.removeprefix("search_")
     reduced = any(record["config"]["experiment"]["reduced"] for record in records)
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows_of(trials, best))
+    told = trials.drop(columns="rest").assign(chosen=["yes" if at in best.index else "" for at in trials.index])
+    told[list(SEARCHED)] = told[list(SEARCHED)].map(lambda value: "" if pd.isna(value) else _number(value))
+    told.to_csv(out / "results.csv", index=False, float_format="%.6g", lineterminator="\n")
     readme = readme_of(name, records, trials, best, reduced)
     (out / "README.md").write_text(readme, encoding="utf-8")
     folder = (out if reduced else ROOT / "conf" / "objective") / "tuned" / f"linear_{data}"
     folder.mkdir(parents=True, exist_ok=True)
-    for method, row in best.items():
-        text = yaml_of(row, trials[method], data)
-        (folder / f"{method}.yaml").write_text(text, encoding="utf-8")
+    for _, row in best.iterrows():
+        text = yaml_of(row, trials[trials["method"] == row["method"]], data)
+        (folder / f"{row['method']}.yaml").write_text(text, encoding="utf-8")
     print(readme, end="")
 
 
@@ -137,71 +97,55 @@ def own_records(runs: Path) -> list[dict[str, Any]]:
     return over
 
 
-def trials_of(records: list[dict[str, Any]]) -> dict[str, list[Trial]]:
+def trials_of(records: list[dict[str, Any]]) -> pd.DataFrame:
     """The configurations of every method, those of a method in the order of their settings.
 
     Args:
         records: of all runs that are over.
 
+    Returns:
+        a row a configuration: `method`, `SEARCHED` (NaN where the method's grid does not vary it), `runs`, `failed`,
+        `score` (mean log RIR by `DECIDES`), the same by each estimator, mean log (ii), and `rest`, the score of the
+        runs that have one.
+
     Raises:
         SystemExit: a configuration lacks runs that others have.
     """
-    by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for record in records:
-        by_method[record["method"]].append(record)
-    trials = {}
-    for method, of in by_method.items():
-        varied = [key for key in SEARCHED if len({_setting(record, key) for record in of}) > 1]
-        runs: dict[tuple[float, ...], list[dict[str, Any]]] = defaultdict(list)
-        for record in of:
-            runs[tuple(_setting(record, key) for key in varied)].append(record)
-        trials[method] = [
-            Trial(
-                method,
-                dict(zip(varied, values, strict=True)),
-                {
-                    name: {_part(record): _log_rir(record, name) for record in runs[values]}
-                    for name in (*DECIDES, *BESIDE)
-                },
-                _log_pretrain(runs[values]),
-            )
-            for values in sorted(runs)
-        ]
-    wanted = {_part(record) for record in records}
-    lacking = sum(trial.logs.keys() != wanted for of in trials.values() for trial in of)
-    if lacking or len({len(of) for of in trials.values()}) > 1:
-        counts = ", ".join(f"{method} {len(of)}" for method, of in trials.items())
+    runs = pd.DataFrame([_run_of(record) for record in records])
+    for key in SEARCHED:
+        varied = runs.groupby("method")[key].transform("nunique", dropna=False) > 1
+        runs[key] = runs[key].where(varied)
+    groups = runs.groupby(["method", *SEARCHED], dropna=False, sort=False)
+    trials = groups.agg(
+        runs=("score", "size"),
+        failed=("score", lambda score: (score == -math.inf).sum()),
+        score=("score", "mean"),
+        **{name: (name, "mean") for name in (*LOGS.values(), LOG_II)},
+        rest=("score", lambda score: score[score > -math.inf].mean()),
+        parts=("part", frozenset),
+    ).reset_index()
+    order = dict.fromkeys(runs["method"])
+    trials = trials.sort_values(list(SEARCHED), kind="stable")
+    trials = trials.sort_values("method", key=lambda of: of.map(list(order).index), kind="stable", ignore_index=True)
+    lacking = (trials["parts"] != frozenset(runs["part"])).sum()
+    counts = trials["method"].value_counts(sort=False)
+    if lacking or counts.nunique() > 1:
+        told = ", ".join(f"{method} {count}" for method, count in counts.items())
         raise SystemExit(
-            f"the search is not complete: configurations by method: {counts}; {lacking} of them lack runs. "
+            f"the search is not complete: configurations by method: {told}; {lacking} of them lack runs. "
             f"The same command again continues it"
         )
-    return trials
+    return trials.drop(columns="parts")
 
 
-def rows_of(trials: dict[str, list[Trial]], best: dict[str, Trial]) -> list[list[str]]:
-    """results.csv: header and a line a configuration."""
-    by_estimator = [f"mean_log_rir_{name}_validation" for name in (*DECIDES, *BESIDE)]
-    header = ["method", *SEARCHED, "runs", "failed", "score", *by_estimator, "mean_log_ii_validation", "chosen"]
-    lines = [
-        [
-            trial.method,
-            *(_number(trial.settings[key]) if key in trial.settings else "" for key in SEARCHED),
-            str(len(trial.logs)),
-            str(trial.failed),
-            f"{trial.score:.6g}",
-            *(f"{sum(logs.values()) / len(logs):.6g}" for logs in trial.by_estimator.values()),
-            f"{trial.log_pretrain:.6g}",
-            "yes" if best[trial.method] is trial else "",
-        ]
-        for of in trials.values()
-        for trial in of
-    ]
-    return [header, *lines]
+def best_of(trials: pd.DataFrame) -> pd.DataFrame:
+    """The configuration of each method that is chosen: by (b), the score, and the fewest runs that failed."""
+    rank = trials.assign(spares=trials[LOG_II] <= 0, there=-trials["failed"], rest=trials["rest"].fillna(-math.inf))
+    ranked = rank.sort_values(["spares", "score", "there", "rest"], ascending=False, kind="stable")
+    return trials.loc[sorted(ranked.groupby("method").head(1).index)]
 
 
-def readme_of(
-    name: str, records: list[dict[str, Any]], trials: dict[str, list[Trial]], best: dict[str, Trial], reduced: bool
-) -> str:
+def readme_of(name: str, records: list[dict[str, Any]], trials: pd.DataFrame, best: pd.DataFrame, reduced: bool) -> str:
     """What was searched, how, and what was chosen."""
     first, hardware = records[0], records[0]["hardware"]
     parts = sorted({_part(record) for record in records})
@@ -217,7 +161,7 @@ def readme_of(
         f"| date | {min(record['started'] for record in records)[:10]} |",
         f"| machine | {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB |",
         f"| time | {sum(record['seconds'] for record in records):.0f} s of runs, one process a core |",
-        f"| runs | {len(records)}: {len(next(iter(trials.values())))} configurations a method, each on "
+        f"| runs | {len(records)}: {len(trials) // len(best)} configurations a method, each on "
         f"{'; '.join(f'{data} seed {seed}' for data, seed in parts)} |",
         f"| split | θ is fitted on {1 - fraction:.0%} of the `fit` rows and judged on the other {fraction:.0%}; "
         "held-out rows are not looked at |",
@@ -228,27 +172,26 @@ def readme_of(
         "chosen at the edge of its grid |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for method, trial in best.items():
-        of = trials[method]
-        edges = [SEARCHED[key] for key, value in trial.settings.items() if value in _ends(of, key)]
-        chosen = ", ".join(f"{SEARCHED[key]} = {_number(value)}" for key, value in trial.settings.items())
-        failed = f"{sum(t.failed for t in of)} of {sum(len(t.logs) for t in of)}"
-        spares = "yes" if trial.spares else "no"
+    for _, trial in best.iterrows():
+        of = trials[trials["method"] == trial["method"]]
+        settings = _settings(trial)
+        edges = [SEARCHED[key] for key, value in settings.items() if value in (of[key].min(), of[key].max())]
+        chosen = ", ".join(f"{SEARCHED[key]} = {_number(value)}" for key, value in settings.items())
         lines.append(
-            f"| `{method}` | {_grid(of)} | {chosen} | {trial.score:.3g} | {spares} | {failed} | "
+            f"| `{trial['method']}` | {_grid(of)} | {chosen} | {trial['score']:.3g} | "
+            f"{'yes' if trial[LOG_II] <= 0 else 'no'} | {of['failed'].sum()} of {of['runs'].sum()} | "
             f"{', '.join(edges) or 'no'} |"
         )
-    lines += ["", "Every configuration is in results.csv.", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "Every configuration is in results.csv.", ""])
 
 
-def yaml_of(trial: Trial, trials: list[Trial], data: str) -> str:
+def yaml_of(trial: pd.Series[Any], trials: pd.DataFrame, data: str) -> str:
     """A row of hyper-parameters, naming where it comes from."""
     title = {"housing": "House Prices", "mnist": "MNIST pairs"}[data]
     source = f"chosen by experiment=search_{data} (experiments/search_{data})"
     lines = [
         "# @package _global_",
-        f"# {title}, linear model, method={trial.method}: objective=tuned/linear_{data}/{trial.method}",
+        f"# {title}, linear model, method={trial['method']}: objective=tuned/linear_{data}/{trial['method']}",
         f"# Source: {source}, by the mean log RIR by",
         f"# {_both()} on a validation split of `fit`, rows with (ii) ≤ 1 there before others; grid:",
         f"# {_grid(trials)}.",
@@ -256,38 +199,39 @@ def yaml_of(trial: Trial, trials: list[Trial], data: str) -> str:
         f"  - /objective/linear_{data}@objective",
         "  - _self_",
     ]
-    by_node: dict[str, list[str]] = defaultdict(list)
-    for key, value in trial.settings.items():
-        node, setting = key.split(".")
-        by_node[node].append(f"  {setting}: {_number(value)}")
-    for node, settings in by_node.items():
-        lines += [f"{node}:", *settings]
+    for node in ("objective", "method"):
+        found = {key.partition(".")[2]: value for key, value in _settings(trial).items() if key.startswith(node)}
+        lines += [f"{node}:", *(f"  {key}: {_number(value)}" for key, value in found.items())] if found else []
     return "\n".join(lines) + "\n"
+
+
+def _settings(trial: pd.Series[Any]) -> dict[str, float]:
+    return {key: float(trial[key]) for key in SEARCHED if pd.notna(trial[key])}
+
+
+def _run_of(record: dict[str, Any]) -> dict[str, Any]:
+    logs = {name: _log_rir(record, name) for name in LOGS}
+    log_ii = math.inf
+    if -math.inf not in (logs[name] for name in DECIDES):
+        log_ii = fmean(math.log(record["metrics"]["validation"][name]["ratio_pretrain"]) for name in DECIDES)
+    nodes = {key: record["config"][key.partition(".")[0]].get(key.partition(".")[2]) for key in SEARCHED}
+    return {
+        "method": record["method"],
+        "part": _part(record),
+        **{key: math.nan if value is None else float(value) for key, value in nodes.items()},
+        "score": fmean(logs[name] for name in DECIDES),
+        **{LOGS[name]: value for name, value in logs.items()},
+        LOG_II: log_ii,
+    }
 
 
 def _both() -> str:
     return " and ".join(f"`{name}`" for name in DECIDES)
 
 
-def _grid(trials: list[Trial]) -> str:
-    keys = list(trials[0].settings)
-    if not keys:
-        return "none"
-    return ", ".join(
-        f"{SEARCHED[key]} in {{{', '.join(_number(value) for value in sorted({t.settings[key] for t in trials}))}}}"
-        for key in keys
-    )
-
-
-def _ends(trials: list[Trial], key: str) -> tuple[float, float]:
-    values = [trial.settings[key] for trial in trials]
-    return min(values), max(values)
-
-
-def _setting(record: dict[str, Any], key: str) -> float:
-    node, setting = key.split(".")
-    value = record["config"][node].get(setting)
-    return math.nan if value is None else float(value)
+def _grid(trials: pd.DataFrame) -> str:
+    values = {SEARCHED[key]: sorted(set(trials[key].dropna())) for key in SEARCHED}
+    return ", ".join(f"{name} in {{{', '.join(map(_number, of))}}}" for name, of in values.items() if of) or "none"
 
 
 def _part(record: dict[str, Any]) -> tuple[str, int]:
@@ -300,13 +244,6 @@ def _log_rir(record: dict[str, Any], estimator: str) -> float:
         return -math.inf
     rir = record["metrics"]["validation"][estimator]["rir"]
     return math.log(rir) if rir is not None and rir > 0 else -math.inf
-
-
-def _log_pretrain(records: list[dict[str, Any]]) -> float:
-    if any(_log_rir(record, name) == -math.inf for record in records for name in DECIDES):
-        return math.inf
-    values = [record["metrics"]["validation"][name]["ratio_pretrain"] for record in records for name in DECIDES]
-    return sum(map(math.log, values)) / len(values)
 
 
 def _number(value: float) -> str:

@@ -14,22 +14,22 @@ that one method can be searched again alone.
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from experiments.reporting import key_values, write_csv
+import pandas as pd
+
+from experiments.reporting import key_values
 from experiments.search import ARGUMENTS, own_records
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.records import whole_config
+from immunize.report.cells import NOTHING
 
 LIMITS = {"search_table3_small": 1.0, "search_table3_digits": 2.0}
 """Points of accuracy on D_P that a configuration may cost, by search: those of the table itself."""
@@ -52,67 +52,9 @@ PROBE_STEPS = "300"
 """Gradient-descent steps of the probe that is shown beside."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One configuration of one method on one network and D_H, over its seeds.
-
-    Where a run diverged there are no numbers.
-
-    Attributes:
-        place: network, D_H and method.
-        setting: key of `SETTINGS`.
-        value: its value.
-        steps: that were taken, the most of its runs.
-        clip: largest norm of a gradient; None for no limit.
-        balance_every: steps after which λ were balanced again; 0 for never.
-        precondition: method.precondition, "none" or "features".
-        seeds: of its runs, in order.
-        seconds: of all its runs.
-        status: "finished", or "diverged" where a run did.
-        fraction: of the `fit` images that were set aside to judge by.
-        commits: of its runs, each once, in order.
-        date: of the first of its runs.
-        machine: that they ran on.
-        rir: on the validation images, geometric mean over the seeds.
-        ratio_harmful: (i) there, likewise.
-        ratio_pretrain: (ii) there, likewise.
-        accuracy: of D_P there, before and after, in percent, means over the seeds.
-        probe: accuracy of a probe of D_H after `PROBE_STEPS`, as a share of that on θ_0's features, likewise.
-    """
-
-    place: tuple[str, str, str]
-    setting: str
-    value: float
-    steps: int
-    clip: float | None
-    balance_every: int
-    precondition: str
-    seeds: tuple[int, ...]
-    seconds: float
-    status: str
-    fraction: float
-    commits: tuple[str, ...]
-    date: str
-    machine: str
-    rir: float | None = None
-    ratio_harmful: float | None = None
-    ratio_pretrain: float | None = None
-    accuracy: tuple[float, float] | None = None
-    probe: float | None = None
-
-    @property
-    def finished(self) -> bool:
-        """No run diverged."""
-        return self.status == "finished"
-
-    @property
-    def drop(self) -> float:
-        """Points of accuracy that D_P lost; infinite where the run diverged."""
-        return math.inf if self.accuracy is None else self.accuracy[0] - self.accuracy[1]
-
-    def rank(self, limit: float) -> tuple[bool, float]:
-        """Larger is better."""
-        return self.drop <= limit, -math.inf if self.rir is None else self.rir
+PROBE = f"probe_{PROBE_STEPS}_of_theta_0"
+PLACE = ["model", "harmful", "method"]
+RATIOS = ("rir", "ratio_harmful", "ratio_pretrain")
 
 
 @entry_point
@@ -137,61 +79,63 @@ def run(arguments: Sequence[str]) -> None:
     if given["keep"] == "true":
         trials = with_earlier(trials, out / RESULTS)
     best = chosen(trials, LIMITS[name])
+    trials["chosen"] = [
+        str(index in best.index and status == "finished").lower() for index, status in trials["status"].items()
+    ]
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / RESULTS, [row_of(trial, trial in best and trial.finished) for trial in trials])
+    trials.to_csv(out / RESULTS, index=False, float_format="%.6g", lineterminator="\n")
     (out / "README.md").write_text(readme_of(name, trials, best), encoding="utf-8")
     print(out)
 
 
-def trials_of(records: Iterable[dict[str, Any]]) -> list[Trial]:
-    """The configurations of a search, each over its seeds, in the order of their places and values."""
-    by_setting: dict[tuple[tuple[str, str, str], float], list[dict[str, Any]]] = defaultdict(list)
+def trials_of(records: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """The configurations of a search, each over its seeds, as results.csv has them; no ratio where a run diverged."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for record in records:
+        setting = "method.budget" if "budget" in record["config"]["method"] else "objective.learning_rate"
+        node, key = setting.split(".")
         place = (record["model"], record["harmful"], record["method"])
-        node, key = _setting(record).split(".")
-        by_setting[place, float(record["config"][node][key])].append(record)
-    return [_trial(place, value, by_setting[place, value]) for place, value in sorted(by_setting)]
-
-
-def _trial(place: tuple[str, str, str], value: float, records: Sequence[dict[str, Any]]) -> Trial:
-    over = all(record["status"] == "finished" for record in records)
-    return Trial(
-        place=place,
-        setting=_setting(records[0]),
-        value=value,
-        steps=max(record["training"]["fit"]["steps"] for record in records),
-        clip=records[0]["config"]["trainer"].get("gradient_clip_val"),
-        balance_every=whole_config(records[0])["objective"]["balance_every"],
-        precondition=records[0]["config"]["method"].get("precondition", "none"),
-        seeds=tuple(sorted(record["seed"] for record in records)),
-        seconds=sum(record["seconds"] for record in records),
-        status="finished" if over else "diverged",
-        fraction=records[0]["config"]["objective"]["validation_fraction"],
-        commits=tuple(sorted({str(record["git_commit"]) for record in records})),
-        date=min(record["started"] for record in records)[:10],
-        machine="{processor}, {cores} cores, {memory_gib} GiB".format_map(records[0]["hardware"]),
-        **(_numbers(records) if over else {}),
+        groups[place, float(record["config"][node][key]), setting].append(record)
+    return pd.DataFrame(
+        [_trial(place, value, setting, groups[place, value, setting]) for place, value, setting in sorted(groups)]
     )
 
 
-def _numbers(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What runs that all finished measured; no ratio where one of them has none."""
-    groups = [record["metrics_groups"]["validation"]["spectrum"] for record in records]
-    ratios = {key: [of.get(key) for of in groups] for key in ("rir", "ratio_harmful", "ratio_pretrain")}
-    accuracies = [record["pretrain_accuracy"] for record in records]
-    probes = [record["probe_accuracy"]["gd"]["harmful"] for record in records]
+def _trial(place: tuple[str, ...], value: float, setting: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    over = all(record["status"] == "finished" for record in records)
+    config = whole_config(records[0])
+    ratios: dict[str, float | None] = dict.fromkeys(RATIOS)
+    accuracy: dict[str, float | None] = dict.fromkeys(("before", "after"))
+    probe = None
+    if over:
+        groups = [record["metrics_groups"]["validation"]["spectrum"] for record in records]
+        every = {name: [of.get(name) for of in groups] for name in RATIOS}
+        ratios = {name: None if None in values else geometric_mean(values) for name, values in every.items()}
+        accuracy = {when: fmean(record["pretrain_accuracy"][when] for record in records) for when in accuracy}
+        probes = [record["probe_accuracy"]["gd"]["harmful"] for record in records]
+        probe = fmean(one["immunized"][PROBE_STEPS] / one["theta_0"][PROBE_STEPS] for one in probes)
     return {
-        **{key: None if None in values else geometric_mean(values) for key, values in ratios.items()},
-        "accuracy": tuple(fmean(one[when] for one in accuracies) for when in ("before", "after")),
-        "probe": fmean(one["immunized"][PROBE_STEPS] / one["theta_0"][PROBE_STEPS] for one in probes),
+        **dict(zip(PLACE, place, strict=True)),
+        **{key: value if key == setting else None for key in SETTINGS},
+        "steps": max(record["training"]["fit"]["steps"] for record in records),
+        "gradient_clip_val": config["trainer"].get("gradient_clip_val"),
+        "balance_every": config["objective"]["balance_every"],
+        "precondition": config["method"].get("precondition", "none"),
+        "seeds": " ".join(map(str, sorted(record["seed"] for record in records))),
+        "status": "finished" if over else "diverged",
+        **{f"{name}_validation": value for name, value in ratios.items()},
+        **{f"pretrain_accuracy_{when}": value for when, value in accuracy.items()},
+        PROBE: probe,
+        "seconds": sum(record["seconds"] for record in records),
+        "chosen": "false",
+        "validation_fraction": config["objective"]["validation_fraction"],
+        "commits": " ".join(sorted({str(record["git_commit"]) for record in records})),
+        "date": min(record["started"] for record in records)[:10],
+        "machine": "{processor}, {cores} cores, {memory_gib} GiB".format_map(records[0]["hardware"]),
     }
 
 
-def _setting(record: dict[str, Any]) -> str:
-    return "method.budget" if "budget" in record["config"]["method"] else "objective.learning_rate"
-
-
-def chosen(trials: Sequence[Trial], limit: float) -> list[Trial]:
+def chosen(trials: pd.DataFrame, limit: float) -> pd.DataFrame:
     """The best configuration of each method on each network and D_H, in the order of `trials`; where all diverged, one
     of those.
 
@@ -202,72 +146,18 @@ def chosen(trials: Sequence[Trial], limit: float) -> list[Trial]:
     Raises:
         UserError: a method has fewer configurations than another.
     """
-    by_place = {place: list(of) for place, of in groupby(trials, key=lambda trial: trial.place)}
-    if len({len(of) for of in by_place.values()}) != 1:
-        counts = ", ".join(f"{' '.join(place)} {len(of)}" for place, of in by_place.items())
+    sizes = trials.groupby(PLACE, sort=False).size()
+    if sizes.nunique() != 1:
+        counts = ", ".join(f"{' '.join(place)} {count}" for place, count in sizes.items())
         raise UserError(f"the search is not complete: {counts}; the same command again continues it")
-    return [max(of, key=lambda trial: trial.rank(limit)) for of in by_place.values()]
-
-
-def row_of(trial: Trial, is_chosen: bool) -> dict[str, Any]:
-    """A line of results.csv."""
-    before, after = trial.accuracy or (None, None)
-    return {
-        **dict(zip(("model", "harmful", "method"), trial.place, strict=True)),
-        **{key: trial.value if key == trial.setting else None for key in SETTINGS},
-        "steps": trial.steps,
-        "gradient_clip_val": trial.clip,
-        "balance_every": trial.balance_every,
-        "precondition": trial.precondition,
-        "seeds": " ".join(map(str, trial.seeds)),
-        "status": trial.status,
-        "rir_validation": trial.rir,
-        "ratio_harmful_validation": trial.ratio_harmful,
-        "ratio_pretrain_validation": trial.ratio_pretrain,
-        "pretrain_accuracy_before": before,
-        "pretrain_accuracy_after": after,
-        f"probe_{PROBE_STEPS}_of_theta_0": trial.probe,
-        "seconds": trial.seconds,
-        "chosen": is_chosen,
-        "validation_fraction": trial.fraction,
-        "commits": " ".join(trial.commits),
-        "date": trial.date,
-        "machine": trial.machine,
-    }
-
-
-def trial_of(row: dict[str, str]) -> Trial:
-    """What :func:`row_of` wrote, to six digits."""
-
-    def number(key: str) -> float | None:
-        return float(row[key]) if row[key] else None
-
-    before, after = number("pretrain_accuracy_before"), number("pretrain_accuracy_after")
-    setting = next(key for key in SETTINGS if row[key])
-    return Trial(
-        place=(row["model"], row["harmful"], row["method"]),
-        setting=setting,
-        value=float(row[setting]),
-        steps=int(row["steps"]),
-        clip=number("gradient_clip_val"),
-        balance_every=int(row["balance_every"]),
-        precondition=row.get("precondition", "none"),
-        seeds=tuple(map(int, row["seeds"].split())),
-        seconds=float(row["seconds"]),
-        status=row["status"],
-        fraction=float(row["validation_fraction"]),
-        commits=tuple(row["commits"].split()),
-        date=row["date"],
-        machine=row["machine"],
-        rir=number("rir_validation"),
-        ratio_harmful=number("ratio_harmful_validation"),
-        ratio_pretrain=number("ratio_pretrain_validation"),
-        accuracy=None if before is None or after is None else (before, after),
-        probe=number(f"probe_{PROBE_STEPS}_of_theta_0"),
+    ranked = trials.assign(
+        kept=-_change(trials) <= limit, rank=trials["rir_validation"].astype(float).fillna(-math.inf)
     )
+    ranked = ranked.sort_values(["kept", "rank"], ascending=False, kind="stable")
+    return trials.loc[sorted(ranked.groupby(PLACE).head(1).index)]
 
 
-def with_earlier(trials: Sequence[Trial], results: Path) -> list[Trial]:
+def with_earlier(trials: pd.DataFrame, results: Path) -> pd.DataFrame:
     """Those of a search, and of an earlier one those of the places that this one has not, in the order of the places.
 
     Args:
@@ -279,27 +169,33 @@ def with_earlier(trials: Sequence[Trial], results: Path) -> list[Trial]:
     """
     if not results.is_file():
         raise UserError(f"keep=true: there is no {results} to keep anything of")
-    own = {trial.place for trial in trials}
-    with results.open(newline="", encoding="utf-8") as file:
-        earlier = [trial for trial in map(trial_of, csv.DictReader(file)) if trial.place not in own]
-    return sorted([*trials, *earlier], key=lambda trial: (trial.place, trial.value))
+    earlier = pd.read_csv(results, dtype={"seeds": str}, keep_default_na=False, na_values=[""])
+    earlier = (
+        earlier.fillna({"precondition": "none"}) if "precondition" in earlier else earlier.assign(precondition="none")
+    )
+    own = set(trials[PLACE].itertuples(index=False, name=None))
+    left = [place not in own for place in earlier[PLACE].itertuples(index=False, name=None)]
+    whole = pd.concat([trials.astype(object), earlier[left].astype(object)])[list(trials.columns)]
+    return whole.sort_values([*PLACE, *SETTINGS], kind="stable").reset_index(drop=True).infer_objects()
 
 
-def readme_of(name: str, trials: Sequence[Trial], best: Sequence[Trial]) -> str:
+def readme_of(name: str, trials: pd.DataFrame, best: pd.DataFrame) -> str:
     """What was searched, how, and what was chosen."""
-    fraction, limit = trials[0].fraction, LIMITS[name]
-    dates = sorted({trial.date for trial in trials})
+    fraction, limit = trials["validation_fraction"].iloc[0], LIMITS[name]
+    dates = sorted(set(trials["date"]))
+    commits = sorted({commit for of in trials["commits"] for commit in of.split()})
+    runs = sum(len(seeds.split()) for seeds in trials["seeds"])
     lines = [
         f"# {name}: learning rates and budgets by validation images",
         "",
         "| | |",
         "| --- | --- |",
         f"| command | `make search_table3 SCALE={name.rpartition('_')[2]}` |",
-        f"| commit | {', '.join(sorted({commit for trial in trials for commit in trial.commits}))} |",
+        f"| commit | {', '.join(commits)} |",
         f"| date | {' to '.join(dict.fromkeys((dates[0], dates[-1])))} |",
-        f"| machine | {'; '.join(sorted({trial.machine for trial in trials}))} |",
-        f"| runs | {sum(len(trial.seeds) for trial in trials)}, {len(trials) // len(best)} configurations a method on "
-        f"each network and D_H, {sum(trial.seconds for trial in trials) / 60:.0f} minutes summed |",
+        f"| machine | {'; '.join(sorted(set(trials['machine'])))} |",
+        f"| runs | {runs}, {len(trials) // len(best)} configurations a method on "
+        f"each network and D_H, {trials['seconds'].sum() / 60:.0f} minutes summed |",
         f"| split | trained on {1 - fraction:.0%} of the `fit` images and judged on the other {fraction:.0%}; held-out "
         "images are not looked at |",
         f"| rule | the largest RIR (20 × 100 groups, `spectrum`, geometric mean over the seeds) with D_P's accuracy no "
@@ -310,35 +206,37 @@ def readme_of(name: str, trials: Sequence[Trial], best: Sequence[Trial]) -> str:
         f"D_P accuracy, change in points | probe of D_H after {PROBE_STEPS} steps, of θ_0's | diverged |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for trial in best:
-        of = [other for other in trials if other.place == trial.place]
-        grid = ", ".join(f"{other.value:g}" for other in of)
-        model, harmful, method = trial.place
-        steps = str(trial.steps)
-        if trial.steps and trial.clip is not None:
-            steps += f", gradients clipped to norm {trial.clip:g}"
-        if trial.balance_every:
-            steps += f", λ balanced every {trial.balance_every}"
-        if trial.precondition != "none":
-            steps += f", preconditioned at the {trial.precondition}"
-        lost = sum(not other.finished for other in of)
-        taken = f"{trial.value:g}" if trial.finished else "none"
-        numbers = ["–"] * 5
-        if trial.accuracy is not None:
-            found = (trial.rir, trial.ratio_harmful, trial.ratio_pretrain)
-            numbers = ["–" if value is None else f"{value:.3g}" for value in found]
-            numbers += [f"{0 - trial.drop:+.2f}", f"{trial.probe:.3g}"]
-        lines.append(
-            f"| {model} | {harmful} | `{method}` | {steps} | {', '.join(map(str, trial.seeds))} | "
-            f"{SETTINGS[trial.setting]} in {{{grid}}} | {taken} | "
-            f"{' | '.join(numbers)} | {lost} of {len(of)} |"
-        )
-    lines += [
-        "",
-        f"{SEEN[name]} Every configuration is in results.csv.",
-        "",
+    lines += [_line(trial, trials[(trials[PLACE] == trial[PLACE]).all(axis=1)]) for _, trial in best.iterrows()]
+    return "\n".join([*lines, "", f"{SEEN[name]} Every configuration is in results.csv.", ""])
+
+
+def _line(trial: pd.Series[Any], of: pd.DataFrame) -> str:
+    setting = next(key for key in SETTINGS if pd.notna(trial[key]))
+    steps = f"{trial['steps']:.0f}"
+    if trial["steps"] and pd.notna(trial["gradient_clip_val"]):
+        steps += f", gradients clipped to norm {trial['gradient_clip_val']:g}"
+    if trial["balance_every"]:
+        steps += f", λ balanced every {trial['balance_every']:g}"
+    if trial["precondition"] != "none":
+        steps += f", preconditioned at the {trial['precondition']}"
+    finished = trial["status"] == "finished"
+    numbers = [*(trial[f"{name}_validation"] for name in RATIOS), _change(of).loc[trial.name], trial[PROBE]]
+    texts = [
+        NOTHING if pd.isna(value) else f"{value:{form}}"
+        for value, form in zip(numbers, (*[".3g"] * 3, "+.2f", ".3g"), strict=True)
     ]
-    return "\n".join(lines)
+    cells = [
+        *(trial["model"], trial["harmful"], f"`{trial['method']}`", steps, ", ".join(trial["seeds"].split())),
+        f"{SETTINGS[setting]} in {{{', '.join(f'{value:g}' for value in of[setting])}}}",
+        *(f"{trial[setting]:g}" if finished else "none", *texts),
+        f"{(of['status'] != 'finished').sum()} of {len(of)}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _change(trials: pd.DataFrame) -> pd.Series[float]:
+    """Points by which D_P's accuracy changed, mostly fell; NaN where a run diverged."""
+    return trials["pretrain_accuracy_after"].astype(float) - trials["pretrain_accuracy_before"].astype(float)
 
 
 if __name__ == "__main__":

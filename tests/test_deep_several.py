@@ -18,7 +18,7 @@ from immunize.records import read_record
 from immunize.report import show_record
 from immunize.report.card import card_of, card_text
 from immunize.report.cells import short
-from immunize.report.html.run_page import run_page
+from immunize.report.html.run import run_page
 from immunize.report.loading import load_records
 from immunize.report.summary import summary_table
 from tests.composing import DEEP, compose_config, run_tiny_deep

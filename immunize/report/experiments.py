@@ -20,10 +20,11 @@ from immunize.report.curves import (
 from immunize.report.deep.report import report_fig3, report_table3
 from immunize.report.distributions import distribution_figure
 from immunize.report.expected import expected_runs
-from immunize.report.heatmaps import heatmap_figure, log_rir
+from immunize.report.figures import save_figure
+from immunize.report.heatmaps import heatmap
 from immunize.report.layout import write_tables
 from immunize.report.loading import load_records
-from immunize.report.pairs import success_table
+from immunize.report.pairs import digit_means, success_table
 from immunize.report.provenance import provenance, settings_table
 from immunize.report.published import read_published
 from immunize.report.results import result_tables
@@ -135,9 +136,10 @@ def _fig2(request: Request) -> str:
         for suffix, methods in groups.items():
             if methods:
                 title = runs.mark(f"log(RIR) by {estimator} on {part}, mean RIR over {len(runs.seeds)} seeds")
-                panels = [(method, log_rir(runs, method, part, estimator)) for method in methods]
+                panels = {method: digit_means(runs, method, part, estimator) for method in methods}
                 figures.append(f"log_rir_{estimator}_{part}{suffix}")
-                heatmap_figure(panels, title, out / figures[-1])
+                sides = ("pre-training digit, $D_P$", "harmful digit, $D_H$")
+                save_figure(heatmap(panels, title, sides=sides), out / figures[-1])
     _write_readme(request, runs, out, figures, text)
     return text
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from immunize.files import whole
 from immunize.report.naming import run_title
 
-__all__ = ["STEPS_LABEL", "TASKS", "norm_ratio_figure", "save_figure"]
+__all__ = ["STEPS_LABEL", "TASKS", "draw_norm_ratio", "norm_ratio_figure", "save_figure"]
 
 # Blue and orange of the Okabe-Ito palette: distinct in print and for colour-blind readers.
 _COLOURS = {"immunized": "#0072B2", "identity": "#E69F00"}
@@ -19,11 +19,17 @@ STEPS_LABEL = "gradient-descent steps, exact line search"
 
 
 def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
+    """Write :func:`draw_norm_ratio` as a PNG."""
+    figure = draw_norm_ratio(record)
+    with whole(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)
+
+
+def draw_norm_ratio(record: dict[str, Any]) -> Figure:
     """Fig. 1 of the paper for one run: norm ratio against probe steps, D_P and D_H, θ and the identity.
 
     Args:
         record: with `curves.norm_ratio.<part>.<data set>.<extractor>` = {"steps": [...], "ratio": [...]}.
-        path: the PNG to write.
     """
     figure = Figure(figsize=(9, 3.6))  # margins by hand: to find them takes as long as to draw
     axes = figure.subplots(1, 2, sharey=True)
@@ -45,8 +51,7 @@ def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
     if drawn:
         drawn[-1].legend(loc="lower left", fontsize=8)
     figure.suptitle(run_title(record))
-    with whole(path) as partial:
-        figure.savefig(partial, format="png", dpi=150)
+    return figure
 
 
 def save_figure(figure: Figure, stem: Path) -> None:

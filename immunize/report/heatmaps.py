@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +14,8 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from immunize.report.figures import save_figure
-from immunize.report.pairs import log_means
-from immunize.report.runs import Runs
+__all__ = ["heatmap"]
 
-__all__ = ["DIGITS", "heatmap_figure", "log_rir"]
-
-DIGITS = 10
 _PAD = 0.1  # inches, so that titles keep clear of the ticks above them
 _PALE = 0.08
 """Share of the colour map that is left out on either side of its middle, so that no cell is of neither colour."""
@@ -40,31 +34,17 @@ _MAP = _red_and_blue()  # 0 itself, RIR = 1, is the first of the blues
 Array = npt.NDArray[np.float64]
 
 
-def log_rir(runs: Runs, method: str, part: str, estimator: str) -> Array:
-    """The cells of a method's heat map, see :func:`immunize.report.pairs.log_means`.
-
-    Returns:
-        (10, 10), rows D_P's digit, columns D_H's; NaN on the diagonal and for pairs without a finished run.
-
-    Raises:
-        ValueError: pairs that are not two digits.
-    """
-    values = np.full((DIGITS, DIGITS), np.nan)
-    for pair, value in log_means(runs, method, part, estimator).items():
-        values[_digits(pair)] = value
-    return values
-
-
-def heatmap_figure(panels: Sequence[tuple[str, Array]], title: str, stem: Path) -> None:
+def heatmap(panels: Mapping[str, Mapping[str, float]], title: str, *, sides: tuple[str, str]) -> Figure:
     """One heat map a panel, all on one scale that is symmetric about 0.
 
     Args:
-        panels: name and (10, 10) values of each.
+        panels: name to the value of each pair, "3→8"; NaN is a pair without a finished run.
         title: of the figure; has to name estimator and part.
-        stem: path of the files without suffix; a PNG and a PDF are written.
+        sides: what the rows and the columns are.
     """
-    finite = np.concatenate([values[np.isfinite(values)] for _, values in panels])
-    limit = max(1.0, float(np.abs(finite).max())) if len(finite) else 1.0
+    names = [_ordered({pair.split("→")[side] for found in panels.values() for pair in found}) for side in (0, 1)]
+    finite = [abs(value) for found in panels.values() for value in found.values() if math.isfinite(value)]
+    limit = max([1.0, *finite])
     scale = Normalize(-limit, limit)
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
@@ -74,33 +54,37 @@ def heatmap_figure(panels: Sequence[tuple[str, Array]], title: str, stem: Path) 
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    for index, (axis, (name, values)) in enumerate(zip(axes.flat, panels, strict=False)):
-        _draw(axis, values, scale)
+    for index, (axis, (name, found)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
+        values = np.array([[found.get(f"{row}→{column}", math.nan) for column in names[1]] for row in names[0]])
+        _draw(axis, values, names, scale)
         axis.set_title(name, fontsize=11)
         if index >= len(panels) - columns:
-            axis.set_xlabel("harmful digit, $D_H$")
+            axis.set_xlabel(sides[1])
         if index % columns == 0:
-            axis.set_ylabel("pre-training digit, $D_P$")
+            axis.set_ylabel(sides[0])
     bar = figure.colorbar(ScalarMappable(scale, _MAP), ax=list(axes.flat), shrink=0.8, aspect=30, pad=0.01)
     bar.set_label("log(RIR), natural")
     figure.suptitle(title, fontsize=12)
-    save_figure(figure, stem)
+    return figure
 
 
-def _draw(axis: Axes, values: Array, scale: Normalize) -> None:
+def _ordered(names: set[str]) -> list[str]:
+    return sorted(names, key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name))
+
+
+def _draw(axis: Axes, values: Array, names: Sequence[Sequence[str]], scale: Normalize) -> None:
     axis.imshow(np.clip(values, scale.vmin, scale.vmax), cmap=_MAP, norm=scale)
     for row, column in np.ndindex(values.shape):
         value = float(values[row, column])
-        if row == column:
+        if names[0][row] == names[1][column]:
             continue
         if math.isnan(value):
             axis.text(column, row, "n/a", ha="center", va="center", fontsize=6, color="#555555")
             continue
         ink = "white" if abs(2 * float(scale(value)) - 1) > _DARK else "black"
         axis.text(column, row, _cell(value), ha="center", va="center", fontsize=7.5, color=ink)
-    ticks = range(DIGITS)
-    axis.set_xticks(ticks)
-    axis.set_yticks(ticks)
+    axis.set_xticks(range(len(names[1])), names[1])
+    axis.set_yticks(range(len(names[0])), names[0])
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
 
@@ -110,10 +94,3 @@ def _cell(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     return (f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}").replace("-", "−")
-
-
-def _digits(pair: str) -> tuple[int, int]:
-    sides = pair.split("→")
-    if len(sides) != 2 or not all(side.isdecimal() and int(side) < DIGITS for side in sides):
-        raise ValueError(f"a heat map needs pairs of digits; the runs hold {pair}")
-    return int(sides[0]), int(sides[1])

@@ -65,11 +65,15 @@ class Table:
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = field(default=())
 
+    @property
+    def columns(self) -> list[str]:
+        """What each is headed by: its own name and its group's."""
+        return [f"{name} {group}".strip() for group, names in self.groups for name in names]
+
     def markdown(self, *, heading: bool = True) -> str:
-        """A Markdown table; each column is headed by its own name and its group's."""
-        columns = [f"{name} {group}".strip() for group, names in self.groups for name in names]
+        """A Markdown table, with its title and notes if `heading`."""
         lines = [f"## {self.title}", ""] if heading else []
-        lines += [_line(columns), _line(["---"] * len(columns)), *map(_line, self.rows)]
+        lines += [_line(self.columns), _line(["---"] * len(self.columns)), *map(_line, self.rows)]
         if self.notes and heading:
             lines += ["", *(f"- {note}" for note in self.notes)]
         return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ from immunize.report.nulls import with_infinities
 from immunize.report.separability import carried_over, separability_lines
 from immunize.report.several import by_harmful_set
 
-__all__ = ["result_rows", "show_record"]
+__all__ = ["loss_text", "result_rows", "show_record", "warning_lines"]
 
 EXACT = 1e-9
 """A best possible loss below this share of the targets' mean square is zero up to rounding."""
@@ -110,30 +110,43 @@ def _show_separability(record: dict[str, Any], console: Console) -> None:
 
 def _show_warnings(record: dict[str, Any], console: Console) -> None:
     """The failure signatures that the trainings of a run showed, if any."""
-    trainings = record.get("training") or {}
-    warnings = [(name, one) for name, facts in trainings.items() for one in facts.get("warnings", [])]
-    if warnings:
-        console.print("warnings:")
-    for name, one in warnings:
-        until = "" if one["at_end"] else ", no longer at the end"
-        where = f"{name.replace('_', '-')}, step {one['step']}{until}"
-        console.print(f"  {one['name']} ({where}): {one['text']}", markup=False)
+    if lines := warning_lines(record):
+        console.print("warnings:", *lines, sep="\n  ", markup=False)
+
+
+def warning_lines(record: dict[str, Any]) -> list[str]:
+    """The failure signatures that the trainings of a run showed, a line each."""
+    return [
+        f"{one['name']} ({name.replace('_', '-')}, step {one['step']}"
+        f"{'' if one['at_end'] else ', no longer at the end'}): {one['text']}"
+        for name, facts in (record.get("training") or {}).items()
+        for one in facts.get("warnings", [])
+    ]
 
 
 def _verdicts(v: dict[str, Any], ratios: dict[str, float]) -> list[str]:
     def word(passed: bool) -> str:
         return "[green]yes[/green]" if passed else "[red]no[/red] "
 
-    losses = f"optimal loss {short(v['loss_immunized'])}, best possible {short(v['loss_plain'])}"
-    if "accuracy_before" in v:
-        losses = f"accuracy of a ridge probe {v['accuracy_before']:.2f} % before, {v['accuracy_after']:.2f} % after"
-    elif v["loss_plain"] <= EXACT * v["loss_zero"]:
-        losses = "says little: any features fit these targets exactly"
     return [
         f"(a) harmful task harder           {word(v['a'])}  (i) = {short(ratios['ratio_harmful'])}",
         f"(b) pre-training task no harder   {word(v['b'])}  (ii) = {short(ratios['ratio_pretrain'])}",
-        f"(c) pre-training task still done  {word(v['c'])}  {losses}",
+        f"(c) pre-training task still done  {word(v['c'])}  {loss_text(v, 'a ridge probe')}",
     ]
+
+
+def loss_text(v: dict[str, Any], of: str = "the network, or of a ridge probe,") -> str:
+    """What verdict (c) rests on.
+
+    Args:
+        v: a verdict.
+        of: whose accuracy it is, where it is one.
+    """
+    if "accuracy_before" in v:
+        return f"accuracy of {of} {v['accuracy_before']:.2f} % before, {v['accuracy_after']:.2f} % after"
+    if v["loss_plain"] <= EXACT * v["loss_zero"]:
+        return "says little: any features fit these targets exactly"
+    return f"optimal loss {short(v['loss_immunized'])}, best possible {short(v['loss_plain'])}"
 
 
 def _say_what_to_do(record: dict[str, Any], console: Console) -> None:

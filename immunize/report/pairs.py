@@ -13,7 +13,7 @@ from immunize.report.nulls import infinite
 from immunize.report.published import Published, find
 from immunize.report.runs import Runs
 
-__all__ = ["success_table"]
+__all__ = ["digit_means", "log_means", "success_table"]
 
 _LEAST = 3
 """Pairs below which a rank correlation says nothing."""
@@ -68,6 +68,19 @@ def log_means(runs: Runs, method: str, part: str, estimator: str) -> dict[str, f
         mean = float(np.mean([infinite(v) for v in numbers]))
         found[pair] = math.log(mean) if mean > 0 else -math.inf
     return found
+
+
+def digit_means(runs: Runs, method: str, part: str, estimator: str) -> dict[str, float]:
+    """The same of all 90 pairs of digits; NaN for those without a finished run.
+
+    Raises:
+        ValueError: pairs that are not two digits.
+    """
+    every = dict.fromkeys((f"{p}→{h}" for p in range(10) for h in range(10) if p != h), math.nan)
+    found = log_means(runs, method, part, estimator)
+    if others := sorted(found.keys() - every.keys()):
+        raise ValueError(f"a heat map needs pairs of digits; the runs hold {others[0]}")
+    return every | found
 
 
 def _successes(values: Mapping[str, float]) -> str:

@@ -81,7 +81,7 @@ def _identity(record: _Record) -> dict[str, Any]:
     weights = whole_config(record).get("method", {})
     return {
         **{name: record.get(name) for name in _RUN},
-        "run": record.get("config_hash"),
+        "run": record.get("subject", record).get("run_config_hash", record.get("config_hash")),
         "experiment": experiment_of(record)[0],
         "pair": pair_label(record),
         **{name: weights.get(name) for name in LAMBDAS},

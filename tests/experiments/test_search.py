@@ -51,34 +51,36 @@ def record(
     return found
 
 
+def best(*records: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that is chosen for the only method."""
+    ((_, row),) = search.best_of(search.trials_of(list(records))).iterrows()
+    return dict(row)
+
+
 def test_largest_mean_log_rir_wins_and_a_divergence_is_the_worst() -> None:
     records = [
         *(record("ours", seed, rir, lambda_ill=1e11) for seed, rir in ((0, 10.0), (1, 10.0))),  # mean log 2.3
         *(record("ours", seed, rir, lambda_ill=1e12) for seed, rir in ((0, 1e4), (1, 0.001))),  # 1.15, mean RIR 5,000
         *(record("ours", seed, rir, lambda_ill=1e13) for seed, rir in ((0, 1e9), (1, math.nan))),
     ]
-    (trials,) = search.trials_of(records).values()
-    assert [trial.settings["objective.lambda_ill"] for trial in trials] == [1e11, 1e12, 1e13]
-    assert [round(trial.score, 6) for trial in trials[:2]] == [round(math.log(10), 6), round(math.log(10) / 2, 6)]
-    assert trials[2].score == -math.inf
-    assert max(trials, key=lambda trial: trial.rank) is trials[0]
+    trials = search.trials_of(records)
+    assert trials["objective.lambda_ill"].tolist() == [1e11, 1e12, 1e13]
+    assert trials["score"].tolist() == pytest.approx([math.log(10), math.log(10) / 2, -math.inf])
+    assert best(*records)["objective.lambda_ill"] == 1e11
 
 
 def test_no_rir_makes_up_for_a_harder_pretraining_task() -> None:
     harder = record("ours", 0, 1e6, lambda_ill=1e13, ratio_pretrain=1.5)
-    records = [record("ours", 0, 2.0, lambda_ill=1e11), harder]
-    (trials,) = search.trials_of(records).values()
-    assert max(trials, key=lambda trial: trial.rank).settings == {"objective.lambda_ill": 1e11}
-    (trials,) = search.trials_of([record("ours", 0, 2.0, lambda_ill=1e11, ratio_pretrain=3.0), harder]).values()
-    assert max(trials, key=lambda trial: trial.rank).settings == {"objective.lambda_ill": 1e13}, "the lesser evil"
+    assert best(record("ours", 0, 2.0, lambda_ill=1e11), harder)["objective.lambda_ill"] == 1e11
+    lesser = best(record("ours", 0, 2.0, lambda_ill=1e11, ratio_pretrain=3.0), harder)
+    assert lesser["objective.lambda_ill"] == 1e13, "the lesser evil"
 
 
 def test_where_every_configuration_failed_the_fewest_failures_win() -> None:
     rirs = {1e11: (math.nan, math.nan), 1e12: (None, 1.0), 1e13: (math.nan, 2.0)}
     records = [record("ours", seed, pair[seed], lambda_ill=value) for value, pair in rirs.items() for seed in (0, 1)]
-    (trials,) = search.trials_of(records).values()
-    assert max(trials, key=lambda trial: trial.rank).settings == {"objective.lambda_ill": 1e13}
-    assert [trial.failed for trial in trials] == [2, 1, 1]
+    assert best(*records)["objective.lambda_ill"] == 1e13
+    assert search.trials_of(records)["failed"].tolist() == [2, 1, 1]
 
 
 def test_search_that_is_not_complete_chooses_nothing(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import search_deep
-from experiments.reporting import write_csv
 from immunize.errors import UserError
 from immunize.sweeping.plan import jobs_of
+
+RATE = "objective.learning_rate"
 
 
 def record(
@@ -53,7 +54,8 @@ def record(
 
 
 def chosen(*records: dict[str, Any], limit: float = 1.0) -> list[float]:
-    return [trial.value for trial in search_deep.chosen(search_deep.trials_of(records), limit)]
+    best = search_deep.chosen(search_deep.trials_of(records), limit)
+    return [float(row["method.budget"] if row["method"] == "closed_form" else row[RATE]) for _, row in best.iterrows()]
 
 
 def test_largest_rir_among_those_that_spare_the_accuracy() -> None:
@@ -74,10 +76,10 @@ def test_a_divergence_is_the_worst() -> None:
 def test_seeds_of_a_configuration_count_together() -> None:
     steady = record("ours", 0.1, 20.0, 49.5), record("ours", 0.1, 20.0, 49.1, seed=1)
     lucky = record("ours", 0.2, 90.0, 49.9), record("ours", 0.2, 3.0, 48.7, seed=1)
-    (trial, other) = search_deep.trials_of([lucky[1], *steady, lucky[0]])
-    assert (trial.seeds, trial.steps, trial.rir) == ((0, 1), 240, pytest.approx(20.0))
-    assert other.rir == pytest.approx(270**0.5)
-    assert (trial.drop, other.drop) == (pytest.approx(0.7), pytest.approx(0.7))
+    trials = search_deep.trials_of([lucky[1], *steady, lucky[0]])
+    assert trials["seeds"].tolist() == ["0 1", "0 1"]
+    assert trials["rir_validation"].tolist() == pytest.approx([20.0, 270**0.5])
+    assert (50 - trials["pretrain_accuracy_after"]).tolist() == pytest.approx([0.7, 0.7])
     assert chosen(*lucky, *steady) == [0.1]
     assert chosen(*lucky, record("ours", 0.1, 20.0, 49.5), record("ours", 0.1, None, seed=1)) == [0.2]
 
@@ -89,14 +91,7 @@ def test_each_harmful_data_set_has_its_own_choice_and_the_closed_form_its_budget
         for method, values in (("ours", (0.1, 0.2)), ("closed_form", (10.0, 100.0)))
         for value in values
     ]
-    best = search_deep.chosen(search_deep.trials_of(records), 1.0)
-    found = {(trial.place[1], trial.place[2]): trial.value for trial in best}
-    assert found == {
-        ("cars", "ours"): 0.2,
-        ("cars", "closed_form"): 100.0,
-        ("caltech101", "ours"): 0.1,
-        ("caltech101", "closed_form"): 10.0,
-    }
+    assert chosen(*records) == [10.0, 0.1, 100.0, 0.2]
 
 
 def test_incomplete_search_chooses_nothing() -> None:
@@ -164,14 +159,13 @@ def test_a_method_searched_again_alone_leaves_the_others(runs: Path, tmp_path: P
     assert "| runs | 4, 2 configurations a method on each network and D_H, 6 minutes summed |" in after
 
 
-def test_a_line_of_results_gives_back_its_trial(tmp_path: Path) -> None:
-    trials = search_deep.trials_of([record("imma", 0.1, None), record("closed_form", 10.0, 1.0, 49.5, seed=2)])
-    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
-    write_csv(first, [search_deep.row_of(trial, is_chosen=False) for trial in trials])
-    read = search_deep.with_earlier([], first)
-    assert [trial.rir for trial in read] == [pytest.approx(1.0), None], "numbers have six digits"
-    write_csv(second, [search_deep.row_of(trial, is_chosen=False) for trial in read])
-    assert second.read_bytes() == first.read_bytes()
+@pytest.mark.parametrize("name", search_deep.LIMITS)
+def test_the_committed_page_is_what_its_results_make(name: str) -> None:
+    folder = Path("experiments") / name
+    nothing = search_deep.trials_of([record("ours", 0.1, 1.0)]).iloc[:0]
+    trials = search_deep.with_earlier(nothing, folder / "results.csv")
+    best = search_deep.chosen(trials, search_deep.LIMITS[name])
+    assert search_deep.readme_of(name, trials, best) == (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_nothing_to_keep(runs: Path, tmp_path: Path) -> None:
@@ -182,14 +176,9 @@ def test_nothing_to_keep(runs: Path, tmp_path: Path) -> None:
         search_deep.run([*given, "keep=maybe"])
 
 
-@pytest.mark.parametrize("lacking", ["experiment", "runs", "out"])
-def test_arguments_are_needed(lacking: str) -> None:
-    given = {"experiment": "search_table3_small", "runs": "runs", "out": "out"}
+def test_arguments_are_needed_and_known() -> None:
     with pytest.raises(UserError, match="needed"):
-        search_deep.run([f"{key}={value}" for key, value in given.items() if key != lacking])
-
-
-def test_unknown_search() -> None:
+        search_deep.run(["experiment=search_table3_small", "runs=runs"])
     with pytest.raises(UserError, match="search_table3_digits"):
         search_deep.run(["experiment=search_mnist", "runs=runs", "out=out"])
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from matplotlib.ticker import NullFormatter
 from immunize.report.attacks.collecting import Curve
 from immunize.report.attacks.runs import THETA_0, Attacks, Group
 from immunize.report.curves import style_of
-from immunize.report.figures import save_figure
 
 __all__ = ["by_tier", "curves_figure", "has_curves", "scores_at"]
 
@@ -49,13 +47,8 @@ def scores_at(curve: Curve, steps: Sequence[float]) -> Array:
     return np.where(place < 0, math.nan, scores[place])
 
 
-def curves_figure(attacks: Attacks, stem: Path) -> None:
-    """Draw it.
-
-    Args:
-        attacks: with curves.
-        stem: path of the files without suffix; a PNG and a PDF are written.
-    """
+def curves_figure(attacks: Attacks) -> Figure:
+    """Draw it, from attacks that have curves."""
     figure, axes = by_tier(attacks, _draw, "best score so far", wide=(2.9, 1.6), high=(2.7, 0.7), sharey="row")
     handles = {
         label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
@@ -64,7 +57,7 @@ def curves_figure(attacks: Attacks, stem: Path) -> None:
     shown = [name for name in names if name in handles]
     figure.legend([handles[name] for name in shown], shown, loc="outside right upper", frameon=False, fontsize=9)
     figure.suptitle(attacks.mark("What attackers of the harmful task have after so many steps"), fontsize=12)
-    save_figure(figure, stem)
+    return figure
 
 
 def by_tier(
@@ -106,7 +99,7 @@ def by_tier(
 def _draw(axis: Axes, group: Group, tier: str) -> None:
     found = {method: group.curves(method, tier) for method in (THETA_0, *group.methods)}
     paid = {step for curves in found.values() for curve in curves for step in curve["paid"]}
-    end = max(10.0, *paid)  # a decade at least
+    end = max([10.0, *paid])  # a decade at least
     steps = sorted(paid | {end})  # what was reached is kept, also where one step is all there was
     for method, curves in found.items():
         if not curves:

@@ -22,6 +22,7 @@ __all__ = [
     "attack_table",
     "held_text",
     "not_tried",
+    "score_text",
     "show_attack",
     "steps_text",
     "verdict_sentence",
@@ -49,8 +50,8 @@ def attack_rows(record: dict[str, Any], extractor: str = "immunized") -> list[li
                 [
                     task,
                     tier,
-                    _score(found["score_reference"]),
-                    _score(found["score"]),
+                    score_text(found["score_reference"]),
+                    score_text(found["score"]),
                     interval_text(found.get("retention")),
                     steps_text(found["to_target_reference"]["steps"]),
                     steps_text(found["to_target"]["steps"]),
@@ -115,8 +116,9 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
     if broken:
         found = record["results"][task][extractor][broken]
         parts.append(
-            f"broken first in {broken}: {_score(found['score'])} against {_score(found['score_reference'])} from θ_0, "
-            f"{_difference(found)}{steps_text(found['to_target']['steps'])} steps against "
+            f"broken first in {broken}: {score_text(found['score'])} against "
+            f"{score_text(found['score_reference'])} from θ_0, {_difference(found)}"
+            f"{steps_text(found['to_target']['steps'])} steps against "
             f"{steps_text(found['to_target_reference']['steps'])}"
         )
     if undecided:
@@ -173,7 +175,8 @@ def _middle(values: list[float | None]) -> str:
     return NOTHING if math.isinf(middle) else f"{middle:.1e}"
 
 
-def _score(found: dict[str, Any]) -> str:
+def score_text(found: dict[str, Any]) -> str:
+    """Mean ± standard deviation over the seeds."""
     if found["mean"] is None:
         return NOTHING
     return f"{found['mean']:.3f}" + (

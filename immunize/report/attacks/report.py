@@ -14,6 +14,7 @@ from immunize.report.attacks.retention_figure import best_figure, plane_figure
 from immunize.report.attacks.runs import CONTROL, THETA_0, Attacks, Group
 from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
 from immunize.report.cells import NOTHING
+from immunize.report.figures import save_figure
 from immunize.report.layout import write_tables
 from immunize.report.provenance import made_with, versions_of
 from immunize.report.stored import write_results
@@ -55,7 +56,7 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     write_tables(tables, NAME, out)
     cost_figure(attacks, out / FIGURE)
     if has_curves(attacks):
-        curves_figure(attacks, out / CURVES)
+        save_figure(curves_figure(attacks), out / CURVES)
     if _has_retention(attacks):
         best_figure(attacks, out / BEST)
         plane_figure(attacks, out / PLANE)

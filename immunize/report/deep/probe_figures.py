@@ -36,17 +36,16 @@ def probe_figures(bands: Sequence[ProbeBand], out: Path) -> list[str]:
     for model, data, optimizer in keys:
         shown = [b for b in bands if (b.model, b.data, b.optimizer) == (model, data, optimizer)]
         name = re.sub(r"[^A-Za-z0-9_]+", "_", f"probe_{model}_{data}_{optimizer}")
-        probe_figure(shown, out / name)
+        save_figure(probe_figure(shown), out / name)
         names.append(name)
     return names
 
 
-def probe_figure(bands: Sequence[ProbeBand], stem: Path) -> None:
+def probe_figure(bands: Sequence[ProbeBand]) -> Figure:
     """Accuracy against steps, the mean of the runs over their range.
 
     Args:
         bands: of one network, pair of data sets and optimizer.
-        stem: path of the files without suffix; a PNG and a PDF are written.
     """
     first = bands[0]
     order = [*in_order({b.extractor for b in bands} - {THETA_0}), THETA_0]
@@ -68,7 +67,7 @@ def probe_figure(bands: Sequence[ProbeBand], stem: Path) -> None:
     figure.suptitle(
         f"{mark}{first.model}, {first.data}: probe by {HOW.get(first.optimizer, first.optimizer)}", fontsize=11
     )
-    save_figure(figure, stem)
+    return figure
 
 
 def _set_up(axis: Axes, role: str, optimizer: str, batches_per_epoch: int) -> None:

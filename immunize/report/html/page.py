@@ -1,22 +1,102 @@
-"""One self-contained HTML file: style and script inside, a policy that forbids everything else, no request."""
+"""One self-contained HTML file from tables, sentences and figures: `assets/page.html` says how each is shown.
+
+Style and script are allowed by their hashes, figures as data, and nothing else at all: a page makes no request.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from jinja2 import Environment, FunctionLoader
+from markupsafe import Markup, escape
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
 from immunize.errors import UserError
 from immunize.files import write_text
-from immunize.report.html.elements import Html, coded, join, tag
+from immunize.report.layout import Table
 
-__all__ = ["REDUCED", "Section", "note", "page", "write_page"]
+__all__ = ["REDUCED", "REPORT", "Choice", "Folded", "Picture", "Section", "page", "write_page"]
 
+REPORT = "report.html"
 REDUCED = "REDUCED: a shortened version that shows the code path; its numbers are not to be reported."
 _ASSETS = files("immunize.report.html") / "assets"
+_CODE = re.compile(r"`([^`]*)`")
+_MOST_NUMBERS = 400
+"""Points of a line, from which on its numbers are not listed below the figure."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, with the numbers of its lines folded away below it.
+
+    Attributes:
+        figure: drawn without a screen.
+        caption: what to see in it.
+    """
+
+    figure: Figure
+    caption: str
+
+    @property
+    def source(self) -> str:
+        """An SVG as a data URI; the same figure gives the same text."""
+        buffer = io.StringIO()
+        with rc_context({"svg.hashsalt": "immunize", "svg.fonttype": "none"}):
+            self.figure.savefig(buffer, format="svg", metadata={"Date": None})
+        return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue().encode()).decode()}"
+
+    @property
+    def numbers(self) -> list[Table]:
+        """A table a panel: a row a place on its axis, a column a line with a name."""
+        tables = []
+        for axis in self.figure.axes:
+            lines = [line for line in axis.lines if str(line.get_label())[:1] not in ("_", "")]
+            lines = [line for line in lines if len(line.get_xdata()) <= _MOST_NUMBERS]  # type: ignore[arg-type]
+            if lines:
+                at = [dict(zip(map(float, line.get_xdata()), line.get_ydata(), strict=True)) for line in lines]  # type: ignore[arg-type, call-overload]
+                rows = [
+                    [f"{x:,.10g}", *(f"{of[x]:.4g}" if x in of else "" for of in at)]
+                    for x in sorted({x for of in at for x in of})
+                ]
+                columns = (axis.get_xlabel() or "at", *(str(line.get_label()) for line in lines))
+                tables.append(Table(axis.get_title() or axis.get_ylabel(), "numbers", [("", columns)], rows))
+        return tables
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What is shown when it is asked for.
+
+    Attributes:
+        summary: what it is.
+        content: text as it is, or a table.
+    """
+
+    summary: str
+    content: str | Table
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The same for several parts and estimators, of which the reader looks at one at a time.
+
+    Attributes:
+        views: title to what is shown.
+    """
+
+    views: Mapping[str, Sequence[Block]]
+
+
+Block = str | list[str] | Table | Picture | Folded | Choice
+"""A paragraph, a list, or one of the others; in texts code stands between backticks."""
 
 
 @dataclass(frozen=True)
@@ -26,76 +106,60 @@ class Section:
     Attributes:
         key: for links to it.
         title: its heading.
-        content: what stands below.
+        blocks: what stands below; None is left out.
     """
 
     key: str
     title: str
-    content: Html
+    blocks: Sequence[Block | None]
 
 
-def page(title: str, lead: Html, sections: Sequence[Section]) -> str:
+def page(title: str, lead: Sequence[str], sections: Sequence[Section], *, reduced: bool = False) -> str:
     """The whole document.
-
-    Style and script are allowed by their hashes, data images for the empty icon, and nothing else at all.
 
     Args:
         title: of the page.
         lead: below the title: what it is about in a line or two.
         sections: in their order.
+        reduced: its numbers are not to be reported.
     """
-    style, script = (_ASSETS.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+    style, script = (_asset(name) for name in ("report.css", "report.js"))
+    templates = Environment(
+        autoescape=True, loader=FunctionLoader(_asset), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    head = join(
-        [
-            tag("meta", charset="utf-8"),
-            tag("meta", http_equiv="Content-Security-Policy", content=policy),
-            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("meta", name="color-scheme", content="light dark"),
-            tag("link", rel="icon", href="data:,"),  # a browser asks the server for one otherwise
-            tag("title", title),
-            tag("style", Html(style)),
-        ]
+    templates.filters["coded"] = _coded
+    return templates.get_template("page.html").render(
+        title=title,
+        lead=lead,
+        sections=sections,
+        banner=REDUCED if reduced else None,
+        style=Markup(style),
+        script=Markup(script),
+        allowed=f"style-src {_hash(style)}; script-src {_hash(script)}",
     )
-    contents = tag("ol", *(tag("li", tag("a", s.title, href=f"#{s.key}")) for s in sections))
-    body = join(
-        [
-            tag("a", "Skip to the content", href="#content", class_="skip"),
-            tag("header", tag("h1", title), lead, tag("nav", contents, aria_label="Contents")),
-            tag("main", *map(_section, sections), id="content"),
-            tag("footer", tag("p", "Made by ", tag("code", "python -m immunize.report html"), " from records alone.")),
-            tag("script", Html(script)),
-        ]
-    )
-    document = tag("html", tag("head", head), tag("body", body), lang="en")
-    return f"<!doctype html>\n{document}\n"
 
 
-def note(text: str) -> Html:
-    """A sentence beside numbers; code between backticks."""
-    return tag("p", coded(text), class_="note")
-
-
-def write_page(text: str, path: Path) -> Path:
-    """Write the document whole or not at all, and return its path.
+def write_page(text: str, out: Path) -> Path:
+    """Write the document whole or not at all into a folder, and return its path.
 
     Raises:
         UserError: it cannot be written there.
     """
     try:
-        return write_text(path, text)
+        return write_text(out / REPORT, text)
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another folder with out=") from None
+        raise UserError(
+            f"{out / REPORT} cannot be written ({error.strerror}); choose another folder with out="
+        ) from None
 
 
-def _section(section: Section) -> Html:
-    heading = f"{section.key}-heading"
-    return tag(
-        "section", tag("h2", section.title, id=heading), section.content, id=section.key, aria_labelledby=heading
-    )
+def _asset(name: str) -> str:
+    return _ASSETS.joinpath(name).read_text(encoding="utf-8")
+
+
+def _coded(text: object) -> Markup:
+    """Text, escaped, in which what stands between backticks is code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def _hash(text: str) -> str:

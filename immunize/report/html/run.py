@@ -1,0 +1,436 @@
+"""The page of one run, from its record and what lies beside it: attack record and training log."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from immunize.errors import UserError
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD, diverged_cross_fit
+from immunize.report.attacks.collecting import collected
+from immunize.report.attacks.curves import curves_figure
+from immunize.report.attacks.one_run import (
+    HELD,
+    NAMES,
+    RETENTION,
+    attack_table,
+    not_tried,
+    score_text,
+    verdict_sentence,
+)
+from immunize.report.attacks.runs import Attacks
+from immunize.report.cells import NOTHING, short
+from immunize.report.conventions import HARDER_BY, NO_HARDER, RATIOS
+from immunize.report.deep.probe_curves import probe_bands
+from immunize.report.deep.probe_figures import probe_figure
+from immunize.report.deep.settings import DeepSetting
+from immunize.report.each_set import each_set, sets_table, weakest_told
+from immunize.report.figures import draw_norm_ratio
+from immunize.report.html.page import Block, Folded, Picture, Section, page, write_page
+from immunize.report.layout import Table
+from immunize.report.naming import data_name, pair_title, run_title
+from immunize.report.nulls import infinite, with_infinities
+from immunize.report.one_run import loss_text, warning_lines
+from immunize.report.provenance import provenance_rows
+from immunize.report.reading import lacking_is_told
+from immunize.report.runs import Runs, experiment_of
+from immunize.report.sources import METRICS, check_same_run, read_attack, read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["read_log", "run_page", "write_run_page"]
+
+KINDS = {"metrics_groups": ("verdicts_groups", ", groups"), "metrics": ("verdicts", "")}
+"""Where numbers stand in a record, and verdicts on them: means over small groups of rows, and all rows of a part."""
+_NOT_OF_ONE_RUN = ("runs", "methods", "seeds")
+_SIDES = {"H_H": "kappa_harmful", "H_P": "kappa_pretrain"}
+_ROLES = {"pretrain": ("D_P", "H_P"), "harmful": ("D_H", "H_H")}
+_TRAINING = {
+    "loss and its terms": ("loss", "term/"),
+    "RIR, (i) and (ii), spectrum": ("RIR", "ratio_harmful", "ratio_pretrain"),
+    "condition numbers, spectrum": ("kappa_pretrain", "kappa_harmful"),
+    "D_P's accuracy, percent": ("accuracy_pretrain",),
+    "what a ridge probe can learn (correlation)": ("separability_",),
+    "regularizers of the whole data": ("R_well", "R_ill"),
+}
+"""Panels, and what the names of their columns begin with."""
+_HOW = (
+    "Definition 3.1 of the paper, by the estimator named in each row: (i) = κ(H_H(θ))/κ(H_H before), (ii) = κ(H_P(θ))/"
+    f"κ(H_P before). (a), the harmful task is harder, asks for (i) ≥ {HARDER_BY:g}; (b), the pre-training task is no "
+    f"harder, for (ii) ≤ {NO_HARDER:g}; (c): it can still be done. `fit` is what the model was immunized on, `held "
+    "out` what it never saw."
+)
+_GROUPS = (
+    "Groups: the mean over small groups of rows, the protocol of the paper's Table 3; otherwise all rows are taken."
+)
+_KAPPAS = (
+    "`spectrum` is σ_1/σ_k over the k singular values of H that are not zero, Eq. (1); `released` is what the paper's "
+    "code computes; `ridge` has both ends raised by ρ·tr(H)/D, as weight decay does. RIR = (i)/(ii). k is the rank out "
+    "of so many columns; floor: where the estimator's own constant, and not the data, is what κ was divided by."
+)
+_NO_SPECTRA = (
+    "The record holds no spectra: it was written by an earlier version, or comes from a `results.csv.gz`. What it "
+    "keeps of them are their ends; `python -m immunize.train` with `overwrite=true` records them."
+)
+
+
+def write_run_page(folder: Path, out: Path) -> Path:
+    """Write `report.html` of the run in `folder` into `out`, and return its path.
+
+    Raises:
+        UserError: no record, or one that cannot be read or lacks what every record has.
+    """
+    record, log = read_run(folder), read_log(folder)
+    with lacking_is_told(f"the record in {folder}"):
+        attack, problem = _attack_of(folder, record)
+        if attack is not None:
+            try:
+                return write_page(run_page(record, attack, log), out)
+            except KeyError as error:
+                problem = f"{ATTACK_RECORD} lacks {error}: it is of another version."
+        return write_page(run_page(record, None, log, problem), out)
+
+
+def run_page(
+    record: dict[str, Any],
+    attack: dict[str, Any] | None,
+    log: pd.DataFrame | None,
+    attack_problem: str | None = None,
+) -> str:
+    """The document.
+
+    Args:
+        record: of `immunize.train`, finished or not.
+        attack: of `immunize.attack` on that run; None leaves the attacks out, and the page says so.
+        log: of the training, see :func:`read_log`.
+        attack_problem: why an attack record that is there is not shown.
+
+    Raises:
+        KeyError: a record without what every record has.
+    """
+    sets = each_set(record)
+    training = Section("training", "Training", _training(log, record))
+    sections = [Section("verdicts", "Verdicts", [*_verdicts(record), *_attackers(record, attack), *_warnings(record)])]
+    if record.get("metrics"):
+        sections.append(Section("ratios", "Condition numbers and RIR", [_ratios(record), _KAPPAS]))
+        if sets is not None:
+            sections.append(Section("each-set", "Each harmful data set", [sets_table(sets)]))
+        sections += [training, Section("spectra", "Singular spectra", _spectra(record))]
+        if "metrics_groups" in record:
+            sections.append(Section("probes", "Linear probes", _probes(record)))
+        else:
+            sections.append(Section("norm-ratio", "Norm ratio of a linear probe", _norm_ratios(record)))
+        sections.append(Section("attacks", "Attacks", _attacks(attack, attack_problem)))
+    else:
+        sections.append(training)
+    sections.append(Section("provenance", "Provenance", _provenance(record, attack)))
+    lead = [_lead(record), *([] if sets is None else [weakest_told(sets)])]
+    return page(run_title(record), lead, sections, reduced=experiment_of(record)[1])
+
+
+def read_log(folder: Path) -> pd.DataFrame | None:
+    """The training's log in a run's folder, a row a step; None where there is none.
+
+    Cells that are no numbers are NaN, as a run that was killed may leave half of a row.
+
+    Raises:
+        UserError: it is not a log of a training.
+    """
+    path = folder / METRICS
+    if not path.is_file():
+        return None
+    import pandas as pd
+
+    try:
+        log = pd.read_csv(path, on_bad_lines="skip", index_col=False).apply(pd.to_numeric, errors="coerce")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as the log of a training: {error}") from None
+    if "step" not in log:
+        raise UserError(f"{path} is not the log of a training: it has no column 'step'")
+    return log.replace([math.inf, -math.inf], math.nan)
+
+
+def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
+    """The attack record, or None and why it is not shown: the page of a run does not depend on its attackers."""
+    try:
+        attack = read_attack(folder)
+        if attack is not None:
+            check_same_run(record, attack)
+        elif (folder / ATTACK_CELLS).is_dir():
+            return None, "An attack on this run was begun and has not ended; the same command goes on where it stopped."
+    except UserError as error:  # a run that was done again leaves the attacks on the one before
+        return None, f"{error}.".removeprefix(f"{folder}/")
+    except KeyError as error:
+        return None, f"{ATTACK_RECORD} lacks {error}: it is of another version."
+    return attack, None
+
+
+def _lead(record: dict[str, Any]) -> str:
+    sides = {role: f"{data_name(record, role)}, {record['data'][role]['task']}" for role in ("pretrain", "harmful")}
+    network = (record.get("network") or {}).get("architecture")
+    model = record["model"] if network in (None, record["model"]) else f"{record['model']} ({network})"
+    return (
+        f"{record['status']}: `{model}` immunized by `{record['method']}`, for D_P {sides['pretrain']}, against D_H "
+        f"{sides['harmful']}."
+    )
+
+
+def _verdicts(record: dict[str, Any]) -> Iterator[Block]:
+    if not record.get("metrics"):
+        text = f"This run is '{record.get('status')}': nothing was evaluated, and there is no verdict."
+        for name, facts in (record.get("training") or {}).items():
+            if (found := facts.get("diverged")) is not None:
+                text += (
+                    f" The training `{name}` diverged in step {found['step']}: {found['term']} became {found['value']}."
+                )
+        yield text
+        return
+    rows = []
+    for metrics, (verdicts, about) in KINDS.items():
+        for part in record.get(metrics, {}):
+            of = record[verdicts] if part == "fit" else record[verdicts].get(part)
+            if of is not None:
+                ratios = with_infinities(record[metrics][part][of["estimator"]])
+                words = ["holds" if of[name] else "fails" for name in "abc"]
+                numbers = [short(ratios[name]) for name in RATIOS]
+                rows.append([f"{_named(part)}{about}", *words, *numbers, of["estimator"], loss_text(of)])
+    columns = ("part", "(a)", "(b)", "(c)", "(i)", "(ii)", "RIR", "by", "what (c) rests on")
+    lost = diverged_cross_fit(record)
+    notes = [_HOW, *([_GROUPS] if "metrics_groups" in record else [])]
+    notes += [] if lost is None else [f"There are no held-out numbers: {lost}."]
+    yield Table("Definition 3.1", "verdicts", [("", columns)], rows, notes)
+
+
+def _attackers(record: dict[str, Any], attack: dict[str, Any] | None) -> Iterator[Block]:
+    if attack is None:
+        if record.get("metrics"):
+            yield "No attacker was tried: a condition number speaks of one attacker only."
+        return
+    yield [
+        f"{facts['kind']} task, {facts['about']}: {verdict_sentence(attack, name)}"
+        for name, facts in attack["tasks"].items()
+    ]
+    if not attack["control"]["passed"]:
+        yield "The control held, a random rotation, which changes nothing: distrust this grid."
+
+
+def _warnings(record: dict[str, Any]) -> Iterator[Block]:
+    if lines := warning_lines(record):
+        yield "Warnings of the training:"
+        yield lines
+
+
+def _ratios(record: dict[str, Any]) -> Table:
+    before = "θ_0" if "metrics_groups" in record else "identity"
+    rows = []
+    for metrics in KINDS:
+        for part, estimators in record.get(metrics, {}).items():
+            for estimator, of in estimators.items():
+                m, facts = with_infinities(of), of["facts"]
+                sizes = f"D_P {facts['kappa_pretrain']['n_samples']:,}, D_H {facts['kappa_harmful']['n_samples']:,}"
+                size = f"{of['n_groups']} × {of['group_size']}" if "n_groups" in of else sizes
+                low, high = of.get("interval", {}).get("rir", (None, None))
+                interval = f"{short(low)} to {short(infinite(high))}" if "interval" in of else NOTHING
+                cells = [_named(part), size, estimator, *(short(m[name]) for name in RATIOS), interval]
+                for key in _SIDES.values():
+                    cells.append(f"{short(m[f'{key}_baseline'])} → {short(m[key])}")
+                    cells.append(_rank(facts[f"{key}_baseline"], facts[key]))
+                rows.append(cells)
+    columns = ["part", "rows", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑", "95 % of RIR"]
+    columns += [f"{what} {side}" for side in _SIDES for what in (f"κ, {before} → θ:", "k:")]
+    return Table("Condition numbers, before and after immunization", "ratios", [("", columns)], rows)
+
+
+def _rank(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    hit = [name for name, facts in (("before", before), ("after", after)) if facts["floor_hit"]]
+    floor = {0: "", 1: f" floor {''.join(hit)}", 2: " floor both"}[len(hit)]
+    return f"{after['rank']} of {after['n_features']}{floor}"
+
+
+def _training(log: pd.DataFrame | None, record: dict[str, Any]) -> list[Block]:
+    told = []
+    for name, facts in (record.get("training") or {}).items():
+        closed = facts["steps"] == 0 and "closed_form" in facts
+        took = (
+            "computed in closed form, no steps"
+            if closed
+            else f"{facts['steps']:,} steps in {short(facts['seconds'])} s"
+        )
+        told.append(f"`{name.replace('_', '-')}`: {took}")
+    said = "; ".join(told) + "." if told else "The record says nothing of the training."
+    panels: dict[str, dict[str, pd.Series[float]]] = {}
+    for title, starts in _TRAINING.items() if log is not None else ():
+        assert log is not None
+        names = [n for n in log if any(n == s or (s[-1] in "/_" and str(n).startswith(s)) for s in starts)]
+        lines = {str(n).removeprefix("term/"): log.set_index("step")[n].dropna() for n in names}
+        if lines := {name: line for name, line in lines.items() if len(line)}:
+            panels[title] = lines
+    if not panels:
+        return [said, f"No training curves: the folder holds no `{METRICS}`. Runs with `logger=csv` leave one."]
+    figure = Figure(figsize=(4.6 * min(len(panels), 3), 3.2 * math.ceil(len(panels) / 3)), layout="constrained")
+    for index, (title, lines) in enumerate(panels.items()):
+        axis = figure.add_subplot(math.ceil(len(panels) / 3), min(len(panels), 3), index + 1)
+        for name, line in lines.items():
+            axis.plot(line.index.to_list(), line.to_list(), label=name)
+        positive = all((line > 0).all() for line in lines.values())
+        axis.set(title=title, xlabel="optimizer steps", yscale="log" if positive else "linear")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    caption = "The training on `fit`, from the log beside the record; axes are logarithmic where all numbers allow it."
+    return [said, Picture(figure, caption)]
+
+
+def _spectra(record: dict[str, Any]) -> list[Block]:
+    found = record.get("spectra", {})
+    if not found:
+        return [_NO_SPECTRA, _ends(record)]
+    figure = Figure(figsize=(9.2, 3.2 * len(found)), layout="constrained")
+    for row, (axes, (part, roles)) in enumerate(
+        zip(figure.subplots(len(found), 2, squeeze=False), found.items(), strict=True)
+    ):
+        for axis, (role, (_, side)) in zip(axes, _ROLES.items(), strict=True):
+            for which, of in roles[role].items():
+                axis.plot(of["index"], of["sigma"], "-" if which == "immunized" else "--", label=which)
+            axis.set(title=f"{side}, {_named(part)}", xlabel="index i of σ_i", ylabel=f"σ_i({side})", yscale="log")
+            axis.grid(alpha=0.3)
+            if row == 0:
+                axis.legend(fontsize=8)
+    return [
+        Picture(
+            figure,
+            "The k singular values of H that κ is over, largest first: κ is the height from the first to the last. "
+            "Long spectra are thinned between their ends.",
+        )
+    ]
+
+
+def _ends(record: dict[str, Any]) -> Table:
+    before = "θ_0" if "metrics_groups" in record else "identity"
+    rows = []
+    for part, estimators in record["metrics"].items():
+        facts = next(iter(estimators.values()))["facts"]
+        for side, key in _SIDES.items():
+            for name, of in ((before, facts[f"{key}_baseline"]), ("immunized", facts[key])):
+                numbers = (short(of[one]) for one in ("sigma_max", "sigma_min", "gap_top", "gap_bottom"))
+                rows.append([_named(part), side, name, f"{of['rank']}", *numbers])
+    columns = ("part", "matrix", "features", "k", "σ_1", "σ_k", "σ_1/σ_2", "σ_(k−1)/σ_k")
+    return Table("Ends of the spectra", "ends", [("", columns)], rows)
+
+
+def _norm_ratios(record: dict[str, Any]) -> list[Block]:
+    limit = record["config"].get("probe_steps")
+    rows = []
+    for part, roles in record.get("steps_to_norm_ratio", {}).items():
+        for role, of in roles.items():
+            for threshold in dict.fromkeys([*of.get("identity", {}), *of.get("immunized", {})]):
+                reached = (of[which][threshold] for which in ("identity", "immunized"))
+                never = "never" if limit is None else f"> {limit:,}"
+                steps = (never if one is None else f"{one:,}" for one in reached)
+                rows.append([_named(part), _ROLES[role][0], threshold, *steps])
+    columns = ("part", "data", "norm ratio", "steps, identity", "steps, immunized")
+    title = "Steps until the norm ratio is first at or below a threshold"
+    shown: list[Block] = [Table(title, "steps", [("", columns)], rows)] if rows else []
+    if "norm_ratio" not in record.get("curves", {}):
+        return [*shown, "The record holds no norm-ratio curves."]
+    caption = (
+        "How far a linear probe still is from its optimum, ‖w_t − w*‖²/‖w_0 − w*‖², by gradient descent with exact "
+        "line search. To the right is harder to learn."
+    )
+    return [*shown, Picture(draw_norm_ratio(record), caption)]
+
+
+def _probes(record: dict[str, Any]) -> list[Block]:
+    rows = []
+    found = record.get("probe_accuracy", {})
+    every = {step for roles in found.values() for of in roles.values() for one in of.values() for step in one}
+    steps = sorted(every, key=lambda step: math.inf if step == "end" else int(step))
+    for optimizer, roles in found.items():
+        for role, of in roles.items():
+            for which in ("theta_0", "immunized"):
+                values = (f"{of[which][step]:.1f}" if step in of[which] else NOTHING for step in steps)
+                rows.append([optimizer, _ROLES[role][0], NAMES[which], *values])
+    columns = ("optimizer", "data", "features", *(f"after {s}" if s != "end" else "at the end" for s in steps))
+    table = Table("Accuracy of a linear probe after some steps, held-out, %", "probes", [("", columns)], rows)
+    shown: list[Block] = [table] if rows else []
+    if "probe" not in record.get("curves", {}):
+        return [*shown, "The record holds no probe curves."]
+    runs = Runs((record,), *experiment_of(record), ())
+    bands = probe_bands([DeepSetting(record["model"], record["model"], record["harmful"], pair_title(record), runs)])
+    caption = "A new linear classifier on frozen features, trained on `fit` and measured on `held out`."
+    for optimizer in dict.fromkeys(band.optimizer for band in bands):
+        shown.append(Picture(probe_figure([band for band in bands if band.optimizer == optimizer]), caption))
+    return shown
+
+
+def _attacks(attack: dict[str, Any] | None, problem: str | None) -> list[Block]:
+    if attack is None:
+        why = problem or "This run was not attacked. A condition number is a statement about one attacker only."
+        return [why, "Run `python -m immunize.attack run=<this folder>`."]
+    grid = attack["config"]["attack"]
+    budget = grid["budget"]
+    seeds = ", ".join(map(str, attack["config"]["seeds"]))
+    control = "did not hold in any tier, as it should" if attack["control"]["passed"] else "HELD: distrust this grid"
+    shown: list[Block] = ["REDUCED grid: a quick look, not to be reported."] if grid["reduced"] else []
+    shown += [
+        f"Grid `{grid['name']}`: {budget['steps']:,} steps a candidate, {budget['flops']:.1e} FLOPs an attack, seeds "
+        f"{seeds}. The attacker tunes on validation rows of its own. Steps and FLOPs are each the least that buys 90 % "
+        f"of θ_0's score in the tier. Retention: {RETENTION}. Held: {HELD}.",
+        attack_table(attack),
+        not_tried(attack),
+        f"Control: a random rotation, which changes nothing, {control}.",
+        Folded("Every attack and what all its candidates took", _every_attack(attack)),
+    ]
+    if attack["subject"].get("method") is not None and attack.get("best_so_far"):
+        caption = "Test score of what is best on the validation rows so far, against steps, on the harmful task."
+        shown.append(Picture(curves_figure(Attacks.of([collected(attack)])), caption))
+    return shown
+
+
+def _every_attack(attack: dict[str, Any]) -> Table:
+    rows = []
+    for task, extractors in attack["attacks"].items():
+        for extractor, attacks in extractors.items():
+            for name, found in attacks.items():
+                place = [name, found["tier"], task, NAMES.get(extractor, extractor)]
+                if found["status"] == "skipped":
+                    rows.append([*place, f"not tried: {found['reason']}", *[NOTHING] * 4])
+                    continue
+                spent = found["spent"]
+                taken = [_middle(spent["steps"], short), _middle(spent["seconds"], short)]
+                taken.append(_middle(spent["flops"], lambda value: f"{value:.1e}"))
+                rows.append([*place, score_text(found["score"]), f"{found['candidates']}", *taken])
+    columns = ("attack", "tier", "task", "features", "score", "candidates", "steps", "seconds", "FLOPs")
+    return Table("All candidates' cost, medians over the seeds", "every_attack", [("", columns)], rows)
+
+
+def _middle(values: Sequence[float | None], text: Any) -> str:
+    found = median(map(infinite, values)) if values else math.nan
+    return "never" if math.isinf(found) else NOTHING if math.isnan(found) else str(text(found))
+
+
+def _provenance(record: dict[str, Any], attack: dict[str, Any] | None) -> list[Block]:
+    rows = provenance_rows(Runs((record,), *experiment_of(record), ()))
+    facts = [("config hash", f"`{record['config_hash']}`"), ("seed", str(record["seed"]))]
+    facts += [(name, text) for name, text in rows if name not in _NOT_OF_ONE_RUN]
+    facts.append(("record", f"schema version {record.get('schema_version')}"))
+    commands = [record["command"], "python -m immunize.attack run=<this folder>"]
+    if attack is not None:
+        facts.append(("checkpoint", f"SHA-256 `{attack['subject']['checkpoint_sha256']}`"))
+        commands[1] = attack["command"]
+    commands.append("python -m immunize.verify run=<this folder>")
+    return [
+        [f"{name}: {text}" for name, text in facts],
+        Folded("The commands to repeat it", "\n".join(commands)),
+        Folded("The whole configuration", json.dumps(record["config"], indent=1, ensure_ascii=False)),
+    ]
+
+
+def _named(part: str) -> str:
+    return part.replace("_", " ")

@@ -1,0 +1,433 @@
+"""Pages of one run and of many: their numbers are those of the records, nothing becomes markup, what lacks is said."""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from immunize.errors import UserError
+from immunize.records import RECORD, SWEEP, read_record
+from immunize.report.__main__ import main
+from immunize.report.attacks.one_run import verdict_sentence
+from immunize.report.cells import short, summary_text
+from immunize.report.html import write_run_page, write_sweep_page
+from immunize.report.html.page import REPORT, Picture
+from immunize.report.html.run import read_log, run_page
+from immunize.report.html.sweep import settings_of, sweep_page
+from immunize.report.sources import METRICS
+from immunize.report.stored import write_results
+from immunize.report.summary import summary_table
+from tests.attacking import attack_tiny
+from tests.composing import run_tiny
+from tests.report.making import (
+    METHODS,
+    diverged,
+    record_of,
+    table1_records,
+    table2_records,
+    without_held_out,
+    written,
+)
+from tests.report.pages import Page, check
+
+Record = dict[str, Any]
+ATTACK_RECORD = "attack_record.json"
+PARTS = {"fit": "fit", "held_out": "held out"}
+IN_ORDER = ["ours", "closed_form", "opt_kappa", "imma", "ill_only", "well_only", "none"]
+PAIRS = [(0, 1), (1, 0), (0, 7), (7, 1)]
+
+
+# One run.
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with everything: log, record, attack record."""
+    folder = tmp_path_factory.mktemp("html") / "run"
+    run_tiny(folder, "logger=csv", "monitor_every=10", "probe_steps=2000")
+    attack_tiny(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    path = write_run_page(run, tmp_path_factory.mktemp("out"))
+    assert path.name == REPORT
+    return check(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def record(run: Path) -> Record:
+    return copy.deepcopy(read_record(run))
+
+
+@pytest.fixture
+def attack(run: Path) -> Record:
+    return dict(json.loads((run / ATTACK_RECORD).read_text()))
+
+
+def text_of(record: Record, attack: Record | None = None) -> str:
+    return check(run_page(record, attack, None)).text
+
+
+def test_every_section_is_there(page: Page) -> None:
+    keys = [a["id"] for a in page.of("section")]
+    assert keys == ["verdicts", "ratios", "training", "spectra", "norm-ratio", "attacks", "provenance"]
+    assert [a["href"] for a in page.of("a")][1:] == [f"#{key}" for key in keys]
+
+
+def test_every_kappa_stands_beside_its_part_estimator_and_rank(page: Page, record: Record) -> None:
+    table = page.table("Condition numbers, before")
+    rows = {(row[0], row[2]): dict(zip(table.heads, row, strict=True)) for row in table.rows}
+    assert len(rows) == len(table.rows) == 6
+    for part, estimators in record["metrics"].items():
+        for estimator, of in estimators.items():
+            row = rows[PARTS[part], estimator]
+            assert row["RIR ↑"] == short(of["rir"])
+            for side, key in (("H_H", "kappa_harmful"), ("H_P", "kappa_pretrain")):
+                assert row[f"κ, identity → θ: {side}"] == f"{short(of[f'{key}_baseline'])} → {short(of[key])}"
+                facts = of["facts"][key]
+                assert row[f"k: {side}"].startswith(f"{facts['rank']} of {facts['n_features']}")
+                hit = [n for n, f in (("before", of["facts"][f"{key}_baseline"]), ("after", facts)) if f["floor_hit"]]
+                assert row[f"k: {side}"].partition("floor ")[2] == ("both" if len(hit) == 2 else "".join(hit))
+
+
+@pytest.mark.parametrize("verdict", "abc")
+def test_each_verdict_is_its_own_word(verdict: str, record: Record) -> None:
+    for of in (record["verdicts"], record["verdicts"]["held_out"]):
+        of.update({"a": False, "b": False, "c": False, verdict: True})
+    table = check(run_page(record, None, None)).table("Definition 3.1")
+    assert [row[1:4] for row in table.rows] == [["holds" if one == verdict else "fails" for one in "abc"]] * 2
+
+
+def test_training_curves_and_spectra_have_their_numbers_below(page: Page, run: Path, record: Record) -> None:
+    log = read_log(run)
+    assert log is not None
+    table = page.table("RIR, (i) and (ii)")
+    assert table.heads == ["optimizer steps", "RIR", "ratio_harmful", "ratio_pretrain"]
+    assert table.rows[-1][1] == f"{record['metrics']['fit']['spectrum']['rir']:.4g}"
+    losses = log.dropna(subset="loss")
+    assert [row[:2] for row in page.table("loss").rows] == [
+        [f"{step:,.10g}", f"{loss:.4g}"] for step, loss in zip(losses["step"], losses["loss"], strict=True)
+    ]
+    sigma = record["spectra"]["held_out"]["harmful"]["immunized"]["sigma"]
+    assert [row[1] for row in page.table("H_H, held out").rows] == [f"{value:.4g}" for value in sigma]
+
+
+@pytest.mark.usefixtures("drawn")
+def test_a_picture_is_the_same_text_again() -> None:
+    def drawn() -> str:
+        figure = Figure()
+        figure.subplots().plot([1, 2], [3, 4], label="line")
+        return Picture(figure, "").source
+
+    assert drawn() == drawn()
+
+
+def test_attack_grid_and_its_cost(page: Page, attack: Record) -> None:
+    for task in attack["tasks"]:
+        assert verdict_sentence(attack, task) in page.text
+    every = page.table("All candidates' cost")
+    assert len(every.rows) == sum(len(a) for of in attack["attacks"].values() for a in of.values())
+    assert "REDUCED grid" in page.text
+
+
+def test_attacks_that_were_skipped_are_named_with_the_reason(record: Record, attack: Record) -> None:
+    """As T4 is for every linear run with attack=full."""
+    reason = "it needs the network's weights, which are not given"
+    for extractors in attack["attacks"].values():
+        for attacks in extractors.values():
+            attacks["last_block"] = {"tier": "T4", "status": "skipped", "reason": reason}
+    rows = check(run_page(record, attack, None)).table("All candidates' cost").rows
+    skipped = [row for row in rows if row[0] == "last_block"]
+    assert len(skipped) == sum(len(extractors) for extractors in attack["attacks"].values())
+    assert all(row[1] == "T4" and row[4] == f"not tried: {reason}" for row in skipped)
+
+
+def test_failed_control_is_told_first(record: Record, attack: Record) -> None:
+    assert "HELD" not in text_of(record, attack)
+    attack["control"] = {"held": {"harmful": ["T0"]}, "passed": False}
+    text = text_of(record, attack)
+    assert text.index("distrust") < text.index("Condition numbers, before")
+
+
+def test_attack_of_another_run_is_not_shown(run: Path, tmp_path: Path, attack: Record) -> None:
+    (tmp_path / RECORD).write_bytes((run / RECORD).read_bytes())
+    attack["subject"]["run_config_hash"] = "another"
+    (tmp_path / ATTACK_RECORD).write_text(json.dumps(attack))
+    page = check(write_run_page(tmp_path, tmp_path).read_text())
+    assert "is of another run" in page.text
+    assert "No attacker was tried" in page.text
+    assert "All candidates' cost" not in page.text
+    assert "No training curves: the folder holds no metrics.csv" in page.text
+
+
+def test_provenance_and_how_to_repeat_it(page: Page, record: Record, attack: Record) -> None:
+    for found in (
+        *(record[key] for key in ("config_hash", "data_hash", "command")),
+        *(attack["command"], attack["subject"]["checkpoint_sha256"], record["versions"]["torch"]),
+        *(record["hardware"]["processor"], "python -m immunize.verify", '"lambda_ill": 100000.0'),
+    ):
+        assert str(found) in page.text
+
+
+@pytest.mark.parametrize("status", ["diverged", "interrupted"])
+def test_run_without_numbers_says_so(status: str, record: Record) -> None:
+    lost = diverged(record) | {"status": status}
+    lost.pop("spectra")
+    if status == "diverged":
+        lost["training"]["fit"]["diverged"] = {"step": 17, "term": "ill", "value": "inf"}
+    text = text_of(lost)
+    assert f"This run is '{status}': nothing was evaluated" in text
+    assert ("diverged in step 17: ill became inf" in text) == (status == "diverged")
+    assert "Condition numbers, before" not in text
+
+
+def test_run_whose_cross_fit_diverged_shows_its_fit_and_says_why_no_more(record: Record) -> None:
+    page = check(run_page(without_held_out(record), None, None))
+    assert "There are no held-out numbers: the cross-fit diverged in step 17: ill became inf." in page.text
+    assert {row[0] for row in page.table("Condition numbers").rows} == {"fit"}
+
+
+def test_record_without_spectra_shows_their_ends(record: Record) -> None:
+    del record["spectra"]
+    page = check(run_page(record, None, None))
+    facts = record["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]
+    row = next(r for r in page.table("Ends of the spectra").rows if r[:3] == ["fit", "H_H", "immunized"])
+    assert row[4:6] == [short(facts["sigma_max"]), short(facts["sigma_min"])]
+
+
+def test_infinite_numbers_and_curves_that_are_not_there(record: Record) -> None:
+    of = record["metrics"]["fit"]["spectrum"]
+    of.update(rir=None, ratio_harmful=None, kappa_harmful=None)
+    record["verdicts"]["ratio_harmful"] = None
+    record["metrics"]["held_out"]["ridge"].update(rir=None, ratio_harmful=None, ratio_pretrain=None)
+    record["curves"]["norm_ratio"]["fit"]["pretrain"] = {"immunized": None, "identity": None}
+    record["steps_to_norm_ratio"]["fit"]["pretrain"] = {"immunized": {}, "identity": {}}
+    record["steps_to_norm_ratio"]["fit"]["harmful"]["immunized"]["0.1"] = None
+    page = check(run_page(record, None, None))
+    assert page.table("Definition 3.1").rows[0][4:7] == ["∞", short(of["ratio_pretrain"]), "∞"]
+    shown = {(row[0], row[2]): row[3:6] for row in page.table("Condition numbers, before").rows}
+    assert shown["fit", "spectrum"] == ["∞", short(of["ratio_pretrain"]), "∞"]
+    assert shown["held out", "ridge"] == ["∞", "∞", "–"]
+    row = next(row for row in page.table("Steps until").rows if row[4] == "> 2,000")
+    assert row[:3] == ["fit", "D_H", "0.1"]
+
+
+def test_warnings_of_the_training_are_among_the_verdicts(record: Record) -> None:
+    one = {"name": "sigma_min_floor", "step": 7, "at_end": False, "text": "σ_min hit `its` floor"}
+    record["training"]["cross_fit"] = record["training"]["fit"] | {"warnings": [one]}
+    text = text_of(record)
+    assert "sigma_min_floor (cross-fit, step 7, no longer at the end): σ_min hit its floor" in text
+    assert text.index("sigma_min_floor") < text.index("Condition numbers, before")
+
+
+def test_nothing_in_a_record_becomes_markup(record: Record, attack: Record) -> None:
+    """Hostile text in every string that does not steer anything."""
+    evil = "\"'><script>alert(1)</script><img src=http://example.org onerror=alert(1)>&amp;`"
+
+    def poisoned(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {k: poisoned(v, k) for k, v in value.items()}
+        if isinstance(value, list):
+            return [poisoned(item) for item in value]
+        steers = ("started", "status", "estimator", "part", "first_broken")
+        return value + evil if isinstance(value, str) and key not in steers else value
+
+    whole = check(run_page(record, attack, None))
+    page = check(run_page(poisoned(record), poisoned(attack), None))
+    assert [tag for tag, _ in page.elements if tag != "code"] == [tag for tag, _ in whole.elements if tag != "code"]
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_page_of_a_deep_network(finished_network: Path, tmp_path: Path) -> None:
+    record = read_record(finished_network)
+    page = check(write_run_page(finished_network, tmp_path).read_text())
+    assert "probes" in [a["id"] for a in page.of("section")]
+    rows = {(row[0], row[1], row[2]): row[6] for row in page.table("Condition numbers, before").rows}
+    for part, estimators in record["metrics_groups"].items():
+        for estimator, of in estimators.items():
+            interval = rows[PARTS[part], f"{of['n_groups']} × {of['group_size']}", estimator]
+            assert interval.startswith(short(of["interval"]["rir"][0]))
+    milestones = page.table("Accuracy of a linear probe")
+    (row,) = [row for row in milestones.rows if row[:3] == ["gd", "D_H", "immunized"]]
+    assert row[-1] == f"{record['probe_accuracy']['gd']['harmful']['immunized']['end']:.1f}"
+
+
+def test_log_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text("loss,term/task,step\n2.0,,0\n1.5,1.0,10\nnan,inf,20\n1.2", encoding="utf-8")
+    log = read_log(tmp_path)
+    assert log is not None
+    whole = log.dropna(subset="step").set_index("step")
+    assert whole["loss"].dropna().to_dict() == {0: 2.0, 10: 1.5}
+    assert whole["term/task"].dropna().to_dict() == {10: 1.0}
+    (tmp_path / METRICS).write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="has no column 'step'"):
+        read_log(tmp_path)
+    (tmp_path / METRICS).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="cannot be read as the log"):
+        read_log(tmp_path)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["immunize-report", "html", *overrides])
+    main()
+
+
+def test_command(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(monkeypatch, f"run={run}", f"out={tmp_path}")
+    assert capsys.readouterr().out == f"{tmp_path / REPORT}\n"
+    assert [path.name for path in tmp_path.iterdir()] == [REPORT]
+    with pytest.raises(SystemExit):
+        command(monkeypatch, "run=a", "sweep=b")
+    assert "give one of run=<folder> and sweep=<folder>" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="choose another folder with out="):
+        write_run_page(run, tmp_path / "file")
+
+
+# Many runs.
+
+
+def page_of(records: list[Record], missing: int = 0) -> Page:
+    return check(sweep_page(records, "a sweep", missing))
+
+
+def numbers(records: list[Record], method: str, name: str, part: str = "fit", est: str = "spectrum") -> list[float]:
+    return [r["metrics"][part][est][name] for r in records if r["method"] == method and r["status"] == "finished"]
+
+
+@pytest.fixture
+def table1(base: Record) -> list[Record]:
+    return table1_records(base, seeds=range(3))
+
+
+@pytest.fixture
+def table2(base: Record) -> list[Record]:
+    return table2_records(base, PAIRS, seeds=range(2), methods=("ours", "none"))
+
+
+def test_means_verdicts_and_front_of_every_setting(table1: list[Record]) -> None:
+    page = page_of(table1)
+    for part, where in PARTS.items():
+        for estimator in ("spectrum", "released", "ridge"):
+            table = page.table(f"Mean ± standard deviation: {where}, {estimator}")
+            assert [row[0] for row in table.rows] == IN_ORDER
+            for row in table.rows:
+                found = numbers(table1, row[0], "rir", part, estimator)
+                assert row[5] == summary_text([found])
+                assert row[6] == short(statistics.geometric_mean(found))
+    for row in page.table("In how many finished runs").rows:
+        of = [r["verdicts"] for r in table1 if r["method"] == row[0]]
+        for cells, verdicts in ((row[2:6], of), (row[6:10], [v["held_out"] for v in of])):
+            counts = [sum(v[name] for v in verdicts) for name in "abc"]
+            counts.append(sum(all(v[name] for name in "abc") for v in verdicts))
+            assert cells == [f"{count}/3" for count in counts]
+    points = {
+        method: tuple(
+            statistics.geometric_mean(numbers(table1, method, name)) for name in ("ratio_harmful", "ratio_pretrain")
+        )
+        for method in METHODS
+    }
+    table = next(t for t in page.tables if t.caption == "Geometric means")
+    assert {row[0]: row[3] == "yes" for row in table.rows} == {
+        method: not any(o[0] >= p[0] and o[1] <= p[1] and o != p for o in points.values())
+        for method, p in points.items()
+    }
+    assert {row[0]: row[1] for row in table.rows} == {method: short(p[0]) for method, p in points.items()}
+
+
+def test_networks_have_fronts_of_their_own(base: Record) -> None:
+    records = []
+    for model, factor in (("small", 1.0), ("large", 1e6)):
+        record = copy.deepcopy(base) | {"model": model, "config_hash": model}
+        record["config"]["model"]["name"] = model
+        record["metrics"]["fit"]["spectrum"]["ratio_harmful"] *= factor
+        records.append(record)
+    table = next(t for t in page_of(records).tables if t.caption == "Geometric means")
+    assert {row[0]: row[3] for row in table.rows} == {"large: ours": "yes", "small: ours": "yes"}
+
+
+def test_pairs_have_maps_and_rows_also_where_some_diverged(table2: list[Record], table1: list[Record]) -> None:
+    lost = [r for r in table2 if r["method"] == "ours"][:3]  # both seeds of one pair, one of another
+    records = [diverged(r) if r in lost else r for r in table2]
+    page = page_of(records)
+    assert len(page.of("img")) == 6 * 2  # fronts and maps
+    rows = {(row[0], row[1]): row[2:] for row in page.table("Mean ± standard deviation over the seeds").rows}
+    counts = [cells[0] for (setting, _), cells in rows.items() if setting == "ours"]
+    assert sorted(counts) == sorted(["0 + 2 diverged", "1 + 1 diverged", *["2"] * (len(PAIRS) - 2)])
+    assert all(set(cells[1:]) == {"–"} for cells in rows.values() if cells[0].startswith("0 "))
+    means = next(row for row in page.table("Mean ± standard deviation: fit, spectrum").rows if row[0] == "ours")
+    assert means[1:3] == [f"{len(PAIRS) - 1}", f"{2 * len(PAIRS) - 3} + 3 diverged"]
+    assert "No heat map: it needs 3 pairs" in page_of(table1).text
+
+
+def test_settings_on_different_pairs_are_not_compared_silently(table2: list[Record]) -> None:
+    assert "not run on the same pairs" not in page_of(table2).text
+    fewer = [r for r in table2 if r["method"] == "ours" or r["data_hash"] == f"hash of {PAIRS[0]}"]
+    assert "not run on the same pairs" in page_of(fewer).text
+
+
+def test_settings_are_named_by_what_differs_and_ordered_by_it(base: Record) -> None:
+    records = []
+    for weight in (1e16, 3.0, 1e5):
+        for seed in (0, 1):
+            record = record_of(base, "ours", seed, name="sweep")
+            record["config"]["objective"]["lambda_ill"] = weight
+            record["config"]["method"]["lambda_ill"] = weight  # a method repeats what its row has
+            records.append(record)
+    settings = settings_of(records)
+    assert [s.name for s in settings] == ["ours, lambda_ill=3", "ours, lambda_ill=100000", "ours, lambda_ill=1e+16"]
+    assert all(len(s.runs) == 2 for s in settings)
+    told = [line.split(" | ")[1] for line in summary_table(records).splitlines()[2:]]
+    assert sorted(told) == sorted(s.name for s in settings)
+
+
+def test_diverged_interrupted_and_missing_runs_are_counted(table1: list[Record], tmp_path: Path) -> None:
+    table1[0] = diverged(table1[0])
+    table1[1] = diverged(table1[1]) | {"status": "interrupted"}
+    table1[3] = without_held_out(table1[3])
+    folder = written(table1, tmp_path / "sweep")
+    (folder / "run9999").mkdir()  # killed before it had a record
+    own = [r["config_hash"] for r in table1[:-1]] + ["not there yet"]
+    (folder / SWEEP).write_text(json.dumps({"runs": own}))
+    page = check(write_sweep_page(folder, tmp_path / "out").read_text())
+    assert "21 runs: 18 finished, 1 diverged, 1 interrupted, 1 without a record yet" in page.text
+    rows = {row[0]: row[1] for row in page.table("In how many").rows}
+    assert rows[table1[0]["method"]] == "1 + 1 diverged + 1 interrupted"
+    assert rows[table1[3]["method"]] == "3 (2 held out)"
+
+
+def test_sweep_of_which_nothing_finished(table1: list[Record]) -> None:
+    page = page_of([diverged(record) for record in table1])
+    assert "Nothing was evaluated" in page.text
+    assert [a["id"] for a in page.of("section")] == ["verdicts", "provenance"]
+
+
+def test_page_from_committed_results_with_infinite_ratios(table1: list[Record], tmp_path: Path) -> None:
+    for record in table1:
+        if record["method"] == "imma":
+            record["metrics"]["fit"]["spectrum"].update(ratio_harmful=None, rir=None)
+    write_results(table1, tmp_path)
+    page = check(write_sweep_page(tmp_path, tmp_path).read_text())
+    title = "Mean ± standard deviation: fit, spectrum"
+    assert page.table(title).rows == page_of(table1).table(title).rows
+    assert next(row for row in page.table(title).rows if row[0] == "imma")[5] == "∞"
+
+
+def test_choosing_on_validation_has_no_held_out_part(base: Record) -> None:
+    record = base
+    for kind in ("metrics", "verdicts", "spectra"):
+        record[kind]["validation"] = record[kind].pop("held_out")
+    text = page_of([record]).text
+    assert "held out, spectrum" not in text
+    assert "validation, spectrum" in text
