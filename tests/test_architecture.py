@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "immunize"
 FILES = sorted(PACKAGE.rglob("*.py"))
-LONGEST_FILE = 320
+LONGEST_FILE = 500
 
 TABLE = {
     tuple(re.findall(r"`(\w+)`", names)): allowed

@@ -238,7 +238,7 @@ def test_nothing_in_a_record_becomes_markup(record: Record, attack: Record) -> N
             return {k: poisoned(v, k) for k, v in value.items()}
         if isinstance(value, list):
             return [poisoned(item) for item in value]
-        steers = ("started", "status", "estimator", "part", "first_broken")
+        steers = ("started", "status", "estimator", "part", "first_broken", "kind")
         return value + evil if isinstance(value, str) and key not in steers else value
 
     whole = check(run_page(record, attack, None))
