@@ -69,7 +69,7 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
     print(table.markdown())
     for method, record in attacked.items():
         rir = short(runs[method]["metrics"]["held_out"]["spectrum"]["rir"])
-        print(f"{method}: RIR {rir} on held-out rows; the harmful task {verdict_sentence(record, 'harmful')}")
+        print(f"{method}: RIR {rir} on held-out rows; harmful task {verdict_sentence(record, 'harmful')}")
     print(out / "best.png")
     return out / "best.png"
 

@@ -94,7 +94,7 @@ def test_changed_verdict_is_named(folder: Path) -> None:
 
 
 def test_changed_card_is_named(folder: Path) -> None:
-    (folder / CARD_MD).write_text((folder / CARD_MD).read_text().replace("broken", "unbroken"))
+    (folder / CARD_MD).write_text((folder / CARD_MD).read_text().replace("Limitations", "Merits"))
     assert verify.run(folder) == [f"card: {CARD_MD} is not what the records say"]
     edit_json(folder / CARD_JSON, lambda content: content["ratios"]["fit"]["spectrum"].update(rir=1e9))
     assert any("card.ratios.fit.spectrum.rir: 1000000000.0" in line for line in verify.run(folder))

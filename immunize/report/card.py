@@ -16,6 +16,7 @@ from immunize.records import diverged_cross_fit
 from immunize.report.attacks.one_run import HELD, NAMES, RETENTION, attack_table, not_tried, verdict_sentence
 from immunize.report.cells import short
 from immunize.report.each_set import each_set, sets_table, weakest_told
+from immunize.report.front_matter import front_matter
 from immunize.report.layout import Table
 from immunize.report.naming import data_name, run_title
 from immunize.report.nulls import with_infinities
@@ -96,6 +97,7 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
     data = card["data"]
     protocol = card["held_out_protocol"]
     lines = [
+        *front_matter(card),
         f"# Immunization card: {card['title']}",
         "",
         f"- What: `{card['model']}` immunized by `{card['method']}`, seed {card['seed']}",
@@ -116,7 +118,7 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         "",
         *(_attack_lines(card["attack"], attack) if attack is not None else [_NOT_ATTACKED]),
         "",
-        "## Threat model",
+        "## Limitations",
         "",
         *(f"- {sentence}" for sentence in card["threat_model"]),
         "",

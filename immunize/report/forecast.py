@@ -16,6 +16,7 @@ from immunize.files import whole
 from immunize.report.cells import short
 from immunize.report.naming import pair_title
 from immunize.report.nulls import infinite, with_infinities
+from immunize.report.terminal import printed_table, to_read
 
 __all__ = ["forecast_figure", "show_forecast"]
 
@@ -23,7 +24,6 @@ __all__ = ["forecast_figure", "show_forecast"]
 _COLOURS = {"pretrain": "#0072B2", "harmful": "#D55E00"}
 _NAMES = {"pretrain": "$K_P$", "harmful": "$K_H$"}
 _INK, _MUTED = "#222222", "#777777"
-_PIPE_WIDTH = 110
 
 
 def show_forecast(record: dict[str, Any], console: Console | None = None) -> None:
@@ -33,9 +33,7 @@ def show_forecast(record: dict[str, Any], console: Console | None = None) -> Non
         record: of `immunize.forecast`.
         console: where to; stdout by default.
     """
-    console = console or Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH  # in a pipe or a log nothing is gained by wrapping at 80
+    console = to_read(console)
     console.print(_data_table(record))
     for line in _alignment_lines(record):
         console.print(line, markup=False, highlight=False)
@@ -70,7 +68,7 @@ def forecast_figure(record: dict[str, Any], path: Path) -> None:
 
 
 def _data_table(record: dict[str, Any]) -> Table:
-    table = Table(title=f"Forecast: {pair_title(record)}", title_justify="left")
+    table = printed_table(f"Forecast: {pair_title(record)}")
     table.add_column("fit rows")
     for name in ("N", "D", "N/D", "rank", "N/rank", "eff. rank", "part. ratio", "κ spectrum", "κ ridge", "κ limit"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -109,7 +107,7 @@ def _alignment_lines(record: dict[str, Any]) -> list[str]:
 
 def _ratio_table(record: dict[str, Any]) -> Table:
     budget = record["maps"]["fit"]["budget"]
-    table = Table(title=f"The closed form with budget {budget:g}, measured", title_justify="left")
+    table = printed_table(f"The closed form with budget {budget:g}, measured")
     for column in ("part", "map from rows", "shrinkage", "measured on", "estimator"):
         table.add_column(column)
     for column in ("(i) ↑", "(ii) ↓", "RIR ↑"):
@@ -123,7 +121,7 @@ def _ratio_table(record: dict[str, Any]) -> Table:
             first.append(_counts(one["measured_on"]))
             table.add_row(
                 *([""] * len(first) if index else first),
-                estimator if rho is None else f"{estimator}, ρ = {rho:g}",
+                estimator if rho is None else f"{estimator}, ρ {rho:g}",
                 *(short(ratios[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
             )
         table.add_section()

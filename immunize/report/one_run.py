@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from immunize.records import diverged_cross_fit
 from immunize.report.cells import short
@@ -14,6 +13,7 @@ from immunize.report.naming import run_title
 from immunize.report.nulls import with_infinities
 from immunize.report.separability import carried_over, separability_lines
 from immunize.report.several import by_harmful_set
+from immunize.report.terminal import printed_table, to_read
 
 __all__ = ["loss_text", "result_rows", "show_record", "warning_lines"]
 
@@ -55,9 +55,7 @@ def result_rows(record: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
 
 def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     """Print the numbers and verdicts of one run."""
-    console = console or Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 110  # in a pipe or a log nothing is gained by wrapping at 80
+    console = to_read(console)
     title = run_title(record)
     if not record.get("metrics"):
         console.print(f"{title}: {record['status']}, not evaluated")
@@ -69,7 +67,7 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
             _show_separability(one, console)
         _show_warnings(record, console)
         return
-    table = Table(title=title)
+    table = printed_table(title)
     for column in ("part", "estimator"):
         table.add_column(column)
     for column in ("(i) ↑", "(ii) ↓", "RIR ↑", "κ(H_H): I → θ", "κ(H_P): I → θ"):

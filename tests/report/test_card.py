@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from rich.console import Console
 
 from immunize.errors import UserError
 from immunize.records import RECORD
 from immunize.report.__main__ import main
-from immunize.report.attacks.one_run import attack_rows, verdict_sentence
+from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
 from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, write_card
+from immunize.report.front_matter import front_matter
+from immunize.report.terminal import WIDTH
 from tests.report.making import without_held_out
 
 
@@ -49,6 +54,33 @@ def test_card_has_the_numbers_of_both_records(record: dict[str, Any], attack: di
     for row in attack_rows(attack):
         assert f"| `{row[0]}` | {row[1]} |" in text
     json.dumps(card, allow_nan=False)
+
+
+def test_card_begins_as_hubs_of_models_read_it(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    card = card_of(record, attack)
+    _, head, text = card_text(card, attack).split("---\n", 2)
+    assert text.lstrip().startswith("# Immunization card")
+    assert "## Limitations" in text
+    read = yaml.safe_load(head)
+    assert list(read) == ["library_name", "tags", "datasets", "metrics", "model-index"], (
+        "the licence is not ours to choose"
+    )
+    assert "# license:" in head
+    assert record["method"] in read["tags"]
+    (model,) = read["model-index"]
+    own, harmful = model["results"]
+    values = {metric["name"]: metric["value"] for metric in own["metrics"]}
+    for estimator, numbers in record["metrics"]["held_out"].items():
+        assert values[f"RIR by {estimator}, held_out"] == pytest.approx(numbers["rir"], rel=1e-3)
+    tiers = attack["results"]["harmful"]["immunized"]
+    assert [metric["value"] for metric in harmful["metrics"]] == pytest.approx(
+        [found["score"]["mean"] for found in tiers.values()], rel=1e-3
+    )
+    card["ratios"]["held_out"]["spectrum"]["rir"] = None  # infinite, in a record
+    _, head, _ = card_text(card, attack).split("---\n", 2)
+    assert "value: inf" in head
+    assert isinstance(yaml.safe_load(head)["model-index"][0]["results"][0]["metrics"][2]["value"], str)
+    assert len(yaml.safe_load("\n".join(front_matter(card_of(record, None))[1:-2]))["model-index"][0]["results"]) == 1
 
 
 def test_card_of_a_run_whose_cross_fit_diverged_says_why_it_has_no_more(record: dict[str, Any]) -> None:
@@ -116,19 +148,32 @@ def test_sentence_follows_from_the_verdict(attack: dict[str, Any]) -> None:
     found = other["results"]["harmful"]["immunized"]["T2"]
     found["to_target"]["steps"], found["to_target_reference"]["steps"] = [7, None, None], [3, 1, 5]
     sentence = verdict_sentence(other, "harmful")
-    assert sentence.startswith("held up to T1; broken first in T2: ")
-    assert sentence.endswith("never steps against 3")
+    assert sentence.startswith("held off up to T1; T2 gets through: score ")
+    assert sentence.endswith("steps never instead of 3")
     found["difference"] = {"values": [0.1, 0.2, None], "errors": [0.0, 0.0, None]}
-    assert "a difference of 0.15 (0.05 to 0.25), never steps" in verdict_sentence(other, "harmful")
+    assert "a difference of 0.15 (0.05 to 0.25), steps never" in verdict_sentence(other, "harmful")
     assert "a difference" not in verdict_sentence(without_differences(other), "harmful")
     nowhere = changed(
         attack, held=dict.fromkeys(held, False), highest_tier=None, unbroken_up_to=None, first_broken="T0"
     )
-    assert verdict_sentence(nowhere, "harmful").startswith("does not hold from the lowest tier up; broken first in T0")
+    assert verdict_sentence(nowhere, "harmful").startswith("not slowed down; T0 gets through: ")
     gap = changed(attack, held=held | {"T0": None}, highest_tier="T1", unbroken_up_to=None, first_broken="T2")
     gap["results"]["harmful"]["immunized"]["T0"]["undecided"] = ["diverged with every candidate: sgd"]
     assert "the highest tier that held is T1" in verdict_sentence(gap, "harmful")
     assert verdict_sentence(gap, "harmful").endswith("not decided in T0 (diverged with every candidate: sgd)")
+
+
+def test_printed_tables_fit_a_hundred_columns(attack: dict[str, Any]) -> None:
+    for task in attack["results"].values():
+        for found in task["immunized"].values():
+            found["score"] = {"mean": 0.95345, "std": 0.0123}
+            found["best"] = ["nearest_neighbours: k 20, euclidean, standardized"]
+    text = io.StringIO()
+    show_attack(attack, Console(file=text, highlight=False))
+    table, _, told = text.getvalue().partition("\nharmful task (")
+    assert max(map(len, table.splitlines())) <= WIDTH == 100
+    assert table.count(" nearest_neighbours ") == sum(len(task["immunized"]) for task in attack["results"].values())
+    assert told.partition("): ")[2].startswith(verdict_sentence(attack, "harmful")[:15])
 
 
 def test_failed_control_is_told(record: dict[str, Any], attack: dict[str, Any]) -> None:

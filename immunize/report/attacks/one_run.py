@@ -7,11 +7,11 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from immunize.report import layout
 from immunize.report.attacks.intervals import interval_text
 from immunize.report.cells import NOTHING, short
+from immunize.report.terminal import printed_table, to_read
 
 __all__ = [
     "HELD",
@@ -71,30 +71,29 @@ def attack_table(record: dict[str, Any], extractor: str = "immunized") -> layout
 
 def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
     """Print the grid of the immunized model and the verdict of every task."""
-    console = console or Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 150
+    console = to_read(console)
     subject = record["subject"]
     name = subject["method"] or "checkpoint"
     grid = record["config"]["attack"]
     mark = "REDUCED " if grid.get("reduced") else ""
-    table = Table(title=f"{mark}attack={grid['name']}: {name}, {subject['pretrain']} against {subject['harmful']}")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("task", "tier", "best attack") else "right")
+    table = printed_table(f"{mark}attack={grid['name']}: {name}, {subject['pretrain']} against {subject['harmful']}")
+    for column in ("task", "tier", "best attack", "score: θ_0 → θ", "retention", "steps: θ_0 → θ", "held"):
+        table.add_column(column, justify="right" if ":" in column else "left")
     before = None
-    for row in attack_rows(record):
-        if before is not None and row[0] != before:
+    for task, tier, score_0, score, retention, steps_0, steps, _, best, held in attack_rows(record):
+        if before is not None and task != before:
             table.add_section()
-        table.add_row(*row if row[0] != before else ["", *row[1:]])
-        before = row[0]
+        shown = [text.split(" ")[0] for text in (score_0, score, retention)]
+        scores, retained = f"{shown[0]} → {shown[1]}", shown[2]
+        name = best.partition(":")[0]
+        table.add_row("" if task == before else task, tier, name, scores, retained, f"{steps_0} → {steps}", held)
+        before = task
     console.print(table)
-    console.print(
-        "score: accuracy or R² on the attacker's test rows; steps and FLOPs: to 90 % of θ_0's score in the tier"
-    )
+    for task, facts in record["tasks"].items():
+        console.print(f"{task} task ({facts['about']}): {verdict_sentence(record, task)}")
+    console.print("score: accuracy or R² on the attacker's test rows; steps: to 90 % of θ_0's score in the tier")
     console.print(f"retention: {RETENTION}")
     console.print(f"held: {HELD}; wanted of the harmful task, a cost in others")
-    for task, facts in record["tasks"].items():
-        console.print(f"{task} ({facts['about']}): {verdict_sentence(record, task)}")
     for line in not_tried(record):
         console.print(line)
     for name, of in _diverged(record).items():
@@ -109,16 +108,15 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
     highest, unbroken, broken = (verdict[name] for name in ("highest_tier", "unbroken_up_to", "first_broken"))
     undecided = [tier for tier, held in verdict["held"].items() if held is None]
     lowest = TIERS[0]
-    nothing = "does not hold from the lowest tier up" if lowest in verdict["held"] else f"{lowest} was not tried"
-    parts = [f"held up to {unbroken}" if unbroken else nothing]
+    nothing = "not slowed down" if lowest in verdict["held"] else f"{lowest} was not tried"
+    parts = [f"held off up to {unbroken}" if unbroken else nothing]
     if highest and highest != unbroken:
         parts.append(f"the highest tier that held is {highest}")
     if broken:
         found = record["results"][task][extractor][broken]
         parts.append(
-            f"broken first in {broken}: {score_text(found['score'])} against "
-            f"{score_text(found['score_reference'])} from θ_0, {_difference(found)}"
-            f"{steps_text(found['to_target']['steps'])} steps against "
+            f"{broken} gets through: score {score_text(found['score'])} instead of {score_text(found['score_reference'])}, "
+            f"{_difference(found)}steps {steps_text(found['to_target']['steps'])} instead of "
             f"{steps_text(found['to_target_reference']['steps'])}"
         )
     if undecided:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from immunize.report.cells import short
 from immunize.report.nulls import infinite, with_infinities
+from immunize.report.terminal import printed_table
 
 __all__ = ["show_deep_record"]
 
@@ -18,10 +18,10 @@ _MILESTONES = ("30", "300", "1000", "end")
 
 def show_deep_record(record: dict[str, Any], console: Console, title: str) -> None:
     """Print RIR_θ0 by groups and pooled, the verdicts, the accuracy on D_P and the probes of one finished run."""
-    table = Table(title=f"{record['model']}, {title}")
+    table = printed_table(f"{record['model']}, {title}")
     for column in ("part", "rows", "estimator"):
         table.add_column(column)
-    for column in ("(i) ↑", "(ii) ↓", "RIR ↑", "95 % of RIR", "κ(H_H): θ_0 → θ", "κ(H_P): θ_0 → θ"):
+    for column in ("(i) ↑", "(ii) ↓", "RIR ↑", "95 % of RIR"):
         table.add_column(column, justify="right")
     for part in record["metrics"]:
         for kind, name in _KINDS.items():
@@ -32,8 +32,6 @@ def show_deep_record(record: dict[str, Any], console: Console, title: str) -> No
                     estimator,
                     *(short(m[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
                     f"{short(low)} to {short(infinite(high))}",
-                    f"{short(m['kappa_harmful_baseline'])} → {short(m['kappa_harmful'])}",
-                    f"{short(m['kappa_pretrain_baseline'])} → {short(m['kappa_pretrain'])}",
                 )
         table.add_section()
     console.print(table)
