@@ -57,7 +57,7 @@ docs: $(STAMP) ## the documentation site, built strictly, in outputs/site
 bench: $(STAMP) ## every benchmark against its limit, one table: experiments/bench/README.md; about an hour; PART=mnist: one part, PART=rest: those without numbers of this commit
 	@$(BIN)/python -m experiments.bench $(PART)
 
-mutation: $(STAMP) ## would the tests of spectrum/ and objective/ notice a change? SAMPLE=400 or all (docs/mutation.md), AGAIN=survived
+mutation: $(STAMP) ## would the tests of spectrum/ and objective/ notice a change? SAMPLE=400 or all (experiments/mutation/method.md), AGAIN=survived
 	@OMP_NUM_THREADS=1 $(BIN)/python -m experiments.mutation $(if $(SAMPLE),sample=$(SAMPLE)) $(if $(AGAIN),again=$(AGAIN))
 
 # FAST=1 makes the reduced version of a sweep; what it leaves lies below outputs/ only.

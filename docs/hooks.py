@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).parents[1]
-EXPERIMENTS, CONTRIBUTING, TUTORIAL = "experiments", "CONTRIBUTING.md", "examples/tutorial.py"
+EXPERIMENTS, TUTORIAL = "experiments", "examples/tutorial.py"
+OF_ROOT = ("CONTRIBUTING.md", "CHANGELOG.md")
 SHOWN = (".md", ".png", ".csv", ".json", ".gz", ".tex", ".pdf")
 """Kinds of files of an experiment that the site has; the rest is code."""
 
@@ -27,30 +28,35 @@ PATH = {1: "M", 2: "L", 3: "Q", 4: "C", 79: "Z"}
 """From matplotlib's codes to those of SVG."""
 
 MODULES = re.compile(r"^<!-- modules: (\S+) -->$", re.MULTILINE)
+CHOICES = re.compile(r"^<!-- choices: (\S+) -->$", re.MULTILINE)
+SETTINGS = re.compile(r"^<!-- settings: (\S+) -->$", re.MULTILINE)
 CELL = re.compile(r"^# %%(.*)$", re.MULTILINE)
 ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):<code>(~?)([\w.]+)</code>")
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the folders of `experiments/`, CONTRIBUTING.md and the tutorial."""
+    """Add the folders of `experiments/`, the pages of the root and the tutorial."""
     from mkdocs.structure.files import File
 
     for path in sorted((ROOT / EXPERIMENTS).rglob("*")):
         name = path.relative_to(ROOT).as_posix()
         if path.is_file() and path.suffix in SHOWN:
             files.append(File.generated(config, name, abs_src_path=str(path)))
-    files.append(File.generated(config, CONTRIBUTING, abs_src_path=str(ROOT / CONTRIBUTING)))
+    for name in OF_ROOT:
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     tutorial = (ROOT / TUTORIAL).read_text(encoding="utf-8")
     files.append(File.generated(config, "tutorial.md", content=page_of(tutorial)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Fill in lists of modules, and turn links to files of the repository into the site's."""
+    """Fill in lists of modules, choices and settings, and turn links to files of the repository into the site's."""
     source = page.file.src_uri
-    here = PurePosixPath(source if source.startswith((EXPERIMENTS, CONTRIBUTING)) else f"docs/{source}").parent
+    here = PurePosixPath(source if source.startswith((EXPERIMENTS, *OF_ROOT)) else f"docs/{source}").parent
     filled = MODULES.sub(lambda found: reference_of(ROOT / found[1]), markdown)
+    filled = CHOICES.sub(lambda found: choices_of(ROOT / found[1]), filled)
+    filled = SETTINGS.sub(lambda found: settings_of(ROOT / found[1]), filled)
     return LINK.sub(lambda link: _within_site(link, here, source, files), filled)
 
 
@@ -69,6 +75,19 @@ def reference_of(folder: Path) -> str:
     paths = [path for path in sorted(folder.glob("*.py")) if "\n__all__ = [" in path.read_text(encoding="utf-8")]
     modules = [path.relative_to(ROOT).with_suffix("").parts for path in paths if path.name != "__init__.py"]
     return "\n\n".join(f"::: {'.'.join(parts)}" for parts in modules)
+
+
+def choices_of(group: Path) -> str:
+    """A table of a group's choices, each with what the first line of its file says."""
+    lines = [(path.stem, path.read_text(encoding="utf-8").splitlines()[0]) for path in sorted(group.glob("*.yaml"))]
+    rows = [f"| `{name}` | {said.removeprefix('# ')} |" for name, said in lines]
+    return "\n".join([f"| `{group.name}=` | |", "| --- | --- |", *rows])
+
+
+def settings_of(path: Path) -> str:
+    """A configuration as it is, with its comments, under its name; what is Hydra's own is left out."""
+    kept = path.read_text(encoding="utf-8").partition("\nhydra:\n")[0]
+    return f'```yaml title="{path.relative_to(ROOT).as_posix()}"\n{kept.strip()}\n```'
 
 
 def drawn(tex: str, tag: str) -> str:

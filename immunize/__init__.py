@@ -6,7 +6,6 @@ Public names are loaded on first use, so that importing the package costs nothin
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from immunize.threads import sleep_when_idle
@@ -44,10 +43,7 @@ __all__ = [
 
 sleep_when_idle()  # before anything loads torch or numpy
 
-try:
-    __version__ = version("immunize")
-except PackageNotFoundError:  # a checkout that was never installed
-    __version__ = "0+unknown"
+__version__ = "0.2.0"
 
 _HOME = dict.fromkeys(__all__, "immunize.spectrum") | {
     "UserError": "immunize.errors",

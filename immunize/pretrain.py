@@ -73,6 +73,8 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
         UserError: anything in the configuration or the data that the user has to mend.
         SystemExit: SIGTERM; what was trained so far is kept for `resume=true`.
     """
+    if OmegaConf.is_missing(cfg.model, "trainable"):  # model=timm has no default
+        cfg = DictConfig(OmegaConf.merge(cfg, {"model": ALL_OF_IT}))
     _check(cfg)
     from immunize.data.images import as_image_source
 

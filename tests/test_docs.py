@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
@@ -30,8 +31,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from docs.hooks import MODULES, cells_of, drawn, page_of, reference_of
-from experiments.readme_tables import PLACE, pages, with_tables
+from docs.draw import flow, idea
+from docs.hooks import MODULES, OF_ROOT, cells_of, choices_of, drawn, page_of, reference_of, settings_of
+from experiments.readme_tables import PLACE, pages, table, with_tables
 from immunize.config import config_dir, register, resolved
 from immunize.settings import check_settings
 from tests.commands import ENVIRONMENT, run
@@ -198,7 +200,7 @@ def test_every_page_is_in_the_navigation() -> None:
         return [page for item in items for page in pages_in(item)]
 
     listed = pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    made = {"tutorial.md", "CONTRIBUTING.md", "experiments/README.md"}
+    made = {"tutorial.md", *OF_ROOT, "experiments/README.md"}
     assert len(listed) == len(set(listed))
     assert set(listed) == {name_of(page) for page in PAGES} | made
 
@@ -215,6 +217,38 @@ def test_results_are_not_typed() -> None:
     assert page.count("| `ours` |") >= len(PLACE.findall(page)) >= 3
 
 
+WHERE = {
+    "House Prices": ("attacks_linear", 1),
+    "pairs of MNIST digits": ("attacks_linear", 9),
+    "ResNet18, Caltech-101": ("attacks_small", 1),
+    "ResNet18, Stanford Cars": ("attacks_small", 9),
+    "small ResNet, digits": ("attacks_digits", 1),
+    "small ViT, digits": ("attacks_digits", 9),
+    "linear model, digits": ("defence_digits", 1),
+}
+"""Where the tiers that were held off are counted: folder, and number of the table."""
+
+
+def test_who_is_stopped_where_is_as_the_tables_count() -> None:
+    text = (DOCS / "threat_model.md").read_text(encoding="utf-8").split("## What was found")[1]
+    told = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
+    assert len(told) >= len(WHERE)
+    for method, data, *tiers in told:
+        own = method in ("`erase`", "`censor`") and data == "small ResNet, digits"
+        folder, number = ("defence_digits", 10) if own else WHERE[data]
+        head, _, *rows = table(ROOT / "experiments" / folder / "table.md", str(number)).splitlines()
+        row = next(row for row in rows if row.startswith(f"| {method} |"))
+        counts = {
+            name.split()[0]: cell.strip().split("/")
+            for name, cell in zip(head.split("|"), row.split("|"), strict=True)
+            if name.strip().endswith("harmful ↑")
+        }
+        every = {tier for tier, (held, of) in counts.items() if held == of}
+        never = {tier for tier, (held, _) in counts.items() if held == "0"}
+        found = [every, set(counts) - every - never, never]
+        assert [set(re.findall(r"T\d", cell)) for cell in tiers] == found, (method, data)
+
+
 def test_commands_are_in_fenced_blocks_where_they_are_tried() -> None:
     bare = {name_of(page): re.findall(r"^    python -m immunize.*$", without_fences(page), re.M) for page in PAGES}
     assert not {name: lines for name, lines in bare.items() if lines}
@@ -227,6 +261,20 @@ def test_reference_names_modules_that_exist_and_every_method() -> None:
     assert all(importlib.util.find_spec(module) for module in modules)
     methods = {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
     assert {f"immunize.objective.{name}" for name in methods} <= set(modules)
+
+
+def test_reference_has_every_choice_and_every_setting_of_a_command() -> None:
+    text = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
+    groups, files = (set(re.findall(rf"^<!-- {kind}: conf/(\S+) -->$", text, re.M)) for kind in ("choices", "settings"))
+    packaged = {path.name for path in (ROOT / "conf").iterdir()}
+    elsewhere = {"experiment", "report", "hydra", "objective_deep.yaml"}
+    assert groups | files == packaged - elsewhere
+    table = choices_of(ROOT / "conf" / "method").splitlines()
+    assert [line.split("`")[1] for line in table[2:]] == sorted(p.stem for p in (ROOT / "conf/method").glob("*.yaml"))
+    assert "| `ours` | Eq. (11)" in "\n".join(table)
+    train = settings_of(ROOT / "conf" / "train.yaml")
+    assert "probe_steps: 20000" in train
+    assert "hydra:" not in train
 
 
 def test_tutorial_is_a_notebook() -> None:
@@ -258,6 +306,18 @@ def test_formula_is_drawn_in_the_size_of_the_text() -> None:
     assert r'aria-label="\kappa(H) \leq \dfrac{a}{b}"' in svg
     with pytest.raises(ValueError, match="nosuch"):
         drawn(r"\nosuch", "span")
+
+
+def test_the_drawing_shows_what_it_says() -> None:
+    """D_P's spectrum is evened out, D_H's spread, and class means that were apart coincide."""
+    left, right = idea().axes
+    before_p, after_p, before_h, after_h = (line.get_ydata()[-1] for line in left.get_lines())
+    assert after_p > 2 * before_p
+    assert after_h < before_h / 2
+    places = [line.get_xydata()[0] for line in right.get_lines() if line.get_markersize() > 10]
+    before, after = np.split(np.array(places), 2)
+    assert np.ptp(after, axis=0).max() < 1e-9 < np.ptp(before, axis=0).min()
+    assert {text.get_text() for text in flow().axes[0].texts} >= {"data", "record", "report"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs pip install -e '.[docs]'")

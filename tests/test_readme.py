@@ -1,13 +1,13 @@
 """Every `python -m immunize...` line in the README's bash blocks runs as written, only shorter.
 
 Appended are few epochs. Lines that need real data run where IMMUNIZE_DATA is set. They run in a folder that holds what
-earlier lines of the README would have left there: `outputs/demo/erase` of `make demo`, a `multirun`, a network in
-`outputs/theta0`. What stands in
-<angle brackets> is that too.
+earlier lines of the README would have left there: `outputs/demo/erase` of `make demo`, a run in `outputs/mine`, θ_0 in
+`outputs/theta0`, folders of images. timm's networks have random weights and small images.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -15,8 +15,10 @@ import shutil
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from PIL import Image
 
 import immunize
 from tests.commands import ENVIRONMENT, run
@@ -30,8 +32,12 @@ SHORTER = {
     "immunize.attack": ["seeds=[0]", "attack.budget.steps=20"],
 }
 DEEPER = ["objective.epochs=1", "deep.probe_steps={gd:3,least_squares:null,sgd:null,adam:null}", "deep.replicates=2"]
-FOLDER = re.compile(r"<[^>]*>")
-DEMO, THETA_0 = "outputs/demo/erase", "outputs/theta0"
+OF_TIMM = {
+    "immunize.pretrain": ["model.image_size=32", "model.pretrained=false"],
+    "immunize.train": ["model.image_size=32"],
+}
+OUTPUT = re.compile(r"hydra\.run\.dir=(\S+)")
+DEMO, MINE, THETA_0 = "outputs/demo/erase", "outputs/mine", "outputs/theta0"
 
 
 def blocks_of(*languages: str) -> list[str]:
@@ -53,43 +59,45 @@ def readme_commands() -> list[str]:
 
 def arguments_of(command: str) -> list[str]:
     """What follows `python -m`, without the comment at the end."""
-    words = shlex.split(FOLDER.sub(lambda found: found.group().replace(" ", "_"), command), comments=True)
+    words = shlex.split(command, comments=True)
     return words[words.index("-m") + 1 :]
 
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the outputs of a short run, as `make demo` and as a multirun leave them."""
+    """A folder with images, and the outputs of a short run and of a short training of θ_0."""
     cwd = tmp_path_factory.mktemp("earlier")
+    rng = np.random.default_rng(0)
+    for folder in itertools.product(("mine", "bad"), ("train", "val"), ("a", "b")):
+        cwd.joinpath(*folder).mkdir(parents=True)
+        for number in range(60):
+            image = Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8))
+            image.save(cwd.joinpath(*folder, f"{number}.png"))
     done = run("immunize.train", *SHORTER["immunize.train"], f"hydra.run.dir={DEMO}", cwd=cwd)
     assert done.returncode == 0, done.stderr
-    shutil.copytree(cwd / DEMO, cwd / "multirun" / "2000-01-01" / "00-00-00" / "0_seed=0")
-    network = ["model=resnet_small", "pretrain=digits", "augment=false", f"hydra.run.dir={THETA_0}"]
-    done = run("immunize.pretrain", *SHORTER["immunize.pretrain"], *network, cwd=cwd)
+    shutil.copytree(cwd / DEMO, cwd / MINE)
+    (trained,) = (line for line in readme_commands() if "immunize.pretrain" in line)
+    module, *rest = arguments_of(trained)
+    done = run(module, *rest, *SHORTER[module], *OF_TIMM[module], cwd=cwd)
     assert done.returncode == 0, done.stderr
     return cwd
 
 
 def check(command: str, cwd: Path, earlier: Path) -> None:
     shutil.copytree(earlier, cwd, dirs_exist_ok=True)
-    if "immunize.pretrain" in command:
-        shutil.rmtree(cwd / THETA_0)
+    if written := OUTPUT.search(command):
+        shutil.rmtree(cwd / written[1])
     before = set(cwd.rglob("record.json"))
-    module, *rest = [FOLDER.sub(DEMO, word) for word in arguments_of(command)]
-    shorter = [] if "--help" in rest else SHORTER.get(module, [])
-    if "-m" not in rest and any(word in ("method=closed_form", "method=erase") for word in rest):  # they take no steps
-        shorter = [word for word in shorter if not word.startswith("objective.")]
-    if any(word.startswith("model=") for word in rest) and module == "immunize.train":
-        shorter = DEEPER
+    module, *rest = arguments_of(command)
+    shorter = SHORTER.get(module, [])
+    if "model=timm" in rest:
+        shorter = [*(DEEPER if module == "immunize.train" else shorter), *OF_TIMM[module]]
     done = run(module, *rest, *shorter, cwd=cwd, environment=os.environ | ENVIRONMENT, timeout=300)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     if shorter and module != "immunize.attack":
         assert set(cwd.rglob("record.json")) - before
-        last = Path(done.stdout.splitlines()[-1])
-        assert last.name in ("record.json", "checkpoint.safetensors") or list(
-            last.glob("*/record.json")
-        )  # of a run, of a multirun
+        assert Path(done.stdout.splitlines()[-1]).name in ("record.json", "checkpoint.safetensors")
 
 
 def test_readme_shows_how_to_train_and_to_evaluate() -> None:
@@ -125,7 +133,8 @@ def test_citations_agree() -> None:
         for entry in "\n".join(blocks_of("bibtex")).split("\n\n")
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert cited["version"] == software["version"] == project["version"] == immunize.__version__
+    assert cited["version"] == software["version"] == immunize.__version__
+    assert project["dynamic"] == ["version"], "it is said in immunize/__init__.py alone"
     assert cited["title"] == software["title"]
     assert [author["name"] for author in cited["authors"]] == [software["author"]]
     (reference,) = cited["references"]

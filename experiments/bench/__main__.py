@@ -11,7 +11,7 @@
 
 `rest` are the parts of which there are no numbers of this commit yet, so that a bench that was interrupted goes on;
 `table` measures nothing. Results go into this folder; at the end, when it is known what every part was measured with,
-README.md is written anew, all of them in one table, and docs/scaling.md. The exit code is 1 where a promise does not
+README.md is written anew, all of them in one table, and scaling.md. The exit code is 1 where a promise does not
 hold.
 """
 

@@ -1,6 +1,6 @@
 """How the cost of a deep run grows with N, D, batch size, network and number of processes: deep_scaling.csv.
 
-One row a measurement, "what" over "variable"; `seconds` are the shortest of several. docs/scaling.md is made of it
+One row a measurement, "what" over "variable"; `seconds` are the shortest of several. scaling.md is made of it
 (:mod:`experiments.bench.page`). Promises nothing.
 """
 

@@ -1,4 +1,4 @@
-"""docs/scaling.md from the results of the bench: every number on the page is one of theirs, or computed from them here.
+"""scaling.md from the results of the bench: every number on the page is one of theirs, or computed from them here.
 
 Every bench writes it anew at its end, and so does `python -m experiments.bench table`, which measures nothing.
 """
@@ -16,11 +16,11 @@ from experiments.bench.scaling import fit_exponent
 
 __all__ = ["PAGE", "page"]
 
-PAGE = "docs/scaling.md"
+PAGE = "experiments/bench/scaling.md"
 
 
 def page(results: Path) -> str:
-    """The text of docs/scaling.md.
+    """The text of scaling.md.
 
     Args:
         results: the folder with deep_*.csv and machine.json.

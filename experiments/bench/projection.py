@@ -1,4 +1,4 @@
-"""What ImageNet with ViT-L would take on 8 and on 64 GPUs, by docs/scaling.md's model and what was measured here."""
+"""What ImageNet with ViT-L would take on 8 and on 64 GPUs, by scaling.md's model and what was measured here."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ _FILES = """
 | `step_time.csv` | one Algorithm 1 step, the fast path against the printed one; nothing is promised |
 | `scaling.csv`, `exponents.csv`, `scaling.png` | time and memory of a step over D, N and batch size; exponents |
 | `deep_step.csv`, `deep_cache.csv`, `deep_pooled.csv` | deep nets against their limits |
-| `deep_scaling.csv` | how the cost of a deep run grows; [docs/scaling.md](../../docs/scaling.md) is made of it |
+| `deep_scaling.csv` | how the cost of a deep run grows; [scaling.md](scaling.md) is made of it |
 | `attack.csv`, `attack_verdicts.csv` | the attack grid; its verdicts before and after it was made quicker |
 | `machine.json` | machine, versions, load, date and commit of every part |
 """

@@ -54,7 +54,7 @@ def totals(mutants: Iterable[Mutant], rows: Sequence[Row]) -> list[Counts]:
 
 
 def table(counts: Sequence[Counts]) -> str:
-    """The table of docs/mutation.md."""
+    """The table of experiments/mutation/method.md."""
     lines = [
         "| file | mutants | tried | killed | of them timeouts | survived | score |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",

@@ -341,10 +341,10 @@ def test_pages_name_what_was_measured_with_just_now(parts: dict[str, Any], tmp_p
     for path in HERE.glob("deep_*.csv"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / machine.MACHINE).write_text(json.dumps(MEASURED | {"deep_scaling": {"date": "1999-12-31"}}))
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "experiments" / "bench").mkdir(parents=True)
     assert bench.main(["deep_scaling"]) == 0
     measured = json.loads((tmp_path / machine.MACHINE).read_text())["deep_scaling"]["date"]
-    assert f"Measured {measured} on" in (tmp_path / "docs/scaling.md").read_text()
+    assert f"Measured {measured} on" in (tmp_path / "experiments/bench/scaling.md").read_text()
     assert measured != "1999-12-31"
 
 

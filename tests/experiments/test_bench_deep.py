@@ -1,4 +1,4 @@
-"""The deep parts of `make bench`: what they measure is what they say, and docs/scaling.md is what the results say."""
+"""The deep parts of `make bench`: what they measure is what they say, and scaling.md is what the results say."""
 
 from __future__ import annotations
 

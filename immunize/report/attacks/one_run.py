@@ -115,9 +115,9 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
     if broken:
         found = record["results"][task][extractor][broken]
         parts.append(
-            f"{broken} gets through: score {score_text(found['score'])} instead of {score_text(found['score_reference'])}, "
-            f"{_difference(found)}steps {steps_text(found['to_target']['steps'])} instead of "
-            f"{steps_text(found['to_target_reference']['steps'])}"
+            f"{broken} gets through: score {score_text(found['score'])} instead of "
+            f"{score_text(found['score_reference'])}, {_difference(found)}steps "
+            f"{steps_text(found['to_target']['steps'])} instead of {steps_text(found['to_target_reference']['steps'])}"
         )
     if undecided:
         reasons = {reason for tier in undecided for reason in record["results"][task][extractor][tier]["undecided"]}
