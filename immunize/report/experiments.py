@@ -8,34 +8,38 @@ from pathlib import Path
 
 from immunize.files import write_text
 from immunize.report.attacks.report import report_attacks
-from immunize.report.bands import read_bands, write_bands
-from immunize.report.conventions import PARTS, REDUCED
-from immunize.report.curves import (
+from immunize.report.bands import (
     CURVES,
-    BandCurve,
-    curves_by_method_figure,
-    curves_figure,
-    curves_of,
+    NORM_RATIOS,
+    PROBE_ACCURACIES,
+    PROBES,
+    norm_ratio_bands,
+    probe_bands,
+    read_bands,
+    write_bands,
 )
-from immunize.report.deep.report import report_fig3, report_table3
+from immunize.report.conventions import PARTS, REDUCED
+from immunize.report.curves import curves_by_method_figure, curves_figure, probe_figures
 from immunize.report.distributions import distribution_figure
 from immunize.report.expected import expected_runs
 from immunize.report.figures import save_figure
 from immunize.report.heatmaps import heatmap
-from immunize.report.layout import write_tables
+from immunize.report.layout import Table, write_tables
 from immunize.report.loading import load_records
+from immunize.report.naming import pair_title
+from immunize.report.networks import SCALES, by_setting, completeness, table3_tables
 from immunize.report.pairs import digit_means, success_table
 from immunize.report.provenance import provenance, settings_table
 from immunize.report.published import read_published
 from immunize.report.results import result_tables
-from immunize.report.runs import EXPERIMENT_STATUSES, FAST, Runs
+from immunize.report.runs import EXPERIMENT_STATUSES, FAST, NetworkSetting, Runs
 from immunize.report.selection import selection_text
 from immunize.report.stored import RESULTS, write_results
-from immunize.report.tradeoff.report import report_tradeoff
+from immunize.report.tradeoff import NAME, TradeOff, settings_text, tradeoff_tables
+from immunize.report.tradeoff_figure import tradeoff_figure
 
 __all__ = ["EXPERIMENTS", "Request", "report_experiment"]
 
-README = "README.md"
 _PANELS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
 """What the distributions over pairs and the heat maps are drawn for."""
 _PAPERS = ("ill_only", "imma", "opt_kappa", "ours")
@@ -43,9 +47,14 @@ _PAPERS = ("ill_only", "imma", "opt_kappa", "ours")
 TITLES = {
     "table1": "Table 1: House Prices, linear extractor, every method",
     "table2": "Table 2: MNIST, every ordered pair of digits, linear extractor, every method",
+    "table3": "Table 3: deep networks, every method",
     "fig1": "Figure 1: convergence of a linear probe on House Prices",
     "fig2": "Figure 2: log(RIR) of every ordered pair of MNIST digits",
+    "fig3": "Figure 3: accuracy of a linear probe on the harmful task against its steps",
 }
+_SCALED = (
+    "Scale `{}`: other networks and data than the paper's Table 3, small enough for two cores; see the settings below."
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,19 @@ class Request:
     published: Path
     keep: bool = False
 
+    def place(self, runs: Runs) -> Path | None:
+        """Where to write, made if it is not there.
+
+        Raises:
+            ValueError: reduced runs would be written over the committed results.
+        """
+        if self.out is None:
+            return None
+        if runs.reduced and self.out.resolve() == self.published.parent.resolve():
+            raise ValueError(f"reduced runs are not written into {self.out}, where the full results are; choose out=")
+        self.out.mkdir(parents=True, exist_ok=True)
+        return self.out
+
 
 def report_experiment(request: Request) -> str:
     """Write the report and return what to print.
@@ -83,9 +105,8 @@ def report_experiment(request: Request) -> str:
 def _table(request: Request) -> str:
     runs, published = _runs(request, request.name), read_published(request.published)
     tables = result_tables(runs, published)
-    text = "\n".join(table.markdown() for table in tables)
-    if (out := _out(request, runs)) is None:
-        return text
+    if (out := request.place(runs)) is None:
+        return _text(tables)
     write_results(runs.records, out)
     write_tables(tables, request.name, out)
     figures = []
@@ -93,42 +114,45 @@ def _table(request: Request) -> str:
         title = runs.mark(f"RIR over the {len(runs.pairs)} pairs")
         distribution_figure(runs, _PANELS, published, title, out / "distribution")
         figures = ["distribution"]
-    _write_readme(request, runs, out, figures, text)
-    return text
+    _write_readme(request.name, runs, out, _linear(runs, figures, _text(tables)))
+    return _text(tables)
 
 
 def _fig1(request: Request) -> str:
-    drawn_before = request.folder / CURVES
-    if request.out is not None and drawn_before.is_file() and not (request.folder / RESULTS).is_file():
-        _draw_curves(read_bands(BandCurve, drawn_before), request.out)
+    if (drawn_before := _drawn_before(request, CURVES)) is not None and request.out is not None:
+        _draw_curves(drawn_before, request.out)
         return f"drawn again from {drawn_before}\n"
     runs = _runs(request, "table1")
-    curves = curves_of(runs)
-    if (out := _out(request, runs)) is None:
-        return f"{len(curves)} curves; out=<folder> draws them\n"
-    write_bands(BandCurve, curves, out / CURVES)
-    _draw_curves(curves, out)
+    bands = norm_ratio_bands(runs)
+    if (out := request.place(runs)) is None:
+        return f"{len(bands.groupby(list(NORM_RATIOS[:4])))} curves; out=<folder> draws them\n"
+    write_bands(bands, out / CURVES)
+    figures = _draw_curves(out / CURVES, out)
     note = (
         "Lines are means over the seeds, bands go from the smallest to the largest run; the norm ratio is Eq. (16) of "
         f"the paper. `{CURVES}` holds the numbers; from it alone `python -m immunize.report experiment=fig1 "
         "runs=experiments/fig1 out=experiments/fig1` draws the figures again.\n"
     )
-    figures = [f"norm_ratio_{part}{kind}" for part in PARTS for kind in ("", "_by_method")]
-    _write_readme(request, runs, out, figures, note)
+    _write_readme(request.name, runs, out, _linear(runs, figures, note))
     return note
 
 
-def _draw_curves(curves: Sequence[BandCurve], out: Path) -> None:
+def _draw_curves(path: Path, out: Path) -> list[str]:
+    """The figures' names without suffix."""
+    bands = read_bands(path, NORM_RATIOS)
+    figures = []
     for part in PARTS:
-        curves_figure(curves, part, out / f"norm_ratio_{part}")
-        curves_by_method_figure(curves, part, out / f"norm_ratio_{part}_by_method")
+        for kind, figure in (("", curves_figure), ("_by_method", curves_by_method_figure)):
+            figures.append(f"norm_ratio_{part}{kind}")
+            save_figure(figure(bands, part), out / figures[-1])
+    return figures
 
 
 def _fig2(request: Request) -> str:
     runs, published = _runs(request, "table2"), read_published(request.published)
     runs.check_finished()
     text = success_table(runs, _PANELS, published).markdown()
-    if (out := _out(request, runs)) is None:
+    if (out := request.place(runs)) is None:
         return text
     figures = []
     for part, estimator in _PANELS:
@@ -140,20 +164,65 @@ def _fig2(request: Request) -> str:
                 figures.append(f"log_rir_{estimator}_{part}{suffix}")
                 sides = ("pre-training digit, $D_P$", "harmful digit, $D_H$")
                 save_figure(heatmap(panels, title, sides=sides), out / figures[-1])
-    _write_readme(request, runs, out, figures, text)
+    _write_readme(request.name, runs, out, _linear(runs, figures, text))
     return text
 
 
-def _tradeoff(request: Request) -> str:
-    return report_tradeoff(request.folder, request.out, request.published.parent)
-
-
 def _table3(request: Request) -> str:
-    return report_table3(request.folder, request.out, request.published)
+    settings = by_setting(load_records(request.folder, EXPERIMENT_STATUSES))
+    tables = table3_tables(settings, read_published(request.published))
+    if (out := request.place(settings[0].runs)) is None:
+        return _text(tables)
+    write_results([record for one in settings for record in one.runs.records], out)
+    write_tables(tables, "table3", out)
+    _write_readme(request.name, settings[0].runs, out, _networks(settings, [], _text(tables)))
+    return _text(tables)
 
 
 def _fig3(request: Request) -> str:
-    return report_fig3(request.folder, request.out, request.published)
+    if (drawn_before := _drawn_before(request, PROBES)) is not None and request.out is not None:
+        probe_figures(read_bands(drawn_before, PROBE_ACCURACIES), request.out)
+        return f"drawn again from {drawn_before}\n"
+    settings = by_setting(load_records(request.folder, EXPERIMENT_STATUSES))
+    bands = probe_bands(settings)
+    if (out := request.place(settings[0].runs)) is None:
+        return f"{len(bands.groupby(list(PROBE_ACCURACIES[:6])))} curves; out=<folder> draws them\n"
+    write_bands(bands, out / PROBES)
+    note = (
+        "Lines are means over the seeds, bands go from the smallest to the largest run; θ_0 is the network before "
+        "immunization. The probe is a new linear classifier on frozen features, trained on `fit` and measured on "
+        f"`held_out`. `{PROBES}` holds the numbers; with the folder that holds it as runs= the figures are drawn "
+        "again.\n"
+    )
+    _write_readme(request.name, settings[0].runs, out, _networks(settings, probe_figures(bands, out), note))
+    return note
+
+
+def _tradeoff(request: Request) -> str:
+    trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES), preset=True)
+    tables, runs = tradeoff_tables(trade), trade.runs
+    if (out := request.place(runs)) is None:
+        return _text(tables)
+    write_results(runs.records, out)
+    write_tables(tables, NAME, out)
+    points = trade.points().drop(columns="each")
+    write_text(out / "tradeoff.csv", points.to_csv(index=False, lineterminator="\r\n"))
+    save_figure(tradeoff_figure(trade), out / "tradeoff")
+    title = f"The trade-off between (i) and (ii) over λ_H/λ_P: `{runs.methods[0]}`, {pair_title(runs.records[0])}"
+    body = [
+        provenance(runs),
+        settings_text(trade),
+        "",
+        f"![{runs.mark('trade-off')}](tradeoff.png)",
+        "",
+        "A point is the geometric mean over the seeds of one λ_H/λ_P, a dot one run. Solid: `fit`, with its Pareto "
+        "front; hollow: the same weights on rows that θ never saw, joined to the points of the front. Shaded: "
+        "(i) ≥ 2 and (ii) ≤ 1, verdicts (a) and (b) of Definition 3.1. `tradeoff.csv` has the numbers.",
+        "",
+        _text(tables),
+    ]
+    _write_readme(NAME, runs, out, body, title)
+    return _text(tables)
 
 
 def _attacks(request: Request) -> str:
@@ -165,38 +234,60 @@ def _runs(request: Request, experiment: str) -> Runs:
     return Runs.of(records, experiment, expected_runs(experiment, records))
 
 
-def _out(request: Request, runs: Runs) -> Path | None:
-    """Where to write, made if it is not there."""
-    if request.out is None:
-        return None
-    if runs.reduced and request.out.resolve() == request.published.parent.resolve():
-        raise ValueError(f"reduced runs are not written into {request.out}, where the full results are; choose out=")
-    request.out.mkdir(parents=True, exist_ok=True)
-    return request.out
+def _drawn_before(request: Request, name: str) -> Path | None:
+    """The numbers of the figures, where a report has left them and there are no records."""
+    path = request.folder / name
+    return path if path.is_file() and not (request.folder / RESULTS).is_file() else None
 
 
-def _write_readme(request: Request, runs: Runs, out: Path, figures: Sequence[str], text: str) -> None:
-    name, preset = request.name, runs.preset
-    target = f"make {name}" + (" FAST=1" if runs.reduced else "")
+def _text(tables: Sequence[Table]) -> str:
+    return "\n".join(table.markdown() for table in tables)
+
+
+def _write_readme(name: str, runs: Runs, out: Path, body: Sequence[str], title: str = "") -> None:
+    """README.md: title, the commands that make the experiment, and what is its own.
+
+    Args:
+        name: of the experiment.
+        runs: that tell the preset, and whether they are reduced.
+        out: a folder that exists.
+        body: lines below the commands.
+        title: that of `TITLES` if empty.
+    """
+    scale = SCALES.get(runs.name, "")
+    target = f"make {name}" + (f" SCALE={scale}" if scale else "") + (" FAST=1" if runs.reduced else "")
     into = f"outputs/{name}{FAST}/report" if runs.reduced else f"experiments/{name}"
     lines = [
-        f"# {runs.mark(TITLES[name])}",
+        f"# {runs.mark(title or TITLES[name])}",
         "",
         *([REDUCED, ""] if runs.reduced else []),
+        *([_SCALED.format(scale), ""] if scale else []),
         f"Rebuilt by `{target}`, that is",
         "",
         "```bash",
-        f"python -m immunize.train experiment={preset}",
-        f"python -m immunize.report experiment={name} runs=outputs/{preset} out={into}",
+        f"python -m immunize.train experiment={runs.preset}",
+        f"python -m immunize.report experiment={name} runs=outputs/{runs.preset} "
+        f"out={'<this folder>' if runs.name in SCALES else into}",
         "```",
         "",
-        provenance(runs),
-        settings_table(runs).markdown(),
-        selection_text(runs),
-        *(f"![{runs.mark(figure.replace('_', ' '))}]({figure}.png)\n" for figure in figures),
-        text,
+        *body,
     ]
-    write_text(out / README, "\n".join(lines))
+    write_text(out / "README.md", "\n".join(lines))
+
+
+def _linear(runs: Runs, figures: Sequence[str], text: str) -> list[str]:
+    return [provenance(runs), settings_table(runs).markdown(), selection_text(runs), *_shown(runs, figures), text]
+
+
+def _networks(settings: Sequence[NetworkSetting], figures: Sequence[str], text: str) -> list[str]:
+    lines = [*(f"- {note}" for note in completeness(settings)), "", *_shown(settings[0].runs, figures), text]
+    for one in settings:
+        lines += [f"## Runs: {one.model}, {one.title}", "", provenance(one.runs), settings_table(one.runs).markdown()]
+    return lines
+
+
+def _shown(runs: Runs, figures: Sequence[str]) -> list[str]:
+    return [f"![{runs.mark(figure.replace('_', ' '))}]({figure}.png)\n" for figure in figures]
 
 
 EXPERIMENTS: dict[str, Callable[[Request], str]] = {

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from immunize.records import diverged_cross_fit
 from immunize.report.cells import short
-from immunize.report.deep.one_run import show_deep_record
 from immunize.report.naming import run_title
 from immunize.report.nulls import with_infinities
+from immunize.report.one_network import show_deep_record
 from immunize.report.separability import carried_over, separability_lines
 from immunize.report.several import by_harmful_set
 from immunize.report.terminal import printed_table, to_read

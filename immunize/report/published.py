@@ -1,33 +1,35 @@
-"""The paper's numbers, from `published.csv`, and what differs from them."""
+"""Published numbers, from `published.csv`, and what differs from them."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from immunize.report.cells import short, summary_of
-from immunize.report.runs import Runs
+from immunize.report.cells import NOTHING, short, summary_of, with_spread
+from immunize.report.conventions import RATIOS
+from immunize.report.runs import NetworkSetting, Runs
 
-__all__ = ["Published", "differences", "read_published", "rows_of"]
+__all__ = ["ACCURACY", "Published", "cell", "differences", "elsewhere", "find", "read_published"]
 
-T = TypeVar("T")
-
-COLUMNS = ("source", "method", "name", "quantity", "pretrain_digit", "harmful_digit", "value", "std")
+ACCURACY = "pretrain_accuracy"
+_ALL = ("source", "method", "name", "quantity", "value", "std")
+_QUANTITIES = (*RATIOS, ACCURACY, "log_rir", "failed_pairs")
+_OWN = (("pretrain_digit", "harmful_digit"), ("architecture", "harmful"))
+"""Further columns of tables of linear models, and of networks."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """One number of the paper.
+    """One published number.
 
     Attributes:
-        source: the table, figure or section it stands in.
-        method: as `method` is called here.
-        name: as the paper calls it.
-        quantity: `ratio_harmful` (i), `ratio_pretrain` (ii), `rir`, `log_rir` of a pair, `failed_pairs`.
-        pair: "3→8", or empty for a number over all data.
+        source: the table, figure, section or publication it stands in.
+        method: as `method` is called here; another name for a method that is not here.
+        name: as its source calls it.
+        quantity: `ratio_harmful` (i), `ratio_pretrain` (ii), `rir`, `log_rir` of a pair, `failed_pairs`, or
+            `pretrain_accuracy` (percent).
+        pair: "3→8", or empty for a number over all data; network and D_H, "vit→cars", for a number on a network.
         value: the number.
         std: what follows ±.
     """
@@ -45,37 +47,51 @@ def read_published(path: Path) -> list[Published]:
     """The rows of a `published.csv`; none where the file is missing.
 
     Raises:
-        ValueError: columns other than `COLUMNS`, or a value that is not a number.
-    """
-    return rows_of(path, COLUMNS, _row)
-
-
-def rows_of(path: Path, columns: Sequence[str], parse: Callable[[dict[str, str]], T]) -> list[T]:
-    """The rows of a table of published numbers; none where the file is missing.
-
-    Args:
-        path: a CSV.
-        columns: what its header has to be.
-        parse: of one row.
-
-    Raises:
-        ValueError: other columns, or a row that `parse` refuses, with the number of its line.
+        ValueError: other columns, or a row with a value that is not a number, by the number of its line.
     """
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != tuple(columns):
-            raise ValueError(f"{path} needs the columns {', '.join(columns)}")
+    import pandas as pd
+
+    rows = pd.read_csv(path, dtype=str, na_filter=False)
+    if set(rows.columns) - set(_ALL) not in map(set, _OWN) or not set(_ALL) <= set(rows.columns):
+        raise ValueError(f"{path} needs the columns {', '.join(_ALL)}, and {' or '.join(map(' and '.join, _OWN))}")
+    sides = next(own for own in _OWN if own[0] in rows.columns)
+    found = []
+    for line, row in enumerate(rows.to_dict("records"), start=2):
+        pair = "→".join(row[side] for side in sides) if all(row[side] for side in sides) else ""
+        if row["quantity"] not in _QUANTITIES:
+            raise ValueError(f"{path}, line {line}: unknown quantity {row['quantity']!r}")
         try:
-            return [parse(row) for row in reader]
+            std = float(row["std"]) if row["std"] else None
+            place = (row["source"], row["method"], row["name"], row["quantity"], pair)
+            found.append(Published(*place, float(row["value"]), std))
         except ValueError as error:
-            raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
+            raise ValueError(f"{path}, line {line}: {error}") from None
+    return found
 
 
-def find(published: Sequence[Published], method: str, quantity: str) -> Published | None:
-    """The number over all data of a method; None where the paper has none."""
-    return next((p for p in published if (p.method, p.quantity, p.pair) == (method, quantity, "")), None)
+def find(published: Sequence[Published], method: str, quantity: str, pair: str = "") -> Published | None:
+    """The number of a method over all data, or on a pair; None where nothing was published."""
+    return next((p for p in published if (p.method, p.quantity, p.pair) == (method, quantity, pair)), None)
+
+
+def cell(published: Sequence[Published], method: str, quantity: str, pair: str = "") -> str:
+    """The same as text."""
+    found = find(published, method, quantity, pair)
+    return NOTHING if found is None else with_spread(found.value, found.std)
+
+
+def elsewhere(one: NetworkSetting, published: Sequence[Published]) -> list[str]:
+    """What others report on this network and D_H by methods that are not here."""
+    names = {"rir": "RIR", ACCURACY: "D_P accuracy in %", **dict(zip(RATIOS, ("(i)", "(ii)"), strict=False))}
+    by_source: dict[str, list[str]] = {}
+    for p in published:
+        if p.pair == one.published and p.method not in one.runs.methods:
+            by_source.setdefault(f"{p.name} ({p.source})", []).append(f"{names[p.quantity]} {short(p.value)}")
+    return [
+        f"Also published for {one.architecture} on {one.harmful}: {k}, {', '.join(v)}." for k, v in by_source.items()
+    ]
 
 
 def differences(runs: Runs, published: Sequence[Published]) -> list[str]:
@@ -107,16 +123,3 @@ def differences(runs: Runs, published: Sequence[Published]) -> list[str]:
             f"By RIR > 1 and (ii) ≤ 1 (`released`, `fit`) these come out as in the paper: {', '.join(alike)}."
         )
     return sentences
-
-
-def _row(row: dict[str, str]) -> Published:
-    digits = row["pretrain_digit"], row["harmful_digit"]
-    return Published(
-        source=row["source"],
-        method=row["method"],
-        name=row["name"],
-        quantity=row["quantity"],
-        pair="→".join(digits) if all(digits) else "",
-        value=float(row["value"]),
-        std=float(row["std"]) if row["std"] else None,
-    )

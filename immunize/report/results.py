@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from immunize.report.cells import NOTHING, short, summary_of, summary_text, with_spread
+from immunize.report.cells import NOTHING, short, summary_of, summary_text
 from immunize.report.conventions import HARDER_BY, NO_HARDER, PARTS, RATIOS
 from immunize.report.layout import Table
 from immunize.report.nulls import infinite
-from immunize.report.published import Published, differences, find
+from immunize.report.published import Published, cell, differences, find
 from immunize.report.runs import Runs
 from immunize.report.validity import validity_notes
 
-__all__ = ["result_tables"]
+__all__ = ["COLUMNS", "held_text", "result_tables"]
 
 COLUMNS = ("(i) ↑", "(ii) ↓", "RIR ↑")
 THRESHOLD = "0.1"
@@ -81,7 +82,7 @@ def _comparison(runs: Runs, published: Sequence[Published]) -> Table:
     if sources:
         groups.append((f"paper, {sources}", COLUMNS))
         rows = [
-            [*row[:2], *(_published_cell(published, method, name) for name in RATIOS), *row[2:]]
+            [*row[:2], *(cell(published, method, name) for name in RATIOS), *row[2:]]
             for method, row in zip(runs.methods, rows, strict=True)
         ]
     else:
@@ -109,8 +110,7 @@ def _verdicts(runs: Runs) -> Table:
         for part in PARTS:
             finished = runs.of_method(method, part)
             found = [run["verdicts"] if part == "fit" else run["verdicts"]["held_out"] for run in finished]
-            row += [_share(sum(v[name] for v in found), len(found)) for name in "abc"]
-            row.append(_share(sum(v["a"] and v["b"] and v["c"] for v in found), len(found)))
+            row += held_text(found)
         rows.append(row)
     return Table(
         runs.mark("Runs in which Definition 3.1 holds, by `spectrum`"),
@@ -194,11 +194,6 @@ def _ratio_row(runs: Runs, method: str, wheres: Sequence[tuple[str, str]]) -> li
     return [f"`{method}`", runs.count_text(method), *cells]
 
 
-def _published_cell(published: Sequence[Published], method: str, quantity: str) -> str:
-    found = find(published, method, quantity)
-    return NOTHING if found is None else with_spread(found.value, found.std)
-
-
 def _relative_spreads(runs: Runs, published: Sequence[Published]) -> list[str]:
     theirs = find(published, "ours", "rir")
     ours = summary_of(list(runs.numbers("ours", "fit", "released", "rir").values()))
@@ -208,6 +203,12 @@ def _relative_spreads(runs: Runs, published: Sequence[Published]) -> list[str]:
         f"RIR of `ours`: {ours.mean / theirs.value:.3g} times the paper's; its standard deviation is "
         f"{ours.spread / ours.mean:.1%} of its mean here, {theirs.std / theirs.value:.1%} in the paper."
     ]
+
+
+def held_text(found: Sequence[dict[str, Any]]) -> list[str]:
+    """In how many of the verdicts each of (a), (b) and (c) holds, and all."""
+    counts = [*(sum(v[name] for v in found) for name in "abc"), sum(all(v[name] for name in "abc") for v in found)]
+    return [_share(count, len(found)) for count in counts]
 
 
 def _share(count: int, total: int) -> str:

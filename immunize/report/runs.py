@@ -15,6 +15,7 @@ from immunize.report.naming import in_order, pair_label
 __all__ = [
     "EXPERIMENT_STATUSES",
     "FAST",
+    "NetworkSetting",
     "RunId",
     "Runs",
     "experiment_of",
@@ -171,6 +172,50 @@ class Runs(Collection):
             text += "; no held-out numbers, as the cross-fit diverged: "
             text += ", ".join(f"{count} of `{m}`" for m, count in halves.items() if count)
         return text + "."
+
+
+@dataclass(frozen=True)
+class NetworkSetting:
+    """One network on one pair of data sets.
+
+    Attributes:
+        model: as `conf/model` calls it.
+        architecture: the network's name in timm or the class of a module, the model's where it is not told.
+        harmful: D_H.
+        title: "imagenet against cars" and the like, D_P first.
+        runs: every method and seed.
+    """
+
+    model: str
+    architecture: str
+    harmful: str
+    title: str
+    runs: Runs
+
+    @property
+    def published(self) -> str:
+        """What it is called among published numbers."""
+        return f"{self.architecture}→{self.harmful}"
+
+    def ratios(self, method: str, where: tuple[str, str, str], name: str) -> list[float | None]:
+        """A number of a record, one a finished run; None where it is not finite.
+
+        Args:
+            method: whose runs.
+            where: "metrics" or "metrics_groups", part and estimator.
+            name: of the number.
+        """
+        kind, part, estimator = where
+        return [run[kind][part][estimator][name] for run in self.runs.of_method(method)]
+
+    def probes(self, method: str | None, optimizer: str, role: str, step: str) -> list[float | None]:
+        """A probe's accuracy after some steps, one a run; of θ_0, once a seed, where the method is None."""
+        if method is None:
+            runs, which = list({run["seed"]: run for run in self.runs.finished}.values()), "theta_0"
+        else:
+            runs, which = self.runs.of_method(method), "immunized"
+        found = (run["probe_accuracy"].get(optimizer, {}).get(role, {}).get(which, {}).get(step) for run in runs)
+        return [value for value in found if value is not None]
 
 
 def measured_on(records: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import statistics
 import subprocess
 import sys
@@ -16,12 +15,12 @@ import pytest
 
 from immunize.evaluation import deep, numbers
 from immunize.report import conventions, results
-from immunize.report.bands import read_bands, write_bands
+from immunize.report.bands import IDENTITY, NORM_RATIOS, norm_ratio_bands, read_bands, write_bands
 from immunize.report.cells import short, summary_text
-from immunize.report.curves import IDENTITY, STYLES, BandCurve, curves_of, style_of
+from immunize.report.curves import STYLES, style_of
 from immunize.report.expected import expected_runs, swept
 from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
-from immunize.report.heatmaps import log_rir
+from immunize.report.pairs import digit_means
 from immunize.report.published import read_published
 from immunize.report.runs import Runs, flat_settings
 from immunize.spectrum import HARDER_BY
@@ -260,9 +259,9 @@ def test_runs_whose_cross_fit_diverged_have_their_fit(table1: list[Record], tmp_
         == (row(whole, "norm ratio 0.1", "imma")["D_H: I → θ fit, n = 5"])
     )
     # what is drawn, and read again
-    curves = {(c.part, c.extractor): c.runs for c in curves_of(Runs.of(records, "table1"))}
-    assert curves["fit", "imma"] == 5
-    assert curves.get(("held_out", "imma"), 0) == 5 - lost
+    curves = norm_ratio_bands(Runs.of(records, "table1")).query("extractor == 'imma'")
+    assert set(curves.query("part == 'fit'")["runs"]) == {5}
+    assert set(curves.query("part == 'held_out'")["runs"]) == ({5 - lost} if lost < 5 else set())
     assert tables_of(reported_again("table1", out, tmp_path)) == tables
 
 
@@ -425,28 +424,19 @@ def test_provenance_is_in_the_readme(table1: list[Record], tmp_path: Path) -> No
 
 
 def test_fig1_curves_are_means_over_the_seeds(table1: list[Record], tmp_path: Path) -> None:
-    curves = curves_of(Runs.of(table1, "table1"))
-    assert {(c.part, c.data_set, c.extractor) for c in curves} == {
-        (part, role, one) for part in PARTS for role in ("pretrain", "harmful") for one in (*METHODS, IDENTITY)
-    }
-    for curve in curves:
-        assert curve.runs == 5
-        which = "identity" if curve.extractor == IDENTITY else "immunized"
-        of = [r for r in table1 if r["method"] == ("ours" if curve.extractor == IDENTITY else curve.extractor)]
-        found = [r["curves"]["norm_ratio"][curve.part][curve.data_set][which] for r in of]
+    bands = norm_ratio_bands(Runs.of(table1, "table1"))
+    for (part, role, extractor), band in bands.groupby(["part", "data_set", "extractor"]):
+        which = "identity" if extractor == IDENTITY else "immunized"
+        of = [r for r in table1 if r["method"] == ("ours" if extractor == IDENTITY else extractor)]
+        found = [r["curves"]["norm_ratio"][part][role][which] for r in of]
         ratios = np.array([one["ratio"] for one in found])
-        assert curve.steps.tolist() == found[0]["steps"]
-        for drawn, expected in ((curve.mean, ratios.mean(0)), (curve.low, ratios.min(0)), (curve.high, ratios.max(0))):
-            np.testing.assert_allclose(drawn, expected, rtol=1e-12)
-    write_bands(BandCurve, curves, tmp_path / "curves.csv")
-    for one, other in zip(read_bands(BandCurve, tmp_path / "curves.csv"), curves, strict=True):
-        assert (one.part, one.data_set, one.extractor, one.runs) == (
-            other.part,
-            other.data_set,
-            other.extractor,
-            other.runs,
-        )
-        np.testing.assert_array_equal(one.mean, other.mean)
+        assert set(band["runs"]) == {5}
+        assert band["step"].tolist() == found[0]["steps"]
+        for name, expected in (("mean", ratios.mean(0)), ("low", ratios.min(0)), ("high", ratios.max(0))):
+            np.testing.assert_allclose(band[name], expected, rtol=1e-12)
+    assert bands.groupby(["part", "data_set", "extractor"]).ngroups == 2 * 2 * (len(METHODS) + 1)
+    write_bands(bands, tmp_path / "curves.csv")
+    pd.testing.assert_frame_equal(read_bands(tmp_path / "curves.csv", NORM_RATIOS), bands)
 
 
 def test_a_curve_that_ends_early_stays_where_it_ended(base: Record) -> None:
@@ -454,11 +444,11 @@ def test_a_curve_that_ends_early_stays_where_it_ended(base: Record) -> None:
     place = records[0]["curves"]["norm_ratio"]["fit"]["pretrain"]
     place["immunized"] = {"steps": [0, 1, 2], "ratio": [1.0, 0.25, 0.0]}
     full = records[1]["curves"]["norm_ratio"]["fit"]["pretrain"]["immunized"]
-    curves = curves_of(Runs.of(records, "table1"))
-    found = next(c for c in curves if (c.part, c.data_set, c.extractor) == ("fit", "pretrain", "ours"))
-    assert found.steps[-1] == full["steps"][-1]
-    assert found.low[1] == pytest.approx(min(0.25, full["ratio"][1]))
-    assert found.mean[-1] == pytest.approx(full["ratio"][-1] / 2)
+    bands = norm_ratio_bands(Runs.of(records, "table1"))
+    found = bands.query("part == 'fit' and data_set == 'pretrain' and extractor == 'ours'")
+    assert found["step"].iloc[-1] == full["steps"][-1]
+    assert found["low"].iloc[1] == pytest.approx(min(0.25, full["ratio"][1]))
+    assert found["mean"].iloc[-1] == pytest.approx(full["ratio"][-1] / 2)
 
 
 @pytest.mark.slow
@@ -479,15 +469,14 @@ def test_fig1_needs_the_curves(reported1: Report, tmp_path: Path) -> None:
 
 
 def test_fig2_cells_are_logarithms_of_the_mean_over_seeds(table2: list[Record]) -> None:
-    values = log_rir(Runs.of(table2, "table2"), "ours", "held_out", "ridge")
-    for p in range(10):
-        for h in range(10):
-            of = [r for r in table2 if (r["method"], r["data_hash"]) == ("ours", f"hash of {(p, h)}")]
-            if (p, h) in PAIRS:
-                mean = statistics.fmean(r["metrics"]["held_out"]["ridge"]["rir"] for r in of)
-                assert values[p, h] == pytest.approx(np.log(mean))
-            else:
-                assert np.isnan(values[p, h])
+    values = digit_means(Runs.of(table2, "table2"), "ours", "held_out", "ridge")
+    assert len(values) == 90
+    for (p, h), value in ((tuple(map(int, pair.split("→"))), value) for pair, value in values.items()):
+        of = [r for r in table2 if (r["method"], r["data_hash"]) == ("ours", f"hash of {(p, h)}")]
+        if of:
+            mean = statistics.fmean(r["metrics"]["held_out"]["ridge"]["rir"] for r in of)
+            assert value == pytest.approx(np.log(mean))
+        assert np.isnan(value) == (not of)
 
 
 @pytest.mark.usefixtures("drawn")
@@ -609,12 +598,3 @@ def test_methods_are_told_apart_by_colour_and_by_line() -> None:
     assert len(others) == 4
     assert not others & set(STYLES.values())
     assert style_of("mine") == style_of("mine")
-
-
-def test_curves_csv_is_a_csv(table1: list[Record], tmp_path: Path) -> None:
-    path = tmp_path / "curves.csv"
-    write_bands(BandCurve, curves_of(Runs.of(table1, "table1")), path)
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {r["reduced"] for r in rows} == {"false"}
-    assert all(float(r["low"]) <= float(r["mean"]) * (1 + 1e-12) for r in rows)

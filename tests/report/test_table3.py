@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import io
 import json
 import random
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from matplotlib.image import imread
@@ -21,15 +21,14 @@ from rich.console import Console
 from immunize.evaluation.deep import ACCURACY_SLACK, PARTS, WHICH, EvaluationSettings, evaluate_deep
 from immunize.evaluation.numbers import RATIOS
 from immunize.records import SCHEMA_VERSION, plain
-from immunize.report.bands import read_bands, write_bands
+from immunize.report import networks
+from immunize.report.bands import PROBE_ACCURACIES, PROBES, THETA_0, probe_bands, read_bands, write_bands
 from immunize.report.cells import short
-from immunize.report.deep import table3
-from immunize.report.deep.probe_curves import PROBES, THETA_0, ProbeBand, probe_bands
-from immunize.report.deep.published import read_deep_published
-from immunize.report.deep.settings import by_setting
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
+from immunize.report.networks import by_setting
 from immunize.report.one_run import show_record
+from immunize.report.published import read_published
 from immunize.report.runs import EXPERIMENT_STATUSES
 from tests.report.making import Tables, tables_of, written
 
@@ -226,7 +225,7 @@ def test_the_seeds_that_ours_wins_are_counted_by_groups_and_pooled(records: list
 
 
 def test_the_thresholds_that_are_told_are_those_applied() -> None:
-    assert table3.MOST_POINTS == ACCURACY_SLACK
+    assert networks.MOST_POINTS == ACCURACY_SLACK
 
 
 def test_weights_that_a_balance_set_are_shown_instead_of_those_configured(
@@ -259,9 +258,7 @@ def test_an_interval_without_ends_is_unbounded(records: list[Record], tmp_path: 
 
 
 def test_the_published_numbers_are_those_of_the_paper() -> None:
-    found = {
-        (p.architecture, p.harmful, p.method, p.quantity): (p.value, p.std) for p in read_deep_published(PUBLISHED)
-    }
+    found = {(*p.pair.split("→"), p.method, p.quantity): (p.value, p.std) for p in read_published(PUBLISHED)}
     assert found["resnet18", "cars", "ours", "rir"] == (3.467, 0.358)
     assert found["resnet18", "cars", "ours", "pretrain_accuracy"] == (62.36, 0.173)
     assert found[VIT, "cars", "opt_kappa", "ratio_pretrain"] == (0.171, 0.033)
@@ -304,7 +301,7 @@ def test_missing_published_numbers_are_said_to_be_missing(records: list[Record],
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("source,value\n", "needs the columns source, architecture"),
+        ("source,value\n", "needs the columns source, method"),
         ("{head}\nTable 3,resnet18,cars,ours,Ours,rir,many,\n", "line 2"),
         ("{head}\nTable 3,resnet18,cars,ours,Ours,rri,1,\n", "unknown quantity 'rri'"),
     ],
@@ -313,7 +310,7 @@ def test_a_broken_file_of_published_numbers_is_refused(text: str, message: str, 
     head = PUBLISHED.read_text(encoding="utf-8").splitlines()[0]
     (tmp_path / "published.csv").write_text(text.replace("{head}", head), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        read_deep_published(tmp_path / "published.csv")
+        read_published(tmp_path / "published.csv")
 
 
 # Which runs.
@@ -441,34 +438,22 @@ def test_records_that_do_not_belong_together_are_refused(
 # Figure 3.
 
 
-def test_bands_are_means_and_ranges(records: list[Record]) -> None:
+def test_bands_are_means_and_ranges_and_read_as_they_were_written(records: list[Record], tmp_path: Path) -> None:
     bands = probe_bands(by_setting(records))
-    assert len(bands) == 3 * 4 * 2 * (len(METHODS) + 1)
-    for band in bands:
-        runs = [r for r in records if (r["model"], f"imagenet against {r['harmful']}") == (band.model, band.data)]
-        which, runs = (
-            (THETA_0, [r for r in runs if r["method"] == "none"])
-            if band.extractor == THETA_0
-            else ("immunized", [r for r in runs if r["method"] == band.extractor])
-        )
-        accuracy = np.array([r["curves"]["probe"][band.optimizer][band.data_set][which]["accuracy"] for r in runs])
-        assert band.runs == 3
-        assert np.abs(band.mean - accuracy.mean(0)).max() < 1e-12
-        assert (band.low == accuracy.min(0)).all()
-        assert (band.high == accuracy.max(0)).all()
-        assert band.batches_per_epoch == 1  # sgd too: 60 rows are less than a batch
-
-
-def test_bands_are_read_as_they_were_written(records: list[Record], tmp_path: Path) -> None:
-    bands = probe_bands(by_setting(records))
-    write_bands(ProbeBand, bands, tmp_path / PROBES)
-    again = read_bands(ProbeBand, tmp_path / PROBES)
-    assert len(again) == len(bands)
-    for one, other in zip(bands, again, strict=True):
-        for name, value in vars(one).items():
-            assert np.array_equal(value, getattr(other, name)), name
-    with (tmp_path / PROBES).open(encoding="utf-8", newline="") as file:
-        assert {line["reduced"] for line in csv.DictReader(file)} == {"false"}
+    groups = bands.groupby(["model", "data", "optimizer", "data_set", "extractor"], sort=False)
+    assert groups.ngroups == 3 * 4 * 2 * (len(METHODS) + 1)
+    for (model, data, optimizer, role, extractor), band in groups:
+        runs = [r for r in records if (r["model"], f"imagenet against {r['harmful']}") == (model, data)]
+        which, method = (THETA_0, "none") if extractor == THETA_0 else ("immunized", extractor)
+        curves = [r["curves"]["probe"][optimizer][role][which] for r in runs if r["method"] == method]
+        accuracy = np.array([curve["accuracy"] for curve in curves])
+        assert set(band["runs"]) == {3}
+        assert set(band["batches_per_epoch"]) == {1}  # sgd too: 60 rows are less than a batch
+        assert np.abs(band["mean"] - accuracy.mean(0)).max() < 1e-12
+        assert (band["low"] == accuracy.min(0)).all()
+        assert (band["high"] == accuracy.max(0)).all()
+    write_bands(bands, tmp_path / PROBES)
+    pd.testing.assert_frame_equal(read_bands(tmp_path / PROBES, PROBE_ACCURACIES), bands)
 
 
 @pytest.mark.usefixtures("drawn")

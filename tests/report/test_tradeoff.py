@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from immunize.config import config_dir
 from immunize.records import read_record
 from immunize.report.conventions import PARTS
-from immunize.report.expected import swept
-from immunize.report.tradeoff.figure import labels
-from immunize.report.tradeoff.points import ESTIMATORS, TradeOff, on_front
-from immunize.report.tradeoff.report import report_tradeoff, tradeoff_tables, write_csv
+from immunize.report.experiments import Request, report_experiment
+from immunize.report.tradeoff import ESTIMATORS, TradeOff, on_front, tradeoff_tables
+from immunize.report.tradeoff_figure import labels
 from tests.composing import run_tiny
 
-PRESET = Path(config_dir()) / "experiment" / "sweep_lambda.yaml"
 NUMBER = st.floats(0.01, 100)
 Record = dict[str, Any]
 
@@ -73,30 +70,41 @@ def test_front_has_exactly_what_nothing_beats(values: list[tuple[float, float]])
     assert any(front) is bool(values)
 
 
+def points_of(trade: TradeOff, part: str = "fit", estimator: str = "spectrum") -> pd.DataFrame:
+    points = trade.points()
+    return points[(points["part"] == part) & (points["estimator"] == estimator)]
+
+
 def test_points_are_geometric_means_over_seeds(records: list[Record]) -> None:
-    points = TradeOff.of(records).points("fit", "spectrum")
-    assert [p.ratio for p in points] == [10.0, 1e3, 1e5]
-    assert [p.harmful for p in points] == pytest.approx([2.0, 2.0, 6.0])
-    assert [p.pretrain for p in points] == pytest.approx([0.2, 0.9, 0.3])
-    assert [p.efficient for p in points] == [True, False, True]
-    assert points[2].rir == pytest.approx(math.sqrt(9 / 0.3 * 4 / 0.3))  # the geometric mean of RIR
+    points = points_of(TradeOff.of(records))
+    assert points["lambda_ratio"].tolist() == [10.0, 1e3, 1e5]
+    assert points["ratio_harmful"].tolist() == pytest.approx([2.0, 2.0, 6.0])
+    assert points["ratio_pretrain"].tolist() == pytest.approx([0.2, 0.9, 0.3])
+    assert points["on_front"].tolist() == [1, 0, 1]
+    assert points["rir"].iloc[2] == pytest.approx(math.sqrt(9 / 0.3 * 4 / 0.3))  # the geometric mean of RIR
 
 
-def test_every_part_and_estimator_has_its_own_front(records: list[Record]) -> None:
+def test_every_part_and_estimator_has_its_own_points_and_front(records: list[Record]) -> None:
     trade = TradeOff.of(records)
+    assert len(trade.points()) == len(PARTS) * len(ESTIMATORS) * 3
     for part in PARTS:
         for estimator in ESTIMATORS:
-            points = trade.points(part, estimator)
-            assert [p.efficient for p in points] == on_front([(p.harmful, p.pretrain) for p in points])
-            expected = [record["metrics"][part][estimator]["ratio_harmful"] for record in records[:2]]
-            assert points[0].harmful == pytest.approx(math.sqrt(expected[0] * expected[1]))
+            points = points_of(trade, part, estimator)
+            pairs = list(zip(points["ratio_harmful"], points["ratio_pretrain"], strict=True))
+            assert points["on_front"].tolist() == on_front(pairs)
+            for ratio, (_, point) in zip((10.0, 1e3, 1e5), points.iterrows(), strict=True):
+                of = [r for r in records if r["config"]["objective"]["lambda_ill"] / 2 == ratio]
+                for name in ("ratio_harmful", "ratio_pretrain"):
+                    values = [record["metrics"][part][estimator][name] for record in of]
+                    assert point[name] == pytest.approx(float(np.exp(np.mean(np.log(values)))))
+                    assert (point[f"{name}_min"], point[f"{name}_max"]) == (min(values), max(values))
 
 
 def test_infinite_number_of_one_seed_makes_the_mean_infinite(records: list[Record], tmp_path: Path) -> None:
     records[4]["metrics"]["fit"]["spectrum"]["ratio_harmful"] = None  # as records store it
     trade = TradeOff.of(records)
-    assert trade.points("fit", "spectrum")[2].harmful == math.inf
-    text = report_tradeoff(write_runs(records, tmp_path / "runs"), tmp_path / "out", tmp_path)
+    assert points_of(trade)["ratio_harmful"].iloc[2] == math.inf
+    text = report(write_runs(records, tmp_path / "runs"), tmp_path / "out", tmp_path)
     assert "| 1e+05 | 2 | ∞ | 0.3 | ∞ | yes |" in text
 
 
@@ -105,7 +113,7 @@ def test_diverged_runs_are_counted_and_have_no_point(records: list[Record]) -> N
         record["status"] = "diverged"
         del record["metrics"], record["verdicts"]
     trade = TradeOff.of(records)
-    assert [p.ratio for p in trade.points("fit", "spectrum")] == [10.0, 1e5]
+    assert points_of(trade)["lambda_ratio"].tolist() == [10.0, 1e5]
     row = next(row for row in tradeoff_tables(trade)[0].rows if row[0] == "1e+03")
     assert row[1] == "0 + 2 diverged"
     assert set(row[2:]) == {"–"}
@@ -117,15 +125,15 @@ def test_a_cross_fit_that_diverged_costs_a_point_of_held_out_alone(records: list
         record["training"] = {"cross_fit": {"diverged": {"step": 1, "term": "ill", "value": "inf"}}}
         del record["metrics"]["held_out"], record["verdicts"]["held_out"]
     trade = TradeOff.of(records)
-    assert [p.ratio for p in trade.points("fit", "spectrum")] == [10.0, 1e3, 1e5]
-    assert [p.ratio for p in trade.points("held_out", "spectrum")] == [10.0, 1e5]
+    assert points_of(trade)["lambda_ratio"].tolist() == [10.0, 1e3, 1e5]
+    assert points_of(trade, "held_out")["lambda_ratio"].tolist() == [10.0, 1e5]
     assert next(row for row in tradeoff_tables(trade)[0].rows if row[0] == "1e+03")[1] == "2 (0 held out)"
 
 
 def test_weights_are_those_that_the_method_has(records: list[Record]) -> None:
     for record in records:
         record["config"]["objective"] |= {"lambda_well": 1.0, "lambda_ill": 1.0}  # method.lambda_ill=... was given
-    assert [p.ratio for p in TradeOff.of(records).points("fit", "spectrum")] == [10.0, 1e3, 1e5]
+    assert points_of(TradeOff.of(records))["lambda_ratio"].tolist() == [10.0, 1e3, 1e5]
 
 
 # What may be put together.
@@ -137,16 +145,15 @@ def test_missing_run_is_named(records: list[Record]) -> None:
 
 
 def test_runs_of_the_preset_that_are_not_there_are_missing(records: list[Record]) -> None:
-    grid = swept(PRESET)
-    assert len(grid["objective.lambda_ill"]) == 13
-    assert grid["seed"] == [0, 1, 2]
-    wanted = [at(records[0], ill, seed) for ill in grid["objective.lambda_ill"] for seed in grid["seed"]]
+    weights = [10.0**power for power in range(4, 17)]
+    wanted = [at(records[0], ill, seed) for ill in weights for seed in range(3)]
     for record in wanted:
         for node in ("objective", "method"):
             record["config"][node]["lambda_well"] = 1.0
-    assert TradeOff.of(wanted, PRESET).runs.completeness() == "39 of 39 runs."
+    assert TradeOff.of(wanted, preset=True).runs.completeness() == "39 of 39 runs."
     without = [record for record in wanted if record["config"]["objective"]["lambda_ill"] != 1e7]
-    assert "36 of 39 runs; missing: `ours` λ_H/λ_P = 1e+07 seed 0" in TradeOff.of(without, PRESET).runs.completeness()
+    told = TradeOff.of(without, preset=True).runs.completeness()
+    assert "36 of 39 runs; missing: `ours` λ_H/λ_P = 1e+07 seed 0" in told
 
 
 def another_method(record: Record) -> None:
@@ -211,38 +218,24 @@ def test_table_has_the_numbers_of_the_records(records: list[Record]) -> None:
     )
 
 
-def test_csv_has_the_numbers_of_the_records(records: list[Record], tmp_path: Path) -> None:
-    path = tmp_path / "tradeoff.csv"
-    write_csv(TradeOff.of(records), path)
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len(PARTS) * len(ESTIMATORS) * 3
-    for row in rows:
-        found = [
-            record["metrics"][row["part"]][row["estimator"]]
-            for record in records
-            if record["config"]["objective"]["lambda_ill"] / 2 == float(row["lambda_ratio"])
-        ]
-        for name in ("ratio_harmful", "ratio_pretrain"):
-            values = [numbers[name] for numbers in found]
-            assert float(row[name]) == pytest.approx(float(np.exp(np.mean(np.log(values)))))
-            assert (float(row[f"{name}_min"]), float(row[f"{name}_max"])) == (min(values), max(values))
+def report(folder: Path, out: Path | None, committed: Path) -> str:
+    return report_experiment(Request("sweep_lambda", folder, out, committed / "published.csv"))
 
 
 @pytest.mark.usefixtures("drawn")
 def test_report_writes_every_file_and_can_be_made_again_from_them(records: list[Record], tmp_path: Path) -> None:
     runs, out, again = write_runs(records, tmp_path / "runs"), tmp_path / "out", tmp_path / "again"
-    text = report_tradeoff(runs, out, tmp_path)
+    text = report(runs, out, tmp_path)
     names = {"README.md", "table.md", "table.tex", "tradeoff.csv", "tradeoff.png", "tradeoff.pdf"}
     assert {path.name for path in out.iterdir()} == {*names, "results.csv.gz"}
-    assert report_tradeoff(out, again, tmp_path) == text
+    assert report(out, again, tmp_path) == text
     for name in names:
         assert (again / name).read_bytes() == (out / name).read_bytes(), name
     readme = (out / "README.md").read_text(encoding="utf-8")
     assert text in readme
     assert "REDUCED" not in readme
     assert "python -m immunize.train experiment=sweep_lambda\n" in readme
-    assert report_tradeoff(runs, None, tmp_path) == text
+    assert report(runs, None, tmp_path) == text
 
 
 def test_reduced_runs_are_marked_and_never_put_over_the_committed_results(
@@ -252,9 +245,9 @@ def test_reduced_runs_are_marked_and_never_put_over_the_committed_results(
         reduced(record)
     runs = write_runs(records, tmp_path / "runs")
     with pytest.raises(ValueError, match="reduced runs are not written into"):
-        report_tradeoff(runs, tmp_path / "committed", tmp_path / "committed")
+        report(runs, tmp_path / "committed", tmp_path / "committed")
     assert not (tmp_path / "committed").exists()
-    text = report_tradeoff(runs, tmp_path / "out", tmp_path / "committed")
+    text = report(runs, tmp_path / "out", tmp_path / "committed")
     assert text.count("## REDUCED ") == len(ESTIMATORS)
     readme = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert readme.startswith("# REDUCED ")

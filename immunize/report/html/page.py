@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup, escape
 from matplotlib import rc_context
@@ -30,7 +31,7 @@ REDUCED = "REDUCED: a shortened version that shows the code path; its numbers ar
 _ASSETS = files("immunize.report.html") / "assets"
 _CODE = re.compile(r"`([^`]*)`")
 _MOST_NUMBERS = 400
-"""Points of a line, from which on its numbers are not listed below the figure."""
+"""Points of a line, from which on the numbers of its panel are not listed below the figure."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,14 @@ class Picture:
         """A table a panel: a row a place on its axis, a column a line with a name."""
         tables = []
         for axis in self.figure.axes:
-            lines = [line for line in axis.lines if str(line.get_label())[:1] not in ("_", "")]
-            lines = [line for line in lines if len(line.get_xdata()) <= _MOST_NUMBERS]  # type: ignore[arg-type]
-            if lines:
-                at = [dict(zip(map(float, line.get_xdata()), line.get_ydata(), strict=True)) for line in lines]  # type: ignore[arg-type, call-overload]
+            named = [line for line in axis.lines if str(line.get_label())[:1] not in ("_", "")]
+            at = [{float(x): float(y) for x, y in np.asarray(line.get_xydata())} for line in named]
+            if at and max(map(len, at)) <= _MOST_NUMBERS:
                 rows = [
                     [f"{x:,.10g}", *(f"{of[x]:.4g}" if x in of else "" for of in at)]
                     for x in sorted({x for of in at for x in of})
                 ]
-                columns = (axis.get_xlabel() or "at", *(str(line.get_label()) for line in lines))
+                columns = (axis.get_xlabel() or "at", *(str(line.get_label()) for line in named))
                 tables.append(Table(axis.get_title() or axis.get_ylabel(), "numbers", [("", columns)], rows))
         return tables
 

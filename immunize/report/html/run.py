@@ -25,11 +25,10 @@ from immunize.report.attacks.one_run import (
     verdict_sentence,
 )
 from immunize.report.attacks.runs import Attacks
+from immunize.report.bands import probe_bands
 from immunize.report.cells import NOTHING, short
 from immunize.report.conventions import HARDER_BY, NO_HARDER, RATIOS
-from immunize.report.deep.probe_curves import probe_bands
-from immunize.report.deep.probe_figures import probe_figure
-from immunize.report.deep.settings import DeepSetting
+from immunize.report.curves import probe_figure
 from immunize.report.each_set import each_set, sets_table, weakest_told
 from immunize.report.figures import draw_norm_ratio
 from immunize.report.html.page import Block, Folded, Picture, Section, page, write_page
@@ -39,7 +38,7 @@ from immunize.report.nulls import infinite, with_infinities
 from immunize.report.one_run import loss_text, warning_lines
 from immunize.report.provenance import provenance_rows
 from immunize.report.reading import lacking_is_told
-from immunize.report.runs import Runs, experiment_of
+from immunize.report.runs import NetworkSetting, Runs, experiment_of
 from immunize.report.sources import METRICS, check_same_run, read_attack, read_run
 
 if TYPE_CHECKING:
@@ -362,10 +361,9 @@ def _probes(record: dict[str, Any]) -> list[Block]:
     if "probe" not in record.get("curves", {}):
         return [*shown, "The record holds no probe curves."]
     runs = Runs((record,), *experiment_of(record), ())
-    bands = probe_bands([DeepSetting(record["model"], record["model"], record["harmful"], pair_title(record), runs)])
+    bands = probe_bands([NetworkSetting(record["model"], record["model"], record["harmful"], pair_title(record), runs)])
     caption = "A new linear classifier on frozen features, trained on `fit` and measured on `held out`."
-    for optimizer in dict.fromkeys(band.optimizer for band in bands):
-        shown.append(Picture(probe_figure([band for band in bands if band.optimizer == optimizer]), caption))
+    shown += [Picture(probe_figure(of), caption) for _, of in bands.groupby("optimizer", sort=False)]
     return shown
 
 

@@ -28,7 +28,7 @@ from immunize.report.provenance import provenance_rows, settings_table
 from immunize.report.reading import lacking_is_told
 from immunize.report.runs import Runs, experiment_of, held_out_text, measured_on
 from immunize.report.summary import groups_of
-from immunize.report.tradeoff.points import geometric_means, on_front, ratios_of
+from immunize.report.tradeoff import geometric_means, on_front, ratios_of
 from immunize.report.validity import validity_notes
 from immunize.report.varied import Varied
 
@@ -255,7 +255,15 @@ def _means(settings: Sequence[Setting], view: View) -> Table:
         rirs = summary_of(groups["rir"])
         pairs = sum(any(run["status"] == "finished" for run in runs) for runs in setting.pairs.values())
         cells = [summary_text(of) for of in groups.values()]
-        rows.append([setting.name, f"{pairs}", _count_text(setting.runs), *cells, short(rirs and rirs.geometric)])
+        rows.append(
+            [
+                setting.name,
+                f"{pairs}",
+                _count_text(setting.runs),
+                *cells,
+                short(None if rirs is None else rirs.geometric),
+            ]
+        )
     columns = ("setting", "pairs", "runs", *_COLUMNS, "RIR, geo. mean")
     return Table(f"Mean ± standard deviation: {view.title}", "means", [("", columns)], rows)
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from immunize.config import config_dir
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.conventions import HARDER_BY, NO_HARDER, PARTS, RATIOS
-from immunize.report.deep.published import ACCURACY, DeepPublished, cell, elsewhere
-from immunize.report.deep.settings import SCALES, DeepSetting, completeness, probe_values, ratio_values
+from immunize.report.expected import expected_runs, swept
 from immunize.report.layout import Table
+from immunize.report.naming import pair_title
 from immunize.report.nulls import infinite
-from immunize.report.results import COLUMNS
+from immunize.report.published import ACCURACY, Published, cell, elsewhere
+from immunize.report.results import COLUMNS, held_text
+from immunize.report.runs import FAST, NetworkSetting, Runs, experiment_of
 
-__all__ = ["table3_tables"]
+__all__ = ["SCALES", "by_setting", "completeness", "table3_tables"]
+
+SCALES = {"table3": "", "table3_small": "small", "table3_digits": "digits"}
+"""`experiment.name` of the presets of Table 3 to their SCALE."""
 
 MOST_POINTS = 1
 """Points of D_P accuracy that (c) lets go, as :mod:`immunize.evaluation` has it."""
@@ -28,12 +36,53 @@ _PROBES = (
 )
 
 
-def table3_tables(settings: Sequence[DeepSetting], published: Sequence[DeepPublished]) -> list[Table]:
+def by_setting(records: Sequence[dict[str, Any]]) -> list[NetworkSetting]:
+    """The settings of an experiment, sorted by network and data.
+
+    Args:
+        records: finished and diverged runs of one of `SCALES`.
+
+    Raises:
+        ValueError: records that may not be put into one table, see :meth:`Runs.of`; or of linear extractors.
+    """
+    names = {experiment_of(record)[0] for record in records}
+    if len(names) != 1 or not names <= SCALES.keys():
+        raise ValueError(
+            f"Table 3 needs runs of one of {', '.join(SCALES)}; these are of {', '.join(sorted(names))}; report each "
+            "from a folder of its own"
+        )
+    name = names.pop()
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        if record["status"] == "finished" and "metrics_groups" not in record:
+            raise ValueError(f"Table 3 is of deep networks; there is a run of {record['model']!r}")
+        groups.setdefault((record["model"], pair_title(record)), []).append(record)
+    found = []
+    for (model, title), of in sorted(groups.items()):
+        runs = Runs.of(of, name, expected_runs(name, of))
+        network = of[0].get("network") or {}
+        found.append(NetworkSetting(model, str(network.get("architecture", model)), str(of[0]["harmful"]), title, runs))
+    return found
+
+
+def completeness(settings: Sequence[NetworkSetting]) -> list[str]:
+    """One sentence a setting on its runs, and one on settings of the preset of which there is none."""
+    notes = [f"{one.model}, {one.title}: {one.runs.completeness()}" for one in settings]
+    first = settings[0].runs
+    preset = f"{first.name}{FAST if first.reduced else ''}.yaml"
+    params = swept(Path(config_dir()) / "experiment" / preset)
+    meant = max(len(params.get("model", [])), 1) * max(len(params.get("harmful", [])), 1)
+    if meant > len(settings):
+        notes.append(f"There are runs of {len(settings)} of {meant} pairs of network and D_H.")
+    return notes
+
+
+def table3_tables(settings: Sequence[NetworkSetting], published: Sequence[Published]) -> list[Table]:
     """Groups and pooled by `spectrum`, the comparison with the paper, both by `ridge`, verdicts, probes.
 
     Args:
-        settings: from :func:`immunize.report.deep.settings.by_setting`.
-        published: from :func:`immunize.report.deep.published.read_deep_published`.
+        settings: from :func:`by_setting`.
+        published: from :func:`immunize.report.published.read_published`.
     """
     return [
         _ratios(settings, "metrics_groups", "spectrum", [*_wins(settings, "metrics_groups"), *completeness(settings)]),
@@ -45,7 +94,7 @@ def table3_tables(settings: Sequence[DeepSetting], published: Sequence[DeepPubli
     ]
 
 
-def how(settings: Sequence[DeepSetting]) -> str:
+def how(settings: Sequence[NetworkSetting]) -> str:
     """What the two numbers of a cell are, and the scale of the experiment."""
     seeds = max(len(one.runs.seeds) for one in settings)
     over = f"mean ± standard deviation (n − 1) over {seeds} seeds" if seeds > 1 else "one seed"
@@ -53,11 +102,11 @@ def how(settings: Sequence[DeepSetting]) -> str:
     return f"{over}, scale `{scale}`" if scale else over
 
 
-def _title(settings: Sequence[DeepSetting], text: str) -> str:
+def _title(settings: Sequence[NetworkSetting], text: str) -> str:
     return settings[0].runs.mark(f"{text}, {how(settings)}")
 
 
-def _rows(settings: Sequence[DeepSetting]) -> list[tuple[DeepSetting, str, list[str]]]:
+def _rows(settings: Sequence[NetworkSetting]) -> list[tuple[NetworkSetting, str, list[str]]]:
     """Setting, method, and the cells that name the row."""
     return [
         (one, method, [f"`{one.model}`", one.title, f"`{method}`", one.runs.count_text(method)])
@@ -66,11 +115,11 @@ def _rows(settings: Sequence[DeepSetting]) -> list[tuple[DeepSetting, str, list[
     ]
 
 
-def _ratios(settings: Sequence[DeepSetting], kind: str, estimator: str, notes: Sequence[str]) -> Table:
+def _ratios(settings: Sequence[NetworkSetting], kind: str, estimator: str, notes: Sequence[str]) -> Table:
     rows = []
     for one, method, row in _rows(settings):
         for part in PARTS:
-            row += [summary_text([ratio_values(one, method, (kind, part, estimator), name)]) for name in RATIOS]
+            row += [summary_text([one.ratios(method, (kind, part, estimator), name)]) for name in RATIOS]
         row += [_interval(one, method, kind, estimator), *_accuracy(one, method)]
         rows.append(row)
     about = {
@@ -97,13 +146,13 @@ def _ratios(settings: Sequence[DeepSetting], kind: str, estimator: str, notes: S
     )
 
 
-def _comparison(settings: Sequence[DeepSetting], published: Sequence[DeepPublished]) -> Table:
+def _comparison(settings: Sequence[NetworkSetting], published: Sequence[Published]) -> Table:
     quantities = (*RATIOS, ACCURACY)
     rows, notes = [], []
     for one, method, row in _rows(settings):
-        row += [summary_text([ratio_values(one, method, ("metrics_groups", "fit", "released"), n)]) for n in RATIOS]
+        row += [summary_text([one.ratios(method, ("metrics_groups", "fit", "released"), n)]) for n in RATIOS]
         row.append(_accuracy(one, method)[1])
-        rows.append([*row, *(cell(one, method, quantity, published) for quantity in quantities)])
+        rows.append([*row, *(cell(published, method, quantity, one.published) for quantity in quantities)])
     for one in settings:
         notes += elsewhere(one, published)
     if not published:
@@ -130,19 +179,14 @@ def _comparison(settings: Sequence[DeepSetting], published: Sequence[DeepPublish
     )
 
 
-def _verdicts(settings: Sequence[DeepSetting]) -> Table:
+def _verdicts(settings: Sequence[NetworkSetting]) -> Table:
     places = [(f"{KINDS[kind]}, {part}", kind.replace("metrics", "verdicts"), part) for kind in KINDS for part in PARTS]
     rows = []
-    for one, method, row in _rows(settings):
-        finished = one.runs.of_method(method)
+    for one, method, left in _rows(settings):
+        row = left
         for _, key, part in places:
-            found = [run[key] if part == "fit" else run[key]["held_out"] for run in finished]
-            total = len(found)
-            counts = [
-                *(sum(v[name] for v in found) for name in "abc"),
-                sum(v["a"] and v["b"] and v["c"] for v in found),
-            ]
-            row += [f"{count}/{total}" if total else NOTHING for count in counts]
+            found = [run[key] if part == "fit" else run[key]["held_out"] for run in one.runs.of_method(method)]
+            row += held_text(found)
         rows.append(row)
     return Table(
         _title(settings, "Runs in which Definition 3.1 holds, by `spectrum`"),
@@ -157,19 +201,19 @@ def _verdicts(settings: Sequence[DeepSetting]) -> Table:
     )
 
 
-def _probes(settings: Sequence[DeepSetting], role: str) -> Table:
+def _probes(settings: Sequence[NetworkSetting], role: str) -> Table:
     shown = [
         (optimizer, step)
         for optimizer, steps in _PROBES
         for step in steps
-        if any(probe_values(one, None, optimizer, role, step) for one in settings)
+        if any(one.probes(None, optimizer, role, step) for one in settings)
     ]
     rows = []
     for one in settings:
         runs = len(one.runs.seeds)
         left = [[f"`{one.model}`", one.title, "θ_0", str(runs)], *(row for of, _, row in _rows([one]) if of is one)]
         for method, row in zip((None, *one.runs.methods), left, strict=True):
-            rows.append([*row, *(summary_text([probe_values(one, method, *(o, role, s))]) for o, s in shown)])
+            rows.append([*row, *(summary_text([one.probes(method, o, role, s)]) for o, s in shown)])
     name, aim = {"harmful": ("D_H", "low"), "pretrain": ("D_P", "high")}[role]
     return Table(
         _title(settings, f"Accuracy of a linear probe on {name}, %"),
@@ -192,12 +236,12 @@ def _steps_text(step: str) -> str:
     return "at the end" if step == "end" else f"{step} steps"
 
 
-def _accuracy(one: DeepSetting, method: str) -> list[str]:
+def _accuracy(one: NetworkSetting, method: str) -> list[str]:
     runs = one.runs.of_method(method)
     return [summary_text([[run[ACCURACY][when] for run in runs]]) for when in ("before", "after")]
 
 
-def _interval(one: DeepSetting, method: str, kind: str, estimator: str) -> str:
+def _interval(one: NetworkSetting, method: str, kind: str, estimator: str) -> str:
     ends = [run[kind]["held_out"][estimator]["interval"]["rir"] for run in one.runs.of_method(method)]
     if not ends:
         return NOTHING
@@ -207,7 +251,7 @@ def _interval(one: DeepSetting, method: str, kind: str, estimator: str) -> str:
     return f"{short(low)} to {short(high)}"
 
 
-def _wins(settings: Sequence[DeepSetting], kind: str) -> list[str]:
+def _wins(settings: Sequence[NetworkSetting], kind: str) -> list[str]:
     """In how many seeds `ours` has a larger held-out RIR than each other method, by a key of `KINDS`."""
     notes = []
     for one in settings:
@@ -230,7 +274,7 @@ def _rir(record: dict[str, object], kind: str) -> float:
     return infinite(value)
 
 
-def _gaps(settings: Sequence[DeepSetting]) -> list[str]:
+def _gaps(settings: Sequence[NetworkSetting]) -> list[str]:
     """How clear the rank cut is, over all finished runs."""
     facts = [
         (numbers["facts"][key], key)
@@ -249,6 +293,6 @@ def _gaps(settings: Sequence[DeepSetting]) -> list[str]:
     ]
 
 
-def _ridge_note(settings: Sequence[DeepSetting]) -> str:
+def _ridge_note(settings: Sequence[NetworkSetting]) -> str:
     rhos = sorted({f"{run['config']['rho']:g}" for one in settings for run in one.runs.finished})
     return f"`ridge`: κ of H + ρ·tr(H)/D·I, ρ = {', '.join(rhos)}: fine-tuning with weight decay."

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -14,28 +15,28 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from immunize.report.conventions import HARDER_BY, NO_HARDER, PARTS
-from immunize.report.figures import save_figure
-from immunize.report.tradeoff.points import Point, TradeOff
+from immunize.report.tradeoff import TradeOff
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["labels", "tradeoff_figure"]
 
 _FIT, _HELD_OUT, _REGION = "#0072B2", "#D55E00", "#009E73"  # Okabe-Ito
 PANELS = ("spectrum", "ridge")
+_AXES = ("ratio_pretrain", "ratio_harmful")
 _MARGIN = 1.6
 _TOO_CLOSE = 0.045
 """Share of the axes below which two points have one name."""
 
 
-def tradeoff_figure(trade: TradeOff, stem: Path) -> None:
-    """A panel an estimator, log axes, the good corner at the upper left.
-
-    Args:
-        trade: the sweep.
-        stem: path of the files without suffix; a PNG and a PDF are written.
-    """
+def tradeoff_figure(trade: TradeOff) -> Figure:
+    """A panel an estimator, log axes, the good corner at the upper left."""
+    points = trade.points()
+    points = points[np.isfinite(points[list(_AXES)]).all(axis=1)]
     figure = Figure(figsize=(11.5, 5.4), layout="constrained")
     for axis, estimator in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-        fit, held_out = (_finite(trade.points(part, estimator)) for part in PARTS)
+        fit, held_out = (points[(points["estimator"] == estimator) & (points["part"] == part)] for part in PARTS)
         _draw(axis, fit, held_out)
         axis.set_title(f"{estimator} condition number", fontsize=10)
     handles = [
@@ -48,25 +49,19 @@ def tradeoff_figure(trade: TradeOff, stem: Path) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     title = f"(i) against (ii) as λ_H/λ_P grows, geometric means over {len(trade.runs.seeds)} seeds"
     figure.suptitle(trade.runs.mark(title), fontsize=11)
-    save_figure(figure, stem)
+    return figure
 
 
-def _finite(points: Sequence[Point]) -> list[Point]:
-    return [p for p in points if math.isfinite(p.harmful) and math.isfinite(p.pretrain)]
-
-
-def _draw(axis: Axes, fit: Sequence[Point], held_out: Sequence[Point]) -> None:
+def _draw(axis: Axes, fit: pd.DataFrame, held_out: pd.DataFrame) -> None:
     axis.set(xscale="log", yscale="log", xlabel="(ii)  κ(H_P) against raw data, better to the left")
     axis.set_ylabel("(i)  κ(H_H) against raw data, better upwards")
     for points, colour in ((fit, _FIT), (held_out, _HELD_OUT)):
-        runs = [run for p in points for run in p.seeds]
+        runs = _runs(points)
         axis.plot([ii for _, ii in runs], [i for i, _ in runs], ".", color=colour, markersize=3, alpha=0.35)
-    front = sorted((p for p in fit if p.efficient), key=lambda p: p.pretrain)
-    others = [p for p in fit if not p.efficient]
-    axis.plot([p.pretrain for p in others], [p.harmful for p in others], "o", color=_FIT, alpha=0.35, markersize=6)
+    front = fit[fit["on_front"] == 1].sort_values("ratio_pretrain", kind="stable")
+    axis.plot(*_places(fit[fit["on_front"] == 0]), "o", color=_FIT, alpha=0.35, markersize=6)
     axis.plot(
-        [p.pretrain for p in front],
-        [p.harmful for p in front],
+        *_places(front),
         "o-",
         color=_FIT,
         drawstyle="steps-post",  # between two points of the front nothing better is known than the left one
@@ -74,18 +69,25 @@ def _draw(axis: Axes, fit: Sequence[Point], held_out: Sequence[Point]) -> None:
         markersize=7,
         zorder=4,
     )
-    axis.plot(
-        [p.pretrain for p in held_out], [p.harmful for p in held_out], "s", color=_HELD_OUT, markersize=6, mfc="none"
-    )
-    there = {p.ratio: p for p in held_out}
-    joined = [there[p.ratio] for p in front if p.ratio in there]
-    for p, other in zip([p for p in front if p.ratio in there], joined, strict=True):
-        axis.plot([p.pretrain, other.pretrain], [p.harmful, other.harmful], ":", color="#888888", linewidth=1.0)
-    _frame(axis, [*fit, *held_out])
+    axis.plot(*_places(held_out), "s", color=_HELD_OUT, markersize=6, mfc="none")
+    joined = held_out.set_index("lambda_ratio").reindex(front["lambda_ratio"]).dropna(subset=list(_AXES)).reset_index()
+    for _, other in joined.iterrows():
+        of = front[front["lambda_ratio"] == other["lambda_ratio"]].iloc[0]
+        axis.plot(*([of[name], other[name]] for name in _AXES), ":", color="#888888", linewidth=1.0)
+    _frame(axis, [*_runs(fit), *_runs(held_out)])
     for points in (front, joined):
         _label(axis, points)
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _runs(points: pd.DataFrame) -> list[tuple[float, float]]:
+    return [run for each in points["each"] for run in each]
+
+
+def _places(points: pd.DataFrame) -> tuple[list[float], list[float]]:
+    across, up = (points[name].tolist() for name in _AXES)
+    return across, up
 
 
 def labels(points: Sequence[tuple[float, float, float]]) -> list[tuple[str, int]]:
@@ -116,20 +118,22 @@ def _spans(points: Sequence[tuple[float, float, float]], cluster: Sequence[int])
         yield f"{names[0]}–{names[-1]}" if len(names) > 2 else ", ".join(names)
 
 
-def _label(axis: Axes, points: Sequence[Point]) -> None:
-    ordered = sorted(points, key=lambda p: p.ratio)
+def _label(axis: Axes, points: pd.DataFrame) -> None:
+    ordered = points.sort_values("lambda_ratio", kind="stable")
+    places = list(zip(*_places(ordered), strict=True))
     to_share = axis.transData + axis.transAxes.inverted()
-    places = [to_share.transform((p.pretrain, p.harmful)) for p in ordered]
-    shares = [(p.ratio, float(x), float(y)) for p, (x, y) in zip(ordered, places, strict=True)]
+    shares = [
+        (float(ratio), *map(float, to_share.transform(place)))
+        for ratio, place in zip(ordered["lambda_ratio"], places, strict=True)
+    ]
     for text, index in labels(shares):
-        place = (ordered[index].pretrain, ordered[index].harmful)
-        axis.annotate(text, place, (7, 5), textcoords="offset points", fontsize=8)
+        axis.annotate(text, places[index], (7, 5), textcoords="offset points", fontsize=8)
 
 
-def _frame(axis: Axes, points: Sequence[Point]) -> None:
-    """Limits around every point and the corner of the good region, which is shaded."""
-    pretrain = [ii for p in points for _, ii in p.seeds if math.isfinite(ii)] + [NO_HARDER]
-    harmful = [i for p in points for i, _ in p.seeds if math.isfinite(i)] + [HARDER_BY]
+def _frame(axis: Axes, runs: Sequence[tuple[float, float]]) -> None:
+    """Limits around every run and the corner of the good region, which is shaded."""
+    pretrain = [ii for _, ii in runs if math.isfinite(ii)] + [NO_HARDER]
+    harmful = [i for i, _ in runs if math.isfinite(i)] + [HARDER_BY]
     for side, values in ((axis.xaxis, pretrain), (axis.yaxis, harmful)):
         narrow = max(values) < 100 * min(values)  # powers of ten alone would be a tick or two
         side.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))

@@ -1,1 +1,0 @@
-"""Reports of runs with deep nets: Table 3, Figure 3, and one run."""
