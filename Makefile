@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:  # no record of an interrupted training
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lowest lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front table_attacks table_defence clean
+.PHONY: help install demo sanity test lowest bounds lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front table_attacks table_defence clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -37,8 +37,15 @@ test: $(STAMP) ## run the test suite on JOBS=2 cores (set IMMUNIZE_DATA to inclu
 	@$(tests) $(if $(COVERAGE),$(rooms:%=--ignore=tests/%))
 	@$(if $(COVERAGE),$(tests) $(cover) $(rooms:%=tests/%) && $(BIN)/python .ci/branches.py $(branches) $(rooms))
 
-lowest: $(STAMP) ## the tests with the oldest versions of all dependencies, in an environment of their own (6 GB), in experiments/lowest; TESTS=tests/spectrum: a part, JOBS as for test
-	@JOBS=$(or $(JOBS),2) $(BIN)/python -m experiments.lowest $(TESTS)
+old := outputs/lowest
+lowest: ## the tests with the oldest versions of all dependencies, in an environment of their own (6 GB); TESTS=tests/spectrum: a part, JOBS as for test
+	@mkdir -p $(old) && $(MAKE) --silent bounds > $(old)/bounds.txt
+	@cmp -s $(old)/bounds.txt $(old)/installed.txt || { $(PYTHON) -m venv --clear $(old)/venv && \
+	$(old)/venv/bin/python -m pip install -c $(old)/bounds.txt -e '.[dev]' && cp $(old)/bounds.txt $(old)/installed.txt; }
+	@PYTHONPATH=. $(old)/venv/bin/python -m pytest -p no:cacheprovider -n $(or $(JOBS),2) --dist loadfile $(or $(TESTS),-m "not wheel")
+
+bounds: # the lower bound of every dependency in pyproject.toml, as pip's constraints
+	@sed -nE 's/^ *"([a-z0-9_-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml | sort -u
 
 lint: $(STAMP) ## ruff: style, docstrings, formatting
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

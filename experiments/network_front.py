@@ -10,18 +10,20 @@ has a larger RIR at no larger loss.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, geometric_mean
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from experiments.reporting import key_values
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.report.cells import short
+from immunize.report.conventions import RATIOS
 from immunize.report.figures import save_figure
 from immunize.report.layout import Table
 from immunize.report.loading import load_records
@@ -30,36 +32,11 @@ from immunize.report.provenance import made_with, versions_of
 from immunize.report.stored import write_results
 
 COLUMNS = ("trained", "η", "λ_P ×", "λ_H ×", "runs", "RIR ↑", "(i) ↑", "(ii) ↓", "D_P accuracy, points ↑", "front")
+SETTING = ["trained", "η", "λ_P ×", "λ_H ×"]
 NOTES = [
     "RIR, (i), (ii): `spectrum`, by the paper's groups, held-out images, against θ_0; geometric means over the seeds.",
     "λ_P ×, λ_H ×: multiples of the weights that balance the gradient norms (C.2).",
 ]
-
-
-@dataclass(frozen=True)
-class Point:
-    """One setting of `ours`.
-
-    Attributes:
-        trained: the layers.
-        rate: η.
-        multipliers: of λ_P and of λ_H.
-        runs: one a seed.
-    """
-
-    trained: str
-    rate: float
-    multipliers: tuple[float, float]
-    runs: Sequence[dict[str, Any]]
-
-    def mean(self, name: str) -> float:
-        """Geometric mean of a ratio."""
-        return geometric_mean([run["metrics_groups"]["held_out"]["spectrum"][name] for run in self.runs])
-
-    @property
-    def gain(self) -> float:
-        """Points by which D_P's accuracy changed, mostly fell."""
-        return fmean(run["pretrain_accuracy"]["after"] - run["pretrain_accuracy"]["before"] for run in self.runs)
 
 
 @entry_point
@@ -92,53 +69,52 @@ def run(arguments: Sequence[str]) -> Path:
     return out
 
 
-def points_of(records: Sequence[dict[str, Any]]) -> list[Point]:
-    """Finished runs by setting.
+def points_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Finished runs by setting: geometric means of the ratios, the mean change of D_P's accuracy, and the front.
 
     Raises:
         UserError: there is none, or one of a linear model.
     """
-    groups: dict[tuple[str, float, tuple[float, float]], list[dict[str, Any]]] = defaultdict(list)
+    rows = []
     for record in records:
         if "metrics_groups" not in record:
             raise UserError("these are runs of a linear model; the front of λ for those is `make sweep_lambda`")
-        objective, layers = record["config"]["objective"], record["config"]["model"]["trainable"]
-        well = objective["balance_multiplier"]
-        ill = objective.get("balance_multiplier_ill")
-        groups[", ".join(layers), objective["learning_rate"], (well, well if ill is None else ill)].append(record)
-    return [Point(*key, runs) for key, runs in sorted(groups.items())]
+        objective, accuracy = record["config"]["objective"], record["pretrain_accuracy"]
+        well, ill = objective["balance_multiplier"], objective.get("balance_multiplier_ill")
+        setting = (", ".join(record["config"]["model"]["trainable"]), objective["learning_rate"])
+        numbers = record["metrics_groups"]["held_out"]["spectrum"]
+        gain = accuracy["after"] - accuracy["before"]
+        rows.append([*setting, well, well if ill is None else ill, *(math.log(numbers[name]) for name in RATIOS), gain])
+    runs = pd.DataFrame(rows, columns=[*SETTING, *RATIOS, "gain"])
+    points = runs.groupby(SETTING).mean().assign(runs=runs.groupby(SETTING).size()).reset_index()
+    points[[*RATIOS]] = np.exp(points[[*RATIOS]])
+    beaten = [((points["rir"] > p["rir"]) & (points["gain"] >= p["gain"])).any() for _, p in points.iterrows()]
+    return points.assign(front=[not one for one in beaten])
 
 
-def front_of(points: Sequence[Point]) -> list[Point]:
-    """The points that no other one beats in RIR without a larger loss of accuracy."""
-    return [p for p in points if not any(q.mean("rir") > p.mean("rir") and q.gain >= p.gain for q in points)]
-
-
-def table_of(points: Sequence[Point]) -> Table:
+def table_of(points: pd.DataFrame) -> Table:
     """A row a setting."""
-    best = front_of(points)
     rows = [
         [
-            *(f"`{p.trained}`", f"{p.rate:g}", *(f"{value:g}" for value in p.multipliers), f"{len(p.runs)}"),
-            *(short(p.mean(name)) for name in ("rir", "ratio_harmful", "ratio_pretrain")),
-            *(f"{p.gain:+.2f}", "yes" if p in best else ""),
+            *(f"`{p['trained']}`", *(f"{p[name]:g}" for name in SETTING[1:]), f"{p['runs']}"),
+            *(short(p[name]) for name in ("rir", "ratio_harmful", "ratio_pretrain")),
+            *(f"{p['gain']:+.2f}", "yes" if p["front"] else ""),
         ]
-        for p in points
+        for _, p in points.iterrows()
     ]
     return Table("", "network-front", [("", COLUMNS)], rows, NOTES)
 
 
-def draw(points: Sequence[Point], title: str, stem: Path) -> None:
+def draw(points: pd.DataFrame, title: str, stem: Path) -> None:
     """RIR against the accuracy's change, a marker a trained part, and the front as a line."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axis = figure.subplots()
-    for marker, trained in zip("osD^vP", dict.fromkeys(p.trained for p in points), strict=False):
-        of = [p for p in points if p.trained == trained]
-        axis.scatter([p.gain for p in of], [p.mean("rir") for p in of], marker=marker, label=trained, zorder=3)
-    line = sorted(front_of(points), key=lambda p: p.gain)
-    axis.plot([p.gain for p in line], [p.mean("rir") for p in line], color="0.5", linewidth=1, label="front")
+    for marker, (trained, of) in zip("osD^vP", points.groupby("trained", sort=False), strict=False):
+        axis.scatter(of["gain"], of["rir"], marker=marker, label=trained, zorder=3)
+    line = points[points["front"]].sort_values("gain", kind="stable")
+    axis.plot(line["gain"], line["rir"], color="0.5", linewidth=1, label="front")
     axis.set_yscale("log")
     axis.axvline(-3, color="0.7", linestyle=":", label="3 points lost")
     axis.set(xlabel="change of D_P's accuracy, points", ylabel="RIR, 20 × 100 groups, held out", title=title)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
-from typing import Any
 
 from immunize.errors import UserError
 
-__all__ = ["digit_pairs", "key_values", "provenance_lines", "write_csv"]
+__all__ = ["digit_pairs", "key_values", "provenance_lines"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -52,14 +49,6 @@ def digit_pairs(text: str) -> list[tuple[int, int]]:
     return [(int(word[0]), int(word[1])) for word in words]
 
 
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A CSV with the keys of the first row as its header; None is an empty cell, floats have six digits."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-
-
 def provenance_lines(command: str, facts: Iterable[tuple[str, str]]) -> list[str]:
     """A Markdown table: command, commit, date, machine, versions, and further facts."""
     from immunize.records import provenance
@@ -75,9 +64,3 @@ def provenance_lines(command: str, facts: Iterable[tuple[str, str]]) -> list[str
         *facts,
     ]
     return ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, bool) or value is None:
-        return "" if value is None else str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else value

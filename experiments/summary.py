@@ -8,18 +8,17 @@ Reads the records that `make table1` and `make table2` committed, and the publis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-from immunize.report.cells import NOTHING, Summary, short, summary_of, with_spread
+from immunize.report.cells import NOTHING, Groups, short, summary_of, with_spread
 from immunize.report.layout import Table
 from immunize.report.loading import load_records
 from immunize.report.naming import in_order
-from immunize.report.published import Published, find, read_published
+from immunize.report.published import cell, read_published
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs
 
-__all__ = ["Source", "main", "summary_table"]
+__all__ = ["main", "summary_table"]
 
 ROOT = Path(__file__).parent
 PATH = ROOT / "summary.md"
@@ -28,73 +27,47 @@ COLUMNS = (("released", "fit"), ("spectrum", "held_out"))
 """Estimator and part: the paper's protocol, and its definition of κ on unseen rows."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """One experiment of the table.
+def summary_table(sources: Mapping[str, Path]) -> Table:
+    """One row a method, three columns an experiment: the paper's RIR, and ours by every column of `COLUMNS`.
 
-    Attributes:
-        title: of its columns.
-        runs: its records.
-        published: the paper's numbers.
+    Args:
+        sources: title to the committed folder of an experiment, which is called as the experiment is.
+
+    Raises:
+        FileNotFoundError: no finished record in a folder.
+        ValueError: records that do not belong into one table.
     """
-
-    title: str
-    runs: Runs
-    published: Sequence[Published]
-
-    @classmethod
-    def of(cls, title: str, name: str, folder: Path) -> Source:
-        """Read an experiment's committed results.
-
-        Args:
-            title: of its columns.
-            name: of the experiment.
-            folder: with `results.csv.gz` and `published.csv`.
-
-        Raises:
-            FileNotFoundError: no finished record in it.
-            ValueError: records that do not belong into one table.
-        """
-        records = load_records(folder, EXPERIMENT_STATUSES)
-        return cls(title, Runs.of(records, name), read_published(folder / "published.csv"))
-
-    def cells(self, method: str) -> list[str]:
-        """The paper's RIR, and ours by every column; the middle where outliers make the mean."""
-        theirs = find(self.published, method, "rir")
-        groups = (list(self.runs.numbers(method, part, estimator, "rir").values()) for estimator, part in COLUMNS)
-        return [
-            NOTHING if theirs is None else with_spread(theirs.value, theirs.std),
-            *(_cell(summary) if (summary := summary_of(group)) else NOTHING for group in groups),
-        ]
-
-
-def summary_table(sources: Sequence[Source]) -> Table:
-    """One row a method, three columns an experiment."""
-    methods = in_order({method for source in sources for method in source.runs.methods})
+    runs = {title: Runs.of(load_records(folder, EXPERIMENT_STATUSES), folder.name) for title, folder in sources.items()}
+    published = {title: read_published(folder / "published.csv") for title, folder in sources.items()}
+    methods = in_order({method for of in runs.values() for method in of.methods})
+    rows = []
+    for method in methods:
+        row = [f"`{method}`"]
+        for title, of in runs.items():
+            row.append(cell(published[title], method, "rir"))
+            row += [_cell(list(of.numbers(method, part, estimator, "rir").values())) for estimator, part in COLUMNS]
+        rows.append(row)
     kinds = ("paper", *(f"`{estimator}`, {part}" for estimator, part in COLUMNS))
-    columns = [f"{source.title}: {kind}" for source in sources for kind in kinds]
-    return Table(
-        "RIR of every method",
-        "summary",
-        [("", ("method", *columns))],
-        [[f"`{method}`", *(cell for source in sources for cell in source.cells(method))] for method in methods],
-        [
-            "Mean ± standard deviation over seeds, for MNIST averaged over the pairs as in the paper. *Median of the "
-            "runs* where their standard deviation exceeds their mean.",
-            *(f"{source.title}: {source.runs.completeness()}" for source in sources),
-        ],
-    )
+    notes = [
+        "Mean ± standard deviation over seeds, for MNIST averaged over the pairs as in the paper. *Median of the "
+        "runs* where their standard deviation exceeds their mean.",
+        *(f"{title}: {of.completeness()}" for title, of in runs.items()),
+    ]
+    columns = ("method", *(f"{title}: {kind}" for title in runs for kind in kinds))
+    return Table("RIR of every method", "summary", [("", columns)], rows, notes)
 
 
-def _cell(summary: Summary) -> str:
-    if summary.outlying:
-        return f"*{short(summary.median)}*"
-    return with_spread(summary.mean, summary.spread)
+def _cell(groups: Groups) -> str:
+    """Mean and spread; the middle where outliers make the mean."""
+    summary = summary_of(groups)
+    if summary is None:
+        return NOTHING
+    return f"*{short(summary.median)}*" if summary.outlying else with_spread(summary.mean, summary.spread)
 
 
 def main() -> None:
     """Write the table."""
-    table = summary_table([Source.of(title, name, ROOT / name) for title, name in EXPERIMENTS])
+    table = summary_table({title: ROOT / name for title, name in EXPERIMENTS})
     PATH.write_text(table.markdown(), encoding="utf-8")
     print(PATH)
 

@@ -13,7 +13,6 @@ Results: mutants.csv, one row a mutant; files.csv and table.md, one row a file; 
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 import tempfile
@@ -24,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.reporting import key_values, provenance_lines, write_csv
+import pandas as pd
+
+from experiments.reporting import key_values, provenance_lines
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 
@@ -139,8 +140,7 @@ def _kept(settings: Settings, keys: set[str]) -> Rows:
     path = settings.out / "mutants.csv"
     if not path.is_file() or "all" in settings.again:
         return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = pd.read_csv(path, dtype=str, na_filter=False).to_dict("records")
     return {row["key"]: row for row in rows if row["key"] in keys and row["status"] not in settings.again}
 
 
@@ -185,10 +185,11 @@ def _try(settings: Settings, waiting: Sequence[Mutant], rows: Rows) -> None:
         raise UserError(f"the tests did not run (pytest ended with {int(code)})")
 
 
-def _save(settings: Settings, rows: Rows) -> list[dict[str, Any]]:
+def _save(settings: Settings, rows: Rows) -> pd.DataFrame:
     ordered = sorted(rows.values(), key=lambda row: (row["file"], int(row["line"]), row["key"]))
-    write_csv(settings.out / "mutants.csv", [{name: row[name] for name in COLUMNS} for row in ordered])
-    return ordered
+    found = pd.DataFrame(ordered, columns=COLUMNS)
+    found.to_csv(settings.out / "mutants.csv", index=False, lineterminator="\n")
+    return found
 
 
 def _write(settings: Settings, everything: Sequence[Mutant], rows: Rows, arguments: Sequence[str]) -> None:
@@ -196,7 +197,7 @@ def _write(settings: Settings, everything: Sequence[Mutant], rows: Rows, argumen
 
     ordered = _save(settings, rows)
     counts = page.totals(everything, ordered)
-    write_csv(settings.out / "files.csv", counts)
+    counts.to_csv(settings.out / "files.csv", index=False, float_format="%.6g", lineterminator="\n")
     table, left = page.table(counts), page.survivors(ordered)
     (settings.out / "table.md").write_text(table, encoding="utf-8")
     (settings.out / "survivors.md").write_text(left, encoding="utf-8")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+import pandas as pd
 from scipy.stats import binomtest
 
 from experiments.mutation.killing import INVALID, KILLED, TIMEOUT
@@ -13,9 +12,7 @@ from experiments.mutation.mutants import Mutant
 
 __all__ = ["interval", "survivors", "table", "totals"]
 
-Row = dict[str, str]
-Counts = dict[str, str | int | float]
-NOTICED = (KILLED, TIMEOUT)
+COUNTS = ["mutants", "tried", "noticed", "timeout", "survived"]
 
 
 def interval(noticed: int, tried: int) -> tuple[float, float]:
@@ -24,68 +21,48 @@ def interval(noticed: int, tried: int) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def totals(mutants: Iterable[Mutant], rows: Sequence[Row]) -> list[Counts]:
-    """Counts of each file.
+def totals(mutants: Iterable[Mutant], rows: pd.DataFrame) -> pd.DataFrame:
+    """Counts of each file, as files.csv has them.
 
     Args:
         mutants: all there are.
-        rows: of those that were tried.
+        rows: of those that were tried, with columns `file` and `status`.
     """
-    everything = list(mutants)
-    counts: list[Counts] = []
-    for path in sorted({mutant.path for mutant in everything}):
-        own = [mutant for mutant in everything if mutant.path == path]
-        status = Counter(row["status"] for row in rows if row["file"] == path)
-        tried = status.total() - status[INVALID]
-        noticed = sum(status[one] for one in NOTICED)
-        counts.append(
-            {
-                "file": path,
-                "mutants": sum(not mutant.text for mutant in own),
-                "text": sum(mutant.text for mutant in own),
-                "tried": tried,
-                "killed": status[KILLED],
-                "timeout": status[TIMEOUT],
-                "survived": tried - noticed,
-                "score": noticed / tried if tried else math.nan,
-            }
-        )
-    return counts
+    every = pd.DataFrame([(mutant.path, mutant.text) for mutant in mutants], columns=["file", "text"])
+    files = every.groupby("file")["text"].agg(mutants=lambda text: (~text).sum(), text="sum")
+    status = pd.crosstab(rows["file"], rows["status"]).reindex(files.index, fill_value=0)
+    killed, timeout, invalid = (status.get(name, 0) for name in (KILLED, TIMEOUT, INVALID))
+    files = files.assign(tried=status.sum(axis=1) - invalid, killed=killed, timeout=timeout)
+    files["survived"] = files["tried"] - files["killed"] - files["timeout"]
+    return files.assign(score=(files["killed"] + files["timeout"]) / files["tried"]).reset_index()
 
 
-def table(counts: Sequence[Counts]) -> str:
+def table(files: pd.DataFrame) -> str:
     """The table of experiments/mutation/method.md."""
+    shown = files.assign(file=files["file"].str.removeprefix("immunize/"), noticed=files["killed"] + files["timeout"])
+    shown = shown[["file", *COUNTS]]
+    whole = shown[COUNTS].sum()
     lines = [
         "| file | mutants | tried | killed | of them timeouts | survived | score |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    names = ("mutants", "tried", "killed", "timeout", "survived")
-    whole = {name: sum(int(row[name]) for row in counts) for name in names}
-    noticed = whole["killed"] + whole["timeout"]
-    last: Counts = {"file": "**all**", **whole, "score": noticed / whole["tried"]}
-    for row in [*counts, last]:
-        name = str(row["file"]).removeprefix("immunize/")
-        killed = int(row["killed"]) + int(row["timeout"])
-        score = "–" if math.isnan(float(row["score"])) else f"{100 * float(row['score']):.1f} %"
-        cells = (name, row["mutants"], row["tried"], killed, row["timeout"], row["survived"], score)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+    for name, *counts in [*shown.itertuples(index=False, name=None), ("**all**", *whole)]:
+        score = f"{100 * counts[2] / counts[1]:.1f} %" if counts[1] else "–"
+        lines.append(f"| {' | '.join(map(str, (name, *counts, score)))} |")
     if whole["tried"] < whole["mutants"]:
-        low, high = interval(noticed, whole["tried"])
-        lines += [
-            "",
-            f"A random sample, stratified by file; 95 % interval of the score {100 * low:.1f} to {100 * high:.1f} %.",
-        ]
+        low, high = interval(int(whole["noticed"]), int(whole["tried"]))
+        told = f"95 % interval of the score {100 * low:.1f} to {100 * high:.1f} %"
+        lines += ["", f"A random sample, stratified by file; {told}."]
     return "\n".join(lines) + "\n"
 
 
-def survivors(rows: Iterable[Row]) -> str:
+def survivors(rows: pd.DataFrame) -> str:
     """A Markdown list of what no test has noticed, by file."""
-    lines, path = [], ""
-    for row in rows:
-        if row["status"] in (*NOTICED, INVALID):
-            continue
-        if row["file"] != path:
-            path = row["file"]
-            lines += ["", f"`{path}`", ""]
-        lines.append(f"- `{row['key']}` line {row['line']}, `{row['function']}`: `{row['before']}` → `{row['after']}`")
+    lines = []
+    for path, of in rows[~rows["status"].isin([KILLED, TIMEOUT, INVALID])].groupby("file", sort=False):
+        lines += ["", f"`{path}`", ""]
+        lines += [
+            f"- `{row['key']}` line {row['line']}, `{row['function']}`: `{row['before']}` → `{row['after']}`"
+            for _, row in of.iterrows()
+        ]
     return "\n".join(lines).strip() + "\n"

@@ -124,10 +124,10 @@ def read_bands(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    bands = pd.read_csv(path, float_precision="round_trip")
+    bands = pd.read_csv(path, converters=dict.fromkeys(("mean", "low", "high"), float))
     if tuple(bands.columns) != tuple(columns):
         raise ValueError(f"{path} needs the columns {', '.join(columns)}")
-    return bands.astype({"mean": float, "low": float, "high": float})
+    return bands
 
 
 def _check(runs: Runs) -> None:

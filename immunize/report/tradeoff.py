@@ -18,7 +18,7 @@ import numpy as np
 from immunize.config import config_dir
 from immunize.records import merged, whole_config
 from immunize.report.cells import NOTHING, short
-from immunize.report.conventions import LAMBDAS, PARTS
+from immunize.report.conventions import LAMBDAS, PARTS, RATIOS
 from immunize.report.expected import swept
 from immunize.report.layout import Table
 from immunize.report.nulls import infinite
@@ -104,21 +104,16 @@ class TradeOff:
         rows: list[dict[str, Any]] = []
         for estimator in ESTIMATORS:
             for part in PARTS:
-                of = []
+                of: list[dict[str, Any]] = []
                 for ratio, runs in self.weights:
                     each = [ratios_of(run["metrics"][part][estimator]) for run in measured_on(runs.finished, part)]
                     if each:
-                        i, ii = geometric_means(each)
-                        harmful, pretrain = zip(*each, strict=True)
-                        row = {"estimator": estimator, "part": part, "lambda_ratio": ratio, "runs": len(each)}
-                        row["diverged"] = len(runs.records) - len(runs.finished)
-                        row |= {
-                            "ratio_harmful": i,
-                            "ratio_harmful_min": min(harmful),
-                            "ratio_harmful_max": max(harmful),
-                        }
-                        row |= {"ratio_pretrain": ii, "ratio_pretrain_min": min(pretrain)}
-                        of.append(row | {"ratio_pretrain_max": max(pretrain), "rir": i / ii, "each": each})
+                        means = zip(RATIOS, geometric_means(each), zip(*each, strict=True), strict=False)
+                        row: dict[str, Any] = {"estimator": estimator, "part": part, "lambda_ratio": ratio}
+                        row |= {"runs": len(each), "diverged": len(runs.records) - len(runs.finished)}
+                        for name, mean, values in means:
+                            row |= {name: mean, f"{name}_min": min(values), f"{name}_max": max(values)}
+                        of.append(row | {"rir": row["ratio_harmful"] / row["ratio_pretrain"], "each": each})
                 front = on_front([(row["ratio_harmful"], row["ratio_pretrain"]) for row in of])
                 rows += [row | {"on_front": int(on)} for row, on in zip(of, front, strict=True)]
         return pd.DataFrame(rows)

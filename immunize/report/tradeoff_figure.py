@@ -122,10 +122,8 @@ def _label(axis: Axes, points: pd.DataFrame) -> None:
     ordered = points.sort_values("lambda_ratio", kind="stable")
     places = list(zip(*_places(ordered), strict=True))
     to_share = axis.transData + axis.transAxes.inverted()
-    shares = [
-        (float(ratio), *map(float, to_share.transform(place)))
-        for ratio, place in zip(ordered["lambda_ratio"], places, strict=True)
-    ]
+    at = [to_share.transform(place) for place in places]
+    shares = [(float(r), float(x), float(y)) for r, (x, y) in zip(ordered["lambda_ratio"], at, strict=True)]
     for text, index in labels(shares):
         axis.annotate(text, places[index], (7, 5), textcoords="offset points", fontsize=8)
 
