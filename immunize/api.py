@@ -9,7 +9,7 @@ import contextlib
 import copy
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +20,17 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 
 from immunize.errors import UserError
+from immunize.evaluation.deep import DeepVerdicts, verdicts_of
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
-from immunize.features import OF_NETWORKS, DeepExtractor, device_of, refuse_precondition
+from immunize.features import OF_NETWORKS, DeepExtractor, refuse_precondition
 from immunize.features.store import Features
 from immunize.objective import Objective, task_loss
 from immunize.running.appending import append_computed
 from immunize.running.assembling import method_named, shared_row
 from immunize.running.deep_assembling import optimizer_factory
 from immunize.running.experiment import quiet_lightning
+from immunize.running.loaders import Loader, TrainedOn, answers, features_of
 from immunize.settings import LARGEST_SEED
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.training import DeepModule
@@ -36,13 +38,16 @@ from immunize.training.callbacks import MULTIPLIERS, GradientBalance
 
 __all__ = ["Immunized", "immunize"]
 
+log = logging.getLogger(__name__)
+
 STEPS, LEARNING_RATE = 120, 3e-3
 """Of a method whose YAML says nothing of them."""
 
+BALANCE_EVERY = 5
+"""Steps between two balancings of λ: what a gradient of R_ill is worth changes fast (ours)."""
+
 AT_MOST_TO_LOOK_AT = 8
 """Rows of the first batch with which the network is cut into a frozen and a trained part."""
-
-Loader = Iterable[Any]
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,11 @@ class Immunized:
         head: the classifier of D_P that goes with it.
         steps: of the optimizer.
         ratios: RIR_θ0 (Eq. 17), (i) and (ii) with their intervals, by estimator, over all rows of the two loaders.
-        accuracy: top-1 on the rows of `pretrain_loader`, percent, "before" and "after".
+        accuracy: top-1 on the fifth of `pretrain_loader`'s images that was not trained on, percent, "before" and
+            "after", and the "agreement" of the two.
         weights: of the loss's terms at the end, λ_P ("well") and λ_H ("ill") among them.
         facts: what a method that needs no training says of its map.
+        verdicts: Definition 3.1: (a) and (b) on all rows of the loaders, (c) by that accuracy.
     """
 
     backbone: nn.Module
@@ -66,6 +73,21 @@ class Immunized:
     accuracy: dict[str, float]
     weights: dict[str, float]
     facts: dict[str, Any]
+    verdicts: DeepVerdicts
+
+    @property
+    def what_failed(self) -> str:
+        """The conditions of Definition 3.1 that do not hold, and what to do; empty where all hold."""
+        v, failed = self.verdicts, []
+        if not v.a:
+            failed.append(f"(a): D_H is not harder, (i) = {v.ratio_harmful:.3g}; take more steps, or another method")
+        if not v.b:
+            failed.append(f"(b): D_P is {v.ratio_pretrain:.3g} times as hard; take fewer steps, or another method")
+        if not v.c:
+            failed.append(
+                f"(c): D_P's accuracy fell to {v.accuracy_after:.2f} %; take fewer steps or a smaller multiplier"
+            )
+        return "; ".join(f"Definition 3.1 fails {one}" for one in failed)
 
     def __str__(self) -> str:
         """A few lines to print."""
@@ -75,7 +97,8 @@ class Immunized:
             for name, ratio in ratios.items()
         ]
         before, after = self.accuracy["before"], self.accuracy["after"]
-        return "\n".join([f"{self.steps} steps; D_P accuracy {before:.2f} % → {after:.2f} %", *lines])
+        lines.insert(0, f"{self.steps} steps; D_P accuracy {before:.2f} % → {after:.2f} %")
+        return "\n".join([*lines, self.what_failed or "Definition 3.1 holds on these rows"])
 
 
 def immunize(
@@ -92,6 +115,7 @@ def immunize(
     lambda_ill: float | None = None,
     multiplier: int = 3,
     label_smoothing: float = 0.1,
+    keep: str = "answers",
     options: Mapping[str, Any] | None = None,
     rho: float = DEFAULT_RHO,
     seed: int = 0,
@@ -114,11 +138,13 @@ def immunize(
         steps: of the optimizer, a batch of each data set a step; the shorter loader begins again. None: those of the
             method's YAML, or else `STEPS`.
         learning_rate: η. None: that of the method's YAML, or else `LEARNING_RATE`.
-        lambda_well: λ_P. None: so that the gradient norm of R_well is `multiplier` times that of the task's loss before
-            the first step (C.2). Give both λ or none.
+        lambda_well: λ_P. None: so that the gradient norm of R_well is `multiplier` times that of the loss by D_P's
+            labels (C.2), balanced again every few steps. Give both λ or none.
         lambda_ill: λ_H, likewise.
         multiplier: 1, 2, 3 or 5.
         label_smoothing: of the cross-entropy on D_P.
+        keep: "answers": D_P's loss is the distance from θ_0's own answers, so that a loader that is a sample of D_P
+            is not fitted; "labels": Eq. (11) as printed.
         options: the method's own settings, as in its YAML, such as {"budget": 10, "shrinkage": 0.01}.
         rho: ρ of the `ridge` estimator.
         seed: from 0 to 2**32 - 1: of what the method draws, of the bootstrap, and of the global generators of torch,
@@ -131,12 +157,7 @@ def immunize(
     """
     if (lambda_well is None) != (lambda_ill is None):
         raise UserError("give both lambda_well and lambda_ill, or neither: then both come from the gradient norms")
-    if steps is not None and steps < 1:
-        raise UserError(f"steps has to be at least 1, it is {steps}")
-    if multiplier not in MULTIPLIERS:
-        raise UserError(f"multiplier has to be one of {MULTIPLIERS} (C.2), it is {multiplier}")
-    if not 0 <= seed <= LARGEST_SEED:
-        raise UserError(f"seed has to be between 0 and {LARGEST_SEED}, it is {seed}")
+    _check_settings(steps, multiplier, keep, seed)
     with _by_its_own_numbers(seed):
         if isinstance(method, str):
             objective, row = method_named(method, lambda_well, lambda_ill, options or {}, seed)
@@ -153,8 +174,8 @@ def immunize(
         for role, loader in loaders.items():
             if isinstance(loader, Iterator):
                 raise UserError(f"{role}_loader is over after one pass; give what starts again, such as a DataLoader")
-        found = {role: _features([theta_0], x) for role, x in loaders.items()}
-        before = {role: (x, y) for role, ((x,), y) in found.items()}
+        found = {role: features_of([theta_0], x) for role, x in loaders.items()}
+        before = {role: (x, y) for role, ((x,), y, _) in found.items()}
         _check(before, head)
 
         facts: dict[str, Any] = {}
@@ -163,15 +184,15 @@ def immunize(
             example = next(iter(pretrain_loader))[0][:AT_MOST_TO_LOOK_AT]
             net = DeepExtractor.from_module(released, classifier, trainable, example=example)
             net.compute_once(sum(len(y) for _, y in before.values()))
-            measured: list[nn.Module] = [nn.Sequential(net.trunk, tail) for tail in (net.tail, net.reference().tail)]
+            reference = net.reference()
+            measured: list[nn.Module] = [nn.Sequential(net.trunk, tail) for tail in (net.tail, reference.tail)]
             objective.bind(
                 net.n_features,
                 torch.Generator().manual_seed(seed),
                 int(before["harmful"][1].max()) + 1,
                 net.dtype,
             )
-            labels = [before["harmful"][1]]
-            objective.prepare(net, labels, lambda: [Features(*before[role]) for role in loaders])
+            objective.prepare(net, [before["harmful"][1]], lambda: [Features(*before[role]) for role in loaders])
             module = DeepModule(
                 net,
                 objective,
@@ -179,26 +200,45 @@ def immunize(
                 optimizer_factory(row.optimizer, learning_rate or row.get("learning_rate", LEARNING_RATE)),
                 head_weight_decay=row.head_weight_decay,
                 lr_decay=row.get("lr_decay"),
+                reference=reference,
+                keep_answers=keep == "answers",
             )
             steps = steps or row.get("max_steps", STEPS)
-            taken = _train(module, pretrain_loader, harmful_loader, steps, balanced)
+            taken = _train(module, TrainedOn(pretrain_loader), harmful_loader, steps, balanced)
         else:
             released, classifier, facts = _appended(objective, theta_0, omega_0, before)
             taken, measured = 0, [released, theta_0]
         # Both networks in one pass: a shuffling loader has another order each time, and the bootstrap pairs rows.
-        both = {role: _features(measured, x) for role, x in loaders.items()}
-        after, before = ({role: (x[which], y) for role, (x, y) in both.items()} for which in (0, 1))
+        both = {role: features_of(measured, x) for role, x in loaders.items()}
+        after, before = ({role: (x[which], y) for role, (x, y, _) in both.items()} for which in (0, 1))
         _check(after, classifier)
         grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]
-        return Immunized(
-            released,
-            classifier,
-            taken,
-            pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap")),
-            {"before": _accuracy(before["pretrain"], omega_0), "after": _accuracy(after["pretrain"], classifier)},
-            dict(objective.weights),
-            facts,
-        )
+        ratios = pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap"))
+        _, y, aside = both["pretrain"]
+        given = [answers(of["pretrain"][0], w) for of, w in ((before, omega_0), (after, classifier))]
+        told = _kept(*(of[aside] for of in (*given, y)))
+        verdicts = verdicts_of(vars(ratios["spectrum"].ratio), told)
+    result = Immunized(released, classifier, taken, ratios, told, dict(objective.weights), facts, verdicts)
+    if not verdicts.b:
+        log.warning("%s", result.what_failed)
+    return result
+
+
+def _kept(before: Tensor, after: Tensor, y: Tensor) -> dict[str, float]:
+    """Of two networks' answers: how many are right, and how many agree, percent."""
+    pairs = {"before": (before, y), "after": (after, y), "agreement": (before, after)}
+    return {name: 100 * float((one == other).double().mean()) for name, (one, other) in pairs.items()}
+
+
+def _check_settings(steps: int | None, multiplier: int, keep: str, seed: int) -> None:
+    if steps is not None and steps < 1:
+        raise UserError(f"steps has to be at least 1, it is {steps}")
+    if multiplier not in MULTIPLIERS:
+        raise UserError(f"multiplier has to be one of {MULTIPLIERS} (C.2), it is {multiplier}")
+    if keep not in ("answers", "labels"):
+        raise UserError(f"keep has to be answers or labels, it is {keep!r}")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UserError(f"seed has to be between 0 and {LARGEST_SEED}, it is {seed}")
 
 
 @contextlib.contextmanager
@@ -226,7 +266,7 @@ def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, mu
     """Train in place; returns the steps taken."""
     callbacks: list[Callback] = []
     if multiplier is not None and {"well", "ill"} & module.objective.weights.keys():
-        callbacks.append(GradientBalance(multiplier))
+        callbacks.append(GradientBalance(multiplier, BALANCE_EVERY, lower=True))
     trainer = Trainer(
         max_steps=steps,
         max_epochs=-1,
@@ -251,29 +291,6 @@ def _appended(
     return nn.Sequential(whole.get_submodule("0"), appended.map), appended.head, facts
 
 
-def _features(backbones: Sequence[nn.Module], loader: Loader) -> tuple[list[Tensor], Tensor]:
-    """Features (N, D) of all rows, by each network, and labels (N,), on the CPU.
-
-    Raises:
-        UserError: the loader gives nothing, or something other than (inputs, labels).
-    """
-    devices = [device_of(backbone.eval()) for backbone in backbones]
-    found: list[list[Tensor]] = [[] for _ in backbones]
-    labels: list[Tensor] = []
-    with torch.no_grad():
-        for batch in loader:
-            if not isinstance(batch, Sequence) or len(batch) != 2:
-                raise UserError("a loader has to give (inputs, labels) batches")
-            for rows, backbone, device in zip(found, backbones, devices, strict=True):
-                rows.append(backbone(batch[0].to(device)).cpu())
-            labels.append(batch[1].cpu())
-    if not labels:
-        raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
-    if min(len(of_batch) for of_batch in labels) < 2:
-        raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
-    return [torch.cat(rows) for rows in found], torch.cat(labels)
-
-
 def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:
     for role, (x, y) in rows.items():
         if x.ndim != 2 or x.shape[1] != head.in_features:
@@ -284,9 +301,3 @@ def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:
             raise UserError(f"{role}: the features contain NaN or infinite values")
     if int(rows["pretrain"][1].max()) >= head.out_features:
         raise UserError(f"D_P has labels up to {int(rows['pretrain'][1].max())}, the head {head.out_features} outputs")
-
-
-def _accuracy(rows: tuple[Tensor, Tensor], head: nn.Linear) -> float:
-    x, y = rows
-    with torch.no_grad():
-        return 100 * float((head(x.to(head.weight)).argmax(1).cpu() == y).double().mean())

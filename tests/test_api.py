@@ -21,6 +21,7 @@ from immunize.errors import UserError
 from immunize.features import DeepExtractor
 from immunize.features.once import Once
 from immunize.objective.ours import Ours
+from immunize.running.loaders import TrainedOn, set_aside
 
 D, CLASSES = 12, 3
 
@@ -59,7 +60,7 @@ def immunized(network: tuple[Backbone, nn.Linear], **options: Any) -> immunize.I
 def test_ours_raises_rir_and_leaves_the_network_alone(network: tuple[Backbone, nn.Linear]) -> None:
     backbone, head = network
     before = {name: value.clone() for name, value in (*backbone.state_dict().items(), *head.state_dict().items())}
-    found = immunized(network)
+    found = immunized(network, keep="labels")
     assert found.steps == 60
     assert found.ratios["spectrum"].ratio.rir > 1.5
     low, high = found.ratios["spectrum"].intervals["rir"]
@@ -69,6 +70,46 @@ def test_ours_raises_rir_and_leaves_the_network_alone(network: tuple[Backbone, n
     assert torch.equal(found.backbone.first.weight, backbone.first.weight)  # type: ignore[union-attr, arg-type]
     assert not torch.equal(found.backbone.last.weight, backbone.last.weight)  # type: ignore[union-attr, arg-type]
     assert "RIR" in str(found)
+
+
+def test_d_p_is_kept_by_the_answers_of_theta_0_unless_its_labels_are_asked_for(
+    network: tuple[Backbone, nn.Linear],
+) -> None:
+    answers, labels = (immunized(network, keep=keep) for keep in ("answers", "labels"))
+    assert answers.ratios["spectrum"].intervals["rir"][0] > 1
+    assert answers.accuracy["agreement"] > labels.accuracy["agreement"] + 10
+    with pytest.raises(UserError, match="keep has to be answers or labels, it is 'both'"):
+        immunized(network, keep="both")
+
+
+def test_d_p_is_judged_by_rows_that_no_step_sees(network: tuple[Backbone, nn.Linear]) -> None:
+    """However the loader shuffles: a fifth of its rows, the same ones in every pass."""
+    x, y = loader(1).dataset.tensors  # type: ignore[attr-defined]
+    aside = set_aside(x)
+    assert 0.1 < aside.double().mean() < 0.3
+    shuffled = TrainedOn(DataLoader(TensorDataset(x, y), batch_size=40, shuffle=True))
+    for _ in range(2):
+        seen = torch.cat([rows for rows, _ in shuffled])
+        assert {tuple(row) for row in seen.tolist()} == {tuple(row) for row in x[~aside].tolist()}
+    found = immunized(network, steps=3)
+    with torch.no_grad():
+        before, after = (h(b.eval()(x[aside])).argmax(1) for b, h in (network, (found.backbone, found.head)))
+    expected = {"before": before == y[aside], "after": after == y[aside], "agreement": before == after}
+    assert found.accuracy == {name: pytest.approx(100 * float(v.double().mean())) for name, v in expected.items()}
+
+
+def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(
+    network: tuple[Backbone, nn.Linear], caplog: pytest.LogCaptureFixture
+) -> None:
+    ratio = (bad := immunized(network, method="ill_only", steps=60)).ratios["spectrum"].ratio
+    assert (bad.verdicts.a, bad.verdicts.b) == (ratio.ratio_harmful >= 2, ratio.ratio_pretrain <= 1) == (True, False)
+    assert f"(b): D_P is {ratio.ratio_pretrain:.3g} times as hard" in caplog.text
+    assert str(bad).endswith(bad.what_failed)
+    caplog.clear()
+    good = immunized(network, method="closed_form", options={"budget": 100.0})
+    assert (good.verdicts.a, good.verdicts.b, good.verdicts.c) == (True, True, True), good.what_failed
+    assert not caplog.text
+    assert str(good).endswith("Definition 3.1 holds on these rows")
 
 
 def test_ratios_are_those_of_the_features_of_both_loaders(network: tuple[Backbone, nn.Linear]) -> None:

@@ -30,7 +30,16 @@ from immunize.evaluation.resampling import generator
 from immunize.evaluation.separability import separability
 from immunize.spectrum import ACCURACY_SLACK, DEFAULT_RHO, EASE_SLACK, ESTIMATORS, HARDER_BY, Estimator
 
-__all__ = ["ACCURACY_SLACK", "PARTS", "WHICH", "DeepVerdicts", "EvaluationSettings", "Features", "evaluate_deep"]
+__all__ = [
+    "ACCURACY_SLACK",
+    "PARTS",
+    "WHICH",
+    "DeepVerdicts",
+    "EvaluationSettings",
+    "Features",
+    "evaluate_deep",
+    "verdicts_of",
+]
 
 PARTS = ("fit", "held_out")
 WHICH = ("immunized", "theta_0")
@@ -199,11 +208,12 @@ def _groups(features: Features, part: str, seed: int, settings: EvaluationSettin
 
 def _verdicts(metrics: Mapping[str, Any], accuracy: Mapping[str, float]) -> dict[str, Any]:
     """Those of `fit`, and under "held_out" those of it, as records of linear runs have them."""
-    of = {part: asdict(_verdict(metrics[part][VERDICTS_BY], accuracy)) for part in PARTS}
+    of = {part: asdict(verdicts_of(metrics[part][VERDICTS_BY], accuracy)) for part in PARTS}
     return {**of["fit"], "part": "fit", "held_out": of["held_out"]}
 
 
-def _verdict(numbers: Mapping[str, Any], accuracy: Mapping[str, float]) -> DeepVerdicts:
+def verdicts_of(numbers: Mapping[str, Any], accuracy: Mapping[str, float]) -> DeepVerdicts:
+    """Definition 3.1 from (i), "ratio_harmful", (ii), "ratio_pretrain", and D_P's accuracy in percent."""
     harder, easier = numbers["ratio_harmful"], numbers["ratio_pretrain"]
     return DeepVerdicts(
         estimator=VERDICTS_BY,

@@ -28,7 +28,6 @@ from immunize.errors import UserError
 from immunize.features.depths import check_depths
 from immunize.objective.base import Labelled, Objective, Step, check_weight, ill_term, well_term
 from immunize.objective.deep import DeepNet, DeepStep
-from immunize.objective.losses import divergence
 from immunize.objective.ranks import gather_rows
 from immunize.spectrum import KERNELS, RHOS, Kernel, cross_fitted_correlation, erase
 from immunize.spectrum.erasing import ONE_LABEL, Erasure, ridge_weights
@@ -174,14 +173,11 @@ class Censor(Objective):
 
     def _distances(self, step: DeepStep) -> dict[str, Tensor]:
         before, after = step.before("pretrain"), step.features("pretrain")
-        assert step.theta_0 is not None
-        head = step.theta_0.head
         with torch.autocast(after.device.type, enabled=False):
             variance = gather_rows(before.double()).var(0)
             scale = (variance + LEAST_SPREAD * variance.mean()).sqrt().to(after.dtype)
             target = before if self._erasure is None else self._erasure(before.double()).to(after.dtype)
-            told = divergence(head(before), step.omega(after))
-            return {FEATURES: ((after - target) / scale).square().mean(), "logits": told}
+            return {FEATURES: ((after - target) / scale).square().mean(), "logits": step.divergence()}
 
 
 def _judged(labels: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from immunize.features import (
 )
 from immunize.features.depths import features_at
 from immunize.objective.base import Head, Step, TaskLoss
+from immunize.objective.losses import divergence
 from immunize.objective.ranks import gather_rows, in_order, mean_over_ranks
 from immunize.spectrum import default_tolerance
 
@@ -89,6 +90,7 @@ class DeepStep(Step):
         harmful_classes: (M,) classes of each harmful data set; of a single one it need not be told.
         over_sets: one of `OVER_SETS`.
         theta_0: the network as it was, for a method that looks at it.
+        keep_answers: D_P is kept by repeating θ_0's answers instead of by its labels, see :meth:`pretrain_loss`.
     """
 
     net: DeepNet
@@ -98,6 +100,7 @@ class DeepStep(Step):
     harmful_classes: tuple[int, ...] = ()
     over_sets: OverSets = "sum"
     theta_0: DeepNet | None = None
+    keep_answers: bool = False
     _features: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     _gathered: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
@@ -123,6 +126,17 @@ class DeepStep(Step):
         features = self.features(role, parameters)
         with torch.autocast(features.device.type, enabled=False):
             return self.task_loss(head(features), self._side(role).y)
+
+    def pretrain_loss(self) -> Tensor:
+        """L(D_P, ω, θ); where θ_0's answers are kept, how far the network's are from them."""
+        return self.divergence() if self.keep_answers else super().pretrain_loss()
+
+    def divergence(self) -> Tensor:
+        """Of the answers on D_P from θ_0's, whatever the labels."""
+        assert self.theta_0 is not None
+        before, after = self.before("pretrain"), self.features("pretrain")
+        with torch.autocast(after.device.type, enabled=False):
+            return divergence(self.theta_0.head(before).detach(), self.omega(after))
 
     def spectral_view(self, role: str, precondition: Precondition) -> SpectralView:
         """Features of all processes' samples, (N, D) float64.

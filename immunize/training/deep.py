@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from immunize.features.deep import DeepExtractor
-from immunize.objective import DeepSide, DeepStep, Objective, OverSets, TaskLoss
+from immunize.objective import DeepSide, DeepStep, Objective, OverSets, Step, TaskLoss
 from immunize.training.module import Batch, ImmunizationModule, OptimizerFactory
 
 __all__ = ["DeepModule"]
@@ -33,6 +33,7 @@ class DeepModule(ImmunizationModule):
         lr_decay: see :class:`~immunize.training.module.ImmunizationModule`.
         max_steps: of a training that ends before its epochs do.
         reference: θ_0, for a method that looks at it; None makes a copy of `net` where one is needed.
+        keep_answers: see :class:`~immunize.objective.DeepStep`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class DeepModule(ImmunizationModule):
         lr_decay: float | None = None,
         max_steps: int | None = None,
         reference: DeepExtractor | None = None,
+        keep_answers: bool = False,
     ) -> None:
         super().__init__(objective, optimizer, log_every=log_every, lr_decay=lr_decay)
         self.max_steps = max_steps
@@ -58,8 +60,9 @@ class DeepModule(ImmunizationModule):
         self.settings: dict[str, Any] = {
             "harmful_classes": harmful_classes,
             "over_sets": over_sets,
+            "keep_answers": keep_answers,
         }
-        theta_0 = reference or net.reference() if objective.looks_at_theta_0 else None
+        theta_0 = reference or net.reference() if objective.looks_at_theta_0 or keep_answers else None
         self._theta_0 = (theta_0,)  # not registered: it is neither trained nor kept
         self.decay = {"tail": weight_decay, "heads": head_weight_decay}
         self.strict_loading = False  # a checkpoint of a training holds what is trained
@@ -73,6 +76,10 @@ class DeepModule(ImmunizationModule):
         step = DeepStep(self.net, sides["pretrain"], sides["harmful"], self.task_loss, **self.settings, theta_0=theta_0)
         self._latest = step  # whoever asked: a callback may be the first to see that features have no spectrum
         return step
+
+    def reference_loss(self, step: Step, terms: dict[str, Tensor]) -> Tensor:
+        """L by the labels also where θ_0's answers are kept, whose distance has no gradient at θ_0."""
+        return step.loss("pretrain", step.omega) if self.settings["keep_answers"] else terms["task"]
 
     def trunk(self, x: Tensor) -> Tensor:
         """H of images, computed without autograd; what a cache holds of them is h already."""

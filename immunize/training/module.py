@@ -61,6 +61,11 @@ class ImmunizationModule(LightningModule):
     def theta_parameters(self) -> list[nn.Parameter]:
         """The parameters of θ that are trained, without those of classifiers."""
 
+    def reference_loss(self, step: Step, terms: dict[str, Tensor]) -> Tensor:
+        """The loss whose gradient norm λ_P and λ_H are balanced with."""
+        del step
+        return terms["task"]
+
     def configure_optimizers(self) -> Any:
         """One group with every trainable parameter, and the decay of the learning rate if there is one."""
         return self.decayed(self.optimizer_factory(self.parameters()))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from immunize.errors import UserError
@@ -73,6 +75,22 @@ def test_balancing_again_every_so_many_steps() -> None:
         assert weights["well"] == pytest.approx(expected["well"], rel=1e-9)
         assert weights["ill"] == pytest.approx(expected["ill"], rel=1e-9)
     assert len({weights["ill"] for weights in seen.weights}) == 3
+
+
+class Moved(Callback):
+    """Before the fourth step λ_P is far too large and λ_H far too small."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 3:
+            pl_module.objective.weights |= {"well": 1e6, "ill": 1e-9}
+
+
+def test_a_later_balance_may_be_told_to_lower_weights_and_raise_none() -> None:
+    cfg = tiny("objective.epochs=4")
+    data, seen = data_of(cfg), Trajectory()
+    fit_module(module_of(cfg, data), data, Moved(), GradientBalance(1, every=3, lower=True), seen)
+    expected = expected_weights(data, seen.thetas[3], seen.heads[3], 1)
+    assert seen.weights[3] == {"task": 1, "well": pytest.approx(expected["well"], rel=1e-9), "ill": 1e-9}
 
 
 def test_without_a_task_term_the_norm_is_the_multiplier() -> None:

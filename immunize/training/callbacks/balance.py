@@ -28,13 +28,15 @@ class GradientBalance(Callback):
         multiplier: one of `MULTIPLIERS`.
         every: balance again every so many steps; 0 balances once, before the first step.
         ill: the multiplier of R_ill, likewise; None is that of R_well.
+        lower: a later balance may lower a weight and never raises one. R_ill's gradient fades as κ(H_H) grows, and a
+            weight that follows it grows until the features burst.
 
     Raises:
         ValueError: a multiplier that is not in the list, or `every` < 0.
     """
 
-    def __init__(self, multiplier: float = 1, every: int = 0, ill: float | None = None) -> None:
-        self.multiplier, self.every = multiplier, every
+    def __init__(self, multiplier: float = 1, every: int = 0, ill: float | None = None, *, lower: bool = False) -> None:
+        self.multiplier, self.every, self.lower = multiplier, every, lower
         self.multipliers = {"well": multiplier, "ill": multiplier if ill is None else ill}
         for one in self.multipliers.values():
             if one not in MULTIPLIERS:
@@ -48,19 +50,20 @@ class GradientBalance(Callback):
         step = trainer.global_step
         if step == 0 or (self.every and step % self.every == 0):
             assert isinstance(pl_module, ImmunizationModule)
-            self.balance(pl_module, batch)
+            self.balance(pl_module, batch, within=self.lower and step > 0)
 
-    def balance(self, module: ImmunizationModule, batch: Batch) -> None:
-        """Set the weights from the gradient norms at the current θ."""
-        terms = module.objective.terms(module.step_of(batch))
-        parameters = module.theta_parameters()
-        reference = _gradient_norm(terms["task"], parameters) if "task" in terms else 1.0
+    def balance(self, module: ImmunizationModule, batch: Batch, *, within: bool = False) -> None:
+        """Set the weights from the gradient norms at the current θ; `within`: to no more than they are."""
+        step = module.step_of(batch)
+        terms, parameters = module.objective.terms(step), module.theta_parameters()
+        reference = _gradient_norm(module.reference_loss(step, terms), parameters) if "task" in terms else 1.0
         for name, multiplier in self.multipliers.items():  # in the same order in every process: they exchange each
             if name not in terms:
                 continue
             norm = _gradient_norm(terms[name], parameters)
             if norm > 0:
-                module.objective.weights[name] = multiplier * reference / norm
+                found, weights = multiplier * reference / norm, module.objective.weights
+                weights[name] = min(found, weights[name]) if within else found
 
     def facts(self, module: ImmunizationModule) -> dict[str, Any]:
         """For the record: the weights in force at the end."""
