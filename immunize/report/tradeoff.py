@@ -40,6 +40,11 @@ __all__ = [
 
 NAME = "sweep_lambda"
 ESTIMATORS = ("spectrum", "ridge", "released")
+_COLUMNS = [
+    *("estimator", "part", "lambda_ratio", "runs", "diverged"),
+    *(f"{name}{of}" for name in RATIOS[:2] for of in ("", "_min", "_max")),
+    *("rir", "on_front", "each"),
+]
 VERDICTS_BY = "spectrum"
 """The estimator that the verdicts of a record are by."""
 
@@ -116,7 +121,7 @@ class TradeOff:
                         of.append(row | {"rir": row["ratio_harmful"] / row["ratio_pretrain"], "each": each})
                 front = on_front([(row["ratio_harmful"], row["ratio_pretrain"]) for row in of])
                 rows += [row | {"on_front": int(on)} for row, on in zip(of, front, strict=True)]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=_COLUMNS)
 
 
 def tradeoff_tables(trade: TradeOff) -> list[Table]:

@@ -33,7 +33,7 @@ _TOO_CLOSE = 0.045
 def tradeoff_figure(trade: TradeOff) -> Figure:
     """A panel an estimator, log axes, the good corner at the upper left."""
     points = trade.points()
-    points = points[np.isfinite(points[list(_AXES)]).all(axis=1)]
+    points = points[np.isfinite(points[list(_AXES)].astype(float)).all(axis=1)]
     figure = Figure(figsize=(11.5, 5.4), layout="constrained")
     for axis, estimator in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
         fit, held_out = (points[(points["estimator"] == estimator) & (points["part"] == part)] for part in PARTS)
