@@ -44,7 +44,7 @@ lowest: ## the tests with the oldest versions of all dependencies, in an environ
 	$(old)/venv/bin/python -m pip install -c $(old)/bounds.txt -e '.[dev]' && cp $(old)/bounds.txt $(old)/installed.txt; }
 	@PYTHONPATH=. $(old)/venv/bin/python -m pytest -p no:cacheprovider -n $(or $(JOBS),2) --dist loadfile $(or $(TESTS),-m "not wheel")
 
-bounds: # the lower bound of every dependency in pyproject.toml, as pip's constraints
+bounds: ## print the lower bound of every dependency, as constraints of pip
 	@sed -nE 's/^ *"([a-z0-9_-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml | sort -u
 
 lint: $(STAMP) ## ruff: style, docstrings, formatting

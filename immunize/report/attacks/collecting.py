@@ -1,7 +1,7 @@
 """Attack records of runs, read from a folder of attacks or from a committed `results.csv.gz`.
 
 A record of `immunize.attack` says of what run it is; here that is laid out as in a run's own record, so that names,
-packing and reading are those of all other experiments. The numbers of θ_0 stand beside the immunized model's in every
+writing and reading are those of all other experiments. The numbers of θ_0 stand beside the immunized model's in every
 tier, so that θ_0's own column of the record is not kept; of the curves those of the harmful tasks against steps are.
 
 Imports no other room and no torch.
