@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+import rich.table
 from hydra import compose, initialize_config_dir
 
 from experiments.reporting import key_values
@@ -27,6 +28,7 @@ from immunize.report.attacks.tables import KIND_WORDS
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.layout import Table, write_tables
 from immunize.report.stored import write_results
+from immunize.report.terminal import printed_table, to_read
 
 METHODS = ("ours", "erase")
 BUDGET = ("attack=full", "attack.budget.steps=300", "attack.budget.flops=1e10", "seeds=[0]")
@@ -66,7 +68,7 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
     write_results(attacks.records, out)
     write_tables([table], "demo", out)
     best_figure(attacks, out / "best")
-    print(table.markdown())
+    to_read().print(to_print(attacks, table.title))
     for method, record in attacked.items():
         rir = short(runs[method]["metrics"]["held_out"]["spectrum"]["rir"])
         print(f"{method}: RIR {rir} on held-out rows; harmful task {verdict_sentence(record, 'harmful')}")
@@ -89,6 +91,20 @@ def table_of(attacks: Attacks) -> Table:
     kinds = [(f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", group.tiers) for kind in group.kinds]
     title = f"Best accuracy by tier of attackers; of the best constant answer {chance:.2f}"
     return Table(title, "demo", [("", ("method",)), *kinds], rows)
+
+
+def to_print(attacks: Attacks, title: str) -> rich.table.Table:
+    """The same numbers, a row a task and method, as narrow as a terminal."""
+    (group,) = attacks.groups
+    shown = printed_table(title)
+    for column in ("task", "method", *group.tiers):
+        shown.add_column(column)
+    for kind in group.kinds:
+        for method in [THETA_0, *METHODS]:
+            scores = (_score(group, method, kind, tier) for tier in group.tiers)
+            shown.add_row(f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", method, *scores)
+        shown.add_section()
+    return shown
 
 
 def _score(group: Group, method: str, kind: str, tier: str) -> str:
