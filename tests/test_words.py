@@ -1,4 +1,4 @@
-"""How the README and the pages of Start and Guides are written: short sentences, plain beginnings, symbols said once.
+"""How README and the pages of Start, Guides and Results are written: short sentences, plain beginnings, symbols said.
 
 The rules are CONTRIBUTING.md's "Words". What a program cannot judge is for a reader.
 """
@@ -76,7 +76,7 @@ def badly_begun(text: str) -> list[str]:
     return [s for s in sentences_of(text) if s.split()[0] in FORBIDDEN and not s.endswith("?")]
 
 
-PAGES = [README, *pages_of("Start", "Guides")]
+PAGES = [README, *pages_of("Start", "Guides", "Results")]
 NAMED = [pytest.param(page, id=page.name) for page in PAGES]
 
 
@@ -94,7 +94,9 @@ def test_sentences_are_short(page: Path) -> None:
     assert not long_ones(page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", NAMED)
+@pytest.mark.parametrize(
+    "page", [README, *pages_of("Start", "Guides", "Results", "Theory")], ids=lambda page: page.name
+)
 def test_the_subject_comes_first(page: Path) -> None:
     assert not badly_begun(page.read_text(encoding="utf-8"))
 
@@ -103,7 +105,7 @@ def test_the_subject_comes_first(page: Path) -> None:
 def test_a_page_begins_with_its_reader_and_shows_code_early(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert re.match(r"# [^\n]+\n\n\*For [^*]+\*\n", text), "a heading, then *For whom, and what for*"
-    if page in PAGES:
+    if page in pages_of("Start", "Guides"):
         begin = text.split("\n## ")[0]
         assert "```" in begin or "| --- |" in begin, "the shortest command, or a list, before the second heading"
 
