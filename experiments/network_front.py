@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.reporting import key_values
+from experiments.reporting import key_values, page
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.report.cells import short
@@ -125,26 +125,17 @@ def draw(points: pd.DataFrame, title: str, stem: Path) -> None:
 def readme_of(records: Sequence[dict[str, Any]], text: str, name: str) -> str:
     """Command, machine, figure and table."""
     facts = [("runs", f"{len(records)}"), *made_with(records), versions_of(records)]
-    return "\n".join(
-        [
-            f"# What an RIR costs in accuracy: {pair_title(records[0])}, {records[0]['model']}",
-            "",
-            f"Rebuilt by `make front SCALE={name.removeprefix('front_')}`, that is, with θ_0 there,",
-            "",
-            "```bash",
-            f"python -m immunize.train experiment={name}",
-            f"python -m experiments.network_front experiment={name} runs=outputs/{name} out=experiments/{name}",
-            "```",
-            "",
-            "| | |",
-            "| --- | --- |",
-            *(f"| {key} | {value} |" for key, value in facts),
-            "",
-            "![RIR against D_P's accuracy](front.png)",
-            "",
-            text,
-        ]
-    )
+    intro = [
+        f"Rebuilt by `make front SCALE={name.removeprefix('front_')}`, that is, with θ_0 there,",
+        "",
+        "```bash",
+        f"python -m immunize.train experiment={name}",
+        f"python -m experiments.network_front experiment={name} runs=outputs/{name} out=experiments/{name}",
+        "```",
+        "",
+    ]
+    title = f"What an RIR costs in accuracy: {pair_title(records[0])}, {records[0]['model']}"
+    return page(title, facts, ["![RIR against D_P's accuracy](front.png)", "", text], intro=intro)
 
 
 if __name__ == "__main__":

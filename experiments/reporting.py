@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from immunize.errors import UserError
 
-__all__ = ["digit_pairs", "key_values", "provenance_lines"]
+__all__ = ["digit_pairs", "key_values", "made_now", "page"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -49,18 +49,29 @@ def digit_pairs(text: str) -> list[tuple[int, int]]:
     return [(int(word[0]), int(word[1])) for word in words]
 
 
-def provenance_lines(command: str, facts: Iterable[tuple[str, str]]) -> list[str]:
-    """A Markdown table: command, commit, date, machine, versions, and further facts."""
+def page(title: str, facts: Iterable[tuple[str, str]], body: Iterable[str], *, intro: Iterable[str] = ()) -> str:
+    """README.md of an experiment: what it is, how and when it was made, and what came of it.
+
+    Args:
+        title: of the page.
+        facts: names and texts of the table at its head.
+        body: lines below it.
+        intro: lines between the title and the table.
+    """
+    rows = (f"| {name} | {text} |" for name, text in facts)
+    return "\n".join([f"# {title}", "", *intro, "| | |", "| --- | --- |", *rows, "", *body])
+
+
+def made_now(command: str) -> list[tuple[str, str]]:
+    """Facts of a page that this process writes: command, commit, date, machine, versions."""
     from immunize.records import provenance
 
     own = provenance()
     hardware = own["hardware"]
-    rows = [
+    return [
         ("command", f"`{command}`"),
         ("commit", str(own["git_commit"])),
         ("date", time.strftime("%Y-%m-%d", time.gmtime())),
         ("machine", f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB"),
         ("versions", ", ".join(f"{name} {own['versions'][name]}" for name in SHOWN)),
-        *facts,
     ]
-    return ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]

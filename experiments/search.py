@@ -21,8 +21,9 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reporting import key_values
+from experiments.reporting import key_values, page
 from immunize.cli import entry_point, explain_errors
+from immunize.report.layout import Table
 
 ROOT = Path(__file__).parents[1]
 SEARCHED = {
@@ -150,39 +151,46 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: pd.DataFrame, be
     first, hardware = records[0], records[0]["hardware"]
     parts = sorted({_part(record) for record in records})
     fraction = first["config"]["objective"]["validation_fraction"]
-    lines = [
-        f"# {name}: hyper-parameters by a validation split"
-        + (" (reduced: nothing is to be chosen by it)" if reduced else ""),
-        "",
-        "| | |",
-        "| --- | --- |",
-        f"| command | `make {name}{' FAST=1' if reduced else ''}` |",
-        f"| commit | {', '.join(sorted({str(record['git_commit']) for record in records}))} |",
-        f"| date | {min(record['started'] for record in records)[:10]} |",
-        f"| machine | {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB |",
-        f"| time | {sum(record['seconds'] for record in records):.0f} s of runs, one process a core |",
-        f"| runs | {len(records)}: {len(trials) // len(best)} configurations a method, each on "
-        f"{'; '.join(f'{data} seed {seed}' for data, seed in parts)} |",
-        f"| split | θ is fitted on {1 - fraction:.0%} of the `fit` rows and judged on the other {fraction:.0%}; "
-        "held-out rows are not looked at |",
-        f"| score | mean of log RIR by {_both()} on the validation rows; a run that diverged makes it the worst. "
-        "Configurations with a mean log (ii) ≤ 0 there come before the others |",
-        "",
-        f"| method | grid | chosen | mean log RIR by {_both()}, validation | (ii) ≤ 1 there | failed runs of all | "
-        "chosen at the edge of its grid |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+    facts = [
+        ("command", f"`make {name}{' FAST=1' if reduced else ''}`"),
+        ("commit", ", ".join(sorted({str(record["git_commit"]) for record in records}))),
+        ("date", min(record["started"] for record in records)[:10]),
+        ("machine", f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB"),
+        ("time", f"{sum(record['seconds'] for record in records):.0f} s of runs, one process a core"),
+        (
+            "runs",
+            f"{len(records)}: {len(trials) // len(best)} configurations a method, each on "
+            f"{'; '.join(f'{data} seed {seed}' for data, seed in parts)}",
+        ),
+        (
+            "split",
+            f"θ is fitted on {1 - fraction:.0%} of the `fit` rows and judged on the other {fraction:.0%}; held-out "
+            "rows are not looked at",
+        ),
+        (
+            "score",
+            f"mean of log RIR by {_both()} on the validation rows; a run that diverged makes it the worst. "
+            "Configurations with a mean log (ii) ≤ 0 there come before the others",
+        ),
     ]
+    rows = []
     for _, trial in best.iterrows():
         of = trials[trials["method"] == trial["method"]]
         settings = _settings(trial)
         edges = [SEARCHED[key] for key, value in settings.items() if value in (of[key].min(), of[key].max())]
         chosen = ", ".join(f"{SEARCHED[key]} = {_number(value)}" for key, value in settings.items())
-        lines.append(
-            f"| `{trial['method']}` | {_grid(of)} | {chosen} | {trial['score']:.3g} | "
-            f"{'yes' if trial[LOG_II] <= 0 else 'no'} | {of['failed'].sum()} of {of['runs'].sum()} | "
-            f"{', '.join(edges) or 'no'} |"
-        )
-    return "\n".join([*lines, "", "Every configuration is in results.csv.", ""])
+        told = ["yes" if trial[LOG_II] <= 0 else "no", f"{of['failed'].sum()} of {of['runs'].sum()}"]
+        row = [f"`{trial['method']}`", _grid(of), chosen, f"{trial['score']:.3g}", *told, ", ".join(edges) or "no"]
+        rows.append(row)
+    columns = ["method", "grid", "chosen", f"mean log RIR by {_both()}, validation", "(ii) ≤ 1 there"]
+    columns += ["failed runs of all", "chosen at the edge of its grid"]
+    body = [
+        Table("", name, [("", columns)], rows).markdown(heading=False),
+        "Every configuration is in results.csv.",
+        "",
+    ]
+    mark = " (reduced: nothing is to be chosen by it)" if reduced else ""
+    return page(f"{name}: hyper-parameters by a validation split{mark}", facts, body)
 
 
 def yaml_of(trial: pd.Series[Any], trials: pd.DataFrame, data: str) -> str:

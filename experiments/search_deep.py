@@ -24,12 +24,13 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reporting import key_values
+from experiments.reporting import key_values, page
 from experiments.search import ARGUMENTS, own_records
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.records import whole_config
 from immunize.report.cells import NOTHING
+from immunize.report.layout import Table
 
 LIMITS = {"search_table3_small": 1.0, "search_table3_digits": 2.0}
 """Points of accuracy on D_P that a configuration may cost, by search: those of the table itself."""
@@ -55,6 +56,7 @@ PROBE_STEPS = "300"
 PROBE = f"probe_{PROBE_STEPS}_of_theta_0"
 PLACE = ["model", "harmful", "method"]
 RATIOS = ("rir", "ratio_harmful", "ratio_pretrain")
+COLUMNS = ("RIR", "(i) ↑", "(ii) ↓")
 
 
 @entry_point
@@ -185,32 +187,37 @@ def readme_of(name: str, trials: pd.DataFrame, best: pd.DataFrame) -> str:
     dates = sorted(set(trials["date"]))
     commits = sorted({commit for of in trials["commits"] for commit in of.split()})
     runs = sum(len(seeds.split()) for seeds in trials["seeds"])
-    lines = [
-        f"# {name}: learning rates and budgets by validation images",
-        "",
-        "| | |",
-        "| --- | --- |",
-        f"| command | `make search_table3 SCALE={name.rpartition('_')[2]}` |",
-        f"| commit | {', '.join(commits)} |",
-        f"| date | {' to '.join(dict.fromkeys((dates[0], dates[-1])))} |",
-        f"| machine | {'; '.join(sorted(set(trials['machine'])))} |",
-        f"| runs | {runs}, {len(trials) // len(best)} configurations a method on "
-        f"each network and D_H, {trials['seconds'].sum() / 60:.0f} minutes summed |",
-        f"| split | trained on {1 - fraction:.0%} of the `fit` images and judged on the other {fraction:.0%}; held-out "
-        "images are not looked at |",
-        f"| rule | the largest RIR (20 × 100 groups, `spectrum`, geometric mean over the seeds) with D_P's accuracy no "
-        f"more than {limit:g} point{'' if limit == 1 else 's'} lower in the mean; without that where no configuration "
-        "keeps it |",
-        "",
-        "| network | D_H | method | steps | seeds | grid | chosen | RIR | (i) ↑ | (ii) ↓ | "
-        f"D_P accuracy, change in points | probe of D_H after {PROBE_STEPS} steps, of θ_0's | diverged |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    facts = [
+        ("command", f"`make search_table3 SCALE={name.rpartition('_')[2]}`"),
+        ("commit", ", ".join(commits)),
+        ("date", " to ".join(dict.fromkeys((dates[0], dates[-1])))),
+        ("machine", "; ".join(sorted(set(trials["machine"])))),
+        (
+            "runs",
+            f"{runs}, {len(trials) // len(best)} configurations a method on each network and D_H, "
+            f"{trials['seconds'].sum() / 60:.0f} minutes summed",
+        ),
+        (
+            "split",
+            f"trained on {1 - fraction:.0%} of the `fit` images and judged on the other {fraction:.0%}; held-out "
+            "images are not looked at",
+        ),
+        (
+            "rule",
+            f"the largest RIR (20 × 100 groups, `spectrum`, geometric mean over the seeds) with D_P's accuracy no more "
+            f"than {limit:g} point{'' if limit == 1 else 's'} lower in the mean; without that where no configuration "
+            "keeps it",
+        ),
     ]
-    lines += [_line(trial, trials[(trials[PLACE] == trial[PLACE]).all(axis=1)]) for _, trial in best.iterrows()]
-    return "\n".join([*lines, "", f"{SEEN[name]} Every configuration is in results.csv.", ""])
+    columns = ["network", "D_H", "method", "steps", "seeds", "grid", "chosen", *COLUMNS]
+    columns += ["D_P accuracy, change in points", f"probe of D_H after {PROBE_STEPS} steps, of θ_0's", "diverged"]
+    rows = [_cells(trial, trials[(trials[PLACE] == trial[PLACE]).all(axis=1)]) for _, trial in best.iterrows()]
+    table = Table("", name, [("", columns)], rows).markdown(heading=False)
+    body = [table, f"{SEEN[name]} Every configuration is in results.csv.", ""]
+    return page(f"{name}: learning rates and budgets by validation images", facts, body)
 
 
-def _line(trial: pd.Series[Any], of: pd.DataFrame) -> str:
+def _cells(trial: pd.Series[Any], of: pd.DataFrame) -> list[str]:
     setting = next(key for key in SETTINGS if pd.notna(trial[key]))
     steps = f"{trial['steps']:.0f}"
     if trial["steps"] and pd.notna(trial["gradient_clip_val"]):
@@ -225,13 +232,12 @@ def _line(trial: pd.Series[Any], of: pd.DataFrame) -> str:
         NOTHING if pd.isna(value) else f"{value:{form}}"
         for value, form in zip(numbers, (*[".3g"] * 3, "+.2f", ".3g"), strict=True)
     ]
-    cells = [
+    return [
         *(trial["model"], trial["harmful"], f"`{trial['method']}`", steps, ", ".join(trial["seeds"].split())),
         f"{SETTINGS[setting]} in {{{', '.join(f'{value:g}' for value in of[setting])}}}",
         *(f"{trial[setting]:g}" if finished else "none", *texts),
         f"{(of['status'] != 'finished').sum()} of {len(of)}",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _change(trials: pd.DataFrame) -> pd.Series[float]:

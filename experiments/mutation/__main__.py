@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from experiments.reporting import key_values, provenance_lines
+from experiments.reporting import key_values, made_now
+from experiments.reporting import page as page_of
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 
@@ -210,18 +211,10 @@ def _write(settings: Settings, everything: Sequence[Mutant], rows: Rows, argumen
         ("tests of a mutant", f"{settings.seconds:g} s of CPU time, {settings.examples} examples of a property"),
     ]
     command = " ".join(["python -m experiments.mutation", *arguments])
-    text = [
-        "# Mutation testing",
-        "",
-        *provenance_lines(command, facts),
-        "",
-        table.rstrip(),
-        "",
-        "## Survivors",
-        "",
-        left,
-    ]
-    (settings.out / "README.md").write_text("\n".join(text), encoding="utf-8")
+    body = [table.rstrip(), "", "## Survivors", "", left]
+    (settings.out / "README.md").write_text(
+        page_of("Mutation testing", [*made_now(command), *facts], body), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":
