@@ -32,8 +32,8 @@ sanity: $(STAMP) ## one MNIST pair, three checks and every named warning (docs/s
 rooms := spectrum objective evaluation
 branches := outputs/coverage.json
 cover := $(rooms:%=--cov=immunize.%) --cov-branch --cov-report=term:skip-covered --cov-report=json:$(branches)
-tests = $(BIN)/python -m pytest -m "not wheel" -n $(or $(JOBS),2) --dist loadfile
-test: $(STAMP) ## run the test suite on JOBS=2 cores (set IMMUNIZE_DATA to include the tests on real data; COVERAGE=1 measures it)
+tests = $(BIN)/python -m pytest -m "not wheel" $(REASONS) -n $(or $(JOBS),2) --dist worksteal
+test: $(STAMP) ## run the test suite on JOBS=2 cores (set IMMUNIZE_DATA to include the tests on real data; COVERAGE=1 measures it, REASONS=-rs says what is skipped)
 	@$(tests) $(if $(COVERAGE),$(rooms:%=--ignore=tests/%))
 	@$(if $(COVERAGE),$(tests) $(cover) $(rooms:%=tests/%) && $(BIN)/python .ci/branches.py $(branches) $(rooms))
 

@@ -38,23 +38,6 @@ def test_every_target_has_a_comment_and_is_phony() -> None:
     assert all(re.search(r"## \S+", rest) for rest in targets.values())
 
 
-def test_the_promised_targets_are_there() -> None:
-    assert {
-        "help",
-        "install",
-        "demo",
-        "test",
-        "lint",
-        "types",
-        "bench",
-        "clean",
-        "table1",
-        "fig1",
-        "table2",
-        "fig2",
-    } <= set(PHONY)
-
-
 def test_help_lists_every_target_and_is_the_default() -> None:
     listed = make("help")
     assert listed.returncode == 0
@@ -67,9 +50,9 @@ def test_it_can_be_called_from_elsewhere(tmp_path: Path) -> None:
     assert make("-C", str(ROOT), "-n", "demo", cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize("target", PHONY)
-def test_target_can_be_planned(target: str) -> None:
-    assert make("-n", target).returncode == 0
+def test_every_target_can_be_planned() -> None:
+    planned = make("-n", *PHONY)
+    assert planned.returncode == 0, planned.stderr
 
 
 def test_full_scale_takes_the_machine_s_accelerators_or_what_it_is_told(tmp_path: Path) -> None:
