@@ -31,6 +31,10 @@ MODULES = re.compile(r"^<!-- modules: (\S+) -->$", re.MULTILINE)
 CHOICES = re.compile(r"^<!-- choices: (\S+) -->$", re.MULTILINE)
 SETTINGS = re.compile(r"^<!-- settings: (\S+) -->$", re.MULTILINE)
 CELL = re.compile(r"^# %%(.*)$", re.MULTILINE)
+LOADED = re.compile(
+    r"""<(?:script|img|link|iframe)\b(?![^>]*rel="canonical")[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>"""
+)
+"""A tag that asks another host for something."""
 ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):<code>(~?)([\w.]+)</code>")
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
@@ -68,6 +72,17 @@ def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
         return f'<autoref identifier="{found[2]}" optional><code>{shown}</code></autoref>'
 
     return ROLE.sub(name, MATH.sub(lambda found: drawn(html.unescape(found[2]), found[1]), content))
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Refuse to build a page that asks another host for anything.
+
+    Raises:
+        ValueError: it does.
+    """
+    if found := LOADED.findall(output):
+        raise ValueError(f"{page.file.src_uri} asks another host: {found[0]}")
+    return output
 
 
 def reference_of(folder: Path) -> str:

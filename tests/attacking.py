@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from immunize import attack
-from immunize.config import config_dir, register
+from tests.composing import compose_config
 
 TINY_GRID = ("attack=quick", "attack.budget.steps=12", "seeds=[0,1]", "~attack.attacks.adam", "~attack.attacks.lbfgs")
 
@@ -33,9 +32,7 @@ UNFIT = (
 
 def compose_attack(*overrides: str) -> DictConfig:
     """`conf/attack.yaml` with overrides."""
-    register()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return compose("attack", list(overrides))
+    return compose_config(*overrides, primary="attack")
 
 
 def attack_tiny(folder: Path, *overrides: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,13 +80,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("sede=1", ["sede", "Could not override", "did you mean seed?"]),
         ("objective.epoch=1", ["epoch", "did you mean epochs?"]),
         ("+sede=1", ["no setting sede"]),
-        ("+objective.lamda_well=1", ["lamda_well"]),
         ("harmful.pear=[0,1]", ["harmful.pear"]),
-        ("objective.optimizer.betta=1", ["betta"]),
         ("method.foo=1", ["method.foo"]),
         ("seed=abc", ["seed", "abc"]),
-        ("seed=null", ["seed"]),
-        ("objective.lambda_ill=[1]", ["objective.lambda_ill"]),
         ("guard=maybe", ["guard", "maybe", "off, warn, strict"]),
         ("harmful.pair=[0,1", ["input '[0,1'"]),
         ("objective", ["objective"]),
@@ -108,7 +103,6 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
     ("settings", "words"),
     [
         ("seed=-1", "seed has to be .*-1"),
-        ("seed=99999999999", "seed has to be .*99999999999"),
         ("rho=0", "rho has to be positive"),
         ("rho=nan", "rho has to be positive"),
         ("probe_steps=0", "probe_steps has to be at least 1"),
@@ -117,13 +111,11 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
         ("threads=0", "threads has to be at least 1"),
         ("pairing=sequential", "pairing has to be one of max_size_cycle.*sequential"),
         ("objective.epochs=0", "objective.epochs has to be at least 1"),
-        ("objective.epochs=-5", "objective.epochs has to be at least 1.*-5"),
         ("objective.learning_rate=-1", "objective.learning_rate has to be positive"),
         ("objective.learning_rate=inf", "objective.learning_rate has to be positive and finite"),
         ("objective.lr_decay=0", "objective.lr_decay has to be positive and at most 1, or null"),
         ("objective.batch_size=1", "objective.batch_size has to be at least 2"),
         ("objective.lambda_well=-1", "objective.lambda_well.*-1"),
-        ("objective.lambda_ill=-1", "objective.lambda_ill.*-1"),
         ("objective.lambda_ill=nan", "objective.lambda_ill.*finite"),
         ("objective.loss=l1", "objective.loss.*mse, bce, ce.*l1"),
         ("objective.balance=true objective.balance_multiplier=4", r"objective.balance_multiplier .*\(1, 2, 3, 5\)"),
@@ -133,7 +125,6 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
         ("objective.early_stopping=true objective.validation_fraction=0", "objective.validation_fraction"),
         ("objective.early_stopping=true objective.validation_fraction=1.5", "objective.validation_fraction"),
         ("method.precondition=foo", "method.precondition.*inverse_free.*foo"),
-        ("method.precondition=features", "method.precondition.*inverse_free.*features"),
     ],
 )
 def test_values_out_of_range_are_refused(settings: str, words: str) -> None:
@@ -157,24 +148,15 @@ def test_values_out_of_range_are_refused(settings: str, words: str) -> None:
         ("method=erase", ["same label", "method=ours"]),
         ("method=censor", ["another for a linear model", "erase"]),
         ("harmful=digits5to9 method=erase method.rank=64", ["rank is 64", "below the 64 features"]),
-        ("harmful=digits5to9 method=erase method.slack=-1", ["method.slack"]),
         ("objective.optimizer._target_=torch.optim.Adamm", ["torch.optim.Adamm"]),
         ("objective.optimizer.betas=[2,3]", ["objective.optimizer", "beta"]),
         ("+objective.optimizer.betta=1", ["objective.optimizer", "betta"]),
         ("+objective.optimizer.lr=1", ["lr cannot be set here"]),
         ("model.init=foo", ["model.init", "foo", "orthogonal"]),
         ("method.precondition=dummy model.ridge=abc", ["LinearExtractor"]),
-        ("+method.foo=1", ["foo"]),
         ("+harmful.pear=[0,1]", ["pear"]),
         ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),
         ("trainer.devices=0", ["devices"]),
-        ("trainer.accelerator=foo", ["foo"]),
-        ("objective=defaults", ["objective/defaults", "linear_digits"]),
-        ("harmful.pair=[3,3]", ["pair", "twice", "harmful.pair=[0,1]"]),
-        ("harmful.seed=-1", ["seed", "-1"]),
-        ("harmful=synthetic harmful.angle=100", ["angle"]),
-        ("harmful=housing harmful.source=web", ["source", "openml"]),
-        ("pretrain=synthetic", ["objective.loss=mse"]),
         ("pretrain=synthetic objective.loss=mse", ["32 features", "64", "pretrain="]),
     ],
 )
@@ -186,10 +168,11 @@ def test_impossible_values_are_refused_before_training(command: Command, overrid
 
 
 SCALARS = [
-    "pairing=sequential", "objective.loss=l1", "objective.batch_size=1", "objective.epochs=0", "threads=0",
-    "objective.balance=true objective.balance_multiplier=4", "objective.balance=true objective.balance_every=-1",
-    "objective.early_stopping=true objective.patience=0", "objective.lambda_ill=-1", "selection=test", "rho=0",
-]  # fmt: skip
+    "pairing=sequential",
+    "objective.balance=true objective.balance_multiplier=4",
+    "objective.lambda_ill=-1",
+    "selection=test",
+]
 
 
 def test_scalars_are_refused_before_the_heavy_imports() -> None:
@@ -345,11 +328,6 @@ def test_broken_command_shows_its_traceback_when_hydra_is_told_to(command: Comma
 # Evaluation.
 
 
-@pytest.fixture
-def run_folder(command: Command, finished_run: Path) -> Path:
-    return Path(shutil.copytree(finished_run, command.folder / "run"))
-
-
 def test_evaluate_needs_a_run(command: Command) -> None:
     assert "run" in command.refused(main=evaluate.main)
     (command.folder / "empty").mkdir()
@@ -357,47 +335,3 @@ def test_evaluate_needs_a_run(command: Command) -> None:
     assert "holds no record.json" in command.refused("run=absent", main=evaluate.main)
     (command.folder / "empty" / "record.json").write_text("{")
     assert "cannot be read" in command.refused("run=empty", main=evaluate.main)
-
-
-def test_evaluate_agrees_with_the_record(command: Command, run_folder: Path) -> None:
-    before = (run_folder / "record.json").read_bytes()
-    outcome = command("run=run", main=evaluate.main)
-    assert outcome.code == 0, outcome.err
-    assert "every number agrees" in outcome.out
-    assert (run_folder / "record.json").read_bytes() == before
-
-
-def test_evaluate_names_the_numbers_that_differ(command: Command, run_folder: Path) -> None:
-    path = run_folder / "record.json"
-    record = json.loads(path.read_text())
-    record["metrics"]["fit"]["spectrum"]["rir"] *= 2
-    path.write_text(json.dumps(record))
-    outcome = command("run=run", main=evaluate.main)
-    assert outcome.code == 1
-    assert "metrics.fit.spectrum.rir" in outcome.out
-    assert "metrics.fit.released" not in outcome.out
-
-
-def test_evaluate_refuses_a_checkpoint_of_another_shape(command: Command, run_folder: Path) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    save_file({"theta.fit": torch.eye(5, dtype=torch.float64)}, run_folder / "checkpoint.safetensors")
-    message = command.refused("run=run", main=evaluate.main)
-    assert "(5, 5)" in message
-    assert "(6, 6)" in message
-
-
-def test_evaluate_refuses_a_damaged_or_absent_checkpoint(command: Command, run_folder: Path) -> None:
-    (run_folder / "checkpoint.safetensors").write_bytes(b"\x80\x04garbage")
-    assert "cannot be read as safetensors" in command.refused("run=run", main=evaluate.main)
-    (run_folder / "checkpoint.safetensors").unlink()
-    assert "does not exist" in command.refused("run=run", main=evaluate.main)
-
-
-def test_evaluate_refuses_other_data(command: Command, run_folder: Path) -> None:
-    path = run_folder / "record.json"
-    record = json.loads(path.read_text())
-    record["data_hash"] = "0" * 64
-    path.write_text(json.dumps(record))
-    assert "hash differs" in command.refused("run=run", main=evaluate.main)

@@ -263,7 +263,7 @@ def test_a_package_that_was_imported_before_is_left_alone(monkeypatch: pytest.Mo
 
 def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, "objective.epochs=20000", "monitor_every=1000", "hydra.run.dir=run"],
+        [sys.executable, "-c", INTERRUPTIBLE, "objective.epochs=4000", "monitor_every=200", "hydra.run.dir=run"],
         cwd=tmp_path,
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
@@ -273,14 +273,14 @@ def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
     )
     assert process.stderr is not None
     assert process.stderr.readline() == "ours: digits against digits, seed 0: loading\n"
-    assert "step 2000/20000" in process.stderr.readline()
+    assert "step 400/4000" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["status"] == "interrupted"
-    assert 2000 <= record["training"]["fit"]["steps"] < 20000
+    assert 400 <= record["training"]["fit"]["steps"] < 4000
     assert (tmp_path / "run" / "checkpoint.safetensors").is_file()
     assert out.splitlines()[-1] == str(tmp_path / "run" / "record.json")
 

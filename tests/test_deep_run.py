@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from safetensors.torch import load_file
 
 from immunize import evaluate, threads, train
-from immunize.config import config_dir, config_hash, hash_of_run, resolved
+from immunize.config import config_hash, hash_of_run, resolved
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor, Features, extract, save_weights
 from immunize.records import CHECKPOINT, read_record, whole_config
@@ -33,7 +32,7 @@ from immunize.training import DeepModule
 from immunize.training.callbacks import Resuming, Throughput
 from immunize.training.callbacks.signatures import SIGNATURES
 from tests.commands import ENVIRONMENT, run
-from tests.composing import DEEP, compose_config, killed, run_tiny_deep, tiny, tiny_deep
+from tests.composing import DEEP, OF_OTHER_IMAGES, compose_config, killed, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, break_inside, write_cars
 
 ROOT = Path(__file__).parents[1]
@@ -118,8 +117,8 @@ def _counting(widths: list[int]) -> Callable[..., Features]:
     return counted
 
 
-@pytest.mark.parametrize("method", ["none", "well_only", "ill_only", "imma", "opt_kappa", "closed_form"])
-def test_every_method_runs(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["well_only", "opt_kappa", "closed_form"])
+def test_other_methods_run(method: str, tmp_path: Path) -> None:
     # the gradient of κ itself is thousands of times that of the loss
     slower = ("objective.learning_rate=1e-12",) if method == "opt_kappa" else ()
     record = run_tiny_deep(tmp_path, f"method={method}", "objective.max_steps=2", *slower)
@@ -291,12 +290,11 @@ class Copied(Resuming):
 @pytest.mark.parametrize(
     ("epochs", "settings"),
     [
-        (2.5, []),
         (3.0, ["objective.epochs_on=longest"]),
         (3.5, ["method=imma", "+trainer.gradient_clip_val=1"]),
         (2.5, ["objective.balance=true", "objective.balance_every=2", "objective.cache_frozen=true"]),
     ],
-    ids=["within the last epoch", "with the last epoch", "after the last epoch", "λ balanced again"],
+    ids=["with the last epoch", "after the last epoch", "within the last epoch, λ balanced again"],
 )
 def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
     epochs: float,
@@ -326,7 +324,7 @@ def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
 
 @pytest.mark.slow
 def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> None:
-    overrides = [*DEEP, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "objective.epochs=30"]
+    overrides = [*DEEP, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "objective.epochs=12"]
     folders = [tmp_path / name for name in ("whole", "ended")]
     commands = [
         [sys.executable, "-m", "immunize.train", *overrides, "resume=true", f"hydra.run.dir={folder}"]
@@ -398,7 +396,7 @@ def test_unreadable_images_are_counted_when_all_have_been_read(processes: int, t
     break_inside(tmp_path / "harmful" / "val" / "a" / "007.png")
     sets = [f"{role}{of}" for role in ("pretrain", "harmful") for of in ("=imagefolder", f".root={tmp_path / role}")]
     several = ["trainer=ddp", "trainer.accelerator=cpu", f"trainer.devices={processes}"] if processes > 1 else []
-    words = [*DEEP, *sets, *several, "objective=resnet_small_digits", "objective.max_steps=2"]
+    words = [*OF_OTHER_IMAGES, *sets, *several, "objective=resnet_small_digits", "objective.max_steps=2"]
     done = run("immunize.train", *words, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     record = read_record(tmp_path / "run")
@@ -422,9 +420,10 @@ def write_imagenet(root: Path, rng: np.random.Generator, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "harmful"), [("resnet18", "cars"), ("vit", "country211")])
 def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Path) -> None:
-    """As shipped, enough images for a group of 100; the ViT (11 minutes) on fewer, but for IMMUNIZE_FULL=1."""
+    """As shipped, enough images for a group of 100, but 64 pixels wide, fewer for the ViT; IMMUNIZE_FULL=1: all."""
     rng = np.random.default_rng(0)
-    shipped = model == "resnet18" or os.environ.get("IMMUNIZE_FULL") == "1"
+    full = os.environ.get("IMMUNIZE_FULL") == "1"
+    shipped = full or model == "resnet18"
     write_imagenet(tmp_path / "imagenet", rng, 34 if shipped else 2)
     if harmful == "cars":
         labels = {"train": [1, 2, 3] * 34, "test": [1, 2, 3] * 34}
@@ -444,7 +443,7 @@ def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Pa
     )
     cfg = compose_config(
         f"model={model}", f"harmful={harmful}", "model.pretrained=false", f"data_root={tmp_path}",
-        "objective.max_steps=2", "logger=none", *(() if shipped else less),
+        "objective.max_steps=2", "logger=none", *(() if shipped else less), *(() if full else ("model.image_size=64",)),
     )  # fmt: skip
     record = train.run(cfg, tmp_path / "run", quiet=True)
     assert record["status"] == "finished"
@@ -576,8 +575,7 @@ def test_threads_are_part_of_a_deep_runs_hash_and_not_of_a_linear_ones(monkeypat
     assert resolved(tiny_deep("threads=null"))["threads"] == 2  # what it comes to here
     assert hash_of_run(tiny_deep("threads=null")) == two
     assert config_hash(resolved(tiny_deep("threads=null"), 3)) == hash_of_run(tiny_deep("threads=3"))
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        of_theta_0 = [resolved(compose("pretrain_theta", [f"threads={count}"])) for count in (1, 2, "null")]
+    of_theta_0 = [resolved(compose_config(f"threads={count}", primary="pretrain_theta")) for count in (1, 2, "null")]
     hashes = list(map(config_hash, of_theta_0))
     assert hashes[0] != hashes[1] == hashes[2]
 

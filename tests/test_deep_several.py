@@ -21,7 +21,7 @@ from immunize.report.cells import short
 from immunize.report.html.run import run_page
 from immunize.report.loading import load_records
 from immunize.report.summary import summary_table
-from tests.composing import DEEP, compose_config, run_tiny_deep
+from tests.composing import FEW_DIGITS, OF_OTHER_IMAGES, compose_config, run_tiny_deep
 from tests.report.pages import check
 
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "verdicts_groups", "pretrain_accuracy", "probe_accuracy", "curves")
@@ -40,9 +40,10 @@ def write_images(folder: Path) -> None:
 
 def overrides(images: Path, *others: str) -> list[str]:
     """`harmful=multi` in the place of `harmful=digits`."""
-    own = [line for line in DEEP if not line.startswith("harmful=")]
+    few = [line.replace("harmful.", "harmful.sets.digits.") for line in FEW_DIGITS]
     sets = ["harmful=multi", "harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={images}"]
-    return [*own, *sets, "pretrain=digits", "objective=resnet_small_digits", "objective.max_steps=4", *others]
+    own = ["pretrain=digits", *few, "objective=resnet_small_digits", "objective.max_steps=4"]
+    return [*OF_OTHER_IMAGES, *sets, *own, *others]
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from immunize import attack, forecast, pretrain, records, train
 from immunize.building import build_sources
 from immunize.comparing import differences
-from immunize.config import config_dir, register
 from immunize.data.embedded_digits import embedded_digits
 from immunize.data.images import digit_images
 from immunize.effects import given_names
@@ -38,6 +36,7 @@ from immunize.records import CHECKPOINT, plain
 from immunize.running import recording
 from immunize.settings import check_settings
 from tests.attacking import timeless
+from tests.composing import compose_config
 from tests.test_deep_several import write_images
 
 NAMED = "what is built, or what it is called"
@@ -216,7 +215,13 @@ OF_ANY_TARGET = (
     "linear_map",
 )
 MORE = (
-    *("attack=standard", "attack.budget.steps=12", "seeds=[0]", "+attack/t5@attack.attacks.linear_map=linear_map"),
+    *(
+        "attack=standard",
+        "attack.budget.steps=12",
+        "seeds=[0]",
+        "tasks=[harmful]",
+        "+attack/t5@attack.attacks.linear_map=linear_map",
+    ),
     *(f"~attack.attacks.{name}" for name in ("gd_fixed", "gd_line_search", "adam", "lbfgs", "ridge", "whiten")),
     *(f"~attack.attacks.{name}" for name in ("centre", "standardize", "normalize", "conjugate_gradient")),
 )
@@ -272,9 +277,7 @@ CHECKS: dict[str, Callable[[DictConfig], Any]] = {"train": check_training, "atta
 
 
 def composed(name: str, *words: str) -> DictConfig:
-    register()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return compose(name, list(words))
+    return compose_config(*words, primary=name)
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from rich.console import Console
 
 from immunize import forecast
-from immunize.config import config_dir, register
 from tests.commands import ENVIRONMENT
+from tests.composing import compose_config
 from tests.timing import timed
 
 ROOT = Path(__file__).parents[1]
@@ -32,9 +31,7 @@ PNG = b"\x89PNG"
 
 
 def composed(*overrides: str) -> DictConfig:
-    register()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return compose("forecast", list(overrides))
+    return compose_config(*overrides, primary="forecast")
 
 
 def call(*arguments: str, cwd: Path, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -206,31 +203,16 @@ def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
     ("overrides", "words"),
     [
         ("shrinkage=-1", ["shrinkage has to be", "0 or more", "-1"]),
-        ("shrinkage=nan", ["shrinkage has to be", "nan"]),
-        ("shrinkage=inf", ["shrinkage has to be"]),
         ("shrinkage=much", ["shrinkage has to be", "auto, ledoit_wolf", "much"]),
-        ("shrinkage=true", ["shrinkage has to be"]),
-        ("shrinkage=null", ["shrinkage has to be"]),
         ("shrinkage=[1]", ["shrinkage has to be"]),
         ("shrinkage=0", ["directions that no sample of D_P has", "shrinkage"]),
         ("harmful=housing shrinkage=0 data_root=nowhere", ["nowhere/house_prices/train.csv"]),
         ("top_k=65", ["top_k=65", "D = 64"]),
         ("top_k=0", ["top_k has to be at least 1, or null"]),
         ("budget=0.5", ["budget has to be at least 1", "0.5"]),
-        ("budget=inf", ["budget has to be"]),
         ("rho=0", ["rho has to be positive"]),
-        ("rho=-1", ["rho has to be positive"]),
-        ("seed=-1", ["seed has to be"]),
-        ("threads=0", ["threads has to be at least 1"]),
-        ("top_k=many", ["top_k", "many"]),
         ("rhoo=1", ["rhoo"]),
-        ("+rhoo=1", ["no setting rhoo"]),
-        ("method=ours", ["method"]),
-        ("harmful=foo", ["harmful/foo", "digits", "mnist"]),
-        ("harmful.pear=[0,1]", ["harmful.pear"]),
-        ("harmful.pair=[3,3]", ["twice"]),
         ("pretrain=synthetic", ["32 features", "64"]),
-        ("harmful=mnist data_root=nowhere", ["nowhere/MNIST/raw", "data_root=", "IMMUNIZE_DATA"]),
     ],
 )
 def test_bad_input_is_refused_with_one_message(refused: Any, tmp_path: Path, overrides: str, words: list[str]) -> None:

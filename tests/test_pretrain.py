@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from immunize import pretrain
-from immunize.config import config_dir, register
 from immunize.data.images import ImagePair, ImageSet
 from immunize.data.images.digit_images import DigitImages
 from immunize.data.images.sampling import stream_loader
@@ -21,15 +19,14 @@ from immunize.errors import UserError
 from immunize.features import load_weights
 from immunize.records import CHECKPOINT, read_record
 from immunize.running.deep_fit import TRAINING
-from tests.composing import killed, run_tiny_deep
+from tests.composing import compose_config, killed, run_tiny_deep
 
 SMALL = ("model.kwargs.channels=[8,8,16,16]", "augment=false", "epochs=8", "batch_size=64")
+FEW = (*SMALL, "pretrain._target_=tests.composing.FewDigits", "batch_size=32")
 
 
 def composed(*overrides: str) -> DictConfig:
-    register()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return compose("pretrain_theta", list(overrides))
+    return compose_config(*overrides, primary="pretrain_theta")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +50,7 @@ def test_training_takes_the_checkpoint_and_finds_the_same_accuracy(
         "model.kwargs.channels=[8,8,16,16]",
         f"model.checkpoint={folder / CHECKPOINT}",
         "objective.max_steps=1",
+        "pretrain._target_=immunize.data.digits.Digits",
     )
     assert run["pretrain_accuracy"]["before"] == pytest.approx(record["accuracy"], abs=1e-9)
 
@@ -71,7 +69,7 @@ def test_a_fresh_head_is_put_on_the_weights_that_are_there(
 def test_same_seed_same_weights(tmp_path: Path) -> None:
     states = []
     for name in "ab":
-        pretrain.run(composed(*SMALL, "epochs=1"), tmp_path / name, quiet=True)
+        pretrain.run(composed(*FEW, "epochs=1"), tmp_path / name, quiet=True)
         states.append(load_weights(tmp_path / name / CHECKPOINT))
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
 
@@ -83,12 +81,12 @@ DROPPING = ("epochs=3", "+model.kwargs.drop_rate=0.3", "augment=true")  # all th
 def test_sigterm_then_resume_is_bit_equal(
     epoch: int, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = pretrain.run(composed(*SMALL, *DROPPING), tmp_path / "alone", quiet=True)
+    alone = pretrain.run(composed(*FEW, *DROPPING), tmp_path / "alone", quiet=True)
     after = epoch * alone["steps"] // 3 + step
     with killed(monkeypatch, "immunize.training.callbacks.Throughput", after):
-        pretrain.run(composed(*SMALL, *DROPPING), tmp_path / "ended", quiet=True)
+        pretrain.run(composed(*FEW, *DROPPING), tmp_path / "ended", quiet=True)
     assert read_record(tmp_path / "ended")["status"] == "interrupted"
-    resumed = pretrain.run(composed(*SMALL, *DROPPING, "resume=true"), tmp_path / "ended", quiet=True)
+    resumed = pretrain.run(composed(*FEW, *DROPPING, "resume=true"), tmp_path / "ended", quiet=True)
     assert resumed["training"]["resumed"] == {"epoch": epoch, "step": step}
     assert resumed["steps"] == alone["steps"]
     assert resumed["accuracy"] == alone["accuracy"]
@@ -99,26 +97,26 @@ def test_sigterm_then_resume_is_bit_equal(
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 def test_the_accuracy_is_taken_in_the_trainers_precision(precision: str, tmp_path: Path) -> None:
-    record = pretrain.run(composed(*SMALL, "epochs=1", f"+trainer.precision={precision}"), tmp_path, quiet=True)
+    record = pretrain.run(composed(*FEW, "epochs=1", f"+trainer.precision={precision}"), tmp_path, quiet=True)
     assert 0 <= record["accuracy"] <= 100
     kept = load_file(tmp_path / CHECKPOINT)["fc.weight"].dtype
     assert kept == {"64-true": torch.float64, "bf16-true": torch.bfloat16}[precision]
 
 
 def test_a_finished_training_is_not_done_again_but_another_is(tmp_path: Path) -> None:
-    first = pretrain.run(composed(*SMALL, "epochs=1", "resume=true"), tmp_path, quiet=True)
+    first = pretrain.run(composed(*FEW, "epochs=1", "resume=true"), tmp_path, quiet=True)
     assert first["training"]["resumed"] is None
-    assert pretrain.run(composed(*SMALL, "epochs=1", "resume=true", "threads=1"), tmp_path, quiet=True) == first
+    assert pretrain.run(composed(*FEW, "epochs=1", "resume=true", "threads=1"), tmp_path, quiet=True) == first
     with pytest.raises(UserError, match="overwrite=true"):
-        pretrain.run(composed(*SMALL, "epochs=2", "resume=true"), tmp_path, quiet=True)
+        pretrain.run(composed(*FEW, "epochs=2", "resume=true"), tmp_path, quiet=True)
 
 
 def test_an_interrupted_training_goes_on_with_other_processes_for_its_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killed(monkeypatch, "immunize.training.callbacks.Throughput", 3):
-        pretrain.run(composed(*SMALL, "epochs=1"), tmp_path, quiet=True)
-    record = pretrain.run(composed(*SMALL, "epochs=1", "resume=true", "workers=1"), tmp_path, quiet=True)
+        pretrain.run(composed(*FEW, "epochs=1"), tmp_path, quiet=True)
+    record = pretrain.run(composed(*FEW, "epochs=1", "resume=true", "workers=1"), tmp_path, quiet=True)
     assert record["training"]["resumed"] == {"epoch": 0, "step": 3}
 
 

@@ -270,7 +270,7 @@ def test_config_hash_ignores_what_changes_no_number() -> None:
     assert re.fullmatch(r"[0-9a-f]{16}", base)
     for override in (
         "data_root=/somewhere/else", "logger=none", "logger=wandb", "overwrite=true", "threads=2", "log_every=3",
-        "monitor_every=7",
+        "monitor_every=7", "resume=true", "figure=false", "experiment.name=table1", "seed=0",
     ):  # fmt: skip
         assert hash_of(override) == base, override
 

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from immunize import train
+from immunize import evaluate, train
 from immunize.config import config_dir, hash_of_run, register
 from immunize.records import RECORD, read_record, write_record
 from immunize.sweeping import Outcome, done_record
@@ -35,8 +35,8 @@ from immunize.sweeping.progress import CLEAR, Progress
 from tests.composing import TINY, compose_config, run_tiny, tiny
 
 ROOT = Path(__file__).parents[1]
+SHORT = (*TINY, "objective.epochs=3", "probe_steps=20")
 METHODS = {"none", "ill_only", "well_only", "imma", "opt_kappa", "ours", "closed_form"}
-SEARCHED = METHODS
 BY_HASH = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=${immunize.config_hash:}", "resume=true"]
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml") if path.stem != "none")
 
@@ -48,31 +48,9 @@ def test_folder_is_named_by_the_hash_that_the_record_will_have(tmp_path: Path) -
     assert hash_of_run(tiny("seed=3")) == run_tiny(tmp_path, "seed=3")["config_hash"]
 
 
-@pytest.mark.parametrize(
-    "others",
-    [
-        ("data_root=/elsewhere",),
-        ("threads=2",),
-        ("resume=true",),
-        ("figure=false",),
-        ("log_every=3", "monitor_every=7", "logger=csv"),
-        ("experiment.name=table1", "experiment.reduced=true"),
-        ("harmful=mnist", "objective.epochs=30", "seed=0"),
-    ],
-)
-def test_hash_does_not_depend_on_what_changes_no_number(others: tuple[str, ...]) -> None:
-    mnist = ("harmful=mnist", "objective.epochs=30")
-    assert hash_of_run(compose_config(*mnist, *others)) == hash_of_run(compose_config(*mnist))
-
-
 def test_hash_does_not_depend_on_the_order_of_overrides() -> None:
     lines = ["seed=4", "objective.lambda_ill=1e7", "method=ill_only", "rho=0.5"]
     assert len({hash_of_run(tiny(*random.Random(i).sample(lines, len(lines)))) for i in range(5)}) == 1
-
-
-@pytest.mark.parametrize("other", ["seed=1", "objective.lambda_ill=2e5", "method=none", "rho=0.1", "probe_steps=201"])
-def test_hash_depends_on_what_changes_numbers(other: str) -> None:
-    assert hash_of_run(tiny(other)) != hash_of_run(tiny())
 
 
 # Which runs a sweep has.
@@ -152,6 +130,7 @@ def test_preset_is_a_sweep_that_can_be_continued(context: HydraContext, name: st
     assert cfg.hydra.mode is RunMode.MULTIRUN
     assert cfg.resume
     assert cfg.hydra.sweep.dir == f"outputs/{name}"
+    OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"]), resolve=True)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("_fast")])
@@ -179,13 +158,11 @@ def test_table2_has_every_ordered_pair(context: HydraContext) -> None:
     assert len(jobs) == 7 * 3 * 90
 
 
-@pytest.mark.parametrize(("name", "parts"), [("search_housing", 3), ("search_mnist", 3)])
-def test_search_gives_every_method_the_same_budget_on_validation_rows(
-    context: HydraContext, name: str, parts: int
-) -> None:
+@pytest.mark.parametrize("name", ["search_housing", "search_mnist"])
+def test_search_gives_every_method_the_same_budget_on_validation_rows(context: HydraContext, name: str) -> None:
     cfg, jobs = jobs_of_preset(context, name)
     methods = values_of(jobs, "method")
-    assert {method: methods.count(method) for method in methods} == dict.fromkeys(SEARCHED, 9 * parts)
+    assert {method: methods.count(method) for method in methods} == dict.fromkeys(METHODS, 9 * 3)
     assert cfg.selection == "validation"
     centre = master(context, f"harmful={name.removeprefix('search_')}").objective
     others = [job for job in jobs if "method=opt_kappa" not in job]  # whose log κ has a scale of its own
@@ -197,11 +174,11 @@ def test_search_gives_every_method_the_same_budget_on_validation_rows(
 @pytest.mark.parametrize("name", ["table1", "table2", "search_housing", "search_mnist"])
 def test_planned_hash_is_that_of_the_composed_run(context: HydraContext, name: str) -> None:
     cfg, jobs = jobs_of_preset(context, name)
-    some = random.Random(0).sample(jobs, min(len(jobs), 100))
+    some = random.Random(0).sample(jobs, min(len(jobs), 30))
     plan = Plan(context, cfg)
     planned = [plan.folder_and_hash(job) for job in some]
     assert len(set(planned)) == len(some)
-    for job, place in list(zip(some, planned, strict=True))[-10:]:
+    for job, place in list(zip(some, planned, strict=True))[-4:]:
         digest = hash_of_run(plan.compose(job))
         assert place == (Path(f"outputs/{name}") / digest, digest)
 
@@ -354,7 +331,7 @@ class Sweep:
         monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["immunize-train", "-m", *TINY, *BY_HASH, *arguments])
+        self.monkeypatch.setattr(sys, "argv", ["immunize-train", "-m", *SHORT, *BY_HASH, *arguments])
         code = 0
         try:
             train.main()
@@ -460,15 +437,15 @@ def test_folder_belongs_to_one_sweep_at_a_time(sweep: Sweep) -> None:
         assert "hydra.sweep.dir" in err
         assert "Traceback" not in err
         assert not sweep.records()
-    assert sweep("seed=0,1")[0] == 0
-    assert len(sweep.records()) == 2
+    assert sweep("seed=0")[0] == 0
+    assert len(sweep.records()) == 1
 
 
 def test_runs_of_other_settings_are_told_apart(sweep: Sweep) -> None:
-    sweep("seed=0,1,2")
-    code, _, err = sweep("seed=0,1", "rho=0.5")
+    sweep("seed=0,1")
+    code, _, err = sweep("seed=0", "rho=0.5")
     assert code == 0
-    assert err.splitlines()[-1] == "sweep: 3 runs in its folder are not of this sweep; no report counts them"
+    assert err.splitlines()[-1] == "sweep: 2 runs in its folder are not of this sweep; no report counts them"
     own = json.loads(Path("sweep/sweep.json").read_text())["runs"]
     assert {record["config"]["rho"] for record in sweep.records() if record["config_hash"] in own} == {0.5}
 
@@ -563,14 +540,9 @@ def test_selection_measures_on_rows_set_aside_and_looks_at_no_other(tmp_path: Pa
     assert record["metrics"].keys() == {"fit", "validation"}
     assert "held_out" not in json.dumps(record["metrics"] | record["curves"] | record["verdicts"])
     assert record["data"]["pretrain"]["fit_rows"] == 32  # of 40
-    assert record["metrics"]["validation"] != run_tiny(tmp_path / "other", "selection=validation", "seed=1")["metrics"]
-
-
-def test_selection_agrees_with_its_own_evaluation(tmp_path: Path) -> None:
-    from immunize import evaluate
-
-    run_tiny(tmp_path, "selection=validation")
     assert evaluate.run(tmp_path)[1] == []
+    other = run_tiny(tmp_path / "other", "selection=validation", "seed=1")
+    assert record["metrics"]["validation"] != other["metrics"]["validation"]
 
 
 @pytest.mark.data

@@ -27,7 +27,7 @@ from immunize.spectrum import (
 from tests import reference as ref
 from tests.spectrum.making import column
 
-TRIALS = 1000
+TRIALS = 300
 
 
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=150)
@@ -237,7 +237,7 @@ def test_43_2_an_ill_step_below_the_bound_raises_kappa(full_rank: bool) -> None:
 
 @both_contracts
 def test_exact_maps_give_the_eigenvalues_of_the_updated_hessian(full_rank: bool) -> None:
-    for seed in range(200):
+    for seed in range(60):
         case = trial(seed, full_rank)
         f = ref.ill_denominator(case.sigma)
         steps = {"well": case.uniform / float(case.sigma[0]), "ill": case.uniform * f**2 / float(case.sigma[0])}
@@ -333,11 +333,11 @@ def test_printed_bound_of_part_1_admits_the_step_that_sends_sigma_1_to_zero() ->
 
 def test_printed_bound_of_part_1_fails_in_random_trials() -> None:
     failures = 0
-    for seed in range(300):
+    for seed in range(100):
         case = trial(seed, full_rank=True)
         eta = case.uniform * printed_well_bound(case.sigma, case.d)
         failures += case.kappa_after(case.theta - eta * direction("well", case)) >= case.kappa_before
-    assert failures > 30
+    assert failures > 10
 
 
 def test_printed_bound_of_part_2_admits_a_step_that_lowers_kappa() -> None:
@@ -364,7 +364,7 @@ def test_the_one_ill_step_within_the_bound_that_removes_an_eigenvalue_is_isolate
 
 def test_literal_figure_4_moves_kappa_the_wrong_way_and_algorithm_1_never() -> None:
     wrong = {(side, name): 0 for side in ("input", "output") for name in REGULARIZERS}
-    for seed in range(2000):
+    for seed in range(300):
         source = ref.generator(seed)
         x = torch.randn(12, 6, dtype=torch.float64, generator=source)
         theta = torch.randn(6, 6, dtype=torch.float64, generator=source)
@@ -377,8 +377,8 @@ def test_literal_figure_4_moves_kappa_the_wrong_way_and_algorithm_1_never() -> N
             after = kappa(x @ (theta - 1e-5 * step * theta.norm() / step.norm()), 6)
             wrong[side, name] += after >= before if name == "well" else after <= before
     assert wrong["input", "well"] == wrong["input", "ill"] == 0
-    assert wrong["output", "well"] > 100
-    assert wrong["output", "ill"] > 100
+    assert wrong["output", "well"] > 15
+    assert wrong["output", "ill"] > 15
 
 
 # --- Proposition 3.2 ----------------------------------------------------------------------------------------------

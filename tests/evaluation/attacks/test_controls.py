@@ -6,11 +6,9 @@ import functools
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from sklearn.linear_model import LogisticRegression
 
 from immunize.attack import entries_of
-from immunize.config import config_dir, register
 from immunize.data.embedded_digits import embedded_digits
 from immunize.evaluation.attacks import (
     AttackData,
@@ -24,6 +22,7 @@ from immunize.evaluation.attacks import (
     judge,
     judging,
 )
+from tests.attacking import compose_attack
 from tests.evaluation.attacks.making import classes, ill_conditioned, regression, rotation
 
 BUDGET = Budget(300)
@@ -33,9 +32,7 @@ ONE_POINT = 0.01
 @functools.cache
 def entries() -> tuple[Entry, ...]:
     """Tiers T0 to T3 and T5, with fewer learning rates; T4 and probes of stages need more than features."""
-    register()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        cfg = compose("attack", ["attack=full", "tiers=[T0,T1,T2,T3,T5]", "~attack.attacks.stage_probes", "run=x"])
+    cfg = compose_attack("attack=full", "tiers=[T0,T1,T2,T3,T5]", "~attack.attacks.stage_probes", "run=x")
     for name, rates in (("sgd", [0.1, 1.0]), ("adam", [0.01, 0.1]), ("adamw", [0.1]), ("mlp_head", [0.01])):
         cfg.attack.attacks[name].learning_rates = rates
     cfg.attack.attacks.mlp_head.hidden = 16
