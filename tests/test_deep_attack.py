@@ -177,7 +177,7 @@ def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Pa
 
 
 def test_appended_map_is_part_of_what_is_attacked(tmp_path: Path) -> None:
-    run_tiny_deep(tmp_path, "method=closed_form")
+    run_tiny_deep(tmp_path, "method=closed_form", "method.shrinkage=0.1")
     found = target(f"run={tmp_path}")
     assert found.facts["appended_map"] is True
     theta = load_weights(tmp_path / CHECKPOINT)["fc.map.weight"].T

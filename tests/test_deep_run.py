@@ -36,6 +36,7 @@ from tests.composing import DEEP, OF_OTHER_IMAGES, compose_config, killed, run_t
 from tests.data.image_files import WNIDS, break_inside, write_cars
 
 ROOT = Path(__file__).parents[1]
+CLOSED_FORM = ["method=closed_form", "method.shrinkage=0.1", "method.budget=10"]  # few images, a map for float32
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves")
 
 
@@ -94,7 +95,7 @@ def test_same_seed_same_numbers_and_a_cached_trunk_changes_none(
 def test_theta_0s_features_are_computed_once_for_all_runs_and_change_no_number(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ["method=closed_form"] if how == "closed_form" else ["objective.max_steps=1", f"objective.{how}"]
+    settings = CLOSED_FORM if how == "closed_form" else ["objective.max_steps=1", f"objective.{how}"]
     kept = f"deep.cache_dir={tmp_path}/features"
     without = run_tiny_deep(tmp_path / "without", *settings)
     first = run_tiny_deep(tmp_path / "first", *settings, kept)
@@ -121,7 +122,8 @@ def _counting(widths: list[int]) -> Callable[..., Features]:
 def test_other_methods_run(method: str, tmp_path: Path) -> None:
     # the gradient of κ itself is thousands of times that of the loss
     slower = ("objective.learning_rate=1e-12",) if method == "opt_kappa" else ()
-    record = run_tiny_deep(tmp_path, f"method={method}", "objective.max_steps=2", *slower)
+    chosen = CLOSED_FORM if method == "closed_form" else [f"method={method}"]
+    record = run_tiny_deep(tmp_path, *chosen, "objective.max_steps=2", *slower)
     assert record["status"] == "finished"
     assert record["training"]["fit"]["steps"] == (0 if method == "closed_form" else 2)
     if method == "closed_form":  # the logits do not change at all
