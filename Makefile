@@ -42,7 +42,7 @@ lowest: ## the tests with the oldest versions of all dependencies, in an environ
 	@mkdir -p $(old) && $(MAKE) --silent bounds > $(old)/bounds.txt
 	@cmp -s $(old)/bounds.txt $(old)/installed.txt || { $(PYTHON) -m venv --clear $(old)/venv && \
 	$(old)/venv/bin/python -m pip install -c $(old)/bounds.txt -e '.[dev]' && cp $(old)/bounds.txt $(old)/installed.txt; }
-	@PYTHONPATH=. $(old)/venv/bin/python -m pytest -p no:cacheprovider -n $(or $(JOBS),2) --dist loadfile $(or $(TESTS),-m "not wheel")
+	@PYTHONPATH=. $(old)/venv/bin/python -m pytest -p no:cacheprovider -n $(or $(JOBS),2) --dist worksteal $(or $(TESTS),-m "not wheel")
 
 bounds: ## print the lower bound of every dependency, as constraints of pip
 	@sed -nE 's/^ *"([a-z0-9_-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml | sort -u

@@ -249,7 +249,7 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == f"copy/{ATTACK_RECORD}"
     assert "REDUCED attack=quick" in out
-    assert "harmful (synthetic, regression): " in out
+    assert "harmful task (synthetic, regression): " in out
     assert "seed 1, pretrain, random_orthogonal: " in err
     monkeypatch.setattr(sys, "argv", ["immunize-attack", "run=copy", "harmful=digits"])
     with pytest.raises(SystemExit):
