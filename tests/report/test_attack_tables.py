@@ -186,7 +186,7 @@ def test_steps_that_no_flops_cut_are_not_said_twice(base: Record) -> None:
     assert "at most 40 steps; measured on 500 images" in line
 
 
-@pytest.mark.parametrize("name", ["attacks_digits", "attacks_linear", "attacks_small"])
+@pytest.mark.parametrize("name", ["attacks_digits", "attacks_linear", "attacks_small", "defence_digits"])
 def test_the_committed_tables_are_what_their_records_make(name: str, tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "experiments" / name
     report_attacks(folder, tmp_path / name)
