@@ -144,9 +144,8 @@ search_mnist: $(STAMP) ## the same for Table 2
 	$(call sweep,search_mnist)
 	$(call report,search_mnist,experiments.search)
 
-search_table3: theta0_search ## the same for Table 3, on validation images: SCALE=small (an hour and a half; needs the image sets) or digits
-	@test -n "$(SCALE)" || { echo "search_table3 has SCALE=digits and SCALE=small; full scale takes Table 4's rows"; exit 1; }
-	@$(BIN)/python -m immunize.train experiment=search_table3$(deep)
+search_table3: theta0_search ## the same for Table 3, on validation images: SCALE=small (an hour and a half; needs the image sets), digits, or full scale with TRAINER, WORKERS, ARGS
+	@$(BIN)/python -m immunize.train experiment=search_table3$(deep) $(machine) $(ARGS)
 	@$(BIN)/python -m experiments.search_deep experiment=search_table3$(deep) runs=outputs/search_table3$(deep) out=experiments/search_table3$(deep)
 
 sweep_lambda: $(STAMP) ## (i) against (ii) over λ_H/λ_P on House Prices, in experiments/sweep_lambda; FAST=1: a reduced version

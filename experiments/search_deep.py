@@ -1,4 +1,4 @@
-"""`make search_table3 SCALE=small|digits`: what each method of Table 3 is run with, from records.
+"""`make search_table3`, also with SCALE=small|digits: what each method of Table 3 is run with, from records.
 
     python -m experiments.search_deep experiment=search_table3_small runs=outputs/search_table3_small
         out=experiments/search_table3_small [keep=true]
@@ -32,12 +32,16 @@ from immunize.records import whole_config
 from immunize.report.cells import NOTHING
 from immunize.report.layout import Table
 
-LIMITS = {"search_table3_small": 1.0, "search_table3_digits": 2.0}
+LIMITS = {"search_table3": 1.0, "search_table3_small": 1.0, "search_table3_digits": 2.0}
 """Points of accuracy on D_P that a configuration may cost, by search: those of the table itself."""
 
+_BY_THETA_0 = (
+    "θ_0 has seen the validation images of D_P in its own training, so that a change of accuracy there is larger than "
+    "on unseen ones."
+)
 SEEN = {
-    "search_table3_small": "θ_0 has seen the validation images of D_P in its own training, so that a change of "
-    "accuracy there is larger than on unseen ones.",
+    "search_table3": _BY_THETA_0,
+    "search_table3_small": _BY_THETA_0,
     "search_table3_digits": "The θ_0 of the search, one for each seed, was trained without the validation images, "
     "which therefore are as new to it as held-out ones.",
 }
@@ -184,11 +188,12 @@ def with_earlier(trials: pd.DataFrame, results: Path) -> pd.DataFrame:
 def readme_of(name: str, trials: pd.DataFrame, best: pd.DataFrame) -> str:
     """What was searched, how, and what was chosen."""
     fraction, limit = trials["validation_fraction"].iloc[0], LIMITS[name]
+    scale = name.removeprefix("search_table3").lstrip("_")
     dates = sorted(set(trials["date"]))
     commits = sorted({commit for of in trials["commits"] for commit in of.split()})
     runs = sum(len(seeds.split()) for seeds in trials["seeds"])
     facts = [
-        ("command", f"`make search_table3 SCALE={name.rpartition('_')[2]}`"),
+        ("command", f"`make search_table3{f' SCALE={scale}' if scale else ''}`"),
         ("commit", ", ".join(commits)),
         ("date", " to ".join(dict.fromkeys((dates[0], dates[-1])))),
         ("machine", "; ".join(sorted(set(trials["machine"])))),

@@ -74,8 +74,8 @@ OF_DEEP_NETS = (
 GONE = ("precondition",)
 """The same in records of before `method.precondition` alone said it."""
 
-ADDED = ("lr_decay", "balance_multiplier_ill")
-"""Settings of `objective` that came later, null being what there was before: then they are not part of the hash."""
+ADDED = ("lr_decay", "balance_multiplier_ill", "images")
+"""Settings of `objective` and `deep` that came later; null is what there was before, and then not part of the hash."""
 
 OF_SEVERAL_SETS = ("harmful",)
 """Settings of `objective` without effect, and not part of the hash, where D_H is a single data set."""
@@ -207,7 +207,7 @@ def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
         single = "sets" not in config.get("harmful", {})
         return kept | {
             "objective": {k: v for k, v in objective.items() if not (single and k in OF_SEVERAL_SETS)},
-            "deep": {key: value for key, value in deep.items() if key not in NOT_HASHED_DEEP},
+            "deep": {k: v for k, v in deep.items() if k not in NOT_HASHED_DEEP and not (k in ADDED and v is None)},
         }
     return kept | {
         "model": {key: value for key, value in model.items() if key != "kind"},

@@ -108,6 +108,7 @@ class DeepConfig:
         workers: processes that read images; 0 reads them in the training process.
         batch_size: images at once when features are computed; halved where memory does not suffice.
         cache_dir: where computed features are kept for other runs; null keeps none.
+        images: most images of each part of a data set that are measured, drawn once for all seeds; null takes all.
         groups: random groups of Eq. (17)'s protocol (§5.2).
         group_size: samples each.
         replicates: of the bootstrap.
@@ -119,6 +120,7 @@ class DeepConfig:
     workers: int = MISSING
     batch_size: int = MISSING
     cache_dir: str | None = MISSING
+    images: int | None = MISSING
     groups: int = MISSING
     group_size: int = MISSING
     replicates: int = MISSING

@@ -78,6 +78,7 @@ DEEP_RULES: tuple[Rule, ...] = (
     ("init._target_", lambda value: value is None, "left out (init=none) for a deep model, which starts at θ_0"),
     ("deep.workers", lambda value: value >= 0, "at least 0"),
     ("deep.batch_size", lambda value: value >= 1, "at least 1"),
+    ("deep.images", lambda value: value is None or value >= 2, "at least 2, or null"),
     ("deep.groups", lambda value: value >= 1, "at least 1"),
     ("deep.group_size", lambda value: value >= 2, "at least 2"),
     ("deep.replicates", lambda value: value >= 0, "at least 0"),

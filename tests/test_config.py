@@ -452,6 +452,13 @@ def test_decay_changes_the_hash_only_where_there_is_one() -> None:
     assert config_hash(resolved(composed("objective.lr_decay=0.25"))) != config_hash(config)
 
 
+def test_a_cap_on_images_changes_the_hash_only_where_there_is_one() -> None:
+    config = resolved(composed("model=resnet_small", "harmful=digits"))
+    before = config | {"deep": {key: value for key, value in config["deep"].items() if key != "images"}}
+    assert config_hash(before) == config_hash(config)
+    assert config_hash(config | {"deep": config["deep"] | {"images": 9}}) != config_hash(config)
+
+
 def test_weights_below_the_data_folder_move_with_it() -> None:
     config = {"data_root": "/old", "model": {"checkpoint": "/old/weights/w.safetensors"}, "other": "/older/x"}
     assert moved(config, "/new") == {

@@ -121,6 +121,7 @@ OTHER: dict[str, Any] = {
     "objective.head_weight_decay": 0.5,
     "objective.weight_decay": 0.5,
     "pairing": "min_size",
+    "deep.images": 20,
     "deep.probe_rows": 20,
     "deep.pretrain_probe_steps": 1,
     "selection": "validation",

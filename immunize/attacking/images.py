@@ -12,18 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from torch.utils.data import ConcatDataset
 
 from immunize.data.images import ImageSet, ImageSource
-from immunize.data.parts import random_generator
 from immunize.evaluation.attacks import Inputs
 from immunize.features import Features, Released, StageOutputs, extract
 
-__all__ = ["ImageTask", "drawn", "image_task"]
-
-DRAW_STREAM = 0xD2A3
-"""Tells the draw of images of a large data set apart from other draws; it is the same for every seed."""
+__all__ = ["ImageTask", "image_task"]
 
 BATCH_SIZE = 256
 """Images at once when features are computed; halved where memory does not suffice."""
@@ -56,19 +51,6 @@ class ImageTask:
     trunk_outputs: dict[str, Inputs]
     stages: dict[str, StageOutputs]
     stage_outputs: dict[str, Inputs]
-
-
-def drawn(images: ImageSet, most: int | None, stream: tuple[int, int]) -> ImageSet:
-    """At most so many images, drawn once for all seeds.
-
-    Args:
-        images: any.
-        most: how many; None takes all.
-        stream: sets this draw apart.
-    """
-    if most is None or len(images) <= most:
-        return images
-    return images.take(np.sort(random_generator(0, DRAW_STREAM, *stream).permutation(len(images))[:most]))
 
 
 def image_task(

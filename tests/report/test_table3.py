@@ -265,8 +265,8 @@ def test_the_published_numbers_are_those_of_the_paper() -> None:
     assert found[VIT, "country211", "ill_only", "ratio_harmful"] == (69.291, 1.198)
     assert found[VIT, "country211", "ours", "rir"] == (41.341, 0.967)
     assert found["resnet18", "cars", "lock_llm", "rir"] == (43.92, None)
-    assert found["resnet18", "country211", "none", "pretrain_accuracy"] == (68.24, None)
-    methods = {"none": 4, "ill_only": 4, "imma": 4, "opt_kappa": 4, "ours": 4}
+    assert found["resnet18", "country211", "theta_0", "pretrain_accuracy"] == (68.24, None)
+    methods = {"theta_0": 4, "ill_only": 4, "imma": 4, "opt_kappa": 4, "ours": 4}
     assert len(found) == 2 * 2 * sum(methods.values()) + 2
     # (i)/(ii) and RIR agree where both are means over seeds of runs that vary little
     for (architecture, harmful, method, quantity), (value, _) in found.items():
@@ -283,6 +283,10 @@ def test_published_numbers_stand_beside_ours(whole: Report) -> None:
     assert cells["D_P acc. % ↑ paper, Table 3"] == "62.4 ± 0.173"
     released = [r["metrics_groups"]["fit"]["released"]["rir"] for r in of_runs(records, "ours")]
     assert cells["RIR ↑ here"] == cell(released)
+    init, none = (row(tables, "Comparison with the paper", of) for of in ("θ_0", "none"))
+    assert (init["RIR ↑ here"], init["RIR ↑ paper, Table 3"], init["D_P acc. % ↑ paper, Table 3"]) == ("1", "1", "68.2")
+    assert init["D_P acc. % ↑ here"] == cell([r["pretrain_accuracy"]["before"] for r in of_runs(records, "none")])
+    assert none["RIR ↑ paper, Table 3"] == "–"  # the paper's first row is θ_0, untrained
     assert row(tables, "Comparison with the paper", "ours", "vit")["RIR ↑ paper, Table 3"] == "34.5 ± 0.886"
     assert row(tables, "Comparison with the paper", "ours", harmful="caltech101")["RIR ↑ paper, Table 3"] == "–"
     assert (

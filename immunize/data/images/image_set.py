@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from immunize.data.images.decoding import UNREADABLE
 from immunize.data.images.stored import Array, StoredImages
+from immunize.data.parts import random_generator
 from immunize.errors import DataError
 
 __all__ = ["MOST_SKIPPED", "ImageSet", "ImageSplits", "Transform"]
@@ -32,6 +33,9 @@ Transform = Callable[[Any], Any]
 
 MOST_SKIPPED = 0.01
 """Share of a split's images that may be unreadable; a few are usual in large sets, more mean a broken copy."""
+
+DRAW_STREAM = 0xD2A3
+"""Tells the draw of images of a large data set apart from other draws."""
 
 NAMED = 5
 """How many unreadable files an error names."""
@@ -114,6 +118,17 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         other = self.with_transform(self.transform)
         other.rows = self.rows[np.asarray(indices, dtype=np.int64)]
         return other
+
+    def drawn(self, most: int | None, *stream: int) -> ImageSet:
+        """At most so many of the images, in their order, the same for every seed.
+
+        Args:
+            most: how many; None takes all.
+            stream: sets this draw apart from that of another data set or split.
+        """
+        if most is None or len(self) <= most:
+            return self
+        return self.take(np.sort(random_generator(0, DRAW_STREAM, *stream).permutation(len(self))[:most]))
 
     def with_transform(self, transform: Transform | None) -> ImageSet:
         """The same images through another transform."""
