@@ -26,11 +26,10 @@ from immunize.evaluation.resampling import generator
 from immunize.features import OF_NETWORKS, DeepExtractor, refuse_precondition
 from immunize.features.store import Features
 from immunize.objective import Objective, task_loss
-from immunize.running.appending import append_computed
-from immunize.running.assembling import method_named, shared_row
-from immunize.running.deep_assembling import optimizer_factory
-from immunize.running.experiment import quiet_lightning
-from immunize.running.loaders import Loader, TrainedOn, answers, features_of
+from immunize.pipeline.append import append_computed
+from immunize.pipeline.assemble import method_named, optimizer_factory, shared_row
+from immunize.pipeline.fit import quiet_lightning
+from immunize.pipeline.loaders import Loader, TrainedOn, answers, features_of
 from immunize.settings import LARGEST_SEED
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.training import DeepModule

@@ -26,7 +26,7 @@ from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, che
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
-    from immunize.attacking.targets import Target
+    from immunize.attack_grid.target import Target
     from immunize.evaluation.attacks import Entry, Store
 
 __all__ = [
@@ -78,13 +78,14 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
         UserError: anything in the configuration, the run or the data that the user has to mend.
     """
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.perf_counter()
-    _check_settings(cfg)
+    check_schema(cfg, AttackConfig)
+    check_rules(cfg, RULES)
     cfg.threads = threads_in_force(cfg.threads)  # they change numbers, so the record's configuration has those used
-    from immunize.attacking.targets import CellFolder, pointed_at
+    from immunize.attack_grid.target import CellFolder, Pointed
 
-    idle = idle_in_attack(cfg, pointed_at(cfg).nodes)
+    idle = idle_in_attack(cfg, Pointed.at(cfg).nodes)
     refuse_idle(given, idle)
-    folder = _folder(cfg)
+    folder = folder_of(cfg.out, cfg.run, cfg.checkpoint)
     check_folder(folder)
     settings = resolved(cfg)
     hashed = hash_of_grid(settings)
@@ -150,8 +151,7 @@ def measure(
         UserError: as :func:`run`.
     """
     entries = entries_of(cfg)  # a bad grid is reported before the data are read
-    from immunize.attacking.results import laid_out
-    from immunize.attacking.running import run_grid
+    from immunize.attack_grid.run import laid_out, run_grid
     from immunize.evaluation.attacks import version_of
     from immunize.records import peak_memory_mib
 
@@ -159,7 +159,7 @@ def measure(
         target = target_of(cfg, features, tell)
         if not target.has_network and all(entry.attack.needs == "model" for entry in entries):
             raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
-        grid = run_grid(cfg, target, entries, store, tell)
+        grid = run_grid(target.plan, target, entries, store, tell)
     versions = {entry.name: version_of(entry.attack) for entry in entries}
     return {
         **{"subject": target.facts, "tasks": grid.facts, "attack_versions": versions},
@@ -179,18 +179,29 @@ def target_of(cfg: DictConfig, features: Path | None = None, tell: Callable[[str
     Raises:
         UserError: as :func:`run`.
     """
-    from immunize.attacking.targets import pointed_at
+    from immunize.attack_grid.target import GridPlan, Pointed
+    from immunize.evaluation.attacks import Budget
 
-    pointed = pointed_at(cfg)
+    pointed, tasks = Pointed.at(cfg), cfg.get("tasks")
+    plan = GridPlan(
+        seeds=tuple(cfg.seeds),
+        threads=cfg.threads,
+        jobs=cfg.get("jobs"),
+        budget=Budget(cfg.attack.budget.steps, cfg.attack.budget.flops),
+        tasks=None if tasks is None else tuple(tasks),
+        validation_fraction=cfg.validation_fraction,
+        test_fraction=cfg.test_fraction,
+    )
     if pointed.deep:
-        from immunize.attacking.networks import deep_target
+        from immunize.attack_grid.network import network_target
 
-        return deep_target(cfg, pointed, features, tell)
+        settings = {name: cfg[name] for name in ("reference", "benign", "images", "workers")}
+        return network_target(pointed, plan, features=features, tell=tell, **settings)
     if cfg.get("benign"):
         raise UserError("benign=[...] names image data sets for networks; a linear model has benign_digits")
-    from immunize.attacking.linear import LinearTarget, subject_of
+    from immunize.attack_grid.linear import linear_target
 
-    return LinearTarget(subject_of(cfg), cfg)
+    return linear_target(pointed, plan, cfg.benign_digits)
 
 
 @entry_point
@@ -212,28 +223,17 @@ def _hydra_main(cfg: DictConfig) -> None:
     from immunize.report.attacks.one_run import show_attack
 
     show_attack(record)
-    print(_folder(cfg) / ATTACK_RECORD, flush=True)
+    print(folder_of(cfg.out, cfg.run, cfg.checkpoint) / ATTACK_RECORD, flush=True)
 
 
 # --- the settings -------------------------------------------------------------------------------------------------
 
 
-def _check_settings(cfg: DictConfig) -> None:
-    check_schema(cfg, AttackConfig)
-    check_rules(cfg, RULES)
-    if (cfg.run is None) == (cfg.checkpoint is None):
-        raise UserError(
-            "say what to attack: run=<output folder>, or checkpoint=<file> with model=, harmful=, pretrain="
-        )
-    for name in ("run", "checkpoint"):
-        if cfg[name] is not None and not Path(cfg[name]).exists():
-            raise UserError(f"{name}={cfg[name]} does not exist")
-
-
-def _folder(cfg: DictConfig) -> Path:
-    if cfg.out is not None:
-        return Path(cfg.out)
-    return Path(cfg.run) if cfg.run is not None else Path(cfg.checkpoint).parent
+def folder_of(out: str | None, run: str | None, checkpoint: str) -> Path:
+    """Where the record goes: as said, or to what is attacked."""
+    if out is not None:
+        return Path(out)
+    return Path(run) if run is not None else Path(checkpoint).parent
 
 
 def _refuse_other(path: Path, hashed: str, overwrite: bool) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import types
 import typing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
-from omegaconf import DictConfig
 
 from immunize.errors import UserError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["build", "build_sources"]
 
 
-def build(node: DictConfig, **arguments: Any) -> Any:
+def build(node: Mapping[str, Any], **arguments: Any) -> Any:
     """Instantiate a `_target_`; what its constructor objects to is the user's to mend.
 
     Args:
@@ -49,16 +49,16 @@ def build(node: DictConfig, **arguments: Any) -> Any:
         raise UserError(f"{target}: {cause}" if cause else str(error)) from error
 
 
-def build_sources(cfg: DictConfig) -> tuple[Source, Source]:
+def build_sources(cfg: Mapping[str, Any]) -> tuple[Source, Source]:
     """The sources of D_P and D_H, with their files found.
 
     Raises:
         UserError: a bad setting, a loss that does not suit the tasks, or a file that is not there.
     """
-    pretrain, harmful = build(cfg.pretrain), build(cfg.harmful)
+    pretrain, harmful = build(cfg["pretrain"]), build(cfg["harmful"])
     for source, role in ((pretrain, "pretrain"), (harmful, "harmful")):
-        if cfg.model.get("kind") != "deep":
-            _check_loss(cfg.objective.loss, source, role)
+        if cfg["model"].get("kind") != "deep":
+            _check_loss(cfg["objective"]["loss"], source, role)
         source.require()
     return pretrain, harmful
 
@@ -81,7 +81,7 @@ def _check_loss(loss: str, source: Source, role: str) -> None:
 NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _check_numbers(node: DictConfig) -> None:
+def _check_numbers(node: Mapping[str, Any]) -> None:
     """Refuse what is no number where the annotation asks for one; annotations with anything else in them pass."""
     target = node.get("_target_")
     try:

@@ -11,12 +11,11 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build_sources
-from immunize.checkpoints import load_checkpoint
 from immunize.cli import entry_point, explain_errors, tell
 from immunize.comparing import RELATIVE_TOLERANCE, differences
 from immunize.config import config_dir, config_hash, data_folder, moved, register
 from immunize.errors import CheckpointError, DivergedError
-from immunize.records import CHECKPOINT, diverged_cross_fit, read_record, whole_config
+from immunize.records import CHECKPOINT, read_record, whole_config
 from immunize.threads import cpu_threads
 
 __all__ = ["main", "run"]
@@ -63,9 +62,19 @@ def run(
     whole = whole_config(record)
     config = moved(whole, data_folder(data_root))
     cfg = OmegaConf.create(config)
-    build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
+    sources = build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
     tell(f"{folder}: every number again, from checkpoint and data")
-    again = _deep(cfg, folder, record) if deep else _linear(cfg, folder, record)
+    from immunize.pipeline.assemble import assemble
+    from immunize.spectrum import ZeroMatrixError
+
+    path = folder / CHECKPOINT
+    with cpu_threads(record["hardware"]["threads"]):  # another number of them rounds differently
+        experiment = assemble(cfg, sources)
+        try:
+            again = experiment.again(path, record)
+        except (DivergedError, ZeroMatrixError) as error:  # or infinite: nothing counts beside the largest eigenvalue
+            raise CheckpointError(f"{path} gives no numbers any more: {error}") from None
+        again["data"] = experiment.data_facts()
     compared += tuple(key for key in OF_SEVERAL_SETS if key in record or key in again)
     compared += tuple(key for key in WHERE_KEPT if key in record and key not in compared)
     differing = [line for key in compared for line in differences(_here(record.get(key)), _here(again.get(key)), key)]
@@ -79,40 +88,6 @@ def run(
 def _here(value: Any) -> Any:
     """The same without the names of folders, which may be others where the data lie now."""
     return {key: _here(item) for key, item in value.items() if key != "folder"} if isinstance(value, dict) else value
-
-
-def _deep(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    from immunize.running.deep_evaluation import recomputed
-
-    try:
-        return recomputed(cfg, folder, record)
-    except DivergedError as error:
-        raise CheckpointError(f"{folder / CHECKPOINT} gives no numbers any more: {error}") from None
-
-
-def _linear(cfg: DictConfig, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    from immunize.running.experiment import build_cross_fit, build_data
-    from immunize.running.recording import data_facts, evaluate_thetas
-    from immunize.spectrum import ZeroMatrixError
-
-    data = build_data(cfg)
-    thetas = load_checkpoint(folder / CHECKPOINT, data.n_features, config_hash=record["config_hash"])
-    if data.data_hash != record["data_hash"]:
-        raise CheckpointError("the data are not those of the run: their hash differs from the record's")
-    pairs = {"fit": data}
-    if record["held_out_protocol"] == "cross_fit":
-        pairs["cross_fit"] = build_cross_fit(cfg, data)
-    measured = pairs.keys() - ({"cross_fit"} if diverged_cross_fit(record) else set())
-    if absent := measured - thetas.keys():
-        raise CheckpointError(f"{folder / CHECKPOINT} lacks theta.{absent.pop()}, which the record has numbers of")
-    with cpu_threads(record["hardware"]["threads"]):  # another number of them rounds differently
-        try:
-            found = evaluate_thetas(
-                {name: thetas[name] for name in measured}, pairs, cfg.rho, cfg.probe_steps, cfg.get("selection")
-            )
-        except ZeroMatrixError as error:  # or infinite: nothing counts beside the largest eigenvalue
-            raise CheckpointError(f"{folder / CHECKPOINT} gives no numbers any more: {error}") from None
-    return found | {"data": data_facts(data)}
 
 
 @entry_point

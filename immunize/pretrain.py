@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,11 @@ from immunize.sweeping import done_record
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
     from torch import nn
 
     from immunize.data.images import ImageSource, ImageSplits
-    from immunize.features import DeepExtractor
-    from immunize.running.deep_fit import DeepFit
+    from immunize.pipeline.fit import Fit
 
 __all__ = ["main", "run"]
 
@@ -75,7 +76,15 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     """
     if OmegaConf.is_missing(cfg.model, "trainable"):  # model=timm has no default
         cfg = DictConfig(OmegaConf.merge(cfg, {"model": ALL_OF_IT}))
-    _check(cfg)
+    check_schema(cfg, PretrainConfig)
+    if cfg.model.get("kind") != "deep":
+        raise UserError(f"model={cfg.model.name} is no network; choose a deep one, such as model=resnet_small")
+    check_rules(cfg, RULES)
+    if process_count(cfg.trainer) > 1 or started_outside():
+        raise UserError("θ_0 is trained in one process: choose trainer=cpu or trainer=gpu with trainer.devices=1")
+    OmegaConf.to_container(
+        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "model"]), resolve=True, throw_on_missing=True
+    )
     from immunize.data.images import as_image_source
 
     source = as_image_source(build(cfg.pretrain))
@@ -94,7 +103,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     from lightning.pytorch import seed_everything
 
     from immunize.features import save_weights
-    from immunize.running.deep_fit import TRAINING
+    from immunize.pipeline.fit import TRAINING
 
     clock = time.perf_counter()
     record: dict[str, Any] = {
@@ -111,17 +120,18 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     seed_everything(cfg.seed, workers=True, verbose=False)
     with cpu_threads(threads_in_force(cfg.threads)):
         record |= provenance()
-        network, splits, record["network"] = _parts(cfg, source)
-        begins = f"{hashed} {record['network']['theta_0_sha256']}"
+        pretraining = assemble(cfg, source)
+        record["network"] = pretraining.facts
+        begins = f"{hashed} {pretraining.facts['theta_0_sha256']}"
         with sigint_restored():
-            fit = _fit(cfg, network, splits, folder / TRAINING, begins, quiet=quiet)
+            fit = pretraining.fit(folder / TRAINING, begins, quiet=quiet)
         record.update(status=fit.status, data=source.describe(), data_hash=source.file_hash(), steps=fit.steps)
         if fit.status == "finished":
             say("measuring")
-            record["accuracy"] = _accuracy(network, splits, cfg)
+            record["accuracy"] = pretraining.accuracy()
     record["training"] = {"seconds": fit.seconds, **fit.facts}
     record |= {"seconds": time.perf_counter() - clock, "peak_memory_mib": peak_memory_mib()}
-    save_weights(folder / CHECKPOINT, network.state_dict(), {"config_hash": hashed})
+    save_weights(folder / CHECKPOINT, pretraining.network.state_dict(), {"config_hash": hashed})
     write_record(folder, record)
     if fit.signal:
         raise SystemExit(128 + fit.signal)
@@ -130,96 +140,110 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     return record
 
 
-def _check(cfg: DictConfig) -> None:
-    check_schema(cfg, PretrainConfig)
-    if cfg.model.get("kind") != "deep":
-        raise UserError(f"model={cfg.model.name} is no network; choose a deep one, such as model=resnet_small")
-    check_rules(cfg, RULES)
-    if process_count(cfg.trainer) > 1 or started_outside():
-        raise UserError("θ_0 is trained in one process: choose trainer=cpu or trainer=gpu with trainer.devices=1")
-    OmegaConf.to_container(
-        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "model"]), resolve=True, throw_on_missing=True
-    )
+@dataclass(frozen=True)
+class Pretraining:
+    """A training of a whole network, ready to begin.
+
+    Attributes:
+        network: as it begins, every weight of it trainable.
+        facts: what it begins with.
+        splits: the images as it wants them.
+        batch_size: images at once.
+        epochs: passes.
+        seed: of the order of the images.
+        workers: processes that read them.
+        resume: an interrupted training goes on.
+        new_module: (network, steps) to what is trained.
+        new_trainer: callbacks to Lightning's trainer.
+    """
+
+    network: nn.Module
+    facts: dict[str, str | None]
+    splits: ImageSplits
+    batch_size: int
+    epochs: int
+    seed: int
+    workers: int
+    resume: bool
+    new_module: Callable[[nn.Module, int], LightningModule]
+    new_trainer: Callable[[list[Callback]], Trainer]
+
+    def fit(self, checkpoint: Path, run_hash: str, *, quiet: bool) -> Fit:
+        """Train in place, from where the checkpoint says if the training is to go on; the network is on its device."""
+        from immunize.data.images.sampling import StreamSampler, stream_loader
+        from immunize.pipeline.fit import train
+        from immunize.training.callbacks import Resuming, Throughput, place_in
+
+        images = self.splits.fit
+        batches = max(1, len(images) // self.batch_size)
+        sampler = StreamSampler(len(images), self.batch_size, batches, seed=self.seed, stream=0)
+        place = place_in(checkpoint, run_hash) if self.resume else None
+        if place is not None:
+            sampler.leave_out(*place)
+        module = self.new_module(self.network.train(), self.epochs * batches)
+        throughput = Throughput("pre-training", quiet=quiet)
+        trainer = self.new_trainer([throughput, Resuming(checkpoint, run_hash)])
+        loader = stream_loader(images, sampler, workers=self.workers)
+        try:
+            fit = train(module, loader, trainer, label="", checkpoint=None if place is None else checkpoint)
+        except DivergedError as error:
+            raise UserError(f"{error}; lower learning_rate") from error
+        fit.facts = {"resumed": None if place is None else {"epoch": place[0], "step": place[1]}} | throughput.facts()
+        self.network.to(trainer.strategy.root_device).eval()
+        return fit
+
+    def accuracy(self) -> float:
+        """Top-1 on held-out images, percent."""
+        from immunize.features import device_of, extract
+
+        dtype = next(self.network.parameters()).dtype  # the trainer's precision
+        logits, labels = extract(
+            lambda images: self.network(images.to(dtype)),
+            self.splits.held_out,
+            workers=self.workers,
+            device=device_of(self.network),
+        )
+        return 100 * float((logits.argmax(1) == labels).double().mean())
 
 
-def _parts(cfg: DictConfig, source: ImageSource) -> tuple[nn.Module, ImageSplits, dict[str, str | None]]:
-    """The network as it begins, every weight of it trainable, the images as it wants them, and what it begins with."""
+def assemble(cfg: DictConfig, source: ImageSource) -> Pretraining:
+    """What the configuration comes to.
+
+    Args:
+        cfg: composed (`conf/pretrain_theta.yaml`), checked.
+        source: D_P.
+
+    Raises:
+        UserError: a bad setting, or images that cannot be used.
+    """
     from immunize.data.images.validation import set_aside
-    from immunize.running.assembling import arguments_of
-    from immunize.running.deep_assembling import theta_0_facts
+    from immunize.objective import task_loss
+    from immunize.pipeline.assemble import network_of, new_trainer, theta_0_facts
+    from immunize.training.supervised import SupervisedModule
 
     own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
     node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})
     assert isinstance(node, DictConfig)
-    net: DeepExtractor = build(arguments_of(node), n_classes=source.n_classes, seed=cfg.seed)
-    facts = theta_0_facts(OmegaConf.create({"model": node}), net)
+    net = network_of(node, source.n_classes, cfg.seed)
     splits = source.splits(net.transform(train=cfg.augment), net.transform())
     if cfg.validation_fraction > 0:
         splits, _ = set_aside(splits, cfg.validation_fraction, seed=cfg.seed, role="pretrain")
-    return net.network, splits, facts
-
-
-def _fit(
-    cfg: DictConfig, network: nn.Module, splits: ImageSplits, checkpoint: Path, run_hash: str, *, quiet: bool
-) -> DeepFit:
-    """Train in place, from where the checkpoint says if the training is to go on; the network is on its device then."""
-    import logging
-
-    from immunize.data.images.sampling import StreamSampler, stream_loader
-    from immunize.objective import task_loss
-    from immunize.running.deep_fit import DeepFit, signal_behind
-    from immunize.running.experiment import quiet_lightning
-    from immunize.training.callbacks import Resuming, Throughput, place_in
-    from immunize.training.supervised import SupervisedModule
-
-    batches = max(1, len(splits.fit) // cfg.batch_size)
-    sampler = StreamSampler(len(splits.fit), cfg.batch_size, batches, seed=cfg.seed, stream=0)
-    place = place_in(checkpoint, run_hash) if cfg.resume and not cfg.overwrite else None
-    if place is not None:
-        sampler.leave_out(*place)
-    module = SupervisedModule(
-        network.train(),
-        task_loss("ce", cfg.label_smoothing),
-        learning_rate=cfg.learning_rate,
-        weight_decay=cfg.weight_decay,
-        steps=cfg.epochs * batches,
+    loss, rates = task_loss("ce", cfg.label_smoothing), (cfg.learning_rate, cfg.weight_decay)
+    epochs, clip, trainer = cfg.epochs, cfg.clip, cfg.trainer
+    return Pretraining(
+        network=net.network,
+        facts=theta_0_facts(net, node.get("checkpoint")),
+        splits=splits,
+        batch_size=cfg.batch_size,
+        epochs=epochs,
+        seed=cfg.seed,
+        workers=cfg.workers,
+        resume=bool(cfg.resume and not cfg.overwrite),
+        new_module=lambda network, steps: SupervisedModule(
+            network, loss, learning_rate=rates[0], weight_decay=rates[1], steps=steps
+        ),
+        new_trainer=lambda callbacks: new_trainer(trainer, [], callbacks, max_epochs=epochs, gradient_clip_val=clip),
     )
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    throughput = Throughput("pre-training", quiet=quiet)
-    trainer = build(
-        cfg.trainer,
-        max_epochs=cfg.epochs,
-        gradient_clip_val=cfg.clip,
-        callbacks=[throughput, Resuming(checkpoint, run_hash)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
-    fit, started = DeepFit("finished", 0.0, 0), time.perf_counter()
-    loader = stream_loader(splits.fit, sampler, workers=cfg.workers)
-    try:
-        with quiet_lightning():
-            trainer.fit(module, loader, ckpt_path=None if place is None else str(checkpoint))
-    except DivergedError as error:
-        raise UserError(f"{error}; lower learning_rate") from error
-    except (KeyboardInterrupt, SystemExit) as error:
-        fit.status, fit.signal = "interrupted", signal_behind(error)
-    fit.seconds, fit.steps = time.perf_counter() - started, trainer.global_step
-    fit.facts = {"resumed": None if place is None else {"epoch": place[0], "step": place[1]}} | throughput.facts()
-    network.to(trainer.strategy.root_device).eval()
-    return fit
-
-
-def _accuracy(network: nn.Module, splits: ImageSplits, cfg: DictConfig) -> float:
-    from immunize.features import extract
-    from immunize.features.extract import device_of
-
-    dtype = next(network.parameters()).dtype  # the trainer's precision
-    logits, labels = extract(
-        lambda images: network(images.to(dtype)), splits.held_out, workers=cfg.workers, device=device_of(network)
-    )
-    return 100 * float((logits.argmax(1) == labels).double().mean())
 
 
 @entry_point

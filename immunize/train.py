@@ -1,4 +1,4 @@
-"""`python -m immunize.train`: compose, build, fit, evaluate, record.
+"""`python -m immunize.train`: assemble, fit, evaluate, record.
 
 `main` only parses; :func:`run` does the work and returns the record.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,11 @@ from omegaconf import DictConfig
 
 from immunize.building import build_sources
 from immunize.cli import entry_point, explain_errors, sigint_restored, teller
-from immunize.config import config_dir, hash_of_run, register
+from immunize.config import config_dir, hash_of_run, register, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
-from immunize.processes import is_first
+from immunize.processes import is_first, process_count, run_processes, started_outside
+from immunize.records import RECORD, read_record
 from immunize.settings import check_folder, check_settings, refuse_finished
 from immunize.sweeping import done_record, value_of
 
@@ -30,12 +29,8 @@ __all__ = ["main", "run"]
 def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[str] = ()) -> dict[str, Any]:
     """Immunize, evaluate, and write `record.json` and `checkpoint.safetensors` into `folder`.
 
-    A linear model also leaves `norm_ratio.png` there; a deep one is the business of
-    :mod:`immunize.running.deep_experiment`.
-
-    Where the data set has no held-out part of its own (House Prices), a second extractor is fitted the same way on a
-    random half of each data set and measured on the other half; the record says so (`held_out_protocol`). Where the
-    second one diverges the run is finished nevertheless, with the numbers of `fit` alone.
+    A linear model also leaves `norm_ratio.png` there. What the configuration comes to is an
+    :class:`~immunize.pipeline.experiment.Experiment`, linear or of a network; the path is the same.
 
     Args:
         cfg: the composed configuration (`conf/train.yaml`).
@@ -48,46 +43,31 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
 
     Raises:
         UserError: anything in the configuration or the data that the user has to mend.
+        KeyboardInterrupt: Ctrl-C before there was anything to keep.
+        SystemExit: SIGTERM; what was trained so far is kept, of a network for `resume=true`.
     """
     check_settings(cfg)
     if cfg.resume and not cfg.overwrite and (record := done_record(folder, hash_of_run(cfg))) is not None:
         return record
-    pretrain, harmful = build_sources(cfg)  # missing files are reported before the imports below, which take seconds
+    sources = build_sources(cfg)  # missing files are reported before the imports below, which take seconds
     refuse_finished(folder, cfg.overwrite)
     check_folder(folder)
-    say = teller(quiet)
-    say(f"{cfg.method.name}: {pretrain.name} against {harmful.name}, seed {cfg.seed}: loading")
-    if cfg.model.get("kind") == "deep":
-        from immunize.running import deep_experiment
+    pretrain, harmful = sources
+    teller(quiet)(f"{cfg.method.name}: {pretrain.name} against {harmful.name}, seed {cfg.seed}: loading")
+    from immunize.pipeline.assemble import assemble, method_maker
+    from immunize.pipeline.experiment import run as fit_evaluate_record
+    from immunize.pipeline.record import new_record
 
-        with sigint_restored():
-            return deep_experiment.run(cfg, folder, quiet=quiet, given=given)
-    from immunize.running.assembling import build_loggers
-    from immunize.running.experiment import build_cross_fit, build_data, fit_each, threads
-    from immunize.running.recording import evaluate_fits, logged_run, new_record, save
-
-    clock = time.perf_counter()
-    record = new_record(cfg, given)
-    data = build_data(cfg)
-    loggers = build_loggers(cfg, folder, logged_run(record, (data.pretrain.name, data.harmful.name)))
-
-    pairs, fits = {"fit": data}, {}
-    if data.held_out_protocol == "cross_fit" and cfg.selection is None:
-        pairs["cross_fit"] = build_cross_fit(cfg, data)
-    with sigint_restored(), threads(cfg, data.n_features):
-        try:
-            with closing(fit_each(cfg, pairs, loggers, quiet=quiet)) as each:
-                for name, done in each:
-                    fits[name] = done
-            say("measuring")
-            evaluate_fits(record, cfg, fits, pairs, clock)
-        except KeyboardInterrupt:  # between or after the trainings, which see to it themselves
-            if not fits:
-                raise
-            fits = {name: replace(done, status="interrupted") for name, done in fits.items()}
-            evaluate_fits(record, cfg, fits, pairs, clock)
-        save(record, folder, fits, data, loggers)
-    return record
+    clock, settings = time.perf_counter(), resolved(cfg)
+    method = method_maker(cfg)()
+    record = new_record(settings, method, given)
+    count = process_count(cfg.trainer) if cfg.model.get("kind") == "deep" and method.trains else 1
+    with sigint_restored():
+        if count > 1 and not started_outside():
+            spec = {"config": settings, "command": record["command"], "quiet": quiet}
+            run_processes(spec, folder, count, "immunize.pipeline")
+            return read_record(folder)
+        return fit_evaluate_record(assemble(cfg, sources), record, folder, clock, quiet=quiet)
 
 
 @entry_point
@@ -104,7 +84,6 @@ def _hydra_main(cfg: DictConfig) -> float | None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from immunize.records import RECORD
     from immunize.report import show_record
 
     hydra_cfg = HydraConfig.get()

@@ -91,7 +91,7 @@ def _hydra_main(cfg: DictConfig) -> None:
 
 def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: Callable[[str], None]) -> list[str]:
     from immunize.attack import hash_of_grid, measure
-    from immunize.attacking.results import RESULTS
+    from immunize.attack_grid.run import RESULTS
     from immunize.records import plain, whole_config
 
     if missing := [key for key in (*RESULTS, "config") if key not in attack]:

@@ -25,9 +25,7 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("I
 """That of a command unless told otherwise: what it writes to a pipe, and no real data."""
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(
-    ["immunize.running.experiment", "immunize.running.deep_experiment", "timm", "matplotlib.figure"]
-)
+_SERVER.set_forkserver_preload(["immunize.pipeline.assemble", "timm", "matplotlib.figure"])
 
 
 class Command:

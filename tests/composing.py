@@ -14,11 +14,9 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import pytest
-import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.utils import get_class, instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -30,10 +28,10 @@ from immunize.data import PairedData
 from immunize.data.digits import Digits
 from immunize.data.images.digit_images import DigitImages
 from immunize.data.images.stored import Array, ArrayImages
-from immunize.objective import Objective, new_head, task_loss
+from immunize.objective import Objective
+from immunize.pipeline.assemble import assemble
+from immunize.pipeline.linear import LinearExperiment
 from immunize.records import CHECKPOINT
-from immunize.running.assembling import HEAD_STREAM, build_extractor
-from immunize.running.experiment import build_data
 from immunize.training import LinearModule
 from immunize.training.callbacks import Throughput
 
@@ -138,33 +136,22 @@ def theta_of(folder: Path, n_features: int = D) -> Tensor:
     return load_checkpoint(folder / CHECKPOINT, n_features)["fit"]
 
 
+def experiment_of(cfg: DictConfig) -> LinearExperiment:
+    """The run of a linear model, with its data."""
+    experiment = assemble(cfg)
+    assert isinstance(experiment, LinearExperiment)
+    return experiment
+
+
 def data_of(cfg: DictConfig) -> PairedData:
     """The pair, set up."""
-    return build_data(cfg)
+    return experiment_of(cfg).pair
 
 
 def module_of(cfg: DictConfig, data: PairedData, objective: Objective | None = None) -> LinearModule:
     """The module of a run; `objective` replaces the configured method."""
-    generator = torch.Generator().manual_seed(cfg.seed + HEAD_STREAM)
-    if objective is None:
-        method = OmegaConf.to_container(cfg.method, resolve=True)
-        assert isinstance(method, dict)
-        objective = instantiate({key: value for key, value in method.items() if key != "name"})
-        assert isinstance(objective, Objective)
-    objective.bind(data.n_features, generator)
-    options = {key: value for key, value in cfg.objective.optimizer.items() if key != "_target_"}
-    optimizer = functools.partial(
-        get_class(cfg.objective.optimizer["_target_"]), lr=cfg.objective.learning_rate, **options
-    )
-    return LinearModule(
-        build_extractor(cfg, data.n_features),
-        new_head(data.n_features, generator),
-        objective,
-        task_loss(cfg.objective.loss),
-        optimizer,
-        full_batch=data.full_batch,
-        log_every=1,
-    )
+    experiment = experiment_of(OmegaConf.merge(cfg, {"log_every": 1}))
+    return experiment.module(data, objective or experiment.new_method())
 
 
 def fit_module(

@@ -21,7 +21,7 @@ from immunize.errors import UserError
 from immunize.features import DeepExtractor
 from immunize.features.once import Once
 from immunize.objective.ours import Ours
-from immunize.running.loaders import TrainedOn, set_aside
+from immunize.pipeline.loaders import TrainedOn, set_aside
 
 D, CLASSES = 12, 3
 

@@ -13,8 +13,8 @@ import torch
 
 from immunize import attack, threads
 from immunize.attack import ATTACK_CELLS, ATTACK_RECORD
-from immunize.attacking.linear import _within_range, extractors, subject_of, tasks_of
-from immunize.attacking.results import RESULTS
+from immunize.attack_grid.linear import LinearTarget, _within_range
+from immunize.attack_grid.run import RESULTS
 from immunize.checkpoints import save_checkpoint
 from immunize.config import resolved
 from immunize.data import Arrays
@@ -175,17 +175,22 @@ def test_record_says_what_each_attack_paid_and_how_long_it_ran(folder: Path) -> 
                 assert all(steps >= 1 for of in found["longest_by_attack"].values() for steps in of)
 
 
+def target_of(*overrides: str) -> LinearTarget:
+    found = attack.target_of(compose_attack(*overrides))
+    assert isinstance(found, LinearTarget)
+    return found
+
+
 def test_digit_pairs_are_told_apart_and_third_digits_are_benign(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / CHECKPOINT, {"fit": torch.eye(64, dtype=torch.float64)}, {}, config_hash="")
-    cfg = compose_attack(f"checkpoint={tmp_path / CHECKPOINT}", "harmful=digits", "harmful.pair=[3,0]")
-    subject = subject_of(cfg)
-    tasks = tasks_of(subject, cfg, 0)
+    target = target_of(f"checkpoint={tmp_path / CHECKPOINT}", "harmful=digits", "harmful.pair=[3,0]")
+    tasks = target.tasks(0)
     assert list(tasks) == ["harmful", "benign_1", "benign_2"]
     assert tasks["harmful"].about == "digits: tell 0 from 3"
     data = tasks["harmful"].data
     assert data.n_classes == 2
     assert sorted(set(data.test.y.tolist())) == [0, 1]
-    again, other = (tasks_of(subject, cfg, seed)["harmful"].data for seed in (0, 1))
+    again, other = (target.tasks(seed)["harmful"].data for seed in (0, 1))
     assert (again.train.x == data.train.x).all()
     assert other.train.x.shape == data.train.x.shape
     assert (other.train.x != data.train.x).any()
@@ -193,13 +198,13 @@ def test_digit_pairs_are_told_apart_and_third_digits_are_benign(tmp_path: Path) 
 
 
 def test_control_is_a_rotation_of_its_own_for_every_seed(folder: Path) -> None:
-    subject = subject_of(compose_attack(f"run={folder}"))
-    one, other = (extractors(subject, seed)["random_orthogonal"] for seed in (0, 1))
+    target = target_of(f"run={folder}")
+    one, other = (target.extractors(seed)["random_orthogonal"] for seed in (0, 1))
     assert one is not None
     assert other is not None
     assert torch.allclose(one.T @ one, torch.eye(D, dtype=torch.float64))
     assert not torch.allclose(one, other)
-    assert extractors(subject, 0)["theta_0"] is None
+    assert target.extractors(0)["theta_0"] is None
 
 
 @pytest.mark.parametrize(

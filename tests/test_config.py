@@ -239,16 +239,17 @@ def test_method_instantiates(choice: str) -> None:
 @pytest.mark.parametrize("choice", choices("model"))
 def test_model_instantiates_or_takes_the_keys_of_its_yaml(choice: str) -> None:
     """Networks are built, with random weights, by the tests of `immunize.features`."""
-    from immunize.running.assembling import arguments_of, build_extractor
+    from immunize.pipeline.assemble import NOT_ARGUMENTS
+    from tests.composing import experiment_of
 
     cfg = in_group("model", choice)
     assert cfg.model.name in (choice, "x")
     if cfg.model.get("kind") != "deep":
-        assert build_extractor(cfg, N_FEATURES).n_features == N_FEATURES
+        assert experiment_of(cfg).new_extractor(N_FEATURES).n_features == N_FEATURES
         return
-    node = arguments_of(cfg.model)
-    arguments = {str(key): value for key, value in node.items() if key not in ("_target_", "_convert_")}
-    inspect.signature(get_object(node["_target_"])).bind(**arguments, n_classes=2, seed=0)
+    left_out = ("_target_", "_convert_", *NOT_ARGUMENTS)
+    arguments = {str(key): value for key, value in cfg.model.items() if key not in left_out}
+    inspect.signature(get_object(cfg.model["_target_"])).bind(**arguments, n_classes=2, seed=0)
 
 
 @pytest.mark.parametrize("choice", choices("objective"))
@@ -287,12 +288,12 @@ def test_trainer_instantiates(choice: str) -> None:
 def test_logger_instantiates(choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning.pytorch.loggers import Logger
 
-    from immunize.running.assembling import build_loggers
+    from tests.composing import experiment_of
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     if choice == "tensorboard":
         pytest.importorskip("tensorboard")
-    loggers = build_loggers(composed(f"logger={choice}"), tmp_path, {})
+    loggers = experiment_of(composed(f"logger={choice}")).new_loggers(tmp_path, {})
     assert len(loggers) == (0 if choice == "none" else 1)
     assert all(isinstance(logger, Logger) for logger in loggers)
 
@@ -315,10 +316,10 @@ def test_source_instantiates_in_its_role(role: str, choice: str) -> None:
 @pytest.mark.parametrize("choice", [name for name in TABLES if name not in WITH_FILES])
 def test_pair_loads(choice: str) -> None:
     from immunize.errors import DataError
-    from immunize.running.experiment import build_data
+    from tests.composing import data_of
 
     try:
-        data = build_data(in_group("harmful", choice))
+        data = data_of(in_group("harmful", choice))
     except DataError as error:  # which names the files or the setting that it lacks
         assert choice not in EMBEDDED
         pytest.skip(str(error))
@@ -328,9 +329,9 @@ def test_pair_loads(choice: str) -> None:
 @pytest.mark.data
 @pytest.mark.parametrize("choice", ["housing", "mnist"])
 def test_pair_on_real_files_loads(choice: str, data_root: Path) -> None:
-    from immunize.running.experiment import build_data
+    from tests.composing import data_of
 
-    data = build_data(composed(f"harmful={choice}", f"data_root={data_root}"))
+    data = data_of(composed(f"harmful={choice}", f"data_root={data_root}"))
     assert data.n_features == {"housing": 79, "mnist": 784}[choice]
 
 
@@ -338,12 +339,13 @@ def test_pair_on_real_files_loads(choice: str, data_root: Path) -> None:
 @pytest.mark.slow
 def test_table_4s_row_of_house_prices_immunizes_with_the_rows_and_batches_of_the_released_code(data_root: Path) -> None:
     from immunize.evaluation import evaluate_part
-    from immunize.running.experiment import build_data, fit
+    from tests.composing import experiment_of
 
     words = ("harmful=housing", "harmful.rows=200", f"data_root={data_root}", "objective.epochs=334")
     cfg = composed(*words, "objective=linear_housing_table4")
-    data = build_data(cfg)
-    done = fit(cfg, data, [], quiet=True)
+    experiment = experiment_of(cfg)
+    data, done = experiment.pair, experiment.fit(experiment.pair, [], quiet=True)
+    assert done.theta is not None
     found = evaluate_part(done.theta, data.fit, data.tasks, probe_steps=1)
     assert done.steps == 1002
     assert found.ratios["released"].rir > 356  # the paper's

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from immunize import attack
 from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES, target_of
-from immunize.attacking.networks import DeepTarget
+from immunize.attack_grid.network import NetworkTarget
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.evaluation.attacks import Attack, AttackData, Budget, Ridge, StageProbes
 from immunize.features import load_weights, save_weights
@@ -49,9 +49,9 @@ def folder(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "copy"))
 
 
-def target(*overrides: str) -> DeepTarget:
+def target(*overrides: str) -> NetworkTarget:
     found = target_of(compose_attack(*overrides))
-    assert isinstance(found, DeepTarget)
+    assert isinstance(found, NetworkTarget)
     return found
 
 

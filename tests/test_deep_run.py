@@ -23,11 +23,11 @@ from immunize import evaluate, threads, train
 from immunize.config import config_hash, hash_of_run, resolved
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor, Features, extract, save_weights
+from immunize.pipeline.assemble import network_of
+from immunize.pipeline.features import Measured, both_features
+from immunize.pipeline.fit import TRAINING
 from immunize.records import CHECKPOINT, read_record, whole_config
 from immunize.report.summary import groups_of
-from immunize.running.deep_assembling import build_network
-from immunize.running.deep_fit import TRAINING
-from immunize.running.measuring import Measured, both_features
 from immunize.training import DeepModule
 from immunize.training.callbacks import Resuming, Throughput
 from immunize.training.callbacks.signatures import SIGNATURES
@@ -99,7 +99,7 @@ def test_theta_0s_features_are_computed_once_for_all_runs_and_change_no_number(
     kept = f"deep.cache_dir={tmp_path}/features"
     without = run_tiny_deep(tmp_path / "without", *settings)
     first = run_tiny_deep(tmp_path / "first", *settings, kept)
-    monkeypatch.setattr("immunize.running.measuring.extract", _counting(passes := []))
+    monkeypatch.setattr("immunize.pipeline.features.extract", _counting(passes := []))
     again = run_tiny_deep(tmp_path / "again", *settings, kept)
     assert without["metrics"] == first["metrics"] == again["metrics"]
     assert without["probe_accuracy"] == again["probe_accuracy"]
@@ -176,7 +176,7 @@ def test_features_of_zeros_in_the_evaluation_are_a_divergence(
         change(features, which)
         return features
 
-    monkeypatch.setattr("immunize.running.deep_experiment.both_features", both)
+    monkeypatch.setattr("immunize.pipeline.network.both_features", both)
     which = "immunized"
     record = run_tiny_deep(tmp_path / "run", "objective.max_steps=1")
     assert record["status"] == read_record(tmp_path / "run")["status"] == "diverged"
@@ -206,7 +206,7 @@ def test_features_that_die_in_training_are_a_divergence(
     monitor_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sees it first: the monitor or the method."""
-    monkeypatch.setattr("immunize.running.deep_assembling.Throughput", Dead)
+    monkeypatch.setattr("immunize.pipeline.network.Throughput", Dead)
     record = run_tiny_deep(tmp_path, "objective.max_steps=3", f"monitor_every={monitor_every}")
     assert record["status"] == "diverged"
     assert record["training"]["fit"]["diverged"] == {"step": 1, "term": "features of pretrain", "value": "0.0"}
@@ -236,10 +236,10 @@ def test_selection_measures_on_images_set_aside(tmp_path: Path) -> None:
 KILLED = """
 import signal, sys
 from pathlib import Path
-import immunize.running.deep_assembling as assembling
+import immunize.pipeline.network as network
 from tests.composing import Killed, run_tiny_deep
 Killed.after, Killed.number = int(sys.argv[2]), signal.SIGKILL
-assembling.Throughput = Killed
+network.Throughput = Killed
 run_tiny_deep(Path(sys.argv[1]), "resume=true")
 """
 
@@ -270,7 +270,7 @@ def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch = steps_an_epoch(whole[1])
-    with killed(monkeypatch, "immunize.running.deep_assembling.Throughput", epoch + 2):
+    with killed(monkeypatch, "immunize.pipeline.network.Throughput", epoch + 2):
         run_tiny_deep(tmp_path, "resume=true")
     assert read_record(tmp_path)["status"] == "interrupted"
     record = run_tiny_deep(tmp_path, "resume=true")
@@ -308,7 +308,7 @@ def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
     limit = round(epochs * steps_an_epoch(whole[1]))
     overrides = ["resume=true", f"objective.max_steps={limit}", *settings]
     with monkeypatch.context() as patched:
-        patched.setattr("immunize.running.deep_assembling.Resuming", Copied)
+        patched.setattr("immunize.pipeline.network.Resuming", Copied)
         alone = run_tiny_deep(tmp_path / "alone", *overrides)
     copies = {int(path.stem): path for path in tmp_path.glob("*.ckpt")}
     assert max(copies) == alone["training"]["fit"]["steps"] <= limit
@@ -354,7 +354,7 @@ def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> No
 def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with killed(monkeypatch, "immunize.running.deep_assembling.Throughput", 2):
+    with killed(monkeypatch, "immunize.pipeline.network.Throughput", 2):
         run_tiny_deep(tmp_path, "resume=true")
     record = run_tiny_deep(tmp_path, "resume=true", "objective.max_steps=3")
     assert record["training"]["fit"]["resumed"] is None
@@ -367,7 +367,7 @@ def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
 def a_theta_0(folder: Path, seed: int) -> Path:
     """Some weights of the tiny network, always in the same file."""
     file = folder / "theta_0.safetensors"
-    save_weights(file, build_network(tiny_deep(f"seed={seed}"), 5).full_state_dict())
+    save_weights(file, network_of(tiny_deep().model, 5, seed).full_state_dict())
     return file
 
 

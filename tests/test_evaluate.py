@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from immunize import evaluate, threads, train
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
+from immunize.pipeline.linear import LinearExperiment
 from immunize.records import CHECKPOINT, RECORD, read_record, write_record
-from immunize.running import recording
 from tests.composing import D, compose_config, run_tiny, theta_of
 from tests.tampering import edit_json
 
@@ -163,13 +163,13 @@ def test_missing_checkpoint_is_refused(folder: Path) -> None:
 def test_threads_are_those_of_the_run_and_the_callers_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding depends on the number of threads, and gaps at a rank cut are made of rounding."""
     used = []
-    original = recording.evaluate_thetas
+    original = LinearExperiment.evaluate
 
     def watched(*args: Any) -> dict[str, Any]:
         used.append(torch.get_num_threads())
         return original(*args)
 
-    monkeypatch.setattr(recording, "evaluate_thetas", watched)
+    monkeypatch.setattr(LinearExperiment, "evaluate", watched)
     monkeypatch.setattr(threads, "cores", lambda: 1)  # no matter what this machine leaves
     before = torch.get_num_threads()
     try:

@@ -32,8 +32,8 @@ from immunize.evaluation.attacks import scoring
 from immunize.evaluation.attacks.protocol import Array, AttackData, Rows
 from immunize.evaluation.attacks.scoring import shares
 from immunize.features import load_weights
+from immunize.pipeline import record as pipeline_record
 from immunize.records import CHECKPOINT, plain
-from immunize.running import recording
 from immunize.settings import check_settings
 from tests.attacking import timeless
 from tests.composing import compose_config
@@ -378,7 +378,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     some = np.flatnonzero(np.arange(len(digits)) < np.where(digits < 5, 200, 130))  # more of D_P's than of D_H's
     few = pixels[some], digits[some]
     monkeypatch.setattr(digit_images, "embedded_digits", lambda: few)
-    for module in (records, recording):
+    for module in (records, pipeline_record):
         monkeypatch.setattr(module, "reset_peak_memory", lambda: None)
     monkeypatch.setattr(records, "_git_commit", lambda: None)
 

@@ -20,9 +20,8 @@ from immunize.evaluation.alignment import measure
 from immunize.evaluation.forecast_verdict import STRONG
 from immunize.records import CHECKPOINT
 from immunize.report import show_record
-from immunize.running.experiment import build_data, fit
 from immunize.spectrum import EASE_SLACK, HARDER_BY, generalized_spectrum
-from tests.composing import compose_config
+from tests.composing import compose_config, data_of, experiment_of
 
 SHORT = ("probe_steps=20", "logger=none", "figure=false")
 
@@ -79,12 +78,13 @@ def files(folder: Path, x_p: Any, y_p: Any, x_h: Any, y_h: Any) -> list[str]:
 @pytest.mark.parametrize("name", MADE)
 def test_half_of_the_bound_is_reached_with_b_true_whatever_the_units(name: str, tmp_path: Path) -> None:
     cfg = compose_config(*files(tmp_path, *MADE[name]()), "logger=none")
-    data = build_data(cfg)
+    experiment = experiment_of(cfg)
+    data = experiment.pair
     rows = data.fit.pretrain.x, data.fit.harmful.x
     grams = [x.T @ x for x in rows]
     theory = generalized_spectrum(*grams, n_samples=(len(rows[0]), len(rows[1])), shrinkage=1e-3)
     assert theory.rir_star > HARDER_BY  # the forecast says no "cannot" on these rows
-    found = fit(cfg, data, [], quiet=True)
+    found = experiment.fit(data, [], quiet=True)
     ratio = measure(found.theta, rows)["spectrum"]
     assert found.status == "finished"
     assert found.steps == 300
@@ -106,7 +106,7 @@ def test_theta_can_be_used_on_rows_as_they_were_read(wine: tuple[Path, list[str]
     folder, given, record = wine
     saved = load_file(folder / "run" / CHECKPOINT)
     raw = {role: np.load(folder / f"{role}.npz")["x"] for role in ("pretrain", "harmful")}
-    data = build_data(compose_config(*given))
+    data = data_of(compose_config(*given))
     assert data.held_out is not None
     assert data.scale is not None
     for role in ("pretrain", "harmful"):
@@ -127,17 +127,17 @@ def test_columns_that_are_constant_are_named(
     wine: tuple[Path, list[str], dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, given, _ = wine
-    build_data(compose_config(*given, "harmful.held_out=0.3"))
+    data_of(compose_config(*given, "harmful.held_out=0.3"))
     assert "1 of 14 columns are constant in D_P and D_H and are left out: 13" in caplog.text
     x_p, y_p, x_h, y_h = MADE["wine"]()
     same = files(tmp_path, x_p, y_p, np.ones_like(x_h) * x_h[0], y_h)
     with pytest.raises(DataError, match=r"arrays \(harmful, fit\): all 13 columns are constant \(0, 1, .* 9, …\)"):
-        build_data(compose_config(*same))
+        data_of(compose_config(*same))
 
 
 def test_rows_are_taken_as_they_are_if_asked(wine: tuple[Path, list[str], dict[str, Any]]) -> None:
     folder, given, _ = wine
-    data = build_data(compose_config(*given, "harmful.standardize=false"))
+    data = data_of(compose_config(*given, "harmful.standardize=false"))
     assert data.scale is None
     raw = np.load(folder / "pretrain.npz")["x"]
     assert {tuple(row) for row in data.fit.pretrain.x.tolist()} <= {tuple(row) for row in raw.tolist()}

@@ -17,8 +17,8 @@ from immunize.data.images.sampling import stream_loader
 from immunize.data.parts import ROLES
 from immunize.errors import UserError
 from immunize.features import load_weights
+from immunize.pipeline.fit import TRAINING
 from immunize.records import CHECKPOINT, read_record
-from immunize.running.deep_fit import TRAINING
 from tests.composing import compose_config, killed, run_tiny_deep
 
 SMALL = ("model.kwargs.channels=[8,8,16,16]", "augment=false", "epochs=8", "batch_size=64")

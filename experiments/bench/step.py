@@ -21,7 +21,7 @@ from torch import Tensor
 
 from experiments.bench.machine import write_csv
 from immunize.features import LinearExtractor
-from immunize.running.experiment import ONE_THREAD_UP_TO
+from immunize.pipeline.linear import ONE_THREAD_UP_TO
 from immunize.spectrum import compress_rows, default_tolerance, r_ill_of_features, r_well_of_features
 
 __all__ = ["CASES", "fast_step", "measure", "printed_step", "run"]

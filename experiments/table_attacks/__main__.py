@@ -94,7 +94,7 @@ def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
         return
     from concurrent.futures import as_completed
 
-    from immunize.attacking.running import pool_of
+    from immunize.attack_grid.run import pool_of
     from immunize.sweeping.pool import threads_a_worker
 
     with pool_of(workers, threads_a_worker(cores(), workers)) as pool:

@@ -114,7 +114,7 @@ def waves(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def _is_done(job: Job, cfg: DictConfig) -> bool:
     from immunize.attack import ATTACK_RECORD, entries_of
-    from immunize.attacking.results import RESULTS
+    from immunize.attack_grid.run import RESULTS
     from immunize.evaluation.attacks import version_of
     from immunize.records import CHECKPOINT, whole_config
 

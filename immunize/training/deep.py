@@ -89,8 +89,9 @@ class DeepModule(ImmunizationModule):
         return h
 
     def unusable(self) -> tuple[str, float] | None:
-        """The data set whose features of the latest step have no spectrum: NaN if not finite, 0 if all zero."""
-        return self._latest.unusable() if isinstance(self._latest, DeepStep) else None
+        """What of the latest step has no spectrum: NaN if it is not finite, 0 if all zero."""
+        found = self._latest.unusable() if isinstance(self._latest, DeepStep) else None
+        return None if found is None else (f"features of {found[0]}", found[1])
 
     def theta_parameters(self) -> list[nn.Parameter]:
         """The trained parameters of the tail."""

@@ -6,13 +6,19 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
+from immunize.data import ROLES
 from immunize.features import LinearExtractor
 from immunize.objective import LinearStep, Objective, Side, TaskLoss
 from immunize.spectrum import compress_rows, immunization_ratio, spectrum_of
 from immunize.training.module import Batch, ImmunizationModule, OptimizerFactory
+
+if TYPE_CHECKING:
+    from immunize.data import PairedData
 
 __all__ = ["LinearModule"]
 
@@ -62,6 +68,15 @@ class LinearModule(ImmunizationModule):
     def theta_parameters(self) -> list[nn.Parameter]:
         """θ alone."""
         return list(self.extractor.parameters())
+
+    def unusable(self, pair: PairedData) -> tuple[str, float] | None:
+        """Of which rows the squared features are not finite, although θ is, and what they come to: no spectrum."""
+        with torch.no_grad():
+            for role in ROLES:
+                size = float(self.extractor(pair.fit.of(role).x).square().sum())
+                if not math.isfinite(size):
+                    return f"squared features of {role}", size
+        return None
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """RIR (`spectrum`) and task loss on the validation split, for early stopping."""

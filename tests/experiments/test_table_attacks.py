@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 WORKERS = """
 import os
-from immunize.attacking.running import pool_of
+from immunize.attack_grid.run import pool_of
 pool = pool_of(2, 1)
 print(*{pool.submit(os.getpid).result() for _ in range(20)}, flush=True)
 os.kill(os.getpid(), 9)

@@ -20,9 +20,8 @@ from immunize.features.depths import check_depths, features_at
 from immunize.features.store import Features
 from immunize.objective import DeepSide, DeepStep, task_loss
 from immunize.objective.censor import Censor
+from immunize.pipeline.assemble import method_named
 from immunize.records import CHECKPOINT
-from immunize.running import deep_assembling
-from immunize.running.assembling import method_named
 from tests import reference as ref
 from tests.composing import compose_config, killed, tiny_deep
 
@@ -192,7 +191,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, mon
         for depth in ("features", "layer4.0")
         for kernel in ("linear", "rbf")
     }
-    with killed(monkeypatch, f"{deep_assembling.__name__}.Throughput", 3):
+    with killed(monkeypatch, "immunize.pipeline.network.Throughput", 3):
         train.run(tiny_deep(*words), tmp_path / "killed", quiet=True)
     again = train.run(tiny_deep(*words, "resume=true"), tmp_path / "killed", quiet=True)
     assert again["training"]["fit"]["resumed"] is not None

@@ -18,9 +18,9 @@ from immunize import evaluate, train
 from immunize.data import Splits, Synthetic
 from immunize.objective import Step
 from immunize.objective.ours import Ours
+from immunize.pipeline import linear
 from immunize.records import FIGURE, diverged_cross_fit, finished, read_record
 from immunize.report import show_record
-from immunize.running import experiment
 from immunize.sweeping import value_of
 from tests.composing import SGD, D, run_tiny, theta_of
 
@@ -90,7 +90,7 @@ def spoil_second(cross_fitted: None, monkeypatch: pytest.MonkeyPatch) -> Spoil:
             return spoil("ill", math.inf)(computed)
 
         monkeypatch.setattr(Ours, "terms", terms)
-        monkeypatch.setattr(experiment, "can_fork", lambda processes: False)  # in a fork nobody is the second
+        monkeypatch.setattr(linear, "can_fork", lambda processes: False)  # in a fork nobody is the second
 
     return install
 
@@ -248,7 +248,7 @@ def test_ctrl_c_during_the_evaluation_is_recorded(tmp_path: Path, monkeypatch: p
     def evaluate(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("immunize.running.recording.evaluate_part", evaluate)
+    monkeypatch.setattr("immunize.pipeline.linear.evaluate_part", evaluate)
     record = run_tiny(tmp_path)
     assert record["status"] == "interrupted"
     assert record["training"]["fit"]["steps"] == 30

@@ -14,7 +14,6 @@ from torch import Tensor
 
 import immunize.training
 from immunize.objective import Objective, Step
-from immunize.running.assembling import build_extractor
 from tests import reference as ref
 from tests.composing import (
     METHODS,
@@ -23,6 +22,7 @@ from tests.composing import (
     Trajectory,
     compose_config,
     data_of,
+    experiment_of,
     fit_module,
     gap,
     module_of,
@@ -184,7 +184,7 @@ def test_every_method_trains_and_is_measured(method: str, tmp_path: Path) -> Non
     record = run_tiny(tmp_path, f"method={method}", "objective.epochs=20")
     assert record["status"] == "finished"
     assert record["training"]["fit"]["steps"] == 20
-    start = build_extractor(tiny(), D).theta.detach()
+    start = experiment_of(tiny()).new_extractor(D).theta.detach()
     assert gap(theta_of(tmp_path), start) > 1e-4
     facts = record["metrics"]["fit"]["spectrum"]["facts"]
     assert {name: fact["rank"] for name, fact in facts.items()} == dict.fromkeys(facts, D)

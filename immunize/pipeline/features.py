@@ -1,6 +1,6 @@
 """Features of θ_0 and of the immunized network on every image that is measured, one pass of the trunk for both.
 
-Those of θ_0 are the same in every run of a sweep and are kept in `deep.cache_dir`. Where several processes share a run,
+Those of θ_0 are the same in every run of a sweep and are kept in a folder. Where several processes share a run,
 each computes its share of the images, and the first one gets them all, and keeps θ_0's for the next run of as many.
 
 Shapes: N samples, D features.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, distributed
 from torch.utils.data import Dataset, Subset
 
@@ -23,7 +22,7 @@ from immunize.data import ROLES, Role
 from immunize.data.images import ImagePair, ImageSet
 from immunize.evaluation import check_group_size
 from immunize.evaluation.deep import PARTS
-from immunize.features import DeepExtractor, Features, Place, cache_place, extract
+from immunize.features import DeepExtractor, Features, cache_place, extract
 from immunize.objective import Head, world_size
 from immunize.processes import is_first
 
@@ -33,7 +32,6 @@ __all__ = [
     "accuracy",
     "both_features",
     "by_set",
-    "fingerprints",
     "head_of",
     "measured_sets",
     "unusable",
@@ -47,14 +45,15 @@ Fingerprints = dict[str, dict[str, str]]
 
 
 def measured_sets(
-    pair: ImagePair, selection: str | None, deep: DictConfig, *, whole: tuple[str, ...] = ()
+    pair: ImagePair, selection: str | None, group_size: int, most: int | None, *, whole: tuple[str, ...] = ()
 ) -> dict[str, dict[Role, Dataset[Any]]]:
     """Part -> role -> images, all through the transform of evaluation.
 
     Args:
         pair: set up.
         selection: "validation" puts the images set aside from `fit` in the place of the held-out ones.
-        deep: its `group_size`, images in a group of the evaluation, and `images`, most of each part and role.
+        group_size: images in a group of the evaluation.
+        most: images of each part and role; None takes all.
         whole: parts that are not cut to these.
 
     Raises:
@@ -68,30 +67,25 @@ def measured_sets(
         sets["held_out"][role] = splits.held_out if selection is None or aside is None else aside
         for number, part in enumerate(PARTS):
             if part not in whole:
-                sets[part][role] = sets[part][role].drawn(deep.get("images"), stream, number)
+                sets[part][role] = sets[part][role].drawn(most, stream, number)
     ends = torch.tensor(list(pair.harmful_sets.values())).cumsum(0)
     for part, roles in sets.items():
-        check_group_size(len(roles["pretrain"]), part, "pretrain", deep.group_size)
+        check_group_size(len(roles["pretrain"]), part, "pretrain", group_size)
         of_set = torch.bucketize(roles["harmful"].labels, ends, right=True)
         for count in torch.bincount(of_set, minlength=len(ends)).tolist():
-            check_group_size(count, part, "harmful", deep.group_size)
+            check_group_size(count, part, "harmful", group_size)
     return sets
-
-
-def fingerprints(cfg: DictConfig, sets: dict[str, dict[Role, Any]]) -> Fingerprints:
-    """Of the images of `measured_sets`, before trunk outputs take their place; none where no features are kept."""
-    if cfg.deep.cache_dir is None:
-        return {}
-    return {part: {role: images.fingerprint for role, images in roles.items()} for part, roles in sets.items()}
 
 
 def both_features(
     net: DeepExtractor | None,
     reference: DeepExtractor,
     sets: dict[str, dict[Role, Dataset[Any]]],
-    cfg: DictConfig,
     device: torch.device,
     *,
+    batch_size: int,
+    workers: int,
+    cache_dir: Path | None,
     images: Fingerprints,
     cached: bool,
     shares: int = 1,
@@ -102,25 +96,29 @@ def both_features(
         net: the immunized network; None where nothing was trained: θ_0's features then stand for its own.
         reference: θ_0, with the same trunk.
         sets: part -> role -> a data set of images, or of trunk outputs.
-        cfg: the composed configuration.
         device: where to compute.
-        images: fingerprints of the images in `sets`, where features are kept.
+        batch_size: images at once.
+        workers: processes that read images.
+        cache_dir: where θ_0's features are kept; None keeps none.
+        images: fingerprints of the images in `sets`.
         cached: the sets hold trunk outputs.
         shares: how many processes a single one is to stand for, share after share: other batches round differently.
     """
     moved = [] if net is None else [net.to(device)]
     dtype = reference.dtype if net is None else net.dtype  # a trainer's precision is that of the network it has moved
     reference.to(device, dtype)
-    sizes = {"batch_size": cfg.deep.batch_size, "workers": cfg.deep.workers}
-    compute = partial(extract, dtype=dtype, device=device, **sizes)
-    keeps, count = cfg.deep.cache_dir is not None, max(shares, world_size())
+    compute = partial(extract, dtype=dtype, device=device, batch_size=batch_size, workers=workers)
+    keeps, count = cache_dir is not None, max(shares, world_size())
     facts = {"trunk": "kept" if cached else "computed", **reference.cache_facts()} if keeps else {}
     if count > 1:
         facts["shares"] = count  # they round differently
     out: Measured = {"immunized": {}, "theta_0": {}}
     for part, roles in sets.items():
         for role, rows in roles.items():
-            place = _place(cfg, {"images": images[part][role], **facts}, dtype, device) if keeps else None
+            place = None
+            if keeps:
+                assert cache_dir is not None
+                place = cache_place(cache_dir, {"images": images[part][role], **facts}, dtype, device, batch_size)
             known = None if place is None or not is_first() else place.load()
             wanted = [*moved, *([] if _first_says(known is not None) else [reference])]
             found = known
@@ -202,11 +200,6 @@ def _of_labels(rows: tuple[Tensor, Tensor], first: int, classes: int) -> tuple[T
     x, y = rows
     mine = (y >= first) & (y < first + classes)
     return x[mine], y[mine] - first
-
-
-def _place(cfg: DictConfig, key: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Place:
-    """Where θ_0's features are kept."""
-    return cache_place(Path(cfg.deep.cache_dir).expanduser(), key, dtype, device, cfg.deep.batch_size)
 
 
 def _side_by_side(networks: list[DeepExtractor], *, cached: bool) -> Callable[[Tensor], Tensor]:

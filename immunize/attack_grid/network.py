@@ -4,12 +4,15 @@
 Every data set is a task of its own classes: D_H the harmful one, D_P the pre-training task, and `benign` names others.
 The attacker has the images of `fit` and is measured on those of `held_out`.
 
+Features are kept in a folder by a key of everything they depend on (`features.extract`), so that another run of the
+grid, or another immunization of the same θ_0, finds them; those of another model have another key.
+
 Sees every room; no room sees it. Shapes: N images, D features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,48 +21,80 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
-from immunize.attacking.images import ImageTask, image_task
-from immunize.attacking.targets import EXTRACTORS, Pointed, Task, random_rotation, split_rows, wanted_tasks
+from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
 from immunize.building import build
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES
-from immunize.data.images import ImagePair, ImageSource, as_image_source
+from immunize.data.images import ImagePair, ImageSet, ImageSource, as_image_source
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
-from immunize.evaluation.attacks import AttackData, Network, Rows
+from immunize.evaluation.attacks import AttackData, Inputs, Network, Rows
 from immunize.evaluation.attacks.network import flops_of
 from immunize.features import (
     DeepExtractor,
     Features,
     Released,
     StageOutputs,
+    extract,
     load_weights,
     released_network,
     state_digest,
 )
-from immunize.records import file_digest
-from immunize.running.deep_assembling import build_network
+from immunize.pipeline.assemble import network_of
 
-__all__ = ["DeepTarget", "deep_target"]
+__all__ = ["NetworkTarget", "network_target"]
+
+BATCH_SIZE = 256
+"""Images at once when features are computed; halved where memory does not suffice."""
 
 NO_BENIGN = "none was named (benign=[...]), so nothing is known of what else was made hard"
 
 
 @dataclass(frozen=True)
-class DeepTarget:
+class ImageTask:
+    """A data set as a task.
+
+    Attributes:
+        kind: "harmful", "pretrain" or "benign".
+        about: in words.
+        n_classes: C.
+        fit: images that the attacker has.
+        held_out: images that it is measured on.
+        features: of "theta_0" and "immunized" on both, in this order.
+        images: all of them, `fit` first.
+        trunk_outputs: of the same, through each network's trunk.
+        stages: of each network.
+        stage_outputs: what they make of the images.
+    """
+
+    kind: str
+    about: str
+    n_classes: int
+    fit: ImageSet
+    held_out: ImageSet
+    features: dict[str, tuple[Features, Features]]
+    images: Inputs
+    trunk_outputs: dict[str, Inputs]
+    stages: dict[str, StageOutputs]
+    stage_outputs: dict[str, Inputs]
+
+
+@dataclass(frozen=True)
+class NetworkTarget:
     """A network as the grid sees it.
 
     Attributes:
         facts: for the record.
-        cfg: the composed configuration.
+        plan: how images are split.
         networks: "theta_0" and "immunized".
         image_tasks: those that are wanted, by name.
-        places: of every data set by name, part of its draws; these do not hang on what is wanted.
+        places: of every data set by name, part of its draws; these do not depend on what is wanted.
         device: where networks compute.
     """
 
     facts: dict[str, Any]
-    cfg: DictConfig
+    plan: GridPlan
     networks: dict[str, Released]
     image_tasks: dict[str, ImageTask]
     places: dict[str, int]
@@ -75,7 +110,7 @@ class DeepTarget:
         return {name: self._task(task, seed, self.places[name]) for name, task in self.image_tasks.items()}
 
     def _task(self, task: ImageTask, seed: int, place: int) -> Task:
-        stays, aside, _ = split_rows(len(task.fit), self.cfg, (seed, place), held_out=True)
+        stays, aside, _ = self.plan.split(len(task.fit), (seed, place), held_out=True)
         parts = [np.sort(stays), np.sort(aside), len(task.fit) + np.arange(len(task.held_out))]
         theta_0 = self.networks["theta_0"]
         rotation = random_rotation(theta_0.net.n_features, seed)
@@ -97,14 +132,26 @@ class DeepTarget:
         return Task(task.kind, task.about, reference, seen_by)
 
 
-def deep_target(
-    cfg: DictConfig, pointed: Pointed, features: Path | None, tell: Callable[[str], None] = lambda text: None
-) -> DeepTarget:
-    """The network that the configuration points at, with the features of every task.
+def network_target(
+    pointed: Pointed,
+    plan: GridPlan,
+    *,
+    reference: str | None = None,
+    benign: Mapping[str, Mapping[str, Any]] | None = None,
+    images: int | None = None,
+    workers: int = 0,
+    features: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> NetworkTarget:
+    """The network that is pointed at, with the features of every task.
 
     Args:
-        cfg: composed (`conf/attack.yaml`).
         pointed: the run or checkpoint.
+        plan: how images are split, and which tasks are wanted.
+        reference: a file of θ_0's weights; None is where the run had them.
+        benign: nodes of third data sets, by name.
+        images: most of each split of a data set; None for all.
+        workers: processes that read images.
         features: the folder in which features are kept; None keeps none, and computes all.
         tell: gets a line for every data set.
 
@@ -115,12 +162,11 @@ def deep_target(
     sources = {role: as_image_source(build(pointed.nodes[role])) for role in ROLES}
     for source in sources.values():
         source.require()
-    theta_0 = _theta_0(cfg, pointed, sources["pretrain"].n_classes)
+    theta_0 = _theta_0(pointed, reference, sources["pretrain"].n_classes)
     transform = theta_0.transform()
     pair = ImagePair(sources["pretrain"], sources["harmful"], batch_size=2, transform_eval=transform)
     pair.setup()
-    if pointed.record and pair.data_hash != pointed.record["data_hash"]:
-        raise CheckpointError("the data are not those of the run: their hash differs from the record's")
+    facts = pointed.facts(sources, pair.data_hash)
     networks = {"theta_0": Released(theta_0), "immunized": _immunized(theta_0, pointed)}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for network in networks.values():
@@ -129,38 +175,44 @@ def deep_target(
     stages = {name: StageOutputs(network, example) for name, network in networks.items()}
     named = {"harmful": (sources["harmful"], pair.measured("harmful"))}
     named["pretrain"] = (sources["pretrain"], pair.measured("pretrain"))
-    for name, source in _benign(cfg, pointed, sources).items():
+    for name, source in _benign(benign or {}, str(pointed.nodes.data_root), sources).items():
         named[f"benign_{name}"] = (source, source.splits(transform, transform))
     tasks, places = {}, {name: place for place, name in enumerate(named)}
-    for name in wanted_tasks(cfg, named):
+    for name in plan.wanted(named):
         source, splits = named[name]
         parts = enumerate((splits.fit, splits.held_out))
-        sets = [images.drawn(cfg.images, places[name], part) for part, images in parts]
+        sets = [of_part.drawn(images, places[name], part) for part, of_part in parts]
         tell(f"{name}: features of {len(sets[0]):,} + {len(sets[1]):,} images")
-        tasks[name] = image_task(name, source, sets, networks, stages, workers=cfg.workers, folder=features)
-    facts = _facts(pointed, sources, networks, pair.data_hash, example)
-    facts["benign"] = [name for name in named if name.startswith("benign_")] or NO_BENIGN
-    return DeepTarget(facts, cfg, networks, tasks, places, device)
+        tasks[name] = image_task(name, source, sets, networks, stages, workers=workers, folder=features)
+    with torch.no_grad():
+        flops = flops_of(lambda: theta_0(example))
+    facts |= {
+        "theta_0_sha256": state_digest(theta_0.full_state_dict()),
+        "n_features": theta_0.n_features,
+        "appended_map": networks["immunized"].map is not None,
+        "flops_per_image": flops,
+        "benign": [name for name in named if name.startswith("benign_")] or NO_BENIGN,
+    }
+    return NetworkTarget(facts, plan, networks, tasks, places, device)
 
 
 # --- networks -----------------------------------------------------------------------------------------------------
 
 
-def _theta_0(cfg: DictConfig, pointed: Pointed, n_classes: int) -> DeepExtractor:
+def _theta_0(pointed: Pointed, reference: str | None, n_classes: int) -> DeepExtractor:
     """θ_0, from `reference` or from where the run had it."""
-    nodes = OmegaConf.create(OmegaConf.to_container(pointed.nodes, resolve=True))
-    assert isinstance(nodes, DictConfig)
-    if cfg.reference is not None:
-        nodes.model.checkpoint = cfg.reference
-    weights = nodes.model.get("checkpoint")
+    model = OmegaConf.create(OmegaConf.to_container(pointed.nodes.model, resolve=True))
+    assert isinstance(model, DictConfig)
+    if reference is not None:
+        model.checkpoint = reference
+    weights = model.get("checkpoint")
     if weights is not None and not Path(weights).expanduser().is_file():
         raise CheckpointError(f"θ_0's weights are not at {weights}: name their file with reference=<file>")
     if pointed.record:
-        return build_network(nodes, n_classes)
-    if nodes.model.checkpoint is None and not nodes.model.pretrained:
+        return network_of(model, n_classes, pointed.nodes.seed)
+    if model.checkpoint is None and not model.pretrained:
         raise UserError("there is no θ_0 to compare with: give its weights with reference=<file>")
-    nodes.seed = 0
-    return build_network(nodes, None)  # its classifier is that of the weights, whatever the data
+    return network_of(model, None, 0)  # its classifier is that of the weights, whatever the data
 
 
 def _immunized(theta_0: DeepExtractor, pointed: Pointed) -> Released:
@@ -206,15 +258,15 @@ def _network(
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
-def _benign(cfg: DictConfig, pointed: Pointed, sources: dict[Any, ImageSource]) -> dict[str, ImageSource]:
+def _benign(
+    benign: Mapping[str, Mapping[str, Any]], data_root: str, sources: Mapping[Any, ImageSource]
+) -> dict[str, ImageSource]:
     """The third data sets, which are neither D_P nor D_H."""
     taken = {source.file_hash(): role for role, source in sources.items()}
     found = {}
-    for name, node in (cfg.benign or {}).items():
-        own = OmegaConf.merge(node, {"data_root": pointed.nodes.data_root} if "data_root" in node else {})
-        assert isinstance(own, DictConfig)
+    for name, node in benign.items():
         try:
-            source = as_image_source(build(own))
+            source = as_image_source(build({**node, "data_root": data_root} if "data_root" in node else node))
             source.require()
         except MissingDataError as error:
             raise MissingDataError(f"benign={name}: {error}") from None
@@ -224,29 +276,65 @@ def _benign(cfg: DictConfig, pointed: Pointed, sources: dict[Any, ImageSource]) 
     return found
 
 
+def image_task(
+    name: str,
+    source: ImageSource,
+    sets: Sequence[ImageSet],
+    networks: Mapping[str, Released],
+    stages: Mapping[str, StageOutputs],
+    *,
+    workers: int,
+    folder: Path | None,
+) -> ImageTask:
+    """A data set with the features of every network.
+
+    Args:
+        name: "harmful", "pretrain" or "benign_<name>".
+        source: the data set.
+        sets: its images for training and for measuring, through the networks' transform.
+        networks: by name; their devices compute.
+        stages: of each of them.
+        workers: processes that read images.
+        folder: in which features are kept; None keeps none.
+    """
+    fit, held_out = sets
+    images = Inputs.of_images(ConcatDataset([fit, held_out]))
+    trunks: dict[str, Inputs] = {}
+    outputs = {}
+    for which, released in networks.items():  # a run and its θ_0 have one trunk
+        digest = str(released.net.cache_facts("trunk")["weights"])
+        outputs[which] = trunks.setdefault(digest, images.through(released.net.trunk))
+
+    def features(released: Released) -> tuple[Features, Features]:
+        return _features(released, fit, workers, folder), _features(released, held_out, workers, folder)
+
+    return ImageTask(
+        kind=name.partition("_")[0],
+        about=f"{source.name}, {source.n_classes} classes",
+        n_classes=source.n_classes,
+        fit=fit,
+        held_out=held_out,
+        features={which: features(released) for which, released in networks.items()},
+        images=images,
+        trunk_outputs=outputs,
+        stages=dict(stages),
+        stage_outputs={which: images.through(of) for which, of in stages.items()},
+    )
+
+
+def _features(released: Released, images: ImageSet, workers: int, folder: Path | None) -> Features:
+    """What the network releases for the images: (N, D) float32, through its map if it has one."""
+    found = extract(
+        released.net,
+        images,
+        batch_size=BATCH_SIZE,
+        workers=workers,
+        cache_dir=folder,
+        key={"images": images.fingerprint, **released.net.cache_facts("features")},
+    )
+    return Features(released.mapped(found.x), found.y)
+
+
 def _together(both: tuple[Features, Features]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     x: Tensor = torch.cat([features.x for features in both]).double()
     return x.numpy(), torch.cat([features.y for features in both]).numpy()
-
-
-def _facts(
-    pointed: Pointed, sources: dict[Any, ImageSource], networks: dict[str, Released], data_hash: str, example: Tensor
-) -> dict[str, Any]:
-    record, net = pointed.record, networks["theta_0"].net
-    with torch.no_grad():
-        flops = flops_of(lambda: net(example))
-    return {
-        "model": pointed.nodes.model.name,
-        "method": record.get("method"),
-        "pretrain": sources["pretrain"].name,
-        "harmful": sources["harmful"].name,
-        "run_seed": record.get("seed"),
-        "run_config_hash": record.get("config_hash"),
-        "data": {role: source.describe() for role, source in sources.items()},
-        "data_hash": data_hash,
-        "checkpoint_sha256": file_digest(pointed.path),
-        "theta_0_sha256": state_digest(net.full_state_dict()),
-        "n_features": net.n_features,
-        "appended_map": networks["immunized"].map is not None,
-        "flops_per_image": flops,
-    }

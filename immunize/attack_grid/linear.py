@@ -1,0 +1,217 @@
+"""Linear models under the grid: the map of a run or checkpoint, its tasks, and what it is compared with.
+
+θ_0 is the identity, the baseline of RIR: the attacker has the raw rows. The control is a random orthogonal map, an
+immunization that changes nothing.
+
+Tasks. Where a data set has targets to tell its rows apart (regression, classes), the task is its own. The digit
+pairs have one class a data set: the harmful task is to tell D_H's digit from D_P's, the binary task of App. C.2, and a
+benign task tells a third digit from D_P's, so that nothing but the digit differs between harmful and benign.
+
+Sees every room; no room sees it. Shapes: N samples, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
+from immunize.building import build
+from immunize.checkpoints import load_checkpoint
+from immunize.data.loading import load_pair
+from immunize.data.parts import ROLES, Splits
+from immunize.errors import DataError
+from immunize.evaluation.attacks import AttackData, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from immunize.data import Source
+
+__all__ = ["LinearTarget", "linear_target", "seen_by"]
+
+RANGE_TOLERANCE = 1e-8
+"""A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
+
+
+Split = tuple[AttackData, dict[str, int]]
+"""The attacker's rows, and how many were moved among them, by the set they were drawn for; empty where none can be."""
+
+NO_BENIGN = "these data have two targets and no third, so nothing is known of what else was made hard"
+
+
+@dataclass(frozen=True)
+class LinearTarget:
+    """An immunized linear extractor and the data it was immunized on, as the grid sees them.
+
+    Attributes:
+        theta: (D, D) float64, acting on rows.
+        sources: D_P and D_H.
+        splits: their rows.
+        new_pair: the same two for another pair of digits.
+        benign_digits: how many third digits are tried.
+        facts: for the record.
+        plan: how rows are split, and which tasks are wanted.
+    """
+
+    theta: Tensor
+    sources: tuple[Source, Source]
+    splits: tuple[Splits, Splits]
+    new_pair: Callable[[list[int]], tuple[Source, Source]]
+    benign_digits: int
+    facts: dict[str, Any]
+    plan: GridPlan
+
+    @property
+    def has_network(self) -> bool:
+        """There are no weights but θ itself."""
+        return False
+
+    def tasks(self, seed: int) -> dict[str, Task]:
+        """Every wanted task by name, split with this seed.
+
+        Raises:
+            DataError: too few rows.
+        """
+        maps = self.extractors(seed)
+
+        def task(kind: str, about: str, split: Split) -> Task:
+            return Task(kind, about, split[0], lambda extractor: seen_by(maps[extractor], split[0]), split[1])
+
+        found: dict[str, Task] = {}
+        digits = getattr(self.sources[1], "digits", None)
+        if digits is None:
+            for place, kind in enumerate(("harmful", "pretrain")):
+                which = ROLES.index(kind)
+                source, rows = self.sources[which], self.splits[which]
+                found[kind] = task(kind, _about(source), _own(source, rows, self.plan, (seed, place)))
+            return {name: found[name] for name in self.plan.wanted(found)}
+        p, h = digits
+        about = f"{self.sources[1].name}: tell {{}} from {p}"
+        found["harmful"] = task("harmful", about.format(h), _pooled(*self.splits, self.plan, (seed, 0, h)))
+        others = [digit for digit in range(10) if digit not in (p, h)]
+        for q in others[: self.benign_digits]:
+            own = [source.load() for source in self.new_pair([p, q])]
+            found[f"benign_{q}"] = task("benign", about.format(q), _pooled(own[0], own[1], self.plan, (seed, 0, q)))
+        return {name: found[name] for name in self.plan.wanted(found)}
+
+    def extractors(self, seed: int) -> dict[str, Tensor | None]:
+        """Maps by name, in the order of `EXTRACTORS`; None is the identity."""
+        import torch
+
+        control = torch.from_numpy(random_rotation(len(self.theta), seed))
+        return dict(zip(EXTRACTORS, (None, self.theta, control), strict=True))
+
+
+def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> LinearTarget:
+    """The map that is pointed at, with its data.
+
+    Args:
+        pointed: the run or checkpoint.
+        plan: how rows are split.
+        benign_digits: how many third digits are tried.
+
+    Raises:
+        UserError: a checkpoint or data that are not those of the run.
+    """
+
+    def pair(digits: list[int] | None = None) -> tuple[Source, Source]:
+        changed = {} if digits is None else {"pair": digits}
+        first, second = (build({**pointed.nodes[role], **changed}) for role in ROLES)
+        return first, second
+
+    sources = pair()
+    for source in sources:
+        source.require()
+    loaded = load_pair(*sources)
+    splits = (loaded.splits["pretrain"], loaded.splits["harmful"])
+    of_role = dict(zip(ROLES, sources, strict=True))
+    facts = pointed.facts(of_role, loaded.hash)
+    if getattr(sources[1], "digits", None) is None:
+        facts["benign"] = NO_BENIGN
+    theta = load_checkpoint(pointed.path, splits[1].fit.x.shape[1], config_hash=pointed.record.get("config_hash"))
+    return LinearTarget(theta["fit"], sources, splits, pair, benign_digits, facts, plan)
+
+
+def seen_by(theta: Tensor | None, raw: AttackData) -> AttackData:
+    """A task as an extractor shows it, with θ_0's view as the reference.
+
+    Args:
+        theta: (D, D) float64; None is θ_0 itself.
+        raw: as θ_0 = I shows it.
+    """
+    referring = AttackData(raw.train, raw.validation, raw.test, raw.n_classes, reference=raw)
+    return referring if theta is None else referring.mapped(lambda x: x @ theta.numpy())
+
+
+def _about(source: Source) -> str:
+    facts = source.describe()
+    return f"{source.name}: {facts['target']}" if "target" in facts else f"{source.name}, {source.task}"
+
+
+def _own(source: Source, splits: Splits, plan: GridPlan, stream: tuple[int, ...]) -> Split:
+    """The data set's own targets."""
+    x, y = splits.fit.x.numpy(), splits.fit.y.numpy()
+    held = None if splits.held_out is None else (splits.held_out.x.numpy(), splits.held_out.y.numpy())
+    n_classes = {"regression": 0, "binary": 2}.get(source.task, int(y.max()) + 1)
+    return _split(x, y, held, n_classes, plan, stream=stream)
+
+
+def _pooled(first: Splits, second: Splits, plan: GridPlan, stream: tuple[int, ...]) -> Split:
+    """Rows of two data sets with one class each."""
+
+    def together(parts: list[Any]) -> tuple[Any, Any]:
+        x = np.concatenate([part.x.numpy() for part in parts])
+        return x, np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+
+    x, y = together([first.fit, second.fit])
+    return _split(x, y, together([first.held_out, second.held_out]), 2, plan, stream=stream)
+
+
+def _split(x: Any, y: Any, held: Any, n_classes: int, plan: GridPlan, *, stream: tuple[int, ...]) -> Split:
+    """The attacker's rows; held-out ones, if there are any, are those it is measured on."""
+    stays, aside, test = plan.split(len(x), stream, held_out=held is not None)
+    if held is not None:
+        test = np.arange(len(x), len(x) + len(held[0]))
+        x, y = (np.concatenate(both) for both in zip((x, y), held, strict=True))
+    moved = {}
+    if not n_classes:  # R² is one row's to ruin, accuracy is not
+        drawn = {"validation": len(aside), "test": len(test)}
+        stays, aside, test = _within_range(x, stays, aside, test)
+        moved = {"validation": drawn["validation"] - len(aside), "test": drawn["test"] - len(test)}
+        if name := next((name for name, rows in (("validation", aside), ("test", test)) if len(rows) < 2), None):
+            raise DataError(
+                f"{moved[name]} of {drawn[name]} {name} rows leave the span of the attacker's training rows in these "
+                f"{x.shape[1]} columns, where no probe knows anything: an attack needs more rows, or fewer columns"
+            )
+    kind = np.int64 if n_classes else np.float64
+    parts = ((x[np.sort(rows)], y[np.sort(rows)]) for rows in (stays, aside, test))
+    train, validation, measured = (Rows(np.ascontiguousarray(a), b.astype(kind)) for a, b in parts)
+    return AttackData(train, validation, measured, n_classes), moved
+
+
+def _within_range(x: Any, stays: Any, *others: Any) -> tuple[Any, ...]:
+    """Move rows that leave the span of the training rows (centred) into the training rows, whatever their set.
+
+    A category that no training row has is a direction of which no probe knows anything. What it predicts there is an
+    accident of its coordinates: with the raw rows the minimum-norm solution says 0, under any θ that is not orthogonal
+    something else, and one such row in 230 of House Prices takes R² from 0.86 to -7.7. That is no protection. Without
+    them least squares predicts the same under every invertible θ. Decided on the raw rows, for every extractor alike,
+    also where the data set has held-out rows of its own: those that are moved are rows more for the attacker.
+    """
+    while True:
+        mean = x[stays].mean(axis=0)
+        _, sigma, vt = np.linalg.svd(x[stays] - mean, full_matrices=False)
+        basis = vt[sigma > RANGE_TOLERANCE * sigma[0]]
+        outside = []
+        for rows in others:
+            centred = x[rows] - mean
+            rest = np.linalg.norm(centred - centred @ basis.T @ basis, axis=1)
+            outside.append(rest > RANGE_TOLERANCE * np.linalg.norm(centred, axis=1))
+        if not any(found.any() for found in outside):
+            return stays, *others
+        stays = np.concatenate([stays, *(rows[found] for rows, found in zip(others, outside, strict=True))])
+        others = tuple(rows[~found] for rows, found in zip(others, outside, strict=True))

@@ -1,0 +1,228 @@
+"""What the grid is pointed at, whatever the model: a run or a checkpoint, tasks seen through three extractors, splits.
+
+:mod:`immunize.attack_grid.linear` has linear models, :mod:`immunize.attack_grid.network` networks. Sees every room; no
+room sees it.
+
+Shapes: N samples, D features.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from omegaconf import DictConfig, OmegaConf
+
+from immunize.config import data_folder, moved
+from immunize.data.parts import random_generator
+from immunize.errors import CheckpointError, UserError
+from immunize.records import CHECKPOINT, file_digest, read_record, whole_config, write_record
+
+if TYPE_CHECKING:
+    from immunize.data import Role, Source
+    from immunize.evaluation.attacks import AttackData, Budget
+
+__all__ = ["EXTRACTORS", "CellFolder", "GridPlan", "Pointed", "Target", "Task", "random_rotation"]
+
+EXTRACTORS = ("theta_0", "immunized", "random_orthogonal")
+"""What every attack is run on; the first is the reference, the last the control."""
+
+SPLIT_STREAM, CONTROL_STREAM = 0x5EED, 0xC0DE
+"""Tell the attacker's draws apart from those of the data sets with the same seed."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the grid, split into the attacker's rows for one seed.
+
+    Attributes:
+        kind: "harmful", "pretrain" or "benign".
+        about: in words.
+        data: as θ_0 shows it.
+        seen_by: the same through one of `EXTRACTORS`, with θ_0's view as the reference.
+        moved: rows that were drawn to be tuned ("validation") and measured on ("test") and are trained on instead:
+            they leave the span of the training rows; empty where none can be.
+    """
+
+    kind: str
+    about: str
+    data: AttackData
+    seen_by: Callable[[str], AttackData]
+    moved: Mapping[str, int] = field(default_factory=dict)
+
+
+class Target(Protocol):
+    """What is attacked."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the record."""
+
+    @property
+    def plan(self) -> GridPlan:
+        """What is tried."""
+
+    @property
+    def has_network(self) -> bool:
+        """Whether there are weights that an attacker can move (T4)."""
+
+    def tasks(self, seed: int) -> dict[str, Task]:
+        """Every wanted task by name, split with this seed."""
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    """What is tried, beside the attacks.
+
+    Attributes:
+        seeds: of the attacker's draws.
+        threads: of every attack.
+        jobs: processes; None for one a core where the rows are many.
+        budget: of every attack.
+        tasks: names of those that are wanted; None for all.
+        validation_fraction: share of the attacker's rows that it tunes on.
+        test_fraction: share of the rows that it is measured on, of a data set without held-out rows of its own.
+    """
+
+    seeds: tuple[int, ...]
+    threads: int
+    jobs: int | None
+    budget: Budget
+    tasks: tuple[str, ...] | None
+    validation_fraction: float
+    test_fraction: float
+
+    def wanted(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that are asked for, in their order.
+
+        Raises:
+            UserError: one is asked for that there is not, or the harmful one is left out.
+        """
+        there = list(names)
+        if self.tasks is None:
+            return there
+        if unknown := [name for name in self.tasks if name not in there]:
+            raise UserError(f"there is no task {unknown[0]!r} here; there are {', '.join(there)}")
+        if "harmful" not in self.tasks:
+            raise UserError("the verdict is about the harmful task: tasks=[...] has to name it")
+        return [name for name in there if name in self.tasks]
+
+    def split(self, n: int, stream: tuple[int, ...], *, held_out: bool) -> tuple[Numbers, Numbers, Numbers]:
+        """The attacker's training, validation and test rows among N, in a random order.
+
+        Args:
+            n: N.
+            stream: the seed first, then what sets this task apart.
+            held_out: the data set has test rows of its own; the third array is then empty.
+        """
+        order = random_generator(stream[0], SPLIT_STREAM, *stream[1:]).permutation(n)
+        n_test = 0 if held_out else round(n * self.test_fraction)
+        test, order = order[:n_test], order[n_test:]
+        n_aside = round(len(order) * self.validation_fraction)
+        return order[n_aside:], order[:n_aside], test
+
+
+@dataclass(frozen=True)
+class Pointed:
+    """A run, or a checkpoint with a configuration.
+
+    Attributes:
+        nodes: `model`, `pretrain` and `harmful`, with the data where they lie now.
+        path: of the checkpoint.
+        record: of the run; empty for a checkpoint.
+    """
+
+    nodes: DictConfig
+    path: Path
+    record: dict[str, Any]
+
+    @property
+    def deep(self) -> bool:
+        """Whether it is a network."""
+        return bool(self.nodes.model.get("kind") == "deep")
+
+    @classmethod
+    def at(cls, cfg: DictConfig) -> Pointed:
+        """What the configuration points at.
+
+        Args:
+            cfg: composed (`conf/attack.yaml`).
+
+        Raises:
+            UserError: neither or both of `run` and `checkpoint`, one that does not exist, or a run that did not finish.
+        """
+        if (cfg.run is None) == (cfg.checkpoint is None):
+            raise UserError(
+                "say what to attack: run=<output folder>, or checkpoint=<file> with model=, harmful=, pretrain="
+            )
+        for name in ("run", "checkpoint"):
+            if cfg[name] is not None and not Path(cfg[name]).exists():
+                raise UserError(f"{name}={cfg[name]} does not exist")
+        root = data_folder(cfg.data_root)
+        if cfg.run is None:
+            nodes = OmegaConf.merge(cfg, {"data_root": root or "data"})
+            assert isinstance(nodes, DictConfig)
+            return cls(nodes, Path(cfg.checkpoint), {})
+        record = read_record(Path(cfg.run))
+        if record["status"] != "finished":
+            raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
+        return cls(OmegaConf.create(moved(whole_config(record), root)), Path(cfg.run) / CHECKPOINT, record)
+
+    def facts(self, sources: Mapping[Role, Source], data_hash: str) -> dict[str, Any]:
+        """What is attacked, for the record.
+
+        Args:
+            sources: D_P and D_H.
+            data_hash: of both.
+
+        Raises:
+            CheckpointError: the data are not those of the run.
+        """
+        if self.record and data_hash != self.record["data_hash"]:
+            raise CheckpointError("the data are not those of the run: their hash differs from the record's")
+        return {
+            "model": self.nodes.model.name,
+            "method": self.record.get("method"),
+            **{role: source.name for role, source in sources.items()},
+            "run_seed": self.record.get("seed"),
+            "run_config_hash": self.record.get("config_hash"),
+            "data": {role: source.describe() for role, source in sources.items()},
+            "data_hash": data_hash,
+            "checkpoint_sha256": file_digest(self.path),
+        }
+
+
+def random_rotation(size: int, seed: int) -> npt.NDArray[np.float64]:
+    """The control: a random orthogonal map (D, D) for one seed."""
+    q, r = np.linalg.qr(random_generator(seed, CONTROL_STREAM).standard_normal((size, size)))
+    return np.ascontiguousarray(q * np.sign(np.diag(r)))  # the signs make it Haar
+
+
+class CellFolder:
+    """Finished attacks as files, one a cell, written whole or not at all.
+
+    Args:
+        folder: made when the first is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The cell with this key; None if there is none that can be read."""
+        try:
+            cell = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return cell if isinstance(cell, dict) and "curves" in cell else None
+
+    def put(self, key: str, cell: dict[str, Any]) -> None:
+        """Write a cell."""
+        write_record(self.folder, cell, f"{key}.json")

@@ -1,0 +1,43 @@
+"""`python -m immunize.pipeline <file>`: one of several processes of a run (:mod:`immunize.processes`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+
+from immunize.errors import UserError
+from immunize.pipeline.assemble import assemble, method_maker
+from immunize.pipeline.experiment import run
+from immunize.pipeline.record import new_record
+from immunize.processes import end_with_parent, is_first
+
+
+def main(path: Path) -> int:
+    """Do what the file says; the exit code."""
+    end_with_parent()
+    clock, spec = time.perf_counter(), json.loads(path.read_text(encoding="utf-8"))
+    settings = OmegaConf.create(spec["config"])
+    try:
+        record = new_record(spec["config"], method_maker(settings)()) | {"command": spec["command"]}
+        run(assemble(settings), record, path.parent, clock, quiet=spec["quiet"])
+    except UserError as error:
+        if is_first():
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 128 + signal.SIGINT if record["status"] == "interrupted" else 0
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]))
+    with contextlib.suppress(RuntimeError, ValueError):
+        torch.distributed.destroy_process_group()
+    sys.exit(code)

@@ -1,0 +1,369 @@
+"""What a run of a linear model is: one θ in memory, full batches or rows, a cross-fit, norm ratios.
+
+Sees every room; no room sees it. Shapes: N samples, D features, C outputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch.loggers import Logger
+from torch import Tensor
+
+from immunize.checkpoints import load_checkpoint, save_checkpoint
+from immunize.data import ROLES, PairedData
+from immunize.errors import CheckpointError, UserError
+from immunize.evaluation import PartEvaluation, evaluate_part
+from immunize.evaluation.numbers import ratio_numbers, spectrum_numbers
+from immunize.features import LinearExtractor
+from immunize.objective import Objective, new_head
+from immunize.pipeline.experiment import HEAD_STREAM, Experiment
+from immunize.pipeline.fit import Fit, Training, train
+from immunize.processes import beside, can_fork
+from immunize.records import diverged_cross_fit
+from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
+from immunize.training import LinearModule
+from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop, progress
+
+__all__ = ["COLUMNS", "ONE_THREAD_UP_TO", "LinearExperiment"]
+
+COLUMNS = ("auto", "joint", "all")
+"""Values of `model.columns`."""
+
+JOINT_FROM, JOINT_BELOW = 256, 0.9
+"""`model.columns=auto` trains on the joint range where D is at least the first, and n/D at most the second."""
+
+ONE_THREAD_UP_TO = 1024
+"""Largest D at which a run keeps to one thread: a second one saves a fifth of the time at most, costs several times as
+much where other processes are busy, and other numbers of cores would round otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearExperiment(Experiment):
+    """A run of f_θ(x) = xᵀθ.
+
+    Where the data set has no held-out part of its own (House Prices), a second extractor is fitted the same way on a
+    random half of each data set and measured on the other half. Where the second one diverges the run is finished
+    nevertheless, with the numbers of `fit` alone.
+
+    Attributes:
+        pair: D_P and D_H, set up.
+        cross_fit: their halves, set up; None where there is nothing to be cross-fitted.
+        new_extractor: D to f_θ at its start.
+        new_start: makes what computes the start of θ; None where θ starts as `new_extractor` says.
+        columns: in which θ is trained, one of `COLUMNS`.
+        rho: ρ of the `ridge` estimator.
+        probe_steps: length of the norm-ratio curves.
+    """
+
+    pair: PairedData
+    cross_fit: PairedData | None
+    new_extractor: Callable[[int], LinearExtractor]
+    new_start: Callable[[], Objective] | None
+    columns: str
+    rho: float
+    probe_steps: int
+
+    @property
+    def pairs(self) -> dict[str, PairedData]:
+        """What each training is of."""
+        return {"fit": self.pair} | ({} if self.cross_fit is None else {"cross_fit": self.cross_fit})
+
+    @property
+    def threads_wanted(self) -> int | None:
+        """As asked for, by default 1 up to D = `ONE_THREAD_UP_TO`."""
+        if self.threads is None and self.pair.n_features <= ONE_THREAD_UP_TO:
+            return 1
+        return self.threads
+
+    # --- fit ------------------------------------------------------------------------------------------------------
+
+    def fit_each(
+        self, folder: Path, config_hash: str, loggers: list[Logger], *, quiet: bool
+    ) -> Generator[tuple[str, Fit], None, None]:
+        """Fit on every pair, which do not depend on each other.
+
+        Where a second core is free for it, the second is fitted in a fork of this process meanwhile, to the same bits;
+        not in a sweep, whose other runs have the cores.
+        """
+        del folder, config_hash
+        works: dict[str, Callable[[], Fit]] = {}
+        with contextlib.ExitStack() as forks:
+            alone = torch.get_num_threads() == 1 and self.on_cpu and can_fork(len(self.pairs))
+            for name, pair in self.pairs.items():
+                work = partial(self.fit, pair, label=name.replace("_", "-"), quiet=quiet)
+                if not works:
+                    works[name] = partial(work, loggers)
+                elif quiet or not alone:
+                    works[name] = partial(work, [])
+                else:  # a terminal has room for one bar
+                    one_bar = partial(work, [], progress_shown=not sys.stdout.isatty())
+                    works[name] = forks.enter_context(beside(one_bar))
+            for name, run in works.items():
+                done = run()
+                yield name, done
+                if done.status != "finished":
+                    break
+
+    def fit(
+        self,
+        pair: PairedData,
+        loggers: list[Logger],
+        *,
+        label: str = "fit",
+        quiet: bool = False,
+        progress_shown: bool = True,
+    ) -> Fit:
+        """Find θ for a pair.
+
+        Args:
+            pair: set up.
+            loggers: where metrics go; empty for none.
+            label: what to call this training in messages.
+            quiet: show no progress, and keep recognized failures for the record alone.
+            progress_shown: false shows no progress, but says what fails.
+
+        Raises:
+            UserError: a setting that the method, callbacks or trainer refuse.
+        """
+        seed_everything(self.seed, workers=True, verbose=False)
+        started = time.perf_counter()
+        objective = self.new_method()
+        solved = _solve(objective, pair)
+        start = None if solved or self.new_start is None else _solve(self.new_start(), pair)
+        if start is not None:
+            # D_P's features as large as behind a rotation, for which learning rates are made; no κ sees it.
+            x, (theta, told) = pair.fit.pretrain.x, start
+            start = theta * (x.norm() / (x @ theta).norm()), told
+        basis = None if solved else _basis(self.columns, pair, stopping=self.training.row.early_stopping)
+        seen = pair if basis is None else pair.in_coordinates(basis)
+        module = self.module(seen, objective)
+        facts: dict[str, Any] = {"columns": {"of": pair.n_features, "trained": seen.n_features}}
+        for name, found in (("closed_form", solved), ("init", start)):
+            if found is not None:
+                theta, facts[name] = found
+                with torch.no_grad():
+                    module.extractor.theta.copy_(theta if basis is None else restrict_map(theta, basis))
+        callbacks = _callbacks(self.training, seen, module, label, quiet)
+        if not progress_shown:
+            callbacks.pop("progress", None)
+        trainer = _trainer(self.training, seen, loggers, list(callbacks.values()))
+        fit = Fit()
+        if solved is None:
+            fit = train(module, seen, trainer, label=label, unusable=lambda: module.unusable(seen))
+        fit.seconds = time.perf_counter() - started
+        fit.facts = facts | fit.facts | _facts(callbacks, module)
+        fit.theta, fit.head = module.extractor.theta.detach(), module.head.detach()
+        if basis is not None:
+            fit.theta, fit.head = lift_map(fit.theta, basis), basis @ fit.head
+        return fit
+
+    def module(self, pair: PairedData, objective: Objective) -> LinearModule:
+        """θ, ω and the method, ready to train on a pair.
+
+        Raises:
+            UserError: a bad setting of `model` or `objective`.
+        """
+        generator = torch.Generator().manual_seed(self.seed + HEAD_STREAM)
+        objective.bind(pair.n_features, generator, pair.n_outputs("harmful"))
+        loss, optimizer = self.training.new_loss(), self.training.new_optimizer()
+        return LinearModule(
+            self.new_extractor(pair.n_features),
+            new_head(pair.n_features, generator, pair.n_outputs("pretrain")),
+            objective,
+            loss,
+            optimizer,
+            full_batch=pair.full_batch,
+            log_every=self.training.log_every,
+            lr_decay=self.training.row.lr_decay,
+        )
+
+    # --- evaluate -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, fits: dict[str, Fit], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+        """`metrics`, `verdicts`, `separability`, `steps_to_norm_ratio`, `curves` and `spectra`, each by part."""
+        say("measuring")
+        held_by = "fit" if self.cross_fit is None else "cross_fit"
+        held = self.pairs[held_by]
+        rows = {"fit": (self.pair.fit, fits["fit"])}
+        if held_by in fits and fits[held_by].status == "finished":
+            other = ("held_out", held.held_out) if self.selection is None else (self.selection, held.validation)
+            assert other[1] is not None
+            rows[other[0]] = other[1], fits[held_by]
+        parts: dict[str, PartEvaluation] = {}
+        for name, (part, fit) in rows.items():
+            assert fit.theta is not None
+            parts[name] = evaluate_part(fit.theta, part, self.pair.tasks, rho=self.rho, probe_steps=self.probe_steps)
+        return {
+            "metrics": {
+                part: {estimator: ratio_numbers(ratio) for estimator, ratio in of.ratios.items()}
+                for part, of in parts.items()
+            },
+            "verdicts": {
+                **_known(parts["fit"]),
+                "part": "fit",
+                **{part: _known(of) for part, of in parts.items() if part != "fit"},
+            },
+            "separability": {part: _by_role(of.separability) for part, of in parts.items()},
+            "steps_to_norm_ratio": {part: _by_curve(of, "steps_to") for part, of in parts.items()},
+            "curves": {"norm_ratio": {part: _by_curve(of, "curve") for part, of in parts.items()}},
+            "spectra": {
+                part: _by_role({key: spectrum_numbers(spectrum) for key, spectrum in of.spectra.items()})
+                for part, of in parts.items()
+            },
+        }
+
+    def again(self, path: Path, record: dict[str, Any]) -> dict[str, Any]:
+        """From every θ that the record has numbers of."""
+        thetas = load_checkpoint(path, self.pair.n_features, config_hash=record["config_hash"])
+        if self.pair.data_hash != record["data_hash"]:
+            raise CheckpointError("the data are not those of the run: their hash differs from the record's")
+        measured = self.pairs.keys() - ({"cross_fit"} if diverged_cross_fit(record) else set())
+        if absent := measured - thetas.keys():
+            raise CheckpointError(f"{path} lacks theta.{absent.pop()}, which the record has numbers of")
+        return self.evaluate({name: Fit(theta=thetas[name]) for name in measured})
+
+    # --- record ---------------------------------------------------------------------------------------------------
+
+    def data_facts(self) -> dict[str, Any]:
+        """What both data sets are, and how many rows of them are immunized on."""
+        rows = {role: {"fit_rows": len(self.pair.fit.of(role))} for role in ROLES}
+        told: dict[str, Any] = {role: self.pair.source(role).describe() | rows[role] for role in ROLES}
+        if self.pair.scale is not None:
+            told["harmful"]["constant_columns"] = self.pair.scale.dropped
+        return told
+
+    def write_weights(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
+        """θ and ω of every training."""
+        scale = self.pair.scale
+        save_checkpoint(
+            path,
+            {name: fit.theta for name, fit in fits.items() if fit.theta is not None},
+            {name: fit.head for name, fit in fits.items() if fit.head is not None},
+            config_hash=config_hash,
+            columns=None if scale is None else (torch.from_numpy(scale.mean), torch.from_numpy(1 / scale.std)),
+        )
+
+
+def _solve(objective: Objective, pair: PairedData) -> tuple[Tensor, dict[str, Any]] | None:
+    """θ (D, D) and facts about it from an objective that computes it; None from one that trains it.
+
+    Raises:
+        UserError: the data do not allow it.
+    """
+    try:
+        return objective.solve_labelled(pair.fit.pretrain, pair.fit.harmful)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _basis(columns: str, pair: PairedData, *, stopping: bool) -> Tensor | None:
+    """The basis in which θ is trained, (D, n); None for all D columns.
+
+    Args:
+        columns: one of `COLUMNS`.
+        pair: set up.
+        stopping: validation rows are looked at in these coordinates; otherwise they are measured in all D columns.
+
+    Raises:
+        UserError: unknown columns.
+    """
+    if columns not in COLUMNS:
+        raise UserError(f"unknown model.columns {columns!r}; there are {', '.join(COLUMNS)}")
+    if columns == "all" or (columns == "auto" and pair.n_features < JOINT_FROM):
+        return None
+    parts = [of.of(role).x for of in (pair.fit, pair.validation if stopping else None) if of for role in ROLES]
+    basis = joint_basis(*(compress_rows(x) for x in parts))
+    return None if columns == "auto" and basis.shape[1] > JOINT_BELOW * pair.n_features else basis
+
+
+def _callbacks(
+    training: Training, pair: PairedData, module: LinearModule, label: str, quiet: bool
+) -> dict[str, Callback]:
+    """What watches the training, by name, in the order in which Lightning is to call them.
+
+    Raises:
+        UserError: a setting that one of them refuses.
+    """
+    row = training.row
+    try:
+        callbacks: dict[str, Callback] = {}
+        if row.early_stopping:
+            callbacks["early_stopping"] = ValidationStop(row.patience)
+        if row.balance:
+            callbacks["balance"] = GradientBalance(
+                row.balance_multiplier, row.balance_every, row.balance_multiplier_ill
+            )
+        if training.guard != "off":
+            if not {"well", "ill"} & module.objective.weights.keys():
+                raise UserError(
+                    f"guard={training.guard} watches R_well and R_ill; method={training.method} has neither"
+                )
+            callbacks["guard"] = TheoremGuard("strict" if training.guard == "strict" else "warn")
+        # Lightning calls them in this order: the last look is at the θ that early stopping put back.
+        monitor = ImmunityMonitor(pair.fit, training.monitor_every, label, quiet=quiet)
+        callbacks |= {"warnings": monitor} | ({} if quiet else {"progress": progress(monitor, label)})
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return callbacks
+
+
+def _trainer(training: Training, pair: PairedData, loggers: list[Logger], callbacks: list[Callback]) -> Any:
+    row = training.row
+    trainer = training.new_trainer(
+        loggers,
+        callbacks,
+        max_epochs=1 if pair.full_batch else row.epochs,
+        limit_val_batches=1.0 if row.early_stopping else 0,
+        val_check_interval=row.check_every if row.early_stopping else None,
+        check_val_every_n_epoch=None if row.early_stopping else 1,
+    )
+    if (processes := trainer.num_devices * trainer.num_nodes) > 1:
+        raise UserError(f"a linear model trains in one process, not in {processes}: set trainer.devices=1")
+    return trainer
+
+
+def _facts(callbacks: dict[str, Callback], module: LinearModule) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for name, callback in callbacks.items():
+        if isinstance(callback, GradientBalance | ImmunityMonitor):
+            facts[name] = callback.facts(module)
+        elif isinstance(callback, TheoremGuard | ValidationStop):
+            facts[name] = callback.facts()
+    return facts
+
+
+# --- as records have it -------------------------------------------------------------------------------------------
+
+
+def _known(part: PartEvaluation) -> dict[str, Any]:
+    return {name: value for name, value in asdict(part.verdicts).items() if value is not None}
+
+
+def _by_curve(part: PartEvaluation, what: str) -> dict[str, dict[str, Any]]:
+    laid_out: dict[tuple[str, str], Any] = {}
+    for key, curve in part.curves.items():
+        if curve is None:
+            laid_out[key] = None if what == "curve" else {}
+        elif what == "curve":
+            steps, ratio = curve.thinned()
+            laid_out[key] = {"steps": steps, "ratio": ratio}
+        else:
+            laid_out[key] = {f"{threshold:g}": step for threshold, step in curve.steps_to.items()}
+    return _by_role(laid_out)
+
+
+def _by_role(found: dict[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
+    laid_out: dict[str, dict[str, Any]] = {"pretrain": {}, "harmful": {}}
+    for (name, which), numbers in found.items():
+        laid_out[name][which] = numbers
+    return laid_out

@@ -1,0 +1,482 @@
+"""What a run of a network is: images, a frozen trunk, θ_0 beside it, features of every image that is measured.
+
+Sees every room; no room sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.loggers import Logger
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from immunize.checkpoints import check_owner
+from immunize.data import ROLES, Role
+from immunize.data.images import ImagePair
+from immunize.errors import CheckpointError, DivergedError, UserError
+from immunize.evaluation import EvaluationSettings, evaluate_deep
+from immunize.evaluation.deep import PARTS
+from immunize.features import (
+    AppendedHead,
+    DeepExtractor,
+    append_map,
+    cached_trunk,
+    extract,
+    load_weights,
+    save_weights,
+)
+from immunize.features.store import Features
+from immunize.features.weights import check_fit
+from immunize.objective import Head, Objective
+from immunize.pipeline.append import append_computed
+from immunize.pipeline.experiment import Experiment
+from immunize.pipeline.features import (
+    Fingerprints,
+    Measured,
+    accuracy,
+    both_features,
+    by_set,
+    head_of,
+    measured_sets,
+    unusable,
+)
+from immunize.pipeline.fit import TRAINING, Fit, train
+from immunize.spectrum import ZeroMatrixError
+from immunize.training import DeepModule
+from immunize.training.callbacks import GradientBalance, NetworkWatch, Resuming, StepLimit, Throughput, place_in
+
+__all__ = ["NetworkExperiment"]
+
+WATCHED_GROUPS = 5
+"""So many of `deep.groups` times `deep.group_size` images of each data set are watched while a network trains."""
+
+MOST_ROWS = 6000
+"""Images of D_P whose features a method that prepares itself gets; more take time and change little (ours)."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkExperiment(Experiment):
+    """A run of a network.
+
+    Attributes:
+        pair: D_P and D_H, set up.
+        net: f_θ and ω, which are trained in place.
+        reference: θ_0.
+        objective: the method, with the parameters that it owns.
+        theta_0: digests of its weights and of their file.
+        plan: how large the evaluation is.
+        batch_size: images at once when features are computed.
+        workers: processes that read images.
+        cache_dir: where computed features are kept for other runs; None keeps none.
+        most_images: of each part and role that are measured; None takes all.
+        on: the device; None is the trainer's.
+    """
+
+    pair: ImagePair
+    net: DeepExtractor
+    reference: DeepExtractor
+    objective: Objective
+    theta_0: dict[str, str | None]
+    plan: EvaluationSettings
+    batch_size: int
+    workers: int
+    cache_dir: Path | None
+    most_images: int | None
+    on: torch.device | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The network: what is trained of it and what is not, and where it begins."""
+        net = self.net
+        trained = net.trainable_parameters()
+        network = {
+            "architecture": net.name,
+            "features": net.n_features,
+            "parameters": sum(parameter.numel() for parameter in net.network.parameters()),
+            "trained": [name for name, _ in trained],
+            "trained_parameters": sum(parameter.numel() for _, parameter in trained),
+            "split": net.no_split_reason or "at the first trained module",
+            "input": {key: str(value) for key, value in net.data_config.items()},
+        }
+        return {"network": network | self.theta_0}
+
+    @cached_property
+    def images(self) -> dict[str, dict[Role, Any]]:
+        """Part -> role -> images that are measured.
+
+        Raises:
+            UserError: a part has fewer than a group of the evaluation.
+        """
+        whole = ("fit",) if self.cached else ()  # which is trained on
+        return measured_sets(self.pair, self.selection, self.plan.group_size, self.most_images, whole=whole)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where this process trains and measures.
+
+        Raises:
+            UserError: a bad `trainer` setting, such as devices that do not exist.
+        """
+        return self._trainer([], []).strategy.root_device if self.on is None else self.on
+
+    @property
+    def cached(self) -> bool:
+        """Whether every image goes through the frozen trunk once, and training begins behind it."""
+        return bool(self.training.row.cache_frozen) and self.objective.trains
+
+    @cached_property
+    def inputs(self) -> dict[str, dict[Role, Any]]:
+        """Part -> role -> the images, or what the frozen trunk makes of them; the network is moved to the device.
+
+        Raises:
+            UserError: images are augmented, the network is in one piece, or its outputs do not fit into the memory.
+        """
+        if not self.cached:
+            return self.images
+        if self.training.row.augment:
+            raise UserError("objective.cache_frozen computes every image once; set objective.augment=false")
+        return {
+            part: {
+                role: cached_trunk(
+                    self.net,
+                    images,
+                    batch_size=self.batch_size,
+                    workers=self.workers,
+                    device=self.device,
+                    cache_dir=self.cache_dir,
+                    key={"images": images.fingerprint},
+                )
+                for role, images in roles.items()
+            }
+            for part, roles in self.images.items()
+        }
+
+    # --- fit ------------------------------------------------------------------------------------------------------
+
+    def fit_each(
+        self, folder: Path, config_hash: str, loggers: list[Logger], *, quiet: bool
+    ) -> Generator[tuple[str, Fit], None, None]:
+        """One training, gone on with where it was interrupted; nothing but a look at the data if the method solves."""
+        seed_everything(self.seed, workers=True, verbose=False)
+        inputs = self.inputs
+        if not self.objective.trains:
+            yield "fit", Fit()
+            return
+        if self.cached:
+            for role in ROLES:
+                self.pair.replace_fit(role, inputs["fit"][role])
+        self._prepare(inputs["fit"])
+        module = self._module()
+        begins, checkpoint = f"{config_hash} {self.theta_0['theta_0_sha256']}", folder / TRAINING
+        place = place_in(checkpoint, begins) if self.training.resume else None
+        if place is not None:
+            self.pair.go_on(*place)
+        callbacks = self._callbacks(checkpoint, begins, quiet=quiet)
+        trainer = self._trainer(loggers, list(callbacks.values()))
+        goes_on = None if place is None else checkpoint
+        label = self.training.method
+        fit = train(module, self.pair, trainer, label=label, checkpoint=goes_on, unusable=module.unusable)
+        fit.facts["resumed"] = None if place is None else {"epoch": place[0], "step": place[1]}
+        fit.facts["processes"] = trainer.world_size
+        if watched := module.watched():
+            fit.facts["watched"] = watched
+        for name, callback in callbacks.items():
+            if isinstance(callback, GradientBalance):
+                fit.facts[name] = callback.facts(module)
+            elif isinstance(callback, NetworkWatch | Throughput):
+                fit.facts |= callback.facts()
+        yield "fit", fit
+
+    def _prepare(self, inputs: dict[Role, Any]) -> None:
+        """Let the method see what it needs of θ_0 and of D_H's labels, before the first step."""
+        harmful, classes = inputs["harmful"], tuple(self.pair.harmful_sets.values())
+        labels = harmful.tensors[1] if isinstance(harmful, TensorDataset) else harmful.labels
+        number = torch.bucketize(labels, torch.tensor(classes).cumsum(0), right=True)
+        rows = [(number == which).nonzero()[:, 0] for which in range(len(classes))]
+
+        def theta_0() -> list[Features]:
+            draw = torch.Generator().manual_seed(self.seed)
+            some = torch.randperm(len(inputs["pretrain"]), generator=draw)[:MOST_ROWS]
+            sides: list[tuple[Role, Tensor]] = [("pretrain", some), *(("harmful", own) for own in rows)]
+            self.net.to(self.device)
+            return [
+                extract(
+                    self.net.features if self.cached else self.net,
+                    Subset(inputs[role], chosen.tolist()),
+                    batch_size=self.batch_size,
+                    workers=self.workers,
+                    device=self.device,
+                )
+                for role, chosen in sides
+            ]
+
+        self.objective.prepare(self.net, [labels[own] for own in rows], theta_0)
+
+    def _module(self) -> DeepModule:
+        row = self.training.row
+        assert row.weight_decay is not None
+        assert row.head_weight_decay is not None
+        loss, optimizer = self.training.new_loss(), self.training.new_optimizer()
+        return DeepModule(
+            self.net,
+            self.objective,
+            loss,
+            optimizer,
+            weight_decay=row.weight_decay,
+            head_weight_decay=row.head_weight_decay,
+            harmful_classes=tuple(self.pair.harmful_sets.values()),
+            over_sets=row.harmful,  # type: ignore[arg-type]  # checked with the other settings
+            cached=self.cached,
+            log_every=self.training.log_every,
+            lr_decay=row.lr_decay,
+            max_steps=row.max_steps,
+            reference=self.reference,
+        )
+
+    def _callbacks(self, checkpoint: Path, run_hash: str, *, quiet: bool) -> dict[str, Callback]:
+        """What watches the training, by name, in the order in which Lightning is to call them.
+
+        Args:
+            checkpoint: where the training is kept.
+            run_hash: of its configuration and of θ_0.
+            quiet: show no progress.
+
+        Raises:
+            UserError: a setting that one of them refuses.
+        """
+        training, row = self.training, self.training.row
+        try:
+            callbacks: dict[str, Callback] = {}
+            if row.balance and {"well", "ill"} & self.objective.weights.keys():
+                callbacks["balance"] = GradientBalance(
+                    row.balance_multiplier, row.balance_every, row.balance_multiplier_ill
+                )
+            elif row.balance and not quiet:  # a sweep over methods shares one row of hyper-parameters
+                log.warning(
+                    "objective.balance=true has no effect: method=%s has no λ that it could set", training.method
+                )
+            callbacks["watch"] = NetworkWatch(
+                self.reference,
+                self._watched(),
+                every=row.check_every if row.early_stopping else training.monitor_every,
+                patience=row.patience if row.early_stopping else None,
+                quiet=quiet,
+            )
+            if row.max_steps is not None:
+                callbacks["step_limit"] = StepLimit(row.max_steps)
+            callbacks["throughput"] = Throughput(training.method, max_steps=row.max_steps, quiet=quiet)
+            callbacks["resuming"] = Resuming(checkpoint, run_hash)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        return callbacks
+
+    def _watched(self) -> dict[Role, Dataset[Any]]:
+        """Images of both data sets that are looked at while training: those set aside if there are any, or `fit`."""
+        most = self.plan.group_size * min(self.plan.n_groups, WATCHED_GROUPS)
+        found: dict[Role, Dataset[Any]] = {}
+        for role in ROLES:
+            aside = self.pair.validation(role)
+            images = self.pair.measured(role).fit if aside is None else aside
+            drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))[:most]
+            found[role] = Subset(images, drawn.tolist())
+        return found
+
+    def _trainer(self, loggers: list[Logger], callbacks: list[Callback]) -> Trainer:
+        return self.training.new_trainer(loggers, callbacks, max_epochs=self.training.row.epochs, limit_val_batches=0)
+
+    # --- evaluate -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, fits: dict[str, Fit], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+        """The numbers of the record, from the features of every image."""
+        say("measuring: features of all images")
+        features = self._features(self.net if self.objective.trains else None)
+        if features is None:
+            return {}
+        after, fit = head_of(self.net), fits["fit"]
+        if not self.objective.trains:
+            fit.released, after, fit.facts["closed_form"] = self._append(features)
+        say("measuring: condition numbers with intervals, then probes")
+        return self._numbers(features, after, fit.steps)
+
+    def _features(self, trained: DeepExtractor | None, shares: int = 1) -> Measured | None:
+        """Of both networks; θ_0's stand for those of a network that was not trained."""
+        images: Fingerprints = {}
+        if self.cache_dir is not None:
+            images = {
+                part: {role: of.fingerprint for role, of in of_part.items()} for part, of_part in self.images.items()
+            }
+        return both_features(
+            trained,
+            self.reference,
+            self.inputs,
+            self.device,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            cache_dir=self.cache_dir,
+            images=images,
+            cached=self.cached,
+            shares=shares,
+        )
+
+    def _append(self, features: Measured) -> tuple[nn.Module, Head, dict[str, Any]]:
+        """Append the map that the method computes from the features, and put what comes of it in their place.
+
+        Returns:
+            the released network, its classifier behind the map, and facts.
+
+        Raises:
+            UserError: the features do not allow it.
+        """
+        sets = self.pair.harmful_sets if self.training.row.harmful == "worst" else {}
+        several = by_set(features, sets).values() if len(sets) > 1 else [features]
+        each = [Features(*of["theta_0"]["fit"]["harmful"]) for of in several]
+        pretrain = Features(*features["theta_0"]["fit"]["pretrain"])
+        released, appended, facts = append_computed(self.objective, self.net.network.cpu(), pretrain, each)
+        return released, _mapped(features, appended), facts
+
+    def _numbers(self, features: Measured, after: Head, step: int) -> dict[str, Any]:
+        """The numbers of the record.
+
+        Of several harmful data sets each is evaluated by itself, under "harmful_sets". The numbers beside it are those
+        of the weakest, the one with the smallest RIR (pooled, `spectrum`, on images that training never saw): (ii) and
+        the accuracy on D_P are the same for all, so that Definition 3.1 by the pooled numbers of that part holds for
+        all sets where it holds for that one.
+
+        Args:
+            features: of the images of D_P and of all harmful data sets.
+            after: the classifier of the released network.
+            step: the last, to be named where the features are of no use.
+
+        Raises:
+            DivergedError: the immunized network's features are not finite, or all zero where a spectrum is taken.
+            UserError: those of θ_0 are.
+        """
+        if (found := unusable(features, "theta_0")) is not None:
+            raise UserError(
+                f"θ_0's features of {found[0]} are {'all zero' if found[1] == 0 else 'not finite'}: check the weights "
+                "and the transform of model=..., no number of this run would mean anything"
+            )
+        if (found := unusable(features, "immunized")) is not None:
+            raise DivergedError(step, f"features of {found[0]}", found[1])
+        held = {which: of["held_out"]["pretrain"] for which, of in features.items()}
+        top = {
+            "before": accuracy(held["theta_0"], head_of(self.reference)),
+            "after": accuracy(held["immunized"], after),
+        }
+        try:
+            each = {
+                name: evaluate_deep(of, top, seed=self.seed, settings=self.plan)
+                for name, of in by_set(features, self.pair.harmful_sets).items()
+            }
+        except ZeroMatrixError:  # of a whole group
+            raise DivergedError(step, "features of a group of images", 0.0) from None
+        weakest = min(each, key=lambda name: float(each[name]["metrics"][PARTS[1]]["spectrum"]["rir"]))
+        numbers = {**each[weakest], "weakest": weakest, "harmful_sets": each} if len(each) > 1 else each[weakest]
+        return numbers if self.selection is None else _renamed(numbers, PARTS[1], self.selection)
+
+    def again(self, path: Path, record: dict[str, Any]) -> dict[str, Any]:
+        """The same images, batches, threads and shares, from the checkpoint; what was not trained has to be θ_0's."""
+        if not path.is_file():
+            raise CheckpointError(f"{path} does not exist: the run did not get as far as a checkpoint")
+        if self.pair.data_hash != record["data_hash"]:
+            raise CheckpointError("the data are not those of the run: their hash differs from the record's")
+        known = record["network"].get("theta_0_sha256")
+        if known is not None and self.theta_0["theta_0_sha256"] != known:
+            raise CheckpointError("θ_0 is not that of the run: is model.checkpoint still the file that it began with?")
+        state = load_weights(path)
+        check_owner(path, record["config_hash"])
+        there = replace(self, on=self._device_of(record))
+        net, fit = self.net, record["training"]["fit"]
+        shares = int(fit.get("processes") or 1)
+        if self.objective.trains:
+            _check_frozen(net.network, state, {name for name, _ in _trained(net)}, path)
+            _ = there.inputs  # of θ_0's trunk
+            net.to(next(value.dtype for value in state.values() if value.is_floating_point()))
+            net.load_full_state_dict(state, str(path))
+            features = there._features(net, shares)
+            assert features is not None  # this is the only process
+            return there._numbers(features, head_of(net), fit["steps"])
+        appended = _appended(net, state, path)
+        features = there._features(None, shares)
+        assert features is not None
+        return there._numbers(features, _mapped(features, appended), fit["steps"])
+
+    def _device_of(self, record: dict[str, Any]) -> torch.device:
+        """Where the run computed its features, if there is such a device here."""
+        had = bool(record["hardware"]["accelerators"]) and not self.on_cpu
+        return torch.device("cuda" if had and torch.cuda.is_available() else "cpu")
+
+    # --- record ---------------------------------------------------------------------------------------------------
+
+    def data_facts(self) -> dict[str, Any]:
+        """What both data sets are."""
+        return {role: self.pair.source(role).describe() for role in ROLES}
+
+    def write_weights(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
+        """The released network, by the names that it has in timm."""
+        released = fits["fit"].released
+        state = (self.net.network if released is None else released).state_dict()
+        save_weights(path, state, {"config_hash": config_hash})
+
+
+def _mapped(features: Measured, appended: AppendedHead) -> Head:
+    """Put θ_0's features behind an appended map in the place of the immunized network's.
+
+    Returns:
+        the classifier behind the map.
+    """
+    with torch.no_grad():
+        for part, roles in features["theta_0"].items():
+            for role, (x, y) in roles.items():
+                features["immunized"][part][role] = appended.map(x), y
+    return Head(appended.head.weight.detach().T, appended.head.bias.detach())
+
+
+def _appended(net: DeepExtractor, state: dict[str, Tensor], path: Path) -> AppendedHead:
+    """The map of a checkpoint, and the classifier behind it."""
+    identity = torch.eye(net.n_features, dtype=torch.float64)
+    released = append_map(net.network.cpu(), identity, identity)
+    check_fit(released, state, str(path), net.name)
+    ((name, appended),) = (of for of in released.named_modules() if isinstance(of[1], AppendedHead))
+    assert isinstance(appended, AppendedHead)
+    own = {f"{name}.{inner}" if name else inner for inner in appended.state_dict()}
+    _check_frozen(released, state, own, path)
+    released.load_state_dict(state)
+    return appended
+
+
+def _trained(net: DeepExtractor) -> list[tuple[str, nn.Parameter]]:
+    """What training may change, by the names of the network's state dict."""
+    moving = {id(parameter) for _, parameter in net.trainable_parameters()} | set(map(id, net.head_parameters()))
+    return [(name, parameter) for name, parameter in net.network.named_parameters() if id(parameter) in moving]
+
+
+def _check_frozen(network: nn.Module, state: dict[str, Tensor], trained: set[str], path: Path) -> None:
+    """What was not trained has to be θ_0's; a state dict that does not fit is the loading's business."""
+    for name, value in network.state_dict().items():
+        stored = state.get(name)
+        if name in trained or stored is None or stored.shape != value.shape:
+            continue
+        if not torch.equal(stored.to(value.dtype), value.cpu()):
+            raise CheckpointError(
+                f"{path}: {name} was not trained, but is not θ_0's; is model.checkpoint the file that the run began "
+                "with, and this the run's own checkpoint?"
+            )
+
+
+def _renamed(value: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """The same with a key renamed wherever it stands."""
+    return {
+        (new if key == old else key): _renamed(item, old, new) if isinstance(item, dict) else item
+        for key, item in value.items()
+    }
