@@ -16,6 +16,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """What was set aside is freed at the end, or libraries tell of leaks."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def data_root() -> Path:
     """The folder with the real data packs; skips the test where there is none."""
