@@ -22,6 +22,7 @@ from immunize.report.attacks.intervals import interval_text
 from immunize.report.attacks.report import _by_tier, outcome, report_attacks
 from immunize.report.attacks.runs import CONTROL, THETA_0, Attacks, Group
 from immunize.report.attacks.tables import attack_tables, held_counts, middle, unbroken_counts
+from immunize.report.cells import short
 from immunize.report.layout import Table
 
 Record = dict[str, Any]
@@ -186,12 +187,24 @@ def test_steps_that_no_flops_cut_are_not_said_twice(base: Record) -> None:
     assert "at most 40 steps; measured on 500 images" in line
 
 
-@pytest.mark.parametrize("name", ["attacks_digits", "attacks_linear", "attacks_small", "defence_digits"])
+@pytest.mark.parametrize(
+    "name", ["attacks_digits", "attacks_linear", "attacks_small", "defence_digits", "defence_small_caltech101"]
+)
 def test_the_committed_tables_are_what_their_records_make(name: str, tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "experiments" / name
     report_attacks(folder, tmp_path / name)
     for file in ("results.csv.gz", "table.md", "table.tex", "README.md"):
         assert (tmp_path / name / file).read_bytes() == (folder / file).read_bytes(), file
+
+
+def test_every_attack_has_a_row_with_its_own_score(base: Record) -> None:
+    table = attack_tables(attacks_of(changed(base, "ours", 0), changed(base, "ours", 1)))[-1]
+    assert len(table.rows) == sum(len(of["immunized"]) for of in base["attacks"].values())
+    for task, tier, attack, theta_0, ours, control in table.rows:
+        of = {which: base["attacks"][task][which][attack.strip("`")] for which in base["attacks"][task]}
+        assert tier == of["immunized"]["tier"]
+        for cell, which in ((theta_0, "theta_0"), (ours, "immunized"), (control, "random_orthogonal")):
+            assert cell == short(of[which]["score"]["mean"])
 
 
 def test_some_attack_alone_pays_no_more_than_the_tier(base: Record) -> None:
@@ -275,6 +288,7 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
         ("attacks_linear", " `make table_attacks`, that is", "scale=linear"),
         ("attacks_small", " `make table_attacks SCALE=small`, that is", "scale=small"),
         ("attacks_small_cars", "", "scale=small harmful=cars out=outputs/attacks_small_cars"),
+        ("defence_small_cars", "", "scale=defence_small harmful=cars out=outputs/attacks_defence_small_cars"),
         ("defence_digits", " `make table_defence SCALE=digits`, that is", "scale=defence_digits"),
     ],
 )

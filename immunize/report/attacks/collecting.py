@@ -93,7 +93,15 @@ def collected(record: Record) -> Record:
         "config": {name: value for name, value in whole_config(record).items() if name in _SETTINGS},
         "results": results,
         "best_so_far": best_so_far,
+        "by_attack": {
+            task: {name: {attack: _alone(found) for attack, found in attacks.items()} for name, attacks in of.items()}
+            for task, of in record["attacks"].items()
+        },
     }
+
+
+def _alone(found: Record) -> Record:
+    return {"tier": found["tier"], "score": (found["score"] or {}).get("values", [])}
 
 
 def _by_steps(tiers: Record) -> dict[str, list[Curve]]:

@@ -46,7 +46,7 @@ def cost_figure(attacks: Attacks, stem: Path) -> None:
             _draw(axis, group, kind, resource, markers)
             name = "FLOPs" if resource == "flops" else resource
             axis.set_ylabel(f"{name} to 90 % of θ$_0$'s score", fontsize=9)
-        row[0].set_title(f"{group.name}: {KIND_WORDS[kind]} task", fontsize=10, loc="left")
+        row[0].set_title(group.titled(f"{KIND_WORDS[kind]} task"), fontsize=10, loc="left")
     handles = {
         label: handle for axis in axes[:, 0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }

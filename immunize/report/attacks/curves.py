@@ -90,7 +90,7 @@ def by_tier(
         for axis, tier in zip(row, group.tiers, strict=False):
             draw(axis, group, tier)
             axis.set_title(tier, fontsize=10)
-        row[0].set_ylabel(f"{group.name}\n{label}", fontsize=9)
+        row[0].set_ylabel(f"{group.titled()}\n{label}", fontsize=9)
         for axis in row[len(group.tiers) :]:
             axis.set_axis_off()
     return figure, axes

@@ -45,7 +45,7 @@ def best_figure(attacks: Attacks, stem: Path) -> None:
         for axis, kind in zip(row, kinds, strict=True):
             if kind in group.kinds:
                 _bars(axis, group, kind)
-                axis.set_title(f"{group.name}: {KIND_WORDS[kind]} task", fontsize=10, loc="left")
+                axis.set_title(group.titled(f"{KIND_WORDS[kind]} task"), fontsize=10, loc="left")
             else:
                 axis.set_axis_off()
         row[0].set_ylabel("best score of the tier", fontsize=9)

@@ -6,6 +6,7 @@ Imports no other room and no torch.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,10 @@ class Group(Collection):
 
     name: str
     records: Sequence[Record]
+
+    def titled(self, words: str = "") -> str:
+        """The name, with these words behind it, in lines that fit one panel of a figure."""
+        return textwrap.fill(f"{self.name}: {words}" if words else self.name, 44)
 
     @property
     def tiers(self) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from immunize.report.attacks.intervals import interval_text
 from immunize.report.attacks.one_run import HELD, RETENTION
@@ -46,6 +46,8 @@ def attack_tables(attacks: Attacks) -> list[Table]:
         costs = {method: group.flops_by_attack(method, REPAIRS) for method in [*group.methods, CONTROL]}
         if any(costs.values()):
             tables.append(_repairs(attacks, group, costs))
+        if all("by_attack" in record for record in group.records):
+            tables.append(_by_attack(attacks, group))
     return tables
 
 
@@ -187,6 +189,31 @@ def _repairs(attacks: Attacks, group: Group, costs: Mapping[str, Mapping[str, tu
             "repair (statistics of the rows, a decomposition, the map back to θ_0's features) and the probe after it. "
             "`public_reference` repairs nothing: it has θ_0."
         ],
+    )
+
+
+def _by_attack(attacks: Attacks, group: Group) -> Table:
+    """What each attack reaches by itself, on each task."""
+    methods = [THETA_0, *group.methods, CONTROL]
+    found: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    for record in group.records:
+        names = {"theta_0": THETA_0, "immunized": record["method"], "random_orthogonal": CONTROL}
+        for task, of in record["by_attack"].items():
+            for which, each in of.items():
+                for attack, one in each.items():
+                    scores = found.setdefault((task, one["tier"], attack), {}).setdefault(names[which], [])
+                    scores += [score for score in one["score"] if score is not None]
+    tasks = list(dict.fromkeys(task for task, *_ in found))
+    rows = [
+        [task, tier, f"`{attack}`", *(short(fmean(of[m])) if of.get(m) else NOTHING for m in methods)]
+        for (task, tier, attack), of in sorted(found.items(), key=lambda item: (tasks.index(item[0][0]), item[0]))
+    ]
+    return Table(
+        attacks.mark(f"{group.name}: score of every attack by itself, mean over the runs"),
+        f"attacks-{_slug(group)}-by-attack",
+        [("", ("task", "tier", "attack", *map(_named, methods)))],
+        rows,
+        ["Accuracy or R² on the attacker's test rows, settings chosen on its validation rows."],
     )
 
 
