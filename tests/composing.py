@@ -107,8 +107,11 @@ def _parsed(line: str) -> Override:
 
 
 def _is_value(override: Override) -> bool:
-    """Whether it sets a value, and neither chooses from a group nor adds or removes anything."""
-    return override.type is OverrideType.CHANGE and not Path(config_dir(), override.key_or_group).is_dir()
+    """Whether it sets a value, and neither chooses from a group, adds or removes anything, nor speaks to Hydra."""
+    key = override.key_or_group
+    return (
+        override.type is OverrideType.CHANGE and not key.startswith("hydra.") and not Path(config_dir(), key).is_dir()
+    )
 
 
 def tiny(*overrides: str) -> DictConfig:
