@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -242,6 +243,23 @@ def test_ctrl_c_within_a_step_keeps_what_was_reached(
     assert read_record(tmp_path / "run")["status"] == "interrupted"
     assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "short"))
     assert signal.getsignal(signal.SIGINT) is handler  # Lightning has Ctrl-C ignored from then on
+
+
+def terminate(terms: Terms) -> Terms:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return terms
+
+
+def test_sigterm_leaves_a_record_and_the_exit_code_that_it_asks_for(
+    tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None]
+) -> None:
+    at_step(7, terminate)
+    with pytest.raises(SystemExit) as ended:
+        run_tiny(tmp_path)
+    assert ended.value.code == 128 + signal.SIGTERM
+    record = read_record(tmp_path)
+    assert (record["status"], record["training"]["fit"]["steps"]) == ("interrupted", 8)
+    assert theta_of(tmp_path).isfinite().all()
 
 
 def test_ctrl_c_during_the_evaluation_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
