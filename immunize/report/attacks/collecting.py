@@ -101,7 +101,7 @@ def collected(record: Record) -> Record:
 
 
 def _alone(found: Record) -> Record:
-    return {"tier": found["tier"], "score": (found["score"] or {}).get("values", [])}
+    return {"tier": found["tier"], "score": (found.get("score") or {}).get("values", [])}  # skipped: none
 
 
 def _by_steps(tiers: Record) -> dict[str, list[Curve]]:
