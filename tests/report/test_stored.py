@@ -124,6 +124,7 @@ def test_merged_shares_nothing() -> None:
         (gzip.compress(b"a" * 100)[:20], "cannot be read as results"),
         (gzip.compress(b"status\nfinished\n"), "is not a record of immunize.train: it has no 'method'"),
     ],
+    ids=["no gzip", "cut off", "no record"],  # a gzip has the time in it, and every worker another one
 )
 def test_damaged_files_are_named(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / RESULTS).write_bytes(content)
