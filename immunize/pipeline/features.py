@@ -108,16 +108,15 @@ def both_features(
     dtype = reference.dtype if net is None else net.dtype  # a trainer's precision is that of the network it has moved
     reference.to(device, dtype)
     compute = partial(extract, dtype=dtype, device=device, batch_size=batch_size, workers=workers)
-    keeps, count = cache_dir is not None, max(shares, world_size())
-    facts = {"trunk": "kept" if cached else "computed", **reference.cache_facts()} if keeps else {}
+    count = max(shares, world_size())
+    facts = {"trunk": "kept" if cached else "computed", **reference.cache_facts()} if cache_dir is not None else {}
     if count > 1:
         facts["shares"] = count  # they round differently
     out: Measured = {"immunized": {}, "theta_0": {}}
     for part, roles in sets.items():
         for role, rows in roles.items():
             place = None
-            if keeps:
-                assert cache_dir is not None
+            if cache_dir is not None:
                 place = cache_place(cache_dir, {"images": images[part][role], **facts}, dtype, device, batch_size)
             known = None if place is None or not is_first() else place.load()
             wanted = [*moved, *([] if _first_says(known is not None) else [reference])]

@@ -25,6 +25,7 @@ __all__ = [
     "Flops",
     "Group",
     "Tried",
+    "extractor_of",
 ]
 
 Flops = list[float | None]
@@ -58,6 +59,11 @@ class Tried:
     held: list[bool | None]
     undecided: tuple[str, ...]
     retention: Mapping[str, Sequence[float | None]]
+
+
+def extractor_of(method: str) -> str:
+    """Where a record has the numbers of a method or of `CONTROL`; those of `THETA_0` stand beside the first ones."""
+    return "random_orthogonal" if method == CONTROL else "immunized"
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ class Group(Collection):
             kind: of `KINDS`.
             tier: of `TIERS`.
         """
-        extractor = "random_orthogonal" if method == CONTROL else "immunized"
+        extractor = extractor_of(method)
         side = "_reference" if method == THETA_0 else ""
         score: dict[str, list[float | None]] = defaultdict(list)
         paid: dict[str, list[float | None]] = defaultdict(list)
@@ -151,7 +157,7 @@ class Group(Collection):
             method: a method or `CONTROL`.
             tiers: of `TIERS`; records from before these numbers were kept have none.
         """
-        extractor = "random_orthogonal" if method == CONTROL else "immunized"
+        extractor = extractor_of(method)
         found: dict[str, tuple[str, Flops]] = {}
         for record in self.of_method(method):
             for task, facts in record["tasks"].items():
@@ -159,6 +165,19 @@ class Group(Collection):
                     of = record["results"][task][extractor].get(tier, {}).get("flops_by_attack", {})
                     for name, flops in of.items():
                         found.setdefault(name, (tier, []))[1].extend(flops)
+        return found
+
+    def scores_by_attack(self, method: str) -> dict[tuple[str, str, str], list[float]]:
+        """By task, tier and attack, what it reaches alone; records from before these numbers were kept have none.
+
+        Args:
+            method: a method, `THETA_0` or `CONTROL`.
+        """
+        found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        for record in self.of_method(method):
+            for task, of in record.get("by_attack", {}).items():
+                for attack, alone in of.get("theta_0" if method == THETA_0 else extractor_of(method), {}).items():
+                    found[task, alone["tier"], attack] += [score for score in alone["score"] if score is not None]
         return found
 
     def longest(self, attack: str, tier: str) -> list[int]:

@@ -16,7 +16,7 @@ from statistics import fmean, median
 
 from immunize.report.attacks.intervals import interval_text
 from immunize.report.attacks.one_run import HELD, RETENTION
-from immunize.report.attacks.runs import CONTROL, THETA_0, TIERS, Attacks, Flops, Group, Tried
+from immunize.report.attacks.runs import CONTROL, THETA_0, TIERS, Attacks, Flops, Group, Tried, extractor_of
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.layout import Table
 
@@ -66,7 +66,7 @@ def unbroken_counts(group: Group, method: str) -> str:
     counts: Counter[str] = Counter()
     for record in group.of_method(method):
         harmful = [task for task, facts in record["tasks"].items() if facts["kind"] == "harmful"]
-        extractor = "random_orthogonal" if method == CONTROL else "immunized"
+        extractor = extractor_of(method)
         reached = [record["verdicts"][task][extractor]["unbroken_up_to"] for task in harmful]
         lowest = min((-1 if tier is None else TIERS.index(tier) for tier in reached), default=-1)
         counts["none" if lowest < 0 else TIERS[lowest]] += 1
@@ -195,18 +195,13 @@ def _repairs(attacks: Attacks, group: Group, costs: Mapping[str, Mapping[str, tu
 def _by_attack(attacks: Attacks, group: Group) -> Table:
     """What each attack reaches by itself, on each task."""
     methods = [THETA_0, *group.methods, CONTROL]
-    found: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-    for record in group.records:
-        names = {"theta_0": THETA_0, "immunized": record["method"], "random_orthogonal": CONTROL}
-        for task, of in record["by_attack"].items():
-            for which, each in of.items():
-                for attack, one in each.items():
-                    scores = found.setdefault((task, one["tier"], attack), {}).setdefault(names[which], [])
-                    scores += [score for score in one["score"] if score is not None]
-    tasks = list(dict.fromkeys(task for task, *_ in found))
+    each = [group.scores_by_attack(method) for method in methods]
+    there = list(dict.fromkeys(key for of in each for key in of))
+    tasks = list(dict.fromkeys(task for task, *_ in there))
     rows = [
-        [task, tier, f"`{attack}`", *(short(fmean(of[m])) if of.get(m) else NOTHING for m in methods)]
-        for (task, tier, attack), of in sorted(found.items(), key=lambda item: (tasks.index(item[0][0]), item[0]))
+        [task, tier, f"`{attack}`", *(short(fmean(of[key])) if of.get(key) else NOTHING for of in each)]
+        for key in sorted(there, key=lambda key: (tasks.index(key[0]), key))
+        for task, tier, attack in (key,)
     ]
     return Table(
         attacks.mark(f"{group.name}: score of every attack by itself, mean over the runs"),
