@@ -20,10 +20,9 @@ from experiments.reporting import key_values
 from immunize import attack, train
 from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import config_dir, register
-from immunize.report.attacks.collecting import collected
 from immunize.report.attacks.one_run import verdict_sentence
-from immunize.report.attacks.retention_figure import best_figure
-from immunize.report.attacks.runs import THETA_0, Attacks, Group
+from immunize.report.attacks.page import best_figure
+from immunize.report.attacks.records import THETA_0, Attacks, Group, collected
 from immunize.report.attacks.tables import KIND_WORDS
 from immunize.report.cells import NOTHING, short, summary_text
 from immunize.report.layout import Table, write_tables

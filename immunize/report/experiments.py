@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from immunize.files import write_text
-from immunize.report.attacks.report import report_attacks
+from immunize.report.attacks.page import report_attacks
 from immunize.report.bands import (
     CURVES,
     NORM_RATIOS,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from immunize.records import ATTACK_RECORD, RECORD, whole_config
-from immunize.report.attacks.collecting import load_attacks
+from immunize.report.attacks.records import load_attacks
 from immunize.report.conventions import LAMBDAS
 from immunize.report.loading import load_records
 from immunize.report.naming import pair_label

@@ -9,8 +9,7 @@ import pytest
 
 from experiments import demo
 from immunize.attack import ATTACK_RECORD
-from immunize.report.attacks.collecting import load_attacks
-from immunize.report.attacks.runs import Attacks
+from immunize.report.attacks.records import Attacks, load_attacks
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ from experiments.table_attacks.__main__ import CELLS, run
 from experiments.table_attacks.jobs import Job, waves
 from immunize.attack import ATTACK_RECORD
 from immunize.errors import UserError
-from immunize.report.attacks.collecting import load_attacks
+from immunize.report.attacks.records import load_attacks
 from tests.attacking import TINY_GRID
 from tests.commands import run as run_command
 from tests.composing import run_tiny

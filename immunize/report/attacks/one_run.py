@@ -1,32 +1,25 @@
-"""The tables of an attack record: a row a tier, the immunized model beside θ_0. Imports no other room and no torch."""
+"""The tables of an attack record: a row a tier, the immunized model beside θ_0. Imports no other room and no torch.
+
+An attack record has for every seed a difference to θ_0 and a retention with their standard errors over the test rows.
+Seeds of one data set mostly share these rows, so that what the rows are to blame for does not average out, and what the
+seeds add does:
+
+    mean ± 1.96 sqrt(mean(error²) + var(values)/k)        var with k - 1; of one seed only its rows count
+"""
 
 from __future__ import annotations
 
 import math
-from statistics import median
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median, variance
 from typing import Any
 
 from rich.console import Console
 
 from immunize.report import layout
-from immunize.report.attacks.intervals import interval_text
 from immunize.report.cells import NOTHING, short
 from immunize.report.terminal import printed_table, to_read
-
-__all__ = [
-    "HELD",
-    "NAMES",
-    "RETENTION",
-    "TIERS",
-    "attack_rows",
-    "attack_table",
-    "held_text",
-    "not_tried",
-    "score_text",
-    "show_attack",
-    "steps_text",
-    "verdict_sentence",
-]
 
 TIERS = ("T0", "T1", "T2", "T3", "T4", "T5")
 NAMES = {"theta_0": "θ_0", "immunized": "immunized", "random_orthogonal": "random rotation"}
@@ -39,6 +32,46 @@ HELD = (
 )
 """What held means, in every table of verdicts."""
 RETENTION = "(best score − chance)/(θ_0's best score − chance), with a 95 % interval over test rows and seeds"
+
+_CONFIDENCE = 1.96
+
+Estimates = Mapping[str, Sequence[float | None]]
+"""Two columns, "values" and "errors", one number a seed; None where θ_0 learns nothing."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds and where it may lie.
+
+    Attributes:
+        mean: over the seeds that have a number.
+        low: 2.5 % of all draws of seeds and rows lie below.
+        high: and above.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+def interval_of(found: Estimates | None) -> Interval | None:
+    """Over the seeds; None without a number, or of a record from before there were any."""
+    pairs = [] if found is None else zip(found["values"], found["errors"], strict=True)
+    known = [(value, error) for value, error in pairs if value is not None and error is not None]
+    if not known:
+        return None
+    values = [value for value, _ in known]
+    of_seeds = variance(values) / len(values) if len(values) > 1 else 0.0
+    half = _CONFIDENCE * math.sqrt(mean(error**2 for _, error in known) + of_seeds)
+    return Interval(mean(values), mean(values) - half, mean(values) + half)
+
+
+def interval_text(found: Estimates | None) -> str:
+    """Such as "0.47 (0.41 to 0.53)"."""
+    interval = interval_of(found)
+    if interval is None:
+        return NOTHING
+    return f"{interval.mean:z.2f} ({interval.low:z.2f} to {interval.high:z.2f})".replace("-", "−")
 
 
 def attack_rows(record: dict[str, Any], extractor: str = "immunized") -> list[list[str]]:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, diverged_cross_fit
-from immunize.report.attacks.collecting import collected
-from immunize.report.attacks.curves import curves_figure
 from immunize.report.attacks.one_run import (
     HELD,
-    NAMES,
     RETENTION,
     attack_table,
     not_tried,
-    score_text,
     verdict_sentence,
 )
-from immunize.report.attacks.runs import Attacks
 from immunize.report.bands import probe_bands
 from immunize.report.cells import NOTHING, short
 from immunize.report.conventions import HARDER_BY, NO_HARDER, RATIOS
@@ -75,8 +69,8 @@ _KAPPAS = (
     "of so many columns; floor: where the estimator's own constant, and not the data, is what κ was divided by."
 )
 _NO_SPECTRA = (
-    "The record holds no spectra: it was written by an earlier version, or comes from a `results.csv.gz`. What it "
-    "keeps of them are their ends; `python -m immunize.train` with `overwrite=true` records them."
+    "The record holds no spectra: it was written by an earlier version, or comes from a `results.csv.gz`. `python "
+    "-m immunize.train` with `overwrite=true` records them."
 )
 
 
@@ -289,7 +283,7 @@ def _training(log: pd.DataFrame | None, record: dict[str, Any]) -> list[Block]:
 def _spectra(record: dict[str, Any]) -> list[Block]:
     found = record.get("spectra", {})
     if not found:
-        return [_NO_SPECTRA, _ends(record)]
+        return [_NO_SPECTRA]
     figure = Figure(figsize=(9.2, 3.2 * len(found)), layout="constrained")
     for row, (axes, (part, roles)) in enumerate(
         zip(figure.subplots(len(found), 2, squeeze=False), found.items(), strict=True)
@@ -310,61 +304,23 @@ def _spectra(record: dict[str, Any]) -> list[Block]:
     ]
 
 
-def _ends(record: dict[str, Any]) -> Table:
-    before = "θ_0" if "metrics_groups" in record else "identity"
-    rows = []
-    for part, estimators in record["metrics"].items():
-        facts = next(iter(estimators.values()))["facts"]
-        for side, key in _SIDES.items():
-            for name, of in ((before, facts[f"{key}_baseline"]), ("immunized", facts[key])):
-                numbers = (short(of[one]) for one in ("sigma_max", "sigma_min", "gap_top", "gap_bottom"))
-                rows.append([_named(part), side, name, f"{of['rank']}", *numbers])
-    columns = ("part", "matrix", "features", "k", "σ_1", "σ_k", "σ_1/σ_2", "σ_(k−1)/σ_k")
-    return Table("Ends of the spectra", "ends", [("", columns)], rows)
-
-
 def _norm_ratios(record: dict[str, Any]) -> list[Block]:
-    limit = record["config"].get("probe_steps")
-    rows = []
-    for part, roles in record.get("steps_to_norm_ratio", {}).items():
-        for role, of in roles.items():
-            for threshold in dict.fromkeys([*of.get("identity", {}), *of.get("immunized", {})]):
-                reached = (of[which][threshold] for which in ("identity", "immunized"))
-                never = "never" if limit is None else f"> {limit:,}"
-                steps = (never if one is None else f"{one:,}" for one in reached)
-                rows.append([_named(part), _ROLES[role][0], threshold, *steps])
-    columns = ("part", "data", "norm ratio", "steps, identity", "steps, immunized")
-    title = "Steps until the norm ratio is first at or below a threshold"
-    shown: list[Block] = [Table(title, "steps", [("", columns)], rows)] if rows else []
     if "norm_ratio" not in record.get("curves", {}):
-        return [*shown, "The record holds no norm-ratio curves."]
+        return ["The record holds no norm-ratio curves."]
     caption = (
         "How far a linear probe still is from its optimum, ‖w_t − w*‖²/‖w_0 − w*‖², by gradient descent with exact "
         "line search. To the right is harder to learn."
     )
-    return [*shown, Picture(draw_norm_ratio(record), caption)]
+    return [Picture(draw_norm_ratio(record), caption)]
 
 
 def _probes(record: dict[str, Any]) -> list[Block]:
-    rows = []
-    found = record.get("probe_accuracy", {})
-    every = {step for roles in found.values() for of in roles.values() for one in of.values() for step in one}
-    steps = sorted(every, key=lambda step: math.inf if step == "end" else int(step))
-    for optimizer, roles in found.items():
-        for role, of in roles.items():
-            for which in ("theta_0", "immunized"):
-                values = (f"{of[which][step]:.1f}" if step in of[which] else NOTHING for step in steps)
-                rows.append([optimizer, _ROLES[role][0], NAMES[which], *values])
-    columns = ("optimizer", "data", "features", *(f"after {s}" if s != "end" else "at the end" for s in steps))
-    table = Table("Accuracy of a linear probe after some steps, held-out, %", "probes", [("", columns)], rows)
-    shown: list[Block] = [table] if rows else []
     if "probe" not in record.get("curves", {}):
-        return [*shown, "The record holds no probe curves."]
+        return ["The record holds no probe curves."]
     runs = Runs((record,), *experiment_of(record), ())
     bands = probe_bands([NetworkSetting(record["model"], record["model"], record["harmful"], pair_title(record), runs)])
     caption = "A new linear classifier on frozen features, trained on `fit` and measured on `held out`."
-    shown += [Picture(probe_figure(of), caption) for _, of in bands.groupby("optimizer", sort=False)]
-    return shown
+    return [Picture(probe_figure(of), caption) for _, of in bands.groupby("optimizer", sort=False)]
 
 
 def _attacks(attack: dict[str, Any] | None, problem: str | None) -> list[Block]:
@@ -383,34 +339,8 @@ def _attacks(attack: dict[str, Any] | None, problem: str | None) -> list[Block]:
         attack_table(attack),
         not_tried(attack),
         f"Control: a random rotation, which changes nothing, {control}.",
-        Folded("Every attack and what all its candidates took", _every_attack(attack)),
     ]
-    if attack["subject"].get("method") is not None and attack.get("best_so_far"):
-        caption = "Test score of what is best on the validation rows so far, against steps, on the harmful task."
-        shown.append(Picture(curves_figure(Attacks.of([collected(attack)])), caption))
     return shown
-
-
-def _every_attack(attack: dict[str, Any]) -> Table:
-    rows = []
-    for task, extractors in attack["attacks"].items():
-        for extractor, attacks in extractors.items():
-            for name, found in attacks.items():
-                place = [name, found["tier"], task, NAMES.get(extractor, extractor)]
-                if found["status"] == "skipped":
-                    rows.append([*place, f"not tried: {found['reason']}", *[NOTHING] * 4])
-                    continue
-                spent = found["spent"]
-                taken = [_middle(spent["steps"], short), _middle(spent["seconds"], short)]
-                taken.append(_middle(spent["flops"], lambda value: f"{value:.1e}"))
-                rows.append([*place, score_text(found["score"]), f"{found['candidates']}", *taken])
-    columns = ("attack", "tier", "task", "features", "score", "candidates", "steps", "seconds", "FLOPs")
-    return Table("All candidates' cost, medians over the seeds", "every_attack", [("", columns)], rows)
-
-
-def _middle(values: Sequence[float | None], text: Any) -> str:
-    found = median(map(infinite, values)) if values else math.nan
-    return "never" if math.isinf(found) else NOTHING if math.isnan(found) else str(text(found))
 
 
 def _provenance(record: dict[str, Any], attack: dict[str, Any] | None) -> list[Block]:

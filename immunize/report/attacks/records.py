@@ -1,4 +1,8 @@
-"""Attack records of many runs: checked, and asked for what one method met in one tier.
+"""Attack records of many runs, from a folder of attacks or a committed `results.csv.gz`: read, checked, and asked.
+
+A record of `immunize.attack` says of what run it is; here that is laid out as in a run's own record, so that names,
+writing and reading are those of all other experiments. The numbers of θ_0 stand beside the immunized model's in every
+tier, so that θ_0's own column of the record is not kept; of the curves those of the harmful tasks against steps are.
 
 Imports no other room and no torch.
 """
@@ -10,23 +14,32 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from immunize.report.attacks.collecting import Curve, Record, Run, run_of
+from immunize.records import ATTACK_RECORD, whole_config
 from immunize.report.attacks.one_run import NAMES, TIERS
+from immunize.report.loading import load_records
 from immunize.report.naming import in_order, pair_label
+from immunize.report.reading import check_versions, read_file
 from immunize.report.runs import Collection
+from immunize.report.stored import RESULTS
 
-__all__ = [
-    "CONTROL",
-    "KINDS",
-    "THETA_0",
-    "TIERS",
-    "Attacks",
-    "Flops",
-    "Group",
-    "Tried",
-    "extractor_of",
-]
+Record = dict[str, Any]
+Run = tuple[str, str, str, int]
+"""Data sets and model, pair, method and seed."""
+
+_SAID = ("method", "model", "pretrain", "harmful", "data", "data_hash")
+_KEPT = (
+    *("schema_version", "kind", "status", "started", "seconds", "peak_memory_mib", "config_hash", "git_commit"),
+    *("versions", "hardware", "tasks", "verdicts", "control"),
+)
+_EXTRACTORS = ("immunized", "random_orthogonal")
+_SETTINGS = (
+    *("attack", "tiers", "tasks", "seeds", "validation_fraction", "test_fraction", "benign_digits", "images"),
+    "threads",
+)
+"""What of the configuration is kept, as far as it is there: what changes numbers, and no place on a disk."""
 
 Flops = list[float | None]
 """A number a run, task and attacker's seed; None for never."""
@@ -38,6 +51,92 @@ THETA_0, CONTROL = NAMES["theta_0"], NAMES["random_orthogonal"]
 
 _RULES = ("attack", "tiers", "validation_fraction", "test_fraction")
 """Settings of the grid that have to agree within one table."""
+
+
+def load_attacks(folder: Path) -> list[Record]:
+    """Every `attack_record.json` below a folder, or the lines of its `results.csv.gz`, by data, model, method, seed.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: a file is not the attack record of a run, or records are of different schema versions, or of an
+            unknown one.
+    """
+    if (folder / RESULTS).is_file():
+        return sorted(load_records(folder), key=run_of)
+    records = [_read(path) for path in sorted(folder.rglob(ATTACK_RECORD))]
+    if not records:
+        raise FileNotFoundError(f"{folder} holds no {ATTACK_RECORD}: attack its runs first, python -m immunize.attack")
+    check_versions(records, folder)
+    return sorted(records, key=run_of)
+
+
+def with_earlier(records: Sequence[Record], earlier: Sequence[Record]) -> list[Record]:
+    """Records, and of the earlier ones those of other runs.
+
+    Raises:
+        ValueError: earlier ones are of a version that counted costs otherwise.
+    """
+    if not all("best_so_far" in record for record in earlier):
+        raise ValueError("what is to be kept was counted by an older version: attack those runs again")
+    there = {run_of(record) for record in records}
+    return sorted([*records, *(record for record in earlier if run_of(record) not in there)], key=run_of)
+
+
+def collected(record: Record) -> Record:
+    """The part of an attack record that the report is made of, laid out as a run's record; no path of a machine.
+
+    Raises:
+        KeyError: it lacks something that every attack record has.
+    """
+    subject = record["subject"]
+    if subject["method"] is None:
+        raise KeyError("subject.method")
+    results = {task: {name: of[name] for name in _EXTRACTORS} for task, of in record["results"].items()}
+    best_so_far = {
+        task: {name: _by_steps(of[name]) for name in ("theta_0", "immunized")}
+        for task, of in record["best_so_far"].items()
+        if record["tasks"][task]["kind"] == "harmful"
+    }
+    return {
+        **{name: record[name] for name in _KEPT},
+        **{name: subject[name] for name in _SAID},
+        **({"attack_versions": record["attack_versions"]} if "attack_versions" in record else {}),
+        "seed": subject["run_seed"],
+        "subject": {name: value for name, value in subject.items() if name not in (*_SAID, "run_seed")},
+        "config": {name: value for name, value in whole_config(record).items() if name in _SETTINGS},
+        "results": results,
+        "best_so_far": best_so_far,
+        "by_attack": {
+            task: {name: {attack: _alone(found) for attack, found in attacks.items()} for name, attacks in of.items()}
+            for task, of in record["attacks"].items()
+        },
+    }
+
+
+def _alone(found: Record) -> Record:
+    return {"tier": found["tier"], "score": (found.get("score") or {}).get("values", [])}  # skipped: none
+
+
+def _by_steps(tiers: Record) -> dict[str, list[dict[str, list[float]]]]:
+    return {tier: [curves["steps"] for curves in seeds] for tier, seeds in tiers.items()}
+
+
+def _read(path: Path) -> Record:
+    try:
+        return collected(read_file(path, "an attack record"))
+    except KeyError as error:
+        raise ValueError(f"{path} is not the attack record of a run: it has no {error}") from None
+
+
+def run_of(record: Record) -> Run:
+    """Which run a record, as :func:`collected` lays it out, is of."""
+    return _group_name(record), pair_label(record), record["method"], record["seed"]
+
+
+def _group_name(record: Record) -> str:
+    sets = list(dict.fromkeys((record["pretrain"], record["harmful"])))
+    name = " against ".join(sets)
+    return name if record["model"] == "linear" else f"{name}, {record['model']}"
 
 
 @dataclass(frozen=True)
@@ -179,31 +278,6 @@ class Group(Collection):
                 for attack, alone in of.get("theta_0" if method == THETA_0 else extractor_of(method), {}).items():
                     found[task, alone["tier"], attack] += [score for score in alone["score"] if score is not None]
         return found
-
-    def longest(self, attack: str, tier: str) -> list[int]:
-        """Steps of an attack's longest candidate on every task through every extractor; records of before have none."""
-        return [
-            steps
-            for record in self.records
-            for extractors in record["results"].values()
-            for tiers in extractors.values()
-            for steps in tiers.get(tier, {}).get("longest_by_attack", {}).get(attack, ())
-        ]
-
-    def curves(self, method: str, tier: str) -> list[Curve]:
-        """Best score so far against steps on the harmful tasks, one a run, task and attacker's seed.
-
-        Args:
-            method: a method or `THETA_0`.
-            tier: of `TIERS`.
-        """
-        extractor = "theta_0" if method == THETA_0 else "immunized"
-        return [
-            curve
-            for record in self.of_method(method)
-            for of in record.get("best_so_far", {}).values()
-            for curve in of[extractor].get(tier, [])
-        ]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,294 @@
+"""The report of `experiment=table_attacks`: tables, figures and README of attacked runs, from attack records alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from immunize.files import write_text
+from immunize.report.attacks.one_run import interval_of
+from immunize.report.attacks.records import (
+    CONTROL,
+    KINDS,
+    THETA_0,
+    Attacks,
+    Group,
+    load_attacks,
+    with_earlier,
+)
+from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
+from immunize.report.cells import NOTHING
+from immunize.report.curves import style_of
+from immunize.report.figures import save_figure
+from immunize.report.provenance import made_with, versions_of
+from immunize.report.stored import write_results
+
+NAME = "table_attacks"
+DEFENCE = "defence"
+"""First word of the pages of `make table_defence`, whose runs have scales of their own."""
+BEST, PLANE = "best", "plane"
+_WIDTH = 0.8
+"""Of a tier's place, shared by the methods."""
+_MARKERS = {"pretrain": "o", "benign": "s"}
+_LIMITS = (-0.15, 1.25)
+_REDUCED = "**REDUCED**: a shortened grid that shows the code path; its numbers are not to be reported."
+
+
+def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str:
+    """Write the report and return what to print.
+
+    Args:
+        folder: attack records below it, or one that holds `results.csv.gz`.
+        out: where to write README.md, table.md, results.csv.gz and the figures; None prints. Named
+            attacks_<scale>, or attacks_<scale>_<harmful> with the runs against one D_H of several; likewise defence_.
+        keep: the runs in `out` that `folder` has not stay in the table.
+
+    Raises:
+        FileNotFoundError: no attack record in the folder, or nothing to keep.
+        ValueError: records that do not belong into one table.
+    """
+    records = load_attacks(folder)
+    attacks = Attacks.of(with_earlier(records, load_attacks(out)) if keep and out is not None else records)
+    tables = attack_tables(attacks)
+    text = "\n".join(table.markdown() for table in tables)
+    if out is None:
+        return text
+    out.mkdir(parents=True, exist_ok=True)
+    write_results(attacks.records, out)
+    write_text(out / "table.md", text)
+    best_figure(attacks, out / BEST)
+    retained = all(group.judged_by_intervals for group in attacks.groups)
+    if retained:
+        plane_figure(attacks, out / PLANE)
+    write_text(out / "README.md", _readme(attacks, out.name, text, retained=retained))
+    return text
+
+
+def outcome(attacks: Attacks) -> list[str]:
+    """By kind of data: how far each method held, where the defence fails, and what to distrust in these numbers."""
+    sentences = []
+    for group in attacks.groups:
+        reached = "; ".join(f"`{method}` {unbroken_counts(group, method)}" for method in group.methods)
+        sentences.append(
+            f"- {group.name}: the highest tier up to which the harmful task was unbroken is, by method, {reached}. "
+            f"{' '.join([_failures(group), *_control(group)])}"
+        )
+    return sentences
+
+
+def _control(group: Group) -> list[str]:
+    """Where a map that changes nothing held: there a single verdict is noise."""
+    found = []
+    for kind in group.kinds:
+        for tier in group.tiers:
+            tried = group.tried(CONTROL, kind, tier)
+            if tried is not None and (held := tried.held.count(True)):
+                found.append(f"{tier} of the {KIND_WORDS[kind]} task in {held} of {len(tried.held)} cases")
+    return [f"The control, {CONTROL}, held {', '.join(found)}: there a single verdict is noise."] if found else []
+
+
+def _failures(group: Group) -> str:
+    held = {t: [m for m in group.methods if _share_held(group, m, "harmful", t) == 1] for t in group.tiers}
+    broken = [tier for tier, methods in held.items() if not methods]
+    where = f"No method held in every run in {', '.join(broken)}" if broken else "In every tier some method held always"
+    lowest = group.tiers[0]
+    for kind in group.kinds[1:]:
+        harmed = [method for method in group.methods if _share_held(group, method, kind, lowest) > 0.5]
+        names = ", ".join(f"`{method}`" for method in harmed) or "no method"
+        where += f", and in {lowest} the {KIND_WORDS[kind]} task was made as hard, in most runs, by {names}"
+    return f"{where}."
+
+
+def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
+    """Of the cases that are decided; NaN without any."""
+    tried = group.tried(method, kind, tier)
+    decided = [held for held in tried.held if held is not None] if tried is not None else []
+    return sum(decided) / len(decided) if decided else math.nan
+
+
+def _readme(attacks: Attacks, name: str, text: str, *, retained: bool) -> str:
+    table = DEFENCE if name.startswith(DEFENCE) else "attacks"
+    scale, _, harmful = name.removeprefix(f"{table}_").partition("_")
+    target = f" `make table_{table}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
+    if table == DEFENCE:
+        scale = f"{table}_{scale}"
+    attacked = f"outputs/attacks_{scale}{'_' * bool(harmful)}{harmful}"
+    budget = attacks.grid["budget"]
+    facts = [
+        ("runs", "; ".join(f"{group.name}: {len(group.records)}" for group in attacks.groups)),
+        ("pairs", "; ".join(f"{group.name}: {', '.join(group.pairs)}" for group in attacks.groups)),
+        ("methods", ", ".join(f"`{m}`" for m in dict.fromkeys(m for g in attacks.groups for m in g.methods))),
+        ("seeds", ", ".join(map(str, sorted({s for g in attacks.groups for s in g.seeds})))),
+        ("attacker's seeds", "that of the run" if _paired(attacks) else "as the records say"),
+        (
+            "grid",
+            f"`{attacks.grid['name']}`, {budget['steps']:,} steps a candidate, {budget['flops']:.0e} FLOPs an attack",
+        ),
+        *((tier, ", ".join(names)) for tier, names in _by_tier(attacks).items()),
+        *made_with(attacks.records),
+        versions_of(attacks.records),
+    ]
+    lines = [
+        f"# {attacks.mark('Methods against attackers')}",
+        "",
+        *([_REDUCED, ""] if attacks.reduced else []),
+        f"Rebuilt by{'' if harmful else target}",
+        "",
+        "```bash",
+        f"python -m experiments.{NAME} scale={scale}" + (f" harmful={harmful} out={attacked}" if harmful else ""),
+        f"python -m immunize.report experiment={NAME} runs={attacked} out=experiments/{name}",
+        "```",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {key} | {value or NOTHING} |" for key, value in facts),
+        "",
+        *outcome(attacks),
+        "",
+        f"![{attacks.mark('best score by tier')}]({BEST}.png)",
+        "",
+        *([f"![{attacks.mark('retention by tier, harmful and honest')}]({PLANE}.png)", ""] if retained else []),
+        "Bars are means over runs, tasks and seeds, lines their range; dotted is the best constant answer. What the "
+        "tiers and the rules of the grid are stands in docs/attacks.md.",
+        "",
+        text,
+    ]
+    return "\n".join(lines)
+
+
+def _paired(attacks: Attacks) -> bool:
+    return all(record["config"]["seeds"] == [record["seed"]] for record in attacks.records)
+
+
+def _by_tier(attacks: Attacks) -> dict[str, list[str]]:
+    """The attacks of the tiers that something was attacked in, with budgets of their own and the tasks they are for."""
+    tried = {tier for group in attacks.groups for tier in group.tiers}
+    found: dict[str, list[str]] = {}
+    for name, settings in sorted(attacks.grid["attacks"].items()):
+        if settings["tier"] in tried:
+            found.setdefault(settings["tier"], []).append(f"`{name}`{_terms(settings)}")
+    return dict(sorted(found.items()))
+
+
+def _terms(settings: dict[str, Any]) -> str:
+    """Where an attack departs from the grid's: its own FLOPs and steps, images it is measured on, tasks it is for."""
+    terms = []
+    if settings.get("flops") is not None:
+        terms.append(f"{settings['flops']:.0e} FLOPs")
+    if "measured" in settings:
+        terms += [f"at most {settings['steps']:,} steps", f"measured on {settings['measured']:,} images"]
+    if settings.get("ranks"):
+        terms.append(f"ranks {', '.join(map(str, settings['ranks']))}")
+    if settings.get("kinds"):
+        terms.append(f"{', '.join(KIND_WORDS[kind] for kind in settings['kinds'])} tasks")
+    return f" ({'; '.join(terms)})" if terms else ""
+
+
+def best_figure(attacks: Attacks, stem: Path) -> None:
+    """Best score by tier from θ_0 and through every method, a row a kind of data, a column a kind of tasks.
+
+    Bars are means over runs, tasks and attackers' seeds, lines go from the least to the largest; dotted is chance.
+
+    Args:
+        attacks: of one or more kinds of data.
+        stem: path of the files without suffix; a PNG and a PDF are written.
+    """
+    kinds = [kind for kind in KINDS if any(kind in group.kinds for group in attacks.groups)]
+    size = (4.6 * len(kinds) + 0.4, 2.9 * len(attacks.groups) + 0.7)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(attacks.groups), len(kinds), squeeze=False)
+    for row, group in zip(axes, attacks.groups, strict=True):
+        for axis, kind in zip(row, kinds, strict=True):
+            if kind in group.kinds:
+                _bars(axis, group, kind)
+                axis.set_title(group.titled(f"{KIND_WORDS[kind]} task"), fontsize=10, loc="left")
+            else:
+                axis.set_axis_off()
+        row[0].set_ylabel("best score of the tier", fontsize=9)
+    _legend(figure, [THETA_0, *attacks.methods])
+    figure.suptitle(attacks.mark("What the best attacker of each tier reaches, and the best honest user"), fontsize=12)
+    save_figure(figure, stem)
+
+
+def plane_figure(attacks: Attacks, stem: Path) -> None:
+    """Retention of honest tasks against that of the harmful one, a row a kind of data, a column a tier.
+
+    A defence belongs to the upper left corner. Lines are 95 % intervals.
+
+    Args:
+        attacks: whose records have retentions.
+        stem: as in :func:`best_figure`.
+    """
+    columns = max(len(group.tiers) for group in attacks.groups)
+    size = (2.7 * columns + 0.4, 2.7 * len(attacks.groups) + 0.8)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(attacks.groups), columns, squeeze=False, sharex=True, sharey=True)
+    for row, group in zip(axes, attacks.groups, strict=True):
+        for axis, tier in zip(row, group.tiers, strict=False):
+            _points(axis, group, tier)
+            axis.set_title(tier, fontsize=10)
+        row[0].set_ylabel(f"{group.titled()}\nhonest retention", fontsize=9)
+        for axis in row[len(group.tiers) :]:
+            axis.set_axis_off()
+    for axis in axes[-1]:
+        axis.set_xlabel("harmful retention", fontsize=9)
+    shapes = [f"{'circle' if kind == 'pretrain' else 'square'}: {KIND_WORDS[kind]} task" for kind in _MARKERS]
+    _legend(figure, [*attacks.methods, CONTROL])
+    figure.suptitle(attacks.mark(f"What is left of what θ$_0$ teaches ({', '.join(shapes)})"), fontsize=12)
+    save_figure(figure, stem)
+
+
+def _colour(method: str) -> str:
+    return {THETA_0: "#000000", CONTROL: "#BBBBBB"}.get(method) or style_of(method)[0]
+
+
+def _legend(figure: Figure, names: Sequence[str]) -> None:
+    handles = [Patch(color=_colour(name), label=name.replace("θ_0", "θ$_0$")) for name in names]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
+
+
+def _bars(axis: Axes, group: Group, kind: str) -> None:
+    methods, tiers = [THETA_0, *group.methods], group.tiers
+    width = _WIDTH / len(methods)
+    for place, method in enumerate(methods):
+        for index, tier in enumerate(tiers):
+            tried = group.tried(method, kind, tier)
+            scores = [] if tried is None else [v for of in tried.score.values() for v in of if v is not None]
+            if scores:
+                x = index + (place - (len(methods) - 1) / 2) * width
+                axis.bar(x, mean(scores), 0.9 * width, color=_colour(method))
+                axis.vlines(x, min(scores), max(scores), color="#444444", linewidth=1)
+    if chances := group.chances(kind):
+        axis.axhline(mean(chances), color="#444444", linewidth=0.8, linestyle=":")
+    axis.set(xticks=range(len(tiers)), xticklabels=tiers, xlim=(-0.6, len(tiers) - 0.4))
+    axis.set_ylim(bottom=0)
+    axis.grid(axis="y", alpha=0.25, linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _points(axis: Axes, group: Group, tier: str) -> None:
+    for method in [CONTROL, *group.methods]:
+        harmful = group.tried(method, "harmful", tier)
+        x = None if harmful is None else interval_of(harmful.retention)
+        for kind, marker in _MARKERS.items():
+            honest = group.tried(method, kind, tier)
+            y = None if honest is None else interval_of(honest.retention)
+            if x is None or y is None:
+                continue
+            axis.plot([x.low, x.high], [y.mean] * 2, color=_colour(method), linewidth=1)
+            axis.plot([x.mean] * 2, [y.low, y.high], color=_colour(method), linewidth=1)
+            axis.plot(*np.clip((x.mean, y.mean), *_LIMITS), marker, color=_colour(method), markersize=6)
+    axis.axhline(1, color="#888888", linewidth=0.6, linestyle=":")
+    axis.axvline(1, color="#888888", linewidth=0.6, linestyle=":")
+    axis.set(xlim=_LIMITS, ylim=_LIMITS, aspect="equal")
+    axis.grid(alpha=0.2, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
