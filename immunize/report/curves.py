@@ -19,7 +19,7 @@ from immunize.report.naming import in_order
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["STYLES", "curves_by_method_figure", "curves_figure", "probe_figure", "probe_figures", "style_of"]
+__all__ = ["STYLES", "curves_figure", "probe_figure", "probe_figures", "style_of"]
 
 _FLOOR = 1e-4
 
@@ -37,8 +37,8 @@ STYLES: dict[str, tuple[str, Any]] = {
     IDENTITY: ("#000000", (0, (1, 2.5))),
 }
 _OTHERS = (("#8C6D31", "-"), ("#332288", (0, (8, 2))), ("#117733", (0, (2, 1, 1, 1))), ("#882255", (0, (1, 2))))
-_FAINT_BAND, _PROBE_BAND, _CLEAR_BAND = 0.07, 0.12, 0.25
-"""Opacity of a band among many, of a probe's, and of one on its own."""
+_FAINT_BAND, _PROBE_BAND = 0.07, 0.12
+"""Opacity of a band among many, and of a probe's."""
 
 HOW = {
     "gd": "gradient descent, step 1/L",
@@ -76,26 +76,6 @@ def curves_figure(bands: pd.DataFrame, part: str) -> Figure:
     labels = [label for one in order for label in handles if str(label).split(",")[0] == one]
     figure.legend([handles[label] for label in labels], list(map(str, labels)), loc="outside lower center", ncols=4)
     figure.suptitle(_title(bands, part), fontsize=11)
-    return figure
-
-
-def curves_by_method_figure(bands: pd.DataFrame, part: str) -> Figure:
-    """The same, one column a method beside the identity, so that the ranges over the runs can be told apart."""
-    methods = in_order(set(bands["extractor"]) - {IDENTITY})
-    figure = Figure(figsize=(1.9 * len(methods) + 0.6, 4.6), layout="constrained")
-    axes = figure.subplots(2, len(methods), sharex=True, sharey=True, squeeze=False)
-    for row, role in zip(axes, TASKS, strict=True):
-        shown = bands[(bands["part"] == part) & (bands["data_set"] == role)]
-        for axis, method in zip(row, methods, strict=True):
-            for extractor in (IDENTITY, method):
-                _draw(axis, shown[shown["extractor"] == extractor], _CLEAR_BAND)
-            _set_up(axis)
-            axis.set_xticks([0, 10, 1000])
-        row[0].set_ylabel({"pretrain": "$D_P$", "harmful": "$D_H$"}[role] + ", norm ratio")
-    for axis, method in zip(axes[0], methods, strict=True):
-        axis.set_title(method, fontsize=10)
-    figure.supxlabel(STEPS_LABEL, fontsize=10)
-    figure.suptitle(_title(bands, part) + "; dotted: the identity", fontsize=11)
     return figure
 
 

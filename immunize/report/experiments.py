@@ -19,8 +19,7 @@ from immunize.report.bands import (
     write_bands,
 )
 from immunize.report.conventions import PARTS, REDUCED
-from immunize.report.curves import curves_by_method_figure, curves_figure, probe_figures
-from immunize.report.distributions import distribution_figure
+from immunize.report.curves import curves_figure, probe_figures
 from immunize.report.expected import expected_runs
 from immunize.report.figures import save_figure
 from immunize.report.heatmaps import heatmap
@@ -33,7 +32,6 @@ from immunize.report.provenance import provenance, settings_table
 from immunize.report.published import read_published
 from immunize.report.results import result_tables
 from immunize.report.runs import EXPERIMENT_STATUSES, FAST, NetworkSetting, Runs
-from immunize.report.selection import selection_text
 from immunize.report.stored import RESULTS, write_results
 from immunize.report.tradeoff import NAME, TradeOff, settings_text, tradeoff_tables
 from immunize.report.tradeoff_figure import tradeoff_figure
@@ -41,7 +39,7 @@ from immunize.report.tradeoff_figure import tradeoff_figure
 __all__ = ["EXPERIMENTS", "Request", "report_experiment"]
 
 _PANELS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
-"""What the distributions over pairs and the heat maps are drawn for."""
+"""What the heat maps are drawn for."""
 _PAPERS = ("ill_only", "imma", "opt_kappa", "ours")
 """The four heat maps of the paper's Fig. 2, in its order."""
 TITLES = {
@@ -109,12 +107,7 @@ def _table(request: Request) -> str:
         return _text(tables)
     write_results(runs.records, out)
     write_tables(tables, request.name, out)
-    figures = []
-    if len(runs.pairs) > 1:
-        title = runs.mark(f"RIR over the {len(runs.pairs)} pairs")
-        distribution_figure(runs, _PANELS, published, title, out / "distribution")
-        figures = ["distribution"]
-    _write_readme(request.name, runs, out, _linear(runs, figures, _text(tables)))
+    _write_readme(request.name, runs, out, _linear(runs, [], _text(tables)))
     return _text(tables)
 
 
@@ -142,9 +135,8 @@ def _draw_curves(path: Path, out: Path) -> list[str]:
     bands = read_bands(path, NORM_RATIOS)
     figures = []
     for part in PARTS:
-        for kind, figure in (("", curves_figure), ("_by_method", curves_by_method_figure)):
-            figures.append(f"norm_ratio_{part}{kind}")
-            save_figure(figure(bands, part), out / figures[-1])
+        figures.append(f"norm_ratio_{part}")
+        save_figure(curves_figure(bands, part), out / figures[-1])
     return figures
 
 
@@ -276,7 +268,7 @@ def _write_readme(name: str, runs: Runs, out: Path, body: Sequence[str], title: 
 
 
 def _linear(runs: Runs, figures: Sequence[str], text: str) -> list[str]:
-    return [provenance(runs), settings_table(runs).markdown(), selection_text(runs), *_shown(runs, figures), text]
+    return [provenance(runs), settings_table(runs).markdown(), *_shown(runs, figures), text]
 
 
 def _networks(settings: Sequence[NetworkSetting], figures: Sequence[str], text: str) -> list[str]:
