@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 
 from experiments.bench.deep import measure_pooled, show
@@ -29,10 +28,9 @@ from experiments.bench.deep_parts import (
 from experiments.bench.deep_processes import measure_processes
 from experiments.bench.machine import write_csv
 from immunize.data.images import ImageFolder
-from immunize.evaluation.attacks.network import flops_of as counted
 from immunize.features.transforms import image_transform
 
-__all__ = ["COLUMNS", "measure", "run", "vit_large"]
+__all__ = ["COLUMNS", "measure", "run"]
 
 COLUMNS = (
     *("what", "variable", "size", "network", "n", "d", "batch", "processes", "threads"),
@@ -42,7 +40,7 @@ COLUMNS = (
 POOLED_N, POOLED_D = (12_500, 25_000, 50_000, 100_000), (128, 256, 512, 1024, 2048)
 FIXED_N, FIXED_D, FIXED_BATCH = 12_500, 512, 64
 SPECTRA_BATCH, SPECTRA_D = (32, 64, 128, 256, 512), (192, 512, 768, 1024, 2048)
-LARGE_D, LARGE_BLOCKS, LARGE_BATCHES = 1024, 24, (512, 4096)
+LARGE_D, LARGE_BATCHES = 1024, (512, 4096)
 """Of ViT-L, and 64 images a GPU of 8 and of 64."""
 STEP_BATCHES, NETWORK_BATCH = (8, 16, 32, 64), 16
 IMAGE_SIZES, FILES = (64, 128, 224), 32
@@ -90,8 +88,6 @@ def measure(seconds: float = SECONDS) -> Iterator[dict[str, Any]]:
             process_seconds=of["process_s"],
             exchange_seconds=of["exchange_s"],
         )
-    large = vit_large()
-    yield _row("operations an image", "network", "", network="vit_large", d=LARGE_D, **_gflop(large))
 
 
 def _steps(seconds: float) -> Iterator[dict[str, Any]]:
@@ -135,18 +131,6 @@ def _reading(seconds: float) -> Iterator[dict[str, Any]]:
             ((wall, process),) = in_turns(read, seconds=min(seconds, 3.0))
             each = {"seconds": wall / FILES, "process_seconds": process / FILES}
             yield _row("reading an image", "pixels", size, threads=1, **each)
-
-
-def vit_large() -> Flops:
-    """ViT-L/16 at 224 px with its last block trained: its blocks are alike, so that a network of one is counted."""
-    net = timm.create_model("vit_large_patch16_224", num_classes=0, depth=1)
-    block = net.get_submodule("blocks.0")
-    images, tokens = torch.zeros(1, 3, 224, 224), torch.zeros(1, 197, LARGE_D)
-    with torch.no_grad():
-        shallow, of_block = counted(lambda: net(images)), counted(lambda: block(tokens))
-    trunk = shallow + (LARGE_BLOCKS - 2) * of_block  # all but the last
-    trained = counted(lambda: block(tokens.requires_grad_()).sum().backward())
-    return Flops(trunk / 1e9, trained / 1e9)
 
 
 def run(out: Path) -> bool:

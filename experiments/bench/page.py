@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.bench.deep_parts import FILE_SIZE
-from experiments.bench.projection import projection
 from experiments.bench.rows import Row, operations, paragraph, read, series_over, table
 from experiments.bench.scaling import fit_exponent
 
@@ -39,7 +38,6 @@ def page(results: Path) -> str:
         _network(rows),
         _processes(rows),
         _reading(rows),
-        projection(rows),
         _ACCELERATOR,
     ]
     return "\n".join(sections)
