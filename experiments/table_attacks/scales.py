@@ -59,6 +59,7 @@ _SMALL = (
     *("~attack.attacks.newton", "~attack.attacks.lora", "~attack.attacks.full_finetune", *for_harmful("last_block")),
     *("attack.attacks.last_block.steps=120", "attack.attacks.last_block.flops=6e12"),
 )
+_DEFENCE = (*_SMALL, *for_harmful(*DEFENDED), "benign=[imagenette,cifar10]")
 _DRAWS = f"seeds={list(range(20))}".replace(" ", "")
 
 SCALES = {
@@ -76,8 +77,12 @@ SCALES = {
     "digits": Scale(("outputs/table3_digits",), _DIGITS),
     "small": Scale(("outputs/table3_small",), (*_SMALL, "benign=[imagenette]", "tasks=[harmful,benign_imagenette]")),
     "defence_digits": Scale(("outputs/defence_linear", "outputs/defence_digits"), _DIGITS),
-    "defence_small": Scale(
-        ("outputs/defence_small",), (*_SMALL, *for_harmful(*DEFENDED), "benign=[imagenette,cifar10]")
+    "defence_small": Scale(("outputs/defence_small",), _DEFENCE),
+    "defence_front": Scale(
+        ("outputs/defence_front",),
+        _DEFENCE,
+        methods=("erase", "censor", "labels_weak", "labels", "answers_weak", "strong"),
+        seeds=(0,),
     ),
     "rotations": Scale(
         ("outputs/defence_digits",),
@@ -86,5 +91,6 @@ SCALES = {
         seeds=(0,),
     ),
 }
-"""Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `rotations` tries the
+"""Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
+settings of `censor` by name, for what each costs benign tasks. `rotations` tries the
 verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
