@@ -39,7 +39,6 @@ class GuardMode(Enum):
 
     off = "off"
     warn = "warn"
-    strict = "strict"
 
 
 @dataclass

@@ -83,7 +83,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("harmful.pear=[0,1]", ["harmful.pear"]),
         ("method.foo=1", ["method.foo"]),
         ("seed=abc", ["seed", "abc"]),
-        ("guard=maybe", ["guard", "maybe", "off, warn, strict"]),
+        ("guard=maybe", ["guard", "maybe", "off, warn"]),
         ("harmful.pair=[0,1", ["input '[0,1'"]),
         ("objective", ["objective"]),
     ],

@@ -39,7 +39,7 @@ class Training:
     Attributes:
         method: its name.
         row: the hyper-parameters.
-        guard: what the theorem guard does: "off", "warn" or "strict".
+        guard: what the theorem guard does: "off" or "warn".
         log_every: steps between two rows of the loggers.
         monitor_every: steps between two looks at RIR.
         resume: an interrupted training goes on.

@@ -308,7 +308,7 @@ def _callbacks(
                 raise UserError(
                     f"guard={training.guard} watches R_well and R_ill; method={training.method} has neither"
                 )
-            callbacks["guard"] = TheoremGuard("strict" if training.guard == "strict" else "warn")
+            callbacks["guard"] = TheoremGuard()
         # Lightning calls them in this order: the last look is at the θ that early stopping put back.
         monitor = ImmunityMonitor(pair.fit, training.monitor_every, label, quiet=quiet)
         callbacks |= {"warnings": monitor} | ({} if quiet else {"progress": progress(monitor, label)})

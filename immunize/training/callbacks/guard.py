@@ -4,9 +4,7 @@ The theorem speaks of one preconditioned gradient step of length ηλ on one reg
 loss (the paper's own Limitations, §4.4), and an optimizer's scaling: Adam divides every coordinate of the gradient by
 a running size of its own, so that its step has no ηλ to compare, and the bounds say nothing about it. The guard
 therefore counts two things apart: whether ηλ was within the bounds, which are the theorem's conditions only where
-`theorem_step` is true, and whether κ moved as promised, which is what matters, whatever the step. In strict mode it
-shrinks the step, back along the line to where it started, until both condition numbers have moved the right way. It
-does so within the optimizer's step, so that nobody else sees the step that was not taken.
+`theorem_step` is true, and whether κ moved as promised, which is what matters, whatever the step.
 
 "Right way": κ(H_P) does not rise (methods with a "well" term), κ(H_H) does not fall (methods with an "ill" term),
 both on the data of that step. A step that pushes a direction below the rank cut has moved neither the right way,
@@ -18,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -36,14 +34,10 @@ __all__ = ["GuardCounts", "TheoremGuard"]
 log = logging.getLogger(__name__)
 
 ROUNDING = 1e-12
-"""Relative change of κ that counts as none in a full step; a shortened step gets no such slack, or it would be
-shortened until its wrong way fits in here."""
+"""Relative change of κ that counts as none."""
 
 INVERSE_FREE: Precondition = "inverse_free"
 """The preconditioning that is K⁻¹∇R without an ε, see :mod:`immunize.features.precondition`."""
-
-HALVINGS = 40
-"""Shrinking gives up (and takes no step) after 2^-40 of the step."""
 
 
 @dataclass
@@ -53,84 +47,63 @@ class GuardCounts:
     Attributes:
         steps: all.
         eta_lambda_within_bounds: η·λ, as configured, was within the bound of every regularizer the method has.
-        promises_kept: κ moved the right way, before any shrinking.
+        promises_kept: κ moved the right way.
         broken_within_bounds: ηλ was within the bounds, and κ still moved the wrong way.
-        shrunk: strict mode shortened the step.
-        abandoned: strict mode found no length at which both moved the right way, and took no step.
     """
 
     steps: int = 0
     eta_lambda_within_bounds: int = 0
     promises_kept: int = 0
     broken_within_bounds: int = 0
-    shrunk: int = 0
-    abandoned: int = 0
 
 
 class TheoremGuard(Callback):
     """Checks every step against the bounds on ηλ (corrected, docs/numerics.md) and Theorem 4.3's promise.
 
-    Args:
-        mode: "warn" counts and says once; "strict" also shrinks steps.
-
-    Raises:
-        ValueError: unknown mode.
+    It counts, warns of the first broken promise, and changes nothing.
     """
 
-    def __init__(self, mode: Literal["warn", "strict"]) -> None:
-        if mode not in ("warn", "strict"):
-            raise ValueError(f"guard has to be off, warn or strict, it is {mode!r}")
-        self.mode = mode
+    def __init__(self) -> None:
         self.counts = GuardCounts()
-        self._batch: Batch | None = None
-        self._start: Tensor | None = None
+        self._before: dict[str, Spectrum] = {}
+        self._sides: dict[str, Side] = {}
         self._warned = False
         self._theorem_step = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stand directly behind the optimizer; Lightning's next hook comes when others have looked at θ already."""
-        module = pl_module
-        assert isinstance(module, LinearModule)
-        self._theorem_step = _takes_theorem_steps(trainer.optimizers, module)
-        for optimizer in trainer.optimizers:
-            optimizer.register_step_post_hook(lambda *_: self._check(module))
+        """See what kind of step it is."""
+        assert isinstance(pl_module, LinearModule)
+        self._theorem_step = _takes_theorem_steps(trainer.optimizers, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
-        """Remember the batch."""
-        del trainer, pl_module, batch_idx
-        self._batch = batch
-
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Remember θ and η."""
-        del trainer
+        """Remember both condition numbers and η."""
+        del batch_idx
         assert isinstance(pl_module, LinearModule)
-        self._start = pl_module.extractor.theta.detach().clone()
-        self._learning_rate = float(optimizer.param_groups[0]["lr"])
-
-    def _check(self, module: LinearModule) -> None:
-        """Compare κ before and after the step, and shrink it in strict mode."""
-        assert self._start is not None
-        assert self._batch is not None
-        step = module.step_of(self._batch)
+        step = pl_module.step_of(batch)
         sides = {"well": step.pretrain, "ill": step.harmful}
-        sides = {name: side for name, side in sides.items() if name in module.objective.weights}
-        if not sides:
-            return
-        before = {name: _spectrum(side, self._start) for name, side in sides.items()}
-        within = self._within_bounds(module, before)
-        theta = module.extractor.theta
-        kept = _moved_right(sides, before, theta.detach())
-        self._count(within, kept)
-        if not kept and self.mode == "strict":
-            self._shrink(theta, sides, before)
+        self._sides = {name: side for name, side in sides.items() if name in pl_module.objective.weights}
+        self._before = {name: _spectrum(side, pl_module.extractor.theta.detach()) for name, side in self._sides.items()}
+        self._learning_rate = float(trainer.optimizers[0].param_groups[0]["lr"])
 
-    def _within_bounds(self, module: LinearModule, before: dict[str, Spectrum]) -> bool:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        """Compare them with those after the step."""
+        del trainer, outputs, batch, batch_idx
+        assert isinstance(pl_module, LinearModule)
+        if self._sides:
+            theta = pl_module.extractor.theta.detach()
+            self._count(self._within_bounds(pl_module), _moved_right(self._sides, self._before, theta))
+
+    def _within_bounds(self, module: LinearModule) -> bool:
         weights = module.objective.weights
         bounds = {
             "well": lambda s: well_step_bound(s.values[: s.rank], s.n_features),
             "ill": lambda s: ill_step_bound(s.values[: s.rank]),
         }
-        return all(self._learning_rate * weights[name] < bounds[name](spectrum) for name, spectrum in before.items())
+        return all(
+            self._learning_rate * weights[name] < bounds[name](spectrum) for name, spectrum in self._before.items()
+        )
 
     def _count(self, within: bool, kept: bool) -> None:
         self.counts.steps += 1
@@ -147,35 +120,15 @@ class TheoremGuard(Callback):
                 "" if self._theorem_step else ", which do not cover this kind of step",
             )
 
-    def _shrink(self, theta: torch.nn.Parameter, sides: dict[str, Side], before: dict[str, Spectrum]) -> None:
-        assert self._start is not None
-        move = theta.detach() - self._start
-        for halving in range(1, HALVINGS + 1):
-            candidate = self._start + move * 0.5**halving
-            if _moved_right(sides, before, candidate, slack=0.0):
-                self.counts.shrunk += 1
-                break
-        else:
-            candidate = self._start
-            self.counts.abandoned += 1
-        with torch.no_grad():
-            theta.copy_(candidate)
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say how it went."""
         del trainer, pl_module
         c = self.counts
         log.info("guard: %d of %d steps moved both condition numbers as promised", c.promises_kept, c.steps)
-        if self.mode == "strict" and c.shrunk + c.abandoned:
-            log.warning(
-                "guard: %d steps were shortened and %d not taken, because no length kept the promise",
-                c.shrunk,
-                c.abandoned,
-            )
 
     def facts(self) -> dict[str, Any]:
         """For the record; `theorem_step` says whether the bounds on ηλ are the theorem's conditions in this run."""
-        return {"mode": self.mode, "theorem_step": self._theorem_step, **asdict(self.counts)}
+        return {"theorem_step": self._theorem_step, **asdict(self.counts)}
 
 
 def _takes_theorem_steps(optimizers: list[Optimizer], module: LinearModule) -> bool:
@@ -197,14 +150,14 @@ def _spectrum(side: Side, theta: Tensor) -> Spectrum:
     return spectrum_of(side.rows @ theta, tolerance=side.tolerance)
 
 
-def _moved_right(sides: dict[str, Side], before: dict[str, Spectrum], theta: Tensor, slack: float = ROUNDING) -> bool:
+def _moved_right(sides: dict[str, Side], before: dict[str, Spectrum], theta: Tensor) -> bool:
     for name, side in sides.items():
         size = float((side.rows @ theta).square().sum())
         if not 0 < size < math.inf:  # overflow, NaN or zeros: there is no spectrum to speak of
             return False
         after = _spectrum(side, theta)
         old, new = condition_number(before[name]).value, condition_number(after).value
-        wrong = new > old * (1 + slack) if name == "well" else new < old * (1 - slack)
+        wrong = new > old * (1 + ROUNDING) if name == "well" else new < old * (1 - ROUNDING)
         if wrong or after.rank < before[name].rank:
             return False
     return True
