@@ -49,12 +49,6 @@ RISING, FALLING = torch.logspace(0, -1, D), torch.logspace(-1, 0, D)
 # Effective ranks and rows.
 
 
-def test_effective_ranks_of_equal_eigenvalues_are_their_number() -> None:
-    ranks = effective_ranks(torch.tensor([3.0, 3.0, 3.0, 0.0], dtype=torch.float64))
-    assert ranks.entropy == pytest.approx(3)
-    assert ranks.participation == pytest.approx(3)
-
-
 def test_effective_ranks_against_their_definitions() -> None:
     values = torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64)
     p = [0.5, 0.25, 0.125, 0.125]
@@ -200,11 +194,6 @@ def test_identical_data_get_a_verdict() -> None:
     assert (immunizable, code) == (False, "identical")
     assert "cannot be immunized" in sentence
     assert "κ_gen = 1" in sentence
-
-
-def test_proportional_covariances_are_aligned() -> None:
-    x = rows(100, RISING, 0)
-    assert verdict_of((x, 3 * x))[:2] == (False, "aligned")
 
 
 def test_slightly_rotated_covariances_are_aligned() -> None:

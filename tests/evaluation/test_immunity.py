@@ -13,7 +13,6 @@ from immunize.evaluation import PartEvaluation, evaluate_part, least_squares_tar
 from immunize.evaluation.numbers import spectrum_numbers
 from immunize.spectrum import ESTIMATORS, Spectrum
 from tests import reference as ref
-from tests.composing import data_of, module_of, tiny
 
 D = 6
 TASKS = {"pretrain": "regression", "harmful": "regression"}
@@ -64,35 +63,6 @@ def test_every_estimator_equals_its_definition(n: int, rho: float) -> None:
         assert ratio.ratio_harmful == pytest.approx(i, rel=1e-9)
         assert ratio.ratio_pretrain == pytest.approx(ii, rel=1e-9)
         assert ratio.rir == pytest.approx(rir, rel=1e-9)
-
-
-def test_rank_deficient_data() -> None:
-    parts, theta = pair(rank=4), ref.extractor(D, seed=5)
-    found = evaluate(theta, parts)
-    for name in ("spectrum", "ridge"):
-        ratio = found.ratios[name]  # type: ignore[index]
-        p, h, p0, h0 = (
-            kappa(name, ref.hessian(part.x, t), 40, 1e-2)
-            for t in (theta, None)
-            for part in (parts.pretrain, parts.harmful)
-        )
-        assert ratio.rir == pytest.approx(ref.immunization_ratio(h, p, h0, p0)[2], rel=1e-9)
-        assert ratio.kappa_pretrain.rank == ratio.kappa_harmful.rank == 4
-
-
-def test_fit_and_held_out_of_a_run_are_those_of_its_data() -> None:
-    cfg = tiny()
-    data = data_of(cfg)
-    theta = module_of(cfg, data).extractor.theta.detach() @ ref.extractor(D, seed=8)
-    assert data.held_out is not None
-    for parts in (data.fit, data.held_out):
-        found = evaluate_part(theta, parts, data.tasks, probe_steps=10)
-        for name in ESTIMATORS:
-            x = parts.harmful.x
-            expected = kappa(name, ref.hessian(x, theta), len(x), 1e-2)
-            assert found.ratios[name].kappa_harmful.value == pytest.approx(expected, rel=1e-9)
-    fit, held_out = (evaluate_part(theta, parts, data.tasks, probe_steps=10) for parts in (data.fit, data.held_out))
-    assert fit.ratios["spectrum"].rir != held_out.ratios["spectrum"].rir
 
 
 def test_identity_immunizes_nothing_and_spoils_nothing() -> None:

@@ -17,7 +17,6 @@ import immunize
 from immunize import evaluate, train
 from immunize.data.digits import FiveDigits
 from immunize.data.housing import Housing
-from immunize.errors import UserError
 from immunize.features import load_weights
 from immunize.objective import Head
 from immunize.objective.erase import Erase
@@ -96,11 +95,6 @@ def test_other_methods_train_on_several_classes_too(tmp_path: Path) -> None:
         record = train.run(cfg, tmp_path / method)
         assert record["status"] == "finished"
         assert record["training"]["fit"]["steps"] == 3
-
-
-def test_one_label_a_side_is_refused_with_another_method(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"same label.*method=ours"):
-        train.run(compose_config("harmful=digits", *DIGITS[1:]), tmp_path)
 
 
 @pytest.mark.data

@@ -200,12 +200,6 @@ def test_the_finite_mu_of_a_singular_pair_are_those_of_the_schur_complement() ->
     torch.testing.assert_close(s.mu, generalized_spectrum(k_p[:3, :3], schur).mu, rtol=1e-8, atol=0)
 
 
-def test_harmful_data_of_rank_one_cannot_be_made_harder() -> None:
-    k_p = random_gram(4, 1)
-    v = ref.gaussian(4, seed=2)
-    assert generalized_spectrum(k_p, torch.outer(v, v)).kappa_gen == 1
-
-
 def test_shrinkage_tends_to_the_unshrunk_optimum() -> None:
     k_p, k_h = random_gram(8, 1), random_gram(8, 2)
     exact = generalized_spectrum(k_p, k_h)

@@ -95,13 +95,6 @@ def test_gradients_of_the_regularizers_are_those_of_all_columns(pair):
             assert torch.allclose(restricted + shift, in_range, rtol=1e-9, atol=1e-12 * float(in_range.abs().max()))
 
 
-def test_what_no_sample_has_is_scaled_by_the_geometric_mean(pair):
-    basis = joint_basis(*pair)
-    theta = 3 * torch.linalg.qr(random_map(basis.shape[1])).Q
-    lifted = lift_map(theta, basis)
-    assert torch.allclose(torch.linalg.svdvals(lifted), torch.full((D,), 3.0, dtype=torch.float64), rtol=1e-12)
-
-
 def test_a_singular_map_is_lifted_all_the_same(pair):
     basis = joint_basis(*pair)
     lifted = lift_map(torch.zeros(basis.shape[1], basis.shape[1], dtype=torch.float64), basis)

@@ -126,14 +126,9 @@ def unit_error(name: str, size: int, exponent: int) -> float:
 
 
 @every_function
-@pytest.mark.parametrize(("size", "exponent"), [(5, -12), (5, -3), (5, 3), (5, 12), (200, -3), (200, 3)])
+@pytest.mark.parametrize(("size", "exponent"), [(5, -12), (5, 12), (200, -12), (200, 12)])
 def test_value_and_gradient_scale_with_the_units(name: str, size: int, exponent: int) -> None:
     assert unit_error(name, size, exponent) < 1e-9
-
-
-@pytest.mark.parametrize("exponent", [-12, 12])
-def test_large_sides_scale_with_extreme_units_too(exponent: int) -> None:
-    assert max(unit_error(name, 200, exponent) for name in FUNCTIONS) < 1e-9
 
 
 @every_function
@@ -226,13 +221,6 @@ def test_gradcheck_of_features(name: str, rows: int, columns: int) -> None:
 
 
 @every_function
-@every_shape
-def test_gradcheck_of_theta(name: str, rows: int, columns: int) -> None:
-    x = ref.features_with_eigenvalues(torch.linspace(4, 1, min(rows, columns)), rows, columns, seed=15)
-    check(lambda t: FEATURES[name][0](x @ t), ref.extractor(columns, seed=16))
-
-
-@every_function
 @pytest.mark.parametrize(("rows", "columns"), [(9, 4), (6, 6), (7, 12)])
 def test_gradcheck_of_theta_where_the_data_are_rank_deficient(name: str, rows: int, columns: int) -> None:
     # rank H(θ) = rank X = 3 for every invertible θ, so finite differences in θ stay on the manifold.
@@ -259,21 +247,6 @@ def test_gradient_agrees_with_the_value_about_singular_values_below_the_cut(name
 
 
 # --- ties, zeros, duplicates --------------------------------------------------------------------------------------
-
-
-def ends_by_eigenvectors(f: Tensor) -> Tensor:
-    """½σ_1² as a Rayleigh quotient with the eigenvector from `eigh` on the large side: R_well the naive way."""
-    h = f.T @ f
-    v = torch.linalg.eigh(h).eigenvectors[:, -1]
-    return 0.5 * (v @ h @ v) ** 2 - h.square().sum() / (2 * len(h))
-
-
-def mapped_eigenvectors(f: Tensor) -> Tensor:
-    """R_well with eigenvectors of the small side mapped across by v = Fᵀu/√λ."""
-    values, u = torch.linalg.eigh(f @ f.T)
-    v = f.T @ u / values.clamp_min(0).sqrt()
-    sigma = (f @ v).square().sum(0).nan_to_num(0.0)
-    return 0.5 * sigma.max() ** 2 - sigma.square().sum() / (2 * f.shape[1])
 
 
 def duplicated(distance: float) -> Tensor:
@@ -304,20 +277,6 @@ def test_gradient_is_finite_and_moderate_where_the_spectrum_is_degenerate(case: 
         degree = {"well": 2, "ill": -2, "kappa": 0}[name] * (1 if function is MATRIX[name][0] else 2)
         assert float((slope * s).sum()) == pytest.approx(degree * float(value), abs=1e-9 * float(value))
         assert float(slope.norm()) < 100 * float(value)
-
-
-@pytest.mark.parametrize(
-    ("naive", "case"),
-    [(ends_by_eigenvectors, "tied top"), (mapped_eigenvectors, "duplicate rows"), (mapped_eigenvectors, "zeros")],
-)
-def test_naive_autograd_is_nan_where_the_closed_form_is_the_limit(naive: Callable[[Tensor], Tensor], case: str) -> None:
-    s = DEGENERATE[case]
-    assert float(naive(s)) == pytest.approx(float(r_well_of_features(s)), rel=1e-12)
-    assert torch.isnan(gradient(naive, s)).any()
-    ours = gradient(r_well_of_features, s)
-    assert torch.isfinite(ours).all()
-    if case != "tied top":  # σ_1 is unique, R_well is differentiable, and finite differences know the answer
-        assert error(ours, ref.finite_difference_gradient(r_well_of_features, s)) < 1e-8
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -24,7 +24,6 @@ from immunize.evaluation.attacks import (
     Rows,
     StageProbes,
 )
-from immunize.evaluation.attacks.nearest import nearest
 from immunize.evaluation.attacks.repaired import REPAIRS
 from tests.evaluation.attacks.making import C, D, classes, ill_conditioned, regression
 
@@ -128,13 +127,6 @@ def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_a
     assert all(trace.points[0].test == whole[trace.label] for trace in raced[-3:])
     numbers = attack.run(regression(sizes=(400, 100, 100)), Budget(1), 0)
     assert max(trace.points[0].test for trace in numbers.traces) > 0.6
-
-
-def test_nearest_by_cosine_are_those_of_the_largest_cosine() -> None:
-    rng = np.random.default_rng(7)
-    train, asked = rng.normal(size=(60, 5)) * np.logspace(0, -3, 5), rng.normal(size=(9, 5))
-    cosines = (asked @ train.T) / np.linalg.norm(train, axis=1)
-    assert np.array_equal(nearest(train, asked, 4, ["cosine"])["cosine"], np.argsort(-cosines, axis=1)[:, :4])
 
 
 def test_nearest_neighbours_remember_their_own_rows() -> None:
