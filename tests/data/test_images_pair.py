@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from immunize.data import Digits, Synthetic
@@ -68,57 +66,6 @@ def test_length_of_an_epoch(folders: Path, epochs_on: str, mode: str, steps: int
     loader = data.train_dataloader()
     assert data.steps_per_epoch == len(list(loader)) == steps
     assert loader._mode == mode
-
-
-class Recorder(pl.LightningModule):
-    """Keeps the labels and the sum of each batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen: list[tuple[list[int], float]] = []
-
-    def training_step(self, batch: dict[str, tuple[Tensor, Tensor]], batch_idx: int) -> Tensor:
-        self.seen.append((batch["pretrain"][1].tolist(), float(batch["harmful"][0].double().sum())))
-        return self.weight.sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(folders: Path, epochs: int, checkpoint: Path | None = None, **options: Any) -> Recorder:
-    """Train and save; `checkpoint` is continued if it is there."""
-    module = Recorder()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        use_distributed_sampler=False,
-    )
-    resumed = checkpoint if checkpoint is not None and checkpoint.exists() else None
-    trainer.fit(module, datamodule=pair(folders, **options), ckpt_path=resumed)
-    if checkpoint is not None:
-        trainer.save_checkpoint(checkpoint)
-    return module
-
-
-def test_lightning_numbers_the_epochs_also_after_a_resume(folders: Path, tmp_path: Path) -> None:
-    options = {"transform_fit": jitter}
-    whole = fit(folders, 3, **options).seen
-    torch.rand(5)  # the program's own random numbers play no part
-    first = fit(folders, 1, tmp_path / "last.ckpt", **options).seen
-    rest = fit(folders, 3, tmp_path / "last.ckpt", **options).seen
-    assert first + rest == whole
-    assert len(whole) == 12
-    assert len({seen[1] for seen in whole}) == 12
-
-
-def jitter(image: Any) -> Tensor:
-    """A random augmentation."""
-    return torch.full((3, 2, 2), float(image.getpixel((0, 0))[0])) + torch.rand(3, 1, 1)
 
 
 @pytest.mark.parametrize("world", [2, 4])

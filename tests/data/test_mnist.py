@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import struct
 from pathlib import Path
 
@@ -162,12 +161,6 @@ def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((3, 32, 32))))
     with pytest.raises(DataError, match="not 28x28 images"):
         Mnist(tmp_path, [0, 1], "harmful").load()
-
-
-def test_description_is_plain(tmp_path: Path) -> None:
-    facts = Mnist(tmp_path, [0, 7], "pretrain").describe()
-    assert (facts["digit"], facts["label"]) == (0, 0)
-    assert json.loads(json.dumps(facts)) == facts
 
 
 @pytest.mark.data

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import LightningModule, Trainer
 
-from immunize.data import Digits, PairedData, Part, Splits, Synthetic
+from immunize.data import Digits, PairedData, Part, Splits
 from immunize.errors import DataError
 
 
@@ -267,52 +266,3 @@ def test_held_out_rows_are_checked_too() -> None:
     narrow.splits = Splits(narrow.splits.fit, Part(torch.ones(4, 1, dtype=torch.float64), narrow.splits.fit.y))
     with pytest.raises(DataError, match="1 features held out and 2 in fit"):
         PairedData(narrow, Rows(4)).setup()
-
-
-class Recorder(LightningModule):
-    """Does not learn; writes down what the trainer hands to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        self.train_sizes: list[tuple[int, int]] = []
-        self.validation_sizes: list[tuple[int, int]] = []
-
-    @staticmethod
-    def sizes(batch: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, int]:
-        return len(batch["pretrain"][0]), len(batch["harmful"][0])
-
-    def training_step(self, batch: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        self.train_sizes.append(self.sizes(batch))
-        return self.weight.sum()
-
-    def validation_step(self, batch: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self.validation_sizes.append(self.sizes(batch))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.25])
-def test_lightning_trains_on_the_pair(fraction: float) -> None:
-    data = PairedData(
-        Synthetic("pretrain", n_samples=16, n_features=4),
-        Synthetic("harmful", n_samples=40, n_features=4),
-        passes=3,
-        validation_fraction=fraction,
-    )
-    recorder = Recorder()
-    trainer = Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-    )
-    trainer.fit(recorder, datamodule=data)
-    kept = (12, 30) if fraction else (16, 40)
-    assert recorder.train_sizes == [kept] * 6
-    assert recorder.validation_sizes == ([(4, 10)] * 2 if fraction else [])

@@ -193,14 +193,11 @@ def test_cache_needs_a_key_of_plain_values(tmp_path: Path) -> None:
 # --- trunk outputs --------------------------------------------------------------------------------------------------
 
 
-def test_stored_trunk_outputs_give_the_features_and_gradients(extractor: DeepExtractor, pictures: Any) -> None:
+def test_stored_trunk_outputs_are_the_trunks(extractor: DeepExtractor, pictures: Any) -> None:
     stored = cached_trunk(extractor, pictures, batch_size=10)
     h, y = stored.tensors
     assert torch.equal(y, pictures.tensors[1])
     assert torch.equal(h, extractor.trunk(pictures.tensors[0]))
-    expected = gradients(extractor, extractor(pictures.tensors[0]))
-    again = gradients(extractor, extractor.features(h))
-    assert all(torch.equal(one, other) for one, other in zip(expected, again, strict=True))
     narrow = cached_trunk(extractor, pictures, dtype=torch.float16).tensors[0]
     assert narrow.dtype == torch.float16
     torch.testing.assert_close(extractor.features(narrow), extractor.features(h), rtol=1e-2, atol=1e-2)
@@ -233,7 +230,3 @@ def test_more_than_the_memory_is_refused(
     with pytest.raises(UserError, match=r"float16.*model\.image_size.*cache_frozen=false"):
         cached_trunk(extractor, pictures)
     assert cached_trunk(extractor, pictures, dtype=torch.float16).tensors[0].dtype == torch.float16
-
-
-def gradients(extractor: DeepExtractor, features: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(features.square().sum(), [p for _, p in extractor.trainable_parameters()]))

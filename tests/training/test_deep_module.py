@@ -89,19 +89,6 @@ def test_head_decays_where_no_term_needs_it_only_by_its_gradient() -> None:
     assert torch.equal(module.net.head.weight.detach(), before)  # without a gradient SGD leaves a parameter alone
 
 
-def test_cached_trunk_outputs_give_the_same_step() -> None:
-    plain, cached = module_of(), module_of(cached=True)
-    x = {role: torch.randn(BATCH, 5, generator=torch.Generator().manual_seed(i)) for i, role in enumerate("ph")}
-    y = torch.arange(BATCH) % CLASSES
-    images = {"pretrain": (x["p"], y), "harmful": (x["h"], y)}
-    outputs = {role: (cached.net.trunk(of), y) for role, (of, y) in images.items()}
-    gradients = []
-    for module, batch in ((plain, images), (cached, outputs)):
-        total = torch.stack(list(module.weighted_terms(module.step_of(batch)).values())).sum()
-        gradients.append(torch.autograd.grad(total, module.theta_parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
 def test_checkpoint_holds_what_is_trained_and_the_weights_in_force() -> None:
     module = module_of()
     trainer = fit(module, GradientBalance(3))

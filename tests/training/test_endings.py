@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize import evaluate, train
+from immunize import evaluate
 from immunize.data import Splits, Synthetic
 from immunize.objective import Step
 from immunize.objective.ours import Ours
@@ -103,8 +102,7 @@ def strict_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
 
 
-@pytest.mark.parametrize("name", ["task", "well", "ill"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("name", "value"), [("task", math.nan), ("well", math.inf), ("ill", -math.inf)])
 def test_non_finite_term_is_named_with_its_step(
     name: str, value: float, tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None]
 ) -> None:
@@ -179,7 +177,7 @@ def test_divergence_in_the_first_step_keeps_the_start(
     assert theta_of(tmp_path).isfinite().all()
 
 
-@pytest.mark.parametrize("learning_rate", ["1e3", "1e60", "1e200", "1e305"])
+@pytest.mark.parametrize("learning_rate", ["1e3", "1e305"])
 @pytest.mark.parametrize("method", ["ours", "well_only", "none"])
 def test_enormous_learning_rates_end_as_divergence(method: str, learning_rate: str, tmp_path: Path) -> None:
     record = run_tiny(tmp_path, f"method={method}", *SGD, f"objective.learning_rate={learning_rate}")
@@ -271,36 +269,6 @@ def test_ctrl_c_during_the_evaluation_is_recorded(tmp_path: Path, monkeypatch: p
     assert record["status"] == "interrupted"
     assert record["training"]["fit"]["steps"] == 30
     assert theta_of(tmp_path).shape == (D, D)
-
-
-def test_an_interrupted_run_may_be_repeated_in_its_folder(
-    tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        del patched
-        at_step(3, interrupt)
-        assert run_tiny(tmp_path)["status"] == "interrupted"
-    monkeypatch.undo()
-    assert run_tiny(tmp_path)["status"] == "finished"
-
-
-def test_command_ends_with_130_and_the_records_path(
-    tmp_path: Path,
-    at_step: Callable[[int, Callable[[Terms], Terms]], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    at_step(3, interrupt)
-    folder = tmp_path / "run"
-    arguments = [f"hydra.run.dir={folder}", "logger=none", "objective.epochs=20"]
-    monkeypatch.setattr(sys, "argv", ["immunize-train", *arguments])
-    with pytest.raises(SystemExit) as end:
-        train.main()
-    assert end.value.code == 130
-    captured = capsys.readouterr()
-    assert captured.out.splitlines()[-1] == str(folder / "record.json")
-    assert "Traceback" not in captured.err
-    assert read_record(folder)["status"] == "interrupted"
 
 
 def test_a_figure_that_cannot_be_drawn_does_not_cost_the_record(

@@ -39,11 +39,6 @@ def metric_names(record: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def test_none_writes_nothing_but_the_run(tmp_path: Path) -> None:
-    run_tiny(tmp_path, *STEPS, "logger=none", "figure=true")
-    assert files(tmp_path) == {"record.json", "checkpoint.safetensors", "norm_ratio.png"}
-
-
 def test_csv(tmp_path: Path) -> None:
     record = run_tiny(tmp_path, *STEPS, "logger=csv", "figure=true")
     assert files(tmp_path) == {"record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv"}

@@ -25,7 +25,7 @@ from immunize.spectrum import default_tolerance, immunization_ratio, spectrum_of
 from immunize.training.callbacks import FailureSignatures, ImmunityMonitor
 from immunize.training.callbacks.signatures import SIGNATURES, Look
 from tests import reference as ref
-from tests.composing import SGD, data_of, fit_module, module_of, run_tiny, tiny
+from tests.composing import data_of, fit_module, module_of, run_tiny, tiny
 
 N, D = 40, 6
 SPREAD = (9.0, 6.0, 4.0, 2.5, 1.5, 1.0)
@@ -103,11 +103,6 @@ def test_r_ill_near_its_pole(sigma: Sequence[float], fires: bool) -> None:
         assert "model.init=uniform" in fact["text"]
 
 
-def test_only_methods_with_r_ill_have_its_pole() -> None:
-    for terms in (("task", "well"), ("kappa_pretrain", "kappa_harmful"), ("task",), ("solved",)):
-        assert "ill_denominator" not in dict(Watched(harmful=rows([3] * D)).see(I, terms).found())
-
-
 def test_rank_one_is_always_at_the_pole() -> None:
     assert Watched(harmful=rows((5,))).see(I, ("task", "ill")).found() == [("ill_denominator", "harmful")]
 
@@ -167,7 +162,7 @@ def test_theta_may_tie_what_the_data_do_not() -> None:
 # The rank cut.
 
 
-@pytest.mark.parametrize(("times", "fires"), [(3.0, True), (9.0, True), (11.0, False), (1e4, False)])
+@pytest.mark.parametrize(("times", "fires"), [(9.0, True), (11.0, False)])
 @pytest.mark.parametrize("terms", [OURS, ("task",), ("solved",)])
 @pytest.mark.parametrize("role", ["pretrain", "harmful"])
 def test_sigma_min_at_the_rank_cut(role: Role, terms: Sequence[str], times: float, fires: bool) -> None:
@@ -348,13 +343,6 @@ def test_a_quiet_run_keeps_them_without_a_word(caplog: pytest.LogCaptureFixture)
     assert kept[True] == kept[False] != []
 
 
-def test_both_data_sets_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    low = rows((*SPREAD[:-1], 1e-13))
-    found = Watched(low, low).see(I, ("task",)).found()
-    assert found == [("sigma_min_floor", "pretrain"), ("sigma_min_floor", "harmful")]
-    assert ["H_P" in r.message for r in caplog.records] == [True, False]
-
-
 # Where the monitor looks.
 
 
@@ -479,15 +467,6 @@ def test_the_table_shows_them_and_nothing_otherwise(tmp_path: Path) -> None:
         texts.append(cast(io.StringIO, console.file).getvalue())
     assert "warnings:\n  no_immunization_aligned (fit, step 0): RIR is 1" in texts[0]
     assert "warnings" not in texts[1]
-
-
-def test_a_run_that_diverged_shows_why(tmp_path: Path) -> None:
-    record = run_tiny(tmp_path, "harmful.condition=1", "pretrain.condition=20", *SGD)
-    assert record["status"] == "diverged"
-    console = Console(file=io.StringIO(), width=400)
-    show_record(record, console)
-    shown = cast(io.StringIO, console.file).getvalue()
-    assert "diverged, not evaluated\nwarnings:\n  ill_denominator (fit, step 0, no longer at the end)" in shown
 
 
 def test_ties_do_not_hide_each_other() -> None:
