@@ -226,15 +226,6 @@ def test_data_root_of_the_environment_is_the_default(command: Command) -> None:
     assert "looked for data/house_prices/train.csv" in command.refused("harmful=housing")
 
 
-@pytest.mark.data
-def test_data_sets_of_different_widths_are_refused(data_root: Path, command: Command) -> None:
-    message = command.refused("harmful=mnist", "pretrain=digits", f"data_root={data_root}")
-    assert "64 features" in message
-    assert "784" in message
-    message = command.refused("harmful=digits", "pretrain=housing", "objective.loss=mse", f"data_root={data_root}")
-    assert "79 features" in message
-
-
 def test_logger_package_that_is_not_installed(command: Command) -> None:
     real = builtins.__import__
 
@@ -296,14 +287,6 @@ def test_help_with_a_wrong_override(command: Command) -> None:
     assert outcome.code == 1
     assert "harmful.pear" in outcome.err
     assert "Traceback" not in outcome.err
-
-
-def test_failing_run_of_a_multirun_lets_the_others_run(command: Command) -> None:
-    outcome = command("-m", *TINY, "hydra.sweep.dir=sweep", "seed=0,1", "objective.lambda_well=-1,1", "method=ours")
-    assert outcome.code == 1
-    assert "objective.lambda_well" in outcome.err
-    assert "Traceback" not in outcome.err
-    assert len(list(command.folder.rglob("record.json"))) == 2
 
 
 def test_diverging_run_keeps_a_record_and_says_where(command: Command) -> None:

@@ -18,47 +18,22 @@ import pytest
 
 from immunize.importing import start_quickly
 from tests.commands import ENVIRONMENT, run
-from tests.timing import timed
+from tests.timing import HEAVY, fresh, loaded_by, timed
 
 TINY = ["objective.epochs=3", "probe_steps=20"]
-ENTRY_POINTS = ("train", "evaluate", "attack", "pretrain", "export", "verify")  # others in tests of their own
-HEAVY = (
-    *("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy", "timm", "torchvision", "wandb", "tensorboard"),
-    *("scipy.signal", "sympy"),
-)
-
+ENTRY_POINTS = (
+    "train",
+    "evaluate",
+    "attack",
+    "forecast",
+    "pretrain",
+    "export",
+    "verify",
+)  # the report has its own test
 # What `[project.scripts]` makes: import main from the module, call it.
 CONSOLE = "import sys; sys.argv[0] = 'immunize-train'; from immunize.train import main; sys.exit(main())"
 # A shell that starts CI in the background has SIGINT ignored, and children inherit that.
 INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CONSOLE
-PROBE = """
-import atexit, sys
-atexit.register(lambda: print("loaded:", *(name for name in {heavy!r} if name in sys.modules), file=sys.stderr))
-sys.argv[0] = "immunize-train"
-from {module} import main
-main()
-"""
-
-
-def fresh(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """A Python of its own."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-
-
-def loaded_by(module: str, *arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], set[str], float]:
-    """Run an entry point; also the heavy packages it imported, and the seconds of processor time it took."""
-    done, seconds = timed(lambda: fresh("-c", PROBE.format(heavy=HEAVY, module=module), *arguments, cwd=cwd))
-    words = done.stderr.rpartition("loaded:")[2].split()
-    return done, set(words), seconds
 
 
 @pytest.fixture(scope="module")
@@ -122,29 +97,6 @@ def test_runs_without_training_warn_of_nothing(chosen: list[str], tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     assert not [line for line in done.stderr.splitlines() if line.startswith(("/", " "))], done.stderr
-
-
-def test_evaluate_confirms_the_default_run(
-    default_run: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
-) -> None:
-    folder = Path(default_run[0].stdout.splitlines()[-1]).parent
-    done = run("immunize.evaluate", f"run={folder}", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "every number agrees" in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_multirun_writes_one_record_into_one_folder_each(
-    sweep: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
-    done, cwd = sweep
-    assert done.returncode == 0, done.stderr
-    records = [json.loads(path.read_text()) for path in cwd.rglob("record.json")]
-    assert len(records) == 4
-    assert {(record["method"], record["seed"]) for record in records} == {
-        (method, seed) for method in ("ours", "none") for seed in (0, 1)
-    }
-    assert all(record["config"]["pretrain"]["pair"] == [3, 5] for record in records)
 
 
 def test_multirun_folders_have_names_that_need_no_quoting(

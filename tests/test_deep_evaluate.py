@@ -45,10 +45,9 @@ def test_honest_run_agrees_and_nothing_is_written(folder: Path) -> None:
         ["objective.cache_frozen=true"],
         ["selection=validation"],
         ["method=closed_form", "method.budget=10", "method.shrinkage=0.1"],
-        ["method=erase", "method.slack=1"],
         ["+trainer.precision=64-true"],
     ],
-    ids=["cached", "validation", "closed_form", "erase", "float64"],
+    ids=["cached", "validation", "closed_form", "float64"],
 )
 def test_other_kinds_of_runs_agree_too(overrides: list[str], tmp_path: Path) -> None:
     run_tiny_deep(tmp_path, "objective.max_steps=2", *overrides)

@@ -95,14 +95,6 @@ def test_safetensors_alone(tmp_path: Path) -> None:
         assert file.metadata() == {"config_hash": "0123456789abcdef", "format": "pt"}
 
 
-def test_an_export_is_not_overwritten(tmp_path: Path) -> None:
-    finished_run(tmp_path)
-    out = export.run(tmp_path)
-    with pytest.raises(UserError, match="overwrite=true"):
-        export.run(tmp_path)
-    assert export.run(tmp_path, overwrite=True) == out
-
-
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
     finished_run(tmp_path)
     with pytest.raises(UserError, match="format has to be one of timm, safetensors; it is onnx"):

@@ -14,43 +14,15 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from immunize import forecast
-from tests.commands import ENVIRONMENT
 from tests.composing import compose_config
-from tests.timing import timed
+from tests.timing import fresh, loaded_by, timed
 
-ROOT = Path(__file__).parents[1]
-HEAVY = ("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy")
-PROBE = """
-import atexit, sys
-atexit.register(lambda: print("loaded:", *(name for name in {heavy!r} if name in sys.modules), file=sys.stderr))
-from immunize.forecast import main
-main()
-"""
 SMALL = ("harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=60", "top_k=3")
 PNG = b"\x89PNG"
 
 
 def composed(*overrides: str) -> DictConfig:
     return compose_config(*overrides, primary="forecast")
-
-
-def call(*arguments: str, cwd: Path, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A Python of its own: what it imports and how long it takes is asked."""
-    start = ["-m", "immunize.forecast"] if code is None else ["-c", code]
-    return subprocess.run(
-        [sys.executable, *start, *arguments],
-        cwd=cwd,
-        env=ENVIRONMENT | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def loaded(done: subprocess.CompletedProcess[str]) -> set[str]:
-    return set(done.stderr.rpartition("loaded:")[2].split())
 
 
 @pytest.fixture
@@ -76,16 +48,21 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 # What a run leaves.
 
 
+Ran = tuple[subprocess.CompletedProcess[str], Path, set[str]]
+"""A command, its folder, and what it imported."""
+
+
 @pytest.fixture(scope="module")
-def default_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+def default_run(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     cwd = tmp_path_factory.mktemp("default")
-    return call(cwd=cwd, code=PROBE.format(heavy=HEAVY)), cwd
+    done, loaded, _ = loaded_by("immunize.forecast", cwd=cwd)
+    return done, cwd, loaded
 
 
 def test_default_run_ends_with_the_path_of_its_record(
-    default_run: tuple[subprocess.CompletedProcess[str], Path],
+    default_run: Ran,
 ) -> None:
-    done, cwd = default_run
+    done, cwd, _ = default_run
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.splitlines()[-1])
     assert path.name == "forecast.json"
@@ -95,9 +72,9 @@ def test_default_run_ends_with_the_path_of_its_record(
 
 
 def test_default_run_prints_tables_and_verdict_without_wrapping(
-    default_run: tuple[subprocess.CompletedProcess[str], Path],
+    default_run: Ran,
 ) -> None:
-    done, _ = default_run
+    done, _, _ = default_run
     record = json.loads(Path(done.stdout.splitlines()[-1]).read_text())
     lines = done.stdout.splitlines()
     assert f"verdict: {record['verdict']['sentence']}" in lines
@@ -109,9 +86,9 @@ def test_default_run_prints_tables_and_verdict_without_wrapping(
     assert told == ["digits against digits: loading", "measuring"]  # and no warning
 
 
-def test_default_run_does_without_lightning(default_run: tuple[subprocess.CompletedProcess[str], Path]) -> None:
-    assert "torch" in loaded(default_run[0])
-    assert "lightning" not in loaded(default_run[0])
+def test_default_run_does_without_lightning(default_run: Ran) -> None:
+    assert "torch" in default_run[2]
+    assert "lightning" not in default_run[2]
 
 
 def test_record_names_every_number_with_part_and_estimator(tmp_path: Path) -> None:
@@ -149,22 +126,6 @@ def test_data_hash_is_that_of_a_training(overrides: tuple[str, ...], tmp_path: P
     assert forecast.run(cfg, tmp_path)["data_hash"] == pair.data_hash
 
 
-@pytest.mark.parametrize("shrinkage", ["auto", "ledoit_wolf", "0.1", "0"])
-def test_shrinkage_as_word_or_number(shrinkage: str, tmp_path: Path) -> None:
-    record = forecast.run(composed(*SMALL, f"shrinkage={shrinkage}"), tmp_path)
-    used = record["maps"]["held_out"]["shrinkage"]
-    if shrinkage[0].isdigit():
-        assert used == [float(shrinkage)] * 2
-    else:
-        assert used[0] > 0
-
-
-def test_budget_buys_harm_with_ease(tmp_path: Path) -> None:
-    cheap, dear = (forecast.run(composed(*SMALL, f"budget={b}"), tmp_path / str(b)) for b in (1, 20))
-    for name in ("ratio_harmful", "ratio_pretrain"):
-        assert dear["metrics"]["fit"]["spectrum"][name] > 2 * cheap["metrics"]["fit"]["spectrum"][name]
-
-
 def test_report_is_made_from_the_record_alone(tmp_path: Path) -> None:
     from immunize.report.forecast import forecast_figure, show_forecast
 
@@ -177,7 +138,7 @@ def test_report_is_made_from_the_record_alone(tmp_path: Path) -> None:
     forecast_figure(record, tmp_path / "again.png")
     assert (tmp_path / "again.png").read_bytes()[:4] == PNG
     code = "import sys, immunize.report.forecast; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
-    assert call(cwd=tmp_path, code=code).returncode == 0
+    assert fresh("-c", code, cwd=tmp_path).returncode == 0
 
 
 def test_identical_data_get_a_verdict_and_no_crash(tmp_path: Path) -> None:
@@ -186,14 +147,6 @@ def test_identical_data_get_a_verdict_and_no_crash(tmp_path: Path) -> None:
     assert record["bound"]["kappa_gen"] == pytest.approx(1, abs=1e-6)
     assert record["alignment"]["normalized"] == pytest.approx(1)
     assert (tmp_path / "forecast.png").is_file()
-
-
-def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
-    done = call("--help", cwd=tmp_path, code=PROBE.format(heavy=HEAVY))
-    assert done.returncode == 0
-    assert "python -m immunize.forecast" in done.stdout
-    assert loaded(done) == set()
-    assert list(tmp_path.iterdir()) == []
 
 
 # What is refused.
@@ -223,10 +176,10 @@ def test_bad_input_is_refused_with_one_message(refused: Any, tmp_path: Path, ove
 
 
 def test_missing_data_are_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:
-    done = call("harmful=housing", "data_root=nowhere", cwd=tmp_path, code=PROBE.format(heavy=HEAVY))
+    done, loaded, _ = loaded_by("immunize.forecast", "harmful=housing", "data_root=nowhere", cwd=tmp_path)
     assert done.returncode == 1
     assert "nowhere/house_prices/train.csv" in done.stderr
-    assert not loaded(done) & {"torch", "lightning", "scipy"}
+    assert not loaded & {"torch", "lightning", "scipy"}
 
 
 def test_forecast_is_kept_unless_overwritten(refused: Any, tmp_path: Path) -> None:
@@ -246,16 +199,14 @@ IMPORT_SECONDS = 1.6
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("harmful", "limit"), [("mnist", 10), ("housing", 5)])
-def test_forecast_is_quick(harmful: str, limit: float, data_root: Path, tmp_path: Path) -> None:
+def test_forecast_is_quick(data_root: Path, tmp_path: Path) -> None:
     # The same processor gives from 1 to 1.7 seconds for a second's work, by what its neighbours do; the import, which
-    # is no code of this package, tells which. It is timed on both sides, and a quick machine gets no more than its due.
-    sides = [timed(lambda: call(cwd=tmp_path, code="import torch"))[1]]
-    done, seconds = timed(lambda: call(f"harmful={harmful}", f"data_root={data_root}", cwd=tmp_path))
+    # is no code of this package, tells which.
+    _, imports = timed(lambda: fresh("-c", "import torch", cwd=tmp_path))
+    words = ("-m", "immunize.forecast", "harmful=mnist", f"data_root={data_root}")
+    done, seconds = timed(lambda: fresh(*words, cwd=tmp_path))
     assert done.returncode == 0, done.stderr
-    sides.append(timed(lambda: call(cwd=tmp_path, code="import torch"))[1])
-    slowness = max(1.0, sum(sides) / len(sides) / IMPORT_SECONDS)
-    assert seconds / slowness < limit, f"{seconds:.1f} s, import torch {sides} s"
+    assert seconds / max(1.0, imports / IMPORT_SECONDS) < 10, f"{seconds:.1f} s, import torch {imports:.1f} s"
 
 
 @pytest.mark.data

@@ -77,7 +77,7 @@ def test_same_seed_same_weights(tmp_path: Path) -> None:
 DROPPING = ("epochs=3", "+model.kwargs.drop_rate=0.3", "augment=true")  # all that is drawn at random
 
 
-@pytest.mark.parametrize(("epoch", "step"), [(0, 2), (1, 0), (1, 2)])
+@pytest.mark.parametrize(("epoch", "step"), [(1, 0), (1, 2)])
 def test_sigterm_then_resume_is_bit_equal(
     epoch: int, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

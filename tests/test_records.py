@@ -24,7 +24,7 @@ import immunize
 from immunize import records, train
 from immunize.checkpoints import load_checkpoint
 from immunize.config import config_hash
-from immunize.errors import CheckpointError, UserError
+from immunize.errors import CheckpointError
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, finished, read_record, whole_config, write_record
 from immunize.report.naming import pair_label
 from immunize.report.one_run import show_record
@@ -399,16 +399,6 @@ def test_folder_in_place_of_a_record_is_refused(tmp_path: Path) -> None:
 def test_finished_is_of_finished_runs_only(status: str, expected: bool, tmp_path: Path) -> None:
     write_record(tmp_path, whole(status=status))
     assert finished(tmp_path) is expected
-
-
-def test_finished_record_is_protected(tmp_path: Path) -> None:
-    run_tiny(tmp_path, "objective.epochs=2")
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(UserError, match="overwrite=true"):
-        run_tiny(tmp_path, "objective.epochs=3", "logger=csv")
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert run_tiny(tmp_path, "objective.epochs=3", "overwrite=true")["training"]["fit"]["steps"] == 3
-    assert read_record(tmp_path)["training"]["fit"]["steps"] == 3
 
 
 @pytest.mark.parametrize("status", ["diverged", "interrupted"])

@@ -48,11 +48,6 @@ def test_folder_is_named_by_the_hash_that_the_record_will_have(tmp_path: Path) -
     assert hash_of_run(tiny("seed=3")) == run_tiny(tmp_path, "seed=3")["config_hash"]
 
 
-def test_hash_does_not_depend_on_the_order_of_overrides() -> None:
-    lines = ["seed=4", "objective.lambda_ill=1e7", "method=ill_only", "rho=0.5"]
-    assert len({hash_of_run(tiny(*random.Random(i).sample(lines, len(lines)))) for i in range(5)}) == 1
-
-
 # Which runs a sweep has.
 
 
@@ -300,18 +295,6 @@ def test_line_is_there_before_the_first_run_ends_and_says_what_is_waited_for() -
         "sweep: 0/3 done; waiting 4 min for seed=0",
         "sweep: 1/3 done, 340.0 s a run, about 11 min left; waiting 2 min for seed=1",
     ]
-
-
-def test_line_on_a_terminal_is_drawn_again_while_a_run_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    clock, screen = Clock(), Terminal()
-    progress = Progress("sweep", 2, screen, clock)
-    progress.begin("seed=0")
-    for _ in range(9):
-        clock.now += 1
-        progress.tick()
-    assert screen.getvalue().split(CLEAR)[1:] == ["sweep: 0/2 done", "sweep: 0/2 done; waiting 5 s for seed=0"]
-    progress.close()
 
 
 @pytest.mark.parametrize(("cores", "n_jobs", "threads"), [(2, 2, 1), (8, 2, 4), (8, 3, 2), (2, 4, 1), (1, 1, 1)])
