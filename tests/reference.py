@@ -109,6 +109,15 @@ def kappa_ridge(h: Tensor, rho: float) -> float:
     return float(values.max() / values.min())
 
 
+def kappa_by(estimator: str, h: Tensor, n_samples: int, rho: float) -> float:
+    """κ by the name of its estimator. Of a rank-deficient H the released code divides by 1e-6 and rounding noise."""
+    if estimator == "released" and n_samples < len(h):
+        return (float(eigenvalues(h)[0]) + RELEASED_FLOOR) / RELEASED_FLOOR
+    if estimator == "released":
+        return kappa_released(h)
+    return kappa_spectrum(h, n_samples) if estimator == "spectrum" else kappa_ridge(h, rho)
+
+
 def immunization_ratio(kappa_h: float, kappa_p: float, kappa_h0: float, kappa_p0: float) -> tuple[float, float, float]:
     """(i), (ii) and RIR of Eqs. (15) and (17)."""
     ratio_harmful = kappa_h / kappa_h0
@@ -278,7 +287,19 @@ def norm_ratio_curve(x: Tensor, y: Tensor, steps: int) -> Tensor:
     return torch.tensor(curve, dtype=torch.float64)
 
 
-# --- finite differences -------------------------------------------------------------------------------------------
+# --- gradients and differences -----------------------------------------------------------------------------------
+
+
+def gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """By autograd."""
+    at = at.clone().requires_grad_()
+    (out,) = torch.autograd.grad(function(at), at)
+    return out
+
+
+def error(value: Tensor, expected: Tensor) -> float:
+    """Relative, in the Frobenius norm."""
+    return float((value - expected).norm() / expected.norm())
 
 
 def finite_difference_gradient(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:

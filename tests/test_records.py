@@ -102,13 +102,9 @@ def test_numbers_are_those_of_the_checkpoint(run: tuple[Path, dict[str, Any]], r
             x = of.of(name).x  # type: ignore[arg-type]
             numbers = record["metrics"][part]
             hess, base = ref.hessian(x, theta), ref.hessian(x)
-            for estimator, kappa in (
-                ("spectrum", lambda h: ref.kappa_spectrum(h, 40)),
-                ("released", ref.kappa_released),
-                ("ridge", lambda h: ref.kappa_ridge(h, 0.01)),
-            ):
-                assert numbers[estimator][f"kappa_{name}"] == pytest.approx(kappa(hess), rel=1e-9)
-                assert numbers[estimator][f"kappa_{name}_baseline"] == pytest.approx(kappa(base), rel=1e-9)
+            for estimator in ESTIMATORS:
+                for h, key in ((hess, f"kappa_{name}"), (base, f"kappa_{name}_baseline")):
+                    assert numbers[estimator][key] == pytest.approx(ref.kappa_by(estimator, h, 40, 0.01), rel=1e-9)
             steps = record["steps_to_norm_ratio"][part][name]
             for which, features in (("immunized", x @ theta), ("identity", x)):
                 naive = ref.norm_ratio_curve(features, of.of(name).y, 200)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,16 +17,6 @@ from tests import reference as ref
 
 RHO = 0.01
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
-NAIVE: dict[Estimator, Callable[[Tensor, int], float]] = {
-    "spectrum": ref.kappa_spectrum,
-    # on a rank-deficient matrix the naive code divides by 1e-6 plus rounding noise
-    "released": lambda h, n: ref.kappa_released(h) if n >= len(h) else (float(ref.eigenvalues(h)[0]) + 1e-6) / 1e-6,
-    "ridge": lambda h, _: ref.kappa_ridge(h, RHO),
-}
-
-
-def draws(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def four(n: int = 60, d: int = 8, seed: int = 0) -> Four:
@@ -40,12 +29,12 @@ def four(n: int = 60, d: int = 8, seed: int = 0) -> Four:
 def averaged(x: Four, groups: tuple[Tensor, Tensor], estimator: Estimator) -> GroupRatio:
     spectra = [group_spectra(one, groups[i % 2]) for i, one in enumerate(x)]
     sides = (spectra[0], spectra[1], spectra[2], spectra[3])
-    return group_ratio(*sides, estimator=estimator, rho=RHO, replicates=50, draws=draws())
+    return group_ratio(*sides, estimator=estimator, rho=RHO, replicates=50, draws=ref.generator(0))
 
 
 def groups_of(x: Four, n_groups: int = 5, group_size: int = 10) -> tuple[Tensor, Tensor]:
     sizes = {"n_groups": n_groups, "group_size": group_size}
-    return draw_groups(len(x[0]), draws(1), **sizes), draw_groups(len(x[1]), draws(2), **sizes)
+    return draw_groups(len(x[0]), ref.generator(1), **sizes), draw_groups(len(x[1]), ref.generator(2), **sizes)
 
 
 # Which rows.
@@ -53,19 +42,19 @@ def groups_of(x: Four, n_groups: int = 5, group_size: int = 10) -> tuple[Tensor,
 
 def test_the_defaults_are_the_papers() -> None:
     assert (N_GROUPS, GROUP_SIZE) == (20, 100)
-    assert draw_groups(5_000, draws()).shape == (20, 100)
+    assert draw_groups(5_000, ref.generator(0)).shape == (20, 100)
 
 
 @pytest.mark.parametrize("n", [2000, 2001, 2099, 9000])
 def test_groups_are_disjoint_where_there_are_enough_rows(n: int) -> None:
-    rows = draw_groups(n, draws()).flatten().tolist()
+    rows = draw_groups(n, ref.generator(0)).flatten().tolist()
     assert len(set(rows)) == 2000
     assert set(rows) <= set(range(n))
 
 
 @pytest.mark.parametrize("n", [100, 101, 199, 250, 1999])
 def test_with_fewer_rows_no_group_holds_a_row_twice(n: int) -> None:
-    groups = draw_groups(n, draws())
+    groups = draw_groups(n, ref.generator(0))
     assert groups.shape == (20, 100)
     assert all(len(set(group.tolist())) == 100 for group in groups)
     used = torch.bincount(groups.flatten(), minlength=n)
@@ -73,21 +62,21 @@ def test_with_fewer_rows_no_group_holds_a_row_twice(n: int) -> None:
 
 
 def test_rows_are_drawn_at_random_from_all() -> None:
-    groups = draw_groups(10_000, draws())
+    groups = draw_groups(10_000, ref.generator(0))
     assert 4_000 < float(groups.double().mean()) < 6_000
-    assert not torch.equal(groups, draw_groups(10_000, draws(1)))
-    assert torch.equal(groups, draw_groups(10_000, draws()))
+    assert not torch.equal(groups, draw_groups(10_000, ref.generator(1)))
+    assert torch.equal(groups, draw_groups(10_000, ref.generator(0)))
 
 
 def test_fewer_images_than_a_group_are_refused() -> None:
     with pytest.raises(UserError, match=r"fewer images \(99\) than a group of the evaluation has \(100\)"):
-        draw_groups(99, draws())
+        draw_groups(99, ref.generator(0))
 
 
 @pytest.mark.parametrize(("n_groups", "group_size"), [(0, 10), (3, 0), (-1, 5)])
 def test_no_group_is_refused(n_groups: int, group_size: int) -> None:
     with pytest.raises(ValueError, match="group"):
-        draw_groups(50, draws(), n_groups=n_groups, group_size=group_size)
+        draw_groups(50, ref.generator(0), n_groups=n_groups, group_size=group_size)
 
 
 def test_each_purpose_has_draws_of_its_own() -> None:
@@ -110,7 +99,8 @@ def test_averages_are_those_of_a_loop(estimator: Estimator, group_size: int) -> 
     x = four()
     groups = groups_of(x, group_size=group_size)
     kappas = [
-        [NAIVE[estimator](ref.hessian(one[rows]), group_size) for rows in groups[i % 2]] for i, one in enumerate(x)
+        [ref.kappa_by(estimator, ref.hessian(one[rows]), group_size, RHO) for rows in groups[i % 2]]
+        for i, one in enumerate(x)
     ]
     harder = [h / h0 for h, h0 in zip(kappas[1], kappas[3], strict=True)]
     easier = [p / p0 for p, p0 in zip(kappas[0], kappas[2], strict=True)]
@@ -185,7 +175,7 @@ def test_features_that_are_not_finite_are_refused() -> None:
 
 
 def test_resamples_are_as_large_as_the_sample() -> None:
-    counts = bootstrap_counts(7, 500, draws())
+    counts = bootstrap_counts(7, 500, ref.generator(0))
     assert (counts.sum(1) == 7).all()
     assert counts.mean(0).sub(1).abs().max() < 0.2
     assert counts.var(0).mean() == pytest.approx(6 / 7, abs=0.1)  # of a multinomial
@@ -203,10 +193,10 @@ def test_intervals_cover_the_true_mean() -> None:
     s, trials, hits = 0.4, 400, 0
     plain = [_spectrum(1.0)] * N_GROUPS
     for trial in range(trials):
-        logs = torch.randn(N_GROUPS, generator=draws(trial), dtype=torch.float64) * s
+        logs = torch.randn(N_GROUPS, generator=ref.generator(trial), dtype=torch.float64) * s
         harmful = [_spectrum(10 * math.exp(float(z))) for z in logs]
         baseline = [_spectrum(10.0)] * N_GROUPS
-        found = group_ratio(plain, harmful, plain, baseline, replicates=60, draws=draws(trial + 10_000))
+        found = group_ratio(plain, harmful, plain, baseline, replicates=60, draws=ref.generator(trial + 10_000))
         low, high = found.intervals["ratio_harmful"]
         assert low < found.ratio.ratio_harmful < high
         hits += low <= math.exp(s**2 / 2) <= high

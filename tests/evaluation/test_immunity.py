@@ -36,12 +36,6 @@ def verdicts(theta: Tensor, parts: PairParts | None = None) -> tuple[bool, bool,
     return v.a, v.b, v.c
 
 
-def kappa(name: str, hess: Tensor, n: int, rho: float) -> float:
-    if name == "spectrum":
-        return ref.kappa_spectrum(hess, n)
-    return ref.kappa_released(hess) if name == "released" else ref.kappa_ridge(hess, rho)
-
-
 @pytest.mark.parametrize("rho", [1e-2, 0.3])
 @pytest.mark.parametrize("n", [40, D + 1])
 def test_every_estimator_equals_its_definition(n: int, rho: float) -> None:
@@ -50,7 +44,7 @@ def test_every_estimator_equals_its_definition(n: int, rho: float) -> None:
     assert set(found.ratios) == set(ESTIMATORS)
     for name, ratio in found.ratios.items():
         p, h, p0, h0 = (
-            kappa(name, ref.hessian(part.x, t), n, rho)
+            ref.kappa_by(name, ref.hessian(part.x, t), n, rho)
             for t in (theta, None)
             for part in (parts.pretrain, parts.harmful)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,16 +23,6 @@ from tests import reference as ref
 
 RHO = 0.01
 D = 6
-NAIVE: dict[Estimator, Callable[[Tensor, int], float]] = {
-    "spectrum": ref.kappa_spectrum,
-    # on a rank-deficient matrix the naive code divides by 1e-6 plus rounding noise
-    "released": lambda h, n: ref.kappa_released(h) if n >= len(h) else (float(ref.eigenvalues(h)[0]) + 1e-6) / 1e-6,
-    "ridge": lambda h, _: ref.kappa_ridge(h, RHO),
-}
-
-
-def draws(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def ratios(
@@ -40,7 +30,7 @@ def ratios(
 ) -> dict[Estimator, PooledRatio]:
     """Of features of D_P and D_H under θ_I, then under θ_0."""
     p, h, p0, h0 = (block_grams(one, seed=seed) for one in x)
-    return pooled_ratios(p, h, p0, h0, rho=RHO, replicates=replicates, draws=draws(seed + 1))
+    return pooled_ratios(p, h, p0, h0, rho=RHO, replicates=replicates, draws=ref.generator(seed + 1))
 
 
 def pieces(x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
@@ -116,7 +106,7 @@ def test_ratios_are_those_of_the_whole_matrices(n: int, estimator: Estimator) ->
     theta = ref.matrix_with_singular_values(torch.logspace(0, -1, D), D, D, 0)
     x_p, x_h = ref.gaussian(n, D, seed=5) + 1, ref.gaussian(n + 3, D, seed=6)
     x = (x_p @ theta, x_h @ theta, x_p, x_h)
-    p, h, p0, h0 = (NAIVE[estimator](ref.hessian(one), len(one)) for one in x)
+    p, h, p0, h0 = (ref.kappa_by(estimator, ref.hessian(one), len(one), RHO) for one in x)
     found = ratios(x)[estimator].ratio
     expected = ref.immunization_ratio(h, p, h0, p0)
     assert (found.ratio_harmful, found.ratio_pretrain, found.rir) == pytest.approx(expected, rel=1e-6)
@@ -213,7 +203,7 @@ def test_intervals_cover_the_ratio_of_the_distribution() -> None:
     hits, widths = 0, []
     for trial in range(trials):
         # Laplace: heavier tails than a Gaussian's
-        uniform = torch.rand(n, d, generator=draws(trial), dtype=torch.float64) - 0.5
+        uniform = torch.rand(n, d, generator=ref.generator(trial), dtype=torch.float64) - 0.5
         x = -uniform.sign() * torch.log1p(-2 * uniform.abs()) / math.sqrt(2) * deviations
         found = ratios((plain, x @ theta, plain, x), replicates=40, seed=trial)["spectrum"]
         low, high = found.intervals["ratio_harmful"]

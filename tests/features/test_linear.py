@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from immunize.features import OF_LINEAR, LinearExtractor, Precondition
 from immunize.spectrum import compress_rows, condition_number, r_ill_of_features, r_well_of_features, spectrum_of
 from tests import reference as ref
+from tests.reference import error
 
 REGULARIZERS = {"well": (r_well_of_features, ref.r_well_gradient), "ill": (r_ill_of_features, ref.r_ill_gradient)}
 
@@ -19,10 +19,6 @@ def extractor(n_features: int, seed: int, ridge: float = 0.0) -> LinearExtractor
     with torch.no_grad():
         module.theta.copy_(ref.extractor(n_features, seed))
     return module
-
-
-def error(value: Tensor, expected: Tensor) -> float:
-    return float((value - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("d", [1, 2, 7, 79])

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from immunize.features import preconditioned_linear
 from tests import reference as ref
-
-
-def gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    at = at.clone().requires_grad_()
-    (out,) = torch.autograd.grad(function(at), at)
-    return out
-
-
-def error(value: Tensor, expected: Tensor) -> float:
-    return float((value - expected).norm() / expected.norm())
+from tests.reference import error, gradient
 
 
 def some_loss(features: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from immunize.objective.ours import Ours
 from immunize.objective.well_only import WellOnly
 from immunize.spectrum import compress_rows
 from tests import reference as ref
-from tests.reference import rows
+from tests.reference import error, rows
 
 D = 5
 
@@ -46,10 +46,6 @@ def make_step(n_pretrain: int = 20, n_harmful: int = 15, compressed: bool = Fals
 def poisoned(part: Side) -> Side:
     """The same shapes, NaN everywhere: whoever looks at it shows it."""
     return Side(*(torch.full_like(t, math.nan) for t in (part.x, part.y, part.rows)))
-
-
-def error(value: Tensor, expected: Tensor) -> float:
-    return float((value - expected).norm() / expected.norm())
 
 
 def reached(objective: Objective, step: LinearStep) -> dict[str, tuple[bool, bool]]:

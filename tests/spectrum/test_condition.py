@@ -198,13 +198,7 @@ def test_immunization_ratio_is_eq_15(estimator: str) -> None:
     matrices = [x_p @ theta, x_h @ theta, x_p, x_h]
     ratio = immunization_ratio(*map(spectrum_of, matrices), estimator, rho=0.05)  # type: ignore[arg-type]
 
-    def kappa(features: Tensor) -> float:
-        h = ref.hessian(features)
-        if estimator == "spectrum":
-            return ref.kappa_spectrum(h, len(features))
-        return ref.kappa_released(h) if estimator == "released" else ref.kappa_ridge(h, 0.05)
-
-    k_p, k_h, k_p0, k_h0 = map(kappa, matrices)
+    k_p, k_h, k_p0, k_h0 = (ref.kappa_by(estimator, ref.hessian(x), len(x), 0.05) for x in matrices)
     expected = ref.immunization_ratio(k_h, k_p, k_h0, k_p0)
     assert (ratio.ratio_harmful, ratio.ratio_pretrain, ratio.rir) == pytest.approx(expected, rel=1e-9)
     parts = (ratio.kappa_pretrain, ratio.kappa_harmful, ratio.kappa_pretrain_baseline, ratio.kappa_harmful_baseline)

@@ -23,6 +23,7 @@ from immunize.spectrum import (
 )
 from immunize.spectrum.extremes import Ends, gram_ends
 from tests import reference as ref
+from tests.reference import error, gradient
 
 MATRIX = {
     "well": (r_well, ref.r_well, ref.r_well_gradient),
@@ -51,17 +52,6 @@ every_shape = pytest.mark.parametrize(("rows", "columns"), SHAPES)
 
 
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=50)
-
-
-def gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    at = at.clone().requires_grad_()
-    (out,) = torch.autograd.grad(function(at), at)
-    return out
-
-
-def error(value: Tensor, expected: Tensor) -> float:
-    """Relative error in the Frobenius norm."""
-    return float((value - expected).norm() / expected.norm())
 
 
 # --- against the reference ----------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ Every matrix has a prescribed spectrum, so that κ before a step is known and th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -25,18 +24,13 @@ from immunize.spectrum import (
     well_step_bound,
 )
 from tests import reference as ref
+from tests.reference import gradient
 from tests.spectrum.making import column
 
 TRIALS = 300
 
 
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=150)
-
-
-def gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    at = at.clone().requires_grad_()
-    (out,) = torch.autograd.grad(function(at), at)
-    return out
 
 
 def kappa(matrix: Tensor, k: int) -> float:

@@ -11,6 +11,13 @@ SIZES = (600, 3000, 3000)
 """Enough validation rows that tuning by them costs less than the point that the controls allow."""
 
 
+class Memory(dict):
+    """Keeps the cells of finished attacks."""
+
+    def put(self, key: str, cell: dict) -> None:
+        self[key] = cell
+
+
 def rotation(seed: int, size: int = D) -> np.ndarray:
     q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))
     return q * np.sign(np.diag(r))

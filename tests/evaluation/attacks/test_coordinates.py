@@ -33,15 +33,10 @@ from immunize.evaluation.attacks.factoring import principal_axes
 from immunize.evaluation.attacks.logistic import CURVATURE, Logistic, feature_scale
 from immunize.evaluation.attacks.repaired import AXES, REPAIRS
 from immunize.evaluation.attacks.scoring import score, target_matrix
-from tests.evaluation.attacks.making import D, classes, ill_conditioned, regression
+from tests.evaluation.attacks.making import D, Memory, classes, ill_conditioned, regression
 
 SIZES = (90, 60, 70)
 GD = GradientDescent(tier="T0", step="fixed", multipliers=(1.3,))
-
-
-class Memory(dict):
-    def put(self, key: str, cell: dict) -> None:
-        self[key] = cell
 
 
 def widened(data: AttackData) -> AttackData:

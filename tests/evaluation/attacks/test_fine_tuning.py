@@ -30,6 +30,7 @@ from immunize.evaluation.attacks import (
 from immunize.evaluation.attacks.curves import best_so_far
 from immunize.evaluation.attacks.starting import probed_head
 from immunize.features import DeepExtractor, Released
+from tests.evaluation.attacks.making import Memory
 
 N, C = 120, 2
 SGD = functools.partial(torch.optim.SGD, momentum=0.9)
@@ -273,19 +274,14 @@ def test_multiple_of_the_features_changes_nothing_but_rounding(name: str) -> Non
 
 
 def test_weights_and_images_are_part_of_the_key() -> None:
-    store: dict[str, Any] = {}
-
-    class Kept:
-        get = staticmethod(store.get)
-        put = staticmethod(store.__setitem__)
-
+    store = Memory()
     data, entry = task(), Entry("all", FullFinetune(**SMALL | {"steps": 2}), {})
     assert data.network is not None
-    attack_all(data, [entry], Budget(2), 0, store=Kept)
-    attack_all(data, [entry], Budget(2), 0, store=Kept)
+    attack_all(data, [entry], Budget(2), 0, store=store)
+    attack_all(data, [entry], Budget(2), 0, store=store)
     assert len(store) == 1
     other = Network(**{**vars(data.network), "key": "other weights"})
-    attack_all(AttackData(*data.parts.values(), C, network=other), [entry], Budget(2), 0, store=Kept)
+    attack_all(AttackData(*data.parts.values(), C, network=other), [entry], Budget(2), 0, store=store)
     assert len(store) == 2
 
 

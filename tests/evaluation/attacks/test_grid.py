@@ -32,15 +32,10 @@ from immunize.evaluation.attacks import (
     in_tier,
     judge,
 )
-from tests.evaluation.attacks.making import classes, ill_conditioned, regression
+from tests.evaluation.attacks.making import Memory, classes, ill_conditioned, regression
 
 SMALL = (60, 40, 50)
 GD = Entry("gd", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {"multipliers": [1.0]})
-
-
-class Memory(dict):
-    def put(self, key: str, cell: dict) -> None:
-        self[key] = cell
 
 
 @dataclass(frozen=True, kw_only=True)
