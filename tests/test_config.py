@@ -265,39 +265,6 @@ def test_optimizer_of_a_row_instantiates(choice: str) -> None:
     assert optimizer.param_groups[0]["lr"] == objective.learning_rate
 
 
-@pytest.mark.parametrize("choice", choices("trainer"))
-def test_trainer_instantiates(choice: str) -> None:
-    import torch
-    from lightning.pytorch import Trainer
-    from lightning.pytorch.strategies import DDPStrategy
-
-    from immunize.building import build
-
-    if choice == "gpu" and not torch.cuda.is_available():
-        pytest.skip("there is no accelerator")
-    chosen = composed(f"trainer={choice}").trainer
-    trainer = build(chosen, logger=False, enable_progress_bar=False)
-    assert isinstance(trainer, Trainer)
-    assert isinstance(trainer.strategy, DDPStrategy) == (choice == "ddp")
-    assert trainer.precision == "32-true"
-    if chosen.devices != "auto":
-        assert trainer.num_devices == chosen.devices
-
-
-@pytest.mark.parametrize("choice", choices("logger"))
-def test_logger_instantiates(choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning.pytorch.loggers import Logger
-
-    from tests.composing import experiment_of
-
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    if choice == "tensorboard":
-        pytest.importorskip("tensorboard")
-    loggers = experiment_of(composed(f"logger={choice}")).new_loggers(tmp_path, {})
-    assert len(loggers) == (0 if choice == "none" else 1)
-    assert all(isinstance(logger, Logger) for logger in loggers)
-
-
 @pytest.mark.parametrize(
     ("role", "choice"), [(role, choice) for role in ("harmful", "pretrain") for choice in choices(role)], ids=str
 )
@@ -359,10 +326,6 @@ def test_same_is_the_data_set_of_the_other_role() -> None:
     assert (harmful["role"], harmful["condition"], harmful["noise"]) == ("harmful", 100.0, 0.2)
 
 
-def test_tables_are_told_from_images() -> None:
-    assert {*EMBEDDED, *WITH_FILES} <= set(TABLES) <= set(choices("harmful")) - {"cars", "imagefolder", "multi"}
-
-
 @pytest.mark.parametrize("grid", choices("attack"))
 def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
     from immunize.building import build
@@ -397,11 +360,6 @@ def test_benign_task_is_the_data_set_of_that_name(choice: str) -> None:
     assert list(cfg.benign) == [choice]
     harmful = {**in_group("harmful", choice).harmful} | {"data_root": "here", "root": None}
     assert {**cfg.benign[choice]} | {"data_root": "here", "root": None} == harmful
-
-
-def test_several_benign_tasks_stand_side_by_side() -> None:
-    assert set(composed("benign=[cars,cifar10]", primary="attack").benign) == {"cars", "cifar10"}
-    assert composed(primary="attack").benign == {}
 
 
 # Folder names of a multirun.

@@ -304,8 +304,6 @@ def test_card_has_the_numbers_of_a_network(original: Path) -> None:
         (("images=3",), "images has to be 10 or more"),
         (("workers=-1",), "workers"),
         (("reference=nowhere",), "θ_0's weights are not at nowhere: name their file with reference="),
-        (("tiers=[T9]",), "unknown tier"),
-        (("tiers=[T4]",), "no attack of tier T4"),
     ],
 )
 def test_bad_settings_are_refused(overrides: tuple[str, ...], words: str, folder: Path) -> None:

@@ -45,11 +45,6 @@ def test_help_lists_every_target_and_is_the_default() -> None:
     assert make().stdout == listed.stdout
 
 
-def test_it_can_be_called_from_elsewhere(tmp_path: Path) -> None:
-    assert make("-C", str(ROOT), "help", cwd=tmp_path).returncode == 0
-    assert make("-C", str(ROOT), "-n", "demo", cwd=tmp_path).returncode == 0
-
-
 def test_every_target_can_be_planned() -> None:
     planned = make("-n", *PHONY)
     assert planned.returncode == 0, planned.stderr
@@ -69,16 +64,6 @@ def test_full_scale_takes_the_machine_s_accelerators_or_what_it_is_told(tmp_path
         "experiment=search_table3 trainer=gpu deep.workers=3"
         in make("-n", "search_table3", "TRAINER=gpu", "WORKERS=3").stdout
     )
-
-
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "types", "bench"])
-def test_target_sets_up_what_it_needs(target: str, tmp_path: Path) -> None:
-    """In a fresh checkout the plan begins with making the environment."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    plan = make("-n", target, cwd=tmp_path).stdout
-    assert "-m venv .venv" in plan
-    assert plan.index("-m venv .venv") < plan.index("pip install")
 
 
 def test_old_python_is_refused_with_advice(tmp_path: Path) -> None:

@@ -434,15 +434,10 @@ def names(record: dict[str, Any]) -> list[str]:
     ("overrides", "expected"),
     [
         (("objective.lambda_ill=1e3", "objective.lambda_well=1e3"), []),
-        (("harmful.angle=0",), ["no_immunization_aligned"]),
         (("harmful.angle=0", "method=closed_form", "method.budget=4"), ["no_immunization_aligned"]),
-        (("method=closed_form", "harmful.angle=80", "method.budget=4"), []),
         (("method=closed_form", "harmful.angle=80", "method.budget=40"), ["kappa_pretrain_rising"]),
-        (("harmful.angle=0", "method=none"), []),
         (("harmful.condition=1", "pretrain.condition=20"), ["ill_denominator", "sigma_min_tied"]),
         (("harmful.condition=1e13", "pretrain.condition=20"), ["sigma_min_floor"]),
-        (("pretrain.condition=1", "method=well_only"), ["sigma_max_tied"]),
-        (("method=ill_only", "objective.learning_rate=0.05"), ["kappa_pretrain_rising"]),
     ],
 )
 def test_runs(overrides: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:

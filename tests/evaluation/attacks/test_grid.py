@@ -46,15 +46,6 @@ class NeedsWeights(Attack):
         raise AssertionError("it has no weights to move")
 
 
-def test_finished_cells_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, data = Memory(), classes(sizes=SMALL)
-    first = attack_all(data, [GD], Budget(20), 0, store=store)
-    monkeypatch.setattr(GradientDescent, "run", lambda *_: pytest.fail("was known"))
-    lines: list[str] = []
-    assert attack_all(data, [GD], Budget(20), 0, store=store, tell=lines.append) == first
-    assert lines[0].endswith(", known")
-
-
 def test_key_holds_everything_that_changes_numbers() -> None:
     store, data = Memory(), classes(sizes=SMALL)
     attack_all(data, [GD], Budget(20), 0, store=store)
