@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from immunize import evaluate, threads, train
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
 from immunize.pipeline.linear import LinearExperiment
 from immunize.records import CHECKPOINT, RECORD, read_record, write_record
-from tests.composing import D, compose_config, run_tiny, theta_of
+from tests.composing import compose_config, run_tiny, theta_of
 from tests.tampering import edit_json
 
 NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
@@ -55,18 +54,6 @@ def test_an_empty_variable_leaves_the_data_where_the_run_had_them(
     monkeypatch.setenv("IMMUNIZE_DATA", "")
     assert evaluate.run(folder)[1] == []
     assert evaluate.run(folder, "")[1] == []
-
-
-def test_numbers_come_from_the_checkpoint_not_from_the_record(folder: Path) -> None:
-    expected = read_record(folder)["metrics"]["fit"]["spectrum"]["kappa_harmful"]
-
-    def wipe(record: dict[str, Any]) -> None:
-        record["metrics"]["fit"]["spectrum"]["kappa_harmful"] = 1.0
-
-    edit_json(folder / RECORD, wipe)
-    record, differing = evaluate.run(folder)
-    assert record["metrics"]["fit"]["spectrum"]["kappa_harmful"] == expected
-    assert differing == [f"metrics.fit.spectrum.kappa_harmful: 1.0 in the record, {expected} now"]
 
 
 TAMPERED: dict[tuple[str, ...], Callable[[Any], Any]] = {
@@ -144,19 +131,6 @@ def test_early_stopped_run_is_measured_on_the_rows_it_was_fitted_on(tmp_path: Pa
 def test_unfinished_run_has_nothing_to_check(status: str, folder: Path) -> None:
     edit_json(folder / RECORD, lambda record: record.update(status=status))
     with pytest.raises(CheckpointError, match=status):
-        evaluate.run(folder)
-
-
-@pytest.mark.parametrize("tensors", [{"theta.fit": torch.eye(3, dtype=torch.float64)}, {"theta.fit": torch.eye(D)}])
-def test_checkpoint_that_does_not_fit_is_refused(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    save_file(tensors, folder / CHECKPOINT)
-    with pytest.raises(CheckpointError, match=r"theta\.fit is"):
-        evaluate.run(folder)
-
-
-def test_missing_checkpoint_is_refused(folder: Path) -> None:
-    (folder / CHECKPOINT).unlink()
-    with pytest.raises(CheckpointError, match="does not exist"):
         evaluate.run(folder)
 
 

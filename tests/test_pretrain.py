@@ -164,8 +164,3 @@ def test_mistakes_are_named(override: str, words: str, tmp_path: Path, monkeypat
     cfg = composed(override) if override.startswith(("model", "pretrain")) else composed(*SMALL, override)
     with pytest.raises(UserError, match=words):
         pretrain.run(cfg, tmp_path, quiet=True)
-
-
-def test_a_finished_record_is_protected(trained: tuple[Path, dict[str, Any]]) -> None:
-    with pytest.raises(UserError, match="overwrite=true"):
-        pretrain.run(composed(*SMALL), trained[0], quiet=True)

@@ -17,33 +17,6 @@ from tests.composing import SGD, D, MemoryLogger, Trajectory, data_of, fit_modul
 STOPPING = ("objective.early_stopping=true", "objective.validation_fraction=0.25", "objective.check_every=2")
 
 
-def rows(x: Tensor) -> set[bytes]:
-    return {row.numpy().tobytes() for row in x}
-
-
-def test_validation_rows_are_apart_from_fit_and_held_out_rows() -> None:
-    data, whole = data_of(tiny(*STOPPING)), data_of(tiny())
-    assert whole.validation is None
-    assert data.validation is not None
-    assert data.held_out is not None
-    for role in ("pretrain", "harmful"):
-        fit, validation, held_out = (rows(part.of(role).x) for part in (data.fit, data.validation, data.held_out))
-        assert (len(fit), len(validation)) == (30, 10)
-        assert not fit & validation
-        assert not held_out & (fit | validation)
-        assert fit | validation == rows(whole.fit.of(role).x)
-
-
-def test_no_validation_row_is_trained_on() -> None:
-    cfg = tiny(*STOPPING, "objective.epochs=4")
-    data, seen = data_of(cfg), Trajectory()
-    fit_module(module_of(cfg, data), data, seen, ValidationStop(5), check_every=2)
-    assert data.validation is not None
-    for batch in seen.batches:
-        for role in ("pretrain", "harmful"):
-            assert not rows(batch[role][0]) & rows(data.validation.of(role).x)
-
-
 class Straight(Objective):
     """θ moves along a straight line, whatever the data: with SGD and η = 1, by `direction` a step."""
 

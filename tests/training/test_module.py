@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.objective import Objective, Step
 from tests import reference as ref
 from tests.composing import (
     METHODS,
@@ -78,52 +77,6 @@ def test_full_batch_steps_are_algorithm_1_with_an_explicit_inverse_and_adam() ->
     assert gap(seen.thetas[-1], seen.thetas[0]) > 1e-2
 
 
-def test_sgd_step_is_line_6_of_algorithm_1() -> None:
-    cfg = tiny(*SGD, "objective.epochs=1", "objective.learning_rate=1e-3", "objective.lambda_ill=3e4")
-    data, seen = data_of(cfg), Trajectory()
-    fit_module(module_of(cfg, data), data, seen)
-    p, h = data.fit.pretrain, data.fit.harmful
-    task, _ = mse_gradients(p.x, p.y, seen.thetas[0], seen.heads[0])
-    expected = ref.algorithm_1_step(seen.thetas[0], p.x, h.x, task, 1e-3, 1.0, 3e4)
-    assert gap(seen.thetas[1] - seen.thetas[0], expected - seen.thetas[0]) < 1e-9
-
-
-class Looks(Objective):
-    """Collects the rows it is shown."""
-
-    def __init__(self) -> None:
-        super().__init__({"task": 1.0})
-        self.steps: list[Step] = []
-
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        self.steps.append(step)
-        return {"task": step.pretrain_loss()}
-
-
-def rows(x: Tensor) -> set[bytes]:
-    return {row.numpy().tobytes() for row in x}
-
-
-@pytest.mark.parametrize(("mode", "steps"), [("max_size_cycle", 5), ("min_size", 3)])
-def test_mini_batches_pair_both_data_sets(mode: str, steps: int) -> None:
-    cfg = tiny("objective.batch_size=8", "pretrain.n_samples=24", f"pairing={mode}")
-    data, objective = data_of(cfg), Looks()
-    trainer = fit_module(module_of(cfg, data, objective), data, epochs=2)
-    assert trainer.global_step == 2 * steps == len(objective.steps)
-    pretrain, harmful = rows(data.fit.pretrain.x), rows(data.fit.harmful.x)
-    seen: dict[str, set[bytes]] = {"pretrain": set(), "harmful": set()}
-    for step in objective.steps:
-        assert step.pretrain.x.shape == step.harmful.x.shape == (8, D)
-        assert step.pretrain.rows is step.pretrain.x  # nothing is compressed, or mixed up with another batch
-        seen["pretrain"] |= rows(step.pretrain.x)
-        seen["harmful"] |= rows(step.harmful.x)
-    assert seen["pretrain"] <= pretrain
-    assert seen["harmful"] <= harmful
-    if mode == "max_size_cycle":
-        assert seen["harmful"] == harmful
-        assert seen["pretrain"] == pretrain
-
-
 def test_mini_batch_step_is_algorithm_1_on_that_batch() -> None:
     cfg = tiny(*SGD, "objective.batch_size=16", "objective.learning_rate=1e-3")
     data, seen = data_of(cfg), Trajectory()
@@ -136,29 +89,6 @@ def test_mini_batch_step_is_algorithm_1_on_that_batch() -> None:
     assert len(seen.batches) == 2
 
 
-def test_dummy_layer_gives_the_trajectory_of_the_inverse_free_form() -> None:
-    thetas = {}
-    for precondition in ("inverse_free", "dummy"):
-        cfg = tiny("objective.epochs=10", f"method.precondition={precondition}", "model.ridge=0")
-        data, seen = data_of(cfg), Trajectory()
-        fit_module(module_of(cfg, data), data, seen)
-        thetas[precondition] = seen.thetas
-    assert gap(thetas["dummy"][-1], thetas["dummy"][0]) > 1e-2
-    for dummy, inverse_free in zip(thetas["dummy"], thetas["inverse_free"], strict=True):
-        assert gap(dummy, inverse_free) < 1e-9
-
-
-@pytest.mark.parametrize("precondition", ["literal", "none"])
-def test_other_preconditions_are_not_algorithm_1(precondition: str) -> None:
-    thetas = []
-    for name in ("inverse_free", precondition):
-        cfg = tiny("objective.epochs=3", f"method.precondition={name}")
-        data, seen = data_of(cfg), Trajectory()
-        fit_module(module_of(cfg, data), data, seen)
-        thetas.append(seen.thetas[-1])
-    assert gap(thetas[1], thetas[0]) > 1e-4
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_is_measured(method: str, tmp_path: Path) -> None:
     record = run_tiny(tmp_path, f"method={method}", "objective.epochs=20")
@@ -169,16 +99,6 @@ def test_every_method_trains_and_is_measured(method: str, tmp_path: Path) -> Non
     facts = record["metrics"]["fit"]["spectrum"]["facts"]
     assert {name: fact["rank"] for name, fact in facts.items()} == dict.fromkeys(facts, D)
     assert len(facts) == 4
-
-
-def test_methods_differ(tmp_path: Path) -> None:
-    thetas = []
-    for method in METHODS:
-        run_tiny(tmp_path / method, f"method={method}", "objective.epochs=5")
-        thetas.append(theta_of(tmp_path / method))
-    for i, one in enumerate(thetas):
-        for other in thetas[:i]:
-            assert gap(one, other) > 1e-6
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:
