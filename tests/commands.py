@@ -39,6 +39,15 @@ class Command:
         with mock.patch.dict(os.environ, ENVIRONMENT):  # the first one starts the server
             self._process.start()
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.is_alive()
+
+    def terminate(self) -> None:
+        """Tell it to end, by SIGTERM."""
+        self._process.terminate()
+
     def wait(self, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Its exit code and what it wrote; a command that takes longer is killed.
 

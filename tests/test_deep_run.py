@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +29,7 @@ from immunize.report.summary import groups_of
 from immunize.training import DeepModule
 from immunize.training.callbacks import Resuming, Throughput
 from immunize.training.callbacks.signatures import SIGNATURES
-from tests.commands import ENVIRONMENT, run
+from tests.commands import Command, run
 from tests.composing import DEEP, OF_OTHER_IMAGES, compose_config, killed, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, break_inside, write_cars
 
@@ -298,23 +296,23 @@ def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
 
 @pytest.mark.slow
 def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> None:
-    overrides = [*DEEP, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "objective.epochs=12"]
+    two = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "objective.epochs=6", "resume=true")
     folders = [tmp_path / name for name in ("whole", "ended")]
-    commands = [
-        [sys.executable, "-m", "immunize.train", *overrides, "resume=true", f"hydra.run.dir={folder}"]
-        for folder in folders
-    ]
-    first = subprocess.run(commands[0], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=False, timeout=300)
+
+    def begun(folder: Path) -> Command:
+        return Command("immunize.train", *DEEP, *two, f"hydra.run.dir={folder}", cwd=tmp_path)
+
+    first = begun(folders[0]).wait()
     assert first.returncode == 0, first.stderr[-2000:]
-    process = subprocess.Popen(commands[1], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not (folders[1] / TRAINING).exists():
+    command = begun(folders[1])
+    while command.running and not (folders[1] / TRAINING).exists():
         time.sleep(0.01)
-    process.terminate()
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM, err[-2000:]
+    command.terminate()
+    ended = command.wait(120)
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr[-2000:]
     assert read_record(folders[1])["status"] == "interrupted"
     assert {path.name for path in folders[1].glob("*.part")} == set()
-    done = subprocess.run(commands[1], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=False, timeout=300)
+    done = begun(folders[1]).wait()
     assert done.returncode == 0, done.stderr[-2000:]
     record, whole = (read_record(folder) for folder in reversed(folders))
     assert record["training"]["fit"]["resumed"] is not None

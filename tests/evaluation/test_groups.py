@@ -116,22 +116,6 @@ def test_averages_are_those_of_a_loop(estimator: Estimator, group_size: int) -> 
     assert (found.n_groups, found.group_size) == (5, group_size)
 
 
-def test_prescribed_spectra_give_the_prescribed_numbers() -> None:
-    """Every group of θ_0 has κ = 10; those of θ_I have 40 on D_H and 5 on D_P."""
-    groups = torch.arange(60).view(3, 20)
-
-    def features(kappa: float, seed: int) -> Tensor:
-        sigma = torch.logspace(0, -math.log10(kappa), 6, dtype=torch.float64)
-        return torch.cat([ref.features_with_eigenvalues(sigma, 20, 6, seed + g) for g in range(3)])
-
-    found = averaged((features(5, 0), features(40, 3), features(10, 6), features(10, 9)), (groups, groups), "spectrum")
-    assert found.ratio.ratio_harmful == pytest.approx(4, rel=1e-9)
-    assert found.ratio.ratio_pretrain == pytest.approx(0.5, rel=1e-9)
-    assert found.ratio.rir == pytest.approx(8, rel=1e-9)
-    assert found.intervals["rir"] == pytest.approx((8, 8), rel=1e-6)
-    assert found.ratio.kappa_harmful.rank == 6
-
-
 def test_an_extractor_that_changes_nothing_has_ratios_of_one() -> None:
     _, _, x_p, x_h = four()
     for estimator in ESTIMATORS:
