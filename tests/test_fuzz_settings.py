@@ -66,13 +66,13 @@ def network(finished_network: Path, tmp_path_factory: pytest.TempPathFactory) ->
 NOT_OURS = ("hydra", "trainer.devices", "trainer.num_nodes", "threads")
 
 
-@cases(12)
+@cases(6)
 @given(chosen=overrides(leaves(compose_config(*LINEAR), without=NOT_OURS)))
 def test_random_settings_of_a_linear_run(chosen: list[str], tmp_path: Path) -> None:
     ends_well(train.main, [*LINEAR, *chosen], tmp_path)
 
 
-@cases(12)
+@cases(6)
 @given(
     chosen=overrides(leaves(compose_config(*LINEAR, "method=closed_form"), without=(*NOT_OURS, "objective", "deep")))
 )
@@ -80,13 +80,13 @@ def test_random_settings_of_a_run_without_training(chosen: list[str], tmp_path: 
     ends_well(train.main, [*LINEAR, "method=closed_form", *chosen], tmp_path)
 
 
-@cases(5)
+@cases(3)
 @given(chosen=overrides(leaves(compose_config(*DEEP), without=NOT_OURS)))
 def test_random_settings_of_a_deep_run(chosen: list[str], tmp_path: Path) -> None:
     ends_well(train.main, [*DEEP, *chosen], tmp_path)
 
 
-@cases(12)
+@cases(6)
 @given(
     chosen=overrides(
         ["seed", "top_k", "budget", "rho", "shrinkage", "harmful", "harmful.angle", "harmful.role", "pretrain"]
@@ -96,13 +96,13 @@ def test_random_settings_of_a_forecast(chosen: list[str], tmp_path: Path) -> Non
     ends_well(forecast.main, [*FORECAST, *chosen], tmp_path)
 
 
-@cases(4)
+@cases(3)
 @given(chosen=overrides(leaves(composed("pretrain_theta", *PRETRAIN), without=NOT_OURS)))
 def test_random_settings_of_a_pretraining(chosen: list[str], tmp_path: Path) -> None:
     ends_well(pretrain.main, [*PRETRAIN, *chosen], tmp_path)
 
 
-@cases(12)
+@cases(6)
 @given(
     chosen=choices("method", "model", "harmful", "pretrain", "init", "objective"), more=overrides(["seed", "figure"])
 )
@@ -114,13 +114,13 @@ def test_random_choices_of_groups(chosen: list[str], more: list[str], tmp_path: 
 ATTACKED = leaves(compose_attack(*GRID), without=(*NOT_OURS, "model", "harmful", "pretrain"))
 
 
-@cases(12)
+@cases(6)
 @given(chosen=overrides(ATTACKED))
 def test_random_settings_of_an_attack(chosen: list[str], linear: Path, tmp_path: Path) -> None:
     ends_well(attack.main, [f"run={linear}", f"out={tmp_path}", "seeds=[0]", *GRID, *chosen], tmp_path)
 
 
-@cases(4)
+@cases(3)
 @given(chosen=overrides(ATTACKED))
 def test_random_settings_of_an_attack_on_a_network(chosen: list[str], network: Path, tmp_path: Path) -> None:
     places = [f"out={tmp_path}", f"cells={network / 'cells'}", f"features={network / 'features'}"]
@@ -152,7 +152,7 @@ def test_random_settings_of_a_command_with_few(
     main, words, strategy = FEW[command]
     run = {"linear": linear, "network": network}[which]
 
-    @cases(3)
+    @cases(2)
     @given(chosen=strategy)
     def tried(chosen: list[str]) -> None:
         ends_well(main, [*(word.format(run=run) for word in words), *chosen], tmp_path)

@@ -42,8 +42,6 @@ def two(first: Any, second: Any) -> list[Any]:
 MADE: dict[str, Any] = {
     "wine": lambda: by_class(datasets.load_wine(return_X_y=True), ((0, 1), (2,))),
     "breast_cancer": lambda: by_class(datasets.load_breast_cancer(return_X_y=True), ((1,), (0,))),
-    "iris": lambda: by_class(datasets.load_iris(return_X_y=True), ((0, 1), (2,))),
-    "digits": lambda: by_class(datasets.load_digits(return_X_y=True), ((3,), (8,))),
     "diabetes": lambda: by_sex(*datasets.load_diabetes(return_X_y=True)),
     "redundant": lambda: by_class(
         datasets.make_classification(400, 12, n_informative=6, n_redundant=3, random_state=0), ((0,), (1,))
@@ -52,14 +50,8 @@ MADE: dict[str, Any] = {
         datasets.make_classification(500, 20, n_informative=10, n_redundant=0, n_classes=4, random_state=1),
         ((0, 1), (2, 3)),
     ),
-    "blobs": lambda: by_class(
-        datasets.make_blobs(400, 8, centers=4, cluster_std=[1.0, 2.0, 3.0, 4.0], random_state=6), ((0, 1), (2, 3))
-    ),
     "low_rank": lambda: two(
         *(datasets.make_regression(300, 15, n_informative=5, effective_rank=rank, random_state=rank) for rank in (4, 6))
-    ),
-    "friedman": lambda: two(
-        datasets.make_friedman1(300, 10, random_state=4), datasets.make_regression(300, 10, random_state=5)
     ),
 }
 

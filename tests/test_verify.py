@@ -235,7 +235,7 @@ UNCOMPARED = {
 UNCOMPARED_SETTINGS = {*NOT_HASHED, *attack.NOT_HASHED, *attack.PATHS}
 
 
-@cases(25)
+@cases(12)
 @given(data=st.data(), name=st.sampled_from([RECORD, ATTACK_RECORD, CARD_JSON, CHECKPOINT]))
 def test_damaged_file_is_found_or_refused(data: st.DataObject, name: str, original: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(original, tmp_path / "damaged", dirs_exist_ok=True))

@@ -104,7 +104,7 @@ def archive(compressed: bool) -> bytes:
     return stream.getvalue()
 
 
-@cases(80)
+@cases(40)
 @given(content=st.one_of(damaged(archive(False)), damaged(archive(True))))
 def test_damaged_arrays(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(content)
@@ -135,7 +135,7 @@ def images(root: Path, content: bytes, name: str) -> None:
             assert split[index][0].shape[0] == 3
 
 
-@cases(40)
+@cases(20)
 @given(content=st.one_of(damaged(picture("PNG")), damaged(picture("JPEG"))), name=st.sampled_from(["x.png", "x.jpg"]))
 def test_damaged_image(content: bytes, name: str, tmp_path: Path) -> None:
     with contextlib.suppress(UserError):  # one of so few is more than 1 %, unless it can be read after all

@@ -30,7 +30,7 @@ from tests.spectrum.making import column
 TRIALS = 300
 
 
-properties = settings(deadline=None, derandomize=True, database=None, max_examples=150)
+properties = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
 
 def kappa(matrix: Tensor, k: int) -> float:

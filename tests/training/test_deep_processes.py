@@ -187,32 +187,26 @@ def test_one_that_fails_ends_the_others(worker: str, tmp_path: Path, monkeypatch
     assert time.monotonic() - started < 30
 
 
+def told_to_end(spec: dict[str, Any], folder: Path, worker: str) -> None:
+    """SIGTERM comes when the processes are under way, and it ends them all."""
+    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.setitimer(signal.ITIMER_REAL, 1.5)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_processes(spec, folder, 2, worker)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
 def test_processes_that_do_not_end_when_told_are_ended(
     worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("immunize.processes.TO_END", 0.5)
     (tmp_path / "a_worker.py").write_text(STUBBORN)
-    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    signal.setitimer(signal.ITIMER_REAL, 3)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            run_processes({}, tmp_path, 2, worker)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert ended.value.code == 128 + signal.SIGTERM
+    told_to_end({}, tmp_path, worker)
 
 
 def test_signals_are_passed_on(worker: str, tmp_path: Path) -> None:
-    def press(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.signal(signal.SIGALRM, press)
-    signal.setitimer(signal.ITIMER_REAL, 3)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            run_processes({"out": str(tmp_path), "fails": "nobody"}, tmp_path, 2, worker)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert ended.value.code == 128 + signal.SIGTERM
+    told_to_end({"out": str(tmp_path), "fails": "nobody"}, tmp_path, worker)
