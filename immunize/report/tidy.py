@@ -2,7 +2,29 @@
 
     immunize.report.frame("experiments/table1").query("part == 'held_out' and quantity == 'rir'")
 
-What the columns mean, and in which units they are, is told in docs/html_report.md, "The numbers as a table".
+Its columns:
+
+- `run`: config hash of the run.
+- `experiment`, `status`: name of the preset, or "none"; "finished" or "diverged" (which has no ratios).
+- `model`, `pretrain`, `harmful`, `pair`: network, D_P, D_H, and both in short ("3→8").
+- `method`, `seed`, `lambda_well`, `lambda_ill`: the method with its λ_P and λ_H as configured; NaN where it has none.
+- `kind`, `part`, `estimator`, `quantity`: which number this is.
+- `value`: float; verdicts are 0 or 1, infinity is an infinite κ or a probe that never gets there, NaN what is not known.
+
+Its kinds, with the part, the estimator and the quantities of each:
+
+- `pooled`, `groups`: of all rows, or the mean over groups of rows. Parts `fit`, `held_out` or `validation`; estimators
+  `spectrum`, `released`, `ridge`. Quantities `ratio_harmful` (i), `ratio_pretrain` (ii), `rir`, the four `kappa_…`,
+  `interval/rir/low` and `/high` (95 %), `facts/<κ>/rank` and the like.
+- `verdict`, `verdict_groups`: the same parts; the estimator of the verdict. `a`, `b`, `c`, and the losses or accuracies
+  (percent) behind (c).
+- `probe_steps`: parts `fit`, `held_out`. `<data>/<features>/<norm ratio>`: gradient steps.
+- `probe_accuracy`: part `held_out`; the optimizer of the probe. `<data>/<features>/<steps>`: percent.
+- `accuracy`: a network's own accuracy on D_P `before` and `after`, percent.
+- `separability`: parts as `pooled`; estimator `ridge`. Correlation of a ridge probe on rows it was not fitted on.
+- `training`, `cost`: `fit/steps` and the like; `seconds`, `peak_memory_mib`.
+- `attack`: the part is the task, the estimator the tier. `<features>/score/values` (accuracy or R²),
+  `<features>/to_target/steps`, `…/retention/values`: a row a seed of the attacker.
 """
 
 from __future__ import annotations
