@@ -11,7 +11,8 @@ STAMP := $(VENV)/.installed
 .PHONY: help install demo sanity test lowest bounds lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front table_attacks table_defence clean
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
+	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | while IFS=: read -r name what; do \
+		fold -s -w 80 <<< "$$what" | sed "1!s/^/$$(printf '%16s')/; 1s/^/$$(printf '%-16s' $$name)/; s/ *$$//"; done
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }

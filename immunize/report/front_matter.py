@@ -65,8 +65,9 @@ def _attacked(card: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _result(card: dict[str, Any], role: str, name: str, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     data = card["data"][role]
+    rows = "tabular-regression" if data["task"] == "regression" else "tabular-classification"
     return {
-        "task": {"type": "image-classification" if "groups" in card else f"tabular-{data['task']}", "name": name},
+        "task": {"type": "image-classification" if "groups" in card else rows, "name": name},
         "dataset": {"type": _slug(data["name"]), "name": data["name"]},
         "metrics": metrics,
     }

@@ -9,7 +9,8 @@ Its columns:
 - `model`, `pretrain`, `harmful`, `pair`: network, D_P, D_H, and both in short ("3→8").
 - `method`, `seed`, `lambda_well`, `lambda_ill`: the method with its λ_P and λ_H as configured; NaN where it has none.
 - `kind`, `part`, `estimator`, `quantity`: which number this is.
-- `value`: float; verdicts are 0 or 1, infinity is an infinite κ or a probe that never gets there, NaN what is not known.
+- `value`: float; verdicts are 0 or 1, infinity is an infinite κ or a probe that never gets there, NaN what is not
+  known.
 
 Its kinds, with the part, the estimator and the quantities of each:
 

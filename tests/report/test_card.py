@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 from rich.console import Console
 
 from immunize.errors import UserError
@@ -69,6 +70,11 @@ def test_card_begins_as_hubs_of_models_read_it(record: dict[str, Any], attack: d
     assert record["method"] in read["tags"]
     (model,) = read["model-index"]
     own, harmful = model["results"]
+    parsed = ModelCard(card_text(card, attack)).data.eval_results
+    assert [result.metric_name for result in parsed] == [
+        metric["name"] for metric in own["metrics"] + harmful["metrics"]
+    ]
+    assert {result.task_type for result in parsed} == {"tabular-classification"}, "hubs have no task for two classes"
     values = {metric["name"]: metric["value"] for metric in own["metrics"]}
     for estimator, numbers in record["metrics"]["held_out"].items():
         assert values[f"RIR by {estimator}, held_out"] == pytest.approx(numbers["rir"], rel=1e-3)
