@@ -219,7 +219,7 @@ def best_figure(attacks: Attacks, stem: Path) -> None:
 
 
 def plane_figure(attacks: Attacks, stem: Path) -> None:
-    """Retention of honest tasks against that of the harmful one, a row a kind of data, a column a tier.
+    """Retention of honest tasks against that of the harmful one, a row a kind of data, a column a tier with honest users.
 
     A defence belongs to the upper left corner. Lines are 95 % intervals.
 
@@ -227,22 +227,25 @@ def plane_figure(attacks: Attacks, stem: Path) -> None:
         attacks: whose records have retentions.
         stem: as in :func:`best_figure`.
     """
-    columns = max(len(group.tiers) for group in attacks.groups)
-    size = (2.7 * columns + 0.4, 2.7 * len(attacks.groups) + 0.8)
+    honest = {
+        tier
+        for group in attacks.groups
+        for tier in group.tiers
+        if any(group.tried(CONTROL, kind, tier) for kind in _MARKERS)
+    }
+    size = (1.7 * len(honest) + 0.8, 1.9 * len(attacks.groups) + 1.5)
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(attacks.groups), columns, squeeze=False, sharex=True, sharey=True)
+    axes = figure.subplots(len(attacks.groups), len(honest), squeeze=False, sharex=True, sharey=True)
     for row, group in zip(axes, attacks.groups, strict=True):
-        for axis, tier in zip(row, group.tiers, strict=False):
+        for axis, tier in zip(row, sorted(honest), strict=True):
             _points(axis, group, tier)
             axis.set_title(tier, fontsize=10)
-        row[0].set_ylabel(f"{group.titled()}\nhonest retention", fontsize=9)
-        for axis in row[len(group.tiers) :]:
-            axis.set_axis_off()
+        row[0].set_ylabel(f"{group.titled()}\nhonest retention", fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("harmful retention", fontsize=9)
     shapes = [f"{'circle' if kind == 'pretrain' else 'square'}: {KIND_WORDS[kind]} task" for kind in _MARKERS]
     _legend(figure, [*attacks.methods, CONTROL])
-    figure.suptitle(attacks.mark(f"What is left of what θ$_0$ teaches ({', '.join(shapes)})"), fontsize=12)
+    figure.suptitle(attacks.mark(f"What is left of what θ$_0$ teaches\n({', '.join(shapes)})"), fontsize=11)
     save_figure(figure, stem)
 
 
