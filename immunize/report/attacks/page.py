@@ -219,7 +219,7 @@ def best_figure(attacks: Attacks, stem: Path) -> None:
 
 
 def plane_figure(attacks: Attacks, stem: Path) -> None:
-    """Retention of honest tasks against that of the harmful one, a row a kind of data, a column a tier with honest users.
+    """Retention of honest tasks against that of the harmful one, a row a kind of data, a column a tier that has both.
 
     A defence belongs to the upper left corner. Lines are 95 % intervals.
 
