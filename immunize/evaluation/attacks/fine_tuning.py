@@ -137,7 +137,7 @@ class _Task:
     def __init__(self, attack: FineTuning, data: AttackData, network: Network, seed: int) -> None:
         self.attack, self.network, self.seed = attack, network, seed
         self.n_features, self.n_classes = data.n_features, data.n_classes
-        self.scale = feature_scale(data.train.x)
+        self.scale = feature_scale(data)
         self.inputs, self.setup = attack.inputs(network)
         if attack.probe is None:
             self.head = new_head("linear", self.n_features, self.n_classes, 0, seed)

@@ -33,7 +33,7 @@ __all__ = [
     "version_of",
 ]
 
-CELL_VERSION = 7
+CELL_VERSION = 8
 """Part of every key; raised when a change of the code changes the numbers of all attacks."""
 
 Cell = dict[str, Any]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from immunize.evaluation.attacks.curves import Cost, look_steps
-from immunize.evaluation.attacks.heads import flops_per_row, new_head, outputs_of, statistics
+from immunize.evaluation.attacks.heads import flops_per_row, new_head, outputs_of, quotient, statistics
 from immunize.evaluation.attacks.logistic import feature_scale
 from immunize.evaluation.attacks.protocol import Array, AttackData
 from immunize.evaluation.attacks.racing import Candidate, Optimizer, batches
@@ -55,8 +55,8 @@ class HeadTask:
         dtype: torch.dtype,
     ) -> None:
         self.data, self.seed, self.head, self.hidden, self.dtype = data, seed, head, hidden, dtype
-        scale = feature_scale(data.train.x) if scaled else 1.0
-        self.x, *self.measured = (_quotient(rows.x, scale, dtype) for rows in data.parts.values())
+        scale = feature_scale(data) if scaled else 1.0
+        self.x, *self.measured = (quotient(rows.x, scale, dtype) for rows in data.parts.values())
         if data.n_classes:
             self.y = torch.from_numpy(data.train.y.astype(np.int64))
         else:
@@ -148,9 +148,10 @@ class Lockstep:
         started = time.perf_counter()
         self._optimizer.param_groups = [head.group for head in live]  # an idle one costs as much as a small one
         for _ in range(steps):
-            x, y = walk.next()  # also where nobody is live yet, for the order and the statistics
             if live:
-                self._update(live, x, y)
+                self._update(live, *walk.next())
+            else:
+                walk.skip()
         seconds = time.perf_counter() - started
         for head in live:
             head.meter.charge(head.step, seconds / len(live))
@@ -193,6 +194,13 @@ class _Walk:
             x, y = x.index_select(0, rows), y.index_select(0, rows)  # half the time of indexing
         return self._statistics(x), y
 
+    def skip(self) -> None:
+        """Pass over the next mini-batch, of which the statistics are taken if there are any."""
+        if isinstance(self._statistics, nn.Identity):
+            next(self._batches)
+        else:
+            self.next()
+
     def measured(self) -> list[Tensor]:
         """The validation rows and the test rows."""
         self._statistics.eval()
@@ -208,10 +216,3 @@ def _stacked(heads: Sequence[_Head]) -> list[Tensor]:
 def _rows(outputs: Tensor) -> Array:
     """(C, N) to (N, C) float64."""
     return np.asarray(outputs.T.numpy(), dtype=np.float64)
-
-
-def _quotient(x: Array, scale: float, dtype: torch.dtype) -> Tensor:
-    """x/scale, divided in float64 and rounded once, without a float64 copy of the rows."""
-    quotient = torch.empty(x.shape, dtype=dtype)
-    np.divide(x, scale, out=quotient.numpy(), casting="same_kind")
-    return quotient

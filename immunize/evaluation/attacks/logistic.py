@@ -4,7 +4,7 @@
     ∇L   = Xᵀ(P - Y)/N + λW
     ∇²L[S] = Xᵀ(P∘(XS) - P∘rowsum(P∘(XS)))/N + λS
 
-The features are first divided by σ_1(X)/√N, so that λ, step lengths and the curvature bound ½ (Böhning 1992) mean the
+The features are divided by σ_1(X)/√N, so that λ, step lengths and the curvature bound ½ (Böhning 1992) mean the
 same for every multiple of them.
 
 Shapes: N samples, D features (D + 1 rows of W with an intercept), C classes.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,6 @@ from torch import Tensor
 from immunize.evaluation.attacks.coordinates import pass_over, principal
 from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.protocol import Array, AttackData, Predict
-from immunize.remembering import remembered
 
 __all__ = ["CURVATURE", "BudgetSpentError", "Logistic", "feature_scale"]
 
@@ -35,16 +35,9 @@ CURVATURE = 0.5
 """Largest curvature of the loss for σ_1(X)/√N = 1."""
 
 
-@remembered(8)
-def feature_scale(x: Array) -> float:
-    """σ_1(X)/√N, which multiplies with the features.
-
-    Args:
-        x: (N, D) float64, not all zero.
-    """
-    smaller = x if len(x) <= x.shape[1] else x.T
-    largest = float(np.linalg.eigvalsh(smaller @ smaller.T)[-1])
-    return math.sqrt(max(largest, 0.0) / len(x)) or 1.0
+def feature_scale(data: AttackData) -> float:
+    """σ_1(X)/√N of the training rows, which multiplies with the features; 1 for rows of zeros."""
+    return float(principal(data).axes.sigma[0]) / math.sqrt(len(data.train)) or 1.0
 
 
 class BudgetSpentError(Exception):
@@ -69,17 +62,16 @@ class Logistic:
     """
 
     def __init__(self, data: AttackData, *, penalty: float = 0.0, intercept: bool = True) -> None:
-        of_axes = principal(data)
-        self.seen, self.intercept = of_axes.data, intercept
-        self.scale = float(of_axes.axes.sigma[0]) / math.sqrt(len(data.train)) or 1.0
-        self.x = self._rows(data)
-        self.labels = data.train.y.astype(np.int64)
+        self.seen, self.intercept, self.scale = principal(data).data, intercept, feature_scale(data)
         self.two = data.n_classes == 2
-        self.shape = (self.x.shape[1], 1 if self.two else data.n_classes)
-        self.penalty = np.full((self.x.shape[1], 1), penalty)
-        if intercept:
-            self.penalty[-1] = 0
-        self._classes = _Two(self.x, self.labels) if self.two else _Several(self.x, self.labels)
+        axes = self.seen.n_features
+        self.shape = (axes + intercept, 1 if self.two else data.n_classes)
+        self.penalty = np.full((self.shape[0], 1), penalty)
+        self.penalty[axes:] = 0
+        kind = _Two if self.two else _Several
+        if "scaled" not in data.kept:
+            data.kept["scaled"] = self.seen.train.x / self.scale  # for every penalty and solver
+        self._classes = kind(data.kept["scaled"], data.train.y.astype(np.int64))
         self.passes, self.limit = 0, sys.maxsize
         one = pass_over(data)
         columns = data.n_features + intercept
@@ -97,15 +89,17 @@ class Logistic:
         decay = 0.5 * float((self.penalty * np.square(weights)).sum())
         return loss + decay, (gradient + self.penalty * weights).ravel()
 
-    def gradient(self, w: Array) -> Array:
-        """∇L alone.
+    def gradients(self, several: Sequence[Array]) -> list[Array]:
+        """∇L alone at several flat W, of which each counts as a pass.
 
         Raises:
             BudgetSpentError: as above.
         """
-        self._count()
-        weights = w.reshape(self.shape)
-        return np.asarray(self._classes.gradient(weights) + self.penalty * weights).ravel()
+        weights = [w.reshape(self.shape) for w in several]
+        for _ in weights:
+            self._count()
+        found = self._classes.gradients(weights)
+        return [(gradient + self.penalty * of).ravel() for gradient, of in zip(found, weights, strict=True)]
 
     def curvature(self, w: Array, direction: Array) -> Array:
         """∇²L(W) times a flat direction.
@@ -135,14 +129,6 @@ class Logistic:
             raise BudgetSpentError
         self.passes += 1
 
-    def _rows(self, data: AttackData) -> Array:
-        """Of the principal axes over the scale, (N, k); kept with the task, for every penalty and solver."""
-        kept: dict[bool, Array] = data.kept.setdefault("rows", {})
-        if self.intercept not in kept:
-            scaled = self.seen.train.x / self.scale
-            kept[self.intercept] = np.column_stack([scaled, np.ones(len(scaled))]) if self.intercept else scaled
-        return kept[self.intercept]
-
 
 class _Two:
     """The mean loss of two classes, which share a column v: their outputs differ by √2·xv.
@@ -162,33 +148,46 @@ class _Two:
         self._at: tuple[Array, Array] | None = None
 
     def loss_and_gradient(self, weights: Array) -> tuple[float, Array]:
-        v, loss, total = self._column(weights), 0.0, np.zeros(len(weights))
-        for block in self.blocks:
-            x, labels = self.x[block], self.labels[block]
-            margin = x @ v
-            loss += float(np.logaddexp(0, margin).sum() - labels @ margin)
-            total += (expit(margin) - labels) @ x
-        return loss / len(self.x), total[:, None] * (math.sqrt(2) / len(self.x))
+        loss = 0.0
 
-    def gradient(self, weights: Array) -> Array:
-        v, total = self._column(weights), np.zeros(len(weights))
-        for block in self.blocks:
-            x = self.x[block]
-            total += (expit(x @ v) - self.labels[block]) @ x
-        return np.asarray(total[:, None] * (math.sqrt(2) / len(self.x)))
+        def residual(margin: Array, block: slice) -> Array:
+            nonlocal loss
+            labels = self.labels[block]
+            loss += float(np.logaddexp(0, margin).sum() - labels @ margin)
+            return np.asarray(expit(margin) - labels)
+
+        (gradient,) = self._pass([weights], residual)
+        return loss / len(self.x), gradient
+
+    def gradients(self, several: Sequence[Array]) -> list[Array]:
+        return self._pass(several, lambda margin, block: np.asarray(expit(margin) - self.labels[block]))
 
     def curvature(self, weights: Array, step: Array) -> Array:
         if self._at is None or not np.array_equal(self._at[0], weights):  # Newton takes many products at one point
-            p = expit(self.x @ self._column(weights))
+            v, last = self._column(weights)
+            p = expit(self.x @ v + last)
             self._at = weights.copy(), p * (1 - p)
-        v, total = self._column(step), np.zeros(len(weights))
+        slopes = self._at[1]
+        (moved,) = self._pass([step], lambda margin, block: slopes[block] * margin)
+        return moved
+
+    def _pass(self, several: Sequence[Array], of: Callable[[Array, slice], Array]) -> list[Array]:
+        """For each W the sum over rows of √2·x times what `of` makes of their margins, over N."""
+        columns = [self._column(weights) for weights in several]
+        totals, sums = np.zeros((len(columns), self.x.shape[1])), np.zeros(len(columns))
         for block in self.blocks:
             x = self.x[block]
-            total += (self._at[1][block] * (x @ v)) @ x
-        return np.asarray(total[:, None] * (math.sqrt(2) / len(self.x)))
+            for at, (v, last) in enumerate(columns):
+                share = of(x @ v + last, block)
+                totals[at] += share @ x
+                sums[at] += share.sum()
+        whole = np.column_stack([totals, sums]) * (math.sqrt(2) / len(self.x))
+        return [found[: len(weights), None] for found, weights in zip(whole, several, strict=True)]
 
-    def _column(self, weights: Array) -> Array:
-        return np.asarray(math.sqrt(2) * weights[:, 0])
+    def _column(self, weights: Array) -> tuple[Array, float]:
+        """What multiplies with rows of x, and the intercept."""
+        column, axes = math.sqrt(2) * weights[:, 0], self.x.shape[1]
+        return column[:axes], float(column[axes:].sum())
 
 
 class _Several:
@@ -207,10 +206,10 @@ class _Several:
     def loss_and_gradient(self, weights: Array) -> tuple[float, Array]:
         log_p = self._outputs(weights).log_softmax(dim=1)
         loss = -float(log_p[self.rows, self.labels].mean())
-        return loss, self._gradient(log_p.exp_())
+        return loss, self._gradient(log_p.exp_(), len(weights))
 
-    def gradient(self, weights: Array) -> Array:
-        return self._gradient(self._outputs(weights).softmax(dim=1))
+    def gradients(self, several: Sequence[Array]) -> list[Array]:
+        return [self._gradient(self._outputs(weights).softmax(dim=1), len(weights)) for weights in several]
 
     def curvature(self, weights: Array, step: Array) -> Array:
         if self._at is None or not np.array_equal(self._at[0], weights):
@@ -218,11 +217,18 @@ class _Several:
         p = self._at[1]
         moved = p * self._outputs(step)
         moved -= p * moved.sum(dim=1, keepdim=True)
-        return np.asarray((self.x.T @ moved).numpy() / len(self.x))
+        return self._sum(moved, len(weights))
 
     def _outputs(self, weights: Array) -> Tensor:
-        return self.x @ torch.from_numpy(np.ascontiguousarray(weights))
+        axes = self.x.shape[1]
+        found = self.x @ torch.from_numpy(np.ascontiguousarray(weights[:axes]))
+        return found.add_(torch.from_numpy(weights[axes:].sum(axis=0)))
 
-    def _gradient(self, p: Tensor) -> Array:
+    def _gradient(self, p: Tensor, n_rows: int) -> Array:
         p[self.rows, self.labels] -= 1
-        return np.asarray((self.x.T @ p).numpy() / len(self.x))
+        return self._sum(p, n_rows)
+
+    def _sum(self, shares: Tensor, n_rows: int) -> Array:
+        """The mean over rows of [x 1]ᵀ times their shares; without the last row where W has no intercept."""
+        whole = torch.cat([self.x.T @ shares, shares.sum(dim=0, keepdim=True)])
+        return whole[:n_rows].numpy() / len(self.x)

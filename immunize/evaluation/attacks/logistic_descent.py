@@ -6,6 +6,7 @@ tenth of the steps, the best by validation goes on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,10 +52,9 @@ class LogisticDescent(Attack):
         racers = [_Racer(loss, m) for m in self.multipliers]
         looks = look_steps(steps)
         lap = max(1, steps // FIRST_LAP)
-        for racer in racers:
-            racer.advance([at for at in looks if at <= lap])
+        _advance(racers, [at for at in looks if at <= lap])
         best = max(racers, key=lambda racer: racer.best)
-        best.advance([at for at in looks if at > lap])
+        _advance([best], [at for at in looks if at > lap])
         return Outcome(tuple(racer.meter.trace() for racer in racers))
 
 
@@ -71,13 +71,15 @@ class _Racer:
     def best(self) -> float:
         return max((point.validation for point in self.meter.points), default=-np.inf)
 
-    def advance(self, looks: list[int]) -> None:
-        self.meter.resume()
-        for look in looks:
-            if self.meter.over:
-                break
-            while self.step < look:
-                self.w = self.w - self.length * self.loss.gradient(self.w)
-                self.step += 1
-            self.meter.look(look, self.loss.predictor(self.w))
-        self.meter.pause(self.step)
+
+def _advance(racers: Sequence[_Racer], looks: Sequence[int]) -> None:
+    """All at the same step, whose passes read the rows together; who is over stays behind."""
+    for look in looks:
+        live = [racer for racer in racers if not racer.meter.over]
+        for _ in range(look - max((racer.step for racer in live), default=look)):
+            gradients = live[0].loss.gradients([racer.w for racer in live])
+            for racer, gradient in zip(live, gradients, strict=True):
+                racer.w = racer.w - racer.length * gradient
+                racer.step += 1
+        for racer in live:
+            racer.meter.look(look, racer.loss.predictor(racer.w))

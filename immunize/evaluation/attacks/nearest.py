@@ -1,6 +1,7 @@
 """T3: k nearest neighbours, by searching all training rows; no weights, no condition number.
 
-Distances see the features' spread as it is, so they are taken on the features themselves and on standardized ones.
+Distances see the features' spread as it is, so they are taken on the features themselves and on standardized ones. They
+are float32, of features of size one: a rounding of 1e-7 decides between neighbours that are equally near.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.curves import Cost
+from immunize.evaluation.attacks.heads import products, quotient
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.repaired import standardized
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
@@ -27,7 +30,7 @@ __all__ = ["NearestNeighbours", "nearest"]
 METRICS = ("euclidean", "cosine")
 
 TOGETHER = 2**22
-"""Distances that are held at once: 32 MiB."""
+"""Distances that are held at once: 16 MiB."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -85,26 +88,22 @@ def nearest(train: Array, asked: Array, k: int, metrics: Sequence[str]) -> dict[
         k: at most N.
         metrics: of `METRICS`. A row of zeros counts as one of cosine ½.
     """
-    squares = np.square(train).sum(axis=1)
+    size = float(np.abs(train).max()) or 1.0
+    x, others = (quotient(rows, size) for rows in (train, asked))
+    squares = x.square().sum(dim=1)
     zero = squares == 0
-    lengths = np.where(zero, 1.0, np.sqrt(squares))
-    found: dict[str, list[Numbers]] = {metric: [] for metric in metrics}
-    for rows in np.array_split(asked, max(1, round(asked.shape[0] * len(train) / TOGETHER))):
-        products = rows @ train.T
+    lengths = torch.where(zero, 1.0, squares.sqrt())
+    found: dict[str, list[Tensor]] = {metric: [] for metric in metrics}
+    for rows in others.tensor_split(max(1, round(len(others) * len(x) / TOGETHER))):
+        both = products(rows, x)
         for metric in metrics:
             if metric == "euclidean":  # less the length of the asked row, the same for all training rows
-                far = products * -2
-                far += squares
+                far = torch.add(squares, both, alpha=-2)
             else:
-                far = products / -lengths
-                far[:, zero] = -0.5 * np.linalg.norm(rows, axis=1, keepdims=True)
-            found[metric].append(_smallest(far, k))
-    return {metric: np.vstack(parts) for metric, parts in found.items()}
-
-
-def _smallest(values: Array, k: int) -> Numbers:
-    """Columns of the k smallest values of each row, in their order; of equals in any that does not change."""
-    return torch.from_numpy(values).topk(k, dim=1, largest=False).indices.numpy()
+                far = both / -lengths
+                far[:, zero] = -0.5 * rows.norm(dim=1, keepdim=True)
+            found[metric].append(far.topk(k, dim=1, largest=False).indices)  # of equals in any order that stays
+    return {metric: torch.cat(parts).numpy() for metric, parts in found.items()}
 
 
 def _answers(data: AttackData, nearest: Numbers) -> Array:

@@ -111,7 +111,7 @@ class PlainLogistic:
     """In the rows' own columns, one a class, as in the module's note; no principal axes."""
 
     def __init__(self, data: AttackData, penalty: float, intercept: bool = True) -> None:
-        self.data, self.scale, self.intercept = data, feature_scale(data.train.x), intercept
+        self.data, self.scale, self.intercept = data, feature_scale(data), intercept
         self.x, self.y = self.rows(data.train.x), np.eye(data.n_classes)[data.train.y]
         self.penalty = np.full((self.x.shape[1], 1), penalty)
         if intercept:
@@ -338,9 +338,9 @@ def test_passes_in_blocks_go_the_way_of_the_plain_iteration(
     loss, plain = Logistic(data, intercept=False), PlainLogistic(data, 0.0, intercept=False)
     v, w = np.zeros(loss.shape), np.zeros((D, n_classes))
     for _ in range(1000):
-        v -= multiplier / CURVATURE * loss.gradient(v.ravel()).reshape(loss.shape)
+        v -= multiplier / CURVATURE * loss.gradients([v.ravel()])[0].reshape(loss.shape)
         w -= multiplier / CURVATURE * plain.loss_and_gradient(w)[1]
     found = loss.predictor(v.ravel())(loss.seen.test.x)
     expected = plain.outputs(w, data.test.x)
     assert found == pytest.approx(expected, abs=1e-9 * np.abs(expected).max())
-    assert loss.gradient(v.ravel()) == pytest.approx(loss.loss_and_gradient(v.ravel())[1], abs=1e-15)
+    assert loss.gradients([v.ravel()])[0] == pytest.approx(loss.loss_and_gradient(v.ravel())[1], abs=1e-15)

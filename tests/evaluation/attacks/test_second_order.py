@@ -17,7 +17,7 @@ SMALL = (80, 60, 2000)
 def test_logistic_regression_is_scikit_learns(solver: str, strength: float) -> None:
     data = classes(ill_conditioned(10), sizes=SMALL)
     (trace,) = Lbfgs(tier="T2", strengths=(strength,), solver=solver).run(data, Budget(2000), 0).traces
-    scale = feature_scale(data.train.x)
+    scale = feature_scale(data)
     model = LogisticRegression(C=strength, tol=1e-10, max_iter=5000).fit(data.train.x / scale, data.train.y)
     assert trace.points[-1].test == pytest.approx(model.score(data.test.x / scale, data.test.y), abs=1.5 / 2000)
 
