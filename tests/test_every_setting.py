@@ -391,6 +391,8 @@ DEEP = (
     World(("method=closed_form", "method.shrinkage=0.1", "method.budget=10"), OF_METHODS),
     World(("method=erase",), ("method.*",)),
     World(("method=censor",), OF_METHODS),
+    World(("method=censor", "method.attack_steps=2", "method.attack_batch_size=8"), ("method.attack_*",)),
+    World(("method=simulated", "method.attack_steps=2", "method.attack_batch_size=8"), OF_METHODS),
     World(("objective.epochs_on=longest",)),
     World(("objective.balance=false", "objective.lambda_well=1e-4", "objective.lambda_ill=1")),
     World(("selection=validation",)),

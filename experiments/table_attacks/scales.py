@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 __all__ = ["METHODS", "SCALES", "SEEDS", "Scale"]
 
-METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours", "closed_form", "erase", "censor")
+METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours", "closed_form", "erase", "censor", "simulated")
 SEEDS = (0, 1, 2)
 REPAIRS_LIKE_STANDARDIZE = ("~attack.attacks.centre", "~attack.attacks.normalize")
 """Each takes as long as `standardize`, half a minute a run on 12,000 rows of 784 pixels."""

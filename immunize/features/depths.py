@@ -6,7 +6,7 @@ Shapes: N samples; an output is a row of numbers for each, flattened, or average
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -29,8 +29,8 @@ class Trained(Protocol):
     def tail(self) -> nn.Module:
         """From h to the features."""
 
-    def features(self, h: Tensor) -> Tensor:
-        """The same, in the network's dtype."""
+    def features(self, h: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The same, in the network's dtype; with other values for its trained parameters where they are given."""
 
 
 def check_depths(net: Trained, depths: Sequence[str]) -> None:
@@ -48,13 +48,16 @@ def check_depths(net: Trained, depths: Sequence[str]) -> None:
             )
 
 
-def features_at(net: Trained, h: Tensor, depths: Sequence[str]) -> list[Tensor]:
+def features_at(
+    net: Trained, h: Tensor, depths: Sequence[str], parameters: Mapping[str, Tensor] | None = None
+) -> list[Tensor]:
     """The features, and the outputs of modules on the way to them, from one forward pass; gradients flow through all.
 
     Args:
         net: the network.
         h: what enters its trained part, (N, ...).
         depths: names of modules, by the network's.
+        parameters: other values for the trained ones.
 
     Returns:
         the features (N, D), then a matrix of N rows for each name.
@@ -67,7 +70,7 @@ def features_at(net: Trained, h: Tensor, depths: Sequence[str]) -> list[Tensor]:
     try:
         for name, outputs in seen.items():
             handles.append(known[name].register_forward_hook(partial(_keep, outputs)))
-        features = net.features(h)
+        features = net.features(h, parameters)
     finally:
         for handle in handles:
             handle.remove()

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from immunize.errors import UserError
 from immunize.features.depths import check_depths
+from immunize.objective.attacker import Attacker, attack, thirds
 from immunize.objective.base import Labelled, Objective, Step, check_weight, ill_term, well_term
 from immunize.objective.deep import DeepNet, DeepStep
 from immunize.objective.ranks import gather_rows
@@ -34,11 +36,8 @@ from immunize.spectrum.erasing import ONE_LABEL, Erasure, ridge_weights
 
 __all__ = ["Censor"]
 
-FOLDS = 3
-"""A probe is fitted on two thirds of a batch and judged on one."""
-
-LEAST_IMAGES = 2
-"""Of a class in a batch, on average (ours)."""
+HEAD_MULTIPLIER = 10.0
+"""A new head's learning rate over that of the weights, as in tier T4."""
 
 LEAST_SPREAD = 1e-2
 """Added to the variance of every feature of θ_0, in units of their mean: some hardly vary (ours)."""
@@ -59,6 +58,10 @@ class Censor(Objective):
         rhos: ρ > 0 of the probes.
         depths: names of modules at whose outputs probes look as well.
         erased: repeat θ_0's features behind the map of method=erase instead of as they are.
+        attack_steps: K ≥ 0: the probes look at the network after k steps of fine-tuning on other images of the batch,
+            k from 0 to K as the batch falls; 0 is the network as it is.
+        attack_learning_rate: of these steps, Adam's, > 0; the new head's is ten times that.
+        attack_batch_size: images of each of them.
         lambda_well: λ_P ≥ 0 of R_well.
         lambda_ill: λ_H ≥ 0 of R_ill.
         gradient_clip: the largest norm of a gradient.
@@ -80,6 +83,9 @@ class Censor(Objective):
         rhos: Sequence[float] = RHOS,
         depths: Sequence[str] = (),
         erased: bool = False,
+        attack_steps: int = 0,
+        attack_learning_rate: float = 1e-3,
+        attack_batch_size: int = 64,
         lambda_well: float = 0.0,
         lambda_ill: float = 0.0,
         gradient_clip: float = 5.0,
@@ -98,8 +104,16 @@ class Censor(Objective):
             raise ValueError(f"method.gradient_clip has to be positive, it is {gradient_clip}")
         self.kernels, self.rhos, self.depths = tuple(kernels), tuple(rhos), tuple(depths)
         self.erased, self.gradient_clip = erased, gradient_clip
+        self.attacker = Attacker(attack_steps, attack_learning_rate, "adam", head_multiplier=HEAD_MULTIPLIER)
+        self.attack_batch_size = attack_batch_size
+        self.n_classes = 0
         self._erasure: Erasure | None = None
         self._probes: list[Tensor] = []  # W of each D_H, (D, C)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Of an attacker that takes no step."""
+        return () if self.attacker.steps else ("attack_learning_rate", "attack_batch_size")
 
     @property
     def takes_loss(self) -> bool:
@@ -110,6 +124,16 @@ class Censor(Objective):
     def trains_classifier(self) -> bool:
         """By the distance of its logits."""
         return True
+
+    def bind(
+        self,
+        n_features: int,
+        generator: torch.Generator | None = None,
+        n_outputs: int = 1,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        """Know C."""
+        self.n_classes = max(n_outputs, 2)
 
     def prepare(self, net: DeepNet, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:
         """Look at what is to be censored before the first step.
@@ -148,7 +172,8 @@ class Censor(Objective):
         return found | {name: term(step, "none") for name, term in eq_11.items() if name in self.weights}
 
     def _adversary(self, step: DeepStep) -> dict[str, Tensor]:
-        rows = step.look("harmful", self.depths)
+        step, parameters = self._attacked(step)
+        rows = step.look("harmful", self.depths, parameters)
         before = [step.before("harmful")] if "answers" in self.weights else []
         found: dict[str, Tensor] = {}
         self.watched = {}
@@ -156,7 +181,7 @@ class Censor(Objective):
 
             def of(role: str, which: str = which) -> Tensor:
                 outputs, labels = step.labelled(role, rows if which == "adversary" else [*rows, *before])
-                targets, values, judged = labels, [], _judged(labels)
+                targets, values, judged = labels, [], thirds(labels)
                 if which == "answers":
                     theta_0 = outputs.pop()
                     targets = theta_0 @ self._probes[int(role.partition(":")[2] or 0)].to(theta_0.device)
@@ -171,6 +196,18 @@ class Censor(Objective):
             found[which] = step.over_harmful(of)
         return found
 
+    def _attacked(self, step: DeepStep) -> tuple[DeepStep, dict[str, Tensor] | None]:
+        """Where the probes look: at the images that an attacker of k steps has not seen, and at its weights."""
+        if not self.attacker.steps:
+            return step, None
+        k = int(step.labelled("harmful", [])[1].sum()) % (self.attacker.steps + 1)
+        if not k:
+            return step, None
+        attacker = replace(self.attacker, steps=k)
+        unseen, path = attack(step, attacker, self.n_classes, self.attack_batch_size)
+        *_, (parameters, _) = path
+        return unseen, parameters
+
     def _distances(self, step: DeepStep) -> dict[str, Tensor]:
         before, after = step.before("pretrain"), step.features("pretrain")
         with torch.autocast(after.device.type, enabled=False):
@@ -178,20 +215,3 @@ class Censor(Objective):
             scale = (variance + LEAST_SPREAD * variance.mean()).sqrt().to(after.dtype)
             target = before if self._erasure is None else self._erasure(before.double()).to(after.dtype)
             return {FEATURES: ((after - target) / scale).square().mean(), "logits": step.divergence()}
-
-
-def _judged(labels: Tensor) -> Tensor:
-    """A third of the rows of every class, (N,) bool, by their order in the batch, which is random.
-
-    Raises:
-        UserError: too few rows to have two classes on both sides.
-    """
-    judged = torch.empty(len(labels), dtype=torch.bool, device=labels.device)
-    judged[labels.argsort(stable=True)] = torch.arange(len(labels), device=labels.device) % FOLDS == 0
-    classes = len(torch.unique(labels))
-    if len(labels) < LEAST_IMAGES * classes or min(len(torch.unique(labels[side])) for side in (judged, ~judged)) < 2:
-        raise UserError(
-            f"a batch of D_H has {len(labels)} images of {classes} classes: two thirds fit a probe and one judges it; "
-            f"both need two classes, and two images of each; raise objective.batch_size, or the loader's"
-        )
-    return judged

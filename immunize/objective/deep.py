@@ -121,11 +121,25 @@ class DeepStep(Step):
             self._features[role] = self._forward(role, None)
         return self._features[role]
 
-    def loss(self, role: str, head: Head, parameters: dict[str, Tensor] | None = None) -> Tensor:
-        """L of this process's samples."""
+    def logits(self, role: str, head: Head, parameters: dict[str, Tensor] | None = None) -> Tensor:
+        """Of this process's samples, (N, C)."""
         features = self.features(role, parameters)
         with torch.autocast(features.device.type, enabled=False):
-            return self.task_loss(head(features), self._side(role).y)
+            return head(features)
+
+    def loss(self, role: str, head: Head, parameters: dict[str, Tensor] | None = None) -> Tensor:
+        """L of this process's samples."""
+        logits = self.logits(role, head, parameters)
+        with torch.autocast(logits.device.type, enabled=False):
+            return self.task_loss(logits, self._side(role).y)
+
+    def of_harmful(self, rows: Tensor) -> DeepStep:
+        """The same step with some samples of D_H.
+
+        Args:
+            rows: (N,) bool, or numbers of this process's samples.
+        """
+        return replace(self, harmful=DeepSide(self.harmful.h[rows], self.harmful.y[rows]))
 
     def pretrain_loss(self) -> Tensor:
         """L(D_P, ω, θ); where θ_0's answers are kept, how far the network's are from them."""
@@ -156,17 +170,19 @@ class DeepStep(Step):
         """Of the whole batch."""
         return default_tolerance(*self._of_all_ranks(role).shape)
 
-    def look(self, role: str, depths: Sequence[str]) -> list[Tensor]:
+    def look(self, role: str, depths: Sequence[str], parameters: dict[str, Tensor] | None = None) -> list[Tensor]:
         """The features and the outputs at some depths, of this process's samples, from one forward pass.
 
         Args:
             role: "pretrain" or "harmful".
             depths: names of modules, as :func:`~immunize.features.depths.features_at` takes them.
+            parameters: other values for θ.
         """
         h = self._side(role).h
         with torch.autocast(h.device.type, enabled=False):
-            found = features_at(self.net, h, depths)
-        self._features.setdefault(role, found[0])
+            found = features_at(self.net, h, depths, parameters)
+        if parameters is None:
+            self._features.setdefault(role, found[0])
         return found
 
     def labelled(self, role: str, rows: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:

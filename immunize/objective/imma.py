@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from immunize.objective.attacker import Attacker
 from immunize.objective.base import Head, Objective, Step, new_head
 
 __all__ = ["Imma"]
@@ -35,7 +36,7 @@ class Imma(Objective):
             raise ValueError(f"method.inner_steps has to be a whole number of at least 1, it is {inner_steps}")
         if not 0 < inner_learning_rate < float("inf"):
             raise ValueError(f"method.inner_learning_rate has to be positive and finite, it is {inner_learning_rate}")
-        self.inner_steps, self.inner_learning_rate = inner_steps, inner_learning_rate
+        self.attacker = Attacker(inner_steps, inner_learning_rate, second_order=True)
 
     def bind(
         self,
@@ -50,14 +51,7 @@ class Imma(Objective):
     def terms(self, step: Step) -> dict[str, Tensor]:
         """`outer` moves θ alone; `heads` moves ω and w alone."""
         w, omega = Head(self.harmful_head), step.omega
-        theta = step.parameters()
-        for _ in range(self.inner_steps):
-            inner = step.loss("harmful", w.detach(), theta)
-            gradients = step.averaged(torch.autograd.grad(inner, list(theta.values()), create_graph=True))
-            theta = {
-                name: value - self.inner_learning_rate * gradient
-                for (name, value), gradient in zip(theta.items(), gradients, strict=True)
-            }
+        *_, (theta, _) = self.attacker.path(step, w.detach(), lambda _, theta, w: step.loss("harmful", w, theta))
         harmful = step.loss("harmful", w.detach(), theta)
         pretrain = step.loss("pretrain", omega.detach(), theta)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["data_name", "in_order", "pair_label", "pair_title", "run_title", "side_label"]
 
-_METHODS = ("ours", "closed_form", "opt_kappa", "imma", "ill_only", "well_only", "erase", "censor", "none")
+_METHODS = ("ours", "closed_form", "opt_kappa", "imma", "ill_only", "well_only", "erase", "censor", "simulated", "none")
 
 
 def data_name(record: dict[str, Any], role: str) -> str:

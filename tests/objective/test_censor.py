@@ -18,34 +18,15 @@ from immunize.errors import UserError
 from immunize.features import DeepExtractor, load_weights
 from immunize.features.depths import check_depths, features_at
 from immunize.features.store import Features
-from immunize.objective import DeepSide, DeepStep, task_loss
+from immunize.objective import DeepSide, DeepStep
 from immunize.objective.censor import Censor
 from immunize.pipeline.assemble import method_named
 from immunize.records import CHECKPOINT
 from tests import reference as ref
 from tests.composing import compose_config, killed, tiny_deep
+from tests.objective.tiny import CLASSES, network, step_of
 
-N, D, CLASSES = 24, 5, 3
 CENSOR = ("method=censor", "objective.batch_size=64", "objective.max_steps=6")
-
-
-def network() -> DeepExtractor:
-    torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 7), nn.Tanh()), nn.Linear(7, D))
-    head = nn.Linear(D, CLASSES).double()
-    return DeepExtractor.from_module(backbone.double(), head, ["2", "3"], example=torch.rand(2, 6).double())
-
-
-def step_of(net: DeepExtractor, *, classes: tuple[int, ...] = (), rows: int = N) -> DeepStep:
-    """A step away from θ_0."""
-    theta_0 = net.reference()
-    with torch.no_grad():
-        for number, parameter in enumerate(net.parameters()):
-            if parameter.requires_grad:
-                parameter.add_(0.1 * ref.gaussian(*parameter.shape, seed=number))
-    y = torch.arange(rows) % max(CLASSES, sum(classes))
-    sides = [DeepSide(net.trunk(ref.gaussian(rows, 6, seed=seed)), y) for seed in (1, 2)]
-    return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1), classes, theta_0=theta_0)
 
 
 def prepared(step: DeepStep, **options: Any) -> Censor:

@@ -49,8 +49,8 @@ def gradient_by_hand(loss: str, side: Side, theta: Tensor, head: Tensor) -> Tens
 def outer_by_hand(loss: str, objective: Imma, step: LinearStep, theta: Tensor) -> Tensor:
     """L(D_P, ω, θ*) - L(D_H, w, θ*), θ* after the inner steps."""
     w, omega = objective.harmful_head.detach(), step.head.detach()
-    for _ in range(objective.inner_steps):
-        theta = theta - objective.inner_learning_rate * gradient_by_hand(loss, step.harmful, theta, w)
+    for _ in range(objective.attacker.steps):
+        theta = theta - objective.attacker.learning_rate * gradient_by_hand(loss, step.harmful, theta, w)
     return loss_by_hand(loss, step.pretrain, theta, omega) - loss_by_hand(loss, step.harmful, theta, w)
 
 

@@ -250,7 +250,7 @@ def test_a_new_head_has_the_size_and_precision_asked_for() -> None:
     objective = Imma()
     objective.bind(4, ref.generator(1), 3, torch.float32)
     assert torch.equal(objective.harmful_head, head)
-    assert (objective.inner_steps, objective.inner_learning_rate) == (1, 1e-2)
+    assert (objective.attacker.steps, objective.attacker.learning_rate) == (1, 1e-2)
 
 
 def test_weights_are_checked_floats_under_their_name() -> None:

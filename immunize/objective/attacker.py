@@ -1,0 +1,192 @@
+"""An attacker's steps inside a step of a method: where the weights are after some fine-tuning (T4), as functions of θ.
+
+Shapes: N samples, B of them in a simulated step, D features, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from immunize.errors import UserError
+from immunize.objective.base import Head, Step
+from immunize.objective.deep import DeepStep
+from immunize.objective.ranks import all_finite
+from immunize.spectrum.erasing import ridge_weights
+
+__all__ = ["OPTIMIZERS", "Attacker", "InnerOptimizer", "attack", "thirds"]
+
+InnerOptimizer = Literal["sgd", "adam"]
+OPTIMIZERS: tuple[InnerOptimizer, ...] = get_args(InnerOptimizer)
+
+BETAS, EPS = (0.9, 0.999), 1e-8
+"""Adam's (Kingma & Ba, ICLR 2015), bias corrected."""
+
+FOLDS = 3
+"""Two thirds of a batch of D_H are learned from, one third judges what was learned."""
+
+LEAST_IMAGES = 2
+"""Of a class in a batch, on average (ours)."""
+
+SHARPNESS = tuple(2.0**power for power in range(-2, 8))
+"""What the outputs of ridge regression, between 0 and 1, may be multiplied with to be logits; ours."""
+
+AttackerLoss = Callable[[int, dict[str, Tensor], Head], Tensor]
+"""What the attacker makes small in step k, counted from 0, for parameters of θ and a classifier."""
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """Fine-tuning in miniature.
+
+    Attributes:
+        steps: K ≥ 0, at most.
+        learning_rate: of the weights, > 0.
+        optimizer: one of `OPTIMIZERS`.
+        head_multiplier: the classifier's rate over that of the weights; 0 leaves it as it is.
+        second_order: differentiate through the steps (MAML), with sgd alone; else only where they end (first-order
+            MAML: what was added to θ counts as a constant).
+
+    Raises:
+        ValueError: a setting out of its range.
+    """
+
+    steps: int
+    learning_rate: float
+    optimizer: InnerOptimizer = "sgd"
+    head_multiplier: float = 0.0
+    second_order: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or self.steps < 0:
+            raise ValueError(f"a simulated attacker takes a whole number of steps, it is {self.steps}")
+        if not 0 < self.learning_rate < math.inf or not 0 <= self.head_multiplier < math.inf:
+            raise ValueError(
+                f"a simulated attacker's rates have to be positive and finite, they are {self.learning_rate} and "
+                f"{self.head_multiplier} times that"
+            )
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"a simulated attacker's optimizer is one of {', '.join(OPTIMIZERS)}: {self.optimizer!r}")
+        if self.second_order and self.optimizer != "sgd":
+            raise ValueError("second-order steps need sgd: Adam's root has no derivative where a gradient is 0")
+
+    def path(self, step: Step, head: Head, loss: AttackerLoss) -> Iterator[tuple[dict[str, Tensor], Head]]:
+        """Weights and classifier after 0, 1, …, K steps; it ends early, with a warning, where a loss is not finite.
+
+        Args:
+            step: gives θ.
+            head: the classifier to start with.
+            loss: what the attacker makes small.
+        """
+        theta = step.parameters()
+        own = {"head weight": head.weight, "head bias": head.bias} if self.head_multiplier else {}
+        moving = theta | {name: value.detach().requires_grad_() for name, value in own.items() if value is not None}
+        rates = {name: self.learning_rate * (1 if name in theta else self.head_multiplier) for name in moving}
+        averages = {name: (torch.zeros_like(value), torch.zeros_like(value)) for name, value in moving.items()}
+        start, now = moving, moving
+        for k in range(self.steps + 1):
+            # First order: a step from a copy, which needs no graph of the steps before.
+            here = now if self.second_order else {name: of.detach().requires_grad_() for name, of in now.items()}
+            with torch.set_grad_enabled(k < self.steps):
+                value = loss(k, *self._parts(here, theta, head)) if self.steps else None
+            if k and value is not None and not all_finite(value):
+                warnings.warn(
+                    f"the simulated attacker diverged in its step {k} and is left out from there on: lower its "
+                    "learning rate",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return
+            yield self._parts(now, theta, head)
+            if value is None or k == self.steps:
+                return
+            gradients = step.averaged(torch.autograd.grad(value, list(here.values()), create_graph=self.second_order))
+            now = {
+                name: of - rates[name] * self._direction(averages, name, gradient, k)
+                for (name, of), gradient in zip(here.items(), gradients, strict=True)
+            }
+            if not self.second_order:
+                now = {name: start[name] + (of - start[name]).detach() for name, of in now.items()}
+
+    def _direction(self, averages: dict[str, tuple[Tensor, Tensor]], name: str, gradient: Tensor, k: int) -> Tensor:
+        if self.optimizer == "sgd":
+            return gradient
+        first, second = (
+            beta * average + (1 - beta) * power
+            for beta, average, power in zip(BETAS, averages[name], (gradient, gradient.square()), strict=True)
+        )
+        averages[name] = first, second
+        mean, square = (average / (1 - beta ** (k + 1)) for average, beta in zip((first, second), BETAS, strict=True))
+        return mean / (square.sqrt() + EPS)
+
+    @staticmethod
+    def _parts(now: dict[str, Tensor], theta: dict[str, Tensor], head: Head) -> tuple[dict[str, Tensor], Head]:
+        weights = {name: now[name] for name in theta}
+        return weights, Head(now.get("head weight", head.weight), now.get("head bias", head.bias))
+
+
+def attack(
+    step: DeepStep, attacker: Attacker, n_classes: int, batch: int
+) -> tuple[DeepStep, Iterator[tuple[dict[str, Tensor], Head]]]:
+    """Fine-tuning on two thirds of a batch of D_H, from a ridge probe (Kumar et al., ICLR 2022), as tier T4 does.
+
+    Args:
+        step: with the batch.
+        attacker: minimizes the cross-entropy.
+        n_classes: C of D_H.
+        batch: B, samples in each of the attacker's steps; all where there are fewer.
+
+    Returns:
+        the third that the attacker does not see, and its :meth:`Attacker.path`.
+
+    Raises:
+        UserError: too few images of D_H, see :func:`thirds`.
+    """
+    judged = thirds(step.harmful.y)
+    seen, unseen = step.of_harmful(~judged), step.of_harmful(judged)
+    count = len(seen.harmful.y)
+    parts = torch.arange(count, device=seen.harmful.y.device).unfold(0, min(batch, count), min(batch, count))
+
+    def loss(k: int, parameters: dict[str, Tensor], head: Head) -> Tensor:
+        part = seen.of_harmful(parts[k % len(parts)])
+        return functional.cross_entropy(part.logits("harmful", head, parameters), part.harmful.y)
+
+    return unseen, attacker.path(step, _probe(seen, unseen, n_classes), loss)
+
+
+def _probe(seen: DeepStep, unseen: DeepStep, n_classes: int) -> Head:
+    """A ridge probe of θ's features as logits, scaled by the cross-entropy of what it did not see; of all processes."""
+    with torch.no_grad():
+        (x,), labels = seen.labelled("harmful", seen.look("harmful", (), seen.parameters()))
+        (judged,), true = unseen.labelled("harmful", unseen.look("harmful", (), unseen.parameters()))
+        wanted = functional.one_hot(labels, n_classes).double()
+        weight = ridge_weights(x, wanted)
+        bias = wanted.mean(0) - x.mean(0) @ weight
+        outputs = judged @ weight + bias
+        losses = torch.stack([functional.cross_entropy(sharp * outputs, true) for sharp in SHARPNESS])
+        sharp, dtype = SHARPNESS[int(losses.argmin())], seen.net.head.weight.dtype
+        return Head((sharp * weight).to(dtype), (sharp * bias).to(dtype))
+
+
+def thirds(labels: Tensor) -> Tensor:
+    """A third of the rows of every class, (N,) bool, which judge, by their order in the batch, which is random.
+
+    Raises:
+        UserError: too few rows to have two classes on both sides.
+    """
+    judged = torch.empty(len(labels), dtype=torch.bool, device=labels.device)
+    judged[labels.argsort(stable=True)] = torch.arange(len(labels), device=labels.device) % FOLDS == 0
+    classes = len(torch.unique(labels))
+    if len(labels) < LEAST_IMAGES * classes or min(len(torch.unique(labels[side])) for side in (judged, ~judged)) < 2:
+        raise UserError(
+            f"a batch of D_H has {len(labels)} images of {classes} classes: two thirds fit a probe and one judges it; "
+            f"both need two classes, and two images of each; raise objective.batch_size, or the loader's"
+        )
+    return judged

@@ -1,0 +1,121 @@
+"""Simulated fine-tuning, the family of SOPHON (Deng et al., S&P 2024) and MLAC (Henderson et al., AIES 2023).
+
+    (θ_k, w_k)   θ and a probe of the harmful task after k of K steps on two thirds of a batch of D_H
+    L = L(D_P, ω, θ) + w_S · mean over k = 0 … K of S(the other third, w_k, θ_k)
+
+S is small where the attacker is wrong:
+
+    inverse   mean of -log(1 - p_y)              SOPHON's inverse cross-entropy, bounded below by 0
+    uniform   mean over samples of KL(1/C ‖ p)    SOPHON's distance to the uniform answer
+    ascent    minus the cross-entropy            MLAC's, without a lower bound
+
+What is ours: one step minimizes the sum, where SOPHON takes turns between the two losses; the attacker starts from a
+ridge probe, as the grid's T4 does; D_P is kept by its labels, as in all methods but `censor`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from immunize.objective.attacker import Attacker, InnerOptimizer, attack
+from immunize.objective.base import Objective, Step, check_weight
+from immunize.objective.deep import DeepStep
+
+__all__ = ["SUPPRESSIONS", "SimulatedFineTuning", "suppression"]
+
+Suppression = Literal["inverse", "uniform", "ascent"]
+SUPPRESSIONS: tuple[Suppression, ...] = get_args(Suppression)
+
+_OF_STEPS = ("attack_learning_rate", "attack_optimizer", "attack_batch_size", "head_multiplier", "second_order")
+
+
+class SimulatedFineTuning(Objective):
+    """D_P's loss, and what keeps simulated attackers of D_H wrong.
+
+    Args:
+        suppress: S, one of `SUPPRESSIONS`.
+        weight: w_S ≥ 0.
+        attack_steps: K ≥ 0; 0 suppresses the probe of θ alone.
+        attack_learning_rate: of the simulated steps, > 0.
+        attack_optimizer: "sgd" or "adam".
+        attack_batch_size: images of a simulated step.
+        head_multiplier: the new head's learning rate over that of the weights, ≥ 0.
+        second_order: differentiate through the steps, with sgd alone.
+        gradient_clip: the largest norm of a gradient.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    def __init__(
+        self,
+        suppress: Suppression = "inverse",
+        weight: float = 1.0,
+        *,
+        attack_steps: int = 4,
+        attack_learning_rate: float = 1e-3,
+        attack_optimizer: InnerOptimizer = "adam",
+        attack_batch_size: int = 64,
+        head_multiplier: float = 10.0,
+        second_order: bool = False,
+        gradient_clip: float = 5.0,
+    ) -> None:
+        super().__init__({"task": 1.0, "suppressed": check_weight("method.weight", weight)})
+        if suppress not in SUPPRESSIONS:
+            raise ValueError(f"method.suppress is one of {', '.join(SUPPRESSIONS)}, it is {suppress!r}")
+        if not attack_batch_size >= 1 or not gradient_clip > 0:
+            raise ValueError("method.attack_batch_size has to be 1 or more, method.gradient_clip positive")
+        self.suppress, self.attack_batch_size, self.gradient_clip = suppress, attack_batch_size, gradient_clip
+        self.attacker = Attacker(attack_steps, attack_learning_rate, attack_optimizer, head_multiplier, second_order)
+        self.n_classes = 0
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Of an attacker that takes no step."""
+        settings = ("learning_rate", "optimizer", "batch_size")
+        return (
+            () if self.attacker.steps else (*(f"attack_{name}" for name in settings), "head_multiplier", "second_order")
+        )
+
+    def bind(
+        self,
+        n_features: int,
+        generator: torch.Generator | None = None,
+        n_outputs: int = 1,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        """Know C."""
+        self.n_classes = max(n_outputs, 2)
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        """L(D_P, ω, θ), and S over the attacker's path; `attacked` is watched: its cross-entropy at the end."""
+        if not isinstance(step, DeepStep):
+            raise TypeError("method=simulated trains a network")
+        unseen, path = attack(step, self.attacker, self.n_classes, self.attack_batch_size)
+        suppressed = []
+        for parameters, head in path:
+            logits = unseen.logits("harmful", head, parameters)
+            suppressed.append(suppression(self.suppress, logits, unseen.harmful.y))
+        self.watched = {"attacked": functional.cross_entropy(logits.detach(), unseen.harmful.y)}
+        return {"task": step.pretrain_loss(), "suppressed": torch.stack(suppressed).mean()}
+
+
+def suppression(which: Suppression, logits: Tensor, labels: Tensor) -> Tensor:
+    """S, a scalar mean over samples.
+
+    Args:
+        which: one of `SUPPRESSIONS`.
+        logits: (N, C).
+        labels: (N,) int64.
+    """
+    if which == "ascent":
+        return -functional.cross_entropy(logits, labels)
+    log_p = logits.log_softmax(1)
+    if which == "uniform":
+        return -log_p.mean() - torch.tensor(float(logits.shape[1])).log()
+    others = log_p.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+    return -others.mean()
