@@ -102,6 +102,8 @@ OTHER: dict[str, Any] = {
     "method.rank": 2,
     "method.shrinkage": 0.5,
     "method.inner_learning_rate": 0.5,
+    "method.suppress": "uniform",
+    "method.attack_optimizer": ("sgd", "adam"),
     "objective.balance_multiplier": 2,
     "objective.balance_multiplier_ill": 2,
     "objective.batch_size": (16, 8),
@@ -383,6 +385,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_git_commit", lambda: None)
 
 
+ATTACKED = ("method.attack_steps=2", "method.attack_batch_size=8")
 DEEP = (
     World(),
     World(("method=ill_only",), OF_METHODS),
@@ -391,8 +394,8 @@ DEEP = (
     World(("method=closed_form", "method.shrinkage=0.1", "method.budget=10"), OF_METHODS),
     World(("method=erase",), ("method.*",)),
     World(("method=censor",), OF_METHODS),
-    World(("method=censor", "method.attack_steps=2", "method.attack_batch_size=8"), ("method.attack_*",)),
-    World(("method=simulated", "method.attack_steps=2", "method.attack_batch_size=8"), OF_METHODS),
+    World(("method=censor", *ATTACKED), ("method.attack_*",)),
+    World(("method=simulated", *ATTACKED, "method.attack_optimizer=sgd"), OF_METHODS),
     World(("objective.epochs_on=longest",)),
     World(("objective.balance=false", "objective.lambda_well=1e-4", "objective.lambda_ill=1")),
     World(("selection=validation",)),

@@ -18,7 +18,7 @@ from torch.nn import functional
 from immunize.errors import UserError
 from immunize.objective.base import Head, Step
 from immunize.objective.deep import DeepStep
-from immunize.objective.ranks import all_finite
+from immunize.objective.ranks import all_finite, mean_of_all
 from immunize.spectrum.erasing import ridge_weights
 
 __all__ = ["OPTIMIZERS", "Attacker", "InnerOptimizer", "attack", "thirds"]
@@ -134,7 +134,7 @@ class Attacker:
 
 def attack(
     step: DeepStep, attacker: Attacker, n_classes: int, batch: int
-) -> tuple[DeepStep, Iterator[tuple[dict[str, Tensor], Head]]]:
+) -> tuple[Tensor, Iterator[tuple[dict[str, Tensor], Head]]]:
     """Fine-tuning on two thirds of a batch of D_H, from a ridge probe (Kumar et al., ICLR 2022), as tier T4 does.
 
     Args:
@@ -144,35 +144,35 @@ def attack(
         batch: B, samples in each of the attacker's steps; all where there are fewer.
 
     Returns:
-        the third that the attacker does not see, and its :meth:`Attacker.path`.
+        which samples of all processes' batch the attacker does not see, (N,) bool, and its :meth:`Attacker.path`.
 
     Raises:
         UserError: too few images of D_H, see :func:`thirds`.
     """
-    judged = thirds(step.harmful.y)
-    seen, unseen = step.of_harmful(~judged), step.of_harmful(judged)
-    count = len(seen.harmful.y)
-    parts = torch.arange(count, device=seen.harmful.y.device).unfold(0, min(batch, count), min(batch, count))
+    rows = step.look("harmful", (), step.parameters())
+    (features,), labels = step.labelled("harmful", [rows[0].detach()])
+    judged = thirds(labels)
+    seen = (~judged).nonzero().squeeze(1)
+    parts = seen.unfold(0, min(batch, len(seen)), min(batch, len(seen)))
 
     def loss(k: int, parameters: dict[str, Tensor], head: Head) -> Tensor:
-        part = seen.of_harmful(parts[k % len(parts)])
-        return functional.cross_entropy(part.logits("harmful", head, parameters), part.harmful.y)
+        part = parts[k % len(parts)]
+        mine = step.of_harmful(part)
+        logits = mine.logits("harmful", head, parameters)
+        return mean_of_all(functional.cross_entropy(logits, mine.harmful.y, reduction="none"), len(part))
 
-    return unseen, attacker.path(step, _probe(seen, unseen, n_classes), loss)
+    return judged, attacker.path(step, _probe(features, labels, judged, n_classes, step.net.head.weight.dtype), loss)
 
 
-def _probe(seen: DeepStep, unseen: DeepStep, n_classes: int) -> Head:
-    """A ridge probe of θ's features as logits, scaled by the cross-entropy of what it did not see; of all processes."""
-    with torch.no_grad():
-        (x,), labels = seen.labelled("harmful", seen.look("harmful", (), seen.parameters()))
-        (judged,), true = unseen.labelled("harmful", unseen.look("harmful", (), unseen.parameters()))
-        wanted = functional.one_hot(labels, n_classes).double()
-        weight = ridge_weights(x, wanted)
-        bias = wanted.mean(0) - x.mean(0) @ weight
-        outputs = judged @ weight + bias
-        losses = torch.stack([functional.cross_entropy(sharp * outputs, true) for sharp in SHARPNESS])
-        sharp, dtype = SHARPNESS[int(losses.argmin())], seen.net.head.weight.dtype
-        return Head((sharp * weight).to(dtype), (sharp * bias).to(dtype))
+def _probe(features: Tensor, labels: Tensor, judged: Tensor, n_classes: int, dtype: torch.dtype) -> Head:
+    """A ridge probe as logits, scaled by the cross-entropy of the rows that it did not see."""
+    wanted = functional.one_hot(labels, n_classes).double()
+    weight = ridge_weights(features[~judged], wanted[~judged])
+    bias = wanted[~judged].mean(0) - features[~judged].mean(0) @ weight
+    outputs = features[judged] @ weight + bias
+    losses = torch.stack([functional.cross_entropy(sharp * outputs, labels[judged]) for sharp in SHARPNESS])
+    sharp = SHARPNESS[int(losses.argmin())]
+    return Head((sharp * weight).to(dtype), (sharp * bias).to(dtype))
 
 
 def thirds(labels: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Censor(Objective):
         rhos: ρ > 0 of the probes.
         depths: names of modules at whose outputs probes look as well.
         erased: repeat θ_0's features behind the map of method=erase instead of as they are.
-        attack_steps: K ≥ 0: the probes look at the network after k steps of fine-tuning on other images of the batch,
+        attack_steps: K ≥ 0: the probes look at the network after k steps of fine-tuning on what probes are fitted on,
             k from 0 to K as the batch falls; 0 is the network as it is.
         attack_learning_rate: of these steps, Adam's, > 0; the new head's is ten times that.
         attack_batch_size: images of each of them.
@@ -172,7 +172,7 @@ class Censor(Objective):
         return found | {name: term(step, "none") for name, term in eq_11.items() if name in self.weights}
 
     def _adversary(self, step: DeepStep) -> dict[str, Tensor]:
-        step, parameters = self._attacked(step)
+        parameters = self._attacked(step)
         rows = step.look("harmful", self.depths, parameters)
         before = [step.before("harmful")] if "answers" in self.weights else []
         found: dict[str, Tensor] = {}
@@ -196,17 +196,14 @@ class Censor(Objective):
             found[which] = step.over_harmful(of)
         return found
 
-    def _attacked(self, step: DeepStep) -> tuple[DeepStep, dict[str, Tensor] | None]:
-        """Where the probes look: at the images that an attacker of k steps has not seen, and at its weights."""
+    def _attacked(self, step: DeepStep) -> dict[str, Tensor] | None:
+        """θ after the attacker's steps, in which it sees what probes are fitted on; None without a step."""
         if not self.attacker.steps:
-            return step, None
+            return None
         k = int(step.labelled("harmful", [])[1].sum()) % (self.attacker.steps + 1)
-        if not k:
-            return step, None
-        attacker = replace(self.attacker, steps=k)
-        unseen, path = attack(step, attacker, self.n_classes, self.attack_batch_size)
+        _, path = attack(step, replace(self.attacker, steps=k), self.n_classes, self.attack_batch_size)
         *_, (parameters, _) = path
-        return unseen, parameters
+        return parameters if k else None
 
     def _distances(self, step: DeepStep) -> dict[str, Tensor]:
         before, after = step.before("pretrain"), step.features("pretrain")

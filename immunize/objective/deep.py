@@ -31,7 +31,7 @@ from immunize.features import (
 from immunize.features.depths import features_at
 from immunize.objective.base import Head, Step, TaskLoss
 from immunize.objective.losses import divergence
-from immunize.objective.ranks import gather_rows, in_order, mean_over_ranks
+from immunize.objective.ranks import gather_rows, in_order, mean_over_ranks, own_of
 from immunize.spectrum import default_tolerance
 
 __all__ = [
@@ -133,12 +133,13 @@ class DeepStep(Step):
         with torch.autocast(logits.device.type, enabled=False):
             return self.task_loss(logits, self._side(role).y)
 
-    def of_harmful(self, rows: Tensor) -> DeepStep:
+    def of_harmful(self, numbers: Tensor) -> DeepStep:
         """The same step with some samples of D_H.
 
         Args:
-            rows: (N,) bool, or numbers of this process's samples.
+            numbers: (M,) int64, of samples in the batch of all processes; of these it has its own.
         """
+        rows = own_of(numbers)
         return replace(self, harmful=DeepSide(self.harmful.h[rows], self.harmful.y[rows]))
 
     def pretrain_loss(self) -> Tensor:

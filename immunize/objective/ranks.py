@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 
-__all__ = ["all_finite", "gather_rows", "in_order", "mean_over_ranks", "world_size"]
+__all__ = ["all_finite", "gather_rows", "in_order", "mean_of_all", "mean_over_ranks", "own_of", "world_size"]
 
 
 def world_size() -> int:
@@ -40,6 +40,18 @@ def in_order(x: Tensor) -> Tensor:
     """The rows of all processes as :func:`gather_rows`, in the order of the batch, of which each has every W-th row."""
     rows = gather_rows(x)
     return rows.reshape(world_size(), len(x), *x.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+
+def own_of(numbers: Tensor) -> Tensor:
+    """Where this process has those samples that have these numbers in the batch, (M,) int64; others have the rest."""
+    ranks = world_size()
+    rank = distributed.get_rank() if ranks > 1 else 0
+    return numbers[numbers % ranks == rank] // ranks
+
+
+def mean_of_all(values: Tensor, count: int) -> Tensor:
+    """What DDP makes the mean over all processes' samples, of which this one's are `values` and there are `count`."""
+    return values.sum() * (world_size() / count)
 
 
 def mean_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:

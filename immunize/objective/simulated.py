@@ -15,6 +15,7 @@ ridge probe, as the grid's T4 does; D_P is kept by its labels, as in all methods
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -24,6 +25,7 @@ from torch.nn import functional
 from immunize.objective.attacker import Attacker, InnerOptimizer, attack
 from immunize.objective.base import Objective, Step, check_weight
 from immunize.objective.deep import DeepStep
+from immunize.objective.ranks import mean_of_all
 
 __all__ = ["SUPPRESSIONS", "SimulatedFineTuning", "suppression"]
 
@@ -95,27 +97,30 @@ class SimulatedFineTuning(Objective):
         """L(D_P, ω, θ), and S over the attacker's path; `attacked` is watched: its cross-entropy at the end."""
         if not isinstance(step, DeepStep):
             raise TypeError("method=simulated trains a network")
-        unseen, path = attack(step, self.attacker, self.n_classes, self.attack_batch_size)
+        judged, path = attack(step, self.attacker, self.n_classes, self.attack_batch_size)
+        unseen = judged.nonzero().squeeze(1)
+        mine = step.of_harmful(unseen)
         suppressed = []
         for parameters, head in path:
-            logits = unseen.logits("harmful", head, parameters)
-            suppressed.append(suppression(self.suppress, logits, unseen.harmful.y))
-        self.watched = {"attacked": functional.cross_entropy(logits.detach(), unseen.harmful.y)}
+            logits = mine.logits("harmful", head, parameters)
+            suppressed.append(mean_of_all(suppression(self.suppress, logits, mine.harmful.y), len(unseen)))
+        with torch.no_grad():
+            at_the_end = functional.cross_entropy(logits, mine.harmful.y, reduction="none")
+            self.watched = {"attacked": mean_of_all(at_the_end, len(unseen))}
         return {"task": step.pretrain_loss(), "suppressed": torch.stack(suppressed).mean()}
 
 
 def suppression(which: Suppression, logits: Tensor, labels: Tensor) -> Tensor:
-    """S, a scalar mean over samples.
+    """S of each sample, (N,).
 
     Args:
         which: one of `SUPPRESSIONS`.
         logits: (N, C).
         labels: (N,) int64.
     """
-    if which == "ascent":
-        return -functional.cross_entropy(logits, labels)
     log_p = logits.log_softmax(1)
+    if which == "ascent":
+        return log_p.gather(1, labels[:, None]).squeeze(1)
     if which == "uniform":
-        return -log_p.mean() - torch.tensor(float(logits.shape[1])).log()
-    others = log_p.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
-    return -others.mean()
+        return -log_p.mean(1) - math.log(logits.shape[1])
+    return -log_p.scatter(1, labels[:, None], -torch.inf).logsumexp(1)

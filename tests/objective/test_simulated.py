@@ -41,26 +41,23 @@ def test_suppressions_are_their_formulas(which: Suppression) -> None:
         "uniform": torch.stack([sum(0.25 * (0.25 / one).log() for one in row) for row in p]),  # type: ignore[misc]
         "ascent": of_label.log(),
     }[which]
-    torch.testing.assert_close(suppression(which, logits, labels), expected.mean())
+    torch.testing.assert_close(suppression(which, logits, labels), expected)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_steps_are_those_of_pytorch(optimizer: Any) -> None:
     """Weights and head, each with its rate, over the batches in their order."""
     step = step_of(network())
-    unseen, path = attack(step, Attacker(K, RATE, optimizer, head_multiplier=4.0), CLASSES, batch=8)
+    judged, path = attack(step, Attacker(K, RATE, optimizer, head_multiplier=4.0), CLASSES, batch=8)
+    assert int(judged.sum()) == len(step.harmful.y) // 3
     theta, (_, start), *_, (parameters, head) = step.parameters(), *path
-    assert len(unseen.harmful.y) == len(step.harmful.y) // 3
     own = [nn.Parameter(start.weight.clone()), nn.Parameter(start.bias.clone())]  # type: ignore[union-attr]
     moved = {name: nn.Parameter(value.detach().clone()) for name, value in theta.items()}
     by_torch = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](
         [{"params": list(moved.values()), "lr": RATE}, {"params": own, "lr": 4 * RATE}], lr=RATE
     )
-    judged = {tuple(row.tolist()) for row in unseen.harmful.h}
-    seen = torch.tensor([tuple(row.tolist()) not in judged for row in step.harmful.h])
     for k in range(K):
-        rows = seen.nonzero().squeeze(1).split(8)[k % 2]
-        part = step.of_harmful(rows)
+        part = step.of_harmful((~judged).nonzero().squeeze(1).split(8)[k % 2])
         by_torch.zero_grad()
         functional.cross_entropy(part.logits("harmful", Head(*own), moved), part.harmful.y).backward()  # type: ignore[arg-type, no-untyped-call]
         by_torch.step()
@@ -108,11 +105,12 @@ def test_first_order_gradient_is_that_at_the_attackers_weights() -> None:
     step, objective = step_of(network()), made()
     parameters = list(step.parameters().values())
     slopes = torch.autograd.grad(suppressed(objective, step), parameters)
-    unseen, path = attack(step, objective.attacker, CLASSES, 8)
+    judged, path = attack(step, objective.attacker, CLASSES, 8)
+    unseen = step.of_harmful(judged.nonzero().squeeze(1))
     expected = [torch.zeros_like(one) for one in parameters]
     for theta, head in path:
         there = {name: value.detach().requires_grad_() for name, value in theta.items()}
-        loss = suppression("inverse", unseen.logits("harmful", head.detach(), there), unseen.harmful.y)
+        loss = suppression("inverse", unseen.logits("harmful", head.detach(), there), unseen.harmful.y).mean()
         slopes_there = torch.autograd.grad(loss, list(there.values()))
         expected = [total + slope / (K + 1) for total, slope in zip(expected, slopes_there, strict=True)]
     for mine, wanted in zip(slopes, expected, strict=True):
@@ -128,10 +126,11 @@ def test_an_attacker_that_diverges_is_named_with_its_step_and_left_out() -> None
 
 def test_without_steps_the_probe_of_theta_is_suppressed() -> None:
     step, objective = step_of(network()), made(attack_steps=0)
-    unseen, path = attack(step, objective.attacker, CLASSES, 8)
+    judged, path = attack(step, objective.attacker, CLASSES, 8)
+    unseen = step.of_harmful(judged.nonzero().squeeze(1))
     ((theta, head),) = path
     assert theta.keys() == step.parameters().keys()
-    wanted = suppression("inverse", unseen.logits("harmful", head), unseen.harmful.y)
+    wanted = suppression("inverse", unseen.logits("harmful", head), unseen.harmful.y).mean()
     torch.testing.assert_close(suppressed(objective, step), wanted)
     assert "attack_learning_rate" in objective.unused
 

@@ -20,6 +20,7 @@ from immunize.objective.censor import Censor
 from immunize.objective.imma import Imma
 from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
+from immunize.objective.simulated import SimulatedFineTuning
 from immunize.spectrum import immunization_ratio, spectrum_of
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance
@@ -31,6 +32,8 @@ METHODS = {
     PRECONDITIONED: lambda: Ours(1e-3, 1e2, "features"),
     "opt_kappa": OptKappa,
     "censor": lambda: Censor(depths=["2"], lambda_ill=1e-2),
+    "censor after steps": lambda: Censor(attack_steps=2, attack_learning_rate=0.1, attack_batch_size=3),
+    "simulated": lambda: SimulatedFineTuning(attack_steps=2, attack_learning_rate=0.1, attack_batch_size=3),
     "imma": lambda: Imma(inner_steps=2, inner_learning_rate=0.1),
 }
 
