@@ -17,7 +17,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Target, Task
@@ -34,6 +34,7 @@ from immunize.evaluation.attacks import (
     TierResult,
     attack_all,
     compare,
+    horizon_of,
     in_tier,
     judge,
 )
@@ -47,6 +48,8 @@ __all__ = ["LARGE", "RESULTS", "Grid", "laid_out", "pool_of", "run_grid"]
 LARGE = 2**20
 """Numbers in the training rows of a task from which processes are worth the seconds that they take to start."""
 
+MOVING = "T4"
+"""The tier of attacks that move weights."""
 RESULTS = ("subject", "tasks", "results", "attacks", "best_so_far", "verdicts", "control")
 """Parts of an attack record that are computed from checkpoint and data."""
 
@@ -296,7 +299,7 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
             verdicts.setdefault(task, {})[extractor] = vars(judge(tiers, _impossible(seeds[0])))
     attacks = {
         task: {
-            extractor: {name: _attack(seeds, name) for name in names if name in seeds[0]}
+            extractor: {name: _attack(seeds, of["theta_0"], name) for name in names if name in seeds[0]}
             for extractor, seeds in of.items()
         }
         for task, of in cells.items()
@@ -359,8 +362,8 @@ def _longest(seeds: list[dict[str, Any]], name: str) -> list[int]:
     return [max(candidate["steps"] for candidate in cells[name]["candidates"]) for cells in seeds]
 
 
-def _attack(seeds: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """One attack over the seeds."""
+def _attack(seeds: list[dict[str, Any]], theta_0: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """One attack over the seeds; of one that moves weights also its horizon."""
     cells = [of_seed[name] for of_seed in seeds]
     if cells[0]["status"] == "skipped":
         return dict(cells[0])
@@ -373,7 +376,19 @@ def _attack(seeds: list[dict[str, Any]], name: str) -> dict[str, Any]:
         "candidates": len(cells[0]["candidates"]),
         "candidates_diverged": [sum(c["status"] == "diverged" for c in cell["candidates"]) for cell in cells],
         "spent": {key: [cell["spent"][key] for cell in cells] for key in cells[0]["spent"]},
+        **({"horizon": _horizons(cells, [of[name] for of in theta_0])} if cells[0]["tier"] == MOVING else {}),
     }
+
+
+def _horizons(cells: list[dict[str, Any]], theta_0: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """By seed, to the last step of θ_0's longest candidate."""
+    found = []
+    for mine, theirs in zip(cells, theta_0, strict=True):
+        of, reference = (Curve.of_plain(cell["curves"]["steps"]) for cell in (mine, theirs))
+        last = max(candidate["steps"] for candidate in theirs["candidates"])
+        numbers = horizon_of(of, reference, mine["chance"], last)
+        found.append(None if numbers is None else asdict(numbers))
+    return found
 
 
 def _spread(values: list[float | None]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from immunize.evaluation.attacks.first_order import FirstOrder
 from immunize.evaluation.attacks.full_finetune import FullFinetune
 from immunize.evaluation.attacks.gradient_descent import GradientDescent
 from immunize.evaluation.attacks.grid import Entry, Store, attack_all, check_tiers, in_tier, version_of
+from immunize.evaluation.attacks.horizon import Horizon, horizon_of
 from immunize.evaluation.attacks.judging import Attacked, Estimate, TierResult, Verdict, compare, judge
 from immunize.evaluation.attacks.kernel_ridge import KernelRidge
 from immunize.evaluation.attacks.last_block import LastBlock
@@ -38,6 +39,7 @@ __all__ = [
     "FirstOrder",
     "FullFinetune",
     "GradientDescent",
+    "Horizon",
     "Inputs",
     "KernelRidge",
     "LastBlock",
@@ -62,6 +64,7 @@ __all__ = [
     "best_so_far",
     "check_tiers",
     "compare",
+    "horizon_of",
     "in_tier",
     "judge",
     "version_of",

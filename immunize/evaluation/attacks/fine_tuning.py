@@ -60,6 +60,7 @@ class FineTuning(Attack):
         flops: most of all candidates together, in place of the budget's: an image's pass through a network costs a
             hundred to a thousand times that of its features through a head. None keeps the budget's.
         batch_size: B; all images where there are fewer.
+        share: of the training images, at most 1, drawn at random, that the attacker has.
         measured: most validation images, and most test images, that a candidate is measured on.
         batch_statistics: BatchNorm uses the statistics of the batch, and dropout is on, as in ordinary training.
 
@@ -74,6 +75,7 @@ class FineTuning(Attack):
     steps: int = 200
     flops: float | None = None
     batch_size: int = 64
+    share: float = 1.0
     measured: int = 1000
     batch_statistics: bool = True
     needs: ClassVar[Needs] = "model"
@@ -87,6 +89,8 @@ class FineTuning(Attack):
             raise UserError(f"head_multiplier has to be positive, it is {self.head_multiplier:g}")
         if self.steps < 1 or self.batch_size < 2 or self.measured < 1:
             raise UserError("steps and measured have to be 1 or more, batch_size 2 or more")
+        if not 0 < self.share <= 1:
+            raise UserError(f"share={self.share:g} of the training images has to lie above 0 and be at most 1")
         if self.flops is not None and not self.flops > 0:
             raise UserError(f"flops={self.flops:g}: a budget has to be positive; null is that of attack.budget")
 
@@ -110,6 +114,7 @@ class FineTuning(Attack):
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Try the learning rates; the seed decides the order of the images and which are measured on."""
+        data = with_share(data, self.share, seed)
         assert data.network is not None
         task = _Task(self, data, data.network, seed)
         variants, rates = self.variants(), sorted(self.learning_rates)
@@ -240,6 +245,26 @@ class _Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x / self.scale
+
+
+def with_share(data: AttackData, share: float, seed: int) -> AttackData:
+    """The task with some of its training rows, and their images; of classification two classes at least.
+
+    Args:
+        data: the task.
+        share: of the training rows, in (0, 1].
+        seed: of the draw, the same for every extractor.
+    """
+    if share == 1:
+        return data
+    y = data.train.y
+    order = np.random.default_rng(seed).permutation(len(y))
+    other = order[np.flatnonzero(y[order] != y[order[0]])[0]]  # there is one: see AttackData
+    kept = np.unique(np.append(order[: max(1, round(share * len(y)))], other))
+    network = data.network if data.network is None else replace(data.network, train=data.network.train[kept])
+    reference = None if data.reference is None else with_share(data.reference, share, seed)
+    rows = Rows(data.train.x[kept], y[kept])
+    return replace(data, train=rows, network=network, reference=reference)
 
 
 def _drawn(rng: np.random.Generator, rows: Rows, numbers: Numbers, most: int) -> tuple[Rows, Numbers]:
