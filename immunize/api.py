@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 
 from immunize.errors import UserError
-from immunize.evaluation.deep import DeepVerdicts, verdicts_of
+from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.features import OF_NETWORKS, DeepExtractor, refuse_precondition
@@ -72,7 +72,7 @@ class Immunized:
     accuracy: dict[str, float]
     weights: dict[str, float]
     facts: dict[str, Any]
-    verdicts: DeepVerdicts
+    verdicts: Verdicts
 
     @property
     def what_failed(self) -> str:

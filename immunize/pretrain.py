@@ -172,7 +172,7 @@ class Pretraining:
         """Train in place, from where the checkpoint says if the training is to go on; the network is on its device."""
         from immunize.data.images.sampling import StreamSampler, stream_loader
         from immunize.pipeline.fit import train
-        from immunize.training.callbacks import Resuming, Throughput, place_in
+        from immunize.training.callbacks import Progress, Resuming, place_in
 
         images = self.splits.fit
         batches = max(1, len(images) // self.batch_size)
@@ -181,7 +181,7 @@ class Pretraining:
         if place is not None:
             sampler.leave_out(*place)
         module = self.new_module(self.network.train(), self.epochs * batches)
-        throughput = Throughput("pre-training", quiet=quiet)
+        throughput = Progress("pre-training", quiet=quiet)
         trainer = self.new_trainer([throughput, Resuming(checkpoint, run_hash)])
         loader = stream_loader(images, sampler, workers=self.workers)
         try:
@@ -219,7 +219,7 @@ def assemble(cfg: DictConfig, source: ImageSource) -> Pretraining:
     from immunize.data.images.validation import set_aside
     from immunize.objective import task_loss
     from immunize.pipeline.assemble import network_of, new_trainer, theta_0_facts
-    from immunize.training.supervised import SupervisedModule
+    from immunize.training.module import SupervisedModule
 
     own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
     node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})

@@ -33,7 +33,7 @@ from immunize.pipeline.assemble import assemble
 from immunize.pipeline.linear import LinearExperiment
 from immunize.records import CHECKPOINT
 from immunize.training import LinearModule
-from immunize.training.callbacks import Throughput
+from immunize.training.callbacks import Progress
 
 D = 6
 TINY = (
@@ -241,7 +241,7 @@ def gap(value: Tensor, expected: Tensor) -> float:
     return float((value - expected).norm() / expected.norm())
 
 
-class Killed(Throughput):
+class Killed(Progress):
     """Sends a signal to its own process after so many steps."""
 
     after, number = 0, signal.SIGTERM
@@ -258,7 +258,7 @@ def killed(patched: pytest.MonkeyPatch, throughput: str, after: int) -> Iterator
 
     Args:
         patched: undone in the end.
-        throughput: the place where the training finds its `Throughput`.
+        throughput: the place where the training finds its `Progress`.
         after: how many steps.
     """
     with patched.context() as here:

@@ -27,7 +27,7 @@ from immunize.pipeline.fit import TRAINING
 from immunize.records import CHECKPOINT, read_record, whole_config
 from immunize.report.summary import groups_of
 from immunize.training import DeepModule
-from immunize.training.callbacks import Resuming, Throughput
+from immunize.training.callbacks import Progress, Resuming
 from immunize.training.callbacks.signatures import SIGNATURES
 from tests.commands import Command, run
 from tests.composing import DEEP, OF_OTHER_IMAGES, compose_config, killed, run_tiny_deep, tiny, tiny_deep
@@ -187,7 +187,7 @@ def test_features_of_zeros_in_the_evaluation_are_a_divergence(
             run_tiny_deep(tmp_path / "other", "objective.max_steps=1")
 
 
-class Dead(Throughput):
+class Dead(Progress):
     """Leaves nothing of the trained part after the first step."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
@@ -203,7 +203,7 @@ def test_features_that_die_in_training_are_a_divergence(
     monitor_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sees it first: the monitor or the method."""
-    monkeypatch.setattr("immunize.pipeline.network.Throughput", Dead)
+    monkeypatch.setattr("immunize.pipeline.network.Progress", Dead)
     record = run_tiny_deep(tmp_path, "objective.max_steps=3", f"monitor_every={monitor_every}")
     assert record["status"] == "diverged"
     assert record["training"]["fit"]["diverged"] == {"step": 1, "term": "features of pretrain", "value": "0.0"}
@@ -240,7 +240,7 @@ def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch = steps_an_epoch(whole[1])
-    with killed(monkeypatch, "immunize.pipeline.network.Throughput", epoch + 2):
+    with killed(monkeypatch, "immunize.pipeline.network.Progress", epoch + 2):
         run_tiny_deep(tmp_path, "resume=true")
     assert read_record(tmp_path)["status"] == "interrupted"
     record = run_tiny_deep(tmp_path, "resume=true")
@@ -324,7 +324,7 @@ def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> No
 def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with killed(monkeypatch, "immunize.pipeline.network.Throughput", 2):
+    with killed(monkeypatch, "immunize.pipeline.network.Progress", 2):
         run_tiny_deep(tmp_path, "resume=true")
     record = run_tiny_deep(tmp_path, "resume=true", "objective.max_steps=3")
     assert record["training"]["fit"]["resumed"] is None

@@ -83,7 +83,7 @@ def test_sigterm_then_resume_is_bit_equal(
 ) -> None:
     alone = pretrain.run(composed(*FEW, *DROPPING), tmp_path / "alone", quiet=True)
     after = epoch * alone["steps"] // 3 + step
-    with killed(monkeypatch, "immunize.training.callbacks.Throughput", after):
+    with killed(monkeypatch, "immunize.training.callbacks.Progress", after):
         pretrain.run(composed(*FEW, *DROPPING), tmp_path / "ended", quiet=True)
     assert read_record(tmp_path / "ended")["status"] == "interrupted"
     resumed = pretrain.run(composed(*FEW, *DROPPING, "resume=true"), tmp_path / "ended", quiet=True)
@@ -114,7 +114,7 @@ def test_a_finished_training_is_not_done_again_but_another_is(tmp_path: Path) ->
 def test_an_interrupted_training_goes_on_with_other_processes_for_its_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with killed(monkeypatch, "immunize.training.callbacks.Throughput", 3):
+    with killed(monkeypatch, "immunize.training.callbacks.Progress", 3):
         pretrain.run(composed(*FEW, "epochs=1"), tmp_path, quiet=True)
     record = pretrain.run(composed(*FEW, "epochs=1", "resume=true", "workers=1"), tmp_path, quiet=True)
     assert record["training"]["resumed"] == {"epoch": 0, "step": 3}

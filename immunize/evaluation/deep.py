@@ -14,7 +14,7 @@ probe_accuracy    of a probe trained on `fit`, measured on `held_out`, after som
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,22 +28,19 @@ from immunize.evaluation.numbers import spectrum_numbers
 from immunize.evaluation.pooled import block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.evaluation.separability import separability
-from immunize.spectrum import ACCURACY_SLACK, DEFAULT_RHO, EASE_SLACK, ESTIMATORS, HARDER_BY, Estimator
+from immunize.evaluation.verdicts import VERDICTS_BY, verdicts_of
+from immunize.spectrum import DEFAULT_RHO, ESTIMATORS
 
 __all__ = [
-    "ACCURACY_SLACK",
     "PARTS",
     "WHICH",
-    "DeepVerdicts",
     "EvaluationSettings",
     "Features",
     "evaluate_deep",
-    "verdicts_of",
 ]
 
 PARTS = ("fit", "held_out")
 WHICH = ("immunized", "theta_0")
-VERDICTS_BY: Estimator = "spectrum"
 
 Rows = tuple[Tensor, Tensor]
 """Features (N, D), float32 or float64, and labels (N,) int64 from 0."""
@@ -72,31 +69,6 @@ class EvaluationSettings:
     probe_steps: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_STEPS))
     pretrain_probe_steps: int = 300
     probe_rows: int | None = 10_000
-
-
-@dataclass(frozen=True)
-class DeepVerdicts:
-    """Definition 3.1 on one part of the data, with the numbers behind each verdict.
-
-    Attributes:
-        estimator: the estimator behind (a) and (b).
-        a: the harmful task became harder: (i) ≥ `HARDER_BY`.
-        b: the pre-training task did not: (ii) ≤ 1.
-        c: the released network still does the pre-training task: its accuracy fell by `ACCURACY_SLACK` or less.
-        ratio_harmful: (i).
-        ratio_pretrain: (ii).
-        accuracy_before: of θ_0 with its head on held-out images of D_P, percent.
-        accuracy_after: of the released network.
-    """
-
-    estimator: Estimator
-    a: bool
-    b: bool
-    c: bool
-    ratio_harmful: float
-    ratio_pretrain: float
-    accuracy_before: float
-    accuracy_after: float
 
 
 def evaluate_deep(
@@ -208,23 +180,8 @@ def _groups(features: Features, part: str, seed: int, settings: EvaluationSettin
 
 def _verdicts(metrics: Mapping[str, Any], accuracy: Mapping[str, float]) -> dict[str, Any]:
     """Those of `fit`, and under "held_out" those of it, as records of linear runs have them."""
-    of = {part: asdict(verdicts_of(metrics[part][VERDICTS_BY], accuracy)) for part in PARTS}
+    of = {part: verdicts_of(metrics[part][VERDICTS_BY], accuracy).numbers() for part in PARTS}
     return {**of["fit"], "part": "fit", "held_out": of["held_out"]}
-
-
-def verdicts_of(numbers: Mapping[str, Any], accuracy: Mapping[str, float]) -> DeepVerdicts:
-    """Definition 3.1 from (i), "ratio_harmful", (ii), "ratio_pretrain", and D_P's accuracy in percent."""
-    harder, easier = numbers["ratio_harmful"], numbers["ratio_pretrain"]
-    return DeepVerdicts(
-        estimator=VERDICTS_BY,
-        a=harder >= HARDER_BY,
-        b=easier <= 1 + EASE_SLACK,
-        c=accuracy["before"] - accuracy["after"] <= ACCURACY_SLACK,
-        ratio_harmful=harder,
-        ratio_pretrain=easier,
-        accuracy_before=accuracy["before"],
-        accuracy_after=accuracy["after"],
-    )
 
 
 Curves = dict[str, dict[str, dict[str, ProbeCurve]]]

@@ -17,13 +17,11 @@ from immunize.data import ROLES
 from immunize.evaluation.decomposition import Decomposition, Rows, compress, decompose
 from immunize.evaluation.probe import DEFAULT_STEPS, NormRatioCurve, norm_ratio_curve
 from immunize.evaluation.separability import Separability, probe_accuracy, separability
+from immunize.evaluation.verdicts import VERDICTS_BY, Verdicts, verdicts_of
 from immunize.remembering import remembered
 from immunize.spectrum import (
-    ACCURACY_SLACK,
     DEFAULT_RHO,
-    EASE_SLACK,
     ESTIMATORS,
-    HARDER_BY,
     Estimator,
     ImmunizationRatio,
     Spectrum,
@@ -33,43 +31,7 @@ from immunize.spectrum import (
 if TYPE_CHECKING:
     from immunize.data import PairParts
 
-__all__ = ["LOSS_SLACK", "PartEvaluation", "Verdicts", "evaluate_part", "least_squares_targets"]
-
-LOSS_SLACK = 0.01
-"""(c) asks for ≈; the optimal loss may rise by this share of the targets' mean square (ours; the paper gives none)."""
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """Definition 3.1 on one part of the data, with the numbers behind each verdict.
-
-    Attributes:
-        estimator: the estimator behind (a) and (b).
-        a: the harmful task became harder: (i) ≥ `HARDER_BY`.
-        b: the pre-training task did not: (ii) ≤ 1.
-        c: the pre-training task can still be solved: its optimal least-squares loss with θ is that of the best θ, and
-            where there are two labels or more a probe's accuracy fell by `ACCURACY_SLACK` or less.
-        ratio_harmful: (i).
-        ratio_pretrain: (ii).
-        loss_immunized: min_ω L(D_P, ω, θ), mean squared error.
-        loss_plain: min_{ω,θ} L(D_P, ω, θ). For a linear model every invertible θ attains it, so the raw data do.
-        loss_zero: L(D_P, 0, θ), the scale of the two.
-        accuracy_before: of a ridge probe on D_P's raw rows, cross-fitted, percent; None of one label or a regression,
-            where there is nothing to tell apart. The loss hardly sees θ, which a probe without regularization undoes.
-        accuracy_after: likewise with θ.
-    """
-
-    estimator: Estimator
-    a: bool
-    b: bool
-    c: bool
-    ratio_harmful: float
-    ratio_pretrain: float
-    loss_immunized: float
-    loss_plain: float
-    loss_zero: float
-    accuracy_before: float | None
-    accuracy_after: float | None
+__all__ = ["PartEvaluation", "evaluate_part", "least_squares_targets"]
 
 
 @dataclass(frozen=True)
@@ -132,8 +94,9 @@ def evaluate_part(
         }
     x, y = parts.pretrain.x, parts.pretrain.y
     told_apart = tasks["pretrain"] != "regression" and bool((y != y[0]).any())
-    accuracies = (probe_accuracy(x, y), probe_accuracy(x @ theta, y)) if told_apart else (None, None)
-    verdicts = _verdicts(ratios["spectrum"], immunized["pretrain"], identity["pretrain"], *accuracies)
+    accuracy = {"before": probe_accuracy(x, y), "after": probe_accuracy(x @ theta, y)} if told_apart else {}
+    loss = (immunized["pretrain"].loss, identity["pretrain"].loss, identity["pretrain"].energy)
+    verdicts = verdicts_of(vars(ratios[VERDICTS_BY]), accuracy, loss)
     both = {"immunized": immunized, "identity": identity}
     spectra: dict[tuple[str, str], Spectrum] = {
         (role, which): of[role].spectrum for role in ROLES for which, of in both.items()
@@ -183,29 +146,6 @@ def _baseline(x: Tensor, y: Tensor, task: str, probe_steps: int) -> _Baseline:
     rows = compress(x, least_squares_targets(y, task))
     decomposition = decompose(rows)
     return _Baseline(rows, decomposition, _curve(decomposition, probe_steps))
-
-
-def _verdicts(
-    ratio: ImmunizationRatio,
-    immunized: Decomposition,
-    identity: Decomposition,
-    accuracy_before: float | None,
-    accuracy_after: float | None,
-) -> Verdicts:
-    kept = accuracy_before is None or accuracy_after is None or accuracy_before - accuracy_after <= ACCURACY_SLACK
-    return Verdicts(
-        estimator=ratio.estimator,
-        a=ratio.ratio_harmful >= HARDER_BY,
-        b=ratio.ratio_pretrain <= 1 + EASE_SLACK,
-        c=immunized.loss - identity.loss <= LOSS_SLACK * identity.energy and kept,
-        ratio_harmful=ratio.ratio_harmful,
-        ratio_pretrain=ratio.ratio_pretrain,
-        loss_immunized=immunized.loss,
-        loss_plain=identity.loss,
-        loss_zero=identity.energy,
-        accuracy_before=accuracy_before,
-        accuracy_after=accuracy_after,
-    )
 
 
 def _curve(decomposition: Decomposition, steps: int) -> NormRatioCurve | None:

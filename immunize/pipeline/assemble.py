@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
@@ -303,7 +302,7 @@ def new_trainer(node: Node, loggers: list[Logger], callbacks: list[Callback], **
         callbacks=callbacks,
         enable_checkpointing=False,
         enable_model_summary=False,
-        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
+        enable_progress_bar=False,
         num_sanity_val_steps=0,
         **own,
     )

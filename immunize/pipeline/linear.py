@@ -9,7 +9,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from immunize.processes import beside, can_fork
 from immunize.records import diverged_cross_fit
 from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
 from immunize.training import LinearModule
-from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop, progress
+from immunize.training.callbacks import GradientBalance, ImmunityMonitor, Progress, TheoremGuard, ValidationStop
 
 __all__ = ["COLUMNS", "ONE_THREAD_UP_TO", "LinearExperiment"]
 
@@ -105,9 +105,9 @@ class LinearExperiment(Experiment):
                     works[name] = partial(work, loggers)
                 elif quiet or not alone:
                     works[name] = partial(work, [])
-                else:  # a terminal has room for one bar
-                    one_bar = partial(work, [], progress_shown=not sys.stdout.isatty())
-                    works[name] = forks.enter_context(beside(one_bar))
+                else:  # a terminal has room for one line
+                    one_line = partial(work, [], progress_shown=not sys.stderr.isatty())
+                    works[name] = forks.enter_context(beside(one_line))
             for name, run in works.items():
                 done = run()
                 yield name, done
@@ -209,9 +209,9 @@ class LinearExperiment(Experiment):
                 for part, of in parts.items()
             },
             "verdicts": {
-                **_known(parts["fit"]),
+                **parts["fit"].verdicts.numbers(),
                 "part": "fit",
-                **{part: _known(of) for part, of in parts.items() if part != "fit"},
+                **{part: of.verdicts.numbers() for part, of in parts.items() if part != "fit"},
             },
             "separability": {part: _by_role(of.separability) for part, of in parts.items()},
             "steps_to_norm_ratio": {part: _by_curve(of, "steps_to") for part, of in parts.items()},
@@ -311,10 +311,16 @@ def _callbacks(
             callbacks["guard"] = TheoremGuard()
         # Lightning calls them in this order: the last look is at the θ that early stopping put back.
         monitor = ImmunityMonitor(pair.fit, training.monitor_every, label, quiet=quiet)
-        callbacks |= {"warnings": monitor} | ({} if quiet else {"progress": progress(monitor, label)})
+        callbacks["warnings"] = monitor
+        if not quiet:
+            callbacks["progress"] = Progress(label, said=lambda: _of_rir(monitor.latest))
     except ValueError as error:
         raise UserError(str(error)) from None
     return callbacks
+
+
+def _of_rir(latest: dict[str, float]) -> str:
+    return f"RIR {latest['RIR']:.4g}" if latest else ""
 
 
 def _trainer(training: Training, pair: PairedData, loggers: list[Logger], callbacks: list[Callback]) -> Any:
@@ -343,10 +349,6 @@ def _facts(callbacks: dict[str, Callback], module: LinearModule) -> dict[str, An
 
 
 # --- as records have it -------------------------------------------------------------------------------------------
-
-
-def _known(part: PartEvaluation) -> dict[str, Any]:
-    return {name: value for name, value in asdict(part.verdicts).items() if value is not None}
 
 
 def _by_curve(part: PartEvaluation, what: str) -> dict[str, dict[str, Any]]:

@@ -51,7 +51,7 @@ from immunize.pipeline.features import (
 from immunize.pipeline.fit import TRAINING, Fit, train
 from immunize.spectrum import ZeroMatrixError
 from immunize.training import DeepModule
-from immunize.training.callbacks import GradientBalance, NetworkWatch, Resuming, StepLimit, Throughput, place_in
+from immunize.training.callbacks import GradientBalance, NetworkMonitor, Progress, Resuming, StepLimit, place_in
 
 __all__ = ["NetworkExperiment"]
 
@@ -193,7 +193,7 @@ class NetworkExperiment(Experiment):
         for name, callback in callbacks.items():
             if isinstance(callback, GradientBalance):
                 fit.facts[name] = callback.facts(module)
-            elif isinstance(callback, NetworkWatch | Throughput):
+            elif isinstance(callback, NetworkMonitor | Progress):
                 fit.facts |= callback.facts()
         yield "fit", fit
 
@@ -265,7 +265,7 @@ class NetworkExperiment(Experiment):
                 log.warning(
                     "objective.balance=true has no effect: method=%s has no λ that it could set", training.method
                 )
-            callbacks["watch"] = NetworkWatch(
+            callbacks["watch"] = NetworkMonitor(
                 self.reference,
                 self._watched(),
                 every=row.check_every if row.early_stopping else training.monitor_every,
@@ -274,7 +274,7 @@ class NetworkExperiment(Experiment):
             )
             if row.max_steps is not None:
                 callbacks["step_limit"] = StepLimit(row.max_steps)
-            callbacks["throughput"] = Throughput(training.method, max_steps=row.max_steps, quiet=quiet)
+            callbacks["throughput"] = Progress(training.method, max_steps=row.max_steps, quiet=quiet)
             callbacks["resuming"] = Resuming(checkpoint, run_hash)
         except ValueError as error:
             raise UserError(str(error)) from None

@@ -1,7 +1,5 @@
 """Minimizing an objective with Lightning."""
 
-from immunize.training.deep import DeepModule
-from immunize.training.linear import LinearModule
-from immunize.training.module import ImmunizationModule
+from immunize.training.module import DeepModule, ImmunizationModule, LinearModule
 
 __all__ = ["DeepModule", "ImmunizationModule", "LinearModule"]

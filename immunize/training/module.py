@@ -1,7 +1,10 @@
-"""The LightningModule: it minimizes a weighted sum of named terms and knows no method.
+"""The LightningModules: a weighted sum of named terms is minimized, and no method is known here.
 
 Eq. (11) is the sum that `method=ours` names; every other method is another set of terms (:mod:`immunize.objective`).
-What a batch is made into for the method is the business of its two kinds, :mod:`.linear` and :mod:`.deep`.
+What a batch is made into for the method, and which parameters decay, is the business of the two kinds, linear and deep.
+A θ_0 of one's own is trained by `SupervisedModule`.
+
+Shapes: N samples, D features, C classes; h whatever enters a network's trained part.
 """
 
 from __future__ import annotations
@@ -9,23 +12,33 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
+from immunize.data import ROLES
 from immunize.errors import DivergedError
-from immunize.objective import Objective, Step, all_finite
+from immunize.features import LinearExtractor
+from immunize.features.deep import DeepExtractor
+from immunize.objective import DeepSide, DeepStep, LinearStep, Objective, OverSets, Side, Step, TaskLoss, all_finite
+from immunize.spectrum import compress_rows, immunization_ratio, spectrum_of
 
-__all__ = ["Batch", "ImmunizationModule", "OptimizerFactory"]
+if TYPE_CHECKING:
+    from immunize.data import PairedData
+
+__all__ = ["Batch", "DeepModule", "ImmunizationModule", "LinearModule", "OptimizerFactory", "SupervisedModule"]
 
 Batch = dict[str, tuple[Tensor, Tensor]]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """From parameters, or groups of them with settings of their own, to their optimizer."""
+
+MOMENTUM = (0.85, 0.95)
+"""Nesterov's, of θ_0: the one-cycle schedule lowers it to the first while η rises, and raises it again."""
 
 
 class ImmunizationModule(LightningModule):
@@ -33,23 +46,29 @@ class ImmunizationModule(LightningModule):
 
     Args:
         objective: the method.
-        optimizer: builds the optimizer from the parameters.
+        task_loss: L.
+        optimizer: builds the optimizer from the parameters, or groups of them.
         log_every: steps between two rows of the loggers.
         lr_decay: share of the steps, the last ones, over which the learning rate falls linearly to zero; None for none.
+        max_steps: of a training that ends before its epochs do.
 
     Attributes:
         last_finite: the trained parameters of the last step at which all terms were finite.
     """
 
     def __init__(
-        self, objective: Objective, optimizer: OptimizerFactory, *, log_every: int = 10, lr_decay: float | None = None
+        self,
+        objective: Objective,
+        task_loss: TaskLoss,
+        optimizer: OptimizerFactory,
+        *,
+        log_every: int = 10,
+        lr_decay: float | None = None,
+        max_steps: int | None = None,
     ) -> None:
         super().__init__()
-        self.objective = objective
-        self.optimizer_factory = optimizer
-        self.log_every = log_every
-        self.lr_decay = lr_decay
-        self.max_steps: int | None = None  # of a training that ends before its epochs do
+        self.objective, self.task_loss, self.optimizer_factory = objective, task_loss, optimizer
+        self.log_every, self.lr_decay, self.max_steps = log_every, lr_decay, max_steps
         self.last_finite: dict[str, Tensor] = {}
         self._latest: Step | None = None
 
@@ -66,12 +85,13 @@ class ImmunizationModule(LightningModule):
         del step
         return terms["task"]
 
-    def configure_optimizers(self) -> Any:
-        """One group with every trainable parameter, and the decay of the learning rate if there is one."""
-        return self.decayed(self.optimizer_factory(self.parameters()))
+    def groups(self) -> Iterable[Any]:
+        """What is trained, as an optimizer takes it: one group with every parameter."""
+        return self.parameters()
 
-    def decayed(self, optimizer: Optimizer) -> Any:
-        """The optimizer with the decay of its learning rate, as Lightning takes them."""
+    def configure_optimizers(self) -> Any:
+        """The optimizer, with the decay of its learning rate if there is one."""
+        optimizer = self.optimizer_factory(self.groups())
         if self.lr_decay is None:
             return optimizer
         steps, share = int(self.trainer.estimated_stepping_batches), self.lr_decay
@@ -171,6 +191,221 @@ class ImmunizationModule(LightningModule):
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
+
+
+class LinearModule(ImmunizationModule):
+    """The linear model, f_θ(x) = xᵀθ: full batches compressed once, and the validation split's RIR.
+
+    Args:
+        extractor: f_θ.
+        head: ω, (D, 1).
+        common: what every :class:`ImmunizationModule` takes by position.
+        full_batch: every batch is the whole of both data sets; they are then compressed once to at most D rows
+            each, from which every step computes its spectra (K is fixed).
+        options: what it takes by name.
+    """
+
+    def __init__(
+        self, extractor: LinearExtractor, head: nn.Parameter, *common: Any, full_batch: bool, **options: Any
+    ) -> None:
+        super().__init__(*common, **options)
+        self.extractor, self.head, self.full_batch = extractor, head, full_batch
+        self._compressed: dict[str, Tensor] = {}
+
+    def step_of(self, batch: Batch) -> LinearStep:
+        """What the method sees of a batch."""
+        return LinearStep(
+            self.extractor,
+            self.head,
+            self._side("pretrain", *batch["pretrain"]),
+            self._side("harmful", *batch["harmful"]),
+            self.task_loss,
+        )
+
+    def theta_parameters(self) -> list[nn.Parameter]:
+        """θ alone."""
+        return list(self.extractor.parameters())
+
+    def unusable(self, pair: PairedData) -> tuple[str, float] | None:
+        """Of which rows the squared features are not finite, although θ is, and what they come to: no spectrum."""
+        with torch.no_grad():
+            for role in ROLES:
+                size = float(self.extractor(pair.fit.of(role).x).square().sum())
+                if not math.isfinite(size):
+                    return f"squared features of {role}", size
+        return None
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """RIR (`spectrum`) and task loss on the validation split, for early stopping."""
+        del batch_idx
+        sides = {name: Side(x, y, x) for name, (x, y) in batch.items()}
+        step = LinearStep(self.extractor, self.head, sides["pretrain"], sides["harmful"], self.task_loss)
+        p, h = step.pretrain.x, step.harmful.x
+        raw = [spectrum_of(x) for x in (p, h)]
+        now = [spectrum_of(self.extractor(x), rank_of_data=of.rank) for x, of in zip((p, h), raw, strict=True)]
+        ratio = immunization_ratio(now[0], now[1], raw[0], raw[1])
+        values = {
+            "val/log_rir": math.log(ratio.rir),
+            "val/task_loss": step.pretrain_loss().item(),
+        }
+        self.log_dict(values, logger=False)
+        self.log_now(values)
+
+    def _side(self, name: str, x: Tensor, y: Tensor) -> Side:
+        if not self.full_batch:
+            return Side(x, y, x)
+        if name not in self._compressed:
+            self._compressed[name] = compress_rows(x)
+        return Side(x, y, self._compressed[name])
+
+
+class DeepModule(ImmunizationModule):
+    """A network (§5.2, C.2): a frozen trunk without autograd, a trained tail, θ_0's classifier.
+
+    Args:
+        net: f_θ and ω, at θ_0.
+        common: what every :class:`ImmunizationModule` takes by position.
+        weight_decay: of the tail; C.2: 0.
+        head_weight_decay: of the classifiers, ω and what the method owns; C.2: 2e-5.
+        harmful_classes: C of each harmful data set where there are several, see :class:`~immunize.objective.DeepStep`.
+        over_sets: what is done with their R_ill.
+        cached: batches hold what the trunk made of the images, not images.
+        reference: θ_0, for a method that looks at it; None makes a copy of `net` where one is needed.
+        keep_answers: see :class:`~immunize.objective.DeepStep`.
+        options: what every one takes by name.
+    """
+
+    def __init__(
+        self,
+        net: DeepExtractor,
+        *common: Any,
+        weight_decay: float = 0.0,
+        head_weight_decay: float = 0.0,
+        harmful_classes: tuple[int, ...] = (),
+        over_sets: OverSets = "sum",
+        cached: bool = False,
+        reference: DeepExtractor | None = None,
+        keep_answers: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(*common, **options)
+        self.net, self.cached = net, cached
+        self.settings: dict[str, Any] = {
+            "harmful_classes": harmful_classes,
+            "over_sets": over_sets,
+            "keep_answers": keep_answers,
+        }
+        theta_0 = reference or net.reference() if self.objective.looks_at_theta_0 or keep_answers else None
+        self._theta_0 = (theta_0,)  # not registered: it is neither trained nor kept
+        self.decay = {"tail": weight_decay, "heads": head_weight_decay}
+        self.strict_loading = False  # a checkpoint of a training holds what is trained
+
+    def step_of(self, batch: Batch) -> DeepStep:
+        """What the method sees of a batch."""
+        sides = {role: DeepSide(self.trunk(x), y) for role, (x, y) in batch.items()}
+        theta_0 = self._theta_0[0]
+        if theta_0 is not None:
+            theta_0.to(self.device)
+        step = DeepStep(self.net, sides["pretrain"], sides["harmful"], self.task_loss, **self.settings, theta_0=theta_0)
+        self._latest = step  # whoever asked: a callback may be the first to see that features have no spectrum
+        return step
+
+    def reference_loss(self, step: Step, terms: dict[str, Tensor]) -> Tensor:
+        """L by the labels also where θ_0's answers are kept, whose distance has no gradient at θ_0."""
+        return step.loss("pretrain", step.omega) if self.settings["keep_answers"] else terms["task"]
+
+    def trunk(self, x: Tensor) -> Tensor:
+        """H of images, computed without autograd; what a cache holds of them is h already."""
+        if self.cached:
+            return x
+        h: Tensor = self.net.trunk(x)
+        return h
+
+    def unusable(self) -> tuple[str, float] | None:
+        """What of the latest step has no spectrum: NaN if it is not finite, 0 if all zero."""
+        found = self._latest.unusable() if isinstance(self._latest, DeepStep) else None
+        return None if found is None else (f"features of {found[0]}", found[1])
+
+    def theta_parameters(self) -> list[nn.Parameter]:
+        """The trained parameters of the tail."""
+        return [parameter for _, parameter in self.net.trainable_parameters()]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Two, as in C.2: the tail, and the classifiers."""
+        heads = [*self.net.head_parameters(), *self.objective.parameters()]
+        return [
+            {"params": self.theta_parameters(), "weight_decay": self.decay["tail"]},
+            {"params": heads, "weight_decay": self.decay["heads"]},
+        ]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what is trained, and the weights of the terms, which may have been balanced."""
+        trained = {name for name, _ in self._trained()}
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in trained}
+        checkpoint["objective_weights"] = dict(self.objective.weights)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the weights of the terms back."""
+        self.objective.weights.update(checkpoint["objective_weights"])
+
+
+class SupervisedModule(LightningModule):
+    """Ordinary training of a whole network, for a θ_0 of one's own: SGD with a one-cycle learning rate.
+
+    Every parameter is trained, and BatchNorm statistics with them.
+
+    Args:
+        network: images → logits (N, C).
+        loss: (logits, labels (N,)) to a scalar.
+        learning_rate: the highest of the schedule.
+        weight_decay: of every parameter with more than one dimension; biases and norms have none.
+        steps: of the whole training.
+    """
+
+    def __init__(
+        self, network: nn.Module, loss: TaskLoss, *, learning_rate: float, weight_decay: float, steps: int
+    ) -> None:
+        super().__init__()
+        self.network, self.loss = network, loss
+        self.learning_rate, self.weight_decay, self.steps = learning_rate, weight_decay, steps
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The loss of one batch.
+
+        Raises:
+            DivergedError: it is not finite.
+        """
+        del batch_idx
+        x, y = batch
+        loss = self.loss(self.network(x), y)
+        if not bool(torch.isfinite(loss)):
+            raise DivergedError(self.global_step, "task", loss.item())
+        return loss
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Dropout of the network draws from torch's state, which a training that goes on has to find again."""
+        checkpoint["torch_random_state"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            checkpoint["cuda_random_state"] = torch.cuda.get_rng_state(self.device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the random states back."""
+        torch.set_rng_state(checkpoint["torch_random_state"].cpu())
+        if "cuda_random_state" in checkpoint and torch.cuda.is_available():
+            torch.cuda.set_rng_state(checkpoint["cuda_random_state"].cpu())
+
+    def configure_optimizers(self) -> Any:
+        """SGD, and the schedule that Lightning steps after every batch."""
+        parameters = list(self.network.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = SGD(groups, lr=self.learning_rate, momentum=MOMENTUM[1], nesterov=True)
+        schedule = OneCycleLR(
+            optimizer, self.learning_rate, self.steps, base_momentum=MOMENTUM[0], max_momentum=MOMENTUM[1]
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def _diverged(step: int, terms: dict[str, Tensor], loss: Tensor) -> DivergedError:

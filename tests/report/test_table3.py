@@ -18,7 +18,7 @@ import torch
 from matplotlib.image import imread
 from rich.console import Console
 
-from immunize.evaluation.deep import ACCURACY_SLACK, PARTS, WHICH, EvaluationSettings, evaluate_deep
+from immunize.evaluation.deep import PARTS, WHICH, EvaluationSettings, evaluate_deep
 from immunize.evaluation.numbers import RATIOS
 from immunize.records import SCHEMA_VERSION, plain
 from immunize.report import networks
@@ -30,6 +30,7 @@ from immunize.report.networks import by_setting
 from immunize.report.one_run import show_record
 from immunize.report.published import read_published
 from immunize.report.runs import EXPERIMENT_STATUSES
+from immunize.spectrum import ACCURACY_SLACK
 from tests.report.making import Tables, tables_of, written
 
 ROOT = Path(__file__).parents[2]

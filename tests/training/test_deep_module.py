@@ -23,7 +23,7 @@ from immunize.objective.imma import Imma
 from immunize.objective.ours import Ours
 from immunize.spectrum import condition_number, cross_fitted_correlation, folds_of, spectrum_of
 from immunize.training import DeepModule
-from immunize.training.callbacks import GradientBalance, NetworkWatch, Throughput
+from immunize.training.callbacks import GradientBalance, NetworkMonitor, Progress
 from tests.composing import MemoryLogger
 
 D, CLASSES, BATCH = 6, 3, 8
@@ -142,7 +142,7 @@ def test_a_watch_sees_kappa_accuracy_and_what_can_be_learned_on_the_same_images_
                 "separability_harmful": float(learned),
             }  # fmt: skip
 
-    watch = NetworkWatch(reference, images, every=2)
+    watch = NetworkMonitor(reference, images, every=2)
     fit(module, watch, Look(), steps=5, logger=logger)
     for name in seen[5]:
         logged = logger.of(name)
@@ -150,14 +150,14 @@ def test_a_watch_sees_kappa_accuracy_and_what_can_be_learned_on_the_same_images_
         for step, value in logged.items():
             assert value == pytest.approx(seen[int(step or 0)][name], rel=1e-9), name
     with pytest.raises(ValueError, match="monitor_every"):
-        NetworkWatch(reference, images, every=0)
+        NetworkMonitor(reference, images, every=0)
     with pytest.raises(ValueError, match="patience"):
-        NetworkWatch(reference, images, every=1, patience=0)
+        NetworkMonitor(reference, images, every=1, patience=0)
 
 
-def in_turn(module: DeepModule, looks: list[tuple[float, float]], patience: int = 2) -> NetworkWatch:
+def in_turn(module: DeepModule, looks: list[tuple[float, float]], patience: int = 2) -> NetworkMonitor:
     """A watch for early stopping that sees, look after look, the RIR and the accuracy that it is told."""
-    watch = NetworkWatch(module.net.reference(), watched(), every=1, patience=patience)
+    watch = NetworkMonitor(module.net.reference(), watched(), every=1, patience=patience)
     told, look = iter(looks), watch._look
 
     def planted(trainer: Any, of: Any) -> Any:
@@ -201,7 +201,7 @@ def test_early_stopping_keeps_the_largest_rir_that_spares_the_accuracy(
     assert facts["best_val_log_rir"] == pytest.approx(math.log(looks[best][0]))
     for name, value in state(module).items():
         assert torch.equal(value, kept[best][name]), name
-    again = NetworkWatch(module.net.reference(), watched(), every=1, patience=2)
+    again = NetworkMonitor(module.net.reference(), watched(), every=1, patience=2)
     again.load_state_dict(watch.state_dict())  # of a training that goes on later
     assert again.facts()["early_stopping"] == facts
 
@@ -237,7 +237,7 @@ def test_features_that_overflow_are_named_with_the_last_finite_parameters_kept()
 
 
 def test_throughput_counts_images_of_both_sets(capsys: pytest.CaptureFixture[str]) -> None:
-    watch = Throughput("a network", lines=2)
+    watch = Progress("a network", lines=2)
     fit(module_of(), watch, steps=5)
     assert watch._images == 4 * 2 * BATCH  # the first step starts the clock
     facts = watch.facts()
@@ -248,8 +248,8 @@ def test_throughput_counts_images_of_both_sets(capsys: pytest.CaptureFixture[str
 def test_line_on_a_terminal_is_rewritten_between_those_that_stay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("immunize.training.callbacks.throughput.REDRAWN", 0.0)
+    monkeypatch.setattr("immunize.training.callbacks.progress.REDRAWN", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    fit(module_of(), Throughput("a network", lines=2), steps=6)
+    fit(module_of(), Progress("a network", lines=2), steps=6)
     drawn = re.findall(r"step (\d)/6 [^\r\n]*([\r\n])", capsys.readouterr().err)
     assert drawn == [("2", "\r"), ("3", "\n"), ("4", "\r"), ("5", "\r"), ("6", "\n")]

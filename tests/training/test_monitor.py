@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,8 +12,7 @@ from lightning.pytorch import Trainer
 
 from immunize.data import PairParts, Part
 from immunize.spectrum import folds_of
-from immunize.training.callbacks import ImmunityMonitor, progress
-from immunize.training.callbacks.progress import PlainProgress, RirProgressBar
+from immunize.training.callbacks import ImmunityMonitor
 from tests import reference as ref
 from tests.composing import MemoryLogger, Trajectory, compose_config, data_of, fit_module, module_of, run_tiny, tiny
 
@@ -133,20 +131,3 @@ def test_progress_of_mini_batches_counts_optimizer_steps(tmp_path: Path, capsys:
     run_tiny(tmp_path, "objective.batch_size=8", "objective.epochs=4")
     steps = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fit: step ")]
     assert steps[-1].startswith("fit: step 20/20 ")
-
-
-def test_progress_is_a_bar_with_the_rir_on_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = data_of(tiny())
-    monitor = ImmunityMonitor(data.fit, every=1)
-    assert isinstance(progress(monitor, "fit"), PlainProgress)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    bar = progress(monitor, "fit")
-    assert isinstance(bar, RirProgressBar)
-    cfg = tiny("objective.epochs=3")
-    trainer = fit_module(module_of(cfg, data_of(cfg)), data_of(cfg), monitor)
-    assert bar.get_metrics(trainer, trainer.lightning_module)["RIR"] == f"{monitor.latest['RIR']:.4g}"
-    record = run_tiny(tmp_path, "objective.epochs=3")
-    assert record["status"] == "finished"
-    assert "fit: step" not in capsys.readouterr().err

@@ -26,8 +26,7 @@ from torch.optim import Optimizer
 from immunize.features import Precondition
 from immunize.objective import Side
 from immunize.spectrum import Spectrum, condition_number, ill_step_bound, spectrum_of, well_step_bound
-from immunize.training.linear import LinearModule
-from immunize.training.module import Batch
+from immunize.training.module import Batch, LinearModule
 
 __all__ = ["GuardCounts", "TheoremGuard"]
 

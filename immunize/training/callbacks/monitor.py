@@ -1,19 +1,28 @@
-"""Watching κ, RIR, R_well and R_ill during training, on the data θ is fitted on, and what looks like a failure."""
+"""Watching κ, RIR and what a probe can learn during training, on the same rows throughout, and naming failures.
+
+A linear model is watched on all rows that θ is fitted on. A network is watched on some images, and stopped in time if
+asked to (C.2); one more failure is recognized there: D_P's accuracy falls.
+
+Shapes: N samples, D features; h whatever enters the network's trained part.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from immunize.data import ROLES, PairParts, Part, Role
 from immunize.errors import DivergedError
+from immunize.features import DeepExtractor
 from immunize.spectrum import (
-    ImmunizationRatio,
+    ACCURACY_SLACK,
     Spectrum,
     compress_rows,
     default_tolerance,
@@ -24,13 +33,19 @@ from immunize.spectrum import (
     rank_of_map,
     spectrum_of,
 )
-from immunize.training.callbacks.signatures import FailureSignatures, Look
-from immunize.training.linear import LinearModule
+from immunize.training.callbacks.signatures import FailureSignatures, Look, Warned
+from immunize.training.module import DeepModule, LinearModule
 
-__all__ = ["ImmunityMonitor"]
+__all__ = ["ACCURACY_COLLAPSED", "ImmunityMonitor", "NetworkMonitor"]
 
 JUDGED = 1000
 """Rows of each data set of which is seen what a probe can learn: all of House Prices' D_P, and quick for images."""
+
+ACCURACY_COLLAPSED = 5.0
+"""Points lost of which a warning is due: more than the 3 that the summary's first experiment allows (ours)."""
+
+BATCH = 64
+"""Images at once."""
 
 
 class ImmunityMonitor(Callback):
@@ -59,7 +74,7 @@ class ImmunityMonitor(Callback):
         self._samples = {role: len(parts.of(role)) for role in ROLES}
         self._baseline = {role: self._spectrum(role, None) for role in ROLES}
         self._seen: Look | None = None
-        self._theta: torch.Tensor | None = None
+        self._theta: Tensor | None = None
         self._told = {role: drawn for role in ROLES if (drawn := _told_apart(parts.of(role))) is not None}
         self.signatures = FailureSignatures(self._rows, self._samples, label, quiet=quiet)
 
@@ -115,26 +130,19 @@ class ImmunityMonitor(Callback):
     def _logged_look(self, trainer: Trainer, module: LightningModule) -> Look:
         assert isinstance(module, LinearModule)
         look = self._look(module, trainer.global_step, module.objective.weights)
-        self.latest = self._numbers(look.ratio, module.extractor.theta.detach())
-        module.log_now(self.latest)
-        return look
-
-    def _numbers(self, ratio: ImmunizationRatio, theta: torch.Tensor) -> dict[str, float]:
-        return {
-            "RIR": ratio.rir,
-            "ratio_harmful": ratio.ratio_harmful,
-            "ratio_pretrain": ratio.ratio_pretrain,
-            "kappa_pretrain": ratio.kappa_pretrain.value,
-            "kappa_harmful": ratio.kappa_harmful.value,
+        theta = module.extractor.theta.detach()
+        self.latest = look.numbers() | {
             "R_well": float(r_well_of_features(self._rows["pretrain"] @ theta, tolerance=self._cut("pretrain"))),
             "R_ill": float(r_ill_of_features(self._rows["harmful"] @ theta, tolerance=self._cut("harmful"))),
             **{f"separability_{role}": probe_correlation(x @ theta, y) for role, (x, y) in self._told.items()},
         }
+        module.log_now(self.latest)
+        return look
 
     def _cut(self, name: Role) -> float:
         return default_tolerance(self._samples[name], self._rows[name].shape[1])
 
-    def _spectrum(self, name: Role, theta: torch.Tensor | None) -> Spectrum:
+    def _spectrum(self, name: Role, theta: Tensor | None) -> Spectrum:
         rows = self._rows[name]
         if theta is None:
             return spectrum_of(rows, n_samples=self._samples[name])
@@ -144,9 +152,177 @@ class ImmunityMonitor(Callback):
         return spectrum
 
 
-def _told_apart(part: Part) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _told_apart(part: Part) -> tuple[Tensor, Tensor] | None:
     """Rows by which to judge what can be learned, at most `JUDGED`; None of a single label, where nothing can."""
     if bool((part.y == part.y[0]).all()):
         return None
     drawn = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:JUDGED]
     return part.x[drawn], part.y[drawn]
+
+
+class NetworkMonitor(Callback):
+    """Looks at a network every so many steps and at the end; logs every look, and keeps what looks like a failure.
+
+    A look gives κ(H_P), κ(H_H), (i), (ii) and RIR_θ0 (Eq. 17), D_P's accuracy, and what a ridge probe can learn.
+
+    Args:
+        reference: θ_0, frozen.
+        images: of each data set (tensor, label), few enough to be held in memory as h; set aside for early stopping.
+        every: steps between two looks.
+        patience: looks without improvement before the training ends; None trains to the end. A look is better if its
+            RIR is larger and D_P's accuracy no more than `ACCURACY_SLACK` points below θ_0's; what was trained at the
+            best look, which may be θ_0 itself, is put back at the end.
+        label: what the training is called in messages.
+        quiet: keep recognized failures without a message.
+
+    Raises:
+        ValueError: `every` or `patience` < 1.
+    """
+
+    def __init__(
+        self,
+        reference: DeepExtractor,
+        images: Mapping[Role, Dataset[Any]],
+        *,
+        every: int,
+        patience: int | None = None,
+        label: str = "fit",
+        quiet: bool = False,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"monitor_every has to be at least 1, it is {every}")
+        if patience is not None and patience < 1:
+            raise ValueError(f"objective.patience has to be at least 1, it is {patience}")
+        self.reference, self.images, self.every, self.patience = reference, images, every, patience
+        self.latest: dict[str, float] = {}
+        self.signatures = FailureSignatures({}, {}, label, quiet=quiet)
+        self._h: dict[Role, Tensor] = {}
+        self._y: dict[Role, Tensor] = {}
+        self._before: dict[Role, Spectrum] = {}
+        self._accuracy_before = math.nan
+        self._seen_at = -1
+        self._best: dict[str, Tensor] = {}
+        self._best_score, self._best_step, self._waited = -math.inf, 0, 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Read the images, and judge the start, which is logged nowhere."""
+        module = pl_module
+        assert isinstance(module, DeepModule)
+        self.reference.to(module.device)
+        for role in ROLES:
+            rows = [self.images[role][i] for i in range(len(self.images[role]))]  # type: ignore[arg-type]
+            self._y[role] = torch.tensor([int(y) for _, y in rows])
+            images = torch.stack([x for x, _ in rows])
+            self._h[role] = _in_batches(module.net.trunk, images.to(module.net.dtype), module)
+            features = _in_batches(self.reference.features, self._h[role], module)
+            self._before[role] = spectrum_of(features.double())
+            if role == "pretrain":
+                self._accuracy_before = self._accuracy(self.reference, features)
+        look, numbers = self._look(trainer, module)
+        self.signatures.see(look)
+        if self.patience is not None and not self._best:
+            self._judge(trainer, module, numbers)
+        self._stop_in_time(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Look, every so many steps."""
+        del outputs, batch, batch_idx
+        if trainer.global_step % self.every:
+            return
+        module = pl_module
+        assert isinstance(module, DeepModule)
+        numbers = self._logged_look(trainer, module)
+        if self.patience is not None:
+            self._judge(trainer, module, numbers)
+            self._stop_in_time(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the best back; the last look is at what is kept."""
+        module = pl_module
+        assert isinstance(module, DeepModule)
+        if self._best:
+            module.restore(self._best)
+        if self._best or self._seen_at != trainer.global_step:
+            self._logged_look(trainer, module, last=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a training that goes on later: the best so far."""
+        best = {name: value.detach().cpu().clone() for name, value in self._best.items()}
+        return {"best": best, "score": self._best_score, "step": self._best_step, "waited": self._waited}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it over."""
+        self._best, self._best_score = dict(state_dict["best"]), state_dict["score"]
+        self._best_step, self._waited = state_dict["step"], state_dict["waited"]
+
+    def facts(self) -> dict[str, Any]:
+        """For the record: the failures recognized, and where early stopping found the best."""
+        found: dict[str, Any] = {"warnings": self.signatures.facts()}
+        if self.patience is not None:
+            found["early_stopping"] = {"best_step": self._best_step, "best_val_log_rir": self._best_score}
+        return found
+
+    def _logged_look(self, trainer: Trainer, module: DeepModule, *, last: bool = False) -> dict[str, float]:
+        look, self.latest = self._look(trainer, module)
+        self._seen_at = trainer.global_step
+        module.log_now(self.latest)
+        now, before = self.latest["accuracy_pretrain"], self._accuracy_before
+        fallen = [_fallen(look, before, now)] if before - now > ACCURACY_COLLAPSED else []
+        self.signatures.see(look, last=last, more=fallen)
+        return self.latest
+
+    def _look(self, trainer: Trainer, module: DeepModule) -> tuple[Look, dict[str, float]]:
+        step = trainer.global_step
+        now: dict[Role, Tensor] = {}
+        for role in ROLES:
+            now[role] = _in_batches(module.net.features, self._h[role], module).double()
+            if not bool(torch.isfinite(now[role]).all()) or not bool(now[role].any()):
+                raise DivergedError(step, f"features of {role}", float(now[role].abs().max()))
+        spectra, before = {role: spectrum_of(x) for role, x in now.items()}, self._before
+        ratio = immunization_ratio(spectra["pretrain"], spectra["harmful"], before["pretrain"], before["harmful"])
+        look = Look(step, ratio, spectra, tuple(module.objective.weights))
+        numbers = look.numbers() | {
+            "accuracy_pretrain": self._accuracy(module.net, now["pretrain"]),
+            **{f"separability_{role}": probe_correlation(now[role], self._y[role]) for role in ROLES},
+        }
+        return look, numbers
+
+    def _accuracy(self, net: DeepExtractor, features: Tensor) -> float:
+        with torch.no_grad():
+            logits = net.head(features.to(net.head.weight.device, net.dtype)).cpu()
+        return 100 * float((logits.argmax(1) == self._y["pretrain"]).double().mean())
+
+    def _judge(self, trainer: Trainer, module: DeepModule, numbers: dict[str, float]) -> None:
+        """The same in every process, whatever the devices round."""
+        kept = self._accuracy_before - numbers["accuracy_pretrain"] <= ACCURACY_SLACK
+        score = trainer.strategy.broadcast(math.log(numbers["RIR"]) if kept else -math.inf)
+        self._waited += 1
+        if score > self._best_score:
+            self._best_score, self._best_step, self._waited = score, trainer.global_step, 0
+            self._best = {}
+            module.keep(self._best)
+
+    def _stop_in_time(self, trainer: Trainer) -> None:
+        trainer.should_stop |= self.patience is not None and self._waited >= self.patience
+
+
+def _in_batches(work: Callable[[Tensor], Tensor], rows: Tensor, module: DeepModule) -> Tensor:
+    """Outputs on the CPU, in the precision of the parameters."""
+    with torch.no_grad(), torch.autocast(module.device.type, enabled=False):
+        return torch.cat([work(part.to(module.device)).cpu() for part in torch.split(rows, BATCH)])
+
+
+def _fallen(look: Look, before: float, now: float) -> Warned:
+    advice = "lower objective.learning_rate, train less (objective.max_steps), or set objective.early_stopping=true"
+    if "ill" in look.terms:
+        advice += "; a lower λ_H (objective.lambda_ill, or with objective.balance its multiplier) spares D_P as well"
+    return Warned(
+        "pretrain_accuracy_falling",
+        look.step,
+        "pretrain",
+        {"accuracy": now, "accuracy_theta_0": before},
+        f"D_P's accuracy on the images that are watched is {now:.1f} %, θ_0's is {before:.1f} %: (c) of Definition 3.1 "
+        f"is being lost. {advice[0].upper()}{advice[1:]}",
+    )

@@ -1,72 +1,77 @@
-"""Progress: a rich bar with the current RIR on a terminal, plain lines on stderr otherwise."""
+"""What is said while a training goes on: about ten lines, and on a terminal one between them that is rewritten."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import RichProgressBar
 
-from immunize.training.callbacks.monitor import ImmunityMonitor
+__all__ = ["Progress"]
 
-__all__ = ["PlainProgress", "RirProgressBar", "progress"]
+REDRAWN = 1.0
+"""Seconds between two states of the line on a terminal."""
 
-
-def progress(monitor: ImmunityMonitor, label: str) -> Callback:
-    """The progress report that suits a terminal or a pipe; `label` names the training."""
-    return RirProgressBar(monitor, label) if sys.stdout.isatty() else PlainProgress(monitor, label)
+CLEAR = "\r\x1b[2K"
 
 
-class RirProgressBar(RichProgressBar):
-    """Lightning's bar, with the monitor's latest RIR beside it."""
-
-    def __init__(self, monitor: ImmunityMonitor, label: str) -> None:
-        super().__init__(refresh_rate=10, leave=False)
-        self._monitor, self._label = monitor, label
-
-    def _get_train_description(self, current_epoch: int) -> str:
-        total = self.trainer.max_epochs
-        return self._label if total == 1 else f"{self._label} {current_epoch + 1}/{total}"
-
-    def get_metrics(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> dict[str, int | str | float | dict[str, float]]:
-        """The metrics shown on the bar."""
-        shown = super().get_metrics(trainer, pl_module)
-        shown.pop("v_num", None)
-        if "RIR" in self._monitor.latest:
-            shown["RIR"] = f"{self._monitor.latest['RIR']:.4g}"
-        return shown
-
-
-class PlainProgress(Callback):
-    """About ten lines a run: step, RIR, seconds left.
+class Progress(Callback):
+    """Step, what `said` adds, and seconds left, on stderr of the first process; it counts samples for the record.
 
     Args:
-        monitor: where the RIR comes from.
         label: what is being trained.
-        lines: how many lines a run.
+        said: a few words on how it goes, such as RIR; None says samples a second.
+        max_steps: at which the training ends, if it does so before its last epoch does.
+        quiet: count without saying anything.
+        lines: how many lines a training.
     """
 
-    def __init__(self, monitor: ImmunityMonitor, label: str, lines: int = 10) -> None:
-        self._monitor, self._label, self._lines = monitor, label, lines
-        self._started = 0.0
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
-        self._started = time.perf_counter()
+    def __init__(
+        self,
+        label: str,
+        *,
+        said: Callable[[], str] | None = None,
+        max_steps: int | None = None,
+        quiet: bool = False,
+        lines: int = 10,
+    ) -> None:
+        self.label, self.max_steps, self.quiet, self.lines = label, max_steps, quiet, lines
+        self.said = said or (lambda: f"{self.rate:.0f} images/s")
+        self._images = self._steps = 0
+        self._started = self._seconds = self._told_at = 0.0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Print, a tenth of the run at a time."""
-        total = int(trainer.estimated_stepping_batches)
-        done = trainer.global_step
-        if done % max(1, total // self._lines) and done != total:
+        """Count; the first step, which sets everything up, only starts the clock."""
+        del pl_module, outputs, batch_idx
+        now = time.perf_counter()
+        if not self._started:
+            self._started = now
             return
-        left = (time.perf_counter() - self._started) / done * (total - done)
-        rir = self._monitor.latest.get("RIR")
-        shown = "" if rir is None else f"   RIR {rir:.4g}"
-        print(f"{self._label}: step {done}/{total}{shown}   {left:.0f} s left", file=sys.stderr, flush=True)
+        self._seconds = now - self._started
+        self._steps += 1
+        sides = batch.values() if isinstance(batch, dict) else [batch]
+        self._images += trainer.world_size * sum(len(y) for _, y in sides)
+        total, done = int(trainer.estimated_stepping_batches), trainer.global_step
+        total = total if self.max_steps is None else min(total, self.max_steps)
+        terminal, kept = sys.stderr.isatty(), done == total or not done % max(1, total // self.lines)
+        if self.quiet or not trainer.is_global_zero or not (kept or (terminal and now - self._told_at >= REDRAWN)):
+            return
+        self._told_at = now
+        left = self._seconds / self._steps * (total - done)
+        text = "   ".join(filter(None, (f"{self.label}: step {done}/{total}", self.said(), f"{left:.0f} s left")))
+        print(CLEAR * terminal + text, end="\n" if kept else "\r", file=sys.stderr, flush=True)
+
+    @property
+    def rate(self) -> float:
+        """Samples a second, of both data sets and all processes; 0 before the second step."""
+        return self._images / self._seconds if self._seconds else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """For the record of a network; null where nothing was measured."""
+        peak = torch.cuda.max_memory_allocated() / 1024**2 if torch.cuda.is_available() else None
+        return {"images_per_second": self.rate or None, "peak_accelerator_memory_mib": peak}

@@ -101,6 +101,16 @@ class Look:
         """κ(H(I)) of one data set."""
         return self.ratio.kappa_pretrain_baseline if role == "pretrain" else self.ratio.kappa_harmful_baseline
 
+    def numbers(self) -> dict[str, float]:
+        """What loggers get of every look."""
+        return {
+            "RIR": self.ratio.rir,
+            "ratio_harmful": self.ratio.ratio_harmful,
+            "ratio_pretrain": self.ratio.ratio_pretrain,
+            "kappa_pretrain": self.ratio.kappa_pretrain.value,
+            "kappa_harmful": self.ratio.kappa_harmful.value,
+        }
+
     @property
     def immunizes(self) -> bool:
         """Whether the method does anything beside the task."""
