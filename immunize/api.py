@@ -286,7 +286,7 @@ def _appended(
 ) -> tuple[nn.Module, nn.Linear, dict[str, Any]]:
     """The backbone with the method's map behind it, and the head that goes with it."""
     pretrain, harmful = (Features(*rows[role]) for role in ("pretrain", "harmful"))
-    whole, appended, facts = append_computed(objective, nn.Sequential(backbone, head), pretrain, [harmful], head="1")
+    whole, appended, facts = append_computed(objective, nn.Sequential(backbone, head), pretrain, harmful, head="1")
     return nn.Sequential(whole.get_submodule("0"), appended.map), appended.head, facts
 
 

@@ -67,18 +67,15 @@ NOT_HASHED_DEEP = ("workers", "batch_size", "cache_dir")
 
 OF_DEEP_NETS = (
     *("label_smoothing", "weight_decay", "head_weight_decay", "epochs_on", "max_steps"),
-    *("augment", "cache_frozen", "harmful"),
+    *("augment", "cache_frozen"),
 )
 """Settings of `objective` that the linear model does not have: there they are null, and not part of its hash."""
 
-GONE = ("precondition",)
-"""The same in records of before `method.precondition` alone said it."""
+GONE = ("precondition", "harmful")
+"""The same in records of before: `method.precondition` alone says the first, the second was to sum over several D_H."""
 
 ADDED = ("lr_decay", "balance_multiplier_ill", "images")
 """Settings of `objective` and `deep` that came later; null is what there was before, and then not part of the hash."""
-
-OF_SEVERAL_SETS = ("harmful",)
-"""Settings of `objective` without effect, and not part of the hash, where D_H is a single data set."""
 
 LONGEST_NAME = 120
 """Characters of a folder name; file systems allow 255 bytes a name, and 4,096 or fewer a path."""
@@ -204,9 +201,10 @@ def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key != "deep"} | {"objective": objective}
     if _is_deep(config):
         assert isinstance(deep, dict)
-        single = "sets" not in config.get("harmful", {})
+        # Their sum was once a choice, and is hashed as it was then.
+        summed = {"harmful": "sum"} if "sets" in config.get("harmful", {}) else {}
         return kept | {
-            "objective": {k: v for k, v in objective.items() if not (single and k in OF_SEVERAL_SETS)},
+            "objective": {k: v for k, v in objective.items() if k != "harmful"} | summed,
             "deep": {k: v for k, v in deep.items() if k not in NOT_HASHED_DEEP and not (k in ADDED and v is None)},
         }
     return kept | {

@@ -37,7 +37,7 @@ Idle = dict[str, str]
 Config = Mapping[str, Any]
 
 TAKES_NO_STEPS = "the method computes θ and takes no steps"
-WITHOUT_STEPS = ("validation_fraction", "early_stopping", "harmful")
+WITHOUT_STEPS = ("validation_fraction", "early_stopping")
 """What a method that takes no steps may use of `objective`."""
 BALANCED = (
     "objective.balance sets it; scale λ_H with objective.balance_multiplier_ill=2, both with "
@@ -86,8 +86,6 @@ def idle_in_training(config: Config, method: Method) -> Idle:
         idle |= _all("objective.early_stopping is off", "objective.check_every", "objective.patience")
         if config["selection"] is None:
             idle |= _all("no rows are set aside", "objective.validation_fraction")
-    if len(config["harmful"].get("sets", ())) < 2:
-        idle |= _all("there is one harmful data set", "objective.harmful")
     idle |= _all("nothing is drawn with these settings", *(f"method.{key}" for key in method.unused))
     passed_on = objective["optimizer"].items()
     idle |= _all("null is not passed on", *(f"objective.optimizer.{key}" for key, value in passed_on if value is None))
@@ -269,8 +267,6 @@ def _of_terms(config: Config, method: Method) -> Idle:
         own |= _all("the method has no loss", *(f"objective.{key}" for key in _OF_LOSS))
     if not method.trains_classifier:
         own |= _all("the method trains no classifier", "objective.head_weight_decay")
-    if not {"ill", "kappa_harmful", "adversary", "answers"} & terms:
-        own |= _all("the method looks at no data set of D_H by itself", "objective.harmful")
     return own
 
 

@@ -70,7 +70,6 @@ class ObjectiveConfig:
         max_steps: end after so many steps, whatever `epochs` says; null for no limit.
         augment: random crops and flips, as the network's own training had them.
         cache_frozen: compute what the frozen trunk makes of every image once, and train on that.
-        harmful: of several harmful data sets (harmful=multi), "sum" of their R_ill or the "worst", the largest.
     """
 
     lambda_well: float = MISSING
@@ -96,7 +95,6 @@ class ObjectiveConfig:
     max_steps: int | None = MISSING
     augment: bool | None = MISSING
     cache_frozen: bool | None = MISSING
-    harmful: str | None = MISSING
 
 
 @dataclass

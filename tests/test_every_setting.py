@@ -113,7 +113,6 @@ OTHER: dict[str, Any] = {
     "objective.loss": "mse",
     "objective.augment": True,
     "objective.cache_frozen": True,
-    "objective.harmful": "worst",
     "objective.lr_decay": 1.0,
     "objective.max_steps": 1,
     "objective.optimizer.betas": [0.5, 0.9],
@@ -191,7 +190,7 @@ class World:
 
 OF_METHODS = (
     *("method.*", "init.*", "objective.lambda_*", "objective.balance*", "objective.loss"),
-    *("objective.label_smoothing", "objective.head_weight_decay", "objective.harmful"),
+    *("objective.label_smoothing", "objective.head_weight_decay"),
 )
 """What one method uses and another does not."""
 TABLE: tuple[str, ...] = (

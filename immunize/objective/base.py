@@ -113,14 +113,12 @@ class Step(ABC):
         """The same step, of which nothing has been computed; autograd frees what a backward pass has used."""
         return self
 
-    def over_harmful(self, term: Callable[[str], Tensor], weakest: Callable[[Tensor], Tensor] = torch.max) -> Tensor:
-        """A term of the harmful data set; where a step has several, of all of them together.
+    def over_harmful(self, term: Callable[[str], Tensor]) -> Tensor:
+        """A term of the harmful data set; where a step has several, the sum of each one's.
 
         Args:
             term: of a role that :meth:`spectral_view` and :meth:`tolerance` take, a scalar.
-            weakest: which of several values, (M,), is that of the set that is immunized least.
         """
-        del weakest
         return term("harmful")
 
     def averaged(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -177,9 +175,8 @@ class Objective(nn.Module, ABC):
 
     @property
     def trains(self) -> bool:
-        """Whether θ is found by taking steps, and not computed by :meth:`solve` or :meth:`solve_labelled`."""
-        own = type(self)
-        return own.solve is Objective.solve and own.solve_labelled is Objective.solve_labelled
+        """Whether θ is found by taking steps, and not computed by :meth:`solve`."""
+        return type(self).solve is Objective.solve
 
     @property
     def takes_loss(self) -> bool:
@@ -196,37 +193,18 @@ class Objective(nn.Module, ABC):
         """Settings of its own that have no effect beside the others, such as the seed of a draw that is not made."""
         return ()
 
-    def solve(self, pretrain: Tensor, harmful: Tensor | list[Tensor]) -> tuple[Tensor, dict[str, Any]] | None:
-        """θ and facts about it, for a method that needs no training; None for every other.
-
-        Args:
-            pretrain: (N_P, D) float64, the rows of D_P.
-            harmful: (N_H, D) float64, the rows of D_H; a list of several data sets for their worst case.
-        """
-        del pretrain, harmful
-        return None
-
-    def solve_labelled(self, pretrain: Labelled, harmful: Labelled) -> tuple[Tensor, dict[str, Any]] | None:
-        """As :meth:`solve`, for a method that looks at the targets too; what a run calls.
-
-        Args:
-            pretrain: D_P.
-            harmful: D_H.
-        """
-        return self.solve(pretrain.x, harmful.x)
-
     has_inverse: bool = True
     """Whether the map that the method computes, if it does, can be undone in the head of a network."""
 
-    def solve_features(self, pretrain: Labelled, harmful: Sequence[Labelled]) -> tuple[Tensor, dict[str, Any]] | None:
-        """As :meth:`solve_labelled`, for the features of a network and one or several harmful data sets.
+    def solve(self, pretrain: Labelled, harmful: Labelled) -> tuple[Tensor, dict[str, Any]] | None:
+        """θ and facts about it, for a method that needs no training; None for every other.
 
         Args:
-            pretrain: D_P.
-            harmful: each D_H, for their worst case.
+            pretrain: D_P, rows (N_P, D) float64 of a linear model or θ_0's features of a network, and targets.
+            harmful: D_H; of several harmful data sets all rows together.
         """
-        each = [one.x for one in harmful]
-        return self.solve(pretrain.x, each if len(each) > 1 else each[0])
+        del pretrain, harmful
+        return None
 
     @abstractmethod
     def terms(self, step: Step) -> dict[str, Tensor]:
@@ -240,7 +218,7 @@ def well_term(step: Step, precondition: Precondition) -> Tensor:
 
 
 def ill_term(step: Step, precondition: Precondition) -> Tensor:
-    """R_ill(H_H(θ)), Eq. (12); of several harmful data sets the sum or the largest."""
+    """R_ill(H_H(θ)), Eq. (12); of several harmful data sets the sum."""
 
     def of(role: str) -> Tensor:
         view = step.spectral_view(role, precondition)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from immunize.objective.base import Objective, Step
+from immunize.objective.base import Labelled, Objective, Step
 from immunize.spectrum import closed_form
 
 __all__ = ["ClosedForm"]
@@ -49,18 +49,17 @@ class ClosedForm(Objective):
         """The task loss; θ is not trained on it, see :meth:`solve`."""
         return {"task": step.pretrain_loss()}
 
-    def solve(self, pretrain: Tensor, harmful: Tensor | list[Tensor]) -> tuple[Tensor, dict[str, Any]]:
+    def solve(self, pretrain: Labelled, harmful: Labelled) -> tuple[Tensor, dict[str, Any]]:
         """θ, and what the theory forecasts.
 
         Args:
-            pretrain: (N_P, D) float64, the rows of D_P.
-            harmful: (N_H, D) float64, the rows of D_H; a list of several data sets for their worst case.
+            pretrain: D_P; targets are not looked at.
+            harmful: D_H.
 
         Raises:
             ValueError: fewer rows than features without shrinkage, or too few to set any aside.
         """
-        sets = tuple(harmful) if isinstance(harmful, list) else harmful
-        best = closed_form(pretrain, sets, budget=self.budget, shrinkage=self.shrinkage, seed=self.seed)
+        best = closed_form(pretrain.x, harmful.x, budget=self.budget, shrinkage=self.shrinkage, seed=self.seed)
         spent, chosen = best.budget_choice, best.shrinkage_choice
         return best.theta, {
             "budget": best.budget,
@@ -70,6 +69,6 @@ class ClosedForm(Objective):
             "budget_reason": spent.reason if spent else None,
             "forecast_rir": best.rir,
             "forecast_kappa_pretrain": best.kappa_pretrain,
-            "kappa_gen": best.worst.kappa_gen,
+            "kappa_gen": best.harmful.kappa_gen,
             "notes": list(best.notes),
         }

@@ -4,7 +4,7 @@ Losses are those of the process's own samples, which DDP averages; spectra are t
 outside mixed precision (see :mod:`.ranks`).
 
 D_H may be several data sets, whose labels are counted one after the other. A loss is that of all their samples; a
-spectrum is that of one set, and R_ill (or κ) of the harmful task the sum over the sets or the weakest one's.
+spectrum is that of one set, and R_ill (or κ) of the harmful task the sum over the sets.
 
 Shapes: N samples, D features, C classes, M harmful data sets; h whatever enters the tail.
 """
@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,17 +34,7 @@ from immunize.objective.losses import divergence
 from immunize.objective.ranks import gather_rows, in_order, mean_over_ranks, own_of
 from immunize.spectrum import default_tolerance
 
-__all__ = [
-    "OVER_SETS",
-    "DeepNet",
-    "DeepSide",
-    "DeepStep",
-    "OverSets",
-]
-
-OverSets = Literal["sum", "worst"]
-OVER_SETS: tuple[OverSets, ...] = get_args(OverSets)
-"""How R_ill and κ of several harmful data sets are put together."""
+__all__ = ["DeepNet", "DeepSide", "DeepStep"]
 
 
 class DeepNet(Protocol):
@@ -88,7 +78,6 @@ class DeepStep(Step):
         harmful: D_H.
         task_loss: (logits (N, C), labels (N,)) to a scalar.
         harmful_classes: (M,) classes of each harmful data set; of a single one it need not be told.
-        over_sets: one of `OVER_SETS`.
         theta_0: the network as it was, for a method that looks at it.
         keep_answers: D_P is kept by repeating θ_0's answers instead of by its labels, see :meth:`pretrain_loss`.
     """
@@ -98,7 +87,6 @@ class DeepStep(Step):
     harmful: DeepSide
     task_loss: TaskLoss
     harmful_classes: tuple[int, ...] = ()
-    over_sets: OverSets = "sum"
     theta_0: DeepNet | None = None
     keep_answers: bool = False
     _features: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
@@ -205,12 +193,11 @@ class DeepStep(Step):
         with torch.no_grad(), torch.autocast(h.device.type, enabled=False):
             return self.theta_0.features(h)
 
-    def over_harmful(self, term: Callable[[str], Tensor], weakest: Callable[[Tensor], Tensor] = torch.max) -> Tensor:
-        """A term of the harmful data set; of several the sum, or the weakest's, as `over_sets` says."""
+    def over_harmful(self, term: Callable[[str], Tensor]) -> Tensor:
+        """A term of the harmful data set; of several the sum of each one's."""
         if len(self.harmful_classes) < 2:
             return term("harmful")
-        values = torch.stack([term(f"harmful:{number}") for number in range(len(self.harmful_classes))])
-        return values.sum() if self.over_sets == "sum" else weakest(values)
+        return torch.stack([term(f"harmful:{number}") for number in range(len(self.harmful_classes))]).sum()
 
     def again(self) -> DeepStep:
         """The same step without the features that have been computed."""

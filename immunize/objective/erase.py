@@ -6,7 +6,6 @@ For a linear model the map is θ; behind a network it is a layer, of which whoev
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -55,35 +54,23 @@ class Erase(Objective):
         self.rank, self.shrinkage, self.slack, self.protect, self.seed = rank, shrinkage, slack, protect, seed
 
     def terms(self, step: Step) -> dict[str, Tensor]:
-        """The task loss; θ is not trained on it, see :meth:`solve_labelled`."""
+        """The task loss; θ is not trained on it, see :meth:`solve`."""
         return {"task": step.pretrain_loss()}
 
-    def solve_labelled(self, pretrain: Labelled, harmful: Labelled) -> tuple[Tensor, dict[str, Any]]:
+    def solve(self, pretrain: Labelled, harmful: Labelled) -> tuple[Tensor, dict[str, Any]]:
         """θ from all rows, and facts about the choice of its rank.
 
         Args:
-            pretrain: D_P's rows and labels; where all labels are the same, nothing is known of what D_P may lose.
-            harmful: D_H's.
+            pretrain: D_P; where all labels are the same, nothing is known of what D_P may lose.
+            harmful: D_H.
 
         Raises:
             ValueError: D_H with one label, a rank that is not below D, or D_P and D_H the same data.
         """
-        return self.solve_features(pretrain, [harmful])
-
-    def solve_features(self, pretrain: Labelled, harmful: Sequence[Labelled]) -> tuple[Tensor, dict[str, Any]]:
-        """The same against one or several harmful data sets, all of which are erased.
-
-        Args:
-            pretrain: D_P.
-            harmful: each D_H.
-
-        Raises:
-            ValueError: as :meth:`solve_labelled`.
-        """
         found = erase(
             pretrain.x,
-            [one.x for one in harmful],
-            [one.y for one in harmful],
+            harmful.x,
+            harmful.y,
             y_pretrain=pretrain.y,
             rank=self.rank,
             shrinkage=self.shrinkage,

@@ -7,7 +7,6 @@ side is hardly seen; of its logarithms neither does.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from immunize.features import Precondition
@@ -29,10 +28,10 @@ class OptKappa(Objective):
         self.precondition, self.log = precondition, log
 
     def terms(self, step: Step) -> dict[str, Tensor]:
-        """κ of both Hessians, or its log; the second has weight -1. Of several harmful sets the sum or the smallest."""
+        """κ of both Hessians, or its log; the second has weight -1. Of several harmful sets the sum."""
         return {
             "kappa_pretrain": self._kappa(step, "pretrain"),
-            "kappa_harmful": step.over_harmful(lambda role: self._kappa(step, role), weakest=torch.min),
+            "kappa_harmful": step.over_harmful(lambda role: self._kappa(step, role)),
         }
 
     def _kappa(self, step: Step, role: str) -> Tensor:

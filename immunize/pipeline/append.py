@@ -5,7 +5,6 @@ Sees every room; no room sees it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ def append_computed(
     objective: Objective,
     network: nn.Module,
     pretrain: Features,
-    harmful: Sequence[Features],
+    harmful: Features,
     *,
     head: str | None = None,
 ) -> tuple[nn.Module, AppendedHead, dict[str, Any]]:
@@ -37,7 +36,7 @@ def append_computed(
         objective: the method.
         network: θ_0; it is not changed.
         pretrain: θ_0's features of D_P.
-        harmful: of each D_H.
+        harmful: of D_H.
         head: of the network, as `append_map` takes it.
 
     Returns:
@@ -48,7 +47,7 @@ def append_computed(
     """
     x = pretrain.x.double()
     try:
-        solved = objective.solve_features(Features(x, pretrain.y), [Features(h.x.double(), h.y) for h in harmful])
+        solved = objective.solve(Features(x, pretrain.y), Features(harmful.x.double(), harmful.y))
         if solved is None:
             raise UserError("this method is made for linear models; for a network choose another, such as closed_form")
         theta, facts = solved

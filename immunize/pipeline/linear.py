@@ -261,7 +261,7 @@ def _solve(objective: Objective, pair: PairedData) -> tuple[Tensor, dict[str, An
         UserError: the data do not allow it.
     """
     try:
-        return objective.solve_labelled(pair.fit.pretrain, pair.fit.harmful)
+        return objective.solve(pair.fit.pretrain, pair.fit.harmful)
     except ValueError as error:
         raise UserError(str(error)) from None
 

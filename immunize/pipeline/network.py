@@ -235,7 +235,6 @@ class NetworkExperiment(Experiment):
             weight_decay=row.weight_decay,
             head_weight_decay=row.head_weight_decay,
             harmful_classes=tuple(self.pair.harmful_sets.values()),
-            over_sets=row.harmful,  # type: ignore[arg-type]  # checked with the other settings
             cached=self.cached,
             log_every=self.training.log_every,
             lr_decay=row.lr_decay,
@@ -337,11 +336,8 @@ class NetworkExperiment(Experiment):
         Raises:
             UserError: the features do not allow it.
         """
-        sets = self.pair.harmful_sets if self.training.row.harmful == "worst" else {}
-        several = by_set(features, sets).values() if len(sets) > 1 else [features]
-        each = [Features(*of["theta_0"]["fit"]["harmful"]) for of in several]
-        pretrain = Features(*features["theta_0"]["fit"]["pretrain"])
-        released, appended, facts = append_computed(self.objective, self.net.network.cpu(), pretrain, each)
+        pretrain, harmful = (Features(*features["theta_0"]["fit"][role]) for role in ROLES)
+        released, appended, facts = append_computed(self.objective, self.net.network.cpu(), pretrain, harmful)
         return released, _mapped(features, appended), facts
 
     def _numbers(self, features: Measured, after: Head, step: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from immunize.spectrum.condition import DEFAULT_RHO, Estimator, condition_number, spectrum_of_gram
 from immunize.spectrum.definition import HARDER_BY
-from immunize.spectrum.optimum import frontier_coordinates
+from immunize.spectrum.optimum import check_attainable
 from immunize.spectrum.pencil import GeneralizedSpectrum
 
 __all__ = ["BudgetChoice", "BudgetTrial", "choose_budget", "kappa_of_gram", "middle_budget"]
@@ -31,7 +31,7 @@ class BudgetTrial:
 
     Attributes:
         budget: B.
-        ratio_harmful: (i), the smallest over the harmful data sets.
+        ratio_harmful: (i).
         ratio_pretrain: (ii).
     """
 
@@ -60,28 +60,28 @@ class BudgetChoice:
 
 
 def middle_budget(
-    spectra: Sequence[GeneralizedSpectrum], grams: Sequence[Tensor], counts: Sequence[int], harder_by: float = HARDER_BY
+    spectrum: GeneralizedSpectrum, grams: Sequence[Tensor], counts: Sequence[int], harder_by: float = HARDER_BY
 ) -> float:
     """The middle (of logarithms) of the budgets for which (a) and (b) hold in theory, as far from failing (a) as (b).
 
     Args:
-        spectra: of each harmful data set.
-        grams: K_P and each K_H; their κ is that of their own rank, with which (i) and (ii) are measured.
+        spectrum: of D_H's and D_P's covariances.
+        grams: K_P and K_H; their κ is that of their own rank, with which (i) and (ii) are measured.
         counts: N of each.
         harder_by: (a) holds where (i) is at least this.
 
     Returns:
-        B; 1, which is the farthest from failing (b), where no budget holds for all.
+        B; 1, which is the farthest from failing (b), where no budget holds.
     """
-    high, *harmful = (kappa_of_gram(k, n, "spectrum", DEFAULT_RHO) for k, n in zip(grams, counts, strict=True))
-    low = max(1.0, *(harder_by * kappa / one.kappa_gen for kappa, one in zip(harmful, spectra, strict=True)))
+    high, harmful = (kappa_of_gram(k, n, "spectrum", DEFAULT_RHO) for k, n in zip(grams, counts, strict=True))
+    low = max(1.0, harder_by * harmful / spectrum.kappa_gen)
     return math.sqrt(low * high) if low <= high else 1.0
 
 
 def choose_budget(
-    spectra: GeneralizedSpectrum | Sequence[GeneralizedSpectrum],
+    spectrum: GeneralizedSpectrum,
     x_pretrain: Tensor,
-    x_harmful: Sequence[Tensor],
+    x_harmful: Tensor,
     *,
     estimator: Estimator = "spectrum",
     rho: float = DEFAULT_RHO,
@@ -100,9 +100,9 @@ def choose_budget(
     ``harder_by=1`` is the more telling criterion.
 
     Args:
-        spectra: one for each harmful data set.
+        spectrum: of D_H's and D_P's covariances.
         x_pretrain: (N, D) float64 validation rows of D_P.
-        x_harmful: one (N, D) for each harmful data set.
+        x_harmful: those of D_H.
         estimator: behind (i) and (ii).
         rho: ρ of the `ridge` estimator.
         harder_by: see above.
@@ -110,36 +110,32 @@ def choose_budget(
         largest: default κ(K_P) with its ρ, beyond which (b) fails on what the map was computed from.
 
     Raises:
-        ValueError: `largest` below 1.
+        ValueError: `largest` below 1, or the supremum of RIR is infinite.
     """
-    group = (spectra,) if isinstance(spectra, GeneralizedSpectrum) else tuple(spectra)
-    rows = [x_pretrain, *x_harmful]
+    check_attainable(spectrum)
+    rows = [x_pretrain, x_harmful]
     grams = [x.T @ x for x in rows]
     base = [kappa_of_gram(gram, len(x), estimator, rho) for gram, x in zip(grams, rows, strict=True)]
-    fixed = None
-    if len(group) == 1:  # then only d depends on B
-        fixed = [group[0].directions.T @ gram @ group[0].directions for gram in grams]
+    inner = [spectrum.directions.T @ gram @ spectrum.directions for gram in grams]  # only d depends on B
     tried: dict[float, BudgetTrial] = {}
 
     def holds(budget: float) -> bool:
-        directions, t = frontier_coordinates(group, budget)
-        root = (0.5 * math.log(budget) * t).exp()
-        inner = fixed or [directions.T @ gram @ directions for gram in grams]
-        ratios = [
+        root = (0.5 * math.log(budget) * spectrum.exponents).exp()
+        easier, harder = (
             kappa_of_gram(root[:, None] * gram * root, len(x), estimator, rho) / kappa
             for gram, x, kappa in zip(inner, rows, base, strict=True)
-        ]
-        trial = tried[budget] = BudgetTrial(budget, min(ratios[1:]), ratios[0])
+        )
+        trial = tried[budget] = BudgetTrial(budget, harder, easier)
         return trial.ratio_harmful > 1 and trial.ratio_harmful >= harder_by and trial.ratio_pretrain <= ease_limit
 
-    ceiling = group[0].kappa_pretrain if largest is None else largest
+    ceiling = spectrum.kappa_pretrain if largest is None else largest
     if not (math.isfinite(ceiling) and ceiling >= 1):
         raise ValueError(f"the largest budget has to be at least 1 and finite, it is {ceiling}")
     grid = [ceiling ** (step / (BUDGET_POINTS - 1)) for step in range(BUDGET_POINTS)]
     good = [budget for budget in grid if holds(budget)]
     if not good:
         # ridge κ ≤ (tr(H) + α)/α = 1 + D/ρ for every H
-        most = (1 + x_pretrain.shape[1] / rho) / max(base[1:])
+        most = (1 + x_pretrain.shape[1] / rho) / base[1]
         capped = estimator == "ridge" and most < harder_by
         hint = f", and the ridge estimator (rho = {rho:g}) cannot exceed (i) = {most:.3g}" if capped else ""
         return _infeasible(tried, estimator, ease_limit, hint)

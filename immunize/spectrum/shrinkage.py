@@ -61,13 +61,13 @@ class ShrinkageChoice:
 
     Attributes:
         pretrain: ρ_P.
-        harmful: ρ_H, one for each harmful data set.
+        harmful: ρ_H.
         how: "given", "auto" or "ledoit_wolf".
         scores: for "auto", each ρ tried with the log RIR of rows mapped without having been seen.
     """
 
     pretrain: float
-    harmful: tuple[float, ...]
+    harmful: float
     how: str
     scores: tuple[tuple[float, float], ...] = ()
 
@@ -87,11 +87,11 @@ class ClosedForm(Immunizer):
 
 def closed_form(
     x_pretrain: Array,
-    x_harmful: Rows,
+    x_harmful: Array,
     *,
     budget: float | str = 1.0,
     shrinkage: Shrinkage = 1e-3,
-    validation: tuple[Array, Rows] | None = None,
+    validation: tuple[Array, Array] | None = None,
     validation_fraction: float = 0.2,
     seed: int = 0,
     estimator: Estimator = "spectrum",
@@ -100,14 +100,14 @@ def closed_form(
     ease_limit: float = 1.0,
     largest_budget: float | None = None,
 ) -> ClosedForm:
-    """The best linear map for a pre-training and one or several harmful data sets, with its inverse.
+    """The best linear map for a pre-training and a harmful data set, with its inverse.
 
         theta = closed_form(x_p, x_h, budget=10.0, shrinkage="auto")
         features = x @ theta.theta;  head = theta.inverse @ w      # features @ head = x @ w
 
     Args:
         x_pretrain: (N_P, D) real numbers, array or tensor; computed with in float64.
-        x_harmful: (N_H, D), or a list of several data sets for the best worst case.
+        x_harmful: (N_H, D).
         budget: B, the κ(H_P) that is allowed (1 whitens D_P), "auto" (:func:`choose_budget`), or "middle", as far from
             failing (a) as (b) on these rows.
         shrinkage: ρ, or "auto" (:func:`choose_shrinkage`), or "ledoit_wolf".
@@ -126,28 +126,27 @@ def closed_form(
             shrinkage; a budget below 1; an unknown word; too few rows to split.
     """
     pretrain = _rows(x_pretrain, "x_pretrain")
-    harmful = row_sets(x_harmful, "x_harmful", pretrain.shape[1])
+    harmful = _rows(x_harmful, "x_harmful", pretrain.shape[1])
     if isinstance(budget, str) and budget not in ("auto", "middle"):
         raise ValueError(f'budget is a number of at least 1, "auto" or "middle", not {budget!r}')
     chosen = _choose(pretrain, harmful, shrinkage, rho, seed)
-    sets = [pretrain, *harmful]
+    sets = [pretrain, harmful]
     grams, counts = [x.T @ x for x in sets], [len(x) for x in sets]
-    spectra = _spectra(grams, counts, chosen)
-    spent, budget = None, middle_budget(spectra, grams, counts, harder_by) if budget == "middle" else budget
+    spectrum = _spectrum(grams, counts, chosen)
+    spent, budget = None, middle_budget(spectrum, grams, counts, harder_by) if budget == "middle" else budget
     if isinstance(budget, str):
         if validation is not None:
-            held = [_rows(validation[0], "validation D_P")]
-            held += row_sets(validation[1], "validation D_H", pretrain.shape[1], len(harmful))
-            row_sets(held[0], "validation D_P", pretrain.shape[1])
-            partial = spectra
+            names = ("validation D_P", "validation D_H")
+            held = [_rows(x, name, pretrain.shape[1]) for x, name in zip(validation, names, strict=True)]
+            partial = spectrum
         else:
             held = [_part(x, validation_fraction, seed + index) for index, x in enumerate(sets)]
             counts = [len(x) - len(part) for x, part in zip(sets, held, strict=True)]
-            partial = _spectra([k - part.T @ part for k, part in zip(grams, held, strict=True)], counts, chosen)
+            partial = _spectrum([k - part.T @ part for k, part in zip(grams, held, strict=True)], counts, chosen)
         spent = choose_budget(
             partial,
             held[0],
-            held[1:],
+            held[1],
             estimator=estimator,
             rho=rho,
             harder_by=harder_by,
@@ -155,7 +154,7 @@ def closed_form(
             largest=largest_budget,
         )
         budget = spent.budget
-    best = frontier(spectra, budget)
+    best = frontier(spectrum, budget)
     if spent is not None:
         best = best.with_notes(spent.reason)
     inherited = {field.name: getattr(best, field.name) for field in fields(Immunizer)}
@@ -164,14 +163,14 @@ def closed_form(
 
 def choose_shrinkage(
     x_pretrain: Tensor,
-    x_harmful: Sequence[Tensor],
+    x_harmful: Tensor,
     *,
     grid: Sequence[float] = SHRINKAGE_GRID,
     folds: int | None = None,
     seed: int = 0,
     rho: float = DEFAULT_RHO,
 ) -> ShrinkageChoice:
-    """The ρ of `grid` with the largest cross-fitted log RIR (worst harmful data set, `ridge`), B = 1.
+    """The ρ of `grid` with the largest cross-fitted log RIR (`ridge`), B = 1.
 
     With θ_f the map of all rows of D_P but those of fold f, and K_f the Gram matrices of fold f,
 
@@ -183,7 +182,7 @@ def choose_shrinkage(
 
     Args:
         x_pretrain: (N, D) float64.
-        x_harmful: one or several (N, D) float64.
+        x_harmful: (N, D) float64.
         grid: positive ρ to try.
         folds: number of folds; default 10 where N_P < 5D, otherwise 3 (where N is large, two thirds of it tell the
             same ρ).
@@ -198,7 +197,7 @@ def choose_shrinkage(
         folds = 10 if len(x_pretrain) < FEW_SAMPLES * size else 3
     if folds < 2 or not grid or not all(value > 0 for value in grid):
         raise ValueError("cross-validation needs at least 2 folds, and a grid of positive shrinkages")
-    sets = [x_pretrain, *x_harmful]
+    sets = [x_pretrain, x_harmful]
     parts = _in_joint_range([_fold_grams(x, folds, seed + index) for index, x in enumerate(sets)], sets)
     totals = [part.sum(0) for part in parts]
     hessians = torch.zeros(len(grid), len(sets), *totals[0].shape, dtype=torch.float64)
@@ -214,13 +213,13 @@ def choose_shrinkage(
     base = [kappa_of_gram(gram, len(x), "ridge", rho, size) for gram, x in zip(totals, sets, strict=True)]
     scores = []
     for mapped in hessians:
-        logs = [
+        easier, harder = (
             math.log(kappa_of_gram(gram, len(x), "ridge", rho, size) / kappa)
             for gram, x, kappa in zip(mapped, sets, base, strict=True)
-        ]
-        scores.append(min(logs[1:]) - logs[0])
+        )
+        scores.append(harder - easier)
     best = float(grid[scores.index(max(scores))])
-    return ShrinkageChoice(best, (best,) * len(x_harmful), "auto", tuple(zip(map(float, grid), scores, strict=True)))
+    return ShrinkageChoice(best, best, "auto", tuple(zip(map(float, grid), scores, strict=True)))
 
 
 def ledoit_wolf(x: Tensor, gram: Tensor | None = None) -> float:
@@ -235,21 +234,19 @@ def ledoit_wolf(x: Tensor, gram: Tensor | None = None) -> float:
     return float(np.clip(rho, SHRINKAGE_GRID[0], LARGEST_SHRINKAGE))
 
 
-def _choose(pretrain: Tensor, harmful: list[Tensor], how: Shrinkage, rho: float, seed: int) -> ShrinkageChoice:
+def _choose(pretrain: Tensor, harmful: Tensor, how: Shrinkage, rho: float, seed: int) -> ShrinkageChoice:
     if how == "auto":
         return choose_shrinkage(pretrain, harmful, rho=rho, seed=seed)
     if how == "ledoit_wolf":
-        return ShrinkageChoice(ledoit_wolf(pretrain), tuple(ledoit_wolf(x) for x in harmful), "ledoit_wolf")
+        return ShrinkageChoice(ledoit_wolf(pretrain), ledoit_wolf(harmful), "ledoit_wolf")
     if isinstance(how, str):
         raise ValueError(f'shrinkage is a number, "auto" or "ledoit_wolf", not {how!r}')
-    return ShrinkageChoice(float(how), (float(how),) * len(harmful), "given")
+    return ShrinkageChoice(float(how), float(how), "given")
 
 
-def _spectra(grams: list[Tensor], counts: list[int], chosen: ShrinkageChoice) -> list[GeneralizedSpectrum]:
-    return [
-        generalized_spectrum(grams[0], gram, n_samples=(counts[0], count), shrinkage=(chosen.pretrain, rho))
-        for gram, count, rho in zip(grams[1:], counts[1:], chosen.harmful, strict=True)
-    ]
+def _spectrum(grams: list[Tensor], counts: list[int], chosen: ShrinkageChoice) -> GeneralizedSpectrum:
+    shrinkage = (chosen.pretrain, chosen.harmful)
+    return generalized_spectrum(grams[0], grams[1], n_samples=(counts[0], counts[1]), shrinkage=shrinkage)
 
 
 def _fold_grams(x: Tensor, folds: int, seed: int) -> Tensor:
@@ -279,7 +276,7 @@ def _part(x: Tensor, fraction: float, seed: int) -> Tensor:
     return x[torch.from_numpy(np.random.default_rng(seed).permutation(len(x)))[:held]]
 
 
-def _rows(x: Array, name: str) -> Tensor:
+def _rows(x: Array, name: str, width: int | None = None) -> Tensor:
     rows = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x, dtype=np.float64))
     rows = rows.to(device="cpu", dtype=torch.float64)
     if rows.ndim != 2 or 0 in rows.shape:
@@ -288,28 +285,22 @@ def _rows(x: Array, name: str) -> Tensor:
         raise ValueError(f"{name} contains NaN or infinite values; fill or drop them first")
     if not bool(rows.any()):
         raise ValueError(f"{name} is a matrix of zeros, which has no condition number")
+    if width is not None and rows.shape[1] != width:
+        raise ValueError(f"{name} has {rows.shape[1]} features and D_P has {width}: one map serves both")
     return rows
 
 
-def row_sets(x: Rows, name: str, width: int | None = None, count: int | None = None) -> list[Tensor]:
+def row_sets(x: Rows, name: str, width: int | None = None) -> list[Tensor]:
     """One or several data sets as float64 tensors.
 
     Args:
         x: array or tensor of real numbers (N, D), or a list of them.
         name: in messages.
-        width: D, if known; otherwise of the first.
-        count: of data sets, if known.
+        width: D, if known.
 
     Raises:
-        ValueError: rows that are empty, not finite, all zero or of other widths, or another number of data sets.
+        ValueError: rows that are empty, not finite, all zero or of other widths, or no data set.
     """
-    sets = [_rows(one, name) for one in x] if isinstance(x, list | tuple) else [_rows(x, name)]
-    if not sets:
+    if isinstance(x, list | tuple) and not x:
         raise ValueError(f"{name} is an empty list: at least one harmful data set is needed")
-    if count is not None and len(sets) != count:
-        raise ValueError(f"{name} holds {len(sets)} data sets, but there are {count} harmful ones")
-    width = sets[0].shape[1] if width is None else width
-    for rows in sets:
-        if rows.shape[1] != width:
-            raise ValueError(f"{name} has {rows.shape[1]} features and D_P has {width}: one map serves both")
-    return sets
+    return [_rows(one, name, width) for one in (x if isinstance(x, list | tuple) else [x])]

@@ -25,7 +25,7 @@ from immunize.data import ROLES
 from immunize.errors import DivergedError
 from immunize.features import LinearExtractor
 from immunize.features.deep import DeepExtractor
-from immunize.objective import DeepSide, DeepStep, LinearStep, Objective, OverSets, Side, Step, TaskLoss, all_finite
+from immunize.objective import DeepSide, DeepStep, LinearStep, Objective, Side, Step, TaskLoss, all_finite
 from immunize.spectrum import compress_rows, immunization_ratio, spectrum_of
 
 if TYPE_CHECKING:
@@ -268,7 +268,6 @@ class DeepModule(ImmunizationModule):
         weight_decay: of the tail; C.2: 0.
         head_weight_decay: of the classifiers, ω and what the method owns; C.2: 2e-5.
         harmful_classes: C of each harmful data set where there are several, see :class:`~immunize.objective.DeepStep`.
-        over_sets: what is done with their R_ill.
         cached: batches hold what the trunk made of the images, not images.
         reference: θ_0, for a method that looks at it; None makes a copy of `net` where one is needed.
         keep_answers: see :class:`~immunize.objective.DeepStep`.
@@ -282,7 +281,6 @@ class DeepModule(ImmunizationModule):
         weight_decay: float = 0.0,
         head_weight_decay: float = 0.0,
         harmful_classes: tuple[int, ...] = (),
-        over_sets: OverSets = "sum",
         cached: bool = False,
         reference: DeepExtractor | None = None,
         keep_answers: bool = False,
@@ -292,7 +290,6 @@ class DeepModule(ImmunizationModule):
         self.net, self.cached = net, cached
         self.settings: dict[str, Any] = {
             "harmful_classes": harmful_classes,
-            "over_sets": over_sets,
             "keep_answers": keep_answers,
         }
         theta_0 = reference or net.reference() if self.objective.looks_at_theta_0 or keep_answers else None

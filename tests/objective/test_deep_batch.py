@@ -44,7 +44,6 @@ def test_a_deep_step_has_the_networks_head_and_the_batchs_tolerance() -> None:
     assert step.omega.bias is step.net.head.bias
     assert list(step.parameters()) == ["weight"]
     assert (step.tolerance("pretrain"), step.tolerance("harmful")) == (default_tolerance(7, 4), default_tolerance(6, 4))
-    assert step.over_sets == "sum"
     features = step.features("pretrain")
     assert step.features("pretrain") is features
     assert step.again().features("pretrain") is not features
@@ -79,13 +78,6 @@ def test_rows_of_each_harmful_set_are_those_of_its_classes() -> None:
     alone: list[str] = []
     deep_step(harmful_classes=(4,)).over_harmful(lambda role: alone.append(role) or torch.tensor(1.0))  # type: ignore[func-returns-value]
     assert alone == ["harmful"]
-
-
-def test_the_weakest_set_is_the_largest_value_unless_told_otherwise() -> None:
-    step = deep_step(harmful_classes=(1, 1, 2), over_sets="worst")
-    values = {"harmful:0": 2.0, "harmful:1": 5.0, "harmful:2": 3.0}
-    assert float(step.over_harmful(lambda role: torch.tensor(values[role]))) == 5
-    assert float(step.over_harmful(lambda role: torch.tensor(values[role]), weakest=torch.min)) == 2
 
 
 def test_unusable_features_are_found_in_gathered_sets_too() -> None:

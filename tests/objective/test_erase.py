@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -122,17 +121,6 @@ def test_a_network_gets_a_map_in_the_weights_and_its_classifier_is_fitted_again(
     assert max(harmful["theta_0"]["in_sample"].values()) > 0.01
     assert max(harmful["immunized"]["in_sample"].values()) < 1e-6  # of float32
     assert evaluate.run(tmp_path)[1] == []
-
-
-def test_several_harmful_sets_behind_a_network_are_all_erased() -> None:
-    pretrain, first, second = (ref.gaussian(80, 6, seed=seed) for seed in range(3))
-    y, z = torch.arange(80) % 2, torch.arange(80) % 3
-    first, second = first + y[:, None], second + 2 * z[:, None] * torch.arange(6)
-    sides = [SimpleNamespace(x=first, y=y), SimpleNamespace(x=second, y=z)]
-    theta, facts = Erase().solve_features(SimpleNamespace(x=pretrain, y=torch.zeros(80)), sides)
-    assert facts["rank"] == 3
-    for side in sides:
-        assert float((ref.class_means(side.x, side.y) @ theta).abs().max()) < 1e-10
 
 
 def test_any_torch_module_through_the_api() -> None:

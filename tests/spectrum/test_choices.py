@@ -52,7 +52,7 @@ def test_every_option_of_the_budget_reaches_the_choice(estimator: str) -> None:
     options = {"estimator": estimator, "rho": 0.05, "harder_by": 1.5, "ease_limit": 0.8}
     best = closed_form(x_p, x_h, budget="auto", validation=held, largest_budget=9.0, **options)  # type: ignore[arg-type]
     spectra = generalized_spectrum(x_p.T @ x_p, x_h.T @ x_h, shrinkage=1e-3)
-    assert best.budget_choice == choose_budget(spectra, held[0], [held[1]], largest=9.0, **options)  # type: ignore[arg-type]
+    assert best.budget_choice == choose_budget(spectra, held[0], held[1], largest=9.0, **options)  # type: ignore[arg-type]
     choice = best.budget_choice
     assert choice is not None
     assert choice.estimator == estimator
@@ -65,28 +65,28 @@ def test_every_option_of_the_budget_reaches_the_choice(estimator: str) -> None:
 def test_a_choice_of_a_budget_says_what_it_measured() -> None:
     x_p, x_h = rows(1), rows(2)
     spectra = generalized_spectrum(x_p.T @ x_p, x_h.T @ x_h, shrinkage=1e-3)
-    choice = choose_budget([spectra], x_p, [x_h], harder_by=1.5)
+    choice = choose_budget(spectra, x_p, x_h, harder_by=1.5)
     trial = next(trial for trial in choice.trials if trial.budget == choice.budget)
     assert f"(i) = {trial.ratio_harmful:.3g}, (ii) = {trial.ratio_pretrain:.3g} (spectrum)" in choice.reason
     assert choice.reason.startswith(f"B = {choice.budget:.3g} is the largest")
     # the largest at all: on the rows that K was computed from (b) holds up to κ(K_P)
     assert choice.budget == pytest.approx(spectra.kappa_pretrain, rel=0.06)
-    capped = choose_budget(spectra, x_p, [x_h], harder_by=1e4, estimator="ridge", rho=0.5)
+    capped = choose_budget(spectra, x_p, x_h, harder_by=1e4, estimator="ridge", rho=0.5)
     most = (1 + 6 / 0.5) / ref.kappa_ridge(x_h.T @ x_h, 0.5)
     assert f"(rho = 0.5) cannot exceed (i) = {most:.3g}" in capped.reason
-    assert "cannot exceed" not in choose_budget(spectra, x_p, [x_h], harder_by=1e4).reason
-    assert "cannot exceed" not in choose_budget(spectra, x_p, [x_h], harder_by=1.5, ease_limit=1e-9).reason
-    assert choose_budget(spectra, x_p, [x_h], largest=1.0, harder_by=0.0).budget == 1
+    assert "cannot exceed" not in choose_budget(spectra, x_p, x_h, harder_by=1e4).reason
+    assert "cannot exceed" not in choose_budget(spectra, x_p, x_h, harder_by=1.5, ease_limit=1e-9).reason
+    assert choose_budget(spectra, x_p, x_h, largest=1.0, harder_by=0.0).budget == 1
     for largest in (math.nan, math.inf, 0.99):
         with pytest.raises(ValueError, match="at least 1 and finite"):
-            choose_budget(spectra, x_p, [x_h], largest=largest)
+            choose_budget(spectra, x_p, x_h, largest=largest)
 
 
 def test_harder_is_strictly_harder_whatever_the_factor() -> None:
     """Identical data: (i) = (ii) for every B, so that no B has (i) > 1 and (ii) ≤ 1."""
     x = rows(1)
     spectra = generalized_spectrum(x.T @ x, x.T @ x, shrinkage=1e-3)
-    choice = choose_budget(spectra, x, [x], harder_by=0.0)
+    choice = choose_budget(spectra, x, x, harder_by=0.0)
     assert not choice.feasible
     assert choice.reason.endswith("is used (spectrum)")
 
@@ -95,35 +95,29 @@ def test_shrinkage_is_chosen_in_ten_folds_below_five_samples_a_feature() -> None
     grid = (1e-3, 1e-1)
     for count, folds in ((29, 10), (30, 3)):
         x_p, x_h = rows(1, count), rows(2, 40)
-        default = choose_shrinkage(x_p, [x_h], grid=grid)
-        assert default == choose_shrinkage(x_p, [x_h], grid=grid, folds=folds, seed=0, rho=0.01)
-        assert default != choose_shrinkage(x_p, [x_h], grid=grid, folds=folds + 1)
-        assert default != choose_shrinkage(x_p, [x_h], grid=grid, seed=1)
-        assert default != choose_shrinkage(x_p, [x_h], grid=grid, rho=0.1)
+        default = choose_shrinkage(x_p, x_h, grid=grid)
+        assert default == choose_shrinkage(x_p, x_h, grid=grid, folds=folds, seed=0, rho=0.01)
+        assert default != choose_shrinkage(x_p, x_h, grid=grid, folds=folds + 1)
+        assert default != choose_shrinkage(x_p, x_h, grid=grid, seed=1)
+        assert default != choose_shrinkage(x_p, x_h, grid=grid, rho=0.1)
         assert default.how == "auto"
-        assert default.harmful == (default.pretrain,)
-    assert [rho for rho, _ in choose_shrinkage(rows(1), [rows(2)]).scores] == list(SHRINKAGE_GRID)
+        assert default.harmful == default.pretrain
+    assert [rho for rho, _ in choose_shrinkage(rows(1), rows(2)).scores] == list(SHRINKAGE_GRID)
     for folds, values in ((1, grid), (2, ()), (2, (1e-2, 0.0))):
         with pytest.raises(ValueError, match="cross-validation needs"):
-            choose_shrinkage(rows(1), [rows(2)], grid=values, folds=folds)
-    assert choose_shrinkage(rows(1, 4), [rows(2, 4)], grid=grid, folds=2).pretrain in grid
+            choose_shrinkage(rows(1), rows(2), grid=values, folds=folds)
+    assert choose_shrinkage(rows(1, 4), rows(2, 4), grid=grid, folds=2).pretrain in grid
     with pytest.raises(ValueError, match="3 rows are too few for 2 folds"):
-        choose_shrinkage(rows(1), [rows(2, 3)], grid=grid, folds=2)
+        choose_shrinkage(rows(1), rows(2, 3), grid=grid, folds=2)
 
 
 def test_automatic_shrinkage_takes_the_seed_and_rho_of_the_closed_form() -> None:
-    x_p, x_h = rows(1), [rows(2), rows(4)]
+    x_p, x_h = rows(1), rows(2)
     choice = closed_form(x_p, x_h, shrinkage="auto", seed=5, rho=0.2).shrinkage_choice
     assert choice == choose_shrinkage(x_p, x_h, seed=5, rho=0.2)
-    assert choice is not None
-    assert len(choice.harmful) == 2
     wolf = closed_form(x_p, x_h, shrinkage="ledoit_wolf").shrinkage_choice
     assert wolf is not None
-    assert (wolf.pretrain, wolf.harmful, wolf.how) == (
-        ledoit_wolf(x_p),
-        tuple(ledoit_wolf(x) for x in x_h),
-        "ledoit_wolf",
-    )
+    assert (wolf.pretrain, wolf.harmful, wolf.how) == (ledoit_wolf(x_p), ledoit_wolf(x_h), "ledoit_wolf")
 
 
 def test_ledoit_wolf_stays_between_the_smallest_of_the_grid_and_its_largest() -> None:
@@ -151,7 +145,6 @@ def test_rows_keep_no_gradient_and_single_precision_is_read_exactly() -> None:
     best = closed_form(x_p, x_h.numpy())
     assert not best.theta.requires_grad
     assert torch.equal(best.theta, closed_form(x_p.detach().double(), x_h).theta)
-    assert torch.equal(best.theta, closed_form(x_p, (x_h,)).theta)
 
 
 def test_kappa_of_a_gram_matrix_in_coordinates_of_a_subspace_counts_all_features() -> None:

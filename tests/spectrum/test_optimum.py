@@ -1,4 +1,4 @@
-"""RIR* is a bound and is attained; the frontier; singular pairs; several harmful data sets; bad input."""
+"""RIR* is a bound and is attained; the frontier; singular pairs; bad input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from immunize.spectrum import (
     GeneralizedSpectrum,
-    Immunizer,
     condition_number,
     frontier,
     generalized_spectrum,
@@ -19,7 +18,6 @@ from immunize.spectrum import (
     rir_bound,
     spectrum_of,
 )
-from immunize.spectrum.optimum import _solve_game
 from tests import reference as ref
 
 TRIALS = 1000
@@ -93,7 +91,7 @@ def test_frontier_spends_exactly_the_budget(budget: float, rho: float) -> None:
     s = generalized_spectrum(k_p, k_h, shrinkage=rho)
     best = frontier(s, budget)
     assert best.kappa_pretrain == pytest.approx(budget, rel=1e-12)
-    assert best.worst.kappa == pytest.approx(s.kappa_gen * budget, rel=1e-12)
+    assert best.harmful.kappa == pytest.approx(s.kappa_gen * budget, rel=1e-12)
     assert after(best.theta, ref.shrunk(k_p, rho)) == pytest.approx(budget, rel=1e-8)
     assert after(best.theta, ref.shrunk(k_h, rho)) == pytest.approx(
         s.kappa_gen * budget, rel=1e-8 * max(1, budget / 1e3)
@@ -219,7 +217,7 @@ def test_shrinkage_tends_to_the_unshrunk_optimum() -> None:
 def test_identical_data_give_a_verdict_and_no_crash(rho: float, factor: float) -> None:
     k = random_gram(8, 1)
     best = frontier(generalized_spectrum(k, factor * k, shrinkage=rho), 10.0)
-    assert best.worst.aligned
+    assert best.harmful.aligned
     assert best.rir == pytest.approx(1, rel=1e-9)
     assert best.kappa_pretrain == 1
     assert any("cannot be immunized" in note for note in best.notes)
@@ -235,87 +233,6 @@ def several(
     k_p = random_gram(size, 1)
     harmful = [random_gram(size, seed) for seed in seeds]
     return k_p, harmful, [generalized_spectrum(k_p, k, shrinkage=rho) for k in harmful]
-
-
-def game() -> tuple[Tensor, Tensor]:
-    """Three payoffs that no answer satisfies at once, and what each data set has without any."""
-    payoffs = torch.stack([a + a.T for a in (ref.gaussian(4, 4, seed=seed) for seed in (1, 2, 3))])
-    return payoffs, torch.tensor([0.3, 0.0, 0.1], dtype=torch.float64)
-
-
-def test_without_a_budget_all_optima_are_attained_at_once() -> None:
-    k_p, harmful, spectra = several(12, (10, 20, 30))
-    best = frontier(spectra)
-    for one, k, s in zip(best.harmful, harmful, spectra, strict=True):
-        assert one.rir == pytest.approx(s.rir_star, rel=1e-9)
-        base = kappa(ref.shrunk(k, 1e-3)) / kappa(ref.shrunk(k_p, 1e-3))
-        measured = after(best.theta, ref.shrunk(k, 1e-3)) / after(best.theta, ref.shrunk(k_p, 1e-3)) / base
-        assert measured == pytest.approx(s.rir_star, rel=1e-8)
-
-
-@pytest.mark.parametrize("budget", [3.0, 30.0, 1e3])
-@pytest.mark.parametrize("rho", [0.0, 1e-3])
-def test_worst_case_is_bounded_and_beats_every_single_optimum(budget: float, rho: float) -> None:
-    k_p, harmful, spectra = several(12, (10, 20, 30, 40), rho)
-    best = frontier(spectra, budget)
-    assert 1 <= best.kappa_pretrain <= budget * (1 + 1e-9)
-    assert after(best.theta, ref.shrunk(k_p, rho)) == pytest.approx(best.kappa_pretrain, rel=1e-8)
-    for one, k in zip(best.harmful, harmful, strict=True):
-        assert one.rir <= one.rir_star * (1 + 1e-9)
-        assert after(best.theta, ref.shrunk(k, rho)) == pytest.approx(one.kappa, rel=1e-7)
-    torch.testing.assert_close(best.theta @ best.inverse, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-9)
-
-    def worst(map_: Immunizer) -> float:
-        """Smallest (i) over the harmful data sets: what a budget buys."""
-        return min(after(map_.theta, ref.shrunk(k, rho)) / kappa(ref.shrunk(k, rho)) for k in harmful)
-
-    singles = [worst(frontier(s, budget)) for s in spectra]
-    assert worst(best) >= 0.999 * max(singles)
-
-
-def test_data_sets_that_do_not_compete_all_reach_their_bound_with_a_budget() -> None:
-    # extreme directions of M_1 are axes 0 and 1, of M_2 axes 2 and 3
-    k_1 = torch.diag(torch.tensor([9.0, 0.1, 1.0, 1.1, 1.2], dtype=torch.float64))
-    k_2 = torch.diag(torch.tensor([1.0, 1.1, 5.0, 0.3, 1.2], dtype=torch.float64))
-    k_p = torch.eye(5, dtype=torch.float64)
-    spectra = [generalized_spectrum(k_p, k) for k in (k_1, k_2)]
-    best = frontier(spectra, 100.0)
-    assert [one.kappa for one in best.harmful] == pytest.approx([9000, 100 * 5 / 0.3], rel=1e-6)
-
-
-def test_one_data_set_in_a_list_is_the_single_frontier_and_twice_the_same_changes_nothing() -> None:
-    _, _, (s,) = several(9, (10,))
-    single = frontier(s, 20.0)
-    torch.testing.assert_close(frontier([s], 20.0).theta, single.theta)
-    twice = frontier([s, s], 20.0)
-    assert twice.rir == pytest.approx(single.rir, rel=1e-6)
-    torch.testing.assert_close(twice.theta @ twice.theta.T, single.theta @ single.theta.T, rtol=0, atol=1e-8)
-
-
-def test_an_aligned_data_set_among_several_is_named() -> None:
-    k_p, _, (s,) = several(6, (10,))
-    aligned = generalized_spectrum(k_p, 2 * k_p, shrinkage=1e-3)
-    best = frontier([s, aligned], 9.0)
-    assert [one.aligned for one in best.harmful] == [False, True]
-    assert best.harmful[0].rir == pytest.approx(s.rir_star, rel=1e-6)
-    assert best.harmful[1].rir == pytest.approx(1, rel=1e-6)
-    assert frontier([aligned, aligned], 9.0).kappa_pretrain == pytest.approx(1, rel=1e-9)
-
-
-@pytest.mark.parametrize("constant", [-100.0, 100.0])
-def test_the_game_has_the_same_answer_wherever_its_values_lie(constant: float) -> None:
-    """It stops where the two sides are close to each other, not where both are small."""
-    payoffs, offsets = game()
-    answer = _solve_game(payoffs, offsets, 1.0)
-    torch.testing.assert_close(_solve_game(payoffs, offsets + constant, 1.0), answer, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("unit", [1e-4, 1e4])
-def test_the_game_has_the_same_answer_in_any_unit(unit: float) -> None:
-    """It stops where the two sides are close to each other beside what is at stake."""
-    payoffs, offsets = game()
-    answer = _solve_game(payoffs, offsets, 1.0)
-    torch.testing.assert_close(_solve_game(payoffs, unit * offsets, unit), answer, rtol=0, atol=1e-3)
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------
@@ -357,10 +274,6 @@ def test_bad_options_are_refused() -> None:
     for budget in (0.5, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="budget"):
             frontier(s, budget)
-    with pytest.raises(ValueError, match="at least one"):
-        frontier([])
-    with pytest.raises(ValueError, match="share one pre-training"):
-        frontier([s, generalized_spectrum(k_h, k_p)], 2.0)
 
 
 # --- real data ----------------------------------------------------------------------------------------------------

@@ -58,21 +58,18 @@ def test_small_negative_eigenvalues_are_rounding_and_larger_ones_are_not() -> No
 
 
 def test_a_forecast_has_every_fact_of_its_pair() -> None:
-    k_p, harmful = gram(1), [gram(2).flip(0, 1), gram(3)]
-    pairs = [generalized_spectrum(k_p, k, shrinkage=(1e-3, rho)) for k, rho in zip(harmful, (1e-2, 1e-1), strict=True)]
-    best = frontier(pairs, 7.0)
-    assert best.shrinkage == (1e-3, 1e-2, 1e-1)
+    k_p, k = gram(1), gram(2).flip(0, 1)
+    s = generalized_spectrum(k_p, k, shrinkage=(1e-3, 1e-2))
+    best, one = frontier(s, 7.0), frontier(s, 7.0).harmful
+    assert best.shrinkage == (1e-3, 1e-2)
     assert (best.budget, best.rank_pretrain) == (7.0, 6)
     assert best.kappa_pretrain_baseline == pytest.approx(ref.kappa(ref.shrunk(k_p, 1e-3)))
     assert best.ratio_pretrain == pytest.approx(best.kappa_pretrain / best.kappa_pretrain_baseline)
-    for one, s, k, rho in zip(best.harmful, pairs, harmful, (1e-2, 1e-1), strict=True):
-        assert one.kappa_baseline == pytest.approx(ref.kappa(ref.shrunk(k, rho)))
-        assert one.ratio_harmful == pytest.approx(one.kappa / one.kappa_baseline)
-        assert one.rir == pytest.approx(one.ratio_harmful / best.ratio_pretrain)
-        assert (one.kappa_gen, one.rir_star, one.aligned) == (s.kappa_gen, s.rir_star, False)
-        assert (one.harmful_only, one.pretrain_only) == (0, 0)
-    assert best.worst is min(best.harmful, key=lambda one: one.rir)
-    assert best.rir == best.worst.rir
+    assert one.kappa_baseline == pytest.approx(ref.kappa(ref.shrunk(k, 1e-2)))
+    assert one.ratio_harmful == pytest.approx(one.kappa / one.kappa_baseline)
+    assert best.rir == one.rir == pytest.approx(one.ratio_harmful / best.ratio_pretrain)
+    assert (one.kappa_gen, one.rir_star, one.aligned) == (s.kappa_gen, s.rir_star, False)
+    assert (one.harmful_only, one.pretrain_only) == (0, 0)
     assert best.notes == ()
     assert best.with_notes("a", "b").with_notes("c").notes == ("a", "b", "c")
 
@@ -81,22 +78,6 @@ def test_notes_name_what_only_one_data_set_has() -> None:
     k_p, k_h = diagonal(3.0, 2.0, 0.0, 0.0), diagonal(0.0, 1.0, 1.0, 0.0)
     notes = frontier(generalized_spectrum(k_p, k_h, shrinkage=1e-2)).notes
     assert [note[:20] for note in notes] == ["D_H has 1 directions", "D_H lacks 1 directio", "no sample has 1 of t"]
-    other = generalized_spectrum(k_p, diagonal(1.0, 1.0, 0.0, 0.0), shrinkage=1e-2)
-    several = frontier([generalized_spectrum(k_p, k_h, shrinkage=1e-2), other]).notes
-    assert [note.partition(" directions")[0] for note in several] == [
-        "harmful data set 0 has 1",
-        "harmful data set 0 lacks 1",
-    ]
-
-
-@pytest.mark.parametrize("budget", [1.0, 1.001])
-def test_data_sets_that_are_nearly_alike_share_a_map(budget: float) -> None:
-    """Their weights in the game move by differences of log RIR*, however small these are against log RIR* itself."""
-    k_p, k_h = 1e-2 * gram(1) + diagonal(1e6, 1.0, 1.0, 1.0, 1.0, 1e-3), gram(2)
-    spectra = [generalized_spectrum(k_p, k_h + nearly * diagonal(1, 2, 3, 4, 5, 6)) for nearly in (0.0, 1e-8)]
-    best = frontier(spectra, budget)
-    for one, s in zip(best.harmful, spectra, strict=True):
-        assert one.rir == pytest.approx(s.rir_star, rel=1e-3)
 
 
 def test_one_feature_is_a_pair_of_numbers() -> None:
