@@ -319,6 +319,13 @@ def test_table_4s_row_of_house_prices_immunizes_with_the_rows_and_batches_of_the
     assert (found.verdicts.a, found.verdicts.b, found.verdicts.c) == (True, True, True)
 
 
+@pytest.mark.parametrize("path", sorted((CONF / "harmful" / "sets").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_set_of_images_can_be_one_of_several(path: Path) -> None:
+    own = OmegaConf.to_container(composed(f"harmful={path.stem}", "model=resnet18", "objective=resnet18_cars").harmful)
+    among = composed("harmful=multi", "model=resnet18", f"harmful/sets=[{path.stem}]").harmful.sets
+    assert OmegaConf.to_container(among) == {path.stem: own}
+
+
 def test_same_is_the_data_set_of_the_other_role() -> None:
     found = resolved(composed("harmful=synthetic", "harmful.noise=0.2", "pretrain=same", "pretrain.condition=10"))
     harmful, pretrain = found["harmful"], found["pretrain"]

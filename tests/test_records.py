@@ -330,31 +330,6 @@ def test_floats_survive_to_the_last_bit(tmp_path: Path) -> None:
     assert json.loads((tmp_path / RECORD).read_text())["values"] == values
 
 
-class Interrupted(BaseException):
-    pass
-
-
-def test_write_that_fails_midway_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_record(tmp_path, {"status": "finished", "number": 1})
-    before = (tmp_path / RECORD).read_bytes()
-    original = Path.write_text
-
-    def half(self: Path, text: str, **options: Any) -> int:
-        original(self, text[: len(text) // 2], **options)
-        raise Interrupted
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", half)
-        with pytest.raises(Interrupted):
-            write_record(tmp_path, {"status": "finished", "number": 2})
-    assert (tmp_path / RECORD).read_bytes() == before
-    with pytest.raises(TypeError):
-        write_record(tmp_path, {"status": "finished", "not json": object()})
-    assert (tmp_path / RECORD).read_bytes() == before
-    write_record(tmp_path, {"status": "finished", "number": 3})  # what was left behind is in nobody's way
-    assert json.loads((tmp_path / RECORD).read_text())["number"] == 3
-
-
 def whole(**changes: Any) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "status": "finished", "config": {}, **changes}
 

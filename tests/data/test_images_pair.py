@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from immunize.data import Digits, Synthetic
+from immunize.data import Synthetic
 from immunize.data.images import ImageFolder, ImagePair
 from immunize.errors import DataError, MissingDataError
 from tests.data.image_files import write_two_splits
@@ -125,15 +125,6 @@ def test_record_facts(folders: Path) -> None:
     assert data.held_out_protocol == "split"
     (folders / "h" / "test" / "x" / "000.png").unlink()
     assert ready(folders).data_hash != data.data_hash
-
-
-def test_digits_serve_images_too() -> None:
-    data = ImagePair(Digits([0, 1], "pretrain"), Digits([0, 1], "harmful"), batch_size=64)
-    data.setup()
-    batch, _, _ = next(iter(data.train_dataloader()))
-    for x, y in batch.values():
-        assert x.shape == (64, 3, 8, 8)
-        assert set(y.tolist()) == {0, 1, 2, 3, 4}
 
 
 def test_bad_options_and_pairs_are_refused(folders: Path, tmp_path: Path) -> None:

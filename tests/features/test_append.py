@@ -232,21 +232,6 @@ def test_rir_of_the_released_features_is_the_theory(
         assert measured.kappa_harmful.value == pytest.approx(bound.kappa_gen * budget, rel=tolerance)
 
 
-@torch.no_grad()
-def test_what_it_does_not_stop() -> None:
-    """Least squares finds the same probe, and the layer can be taken away: said in docs/appended_layer.md."""
-    model, _, x_harmful, f_pretrain, f_harmful = features("vit_tiny_patch16_224")
-    best = closed_form(f_pretrain, f_harmful, shrinkage=1e-6, budget=10.0)
-    released = append_map(model, best.theta, best.inverse)
-    labels = ref.gaussian(len(x_harmful), 1, seed=0)
-    fitted = [f @ torch.linalg.pinv(f, rtol=1e-9) @ labels for f in (f_harmful, released_features(released, x_harmful))]
-    assert relative(fitted[1], fitted[0]) < 1e-6
-    removed = append_map(released, best.inverse, best.theta)
-    assert relative(released_features(removed, x_harmful), f_harmful) < 1e-9
-    assert relative(removed(x_harmful), model(x_harmful)) < 1e-9
-    assert relative(released.forward_head(released.forward_features(x_harmful), pre_logits=True), f_harmful) < 1e-12
-
-
 # --- as a module ----------------------------------------------------------------------------------------------------
 
 

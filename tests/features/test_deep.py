@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -260,14 +258,6 @@ def test_cache_facts_follow_what_changes_the_array() -> None:
         extractor.cache_facts("stem")
 
 
-def test_importing_the_room_loads_no_timm() -> None:
-    code = (
-        "import sys, immunize.features; "
-        "sys.exit(bool({'timm', 'torchvision', 'PIL', 'huggingface_hub', 'lightning'} & sys.modules.keys()))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
-
-
 SMALLER = {"vit": ["++model.kwargs={embed_dim: 24, num_heads: 3}"], "resnet18": [], "resnet18_64px": []}
 
 
@@ -292,18 +282,6 @@ def test_every_yaml_builds_its_model(model: str, prefix: str, size: int) -> None
     assert extractor.data_config["input_size"] == (3, size, size)
     assert extractor.n_classes == 5
     assert sum(p.numel() for p in extractor.parameters()) < 1e6 or "small" not in model
-
-
-def test_yaml_of_any_timm_model() -> None:
-    extractor = from_yaml(
-        "timm",
-        "model.name=convnext_atto",
-        "model.trainable=[stages.3]",
-        "model.pretrained=false",
-        "model.image_size=32",
-    )
-    assert extractor.name == "convnext_atto"
-    assert {name.split(".")[1] for name, _ in extractor.trainable_parameters()} == {"3"}
 
 
 def from_yaml(model: str, *overrides: str) -> DeepExtractor:

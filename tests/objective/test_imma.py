@@ -80,24 +80,12 @@ def test_outer_gradient_goes_through_the_inner_steps(loss: str, inner_steps: int
     assert float((slope - first_order).norm()) > 1e-2 * float(slope.norm())
 
 
-@cases
-def test_a_descent_step_on_outer_raises_harmful_minus_pretrain_at_theta_star(loss: str, inner_steps: int) -> None:
-    objective, step = make(loss, inner_steps)
-    theta = step.extractor.theta
-    value = objective.weights["outer"] * objective.terms(step)["outer"]
-    (slope,) = torch.autograd.grad(value, theta)
-    eta = 1e-6
-    after = -outer_by_hand(loss, objective, step, theta.detach() - eta * slope)
-    rise = float(after + outer_by_hand(loss, objective, step, theta.detach()))
-    assert rise == pytest.approx(eta * float(slope.square().sum()), rel=1e-3)
-    assert rise > 0
-
-
 def test_outer_moves_theta_alone_and_heads_move_the_two_classifiers_alone() -> None:
     objective, step = make("bce", inner_steps=2)
     parameters = [step.extractor.theta, step.head, objective.harmful_head]
     terms = objective.terms(step)
-    assert set(terms) == set(objective.weights) == {"outer", "heads"}
+    assert set(terms) == {"outer", "heads"}
+    assert objective.weights == {"outer": 1, "heads": 1}
 
     def reached(term: str) -> list[bool]:
         gradients = torch.autograd.grad(terms[term], parameters, allow_unused=True, retain_graph=True)

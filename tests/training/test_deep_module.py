@@ -64,15 +64,6 @@ def state(module: DeepModule) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.net.full_state_dict().items()}
 
 
-def test_only_what_is_named_and_the_head_move() -> None:
-    module = module_of()
-    before = state(module)
-    fit(module)
-    moved = {name for name, value in state(module).items() if not torch.equal(value, before[name])}
-    assert moved == {"backbone.3.weight", "backbone.3.bias", "head.weight", "head.bias"}
-    assert module.net.network["backbone"][0].weight.grad is None  # type: ignore[index, union-attr]
-
-
 def test_two_groups_with_the_decay_of_c2() -> None:
     module = module_of(Imma(), weight_decay=0.0, head_weight_decay=2e-5)
     groups = module.configure_optimizers().param_groups

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -462,17 +461,3 @@ def test_the_table_shows_them_and_nothing_otherwise(tmp_path: Path) -> None:
         texts.append(cast(io.StringIO, console.file).getvalue())
     assert "warnings:\n  no_immunization_aligned (fit, step 0): RIR is 1" in texts[0]
     assert "warnings" not in texts[1]
-
-
-def test_ties_do_not_hide_each_other() -> None:
-    """Every subset of planted spectra yields exactly its own signatures."""
-    plants: dict[str, dict[Role, Tensor]] = {
-        "sigma_max_tied": {"pretrain": rows((5, 5, 4, 3, 2, 1))},
-        "sigma_min_tied": {"harmful": rows((5, 4, 3, 2, 1, 1))},
-    }
-    for size in range(3):
-        for chosen in itertools.combinations(plants, size):
-            data: Any = {}
-            for name in chosen:
-                data |= plants[name]
-            assert {name for name, _ in Watched(**data).see(I, OURS).found()} == set(chosen)
