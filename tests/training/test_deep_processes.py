@@ -83,8 +83,6 @@ def test_processes_that_cannot_be_started(trainer: dict[str, Any], monkeypatch: 
         ({"RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True, True),
         ({"RANK": "8", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True, False),
         ({"RANK": "0", "WORLD_SIZE": "1"}, False, True),  # hosted notebooks and job runners
-        ({"RANK": "0"}, False, True),
-        ({"RANK": "3", "WORLD_SIZE": "1"}, False, True),
         ({"RANK": "1", "WORLD_SIZE": "2"}, True, False),
     ],
 )
