@@ -18,7 +18,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from docs.hooks import MODULES, OF_ROOT, cells_of, choices_of, on_post_page, page_of, reference_of, settings_of
+from docs.hooks import MODULES, OF_ROOT, choices_of, reference_of, settings_of
 from experiments.readme_tables import PLACE, pages, table, with_tables
 from immunize.config import config_dir, register, resolved
 from immunize.settings import check_settings
@@ -259,18 +258,6 @@ def test_reference_has_every_choice_and_every_setting_of_a_command() -> None:
     assert "hydra:" not in train
 
 
-def test_tutorial_is_a_notebook() -> None:
-    script = TUTORIAL.read_text(encoding="utf-8")
-    cells = cells_of(script)
-    assert {kind for kind, _ in cells} == {"markdown", "code"}
-    assert all(text.strip() for _, text in cells)
-    for kind, text in cells:
-        if kind == "code":
-            compile(text, "cell", "exec")
-    headings = re.findall(r"^## \d\. (\w+)", page_of(script), re.M)
-    assert headings == ["Forecast", "Immunize", "Evaluate", "Probe", "Attack", "The"]
-
-
 def test_tutorial_runs_offline(tmp_path: Path) -> None:
     environment = ENVIRONMENT | {"TMPDIR": str(tmp_path)}
     done = run(str(TUTORIAL), cwd=tmp_path, environment=environment, timeout=300)
@@ -280,13 +267,3 @@ def test_tutorial_runs_offline(tmp_path: Path) -> None:
     assert "every number agrees" in told
     assert all(f"{tier}: accuracy" in told for tier in ("T0", "T1", "T2", "T3"))
     assert float(re.findall(r"change of an output: (\S+)", told)[0]) < 1e-9
-
-
-@pytest.mark.parametrize("start", ["https://", "//"])
-def test_a_page_that_asks_another_host_is_not_built(start: str) -> None:
-    """The site itself is built, strictly, by `make docs`."""
-    page, link = SimpleNamespace(file=SimpleNamespace(src_uri="a.md")), '<link rel="canonical" href="https://a.org/">'
-    for own in (link, '<script src="site.js"></script>', f'<a href="{start}a.org">'):
-        assert on_post_page(own, page, {}) == own
-    with pytest.raises(ValueError, match=r"a\.md asks another host: <script src="):
-        on_post_page(f'{link}<script src="{start}a.org/x.js"></script>', page, {})

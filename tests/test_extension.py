@@ -99,14 +99,6 @@ def record(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def test_each_takes_one_code_file_and_one_yaml() -> None:
-    code = {Path(name).stem for name in FILES if name.endswith(".py") and "test_" not in name}
-    yamls = [Path(name) for name in FILES if name.endswith(".yaml")]
-    assert code == {path.stem for path in yamls}
-    assert sorted(path.parts[2] for path in yamls) == ["attack", "harmful", "method", "model"]
-    assert all((ROOT / "conf" / path.parts[2]).is_dir() for path in yamls)
-
-
 def test_the_method_and_the_data_set_train(ran: Path) -> None:
     found = record(ran, "waves/record.json")
     assert (found["method"], found["pretrain"], found["harmful"]) == ("log_kappa", "waves", "waves")
@@ -158,16 +150,3 @@ def test_the_record_suffices_to_build_them_again_and_help_lists_them(ran: Path) 
 
 def test_the_test_of_the_page_passes(ran: Path) -> None:
     assert "1 passed" in (ran / "stdout").read_text(encoding="utf-8").rpartition("$ pytest")[2]
-
-
-@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".py") and "test_" not in name])
-def test_the_files_of_the_page_are_written_as_ours_are(name: str, folder: Path) -> None:
-    for action in (
-        ["check", "--ignore", "I001"],
-        ["format", "--check"],
-    ):  # which imports are first-party depends on the place
-        action += ["--config", str(ROOT / "pyproject.toml")]
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *action, str(folder / name)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr

@@ -44,6 +44,8 @@ def test_table_3_on_two_processes_shares_theta_0_and_ends_with_its_table(tmp_pat
     records = {
         record["method"]: record for record in map(read_record, (path.parent for path in runs.rglob("record.json")))
     }
+    assert {path.parent for path in runs.rglob("record.json")} == {path for path in runs.iterdir() if path.is_dir()}
+    assert {path.name for path in tmp_path.iterdir()} == {"imagenet", "stanford_cars", "runs", "features"}
     assert {method: record["status"] for method, record in records.items()} == dict.fromkeys(METHODS, "finished")
     assert [records[method]["training"]["fit"].get("processes") for method in METHODS] == [2, 2, None]
     assert records["opt_kappa"]["config"]["trainer"]["gradient_clip_val"] == 3

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from immunize import train
 from immunize.data.arrays import Arrays
 from immunize.errors import DataError, MissingDataError
-from tests.composing import compose_config
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((40, 5)), RNG.standard_normal(40) * 7 + 3
@@ -92,17 +90,3 @@ def test_options_are_checked(tmp_path: Path) -> None:
         Arrays("harmful", None)
     with pytest.raises(DataError, match="between 0 and 1"):
         Arrays("harmful", "a.npz", held_out=1.0)
-
-
-def test_a_run_on_arrays(tmp_path: Path) -> None:
-    mixed = RNG.standard_normal((2, 5, 5))
-    for name, mix in zip(("pretrain", "harmful"), mixed, strict=True):
-        x = RNG.standard_normal((80, 5)) @ mix
-        saved(tmp_path / f"{name}.npz", x=x, y=x @ np.arange(5.0))
-    files = [f"{role}.file={tmp_path / role}.npz" for role in ("pretrain", "harmful")]
-    short = ("objective.epochs=200", "probe_steps=50", "logger=none", "figure=false")
-    record = train.run(compose_config("harmful=arrays", *files, *short), tmp_path / "run")
-    assert record["status"] == "finished"
-    assert record["metrics"]["fit"]["spectrum"]["rir"] > 5
-    assert record["metrics"]["held_out"]["spectrum"]["rir"] > 1
-    assert record["data"]["harmful"]["file"] == "harmful.npz"
