@@ -21,6 +21,7 @@ from immunize.data.housing_table import COLUMNS
 from immunize.data.images import ImageFolder
 from immunize.data.mnist import read_idx
 from immunize.errors import DataError, UserError
+from tests.data.test_mnist import idx_bytes
 from tests.fuzzing import cases, damaged
 
 
@@ -72,17 +73,8 @@ def test_table_of_many_rows_is_read(tmp_path: Path) -> None:
     house_prices(table(40_000).encode(), tmp_path)
 
 
-def idx(array: np.ndarray) -> bytes:
-    """An unsigned-byte array as an IDX file."""
-    return (
-        bytes([0, 0, 8, array.ndim])
-        + b"".join(n.to_bytes(4, "big") for n in array.shape)
-        + array.astype("u1").tobytes()
-    )
-
-
 @cases(40)
-@given(content=damaged(idx(np.arange(20 * 28 * 28).reshape(20, 28, 28) % 251)), packed=st.booleans())
+@given(content=damaged(idx_bytes(np.arange(20 * 28 * 28).reshape(20, 28, 28) % 251)), packed=st.booleans())
 def test_damaged_idx_file(content: bytes, packed: bool, tmp_path: Path) -> None:
     path = tmp_path / ("images.gz" if packed else "images")
     path.write_bytes(content)
