@@ -24,6 +24,11 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("I
 }
 """That of a command unless told otherwise: what it writes to a pipe, and no real data."""
 
+# What `[project.scripts]` makes: import main from the module, call it.
+CONSOLE = "import sys; sys.argv[0] = 'immunize-train'; from immunize.train import main; sys.exit(main())"
+# A shell that starts CI in the background has SIGINT ignored, and children inherit that.
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CONSOLE
+
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["immunize.pipeline.assemble", "timm", "matplotlib.figure"])
 

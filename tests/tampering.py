@@ -20,3 +20,12 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def rewrite_record(folder: Path, **values: Any) -> None:
     """Give keys of a run's record other values."""
     edit_json(folder / RECORD, lambda record: record.update(values))
+
+
+def strict_json(path: Path) -> Any:
+    """The content of a JSON file that has no NaN and no infinity."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 from immunize.importing import start_quickly
-from tests.commands import ENVIRONMENT, run
+from tests.commands import ENVIRONMENT, INTERRUPTIBLE, run
 from tests.timing import HEAVY, fresh, loaded_by, timed
 
 TINY = ["objective.epochs=3", "probe_steps=20"]
@@ -30,10 +30,6 @@ ENTRY_POINTS = (
     "export",
     "verify",
 )  # the report has its own test
-# What `[project.scripts]` makes: import main from the module, call it.
-CONSOLE = "import sys; sys.argv[0] = 'immunize-train'; from immunize.train import main; sys.exit(main())"
-# A shell that starts CI in the background has SIGINT ignored, and children inherit that.
-INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CONSOLE
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
-from PIL import Image
 from safetensors.torch import load_file
 
 from immunize import attack
@@ -27,6 +26,7 @@ from immunize.report.attacks.one_run import not_tried
 from immunize.report.card import card_of, card_text
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, UNFIT, compose_attack, timeless
 from tests.composing import FEW_DIGITS, run_tiny_deep
+from tests.data.image_files import write_noise
 from tests.tampering import rewrite_record
 
 D = 12
@@ -224,10 +224,8 @@ def write_images(root: Path, classes: int = 3, shift: int = 0) -> None:
     for split, count in (("train", 12), ("test", 6)):
         for label in range(classes):
             for number in range(count):
-                pixels = rng.integers(0, 100, (32, 32, 3)) + 50 * label
-                path = root / split / f"class{label}" / f"{number}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(pixels.astype(np.uint8)).save(path)
+                levels = (50 * label, 50 * label + 100)
+                write_noise(root / split / f"class{label}" / f"{number}.png", rng, 32, levels)
 
 
 def test_benign_data_set_goes_through_the_same_grid(folder: Path, tmp_path: Path) -> None:

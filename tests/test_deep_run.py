@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from PIL import Image
 from safetensors.torch import load_file
 
 from immunize import evaluate, threads, train
@@ -31,7 +30,7 @@ from immunize.training.callbacks import Progress, Resuming
 from immunize.training.callbacks.signatures import SIGNATURES
 from tests.commands import Command, run
 from tests.composing import DEEP, OF_OTHER_IMAGES, compose_config, killed, run_tiny_deep, tiny, tiny_deep
-from tests.data.image_files import WNIDS, break_inside, write_cars
+from tests.data.image_files import WNIDS, break_inside, write_cars, write_noise
 
 CLOSED_FORM = ["method=closed_form", "method.shrinkage=0.1", "method.budget=10"]  # few images, a map for float32
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves")
@@ -375,11 +374,6 @@ def test_unreadable_images_are_counted_when_all_have_been_read(processes: int, t
     assert record["training"]["fit"]["processes"] == processes
     assert record["data"]["harmful"]["skipped"] == {"fit": 0, "held_out": 1}
     assert evaluate.run(tmp_path / "run")[1] == []
-
-
-def write_noise(path: Path, rng: np.random.Generator) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(path)
 
 
 def write_imagenet(root: Path, rng: np.random.Generator, count: int) -> None:

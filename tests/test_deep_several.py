@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from immunize import evaluate, train
@@ -22,20 +21,19 @@ from immunize.report.html.run import run_page
 from immunize.report.loading import load_records
 from immunize.report.summary import summary_table
 from tests.composing import FEW_DIGITS, OF_OTHER_IMAGES, compose_config, run_tiny_deep
+from tests.data.image_files import write_noise
 from tests.report.pages import check
 
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "verdicts_groups", "pretrain_accuracy", "probe_accuracy", "curves")
 
 
 def write_images(folder: Path) -> None:
-    """Two classes of gray noise, light and dark, 40 + 20 images each."""
+    """Two classes of noise, light and dark, 40 + 20 images each."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 40), ("test", 20)):
         for name, level in (("dark", 60), ("light", 160)):
-            (folder / split / name).mkdir(parents=True)
             for number in range(count):
-                pixels = rng.integers(level, level + 80, (8, 8), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
+                write_noise(folder / split / name / f"{number}.png", rng, 8, (level, level + 80))
 
 
 def overrides(images: Path, *others: str) -> list[str]:

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
-from PIL import Image
 
 import immunize
 from tests.commands import ENVIRONMENT, run
+from tests.data.image_files import write_noise
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -69,10 +69,8 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cwd = tmp_path_factory.mktemp("earlier")
     rng = np.random.default_rng(0)
     for folder in itertools.product(("mine", "bad"), ("train", "val"), ("a", "b")):
-        cwd.joinpath(*folder).mkdir(parents=True)
         for number in range(60):
-            image = Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8))
-            image.save(cwd.joinpath(*folder, f"{number}.png"))
+            write_noise(cwd.joinpath(*folder, f"{number}.png"), rng)
     done = run("immunize.train", *SHORTER["immunize.train"], f"hydra.run.dir={DEMO}", cwd=cwd)
     assert done.returncode == 0, done.stderr
     shutil.copytree(cwd / DEMO, cwd / MINE)

@@ -31,6 +31,7 @@ from immunize.report.one_run import show_record
 from immunize.spectrum import ESTIMATORS
 from tests import reference as ref
 from tests.composing import D, compose_config, data_of, run_tiny, theta_of, tiny
+from tests.tampering import strict_json
 
 PARTS = ("fit", "held_out")
 NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
@@ -44,10 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
 
 @pytest.fixture
 def record(run: tuple[Path, dict[str, Any]]) -> dict[str, Any]:
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    stored: dict[str, Any] = json.loads((run[0] / RECORD).read_text(encoding="utf-8"), parse_constant=refuse)
+    stored: dict[str, Any] = strict_json(run[0] / RECORD)
     return stored
 
 

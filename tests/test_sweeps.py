@@ -32,6 +32,7 @@ from immunize.sweeping.lock import sole_sweep
 from immunize.sweeping.plan import Plan, jobs_of
 from immunize.sweeping.pool import threads_a_worker
 from immunize.sweeping.progress import CLEAR, Progress
+from tests.commands import ENVIRONMENT, INTERRUPTIBLE
 from tests.composing import TINY, compose_config, run_tiny, tiny
 
 ROOT = Path(__file__).parents[1]
@@ -546,11 +547,6 @@ PATIENCE = 400.0
 
 PROMPT = 10.0
 """Seconds in which a sweep has to end when told to; its runs alone take longer on busy cores."""
-
-CONSOLE = "import sys; sys.argv[0] = 'immunize-train'; from immunize.train import main; sys.exit(main())"
-# A shell that starts CI in the background has SIGINT ignored, and children inherit that.
-INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CONSOLE
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"} | {"PYTHONPATH": str(ROOT)}
 
 
 Starter = Callable[..., subprocess.Popen[str]]

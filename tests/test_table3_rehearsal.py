@@ -10,8 +10,8 @@ from safetensors import safe_open
 
 from immunize.records import read_record
 from tests.commands import run
-from tests.data.image_files import write_cars
-from tests.test_deep_run import write_imagenet, write_noise
+from tests.data.image_files import write_cars, write_noise
+from tests.test_deep_run import write_imagenet
 
 METHODS = ("ours", "opt_kappa", "closed_form")
 TINY = (

@@ -27,6 +27,12 @@ def write_image(path: Path, rgb: tuple[int, int, int], size: tuple[int, int] = (
     Image.new("RGB", size, rgb).save(path)
 
 
+def write_noise(path: Path, rng: np.random.Generator, size: int = 24, levels: tuple[int, int] = (0, 256)) -> None:
+    """One square image of noise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(*levels, (size, size, 3), dtype=np.uint8)).save(path)
+
+
 def write_classes(folder: Path, counts: dict[str, int], ending: str = "png", below: str = "") -> None:
     """One folder a class with so many images; labels are positions in alphabetical order."""
     for label, (name, count) in enumerate(sorted(counts.items())):

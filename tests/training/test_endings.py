@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -23,6 +22,7 @@ from immunize.records import FIGURE, diverged_cross_fit, finished, read_record
 from immunize.report import show_record
 from immunize.sweeping import value_of
 from tests.composing import SGD, D, run_tiny, theta_of
+from tests.tampering import strict_json
 
 Terms = dict[str, Tensor]
 
@@ -93,13 +93,6 @@ def spoil_second(cross_fitted: None, monkeypatch: pytest.MonkeyPatch) -> Spoil:
         monkeypatch.setattr(linear, "can_fork", lambda processes: False)  # in a fork nobody is the second
 
     return install
-
-
-def strict_json(path: Path) -> Any:
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
 
 
 @pytest.mark.parametrize(("name", "value"), [("task", math.nan), ("well", math.inf), ("ill", -math.inf)])
