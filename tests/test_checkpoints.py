@@ -16,7 +16,7 @@ from torch import Tensor
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError
 from tests import reference as ref
-from tests.composing import D
+from tests.composing import D, run_tiny
 
 
 def theta(seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -53,6 +53,16 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
         assert sorted(file.keys()) == ["head.cross_fit", "head.fit", "theta.cross_fit", "theta.fit"]
         assert torch.equal(file.get_tensor("head.fit"), heads["fit"])
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_run_writes_theta_head_and_config_hash(tmp_path: Path) -> None:
+    record = run_tiny(tmp_path, "objective.epochs=2")
+    with safe_open(tmp_path / "checkpoint.safetensors", "pt") as file:
+        assert file.metadata()["config_hash"] == record["config_hash"]
+        assert {name: tuple(file.get_tensor(name).shape) for name in file.keys()} == {  # noqa: SIM118 (not a dict)
+            "theta.fit": (D, D),
+            "head.fit": (D, 1),
+        }
 
 
 def test_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -359,6 +359,11 @@ def test_benign_task_is_the_data_set_of_that_name(choice: str) -> None:
 # Folder names of a multirun.
 
 
+def test_several_benign_tasks_stand_side_by_side() -> None:
+    assert set(composed("benign=[cars,cifar10]", primary="attack").benign) == {"cars", "cifar10"}
+    assert composed(primary="attack").benign == {}
+
+
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
