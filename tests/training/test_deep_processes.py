@@ -129,7 +129,7 @@ def test_processes_of_a_slurm_job_with_one_task_are_not_each_the_first(
 ) -> None:
     (tmp_path / "a_worker.py").write_text(
         "import json, os, sys\n"
-        "from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment\n"
+        "from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment\n"
         "from immunize.processes import is_first\n"
         "assert not SLURMEnvironment.detect()\n"
         "cluster = LightningEnvironment()\n"
