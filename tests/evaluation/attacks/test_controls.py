@@ -41,7 +41,7 @@ def entries() -> tuple[Entry, ...]:
 
 @functools.cache
 def cells_of(kind: str) -> dict:
-    theta = {"plain": None, "planted": ill_conditioned(1e4), "rotated": rotation(7)}[kind]
+    theta = {"plain": None, "planted": ill_conditioned(1e4)}[kind]
     return attack_all(classes(theta), entries(), BUDGET, 0)
 
 
@@ -78,14 +78,6 @@ def test_planted_ill_conditioned_map_stops_t0_and_not_t2() -> None:
     verdict = judge(results)
     assert verdict.unbroken_up_to in ("T0", "T1")
     assert verdict.first_broken in ("T1", "T2")
-
-
-def test_random_rotation_holds_nowhere() -> None:
-    results = {
-        name: [compare(tier(cells_of("rotated"), name), tier(cells_of("plain"), name))]
-        for name in ("T0", "T1", "T2", "T3")
-    }
-    assert judge(results).highest_tier is None
 
 
 def test_pure_rescale_changes_no_scale_free_score() -> None:
