@@ -157,7 +157,8 @@ class _Work:
         """The other parts."""
         for place, data, entries in self._all():
             if mine := tuple(entry for entry in entries if not _moves(entry)):
-                yield _Part(place, mine, replace(data, network=None))
+                used = any(entry.attack.needs == "reference" for entry in mine)
+                yield _Part(place, mine, replace(data, network=None, reference=data.reference if used else None))
 
     def _all(self) -> Iterator[tuple[Place, AttackData, list[Entry]]]:
         for place in self.places:

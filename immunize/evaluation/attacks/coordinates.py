@@ -27,12 +27,14 @@ class Principal:
         data: the task with rows (x - m)V, (·, k).
         targets: (k, C) UᵀY, of the training targets less `offset`.
         offset: (C,) their mean if m is that of the rows, else zeros.
+        seconds: what the products (x - m)V took.
     """
 
     axes: Axes
     data: AttackData
     targets: Array
     offset: Array
+    seconds: float
 
 
 def principal(data: AttackData, *, centred: bool = False) -> Principal:
@@ -43,15 +45,22 @@ def principal(data: AttackData, *, centred: bool = False) -> Principal:
     """
     kept: dict[bool, Principal] = data.kept.setdefault("principal", {})
     if centred not in kept:
+        seconds, other = 0.0, kept.get(not centred)
         if "axes" in data.kept:
             axes, seen = data.kept["axes"]
         else:
-            axes, other = principal_axes(data.train.x, centred=centred), kept.get(not centred)
-            seen = other.data if other and other.axes is axes else data.mapped(axes.coordinates)
+            axes = principal_axes(data.train.x, centred=centred)
+            if other and other.axes is axes:
+                seen, seconds = other.data, other.seconds
+            else:
+                started = time.perf_counter()
+                seen = data.mapped(axes.coordinates)
+                seconds = time.perf_counter() - started
         y = target_matrix(data, data.train)
         offset = y.mean(axis=0) if centred else np.zeros(y.shape[1])
         with np.errstate(invalid="ignore"):  # rows of zeros
-            kept[centred] = Principal(axes, seen, seen.train.x.T @ (y - offset) / axes.sigma[:, None], offset)
+            targets = seen.train.x.T @ (y - offset) / axes.sigma[:, None]
+        kept[centred] = Principal(axes, seen, targets, offset, seconds)
     return kept[centred]
 
 

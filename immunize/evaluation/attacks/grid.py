@@ -117,10 +117,12 @@ def attack_all(
         there; tier, curves by resource, candidates, what all of them took together, and the score of the best constant
         answer.
     """
-    here = hash_of_data(data)
-    reference = None if data.reference is None else hash_of_data(data.reference)
+    tried = list(entries)
+    here, reference = hash_of_data(data), None
+    if data.reference is not None and any(entry.attack.needs == "reference" for entry in tried):
+        reference = hash_of_data(data.reference)
     cells: dict[str, Cell] = {}
-    for entry in entries:
+    for entry in tried:
         attack = entry.attack
         if data.task not in attack.tasks:
             continue

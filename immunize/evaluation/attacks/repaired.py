@@ -12,12 +12,12 @@ Shapes: N samples, D features, k components.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
@@ -69,7 +69,14 @@ class Repaired(Attack):
         for floor in floors:
             transform, learning = REPAIRS[self.repair](data.train.x, floor)
             applied = time.perf_counter()
-            repaired = data.mapped(transform)
+            if self.repair == "whiten":
+                centred = principal(data, centred=True)
+                applied = time.perf_counter() - centred.seconds  # of products that every floor shares
+                repaired = centred.data.mapped(
+                    functools.partial(_divided, _spreads(centred.axes, len(data.train), floor))
+                )
+            else:
+                repaired = data.mapped(transform)
             setup = learning + Cost(1, time.perf_counter() - applied, len(data.train))
             if self.repair == "standardize":
                 repaired = data.kept.setdefault("standardized", repaired)
@@ -120,17 +127,20 @@ def normalize(x: Array, floor: float) -> tuple[Predict, Cost]:
 def whiten(x: Array, floor: float) -> tuple[Predict, Cost]:
     """Principal components of variance one, (M, k)."""
     axes = principal_axes(x, centred=True)
-    kept = _above(axes, floor)
-    # Each component is divided by its spread after the projection: W = V/σ would mix sizes that differ by its κ.
-    basis, spread = axes.basis[:, kept], axes.sigma[kept] / np.sqrt(len(x))
+    spreads = _spreads(axes, len(x), floor)
     long, short = max(x.shape), min(x.shape)
-    flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * x.size * int(kept.sum())
-    return lambda rows: (rows - axes.mean) @ basis / spread, Cost(seconds=axes.seconds, flops=flops)
+    flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * x.size * len(spreads)
+    return lambda rows: _divided(spreads, axes.coordinates(rows)), Cost(seconds=axes.seconds, flops=flops)
 
 
-def _above(axes: Axes, floor: float) -> npt.NDArray[np.bool_]:
-    """(k,) which components whitening keeps."""
-    return np.asarray(axes.sigma**2 > floor * axes.sigma[0] ** 2)
+def _spreads(axes: Axes, n_rows: int, floor: float) -> Array:
+    """(k,) standard deviations of the components that whitening keeps, the first ones."""
+    return np.asarray(axes.sigma[axes.sigma**2 > floor * axes.sigma[0] ** 2] / np.sqrt(n_rows))
+
+
+def _divided(spreads: Array, components: Array) -> Array:
+    """The first components over their spreads; W = V/σ would mix sizes that differ by the κ of the rows."""
+    return np.asarray(components[:, : len(spreads)] / spreads)
 
 
 def _of_centred(axes: Axes, data: AttackData, floor: float) -> Axes:
@@ -139,7 +149,7 @@ def _of_centred(axes: Axes, data: AttackData, floor: float) -> Axes:
 
 def _of_whitened(axes: Axes, data: AttackData, floor: float) -> Axes:
     """Components of variance one are axes themselves, and as long as there are rows."""
-    k = int(_above(axes, floor).sum())
+    k = len(_spreads(axes, len(data.train), floor))
     return Axes(np.zeros(k), np.full(k, np.sqrt(len(data.train))), np.eye(k), axes.seconds)
 
 
