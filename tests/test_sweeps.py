@@ -611,14 +611,10 @@ def members(group: int) -> list[int]:
     return alive
 
 
-def is_worker(pid: int) -> bool:
-    return "LokyProcess" in Path(f"/proc/{pid}/cmdline").read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the processes of a sweep in /proc")
 def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path, started: Starter) -> None:
-    """kill -9 of all of it, Ctrl-C, kill -9 of one worker: nothing is lost, nothing is done twice."""
+    """kill -9 of all of it, Ctrl-C: nothing is lost, nothing is done twice. Of one worker: `sweeping/test_pool.py`."""
     draw = random.Random()
     sweep = ["seed=range(0,10)", "hydra/launcher=pool", "hydra.launcher.n_jobs=2"]
     process = started(*sweep)
@@ -641,11 +637,8 @@ def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path, sta
 
     process = started(*sweep)
     before = len(finished_in(tmp_path))
-    kept = wait_for(tmp_path, before + 1, process, draw) | kept
-    os.kill(next(pid for pid in members(process.pid) if is_worker(pid)), signal.SIGKILL)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
-    assert "a worker process died; its runs are begun again" in err
     assert f"10/10 done ({before} found finished)" in err
     assert out == f"{tmp_path / 'sweep'}\n"
 
