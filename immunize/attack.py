@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build
-from immunize.cli import entry_point, explain_errors, tell
-from immunize.config import AttackConfig, config_dir, config_hash, register, resolved
+from immunize.cli import command, tell
+from immunize.config import AttackConfig, config_hash, resolved
 from immunize.effects import apart, asked_for, idle_in_attack, idle_in_grid, refuse_idle
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD
@@ -204,16 +203,8 @@ def target_of(cfg: DictConfig, features: Path | None = None, tell: Callable[[str
     return linear_target(pointed, plan, cfg.benign_digits)
 
 
-@entry_point
-def main() -> None:
-    """Entry point of `python -m immunize.attack` and `immunize-attack`."""
-    register()
-    _hydra_main()
-
-
-@hydra.main(version_base="1.3", config_path=config_dir(), config_name="attack")
-@explain_errors
-def _hydra_main(cfg: DictConfig) -> None:
+@command("attack")
+def main(cfg: DictConfig) -> None:
     """Attack, print the table, then the record's path as the last line of stdout."""
     try:
         record = run(cfg, tell, asked_for())

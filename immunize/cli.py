@@ -13,14 +13,16 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hydra
 from hydra.errors import CompactHydraException, HydraException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from immunize.config import config_dir, register
 from immunize.errors import UserError
 from immunize.importing import start_quickly
 from immunize.processes import is_first
 
-__all__ = ["entry_point", "explain_errors", "sigint_restored", "tell", "teller"]
+__all__ = ["command", "entry_point", "explain_errors", "sigint_restored", "tell", "teller"]
 
 _reached = {"task": False, "explained": False}
 """Whether a configuration was composed, so that a task has begun in this call of an entry point, and whether errors are
@@ -34,6 +36,26 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 
 class _PastHydra(BaseException):
     """A user error of a single run, on its way past Hydra, which would show all overrides before the message."""
+
+
+def command(config: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
+    """Decorate what a command does with its configuration: the entry point that composes it from the command line.
+
+    Args:
+        config: the primary configuration below `conf/`.
+    """
+    folder, _, name = f"{config_dir()}/{config}".rpartition("/")
+
+    def decorate(task: Callable[[Any], Any]) -> Callable[[], None]:
+        @entry_point
+        @functools.wraps(task)
+        def main() -> None:
+            register()
+            hydra.main(version_base="1.3", config_path=folder, config_name=name)(explain_errors(task))()
+
+        return main
+
+    return decorate
 
 
 def explain_errors(task: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build_sources
-from immunize.cli import entry_point, explain_errors, tell
+from immunize.cli import command, tell
 from immunize.comparing import RELATIVE_TOLERANCE, differences
-from immunize.config import config_dir, config_hash, data_folder, moved, register
+from immunize.config import config_hash, data_folder, moved
 from immunize.errors import CheckpointError, DivergedError
 from immunize.records import CHECKPOINT, read_record, whole_config
 from immunize.threads import cpu_threads
@@ -90,16 +89,9 @@ def _here(value: Any) -> Any:
     return {key: _here(item) for key, item in value.items() if key != "folder"} if isinstance(value, dict) else value
 
 
-@entry_point
-def main() -> None:
-    """Entry point of `python -m immunize.evaluate` and `immunize-evaluate`."""
-    register()
-    _hydra_main()
-
-
-@hydra.main(version_base="1.3", config_path=config_dir(), config_name="evaluate")
-@explain_errors
-def _hydra_main(cfg: DictConfig) -> None:
+@command("evaluate")
+def main(cfg: DictConfig) -> None:
+    """Every number again; exit code 1 if one differs."""
     from immunize.report import show_record
 
     record, differing = run(Path(cfg.run), cfg.data_root, tell)

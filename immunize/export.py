@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from omegaconf import DictConfig
 
-from immunize.cli import entry_point, explain_errors, tell
-from immunize.config import config_dir, register
+from immunize.cli import command, tell
 from immunize.errors import CheckpointError, UserError
 from immunize.files import whole, write_text
 from immunize.records import CHECKPOINT, read_record
@@ -90,16 +88,8 @@ def run(folder: Path, *, format: str = "timm", out: Path | None = None, overwrit
     return out
 
 
-@entry_point
-def main() -> None:
-    """Entry point of `python -m immunize.export` and `immunize-export`."""
-    register()
-    _hydra_main()
-
-
-@hydra.main(version_base="1.3", config_path=config_dir(), config_name="export")
-@explain_errors
-def _hydra_main(cfg: DictConfig) -> None:
+@command("export")
+def main(cfg: DictConfig) -> None:
     """Print the folder as the last line of stdout."""
     out = None if cfg.out is None else Path(cfg.out)
     tell(f"{cfg.run}: exporting")

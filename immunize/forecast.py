@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build
-from immunize.cli import entry_point, explain_errors, tell
-from immunize.config import ForecastConfig, config_dir, config_hash, register, resolved
+from immunize.cli import command, tell
+from immunize.config import ForecastConfig, config_hash, resolved
 from immunize.effects import apart, asked_for, idle_in_forecast, refuse_idle
 from immunize.errors import DataError, UserError
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
@@ -126,16 +125,8 @@ def run(
     return record
 
 
-@entry_point
-def main() -> None:
-    """Entry point of `python -m immunize.forecast` and `immunize-forecast`."""
-    register()
-    _hydra_main()
-
-
-@hydra.main(version_base="1.3", config_path=config_dir(), config_name="forecast")
-@explain_errors
-def _hydra_main(cfg: DictConfig) -> None:
+@command("forecast")
+def main(cfg: DictConfig) -> None:
     """One job: print the tables and the verdict, then the record's path as the last line of stdout."""
     from hydra.core.hydra_config import HydraConfig
 

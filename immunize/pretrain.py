@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.building import build
-from immunize.cli import entry_point, explain_errors, sigint_restored, teller
-from immunize.config import PretrainConfig, config_dir, config_hash, register, resolved
+from immunize.cli import command, sigint_restored, teller
+from immunize.config import PretrainConfig, config_hash, resolved
 from immunize.effects import apart, asked_for, idle_in_pretraining, refuse_idle
 from immunize.errors import DivergedError, UserError
 from immunize.processes import process_count, started_outside
@@ -246,16 +245,8 @@ def assemble(cfg: DictConfig, source: ImageSource) -> Pretraining:
     )
 
 
-@entry_point
-def main() -> None:
-    """Entry point of `python -m immunize.pretrain` and `immunize-pretrain`."""
-    register()
-    _hydra_main()
-
-
-@hydra.main(version_base="1.3", config_path=config_dir(), config_name="pretrain_theta")
-@explain_errors
-def _hydra_main(cfg: DictConfig) -> None:
+@command("pretrain_theta")
+def main(cfg: DictConfig) -> None:
     """Print the accuracy, then the checkpoint's path as the last line of stdout."""
     from hydra.core.hydra_config import HydraConfig
 

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig
 
 from immunize.building import build_sources
-from immunize.cli import entry_point, explain_errors, sigint_restored, teller
-from immunize.config import config_dir, hash_of_run, register, resolved
+from immunize.cli import command, sigint_restored, teller
+from immunize.config import hash_of_run, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
 from immunize.processes import is_first, process_count, run_processes, started_outside
@@ -70,16 +69,8 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
         return fit_evaluate_record(assemble(cfg, sources), record, folder, clock, quiet=quiet)
 
 
-@entry_point
-def main() -> None:
-    """Entry point of `python -m immunize.train` and `immunize-train`."""
-    register()
-    _hydra_main()
-
-
-@hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
-@explain_errors
-def _hydra_main(cfg: DictConfig) -> float | None:
+@command("train")
+def main(cfg: DictConfig) -> float | None:
     """One job: print the table, then the record's path as the last line of stdout; in a sweep, nothing."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode

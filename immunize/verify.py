@@ -17,12 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.cli import entry_point, explain_errors, tell
+from immunize.cli import command, tell
 from immunize.comparing import differences
-from immunize.config import config_dir, data_folder, register
+from immunize.config import data_folder
 from immunize.errors import CheckpointError
 
 __all__ = ["main", "run"]
@@ -69,19 +68,16 @@ def run(folder: Path, data_root: str | None = None, tell: Callable[[str], None] 
     return differing
 
 
-@entry_point
 def main() -> None:
     """Entry point of `python -m immunize.verify` and `immunize-verify`."""
     first = "".join(sys.argv[1:2])
     if "--data-root" in " ".join(sys.argv) or (first and not first.startswith("-") and "=" not in first):
         sys.exit("error: folders are named, as in all commands: immunize.verify run=<folder> [data_root=<folder>]")
-    register()
-    _hydra_main()
+    _verify()
 
 
-@hydra.main(version_base="1.3", config_path=config_dir(), config_name="verify")
-@explain_errors
-def _hydra_main(cfg: DictConfig) -> None:
+@command("verify")
+def _verify(cfg: DictConfig) -> None:
     differing = run(Path(cfg.run), cfg.data_root, tell)
     if differing:
         print("these numbers differ:", *differing, sep="\n  ")

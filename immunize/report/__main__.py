@@ -10,27 +10,22 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import hydra
 from omegaconf import DictConfig
 
-from immunize.cli import entry_point, explain_errors
-from immunize.config import config_dir, register
+from immunize.cli import command
 from immunize.errors import UserError
 
 
-@entry_point
 def main() -> None:
     """Entry point of `python -m immunize.report`."""
-    register()
-    command = {"card": _card_main, "html": _html_main}.get("".join(sys.argv[1:2]))
-    if command is not None:
+    command_of = {"card": _card, "html": _html}.get("".join(sys.argv[1:2]))
+    if command_of is not None:
         del sys.argv[1]  # the others are for Hydra, which reads them there
-    (command or _hydra_main)()
+    (command_of or _tables)()
 
 
-@hydra.main(version_base="1.3", config_path=f"{config_dir()}/report", config_name="report")
-@explain_errors
-def _hydra_main(cfg: DictConfig) -> None:
+@command("report/report")
+def _tables(cfg: DictConfig) -> None:
     from immunize.report.reading import lacking_is_told
 
     try:
@@ -40,18 +35,16 @@ def _hydra_main(cfg: DictConfig) -> None:
         raise UserError(str(error)) from None
 
 
-@hydra.main(version_base="1.3", config_path=f"{config_dir()}/report", config_name="card")
-@explain_errors
-def _card_main(cfg: DictConfig) -> None:
+@command("report/card")
+def _card(cfg: DictConfig) -> None:
     from immunize.report.card import write_card
 
     folder = Path(cfg.run)
     print(write_card(folder, folder if cfg.out is None else Path(cfg.out)))
 
 
-@hydra.main(version_base="1.3", config_path=f"{config_dir()}/report", config_name="html")
-@explain_errors
-def _html_main(cfg: DictConfig) -> None:
+@command("report/html")
+def _html(cfg: DictConfig) -> None:
     given = {name: Path(cfg[name]) for name in ("run", "sweep") if cfg[name] is not None}
     if len(given) != 1:
         raise UserError("give one of run=<folder> and sweep=<folder>")
