@@ -9,7 +9,8 @@ import contextlib
 import copy
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,19 +24,18 @@ from immunize.errors import UserError
 from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
-from immunize.features import OF_NETWORKS, DeepExtractor, refuse_precondition
+from immunize.features import OF_NETWORKS, DeepExtractor, device_of, refuse_precondition
 from immunize.features.store import Features
 from immunize.objective import Objective, task_loss
 from immunize.pipeline.append import append_computed
 from immunize.pipeline.assemble import method_named, optimizer_factory, shared_row
 from immunize.pipeline.fit import quiet_lightning
-from immunize.pipeline.loaders import Loader, TrainedOn, answers, features_of
 from immunize.settings import LARGEST_SEED
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.training import DeepModule
 from immunize.training.callbacks import MULTIPLIERS, GradientBalance
 
-__all__ = ["Immunized", "immunize"]
+__all__ = ["ONE_IN", "Immunized", "Loader", "TrainedOn", "answers", "features_of", "immunize"]
 
 log = logging.getLogger(__name__)
 
@@ -300,3 +300,60 @@ def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:
             raise UserError(f"{role}: the features contain NaN or infinite values")
     if int(rows["pretrain"][1].max()) >= head.out_features:
         raise UserError(f"D_P has labels up to {int(rows['pretrain'][1].max())}, the head {head.out_features} outputs")
+
+
+Loader = Iterable[Any]
+
+ONE_IN = 5
+"""One image of D_P in so many is not trained on, and D_P is judged by it (ours)."""
+
+
+class TrainedOn:
+    """The rows of a loader that are trained on: all but those that :func:`set_aside` has D_P judged by."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in self.loader:
+            if int((kept := ~set_aside(x)).sum()) > 1:
+                yield x[kept], y[kept]
+
+
+def set_aside(x: Tensor) -> Tensor:
+    """(N,) bool: the rows that D_P is judged by, the same ones in every pass of a loader, whatever their order."""
+    rows = x.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
+    return torch.tensor([zlib.crc32(row) % ONE_IN == 0 for row in rows])
+
+
+def features_of(backbones: Sequence[nn.Module], loader: Loader) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Features (N, D) of all rows, by each network, labels (N,), and which rows are set aside (N,), on the CPU.
+
+    Raises:
+        UserError: the loader gives nothing, or something other than (inputs, labels).
+    """
+    devices = [device_of(backbone.eval()) for backbone in backbones]
+    found: list[list[Tensor]] = [[] for _ in backbones]
+    labels: list[Tensor] = []
+    aside: list[Tensor] = []
+    with torch.no_grad():
+        for batch in loader:
+            if not isinstance(batch, Sequence) or len(batch) != 2:
+                raise UserError("a loader has to give (inputs, labels) batches")
+            for rows, backbone, device in zip(found, backbones, devices, strict=True):
+                rows.append(backbone(batch[0].to(device)).cpu())
+            labels.append(batch[1].cpu())
+            aside.append(set_aside(batch[0]))
+    if not labels:
+        raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
+    if min(len(of_batch) for of_batch in labels) < 2:
+        raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
+    judged = torch.cat(aside)
+    return [torch.cat(rows) for rows in found], torch.cat(labels), judged if bool(judged.any()) else ~judged
+
+
+def answers(x: Tensor, head: nn.Linear) -> Tensor:
+    """The class that a classifier gives each row, (N,), on the CPU."""
+    with torch.no_grad():
+        given: Tensor = head(x.to(head.weight)).argmax(1).cpu()
+    return given

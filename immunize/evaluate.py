@@ -9,12 +9,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.building import build_sources
 from immunize.cli import command, tell
-from immunize.comparing import RELATIVE_TOLERANCE, differences
 from immunize.config import config_hash, data_folder, moved
 from immunize.errors import CheckpointError, DivergedError
-from immunize.records import CHECKPOINT, read_record, whole_config
+from immunize.instantiate import build_sources
+from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, read_record, whole_config
 from immunize.threads import cpu_threads
 
 __all__ = ["main", "run"]

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.building import build
 from immunize.cli import command, tell
 from immunize.config import ForecastConfig, config_hash, resolved
 from immunize.effects import apart, asked_for, idle_in_forecast, refuse_idle
 from immunize.errors import DataError, UserError
+from immunize.instantiate import build
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 from immunize.threads import cpu_threads, threads_in_force
 
@@ -153,9 +153,8 @@ class _Data:
 
 def _load(sources: Sequence[Source], seed: int) -> _Data:
     """Load and check both data sets as `PairedData` does, with the same hash, halves and messages."""
-    from immunize.data.cross_fitted import CrossFitted
-    from immunize.data.loading import load_pair
-    from immunize.data.parts import ROLES
+    from immunize.data.loading import CrossFitted, load_pair
+    from immunize.data.splits import ROLES
 
     pretrain, harmful = sources
     whole = load_pair(pretrain, harmful)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.building import build
 from immunize.cli import command, sigint_restored, teller
 from immunize.config import PretrainConfig, config_hash, resolved
 from immunize.effects import apart, asked_for, idle_in_pretraining, refuse_idle
 from immunize.errors import DivergedError, UserError
+from immunize.instantiate import build
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema, refuse_finished
@@ -215,7 +215,7 @@ def assemble(cfg: DictConfig, source: ImageSource) -> Pretraining:
     Raises:
         UserError: a bad setting, or images that cannot be used.
     """
-    from immunize.data.images.validation import set_aside
+    from immunize.data.images.pair import set_aside
     from immunize.objective import task_loss
     from immunize.pipeline.assemble import network_of, new_trainer, theta_0_facts
     from immunize.training.module import SupervisedModule

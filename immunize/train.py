@@ -12,11 +12,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from immunize.building import build_sources
 from immunize.cli import command, sigint_restored, teller
 from immunize.config import hash_of_run, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
+from immunize.instantiate import build_sources
 from immunize.processes import is_first, process_count, run_processes, started_outside
 from immunize.records import RECORD, read_record
 from immunize.settings import check_folder, check_settings, refuse_finished

@@ -20,9 +20,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, tell
-from immunize.comparing import differences
 from immunize.config import data_folder
 from immunize.errors import CheckpointError
+from immunize.records import differences
 
 __all__ = ["main", "run"]
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import immunize
+from immunize.api import TrainedOn, set_aside
 from immunize.errors import UserError
 from immunize.features import DeepExtractor
 from immunize.features.once import Once
 from immunize.objective.ours import Ours
-from immunize.pipeline.loaders import TrainedOn, set_aside
 
 D, CLASSES = 12, 3
 

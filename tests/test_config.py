@@ -212,7 +212,7 @@ def test_pretraining_data_follow_the_harmful_data_unless_given() -> None:
 
 @pytest.mark.parametrize("choice", choices("method"))
 def test_method_instantiates(choice: str) -> None:
-    from immunize.building import build
+    from immunize.instantiate import build
     from immunize.objective import Objective
 
     cfg = composed(f"method={choice}")
@@ -243,7 +243,7 @@ def test_model_instantiates_or_takes_the_keys_of_its_yaml(choice: str) -> None:
 def test_optimizer_of_a_row_instantiates(choice: str) -> None:
     import torch
 
-    from immunize.building import build
+    from immunize.instantiate import build
 
     objective = composed(f"objective={choice}").objective
     kept = {key: value for key, value in objective.optimizer.items() if value is not None}
@@ -256,8 +256,8 @@ def test_optimizer_of_a_row_instantiates(choice: str) -> None:
     ("role", "choice"), [(role, choice) for role in ("harmful", "pretrain") for choice in choices(role)], ids=str
 )
 def test_source_instantiates_in_its_role(role: str, choice: str) -> None:
-    from immunize.building import build
     from immunize.errors import DataError
+    from immunize.instantiate import build
 
     try:
         source = build(in_group(role, choice)[role])
@@ -322,8 +322,8 @@ def test_same_is_the_data_set_of_the_other_role() -> None:
 
 @pytest.mark.parametrize("grid", choices("attack"))
 def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
-    from immunize.building import build
     from immunize.evaluation.attacks import TIERS, Attack
+    from immunize.instantiate import build
 
     cfg = composed(f"attack={grid}", primary="attack")
     assert cfg.attack.name == grid
@@ -338,8 +338,8 @@ def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((CONF / "attack").glob("t*/*.yaml")), ids=lambda path: path.stem)
 def test_attack_joins_a_grid_in_the_tier_of_its_folder(path: Path) -> None:
-    from immunize.building import build
     from immunize.evaluation.attacks import Attack
+    from immunize.instantiate import build
 
     folder = path.parent.name
     cfg = composed("attack=quick", f"+attack/{folder}@attack.attacks.mine={path.stem}", primary="attack")

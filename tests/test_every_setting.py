@@ -22,9 +22,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from immunize import attack, forecast, pretrain, records, train
-from immunize.building import build_sources
-from immunize.comparing import differences
-from immunize.data.embedded_digits import embedded_digits
+from immunize.data.digits import embedded_digits
 from immunize.data.images import digit_images
 from immunize.effects import given_names
 from immunize.errors import UserError
@@ -32,8 +30,9 @@ from immunize.evaluation.attacks import scoring
 from immunize.evaluation.attacks.protocol import Array, AttackData, Rows
 from immunize.evaluation.attacks.scoring import shares
 from immunize.features import load_weights
+from immunize.instantiate import build_sources
 from immunize.pipeline import record as pipeline_record
-from immunize.records import CHECKPOINT, plain
+from immunize.records import CHECKPOINT, differences, plain
 from immunize.settings import check_settings
 from tests.attacking import timeless
 from tests.composing import compose_config

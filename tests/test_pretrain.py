@@ -14,7 +14,7 @@ from immunize import pretrain
 from immunize.data.images import ImagePair, ImageSet
 from immunize.data.images.digit_images import DigitImages
 from immunize.data.images.sampling import stream_loader
-from immunize.data.parts import ROLES
+from immunize.data.splits import ROLES
 from immunize.errors import UserError
 from immunize.features import load_weights
 from immunize.pipeline.fit import TRAINING

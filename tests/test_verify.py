@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from immunize import attack, verify
 from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES
 from immunize.checkpoints import save_checkpoint
-from immunize.comparing import differences
 from immunize.config import NOT_HASHED
 from immunize.errors import CheckpointError, UserError
-from immunize.records import CHECKPOINT, RECORD, read_record
+from immunize.records import CHECKPOINT, RECORD, differences, read_record
 from immunize.report.card import CARD_JSON, CARD_MD, write_card
 from tests.attacking import TINY_NETWORK_GRID, attack_tiny, compose_attack
 from tests.composing import run_tiny, run_tiny_deep, theta_of

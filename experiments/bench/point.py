@@ -25,7 +25,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from immunize.data import PairedData, Part, Splits
-from immunize.data.parts import SourceBase, random_generator
+from immunize.data.splits import SourceBase, random_generator
 from immunize.features import LinearExtractor
 from immunize.objective import new_head, task_loss
 from immunize.objective.ours import Ours

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
-from immunize.building import build
 from immunize.checkpoints import load_checkpoint
 from immunize.data.loading import load_pair
-from immunize.data.parts import ROLES, Splits
+from immunize.data.splits import ROLES, Splits
 from immunize.errors import DataError
 from immunize.evaluation.attacks import AttackData, Rows
+from immunize.instantiate import build
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
-from immunize.building import build
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES
 from immunize.data.images import ImagePair, ImageSet, ImageSource, as_image_source
@@ -41,6 +40,7 @@ from immunize.features import (
     released_network,
     state_digest,
 )
+from immunize.instantiate import build
 from immunize.pipeline.assemble import network_of
 
 __all__ = ["NetworkTarget", "network_target"]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import data_folder, moved
-from immunize.data.parts import random_generator
+from immunize.data.splits import random_generator
 from immunize.errors import CheckpointError, UserError
 from immunize.records import CHECKPOINT, file_digest, read_record, whole_config, write_record
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from immunize.data.parts import ROLES, Part, Role, Source, SourceBase, Splits
+from immunize.data.splits import ROLES, Part, Role, Source, SourceBase, Splits
 
 if TYPE_CHECKING:
     from immunize.data.arrays import Arrays

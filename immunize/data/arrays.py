@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from immunize.data.parts import ROLES, SourceBase, Splits, random_generator, to_part
+from immunize.data.splits import ROLES, SourceBase, Splits, random_generator, to_part
 from immunize.errors import DataError, MissingDataError
 
 __all__ = ["Arrays"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from immunize.data.parts import Part
+from immunize.data.splits import Part
 from immunize.errors import DataError
 
 __all__ = ["check_part", "check_same_width", "first_columns"]

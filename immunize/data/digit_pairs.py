@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from immunize.data.parts import Part, Role, SourceBase, random_generator, to_part
+from immunize.data.splits import Part, Role, SourceBase, random_generator, to_part
 from immunize.errors import DataError
 
 __all__ = ["DigitPairSource", "Side", "balanced_rows", "parse_pair"]

@@ -26,8 +26,8 @@ import numpy as np
 import pandas as pd
 
 from immunize.data.housing_table import OPENML_ID, TARGETS, ZONE, read_local, read_openml, require_local
-from immunize.data.parts import ROLES, Part, SourceBase, Splits, random_generator, to_part
-from immunize.data.scaling import Standardizer
+from immunize.data.loading import Standardizer
+from immunize.data.splits import ROLES, Part, SourceBase, Splits, random_generator, to_part
 from immunize.errors import DataError
 
 __all__ = ["Housing", "encode"]

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from immunize.data.digit_pairs import Array, DigitPairSource
-from immunize.data.parts import Splits
+from immunize.data.splits import Splits
 from immunize.errors import DataError, MissingDataError
 
 __all__ = ["Mnist", "read_idx"]

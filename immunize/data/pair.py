@@ -10,7 +10,7 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -18,15 +18,13 @@ import torch
 from lightning import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 
-from immunize.data.cross_fitted import CrossFitted
-from immunize.data.loaders import batch_loader, whole_loader
-from immunize.data.loading import LoadedPair, load_pair
-from immunize.data.parts import ROLES, Part, Role, Source, fingerprint_of, random_generator
-from immunize.data.scaling import Standardizer
+from immunize.data.loading import CrossFitted, LoadedPair, Standardizer, load_pair
+from immunize.data.splits import ROLES, Part, Role, Source, fingerprint_of, random_generator
 from immunize.errors import DataError
 
-__all__ = ["MODES", "PairParts", "PairedData"]
+__all__ = ["MODES", "PairParts", "PairedData", "WholeSampler", "batch_loader", "whole_loader"]
 
 Mode = Literal["max_size_cycle", "min_size"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -294,3 +292,68 @@ class PairedData(LightningDataModule):
                 f"{len(fit.pretrain)} rows, {self.harmful.name}: {len(fit.harmful)} rows); choose a smaller one, or "
                 f"null for full-batch steps"
             )
+
+
+class WholeSampler(Sampler[slice]):
+    """Asks for all rows at once, a given number of times.
+
+    A slice and not a list of indices: indexing with it gives views, so that a full batch copies nothing.
+
+    Args:
+        passes: how many times.
+    """
+
+    def __init__(self, passes: int) -> None:
+        self.passes = passes
+
+    def __iter__(self) -> Iterator[slice]:
+        return iter([slice(None)] * self.passes)
+
+    def __len__(self) -> int:
+        return self.passes
+
+
+def whole_loader(part: Part, passes: int) -> DataLoader[Any]:
+    """All rows as one batch, `passes` times.
+
+    Args:
+        part: (N, D) and (N,).
+        passes: number of batches.
+
+    Returns:
+        a loader of tuples (x, y), (N, D) and (N,) views of the part; do not write into them.
+    """
+    return _loader(part, WholeSampler(passes), torch.Generator())
+
+
+def batch_loader(part: Part, batch_size: int, seed: int) -> DataLoader[Any]:
+    """Shuffled mini-batches, one pass.
+
+    The incomplete last batch is dropped, except where it is the only one: few rows make a noisy spectrum.
+
+    Args:
+        part: (N, D) and (N,).
+        batch_size: B.
+        seed: of the order, which differs from pass to pass but not from loader to loader.
+
+    Returns:
+        a loader of tuples (x, y), (B, D) and (B,).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = RandomSampler(range(len(part)), generator=generator)
+    drop_last = len(part) >= batch_size
+    # The loader draws a number of its own on every pass; without a second generator it would take it from the global
+    # state and thereby change every random number of the run that is drawn later.
+    own = torch.Generator().manual_seed(seed)
+    return _loader(part, BatchSampler(order, batch_size, drop_last), own)
+
+
+def _loader(part: Part, sampler: Sampler[Any], generator: torch.Generator) -> DataLoader[Any]:
+    return DataLoader(
+        TensorDataset(part.x, part.y), sampler=sampler, batch_size=None, collate_fn=_as_is, generator=generator
+    )
+
+
+def _as_is(batch: Any) -> Any:
+    """Keep the tuple; the default would turn it into a list."""
+    return batch

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from immunize.data.parts import ROLES, Part, SourceBase, Splits, random_generator, to_part
+from immunize.data.splits import ROLES, Part, SourceBase, Splits, random_generator, to_part
 from immunize.errors import DataError
 
 __all__ = ["Synthetic", "eigenvalues", "rotate_pairs"]

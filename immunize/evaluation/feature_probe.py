@@ -28,7 +28,7 @@ from torch import Tensor
 
 from immunize.evaluation.pooled import gram
 from immunize.evaluation.resampling import generator
-from immunize.remembering import remembered
+from immunize.memoize import memoize
 from immunize.spectrum import ZeroMatrixError
 
 __all__ = ["DEFAULT_STEPS", "MILESTONES", "ProbeCurve", "probe"]
@@ -68,8 +68,8 @@ class ProbeCurve:
         return {"steps": self.steps, "accuracy": self.accuracy, "batches_per_epoch": self.batches_per_epoch}
 
 
-@remembered(16)  # θ_0's curves, while a sweep runs other methods on the same features
-def probe(  # noqa: PLR0917 - positional, so that `remembered` has one key
+@memoize(16)  # θ_0's curves, while a sweep runs other methods on the same features
+def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
     x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, optimizer: str = "gd", steps: int | None = None, seed: int = 0
 ) -> ProbeCurve:
     """Train a linear probe and measure it on other rows along the way.

@@ -18,7 +18,7 @@ from immunize.evaluation.decomposition import Decomposition, Rows, compress, dec
 from immunize.evaluation.probe import DEFAULT_STEPS, NormRatioCurve, norm_ratio_curve
 from immunize.evaluation.separability import Separability, probe_accuracy, separability
 from immunize.evaluation.verdicts import VERDICTS_BY, Verdicts, verdicts_of
-from immunize.remembering import remembered
+from immunize.memoize import memoize
 from immunize.spectrum import (
     DEFAULT_RHO,
     ESTIMATORS,
@@ -141,7 +141,7 @@ class _Baseline:
     curve: NormRatioCurve | None
 
 
-@remembered(4)  # two data sets, two parts
+@memoize(4)  # two data sets, two parts
 def _baseline(x: Tensor, y: Tensor, task: str, probe_steps: int) -> _Baseline:
     rows = compress(x, least_squares_targets(y, task))
     decomposition = decompose(rows)

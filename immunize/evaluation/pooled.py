@@ -19,7 +19,7 @@ from torch import Tensor
 
 from immunize.evaluation.numbers import RATIOS, ratio_numbers
 from immunize.evaluation.resampling import Interval, bootstrap_counts, generator, log_interval
-from immunize.remembering import remembered
+from immunize.memoize import memoize
 from immunize.spectrum import (
     DEFAULT_RHO,
     ESTIMATORS,
@@ -204,7 +204,7 @@ def _spectra(sums: tuple[BlockGrams, BlockGrams]) -> tuple[Spectrum, Spectrum]:
     return sums[0].spectrum(), sums[1].spectrum()
 
 
-@remembered(64)  # θ_0's with three seeds, while a sweep runs other methods: eight a run, half a megabyte each
+@memoize(64)  # θ_0's with three seeds, while a sweep runs other methods: eight a run, half a megabyte each
 def _resampled(blocks: Tensor, n_samples: int, counts: Tensor) -> list[Spectrum]:
     """Eigenvalues of the H of every resample.
 

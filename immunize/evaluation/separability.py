@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from immunize.remembering import remembered
+from immunize.memoize import memoize
 from immunize.spectrum import RHOS, cross_fitted_accuracy, cross_fitted_correlation, folds_of, in_sample_share
 
 __all__ = ["Separability", "probe_accuracy", "separability"]
@@ -19,7 +19,7 @@ DECIMALS = 9
 """Kept of a number; what is smaller is rounding, and another one on another machine."""
 
 
-@remembered(8)  # θ_0 in a sweep; D_P beside each of several harmful data sets
+@memoize(8)  # θ_0 in a sweep; D_P beside each of several harmful data sets
 def separability(x: Tensor, y: Tensor) -> Separability:
     """The in-sample share g, and the correlation c on each half of the rows of a probe fitted on the other, averaged.
 
@@ -36,7 +36,7 @@ def separability(x: Tensor, y: Tensor) -> Separability:
     }
 
 
-@remembered(4)  # D_P raw, in a sweep
+@memoize(4)  # D_P raw, in a sweep
 def probe_accuracy(x: Tensor, y: Tensor) -> float:
     """The accuracy on each half of the rows of a ridge probe fitted on the other, averaged, at the best of the three ρ.
 

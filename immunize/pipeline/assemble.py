@@ -17,13 +17,13 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.building import build, build_sources
 from immunize.config import config_dir
 from immunize.data import PairedData, Source
 from immunize.data.images import ImagePair, as_image_source
 from immunize.errors import UserError
 from immunize.evaluation import EvaluationSettings
 from immunize.features import DeepExtractor, LinearExtractor, state_digest
+from immunize.instantiate import build, build_sources
 from immunize.objective import Objective, TaskLoss, task_loss
 from immunize.pipeline.experiment import HEAD_STREAM, Experiment
 from immunize.pipeline.fit import Training

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from immunize.remembering import remembered
+from immunize.memoize import memoize
 from immunize.spectrum.checks import check_matrix
 from immunize.spectrum.condition import default_tolerance
 
@@ -24,7 +24,7 @@ ROTATION_SEED = 0
 """Of the rotation of the basis: the same for every run, so that the coordinates depend on the data alone."""
 
 
-@remembered(8)
+@memoize(8)
 def compress_rows(x: Tensor) -> Tensor:
     """The k rows Σ_kV_kᵀ of X = UΣVᵀ, which have the same K = XᵀX up to rounding and are linearly independent.
 
@@ -49,7 +49,7 @@ def compress_rows(x: Tensor) -> Tensor:
     return compressed
 
 
-@remembered(4)
+@memoize(4)
 def joint_basis(*rows: Tensor) -> Tensor:
     """An orthonormal basis of the span of all rows, in general position.
 

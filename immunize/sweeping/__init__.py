@@ -5,9 +5,9 @@ Hydra finds its launchers and sweeper in `hydra_plugins/immunize_sweeps.py`, the
 
 from immunize.sweeping.cluster import ClusterLauncher
 from immunize.sweeping.grids import GridSweeper
+from immunize.sweeping.launching import SerialLauncher
 from immunize.sweeping.outcome import DONE, Outcome, done_record, value_of
 from immunize.sweeping.pool import PoolLauncher
-from immunize.sweeping.serial import SerialLauncher
 
 __all__ = [
     "DONE",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +21,50 @@ from immunize.config import NOT_HASHED
 from immunize.processes import started_outside
 from immunize.records import RECORD, SWEEP, write_record
 from immunize.sweeping.job import Jobs, job_return, words
-from immunize.sweeping.lock import sole_sweep
 from immunize.sweeping.outcome import Outcome, done_record, value_of
 from immunize.sweeping.plan import BY_HASH, Plan
 from immunize.sweeping.progress import Progress
 
-__all__ = ["Job", "SweepLauncher"]
+__all__ = ["LOCK", "Job", "SerialLauncher", "SweepLauncher", "sole_sweep"]
+
+try:
+    import fcntl
+except ImportError:  # no POSIX: sweeps are not kept apart there
+    fcntl = None  # type: ignore[assignment]
+
+
+LOCK = ".sweep.lock"
+"""Name of the file that a running sweep holds, and that says which process it is. The system frees it when the process
+ends, however it ends."""
+
+
+@contextlib.contextmanager
+def sole_sweep(folder: Path) -> Iterator[None]:
+    """Hold the folder for this sweep.
+
+    Args:
+        folder: of the sweep; it exists.
+
+    Raises:
+        CompactHydraException: another sweep is running in it.
+    """
+    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip() or "of another machine"
+                raise CompactHydraException(
+                    f"error: another sweep ({holder}) is running in {folder}; wait for its end, or choose another "
+                    f"folder with hydra.sweep.dir=..."
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+        file.truncate(0)
+        file.write(f"process {os.getpid()}\n")
+        file.flush()
+        yield
 
 
 @dataclass(frozen=True)
@@ -187,3 +226,12 @@ class SweepLauncher(Launcher):
         elif outcome.messages and not outcome.found:
             more = f" (and {len(outcome.messages) - 1} more)" if len(outcome.messages) > 1 else ""
             self.progress.note(f"{self.progress.name}: {words(job.overrides)}: {outcome.messages[0]}{more}")
+
+
+class SerialLauncher(SweepLauncher):
+    """Takes no settings."""
+
+    def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
+        """One after another."""
+        for job in jobs:
+            yield job, self.jobs.run(job.number, job.overrides)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from immunize.building import build
 from immunize.data.images import DigitImages, ImageFolder, ImagePair, SeveralSets
+from immunize.data.images.multi import JoinedImages, set_numbers
 from immunize.data.images.sampling import JointSampler, StreamSampler
-from immunize.data.images.several import JoinedImages, set_numbers
 from immunize.errors import DataError, MissingDataError
+from immunize.instantiate import build
 from tests.composing import compose_config
 from tests.data.image_files import colour, colour_of, truncate, write_classes, write_two_splits
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from immunize.data.images.image_set import ImageSet, ImageSplits
     from immunize.data.images.imagenet import ImageNet
     from immunize.data.images.imagenette import Imagenette
+    from immunize.data.images.multi import SeveralSets
     from immunize.data.images.pair import ImagePair
-    from immunize.data.images.several import SeveralSets
     from immunize.data.images.source import ImageSource, as_image_source
     from immunize.data.images.tiny_imagenet import TinyImageNet
 

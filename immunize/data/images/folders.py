@@ -18,7 +18,7 @@ import numpy as np
 
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import FileImages
-from immunize.data.parts import random_generator
+from immunize.data.splits import random_generator
 from immunize.errors import DataError
 
 __all__ = ["ImageFolder", "class_names", "hold_out", "read_class_folders", "read_two_folders", "two_folders"]

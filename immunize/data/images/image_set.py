@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from immunize.data.images.decoding import UNREADABLE
 from immunize.data.images.stored import Array, StoredImages
-from immunize.data.parts import random_generator
+from immunize.data.splits import random_generator
 from immunize.errors import DataError
 
 __all__ = ["MOST_SKIPPED", "ImageSet", "ImageSplits", "Transform"]

@@ -22,15 +22,14 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from immunize.data.images.image_set import ImageSet, ImageSplits, Transform
+from immunize.data.images.multi import set_numbers
 from immunize.data.images.sampling import JointSampler, StreamSampler, stream_loader
-from immunize.data.images.several import set_numbers
 from immunize.data.images.source import ImageSource, as_image_source
-from immunize.data.images.validation import is_fraction, set_aside
 from immunize.data.pair import MAX_VALIDATION_FRACTION, MODES, Mode
-from immunize.data.parts import ROLES, Role
+from immunize.data.splits import ROLES, Role, random_generator
 from immunize.errors import DataError
 
-__all__ = ["EPOCHS_ON", "ImagePair"]
+__all__ = ["EPOCHS_ON", "ImagePair", "is_fraction", "set_aside"]
 
 EPOCHS_ON = ("harmful", "longest")
 """What an epoch is: one pass of D_H, or what `mode` says: of the longer data set, or of the shorter one."""
@@ -255,3 +254,38 @@ def _place() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
+
+
+VALIDATION_STREAM = 0
+
+
+def is_fraction(fraction: float) -> bool:
+    """0, for nothing set aside, to `MAX_VALIDATION_FRACTION`."""
+    return 0 <= fraction <= MAX_VALIDATION_FRACTION
+
+
+def set_aside(splits: ImageSplits, fraction: float, *, seed: int, role: Role) -> tuple[ImageSplits, ImageSet]:
+    """Split the `fit` images into what stays and what is for validation.
+
+    Args:
+        splits: of the whole data set.
+        fraction: share of the N `fit` images that is set aside, rounded to whole images.
+        seed: of the draw.
+        role: whose images they are; D_P and D_H are drawn independently of each other.
+
+    Returns:
+        the splits without them, and them, through the transform of `fit`; both in the order they had.
+
+    Raises:
+        DataError: if either part would have fewer than 2 images.
+    """
+    n = len(splits.fit)
+    n_aside = round(n * fraction)
+    if min(n_aside, n - n_aside) < 2:
+        raise DataError(
+            f"validation_fraction={fraction} splits the {n} images of {splits.fit.what} into {n - n_aside} and "
+            f"{n_aside}, but both parts need at least 2; choose another fraction"
+        )
+    order = random_generator(seed, VALIDATION_STREAM, ROLES.index(role)).permutation(n)
+    stays, aside = np.sort(order[n_aside:]), np.sort(order[:n_aside])
+    return ImageSplits(splits.fit.take(stays), splits.held_out), splits.fit.take(aside)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
-from immunize.data.parts import random_generator
+from immunize.data.splits import random_generator
 
 __all__ = ["BatchDataset", "Draw", "JointSampler", "StreamSampler", "stream_loader"]
 

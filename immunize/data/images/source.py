@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from immunize.data.images.stored import StoredImages
-from immunize.data.parts import SourceBase, Splits
+from immunize.data.splits import SourceBase, Splits
 from immunize.errors import DataError, MissingDataError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
-from immunize.remembering import remembered
+from immunize.memoize import memoize
 
 __all__ = ["Array", "Axes", "principal_axes", "thin_svd"]
 
@@ -71,7 +71,7 @@ def principal_axes(x: Array, *, centred: bool) -> Axes:
     return about_the_mean if centred else plain
 
 
-@remembered(8)
+@memoize(8)
 def _both(x: Array) -> tuple[Axes, Axes]:
     started = time.perf_counter()
     n, d = x.shape

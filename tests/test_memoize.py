@@ -2,13 +2,13 @@
 
 import torch
 
-from immunize.remembering import remembered
+from immunize.memoize import memoize
 
 
 def counting(size):
     calls = []
 
-    @remembered(size)
+    @memoize(size)
     def double(x, factor=2):
         calls.append(factor)
         return factor * x

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from immunize.data import Part, Synthetic
-from immunize.data.parts import random_generator, to_part
+from immunize.data.splits import random_generator, to_part
 from immunize.errors import DataError
 
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["remembered"]
+__all__ = ["memoize"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def remembered(size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def memoize(size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a pure function of tensors, arrays and hashable values: its `size` most recent results are kept.
 
     The results are shared between callers, who must not write into them. `__wrapped__` is the function itself,
