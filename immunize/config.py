@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ __all__ = [
     "data_folder",
     "folder_name",
     "hash_of_run",
+    "is_deep",
     "moved",
     "register",
     "resolved",
@@ -124,7 +126,7 @@ def config_hash(config: dict[str, Any]) -> str:
         config: the plain, resolved configuration of a run.
     """
     kept = _of_its_kind({key: value for key, value in config.items() if key not in NOT_HASHED})
-    if _is_deep(config) and config.get("threads") is not None:  # records of before they were resolved have null
+    if is_deep(config) and config.get("threads") is not None:  # records of before they were resolved have null
         kept["rounded_by_threads"] = config["threads"]
     kept = _without_paths(kept, str(config.get("data_root")))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -161,7 +163,7 @@ def resolved(cfg: DictConfig, threads: int | None = None) -> dict[str, Any]:
     plain = OmegaConf.to_container(own, resolve=True, enum_to_str=True)
     assert isinstance(plain, dict)
     found = {str(key): value for key, value in plain.items()}
-    if _is_deep(found) and "threads" in found:
+    if is_deep(found) and "threads" in found:
         given = found["threads"]
         found["threads"] = threads if given is None and threads is not None else threads_in_force(given)
     return found
@@ -187,9 +189,10 @@ def register() -> None:
     store.store(name="pretrain_schema", node=PretrainConfig)
 
 
-def _is_deep(config: dict[str, Any]) -> bool:
+def is_deep(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is of a network."""
     model = config.get("model")
-    return isinstance(model, dict) and model.get("kind") == "deep"
+    return isinstance(model, Mapping) and model.get("kind") == "deep"
 
 
 def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +202,7 @@ def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
         return config
     objective = {key: value for key, value in objective.items() if not (key in ADDED and value is None)}
     kept = {key: value for key, value in config.items() if key != "deep"} | {"objective": objective}
-    if _is_deep(config):
+    if is_deep(config):
         assert isinstance(deep, dict)
         # Their sum was once a choice, and is hashed as it was then.
         summed = {"harmful": "sum"} if "sets" in config.get("harmful", {}) else {}

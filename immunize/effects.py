@@ -7,7 +7,7 @@ A setting that was given by name on the command line of a single run, and would 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from hydra.core.hydra_config import HydraConfig
@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from hydra.utils import get_object
 from omegaconf import DictConfig
 
-from immunize.config import OF_DEEP_NETS
+from immunize.config import OF_DEEP_NETS, is_deep
 from immunize.errors import UserError
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "apart",
     "asked_for",
     "given_names",
+    "idle_data",
     "idle_in_attack",
-    "idle_in_forecast",
     "idle_in_grid",
     "idle_in_pretraining",
     "idle_in_training",
@@ -72,6 +72,61 @@ class Method(Protocol):
         """Settings of its own without effect."""
 
 
+class Run:
+    """What decides which settings of a run have an effect, by names as `RULES` asks for them.
+
+    Args:
+        config: the plain, resolved configuration.
+        method: its method.
+    """
+
+    def __init__(self, config: Config, method: Method) -> None:
+        model, self.objective, self.method = config["model"], config["objective"], config["method"]
+        self.deep, self.checkpoint = is_deep(config), model.get("checkpoint") is not None
+        self.on_harmful, self.whole = self.objective["epochs_on"] == "harmful", self.objective["batch_size"] is None
+        self.ridge = self.method.get("precondition") in ("dummy", "literal")
+        self.begins, self.selects = config["init"].get("_target_") is not None, config["selection"] is not None
+        self.stops, self.terms = bool(self.objective["early_stopping"]), method.weights.keys()
+        self.balanced = bool(self.objective["balance"] and {"well", "ill"} & self.terms)
+        self.takes_loss, self.trains_classifier = method.takes_loss, method.trains_classifier
+
+    def replaced(self, term: str) -> bool:
+        """Whether the method has another λ of a term than the row of hyper-parameters."""
+        name = f"lambda_{term}"
+        return term in self.terms and not self.balanced and self.method.get(name) not in (None, self.objective[name])
+
+
+Effect = tuple[Callable[[Run], bool], str, str]
+RULES: tuple[Effect, ...] = (
+    (lambda r: r.deep, "a network has deep.probe_steps", "probe_steps"),
+    (lambda r: r.deep, "it is for linear models", "guard init"),
+    (lambda r: r.deep and r.on_harmful, "an epoch is a pass of D_H (objective.epochs_on=harmful)", "pairing"),
+    (lambda r: r.deep and r.checkpoint, "model.checkpoint goes before it", "model.pretrained"),
+    (lambda r: not r.deep, "it is for networks", " ".join(("deep", *(f"objective.{key}" for key in OF_DEEP_NETS)))),
+    (lambda r: not r.deep and not r.ridge, "it is of method.precondition=dummy or literal", "model.ridge"),
+    (lambda r: not r.deep and r.whole, "every step takes all rows (objective.batch_size=null)", "pairing"),
+    (lambda r: not r.deep and r.begins, "init says how θ starts", "model.init"),
+    (lambda r: not r.stops, "objective.early_stopping is off", "objective.check_every objective.patience"),
+    (lambda r: not r.stops and not r.selects, "no rows are set aside", "objective.validation_fraction"),
+)
+"""Where a setting of a run has no effect, why, and which they are."""
+
+RULES_OF_STEPS: tuple[Effect, ...] = (
+    (lambda r: "well" not in r.terms, "the method has no R_well", "objective.lambda_well"),
+    (lambda r: "ill" not in r.terms, "the method has no R_ill", "objective.lambda_ill"),
+    (lambda r: r.balanced and "well" in r.terms, BALANCED, "objective.lambda_well method.lambda_well"),
+    (lambda r: r.balanced and "ill" in r.terms, BALANCED, "objective.lambda_ill method.lambda_ill"),
+    (lambda r: r.replaced("well"), "method.lambda_well replaces it", "objective.lambda_well"),
+    (lambda r: r.replaced("ill"), "method.lambda_ill replaces it", "objective.lambda_ill"),
+    (lambda r: not {"well", "ill"} & r.terms, "the method has no λ", "objective.balance"),
+    (lambda r: not r.balanced, "no λ is balanced", "objective.balance_multiplier objective.balance_every"),
+    (lambda r: not r.balanced or "ill" not in r.terms, "no λ_H is balanced", "objective.balance_multiplier_ill"),
+    (lambda r: not r.takes_loss, "the method has no loss", "objective.loss objective.label_smoothing"),
+    (lambda r: not r.trains_classifier, "the method trains no classifier", "objective.head_weight_decay"),
+)
+"""The same of a method that takes steps."""
+
+
 def idle_in_training(config: Config, method: Method) -> Idle:
     """What has no effect in a run of `immunize.train`.
 
@@ -79,36 +134,29 @@ def idle_in_training(config: Config, method: Method) -> Idle:
         config: the plain, resolved configuration.
         method: its method.
     """
-    model, objective = config["model"], config["objective"]
-    deep = _is_deep(model)
-    idle = _of_kind(config, deep) | _of_data(config, *(["images"] if deep else []))
-    if not objective["early_stopping"]:
-        idle |= _all("objective.early_stopping is off", "objective.check_every", "objective.patience")
-        if config["selection"] is None:
-            idle |= _all("no rows are set aside", "objective.validation_fraction")
+    run = Run(config, method)
+    idle = idle_data(config, *(["images"] if run.deep else []))
+    rules = (*RULES, *(RULES_OF_STEPS if method.trains else ()))
+    idle |= {name: why for holds, why, names in rules if holds(run) for name in names.split()}
     idle |= _all("nothing is drawn with these settings", *(f"method.{key}" for key in method.unused))
-    passed_on = objective["optimizer"].items()
+    passed_on = config["objective"]["optimizer"].items()
     idle |= _all("null is not passed on", *(f"objective.optimizer.{key}" for key, value in passed_on if value is None))
     if method.trains:
-        return idle | _of_terms(config, method)
-    kept = {f"objective.{key}" for key in WITHOUT_STEPS} | ({f"trainer.{key}" for key in WHERE} if deep else set())
+        return idle
+    kept = {f"objective.{key}" for key in WITHOUT_STEPS} | ({f"trainer.{key}" for key in WHERE} if run.deep else set())
     groups = [f"{group}.{key}" for group in ("objective", "trainer", "init") for key in config[group]]
-    return idle | _all(TAKES_NO_STEPS, *(name for name in groups if name not in kept), *_of_start(model), "pairing")
+    start = (f"model.{key}" for key in ("init", "columns", "ridge", "trainable") if key in config["model"])
+    return idle | _all(TAKES_NO_STEPS, *(name for name in groups if name not in kept), *start, "pairing")
 
 
 def idle_in_pretraining(config: Config) -> Idle:
     """What has no effect in `immunize.pretrain`, with the plain, resolved configuration."""
-    idle = _of_data(config, "images") | _all("θ_0 is trained as a whole", "model.trainable")
+    idle = idle_data(config, "images") | _all("θ_0 is trained as a whole", "model.trainable")
     if not config["model"].get("fresh_head"):
         idle |= _all("weights are random without model.fresh_head", "model.pretrained", "model.checkpoint")
     elif config["model"].get("checkpoint") is not None:
         idle |= _all("model.checkpoint goes before it", "model.pretrained")
     return idle
-
-
-def idle_in_forecast(config: Config) -> Idle:
-    """What has no effect in `immunize.forecast`, with the plain, resolved configuration: it looks at no targets."""
-    return _of_data(config, "rows")
 
 
 def idle_in_attack(cfg: DictConfig, nodes: DictConfig) -> Idle:
@@ -129,7 +177,7 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig) -> Idle:
         )
     if cfg.run is not None:
         idle |= _all("it goes with checkpoint=; with run= model and data are those of the run", *_GROUPS)
-    if _is_deep(nodes.model):
+    if is_deep(nodes):
         idle |= _all("image data sets have held-out images", "test_fraction")
         return idle | _all("a network has benign=[...]", "benign_digits")
     idle |= _all("a linear model has no images", "images", "workers", "reference", "benign")
@@ -164,30 +212,27 @@ def idle_in_grid(cfg: DictConfig, found: Config) -> Idle:
     return idle
 
 
-def apart(config: Config, idle: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def apart(config: Config, idle: Collection[str], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """A configuration in two: the settings that have an effect, and the others; `whole_config` puts them together.
 
     Args:
         config: plain.
         idle: names as in `Idle`.
+        prefix: what the names of these settings begin with.
     """
-
-    def divided(node: Config, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        kept: dict[str, Any] = {}
-        rest: dict[str, Any] = {}
-        for key, value in node.items():
-            name = f"{prefix}{key}"
-            if name in idle:
-                rest[key] = value
-            elif isinstance(value, dict) and value:
-                some, others = divided(value, f"{name}.")
-                kept |= {key: some} if some else {}
-                rest |= {key: others} if others else {}
-            else:
-                kept[key] = value
-        return kept, rest
-
-    return divided(config, "")
+    kept: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if name in idle:
+            rest[key] = value
+        elif isinstance(value, dict) and value:
+            some, others = apart(value, idle, f"{name}.")
+            kept |= {key: some} if some else {}
+            rest |= {key: others} if others else {}
+        else:
+            kept[key] = value
+    return kept, rest
 
 
 def given_names(overrides: Iterable[str]) -> list[str]:
@@ -220,61 +265,13 @@ _ROLES = ("pretrain", "harmful")
 _GROUPS = ("model", *_ROLES)
 
 
-def _of_kind(config: Config, deep: bool) -> Idle:
-    """Settings of the other kind of model, and those of this kind that others of them replace."""
-    model = config["model"]
-    if deep:
-        own = _all("a network has deep.probe_steps", "probe_steps")
-        own |= _all("it is for linear models", "guard", "init")
-        if config["objective"]["epochs_on"] == "harmful":
-            own |= _all("an epoch is a pass of D_H (objective.epochs_on=harmful)", "pairing")
-        replaced = model.get("checkpoint") is not None and "pretrained" in model
-        return own | (_all("model.checkpoint goes before it", "model.pretrained") if replaced else {})
-    own = _all("it is for networks", "deep", *(f"objective.{key}" for key in OF_DEEP_NETS))
-    if config["method"].get("precondition") not in ("dummy", "literal"):
-        own |= _all("it is of method.precondition=dummy or literal", "model.ridge")
-    if config["objective"]["batch_size"] is None:
-        own |= _all("every step takes all rows (objective.batch_size=null)", "pairing")
-    if config["init"].get("_target_") is not None:
-        own |= _all("init says how θ starts", "model.init")
-    return own
+def idle_data(config: Config, *uses: str) -> Idle:
+    """What a data set does not use in its role, or for another use; its class says so.
 
-
-def _of_start(model: Config) -> list[str]:
-    """Where θ starts, and which part of it moves."""
-    return [f"model.{key}" for key in ("init", "columns", "ridge", "trainable") if key in model]
-
-
-def _of_terms(config: Config, method: Method) -> Idle:
-    """What the terms of a loss do not use."""
-    objective, terms = config["objective"], method.weights.keys()
-    own: Idle = {}
-    balanced = bool(objective["balance"] and {"well", "ill"} & terms)
-    for term in ("well", "ill"):
-        if term not in terms:
-            own |= _all(f"the method has no R_{term}", f"objective.lambda_{term}")
-        elif balanced:
-            own |= _all(BALANCED, f"objective.lambda_{term}", f"method.lambda_{term}")
-        elif config["method"].get(f"lambda_{term}") not in (None, objective[f"lambda_{term}"]):
-            own |= _all(f"method.lambda_{term} replaces it", f"objective.lambda_{term}")
-    if not {"well", "ill"} & terms:
-        own |= _all("the method has no λ", "objective.balance")
-    if not balanced:
-        own |= _all("no λ is balanced", "objective.balance_multiplier", "objective.balance_every")
-    if not balanced or "ill" not in terms:
-        own |= _all("no λ_H is balanced", "objective.balance_multiplier_ill")
-    if not method.takes_loss:
-        own |= _all("the method has no loss", *(f"objective.{key}" for key in _OF_LOSS))
-    if not method.trains_classifier:
-        own |= _all("the method trains no classifier", "objective.head_weight_decay")
-    return own
-
-
-_OF_LOSS = ("loss", "label_smoothing")
-
-
-def _of_data(config: Config, *uses: str) -> Idle:
-    """What a data set does not use in its role, or for another use; its class says so."""
+    Args:
+        config: plain and resolved.
+        uses: "rows" of a forecast, which looks at no targets, or "images".
+    """
     found: Idle = {}
     for role in _ROLES:
         node = config.get(role, {})
@@ -292,10 +289,6 @@ def _of_data(config: Config, *uses: str) -> Idle:
 def _class_of(node: Config | DictConfig, attribute: str) -> Any:
     target = node.get("_target_")
     return None if target is None else getattr(get_object(target), attribute, None)
-
-
-def _is_deep(model: Config | DictConfig) -> bool:
-    return bool(model.get("kind") == "deep")
 
 
 def _all(why: str, *names: str) -> Idle:

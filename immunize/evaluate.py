@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, tell
-from immunize.config import config_hash, data_folder, moved
+from immunize.config import config_hash, data_folder, is_deep, moved
 from immunize.errors import CheckpointError, DivergedError
 from immunize.instantiate import build_sources
 from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, read_record, whole_config
@@ -51,7 +51,7 @@ def run(
         UserError: an unreadable record or checkpoint, missing or different data.
     """
     record = read_record(folder)
-    deep = record["config"].get("model", {}).get("kind") == "deep"
+    deep = is_deep(record["config"])
     compared: tuple[str, ...] = COMPARED_DEEP if deep else COMPARED
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")

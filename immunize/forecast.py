@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, tell
 from immunize.config import ForecastConfig, config_hash, resolved
-from immunize.effects import apart, asked_for, idle_in_forecast, refuse_idle
+from immunize.effects import apart, asked_for, idle_data, refuse_idle
 from immunize.errors import DataError, UserError
 from immunize.instantiate import build
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
@@ -68,7 +68,7 @@ def run(
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.perf_counter()
     _check_settings(cfg)
     settings = resolved(cfg)
-    idle = idle_in_forecast(settings)
+    idle = idle_data(settings, "rows")
     refuse_idle(given, idle)
     config, without_effect = apart(settings, idle)
     sources = build(cfg.pretrain), build(cfg.harmful)

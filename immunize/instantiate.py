@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
+from immunize.config import is_deep
 from immunize.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def build_sources(cfg: Mapping[str, Any]) -> tuple[Source, Source]:
     """
     pretrain, harmful = build(cfg["pretrain"]), build(cfg["harmful"])
     for source, role in ((pretrain, "pretrain"), (harmful, "harmful")):
-        if cfg["model"].get("kind") != "deep":
+        if not is_deep(cfg):
             _check_loss(cfg["objective"]["loss"], source, role)
         source.require()
     return pretrain, harmful

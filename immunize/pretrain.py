@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, sigint_restored, teller
-from immunize.config import PretrainConfig, config_hash, resolved
+from immunize.config import PretrainConfig, config_hash, is_deep, resolved
 from immunize.effects import apart, asked_for, idle_in_pretraining, refuse_idle
 from immunize.errors import DivergedError, UserError
 from immunize.instantiate import build
@@ -76,7 +76,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     if OmegaConf.is_missing(cfg.model, "trainable"):  # model=timm has no default
         cfg = DictConfig(OmegaConf.merge(cfg, {"model": ALL_OF_IT}))
     check_schema(cfg, PretrainConfig)
-    if cfg.model.get("kind") != "deep":
+    if not is_deep(cfg):
         raise UserError(f"model={cfg.model.name} is no network; choose a deep one, such as model=resnet_small")
     check_rules(cfg, RULES)
     if process_count(cfg.trainer) > 1 or started_outside():

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import TrainConfig
+from immunize.config import TrainConfig, is_deep
 from immunize.errors import UserError
 from immunize.records import finished
 
@@ -118,7 +118,7 @@ def check_settings(cfg: DictConfig) -> None:
     selecting = SELECTION_RULES if cfg.selection is not None else ()
     stopping = EARLY_STOPPING_RULES if objective.early_stopping else ()
     balancing = BALANCE_RULES if objective.balance else ()
-    kind = DEEP_RULES if cfg.model.get("kind") == "deep" else LINEAR_RULES
+    kind = DEEP_RULES if is_deep(cfg) else LINEAR_RULES
     check_rules(cfg, (*RULES, *kind, *selecting, *stopping, *balancing))
     if objective.early_stopping and objective.batch_size is None and objective.check_every > objective.epochs:
         raise UserError(

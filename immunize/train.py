@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from immunize.cli import command, sigint_restored, teller
-from immunize.config import hash_of_run, resolved
+from immunize.config import hash_of_run, is_deep, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
 from immunize.instantiate import build_sources
@@ -60,7 +60,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     clock, settings = time.perf_counter(), resolved(cfg)
     method = method_maker(cfg)()
     record = new_record(settings, method, given)
-    count = process_count(cfg.trainer) if cfg.model.get("kind") == "deep" and method.trains else 1
+    count = process_count(cfg.trainer) if is_deep(cfg) and method.trains else 1
     with sigint_restored():
         if count > 1 and not started_outside():
             spec = {"config": settings, "command": record["command"], "quiet": quiet}

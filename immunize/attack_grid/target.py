@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import data_folder, moved
+from immunize.config import data_folder, is_deep, moved
 from immunize.data.splits import random_generator
 from immunize.errors import CheckpointError, UserError
 from immunize.records import CHECKPOINT, file_digest, read_record, whole_config, write_record
@@ -146,7 +146,7 @@ class Pointed:
     @property
     def deep(self) -> bool:
         """Whether it is a network."""
-        return bool(self.nodes.model.get("kind") == "deep")
+        return is_deep(self.nodes)
 
     @classmethod
     def at(cls, cfg: DictConfig) -> Pointed:

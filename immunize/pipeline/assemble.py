@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import config_dir
+from immunize.config import config_dir, is_deep
 from immunize.data import PairedData, Source
 from immunize.data.images import ImagePair, as_image_source
 from immunize.errors import UserError
@@ -62,7 +62,7 @@ def assemble(cfg: DictConfig, sources: tuple[Source, Source] | None = None) -> E
     Raises:
         UserError: a bad setting, or missing or unusable data.
     """
-    row, deep = _row(cfg.objective), cfg.model.get("kind") == "deep"
+    row, deep = _row(cfg.objective), is_deep(cfg)
     training = Training(
         method=cfg.method.name,
         row=row,
