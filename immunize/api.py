@@ -30,10 +30,10 @@ from immunize.objective import Objective, task_loss
 from immunize.pipeline.append import append_computed
 from immunize.pipeline.assemble import method_named, optimizer_factory, shared_row
 from immunize.pipeline.fit import quiet_lightning
-from immunize.settings import LARGEST_SEED
+from immunize.settings import LARGEST_SEED, MULTIPLIERS
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.training import DeepModule
-from immunize.training.callbacks import MULTIPLIERS, GradientBalance
+from immunize.training.callbacks import GradientBalance
 
 __all__ = ["ONE_IN", "Immunized", "Loader", "TrainedOn", "answers", "features_of", "immunize"]
 

@@ -1,6 +1,6 @@
 """What values a setting may have, checked before anything heavy is imported; types are the schemas' business.
 
-Settings that one class alone takes (λ, a guard mode, a pair of digits) are checked by its constructor, which runs
+Settings that one class alone takes (a budget, a pair of digits) are checked by its constructor, which runs
 before training as well.
 """
 
@@ -18,14 +18,16 @@ from immunize.config import TrainConfig, is_deep
 from immunize.errors import UserError
 from immunize.records import finished
 
-__all__ = ["LARGEST_SEED", "Rule", "check_folder", "check_rules", "check_schema", "check_settings"]
+__all__ = ["LARGEST_SEED", "MULTIPLIERS", "Rule", "check_folder", "check_rules", "check_schema", "check_settings"]
 
 LARGEST_SEED = 2**32 - 1
 """Numpy's largest."""
 
-PAIRINGS, MULTIPLIERS = ("max_size_cycle", "min_size"), (1, 2, 3, 5)
-LINEAR_LOSSES, DEEP_LOSSES = ("mse", "bce", "ce"), ("ce",)
-"""What `immunize.data.MODES`, `GradientBalance` and `task_loss` accept; their rooms import torch."""
+MULTIPLIERS = (1, 2, 3, 5)
+"""The multiples of the task loss's gradient norm that C.2 searches over."""
+
+PAIRINGS, LINEAR_LOSSES, DEEP_LOSSES = ("max_size_cycle", "min_size"), ("mse", "bce", "ce"), ("ce",)
+"""What `immunize.data.MODES` and `task_loss` accept; their rooms import torch."""
 
 Rule = tuple[str, Callable[[Any], bool], str]
 RULES: tuple[Rule, ...] = (

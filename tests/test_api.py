@@ -20,7 +20,7 @@ import immunize
 from immunize.api import TrainedOn, set_aside
 from immunize.errors import UserError
 from immunize.features import DeepExtractor
-from immunize.features.once import Once
+from immunize.features.extract import Once
 from immunize.objective.ours import Ours
 
 D, CLASSES = 12, 3

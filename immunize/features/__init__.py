@@ -13,8 +13,7 @@ from immunize.features.precondition import (
     preconditioned_linear,
     refuse_precondition,
 )
-from immunize.features.released import Released, released_network
-from immunize.features.stages import StageOutputs
+from immunize.features.released import Released, StageOutputs, released_network
 from immunize.features.store import Features, Place, cache_place
 from immunize.features.weights import build_network, load_weights, save_weights, state_digest
 

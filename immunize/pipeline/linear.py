@@ -292,30 +292,23 @@ def _callbacks(
     """What watches the training, by name, in the order in which Lightning is to call them.
 
     Raises:
-        UserError: a setting that one of them refuses.
+        UserError: a guard that the method gives nothing to watch.
     """
     row = training.row
-    try:
-        callbacks: dict[str, Callback] = {}
-        if row.early_stopping:
-            callbacks["early_stopping"] = ValidationStop(row.patience)
-        if row.balance:
-            callbacks["balance"] = GradientBalance(
-                row.balance_multiplier, row.balance_every, row.balance_multiplier_ill
-            )
-        if training.guard != "off":
-            if not {"well", "ill"} & module.objective.weights.keys():
-                raise UserError(
-                    f"guard={training.guard} watches R_well and R_ill; method={training.method} has neither"
-                )
-            callbacks["guard"] = TheoremGuard()
-        # Lightning calls them in this order: the last look is at the θ that early stopping put back.
-        monitor = ImmunityMonitor(pair.fit, training.monitor_every, label, quiet=quiet)
-        callbacks["warnings"] = monitor
-        if not quiet:
-            callbacks["progress"] = Progress(label, said=lambda: _of_rir(monitor.latest))
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    callbacks: dict[str, Callback] = {}
+    if row.early_stopping:
+        callbacks["early_stopping"] = ValidationStop(row.patience)
+    if row.balance:
+        callbacks["balance"] = GradientBalance(row.balance_multiplier, row.balance_every, row.balance_multiplier_ill)
+    if training.guard != "off":
+        if not {"well", "ill"} & module.objective.weights.keys():
+            raise UserError(f"guard={training.guard} watches R_well and R_ill; method={training.method} has neither")
+        callbacks["guard"] = TheoremGuard()
+    # Lightning calls them in this order: the last look is at the θ that early stopping put back.
+    monitor = ImmunityMonitor(pair.fit, training.monitor_every, label, quiet=quiet)
+    callbacks["warnings"] = monitor
+    if not quiet:
+        callbacks["progress"] = Progress(label, said=lambda: _of_rir(monitor.latest))
     return callbacks
 
 

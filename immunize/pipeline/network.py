@@ -249,34 +249,26 @@ class NetworkExperiment(Experiment):
             checkpoint: where the training is kept.
             run_hash: of its configuration and of θ_0.
             quiet: show no progress.
-
-        Raises:
-            UserError: a setting that one of them refuses.
         """
         training, row = self.training, self.training.row
-        try:
-            callbacks: dict[str, Callback] = {}
-            if row.balance and {"well", "ill"} & self.objective.weights.keys():
-                callbacks["balance"] = GradientBalance(
-                    row.balance_multiplier, row.balance_every, row.balance_multiplier_ill
-                )
-            elif row.balance and not quiet:  # a sweep over methods shares one row of hyper-parameters
-                log.warning(
-                    "objective.balance=true has no effect: method=%s has no λ that it could set", training.method
-                )
-            callbacks["watch"] = NetworkMonitor(
-                self.reference,
-                self._watched(),
-                every=row.check_every if row.early_stopping else training.monitor_every,
-                patience=row.patience if row.early_stopping else None,
-                quiet=quiet,
+        callbacks: dict[str, Callback] = {}
+        if row.balance and {"well", "ill"} & self.objective.weights.keys():
+            callbacks["balance"] = GradientBalance(
+                row.balance_multiplier, row.balance_every, row.balance_multiplier_ill
             )
-            if row.max_steps is not None:
-                callbacks["step_limit"] = StepLimit(row.max_steps)
-            callbacks["throughput"] = Progress(training.method, max_steps=row.max_steps, quiet=quiet)
-            callbacks["resuming"] = Resuming(checkpoint, run_hash)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        elif row.balance and not quiet:  # a sweep over methods shares one row of hyper-parameters
+            log.warning("objective.balance=true has no effect: method=%s has no λ that it could set", training.method)
+        callbacks["watch"] = NetworkMonitor(
+            self.reference,
+            self._watched(),
+            every=row.check_every if row.early_stopping else training.monitor_every,
+            patience=row.patience if row.early_stopping else None,
+            quiet=quiet,
+        )
+        if row.max_steps is not None:
+            callbacks["step_limit"] = StepLimit(row.max_steps)
+        callbacks["throughput"] = Progress(training.method, max_steps=row.max_steps, quiet=quiet)
+        callbacks["resuming"] = Resuming(checkpoint, run_hash)
         return callbacks
 
     def _watched(self) -> dict[Role, Dataset[Any]]:

@@ -1,4 +1,4 @@
-"""A trunk that works once an image: `immunize.features.once`."""
+"""A trunk that works once an image: `immunize.features.extract`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from immunize.features.once import Once
+from immunize.features.extract import Once
 
 
 def trunk() -> nn.Module:

@@ -7,7 +7,7 @@ import torch
 
 from immunize.errors import CheckpointError
 from immunize.features import DeepExtractor, Released, StageOutputs, append_map, released_features, released_network
-from immunize.features.stages import MAP_OFF
+from immunize.features.released import MAP_OFF
 
 D = 12
 

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from immunize.errors import CheckpointError, UserError
-from immunize.features import DeepExtractor, build_network, hub, load_weights, save_weights, state_digest
+from immunize.features import DeepExtractor, build_network, load_weights, save_weights, state_digest
+from immunize.features import weights as hub
 
 SMALL = {"channels": [8, 8, 16, 16]}
 

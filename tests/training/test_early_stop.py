@@ -85,9 +85,3 @@ def test_a_run_without_early_stopping_fits_every_row(tmp_path: Path) -> None:
     record = run_tiny(tmp_path)
     assert "early_stopping" not in record["training"]["fit"]
     assert record["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]["n_samples"] == 40
-
-
-@pytest.mark.parametrize("patience", [0, -1])
-def test_patience_below_one_is_refused(patience: int) -> None:
-    with pytest.raises(ValueError, match="patience"):
-        ValidationStop(patience)

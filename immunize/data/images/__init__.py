@@ -56,7 +56,7 @@ _HOME = {
     "ImageSource": "source",
     "ImageSplits": "image_set",
     "Imagenette": "imagenette",
-    "SeveralSets": "several",
+    "SeveralSets": "multi",
     "TinyImageNet": "tiny_imagenet",
     "as_image_source": "source",
 }

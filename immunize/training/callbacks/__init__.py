@@ -1,6 +1,6 @@
 """What happens around a step: balancing, guarding, watching, stopping, reporting progress."""
 
-from immunize.training.callbacks.balance import MULTIPLIERS, GradientBalance
+from immunize.training.callbacks.balance import GradientBalance
 from immunize.training.callbacks.guard import TheoremGuard
 from immunize.training.callbacks.monitor import ImmunityMonitor, NetworkMonitor
 from immunize.training.callbacks.progress import Progress
@@ -9,7 +9,6 @@ from immunize.training.callbacks.signatures import FailureSignatures
 from immunize.training.callbacks.stopping import StepLimit, ValidationStop
 
 __all__ = [
-    "MULTIPLIERS",
     "FailureSignatures",
     "GradientBalance",
     "ImmunityMonitor",

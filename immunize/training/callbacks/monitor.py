@@ -60,14 +60,9 @@ class ImmunityMonitor(Callback):
     Attributes:
         latest: the numbers of the last look that was logged.
         signatures: the failures recognized so far; it sees the start of the training as well.
-
-    Raises:
-        ValueError: `every` < 1.
     """
 
     def __init__(self, parts: PairParts, every: int, label: str = "fit", *, quiet: bool = False) -> None:
-        if every < 1:
-            raise ValueError(f"monitor_every has to be at least 1, it is {every}")
         self.every = every
         self.latest: dict[str, float] = {}
         self._rows = {role: compress_rows(parts.of(role).x) for role in ROLES}
@@ -174,9 +169,6 @@ class NetworkMonitor(Callback):
             best look, which may be θ_0 itself, is put back at the end.
         label: what the training is called in messages.
         quiet: keep recognized failures without a message.
-
-    Raises:
-        ValueError: `every` or `patience` < 1.
     """
 
     def __init__(
@@ -189,10 +181,6 @@ class NetworkMonitor(Callback):
         label: str = "fit",
         quiet: bool = False,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"monitor_every has to be at least 1, it is {every}")
-        if patience is not None and patience < 1:
-            raise ValueError(f"objective.patience has to be at least 1, it is {patience}")
         self.reference, self.images, self.every, self.patience = reference, images, every, patience
         self.latest: dict[str, float] = {}
         self.signatures = FailureSignatures({}, {}, label, quiet=quiet)

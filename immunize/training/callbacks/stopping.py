@@ -21,8 +21,6 @@ class ValidationStop(EarlyStopping):
     """
 
     def __init__(self, patience: int) -> None:
-        if patience < 1:
-            raise ValueError(f"objective.patience has to be at least 1, it is {patience}")
         super().__init__(monitor="val/log_rir", mode="max", patience=patience, check_finite=False)
         self.best_step: int | None = None
         self._best: dict[str, Tensor] = {}
