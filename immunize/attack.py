@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, tell
-from immunize.config import AttackConfig, config_hash, resolved
+from immunize.config import config_hash, resolved
 from immunize.effects import apart, asked_for, idle_in_attack, idle_in_grid, refuse_idle
 from immunize.errors import UserError
 from immunize.instantiate import build
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD
+from immunize.schemas import AttackConfig
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 from immunize.threads import cpu_threads, threads_in_force
 

@@ -13,38 +13,11 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.schemas import (
-    AttackConfig,
-    CardConfig,
-    DeepConfig,
-    EvaluateConfig,
-    ExperimentConfig,
-    ExportConfig,
-    ForecastConfig,
-    GuardMode,
-    HtmlConfig,
-    ObjectiveConfig,
-    PretrainConfig,
-    ReportConfig,
-    TrainConfig,
-)
+from immunize import schemas
 from immunize.threads import threads_in_force
 
 __all__ = [
     "NOT_HASHED",
-    "AttackConfig",
-    "CardConfig",
-    "DeepConfig",
-    "EvaluateConfig",
-    "ExperimentConfig",
-    "ExportConfig",
-    "ForecastConfig",
-    "GuardMode",
-    "HtmlConfig",
-    "ObjectiveConfig",
-    "PretrainConfig",
-    "ReportConfig",
-    "TrainConfig",
     "config_dir",
     "config_hash",
     "data_folder",
@@ -78,6 +51,20 @@ GONE = ("precondition", "harmful")
 
 ADDED = ("lr_decay", "balance_multiplier_ill", "images")
 """Settings of `objective` and `deep` that came later; null is what there was before, and then not part of the hash."""
+
+SCHEMAS = {
+    "train": schemas.TrainConfig,
+    "evaluate": schemas.EvaluateConfig,
+    "verify": schemas.EvaluateConfig,
+    "forecast": schemas.ForecastConfig,
+    "attack": schemas.AttackConfig,
+    "report": schemas.ReportConfig,
+    "card": schemas.CardConfig,
+    "html": schemas.HtmlConfig,
+    "export": schemas.ExportConfig,
+    "pretrain": schemas.PretrainConfig,
+}
+"""Of each command, under whose name with "_schema" its primary configuration starts."""
 
 LONGEST_NAME = 120
 """Characters of a folder name; file systems allow 255 bytes a name, and 4,096 or fewer a path."""
@@ -177,16 +164,8 @@ def register() -> None:
     # Hydra copies the store with whatever it composes, and 166 times for --help; nobody writes into such a copy.
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     store = ConfigStore.instance()
-    store.store(name="train_schema", node=TrainConfig)
-    store.store(name="evaluate_schema", node=EvaluateConfig)
-    store.store(name="verify_schema", node=EvaluateConfig)
-    store.store(name="forecast_schema", node=ForecastConfig)
-    store.store(name="attack_schema", node=AttackConfig)
-    store.store(name="report_schema", node=ReportConfig)
-    store.store(name="card_schema", node=CardConfig)
-    store.store(name="html_schema", node=HtmlConfig)
-    store.store(name="export_schema", node=ExportConfig)
-    store.store(name="pretrain_schema", node=PretrainConfig)
+    for name, node in SCHEMAS.items():
+        store.store(name=f"{name}_schema", node=node)
 
 
 def is_deep(config: Mapping[str, Any]) -> bool:

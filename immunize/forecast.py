@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, tell
-from immunize.config import ForecastConfig, config_hash, resolved
+from immunize.config import config_hash, resolved
 from immunize.effects import apart, asked_for, idle_data, refuse_idle
 from immunize.errors import DataError, UserError
 from immunize.instantiate import build
+from immunize.schemas import ForecastConfig
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 from immunize.threads import cpu_threads, threads_in_force
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, sigint_restored, teller
-from immunize.config import PretrainConfig, config_hash, is_deep, resolved
+from immunize.config import config_hash, is_deep, resolved
 from immunize.effects import apart, asked_for, idle_in_pretraining, refuse_idle
 from immunize.errors import DivergedError, UserError
 from immunize.instantiate import build
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
+from immunize.schemas import PretrainConfig
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema, refuse_finished
 from immunize.sweeping import done_record
 from immunize.threads import cpu_threads, threads_in_force

@@ -14,9 +14,10 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import TrainConfig, is_deep
+from immunize.config import is_deep
 from immunize.errors import UserError
 from immunize.records import finished
+from immunize.schemas import TrainConfig
 
 __all__ = ["LARGEST_SEED", "MULTIPLIERS", "Rule", "check_folder", "check_rules", "check_schema", "check_settings"]
 

@@ -15,7 +15,8 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import (
+from immunize.config import config_dir, config_hash, data_folder, folder_name, moved, register
+from immunize.schemas import (
     AttackConfig,
     CardConfig,
     EvaluateConfig,
@@ -26,12 +27,6 @@ from immunize.config import (
     PretrainConfig,
     ReportConfig,
     TrainConfig,
-    config_dir,
-    config_hash,
-    data_folder,
-    folder_name,
-    moved,
-    register,
 )
 
 ROOT = Path(__file__).parents[1]
