@@ -87,12 +87,11 @@ def choose_budget(
     rho: float = DEFAULT_RHO,
     harder_by: float = 2.0,
     ease_limit: float = 1.0,
-    largest: float | None = None,
 ) -> BudgetChoice:
     """The largest B with (a) (i) ≥ `harder_by` and (i) > 1, and (b) (ii) ≤ `ease_limit`, on these rows.
 
     On the rows that K was computed from, with its ρ, (b) is B ≤ κ(K_P) and (a) is B ≥ harder_by·κ(K_H)/κ_gen; here
-    both are measured, on a logarithmic grid from 1 to `largest` and by bisection above its largest budget that holds.
+    both are measured, on a logarithmic grid from 1 to κ(K_P) and by bisection above its largest budget that holds.
 
     Measured ratios need not be monotone in B: with `spectrum` they jump where an eigenvalue crosses the rank cut, so
     nothing is claimed about budgets between grid points below the largest that holds. On data with nearly dead
@@ -107,10 +106,9 @@ def choose_budget(
         rho: ρ of the `ridge` estimator.
         harder_by: see above.
         ease_limit: see above.
-        largest: default κ(K_P) with its ρ, beyond which (b) fails on what the map was computed from.
 
     Raises:
-        ValueError: `largest` below 1, or the supremum of RIR is infinite.
+        ValueError: the supremum of RIR is infinite.
     """
     check_attainable(spectrum)
     rows = [x_pretrain, x_harmful]
@@ -128,10 +126,8 @@ def choose_budget(
         trial = tried[budget] = BudgetTrial(budget, harder, easier)
         return trial.ratio_harmful > 1 and trial.ratio_harmful >= harder_by and trial.ratio_pretrain <= ease_limit
 
-    ceiling = spectrum.kappa_pretrain if largest is None else largest
-    if not (math.isfinite(ceiling) and ceiling >= 1):
-        raise ValueError(f"the largest budget has to be at least 1 and finite, it is {ceiling}")
-    grid = [ceiling ** (step / (BUDGET_POINTS - 1)) for step in range(BUDGET_POINTS)]
+    # Beyond κ(K_P) with its ρ (b) fails on what the map was computed from.
+    grid = [spectrum.kappa_pretrain ** (step / (BUDGET_POINTS - 1)) for step in range(BUDGET_POINTS)]
     good = [budget for budget in grid if holds(budget)]
     if not good:
         # ridge κ ≤ (tr(H) + α)/α = 1 + D/ρ for every H

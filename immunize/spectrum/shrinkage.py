@@ -98,7 +98,6 @@ def closed_form(
     rho: float = DEFAULT_RHO,
     harder_by: float = 2.0,
     ease_limit: float = 1.0,
-    largest_budget: float | None = None,
 ) -> ClosedForm:
     """The best linear map for a pre-training and a harmful data set, with its inverse.
 
@@ -119,7 +118,6 @@ def closed_form(
         rho: ρ of the `ridge` estimator, there and for "auto" shrinkage.
         harder_by: (a) holds where (i) is at least this, and above 1.
         ease_limit: (b) holds where (ii) is at most this; below 1 leaves room for the difference between rows.
-        largest_budget: the largest B that "auto" tries, see :func:`choose_budget`.
 
     Raises:
         ValueError: rows that are empty, not finite, all zero or of different widths; fewer rows than features without
@@ -151,7 +149,6 @@ def closed_form(
             rho=rho,
             harder_by=harder_by,
             ease_limit=ease_limit,
-            largest=largest_budget,
         )
         budget = spent.budget
     best = frontier(spectrum, budget)

@@ -193,8 +193,6 @@ def test_bad_input_is_refused_with_the_reason() -> None:
     for fraction in (0.0, 1.0):
         with pytest.raises(ValueError, match="between 0 and 1"):
             closed_form(x_p, x_h, budget="auto", validation_fraction=fraction)
-    with pytest.raises(ValueError, match="largest budget"):
-        closed_form(x_p, x_h, budget="auto", largest_budget=0.5)
     with pytest.raises(ValueError, match="one map serves both"):
         closed_form(x_p, x_h, budget="auto", validation=(x_p[:, :5], x_h))
     with pytest.raises(ValueError, match="at least 2 folds"):
