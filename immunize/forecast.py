@@ -67,7 +67,9 @@ def run(
         UserError: anything in the configuration or the data that the user has to mend.
     """
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.perf_counter()
-    _check_settings(cfg)
+    check_schema(cfg, ForecastConfig)  # before anything heavy is imported
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    check_rules(cfg, RULES)
     settings = resolved(cfg)
     idle = idle_data(settings, "rows")
     refuse_idle(given, idle)
@@ -251,16 +253,6 @@ def _ratios(one: MeasuredMap) -> dict[str, Any]:
 
 def _kappa(kappa: ConditionNumber) -> dict[str, Any]:
     return {key: value for key, value in vars(kappa).items() if key != "estimator"}
-
-
-# --- the settings -------------------------------------------------------------------------------------------------
-
-
-def _check_settings(cfg: DictConfig) -> None:
-    """Refuse unknown keys, missing values and values out of range before anything heavy is imported."""
-    check_schema(cfg, ForecastConfig)
-    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    check_rules(cfg, RULES)
 
 
 def _is_number(value: Any) -> bool:

@@ -62,7 +62,9 @@ def assemble(cfg: DictConfig, sources: tuple[Source, Source] | None = None) -> E
     Raises:
         UserError: a bad setting, or missing or unusable data.
     """
-    row, deep = _row(cfg.objective), is_deep(cfg)
+    deep = is_deep(cfg)
+    # What a record of before a hyper-parameter was there does not have is None.
+    row = ObjectiveConfig(**{field.name: cfg.objective.get(field.name) for field in fields(ObjectiveConfig)})
     training = Training(
         method=cfg.method.name,
         row=row,
@@ -105,23 +107,22 @@ def _linear(
         cross_fit = pair.cross_fit_pair(cfg.seed)
         cross_fit.setup()
     init = cfg.get("init") or {}
+
+    def new_extractor(n_features: int) -> LinearExtractor:
+        generator = torch.Generator().manual_seed(cfg.seed)
+        extractor: LinearExtractor = build(_arguments(cfg.model), n_features=n_features, generator=generator)
+        return extractor
+
     return LinearExperiment(
         **common,
         pair=pair,
         cross_fit=cross_fit,
-        new_extractor=partial(_linear_extractor, cfg.model, cfg.seed),
+        new_extractor=new_extractor,
         new_start=None if init.get("_target_") is None else partial(build, _arguments(init)),
         columns=cfg.model.get("columns", "all"),
         rho=cfg.rho,
         probe_steps=cfg.probe_steps,
     )
-
-
-def _linear_extractor(node: Node, seed: int, n_features: int) -> LinearExtractor:
-    """f_θ at its start."""
-    generator = torch.Generator().manual_seed(seed)
-    extractor: LinearExtractor = build(_arguments(node), n_features=n_features, generator=generator)
-    return extractor
 
 
 def _network(
@@ -266,12 +267,6 @@ def optimizer_factory(node: Node, learning_rate: float) -> OptimizerFactory:
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"objective.optimizer: {error}") from error
     return factory
-
-
-def _row(node: Node) -> ObjectiveConfig:
-    """The hyper-parameters; what a record of before they were there does not have is None."""
-    known: dict[str, Any] = {field.name: node.get(field.name) for field in fields(ObjectiveConfig)}
-    return ObjectiveConfig(**known)
 
 
 def _loss(name: str, label_smoothing: float | None) -> TaskLoss:
