@@ -22,7 +22,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from immunize import attack, forecast, pretrain, records, train
-from immunize.data.digits import embedded_digits
+from immunize.data.embedded_digits import embedded_digits
 from immunize.data.images import digit_images
 from immunize.effects import given_names
 from immunize.errors import UserError

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from immunize.data.housing_table import OPENML_ID, TARGETS, ZONE, read_local, read_openml, require_local
-from immunize.data.loading import Standardizer
+from immunize.data.scaling import Standardizer
 from immunize.data.splits import ROLES, Part, SourceBase, Splits, random_generator, to_part
 from immunize.errors import DataError
 

@@ -20,7 +20,8 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 
-from immunize.data.loading import CrossFitted, LoadedPair, Standardizer, load_pair
+from immunize.data.loading import CrossFitted, LoadedPair, load_pair
+from immunize.data.scaling import Standardizer
 from immunize.data.splits import ROLES, Part, Role, Source, fingerprint_of, random_generator
 from immunize.errors import DataError
 

@@ -11,7 +11,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from immunize.data import Digits, Part
-from immunize.data.digits import FiveDigits, embedded_digits, held_out_mask
+from immunize.data.digits import FiveDigits
+from immunize.data.embedded_digits import embedded_digits, held_out_mask
 
 
 def originals(part: Part, digit: int) -> list[int]:

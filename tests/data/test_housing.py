@@ -17,7 +17,7 @@ from sklearn.preprocessing import LabelEncoder
 from immunize.data import Housing
 from immunize.data.housing import encode
 from immunize.data.housing_table import COLUMNS, read_local
-from immunize.data.loading import Standardizer
+from immunize.data.scaling import Standardizer
 from immunize.errors import DataError, MissingDataError
 
 TEXT_COLUMNS = {"MSZoning", "Street", "Alley", "Neighborhood", "MasVnrType", "PoolQC"}

@@ -361,7 +361,7 @@ def test_half_unpacked_country211_is_not_taken_for_complete(tmp_path: Path) -> N
 def test_digits_as_images_share_rows_with_digits_as_tables() -> None:
     from sklearn.datasets import load_digits
 
-    from immunize.data.digits import held_out_mask
+    from immunize.data.embedded_digits import held_out_mask
 
     raw, digits = load_digits(return_X_y=True)
     mask = held_out_mask(digits)

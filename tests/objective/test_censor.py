@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import immunize
 from immunize import train
-from immunize.data.digits import embedded_digits, held_out_mask
+from immunize.data.embedded_digits import embedded_digits, held_out_mask
 from immunize.errors import UserError
 from immunize.features import DeepExtractor, load_weights
 from immunize.features.depths import check_depths, features_at

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from immunize.data.digits import DIGITS_OF, PIXEL_MAX, embedded_digits, held_out_mask
+from immunize.data.embedded_digits import DIGITS_OF, PIXEL_MAX, embedded_digits, held_out_mask
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import Array, ArrayImages
 
