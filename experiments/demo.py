@@ -67,10 +67,12 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
     write_results(attacks.records, out)
     write_tables([table], "demo", out)
     best_figure(attacks, out / "best")
-    to_read().print(to_print(attacks, table.title))
+    screen = to_read()
+    screen.print(to_print(attacks, table.title))
     for method, record in attacked.items():
         rir = short(runs[method]["metrics"]["held_out"]["spectrum"]["rir"])
-        print(f"{method}: RIR {rir} on held-out rows; harmful task {verdict_sentence(record, 'harmful')}")
+        told = f"{method}: RIR {rir} on held-out rows; harmful task {verdict_sentence(record, 'harmful')}"
+        screen.print(told, markup=False)
     print(out / "best.png")
     return out / "best.png"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.cli import command, tell
+from immunize.cli import command, now_and_then, tell
 from immunize.config import config_hash, resolved
 from immunize.effects import apart, asked_for, idle_in_attack, idle_in_grid, refuse_idle
 from immunize.errors import UserError
@@ -208,13 +208,15 @@ def target_of(cfg: DictConfig, features: Path | None = None, tell: Callable[[str
 def main(cfg: DictConfig) -> None:
     """Attack, print the table, then the record's path as the last line of stdout."""
     try:
-        record = run(cfg, tell, asked_for())
+        record = run(cfg, now_and_then(), asked_for())
     except KeyboardInterrupt:
         tell("finished attacks are kept; the same command goes on from there")
         raise
     from immunize.report.attacks.one_run import show_attack
 
     show_attack(record)
+    if cfg.run is not None and not cfg.attack.reduced:
+        tell(f"what to publish with the model: python -m immunize.report card run={cfg.run}")
     print(folder_of(cfg.out, cfg.run, cfg.checkpoint) / ATTACK_RECORD, flush=True)
 
 

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from immunize.errors import UserError
 from immunize.importing import start_quickly
 from immunize.processes import is_first
 
-__all__ = ["command", "entry_point", "explain_errors", "sigint_restored", "tell", "teller"]
+__all__ = ["command", "entry_point", "explain_errors", "now_and_then", "sigint_restored", "tell", "teller"]
 
 _reached = {"task": False, "explained": False}
 """Whether a configuration was composed, so that a task has begun in this call of an entry point, and whether errors are
@@ -32,6 +33,10 @@ A plain dictionary, because joblib copies a task to its workers with what it ref
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Hydra's environment variable; set to 1 by the user, errors of every kind come with their traceback."""
+
+
+_STRUCT = "is not in struct"
+"""What a message says of a setting that a part without a schema, such as a method, does not have."""
 
 
 class _PastHydra(BaseException):
@@ -102,6 +107,19 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def now_and_then(seconds: float = 10.0) -> Callable[[str], None]:
+    """:func:`tell` for lines that come by the hundred: the first, and then one in so many seconds."""
+    next_at = 0.0
+
+    def tell_some(text: str) -> None:
+        nonlocal next_at
+        if (now := time.monotonic()) >= next_at:
+            next_at = now + seconds
+            tell(text)
+
+    return tell_some
+
+
 def teller(quiet: bool) -> Callable[[str], None]:
     """:func:`tell`, or nothing where a run is to be quiet or another of its processes tells."""
     return tell if is_first() and not quiet else lambda text: None
@@ -156,8 +174,10 @@ def _told(message: str) -> BaseException:
 def _of_use(told: str) -> str:
     """Hydra's message without the names of our classes, where it looked, and the advice to add a misspelt name."""
     lines = told.partition("Config search path:")[0].rstrip().splitlines()
-    others = ("object_type=", "reference_type=") + (("To append to your config use",) if _fields(told) else ())
-    return "\n".join(line for line in lines if not line.strip().startswith(others))
+    others = ("object_type=", "reference_type=") + (
+        ("To append to your config use",) if _fields(told) or _STRUCT in told else ()
+    )
+    return "\n".join(line for line in lines if not line.strip().startswith(tuple(others)))
 
 
 def _close_names(told: str) -> list[str]:
@@ -167,6 +187,8 @@ def _close_names(told: str) -> list[str]:
     if (missed := re.search(r"Could not find '(?:[\w/]+/)?(\w+)'", told)) is not None:
         known = re.findall(r"^\t(\w+)$", told, flags=re.MULTILINE)
         return [f"did you mean {name}?" for name in difflib.get_close_matches(missed[1], known, n=1)]
+    if _STRUCT in told:
+        return ["--cfg job shows the settings that there are"]
     return [
         f"did you mean {name}?" for key, known in _fields(told) for name in difflib.get_close_matches(key, known, n=1)
     ]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from immunize.cli import command, sigint_restored, teller
+from immunize.cli import command, sigint_restored, tell, teller
 from immunize.config import hash_of_run, is_deep, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
@@ -83,6 +84,8 @@ def main(cfg: DictConfig) -> float | None:
     record = run(cfg, folder, quiet=in_sweep, given=asked_for())
     if not in_sweep and is_first():
         show_record(record)
+        if record["status"] == "finished":
+            tell(f"who learns the harmful task all the same: python -m immunize.attack run={os.path.relpath(folder)}")
         print(folder / RECORD, flush=True)
     if record["status"] == "interrupted":
         raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.cli import command, tell
+from immunize.cli import command, now_and_then
 from immunize.config import data_folder
 from immunize.errors import CheckpointError
 from immunize.records import differences
@@ -78,7 +78,7 @@ def main() -> None:
 
 @command("verify")
 def _verify(cfg: DictConfig) -> None:
-    differing = run(Path(cfg.run), cfg.data_root, tell)
+    differing = run(Path(cfg.run), cfg.data_root, now_and_then())
     if differing:
         print("these numbers differ:", *differing, sep="\n  ")
         sys.exit(1)

@@ -79,6 +79,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("harmful=foo", ["harmful/foo", "digits", "mnist"]),
         ("sede=1", ["sede", "Could not override", "did you mean seed?"]),
         ("objective.epoch=1", ["epoch", "did you mean epochs?"]),
+        ("method.lambda_il=1", ["lambda_il", "--cfg job shows the settings that there are"]),
         ("+sede=1", ["no setting sede"]),
         ("harmful.pear=[0,1]", ["harmful.pear"]),
         ("method.foo=1", ["method.foo"]),

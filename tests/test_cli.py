@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from types import ModuleType
 
 import pytest
 
+from immunize.cli import now_and_then
 from immunize.importing import start_quickly
 from tests.commands import ENVIRONMENT, INTERRUPTIBLE, run
 from tests.timing import HEAVY, fresh, loaded_by, timed
@@ -76,8 +78,10 @@ def test_default_run_reports_progress_in_plain_lines_and_warns_of_nothing(
 ) -> None:
     lines = default_run[0].stderr.splitlines()
     assert lines
-    assert (lines[0], lines[-1]) == ("ours: digits against digits, seed 0: loading", "measuring")
-    assert all(line.startswith("fit: step ") for line in lines[1:-1]), lines
+    first, *_, last, following = lines
+    assert (first, last) == ("ours: digits against digits, seed 0: loading", "measuring")
+    assert following.startswith("who learns the harmful task all the same: python -m immunize.attack run=outputs")
+    assert all(line.startswith("fit: step ") for line in lines[1:-2]), lines
 
 
 NETWORK = ["model=resnet_small", "model.kwargs.channels=[2,2,2,4]", "objective.max_steps=1", "deep.groups=2"]
@@ -109,9 +113,18 @@ def test_help_is_quick_and_imports_nothing_heavy(module: str, tmp_path: Path) ->
     done, loaded, seconds = loaded_by(module, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert f"python -m {module}" in done.stdout
+    groups = re.compile(r"[\w/]+: ")  # Hydra's own lines
+    assert not [line for line in done.stdout.splitlines() if len(line) > 100 and not groups.match(line)]
     assert loaded == set()
     assert seconds < 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_that_come_by_the_hundred_are_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    told = now_and_then(3600)
+    for line in ("first", "second"):
+        told(line)
+    assert capsys.readouterr().err == "first\n"
 
 
 def test_missing_data_is_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:

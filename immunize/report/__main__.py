@@ -30,7 +30,7 @@ def _tables(cfg: DictConfig) -> None:
 
     try:
         with lacking_is_told(f"a record below {cfg.runs}"):
-            print(_report(cfg), end="")
+            _report(cfg)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(str(error)) from None
 
@@ -55,20 +55,21 @@ def _html(cfg: DictConfig) -> None:
     print(write(folder, folder if cfg.out is None else Path(cfg.out)))
 
 
-def _report(cfg: DictConfig) -> str:
+def _report(cfg: DictConfig) -> None:
     folder, out = Path(cfg.runs), None if cfg.out is None else Path(cfg.out)
     if cfg.keep and (out is None or cfg.experiment != "table_attacks"):
         raise UserError("keep=true belongs to experiment=table_attacks with out=<a folder that has results>")
     if cfg.experiment is not None:
         from immunize.report.experiments import Request, report_experiment
 
-        return report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published), cfg.keep))
-    from immunize.report.summary import load_records, summary_table, write_summary
+        print(report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published), cfg.keep)), end="")
+        return
+    from immunize.report.summary import load_records, show_summary, write_summary
 
     records = load_records(folder)
     if out is not None:
         write_summary(records, out)
-    return summary_table(records)
+    show_summary(records)
 
 
 if __name__ == "__main__":

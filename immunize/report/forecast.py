@@ -40,9 +40,9 @@ def show_forecast(record: dict[str, Any], console: Console | None = None) -> Non
     console.print(_ratio_table(record))
     verdict = record["verdict"]
     for note in verdict["notes"]:
-        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"note: {note}", markup=False, highlight=False)
     style = "green" if verdict["immunizable"] else "red"
-    console.print(f"verdict: {verdict['sentence']}", style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"verdict: {verdict['sentence']}", style=style, markup=False, highlight=False)
 
 
 def forecast_figure(record: dict[str, Any], path: Path) -> None:

@@ -52,8 +52,8 @@ def _own(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attacked(card: dict[str, Any]) -> list[dict[str, Any]]:
-    """The best score of each tier of attackers on the harmful task; nothing where no attacker was tried."""
-    if card["attack"] is None:
+    """The best score of each tier of attackers on the harmful task; nothing where none was tried in earnest."""
+    if card["attack"] is None or card["attack"]["reduced"]:
         return []
     kind = "r_squared" if card["data"]["harmful"]["task"] == "regression" else "accuracy"
     metrics = [

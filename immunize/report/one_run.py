@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from immunize.records import diverged_cross_fit
 from immunize.report.cells import short
@@ -109,7 +111,9 @@ def _show_separability(record: dict[str, Any], console: Console) -> None:
 def _show_warnings(record: dict[str, Any], console: Console) -> None:
     """The failure signatures that the trainings of a run showed, if any."""
     if lines := warning_lines(record):
-        console.print("warnings:", *lines, sep="\n  ", markup=False)
+        console.print("warnings:")
+        for line in lines:
+            console.print(Padding(Text(line), (0, 0, 0, 2)))
 
 
 def warning_lines(record: dict[str, Any]) -> list[str]:
@@ -150,8 +154,8 @@ def loss_text(v: dict[str, Any], of: str = "the network, or of a ridge probe,") 
 def _say_what_to_do(record: dict[str, Any], console: Console) -> None:
     """The last line where θ does not immunize on the very rows it was made for."""
     v = record["verdicts"]
-    if record["method"] == "none" or (v["a"] and v["b"]):
-        return
+    if record["method"] in ("none", "erase") or (v["a"] and v["b"]):
+        return  # what is erased no condition number says; what a probe can learn does, which stands above
     ratios = with_infinities(record["metrics"]["fit"][v["estimator"]])
     failed = [f"(a) fails with (i) = {short(ratios['ratio_harmful'])}"] if not v["a"] else []
     failed += [f"(b) fails with (ii) = {short(ratios['ratio_pretrain'])}"] if not v["b"] else []

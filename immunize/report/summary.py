@@ -1,12 +1,15 @@
-"""A table of many runs of any kind, from their records: one row for runs that differ in the seed alone."""
+"""A table of many runs of any kind, from their records: runs that differ in the seed alone stand together."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from immunize.config import NOT_HASHED
 from immunize.files import write_text
@@ -17,9 +20,10 @@ from immunize.report.loading import load_records
 from immunize.report.naming import data_name
 from immunize.report.runs import held_out_text
 from immunize.report.stored import write_results
+from immunize.report.terminal import printed_table, to_read
 from immunize.report.varied import Varied
 
-__all__ = ["groups_of", "load_records", "summary_table", "write_summary"]
+__all__ = ["groups_of", "load_records", "show_summary", "summary_table", "write_summary"]
 
 _APART = (*NOT_HASHED, "seed", "method")
 
@@ -33,6 +37,40 @@ _COLUMNS = [
     ("RIR ↑", "held_out", "spectrum", "rir"),
     ("RIR ↑", "held_out", "ridge", "rir"),
 ]
+
+
+# header, estimator, number
+_SHOWN = [
+    ("(i) ↑", "spectrum", "ratio_harmful"),
+    ("(ii) ↓", "spectrum", "ratio_pretrain"),
+    ("RIR ↑", "spectrum", "rir"),
+    ("RIR ↑, released", "released", "rir"),
+    ("RIR ↑, ridge", "ridge", "rir"),
+]
+
+
+def show_summary(records: Iterable[dict[str, Any]], console: Console | None = None) -> None:
+    """Print :func:`summary_table` for a screen: a table a pair of data sets, a row a part of the data."""
+    console = to_read(console)
+    groups = sorted(groups_of(records), key=_by_rir)
+    varied = Varied(groups)
+    for data, of_data in itertools.groupby(groups, lambda runs: _data(runs[0])):
+        table = printed_table(data)
+        table.add_column("method", min_width=11, overflow="fold")
+        for column in ("runs", "part"):
+            table.add_column(column)
+        for header, _, _ in _SHOWN:
+            table.add_column(header, justify="right")
+        table.add_column("(a) (b) (c)", no_wrap=True)
+        for runs in of_data:
+            named = [varied.name_of(runs[0]), held_out_text(runs)]
+            for part in dict.fromkeys(part for run in runs for part in run["metrics"]):
+                numbers = (_numbers(runs, part, estimator, name) for _, estimator, name in _SHOWN)
+                cells = (summary_text([of_part]) for of_part in numbers)
+                table.add_row(*named, part.replace("_", " "), *cells, _verdicts(runs, part))
+                named = ["", ""]
+            table.add_section()
+        console.print(table)
 
 
 def summary_table(records: Iterable[dict[str, Any]]) -> str:
@@ -89,7 +127,12 @@ def _row(runs: list[dict[str, Any]], setting: str) -> Iterator[str]:
     for _, part, estimator, name in _COLUMNS:
         numbers = _numbers(runs, part, estimator, name)
         yield summary_text([numbers]) if numbers else NOTHING
-    yield " ".join(f"{sum(r['verdicts'][v] for r in runs)}/{len(runs)}" for v in "abc")
+    yield _verdicts(runs, "fit")
+
+
+def _verdicts(runs: list[dict[str, Any]], part: str) -> str:
+    found = [run["verdicts"] if part == "fit" else run["verdicts"][part] for run in runs if part in run["metrics"]]
+    return " ".join(f"{sum(of[v] for of in found)}/{len(found)}" for v in "abc")
 
 
 def _numbers(runs: list[dict[str, Any]], part: str, estimator: str, name: str) -> list[float | None]:

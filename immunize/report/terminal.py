@@ -13,8 +13,8 @@ WIDTH = 100
 
 
 def to_read(console: Console | None = None) -> Console:
-    """The console to print on, stdout by default; only a terminal has a width of its own."""
-    console = console or Console(highlight=False, soft_wrap=True)
+    """The console to print on, stdout by default; only a terminal has a width of its own. Sentences wrap there too."""
+    console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
     return console

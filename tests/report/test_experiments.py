@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import statistics
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from immunize.evaluation import deep, numbers
 from immunize.report import conventions, results
@@ -23,6 +25,7 @@ from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
 from immunize.report.pairs import digit_means
 from immunize.report.published import read_published
 from immunize.report.runs import Runs, flat_settings
+from immunize.report.summary import show_summary
 from immunize.spectrum import HARDER_BY
 from tests.commands import run
 from tests.report.making import (
@@ -559,6 +562,16 @@ def test_the_command_writes_the_report(table1: list[Record], tmp_path: Path) -> 
     assert done.stdout == (tmp_path / "experiments/table1/table.md").read_text(encoding="utf-8")
     assert {path.name for path in tmp_path.iterdir()} == {"outputs", "experiments"}
     assert set(pd.read_csv(tmp_path / "experiments/table1/results.csv.gz")["status"]) == {"finished"}
+
+
+def test_many_runs_of_any_kind_fit_a_screen(table1: list[Record]) -> None:
+    shown = io.StringIO()
+    show_summary(table1, Console(file=shown))
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 100
+    methods = {record["method"] for record in table1}
+    assert all(any(line.startswith(f" {method} ") for line in lines) for method in methods)
+    assert sum("held out" in line for line in lines) == len(methods)
 
 
 @pytest.mark.parametrize(
