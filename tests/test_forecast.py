@@ -71,13 +71,14 @@ def test_default_run_ends_with_the_path_of_its_record(
     assert (path.parent / "forecast.png").read_bytes()[:4] == PNG
 
 
-def test_default_run_prints_tables_and_verdict_without_wrapping(
+def test_default_run_prints_tables_and_verdict_that_fit_a_screen(
     default_run: Ran,
 ) -> None:
     done, _, _ = default_run
     record = json.loads(Path(done.stdout.splitlines()[-1]).read_text())
     lines = done.stdout.splitlines()
-    assert f"verdict: {record['verdict']['sentence']}" in lines
+    assert f"verdict: {record['verdict']['sentence']}" in " ".join(done.stdout.split())
+    assert max(map(len, lines[:-1])) <= 100
     assert "\x1b[" not in done.stdout
     assert "…" not in done.stdout
     for word in ("Σ|u·v|", "principal angles", "κ_gen", "RIR*", "N/D", "part. ratio", "only D_H: 3"):
