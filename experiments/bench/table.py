@@ -146,7 +146,7 @@ def _verdicts(results: Path) -> str:
         return ""
     body = [[f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()] for row in rows]
     columns = tuple(name.replace("_", " ") for name in rows[0])
-    note = "seeds that held, best score and steps of all candidates, MNIST 0 → 1, `ours`, one seed, ten attacks."
+    note = "seeds that held, best score and steps of all candidates, MNIST 0 → 1, `ours`, one seed."
     title = "The attack grid before and after it was made quicker"
     return "\n" + Table(title, "verdicts", [("", columns)], body, [note]).markdown() + "\n"
 
