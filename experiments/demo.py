@@ -13,21 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-import rich.table
 from hydra import compose, initialize_config_dir
 
 from experiments.reporting import key_values
 from immunize import attack, train
 from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import config_dir, register
+from immunize.files import write_text
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.attacks.page import best_figure
 from immunize.report.attacks.records import THETA_0, Attacks, Group, collected
 from immunize.report.attacks.tables import KIND_WORDS
-from immunize.report.cells import NOTHING, short, summary_text
-from immunize.report.layout import Table, write_tables
 from immunize.report.stored import write_results
-from immunize.report.terminal import printed_table, to_read
+from immunize.report.table import NOTHING, Table, short, summary_text, to_print, to_read, under
 
 METHODS = ("ours", "erase")
 BUDGET = ("attack=full", "attack.budget.steps=300", "attack.budget.flops=1e10", "seeds=[0]")
@@ -63,12 +61,11 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
         tell(f"{method}: trained; attacking")
         attacked[method] = attack.run(grid)
     attacks = Attacks.of([collected(record) for record in attacked.values()])
-    table = table_of(attacks)
     write_results(attacks.records, out)
-    write_tables([table], "demo", out)
+    write_text(out / "table.md", table_of(attacks).markdown())
     best_figure(attacks, out / "best")
-    screen = to_read()
-    screen.print(to_print(attacks, table.title))
+    screen, shown = to_read(), rows_of(attacks)
+    screen.print(to_print(shown, shown.columns))
     for method, record in attacked.items():
         rir = short(runs[method]["metrics"]["held_out"]["spectrum"]["rir"])
         told = f"{method}: RIR {rir} on held-out rows; harmful task {verdict_sentence(record, 'harmful')}"
@@ -89,23 +86,23 @@ def table_of(attacks: Attacks) -> Table:
         [f"`{method}`", *(_score(group, method, kind, tier) for kind in group.kinds for tier in group.tiers)]
         for method in [THETA_0, *METHODS]
     ]
-    kinds = [(f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", group.tiers) for kind in group.kinds]
+    kinds = [
+        c for kind in group.kinds for c in under(f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", group.tiers)
+    ]
     title = f"Best accuracy by tier of attackers; of the best constant answer {chance:.2f}"
-    return Table(title, "demo", [("", ("method",)), *kinds], rows)
+    return Table(title, ["method", *kinds], rows)
 
 
-def to_print(attacks: Attacks, title: str) -> rich.table.Table:
+def rows_of(attacks: Attacks) -> Table:
     """The same numbers, a row a task and method, as narrow as a terminal."""
     (group,) = attacks.groups
-    shown = printed_table(title)
-    for column in ("task", "method", *group.tiers):
-        shown.add_column(column)
-    for kind in group.kinds:
-        for method in [THETA_0, *METHODS]:
-            scores = (_score(group, method, kind, tier) for tier in group.tiers)
-            shown.add_row(f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", method, *scores)
-        shown.add_section()
-    return shown
+    rows = [
+        [f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", method]
+        + [_score(group, method, kind, tier) for tier in group.tiers]
+        for kind in group.kinds
+        for method in [THETA_0, *METHODS]
+    ]
+    return Table(table_of(attacks).title, ["task", "method", *group.tiers], rows)
 
 
 def _score(group: Group, method: str, kind: str, tier: str) -> str:

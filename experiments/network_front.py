@@ -22,14 +22,12 @@ import pandas as pd
 from experiments.reporting import key_values, page
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
-from immunize.report.cells import short
-from immunize.report.conventions import RATIOS
-from immunize.report.figures import save_figure
-from immunize.report.layout import Table
+from immunize.report.curves import save_figure
 from immunize.report.loading import load_records
-from immunize.report.naming import pair_title
+from immunize.report.naming import RATIOS, pair_title
 from immunize.report.provenance import made_with, versions_of
 from immunize.report.stored import write_results
+from immunize.report.table import Table, short
 
 COLUMNS = ("trained", "η", "λ_P ×", "λ_H ×", "runs", "RIR ↑", "(i) ↑", "(ii) ↓", "D_P accuracy, points ↑", "front")
 SETTING = ["trained", "η", "λ_P ×", "λ_H ×"]
@@ -102,7 +100,7 @@ def table_of(points: pd.DataFrame) -> Table:
         ]
         for _, p in points.iterrows()
     ]
-    return Table("", "network-front", [("", COLUMNS)], rows, NOTES)
+    return Table("", COLUMNS, rows, NOTES)
 
 
 def draw(points: pd.DataFrame, title: str, stem: Path) -> None:

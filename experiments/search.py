@@ -23,7 +23,7 @@ import pandas as pd
 
 from experiments.reporting import key_values, page
 from immunize.cli import entry_point, explain_errors
-from immunize.report.layout import Table
+from immunize.report.table import Table
 
 ROOT = Path(__file__).parents[1]
 SEARCHED = {
@@ -185,7 +185,7 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: pd.DataFrame, be
     columns = ["method", "grid", "chosen", f"mean log RIR by {_both()}, validation", "(ii) ≤ 1 there"]
     columns += ["failed runs of all", "chosen at the edge of its grid"]
     body = [
-        Table("", name, [("", columns)], rows).markdown(heading=False),
+        Table("", columns, rows).markdown(heading=False),
         "Every configuration is in results.csv.",
         "",
     ]

@@ -29,8 +29,7 @@ from experiments.search import ARGUMENTS, own_records
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.records import whole_config
-from immunize.report.cells import NOTHING
-from immunize.report.layout import Table
+from immunize.report.table import NOTHING, Table
 
 LIMITS = {"search_table3": 1.0, "search_table3_small": 1.0, "search_table3_digits": 2.0}
 """Points of accuracy on D_P that a configuration may cost, by search: those of the table itself."""
@@ -217,7 +216,7 @@ def readme_of(name: str, trials: pd.DataFrame, best: pd.DataFrame) -> str:
     columns = ["network", "D_H", "method", "steps", "seeds", "grid", "chosen", *COLUMNS]
     columns += ["D_P accuracy, change in points", f"probe of D_H after {PROBE_STEPS} steps, of θ_0's", "diverged"]
     rows = [_cells(trial, trials[(trials[PLACE] == trial[PLACE]).all(axis=1)]) for _, trial in best.iterrows()]
-    table = Table("", name, [("", columns)], rows).markdown(heading=False)
+    table = Table("", columns, rows).markdown(heading=False)
     body = [table, f"{SEEN[name]} Every configuration is in results.csv.", ""]
     return page(f"{name}: learning rates and budgets by validation images", facts, body)
 

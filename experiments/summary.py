@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from immunize.report.cells import NOTHING, Groups, short, summary_of, with_spread
-from immunize.report.layout import Table
 from immunize.report.loading import load_records
 from immunize.report.naming import in_order
 from immunize.report.published import cell, read_published
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs
+from immunize.report.table import NOTHING, Groups, Table, short, summary_of, with_spread
 
 __all__ = ["main", "summary_table"]
 
@@ -54,7 +53,7 @@ def summary_table(sources: Mapping[str, Path]) -> Table:
         *(f"{title}: {of.completeness()}" for title, of in runs.items()),
     ]
     columns = ("method", *(f"{title}: {kind}" for title in runs for kind in kinds))
-    return Table("RIR of every method", "summary", [("", columns)], rows, notes)
+    return Table("RIR of every method", columns, rows, notes)
 
 
 def _cell(groups: Groups) -> str:

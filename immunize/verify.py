@@ -45,7 +45,7 @@ def run(folder: Path, data_root: str | None = None, tell: Callable[[str], None] 
     """
     from immunize import evaluate
     from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text
-    from immunize.report.sources import read_sources
+    from immunize.report.loading import read_sources
 
     record, attack = read_sources(folder)
     tell("the record: from checkpoint and data")

@@ -16,10 +16,10 @@ from immunize.errors import DataError
 from immunize.records import read_record
 from immunize.report import show_record
 from immunize.report.card import card_of, card_text
-from immunize.report.cells import short
 from immunize.report.html.run import run_page
 from immunize.report.loading import load_records
 from immunize.report.summary import summary_table
+from immunize.report.table import short
 from tests.composing import FEW_DIGITS, OF_OTHER_IMAGES, compose_config, run_tiny_deep
 from tests.data.image_files import write_noise
 from tests.report.pages import check

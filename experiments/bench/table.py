@@ -16,10 +16,10 @@ from typing import Any
 
 from experiments.bench import attack, busy, deep, mnist, scaling, start
 from experiments.bench.machine import MACHINE
-from immunize.report.layout import Table
 from immunize.report.loading import load_records
 from immunize.report.provenance import made_with
 from immunize.report.runs import EXPERIMENT_STATUSES
+from immunize.report.table import Table
 
 __all__ = ["README", "Line", "lines", "readme"]
 
@@ -116,7 +116,7 @@ def readme(results: Path, experiments: Path) -> str:
     missed = verdicts.count(False)
     counts = f"{verdicts.count(True)} of {len(found)} limits are met, {missed} {'is' if missed == 1 else 'are'} missed"
     missing = f", {verdicts.count(None)} were not measured yet" if None in verdicts else ""
-    table = Table("", "bench", [("", columns)], rows).markdown(heading=False)
+    table = Table("", columns, rows).markdown(heading=False)
     return f"{_HEAD}{counts}{missing}.\n\n{table}\n{_released(results)}{_verdicts(results)}{_FILES}"
 
 
@@ -136,7 +136,7 @@ def _released(results: Path) -> str:
     shown = ("steps", "start to exit, s", "a step, ms", "peak memory, GB")
     columns = ("MNIST 0 → 1", *shown, *(f"RIR {part}, {estimator}" for part in PARTS for estimator in ESTIMATORS))
     note = f"released code: {theirs[0]['source']}."
-    return Table("Beside the released code", "released", [("", columns)], rows, [note]).markdown() + "\n"
+    return Table("Beside the released code", columns, rows, [note]).markdown() + "\n"
 
 
 def _verdicts(results: Path) -> str:
@@ -148,7 +148,7 @@ def _verdicts(results: Path) -> str:
     columns = tuple(name.replace("_", " ") for name in rows[0])
     note = "seeds that held, best score and steps of all candidates, MNIST 0 → 1, `ours`, one seed."
     title = "The attack grid before and after it was made quicker"
-    return "\n" + Table(title, "verdicts", [("", columns)], body, [note]).markdown() + "\n"
+    return "\n" + Table(title, columns, body, [note]).markdown() + "\n"
 
 
 _FILES = """

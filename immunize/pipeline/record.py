@@ -99,7 +99,7 @@ def save(record: dict[str, Any], folder: Path, loggers: list[Logger], step: int,
     try:
         if done:
             if figure and "norm_ratio" in record["curves"]:
-                from immunize.report.figures import norm_ratio_figure  # half a second of import time
+                from immunize.report.curves import norm_ratio_figure  # half a second of import time
 
                 norm_ratio_figure(record, drawn)
             numbers, curves = (_of_sets(record, what) for what in (flat_metrics, flat_curves))

@@ -26,7 +26,7 @@ def main() -> None:
 
 @command("report/report")
 def _tables(cfg: DictConfig) -> None:
-    from immunize.report.reading import lacking_is_told
+    from immunize.report.loading import lacking_is_told
 
     try:
         with lacking_is_told(f"a record below {cfg.runs}"):
@@ -64,7 +64,8 @@ def _report(cfg: DictConfig) -> None:
 
         print(report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published), cfg.keep)), end="")
         return
-    from immunize.report.summary import load_records, show_summary, write_summary
+    from immunize.report.loading import load_records
+    from immunize.report.summary import show_summary, write_summary
 
     records = load_records(folder)
     if out is not None:

@@ -7,32 +7,27 @@ the card from them. Imports no other room and no torch.
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from immunize.errors import UserError
 from immunize.files import write_text
 from immunize.records import diverged_cross_fit
 from immunize.report.attacks.one_run import HELD, NAMES, RETENTION, attack_table, not_tried, verdict_sentence
-from immunize.report.cells import short
-from immunize.report.each_set import each_set, sets_table, weakest_told
-from immunize.report.front_matter import front_matter
-from immunize.report.layout import Table
-from immunize.report.naming import data_name, run_title
-from immunize.report.nulls import with_infinities
+from immunize.report.loading import check_same_run, lacking_is_told, read_sources, with_infinities
+from immunize.report.naming import RATIOS, data_name, run_title
+from immunize.report.one_run import carried_over, each_set, separability_lines, sets_table, weakest_told
 from immunize.report.provenance import machine_name
-from immunize.report.reading import lacking_is_told
-from immunize.report.separability import carried_over, separability_lines
-from immunize.report.sources import check_same_run, read_sources
-from immunize.report.threat_model import threat_model
-
-__all__ = ["CARD_JSON", "CARD_MD", "card_of", "card_text", "write_card"]
+from immunize.report.table import Table, short
 
 CARD_JSON, CARD_MD = "card.json", "CARD.md"
 CARD_VERSION = 1
 
 _VERSIONS = ("python", "immunize", "torch", "numpy", "scipy", "scikit-learn")
-_RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
 
 
 def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, Any]:
@@ -180,7 +175,7 @@ def _of_networks(record: dict[str, Any], parts: list[str]) -> dict[str, Any]:
 
 
 def _ratios(estimators: dict[str, Any]) -> dict[str, Any]:
-    return {estimator: {name: of[name] for name in _RATIOS} for estimator, of in estimators.items()}
+    return {estimator: {name: of[name] for name in RATIOS} for estimator, of in estimators.items()}
 
 
 def _verdicts(record: dict[str, Any], part: str) -> dict[str, Any]:
@@ -235,13 +230,13 @@ def _ratio_table(card: dict[str, Any]) -> Table:
         [
             f"{part.replace('_', ' ')}{words}",
             f"`{estimator}`",
-            *(short(numbers[n]) for numbers in [with_infinities(of)] for n in _RATIOS),
+            *(short(numbers[n]) for numbers in [with_infinities(of)] for n in RATIOS),
         ]
         for name, words in protocols.items()
         for part, estimators in card.get(name, {}).items()
         for estimator, of in estimators.items()
     ]
-    return Table("", "ratios", [("", ("part", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑"))], rows)
+    return Table("", ("part", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑"), rows)
 
 
 def _each_set_lines(sets: dict[str, Any]) -> list[str]:
@@ -317,3 +312,125 @@ def _in_words(made_with: dict[str, Any]) -> dict[str, str]:
         "machine": str(made_with["machine"]),
         "threads": str(made_with["threads"]),
     }
+
+
+_LICENSE = "# license: choose one before you publish"
+_TOLD = {"ratio_harmful": "(i)", "ratio_pretrain": "(ii)", "rir": "RIR"}
+
+
+def front_matter(card: dict[str, Any]) -> list[str]:
+    """The lines, with the dashes around them.
+
+    Args:
+        card: from `immunize.report.card.card_of`.
+    """
+    data = card["data"]
+    head = {
+        "library_name": "immunize",
+        "tags": ["model-immunization", card["method"], card["model"]],
+        "datasets": list(dict.fromkeys(_slug(data[role]["name"]) for role in ("pretrain", "harmful"))),
+        "metrics": ["relative-immunization-ratio", *(["accuracy"] if "pretrain_accuracy" in card else [])],
+        "model-index": [{"name": card["title"], "results": [_own(card), *_attacked(card)]}],
+    }
+    text = OmegaConf.to_yaml(OmegaConf.create(head))
+    return ["---", _LICENSE, *text.splitlines(), "---", ""]
+
+
+def _own(card: dict[str, Any]) -> dict[str, Any]:
+    """What the model itself is measured by: the ratios, and a network's accuracy on D_P."""
+    part = "held_out" if "held_out" in card["ratios"] else "fit"
+    metrics = [
+        _metric("relative-immunization-ratio", f"{name} by {estimator}, {part}", with_infinities(of)[key])
+        for estimator, of in card["ratios"][part].items()
+        for key, name in _TOLD.items()
+    ]
+    if "pretrain_accuracy" in card:
+        metrics.append(_metric("accuracy", "accuracy on D_P, %", card["pretrain_accuracy"]["after"]))
+    return _result(card, "pretrain", "its own task, D_P", metrics)
+
+
+def _attacked(card: dict[str, Any]) -> list[dict[str, Any]]:
+    """The best score of each tier of attackers on the harmful task; nothing where none was tried in earnest."""
+    if card["attack"] is None or card["attack"]["reduced"]:
+        return []
+    kind = "r_squared" if card["data"]["harmful"]["task"] == "regression" else "accuracy"
+    metrics = [
+        _metric(kind, f"best attacker of {tier}, the lower the better", of["score"]["mean"])
+        for tier, of in card["attack"]["tasks"]["harmful"]["tiers"].items()
+    ]
+    return [_result(card, "harmful", "the harmful task, D_H", metrics)]
+
+
+def _result(card: dict[str, Any], role: str, name: str, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    data = card["data"][role]
+    rows = "tabular-regression" if data["task"] == "regression" else "tabular-classification"
+    return {
+        "task": {"type": "image-classification" if "groups" in card else rows, "name": name},
+        "dataset": {"type": _slug(data["name"]), "name": data["name"]},
+        "metrics": metrics,
+    }
+
+
+def _metric(kind: str, name: str, value: float | None) -> dict[str, Any]:
+    """A value that is no number is left out of YAML's numbers: hubs refuse it."""
+    known = value is not None and math.isfinite(value)
+    return {"type": kind, "name": name, "value": float(f"{value:.4g}") if known else str(value)}
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.]+", "-", name.lower()).strip("-")
+
+
+_PROMISE = (
+    "The defender releases a feature extractor; the attacker trains a head on its features for the harmful task and "
+    "leaves the extractor as it is.",
+    "What is made harder is gradient descent on that head: the harmful features are badly conditioned. Nothing is "
+    "removed from them.",
+)
+_LIMITS = {
+    "linear": "An invertible linear map can be undone. An attacker who solves the head in closed form, uses "
+    "second-order methods, whitens the features, removes the map, or uses θ_0 instead is expected to succeed; the "
+    "table says who did.",
+    "deep": "A condition number does not slow down an attacker who solves the head in closed form, uses second-order "
+    "methods, whitens the features, removes a map that was appended, fine-tunes the network itself, or uses θ_0 "
+    "instead; the table says who succeeded.",
+}
+_SILENCE = (
+    "Tiers that are not in the table were not tried. No statement is made about them, nor about other harmful tasks "
+    "or data."
+)
+
+
+_ERASED = (
+    _PROMISE[0],
+    "What is taken away is what a linear head can learn of the harmful labels, whatever its solver; condition numbers "
+    "do not measure that. A head that is not linear is expected to succeed.",
+)
+_ERASED_LIMITS = {
+    "linear": "θ has no inverse, but whoever has θ_0 has the raw features.",
+    "deep": "The map is a layer that can be taken off: whoever edits the network, probes another layer, fine-tunes it, "
+    "or uses θ_0 instead is expected to succeed; the table says who did.",
+}
+
+
+_CENSORED = (
+    _PROMISE[0],
+    "What is taken away is what a probe, linear or of an RBF kernel, can learn of the harmful labels, in the weights "
+    "themselves; condition numbers do not measure that. Something is left, and the table says how much.",
+)
+_CENSORED_LIMITS = {
+    "deep": "Whoever fine-tunes the network, probes a layer before those that were trained, or uses θ_0 instead is "
+    "expected to succeed; the table says who did.",
+}
+_SAID = {"erase": (_ERASED, _ERASED_LIMITS), "censor": (_CENSORED, _CENSORED_LIMITS)}
+
+
+def threat_model(kind: str, method: str = "") -> list[str]:
+    """Sentences.
+
+    Args:
+        kind: of the model, "linear" or "deep".
+        method: of the run; all but "erase" and "censor" promise the same.
+    """
+    promise, limits = _SAID.get(method, (_PROMISE, _LIMITS))
+    return [*promise, limits[kind], _SILENCE]

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from immunize.report.bands import IDENTITY, SMALLEST, THETA_0
-from immunize.report.figures import STEPS_LABEL, TASKS, save_figure
-from immunize.report.naming import in_order
+from immunize.files import whole, write_text
+from immunize.report.naming import PARTS, in_order, run_title
+from immunize.report.runs import NetworkSetting, Runs, measured_on
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["STYLES", "curves_figure", "probe_figure", "probe_figures", "style_of"]
 
+CURVES, PROBES = "curves.csv", "probes.csv"
+IDENTITY, THETA_0 = "identity", "theta_0"
 _FLOOR = 1e-4
 
 # Okabe-Ito, dark to light along the order of the tables as far as it goes; line styles tell them apart in grey.
@@ -60,7 +62,7 @@ def curves_figure(bands: pd.DataFrame, part: str) -> Figure:
     """Fig. 1: norm ratio against probe steps, D_P left and D_H right, the mean of the runs over their range.
 
     Args:
-        bands: from :func:`immunize.report.bands.norm_ratio_bands`.
+        bands: from :func:`immunize.report.curves.norm_ratio_bands`.
         part: "fit" or "held_out".
     """
     figure = Figure(figsize=(9.5, 4.6), layout="constrained")
@@ -93,7 +95,7 @@ def probe_figure(bands: pd.DataFrame) -> Figure:
     """Accuracy of a linear probe against its steps, D_H left and D_P right, the mean of the runs over their range.
 
     Args:
-        bands: from :func:`immunize.report.bands.probe_bands`, of one network, pair of data sets and optimizer.
+        bands: from :func:`immunize.report.curves.probe_bands`, of one network, pair of data sets and optimizer.
     """
     first = bands.iloc[0]
     order = [*in_order(set(bands["extractor"]) - {THETA_0}), THETA_0]
@@ -149,3 +151,172 @@ def _draw(axis: Axes, band: pd.DataFrame, opacity: float, name: str | None = Non
 
 def _times(factor: float) -> Callable[[Any], Any]:
     return lambda values: np.asarray(values) * factor
+
+
+SMALLEST = 1e-300
+_POINT = ("step", "mean", "low", "high")
+NORM_RATIOS = ("reduced", "part", "data_set", "extractor", "runs", *_POINT)
+PROBE_ACCURACIES = (
+    "reduced",
+    "model",
+    "data",
+    "optimizer",
+    "data_set",
+    "extractor",
+    "runs",
+    "batches_per_epoch",
+    *_POINT,
+)
+"""Columns: whether the runs are those of a shortened experiment, what tells a curve apart, how many runs are in it,
+steps in a pass over the data, and a point: accuracies in percent."""
+
+Array = npt.NDArray[np.float64]
+_Curve = Mapping[str, Any]
+
+
+def norm_ratio_bands(runs: Runs) -> pd.DataFrame:
+    """One curve a part, data set, and method; the identity's once a seed, whatever the method.
+
+    Raises:
+        ValueError: records without curves, as those of a `results.csv.gz`.
+    """
+    _check(runs)
+    found = []
+    for part in PARTS:
+        for role in TASKS:
+            once = {record["seed"]: record for record in reversed(measured_on(runs.finished, part))}
+            sources: dict[str, Iterable[_Curve]] = {m: runs.of_method(m, part) for m in runs.methods}
+            for extractor, records in {**sources, IDENTITY: once.values()}.items():
+                which = IDENTITY if extractor == IDENTITY else "immunized"
+                curves = [record["curves"]["norm_ratio"][part][role].get(which) for record in records]
+                if drawn := [curve for curve in curves if curve is not None]:
+                    # the curve of a probe that converged to the last bit is shorter: it stays where it ended
+                    steps = max((curve["steps"] for curve in drawn), key=lambda of: of[-1])
+                    values = np.stack([_on_steps(curve, np.array(steps, dtype=np.float64)) for curve in drawn])
+                    found.append(_band((runs.reduced, part, role, extractor, len(drawn)), steps, values))
+    return _table(found, NORM_RATIOS)
+
+
+def probe_bands(settings: Sequence[NetworkSetting]) -> pd.DataFrame:
+    """One band a setting, optimizer, data set, and method; θ_0's once a seed, whatever the method.
+
+    Raises:
+        ValueError: a setting without a finished run, records without curves, as those of a `results.csv.gz`, or curves
+            of one band at different steps.
+    """
+    found = []
+    for one in settings:
+        _check(one.runs)
+        once = {record["seed"]: record for record in one.runs.finished}
+        sources = {method: one.runs.of_method(method) for method in one.runs.methods} | {THETA_0: [*once.values()]}
+        for optimizer in dict.fromkeys(name for record in one.runs.finished for name in record["curves"]["probe"]):
+            for role in TASKS:
+                for extractor, records in sources.items():
+                    which = THETA_0 if extractor == THETA_0 else "immunized"
+                    curves = [record["curves"]["probe"][optimizer][role][which] for record in records]
+                    if any(curve["steps"] != curves[0]["steps"] for curve in curves):
+                        told = f"the probes by {optimizer} took different steps"
+                        raise ValueError(f"{one.model}, {one.title}: {told}; report them apart")
+                    if curves:
+                        place = (one.runs.reduced, one.model, one.title, optimizer, role, extractor, len(curves))
+                        values = np.array([curve["accuracy"] for curve in curves], dtype=np.float64)
+                        found.append(_band((*place, curves[0]["batches_per_epoch"]), curves[0]["steps"], values))
+    return _table(found, PROBE_ACCURACIES)
+
+
+def write_bands(bands: pd.DataFrame, path: Path) -> None:
+    """The numbers of a figure, a line a point."""
+    told = bands.assign(reduced=bands["reduced"].map(lambda reduced: str(reduced).lower()))
+    write_text(path, told.to_csv(index=False, lineterminator="\n"))
+
+
+def read_bands(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """What :func:`write_bands` wrote.
+
+    Args:
+        path: of the CSV.
+        columns: `NORM_RATIOS` or `PROBE_ACCURACIES`.
+
+    Raises:
+        ValueError: other columns, or a value that is not a number.
+    """
+    import pandas as pd
+
+    bands = pd.read_csv(path, converters=dict.fromkeys(("mean", "low", "high"), float))
+    if tuple(bands.columns) != tuple(columns):
+        raise ValueError(f"{path} needs the columns {', '.join(columns)}")
+    return bands
+
+
+def _check(runs: Runs) -> None:
+    runs.check_finished()
+    if not all("curves" in record for record in runs.finished):
+        raise ValueError("the records hold no curves; give the folder of the runs themselves")
+
+
+def _band(place: tuple[Any, ...], steps: Sequence[int], values: Array) -> list[tuple[Any, ...]]:
+    points = zip(map(int, steps), values.mean(axis=0), values.min(axis=0), values.max(axis=0), strict=True)
+    return [(*place, *point) for point in points]
+
+
+def _table(found: Sequence[list[tuple[Any, ...]]], columns: Sequence[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame([point for band in found for point in band], columns=list(columns))
+
+
+def _on_steps(curve: _Curve, steps: Array) -> Array:
+    """The norm ratio at these steps, where they are not its own by interpolation of log ratio against log(1 + step)."""
+    if curve["steps"] == steps.tolist():
+        return np.array(curve["ratio"], dtype=np.float64)
+    ratio = np.log(np.maximum(np.array(curve["ratio"], dtype=np.float64), SMALLEST))
+    return np.exp(np.interp(np.log1p(steps), np.log1p(np.array(curve["steps"], dtype=np.float64)), ratio))
+
+
+# Blue and orange of the Okabe-Ito palette: distinct in print and for colour-blind readers.
+_COLOURS = {"immunized": "#0072B2", "identity": "#E69F00"}
+TASKS = {"pretrain": "pre-training task $D_P$", "harmful": "harmful task $D_H$"}
+STEPS_LABEL = "gradient-descent steps, exact line search"
+
+
+def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
+    """Write :func:`draw_norm_ratio` as a PNG."""
+    figure = draw_norm_ratio(record)
+    with whole(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)
+
+
+def draw_norm_ratio(record: dict[str, Any]) -> Figure:
+    """Fig. 1 of the paper for one run: norm ratio against probe steps, D_P and D_H, θ and the identity.
+
+    Args:
+        record: with `curves.norm_ratio.<part>.<data set>.<extractor>` = {"steps": [...], "ratio": [...]}.
+    """
+    figure = Figure(figsize=(9, 3.6))  # margins by hand: to find them takes as long as to draw
+    axes = figure.subplots(1, 2, sharey=True)
+    figure.subplots_adjust(left=0.08, right=0.99, bottom=0.14, top=0.83, wspace=0.04)
+    curves = record["curves"]["norm_ratio"]
+    for axis, (name, title) in zip(axes, TASKS.items(), strict=True):
+        for part, style in (("fit", "-"), ("held_out", "--"), ("validation", "--")):
+            for which, curve in curves.get(part, {}).get(name, {}).items():
+                if curve is not None:
+                    label = f"{which}, {part.replace('_', ' ')}"
+                    axis.plot(curve["steps"], curve["ratio"], style, color=_COLOURS[which], label=label)
+        # step 0 has no place on a log axis, the linear stretch below 1 gives it one
+        axis.set(title=title, xlabel=STEPS_LABEL, xscale="symlog", yscale="log")
+        axis.set_xlim(left=0)
+        axis.set_ylim(1e-4, 1.5)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel(r"norm ratio $\|w_t-w^*\|^2 / \|w_0-w^*\|^2$")
+    drawn = [axis for axis in axes if axis.lines]  # a task with nothing to learn has no curve
+    if drawn:
+        drawn[-1].legend(loc="lower left", fontsize=8)
+    figure.suptitle(run_title(record))
+    return figure
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """Write a figure as `<stem>.png` and `<stem>.pdf`; the same figure gives the same bytes."""
+    for kind, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
+        with whole(stem.with_suffix(f".{kind}")) as partial:
+            figure.savefig(partial, format=kind, dpi=150 if kind == "png" else "figure", metadata=metadata)

@@ -8,35 +8,30 @@ from pathlib import Path
 
 from immunize.files import write_text
 from immunize.report.attacks.page import report_attacks
-from immunize.report.bands import (
+from immunize.report.curves import (
     CURVES,
     NORM_RATIOS,
     PROBE_ACCURACIES,
     PROBES,
+    curves_figure,
     norm_ratio_bands,
     probe_bands,
+    probe_figures,
     read_bands,
+    save_figure,
     write_bands,
 )
-from immunize.report.conventions import PARTS, REDUCED
-from immunize.report.curves import curves_figure, probe_figures
-from immunize.report.expected import expected_runs
-from immunize.report.figures import save_figure
 from immunize.report.heatmaps import heatmap
-from immunize.report.layout import Table, write_tables
 from immunize.report.loading import load_records
-from immunize.report.naming import pair_title
+from immunize.report.naming import PARTS, REDUCED, pair_title
 from immunize.report.networks import SCALES, by_setting, completeness, table3_tables
-from immunize.report.pairs import digit_means, success_table
 from immunize.report.provenance import provenance, settings_table
 from immunize.report.published import read_published
-from immunize.report.results import result_tables
-from immunize.report.runs import EXPERIMENT_STATUSES, FAST, NetworkSetting, Runs
+from immunize.report.results import log_means, result_tables, success_table
+from immunize.report.runs import EXPERIMENT_STATUSES, FAST, NetworkSetting, Runs, expected_runs
 from immunize.report.stored import RESULTS, write_results
-from immunize.report.tradeoff import NAME, TradeOff, settings_text, tradeoff_tables
-from immunize.report.tradeoff_figure import tradeoff_figure
-
-__all__ = ["EXPERIMENTS", "Request", "report_experiment"]
+from immunize.report.table import markdown_of
+from immunize.report.tradeoff import NAME, TradeOff, settings_text, tradeoff_figure, tradeoff_tables
 
 _PANELS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
 """What the heat maps are drawn for."""
@@ -104,11 +99,11 @@ def _table(request: Request) -> str:
     runs, published = _runs(request, request.name), read_published(request.published)
     tables = result_tables(runs, published)
     if (out := request.place(runs)) is None:
-        return _text(tables)
+        return markdown_of(tables)
     write_results(runs.records, out)
-    write_tables(tables, request.name, out)
-    _write_readme(request.name, runs, out, _linear(runs, [], _text(tables)))
-    return _text(tables)
+    write_text(out / "table.md", markdown_of(tables))
+    _write_readme(request.name, runs, out, _linear(runs, [], markdown_of(tables)))
+    return markdown_of(tables)
 
 
 def _fig1(request: Request) -> str:
@@ -152,7 +147,7 @@ def _fig2(request: Request) -> str:
         for suffix, methods in groups.items():
             if methods:
                 title = runs.mark(f"log(RIR) by {estimator} on {part}, mean RIR over {len(runs.seeds)} seeds")
-                panels = {method: digit_means(runs, method, part, estimator) for method in methods}
+                panels = {method: log_means(runs, method, part, estimator) for method in methods}
                 figures.append(f"log_rir_{estimator}_{part}{suffix}")
                 sides = ("pre-training digit, $D_P$", "harmful digit, $D_H$")
                 save_figure(heatmap(panels, title, sides=sides), out / figures[-1])
@@ -164,11 +159,11 @@ def _table3(request: Request) -> str:
     settings = by_setting(load_records(request.folder, EXPERIMENT_STATUSES))
     tables = table3_tables(settings, read_published(request.published))
     if (out := request.place(settings[0].runs)) is None:
-        return _text(tables)
+        return markdown_of(tables)
     write_results([record for one in settings for record in one.runs.records], out)
-    write_tables(tables, "table3", out)
-    _write_readme(request.name, settings[0].runs, out, _networks(settings, [], _text(tables)))
-    return _text(tables)
+    write_text(out / "table.md", markdown_of(tables))
+    _write_readme(request.name, settings[0].runs, out, _networks(settings, [], markdown_of(tables)))
+    return markdown_of(tables)
 
 
 def _fig3(request: Request) -> str:
@@ -194,9 +189,9 @@ def _tradeoff(request: Request) -> str:
     trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES), preset=True)
     tables, runs = tradeoff_tables(trade), trade.runs
     if (out := request.place(runs)) is None:
-        return _text(tables)
+        return markdown_of(tables)
     write_results(runs.records, out)
-    write_tables(tables, NAME, out)
+    write_text(out / "table.md", markdown_of(tables))
     points = trade.points().drop(columns="each")
     write_text(out / "tradeoff.csv", points.to_csv(index=False, lineterminator="\r\n"))
     save_figure(tradeoff_figure(trade), out / "tradeoff")
@@ -211,10 +206,10 @@ def _tradeoff(request: Request) -> str:
         "front; hollow: the same weights on rows that θ never saw, joined to the points of the front. Shaded: "
         "(i) ≥ 2 and (ii) ≤ 1, verdicts (a) and (b) of Definition 3.1. `tradeoff.csv` has the numbers.",
         "",
-        _text(tables),
+        markdown_of(tables),
     ]
     _write_readme(NAME, runs, out, body, title)
-    return _text(tables)
+    return markdown_of(tables)
 
 
 def _attacks(request: Request) -> str:
@@ -230,10 +225,6 @@ def _drawn_before(request: Request, name: str) -> Path | None:
     """The numbers of the figures, where a report has left them and there are no records."""
     path = request.folder / name
     return path if path.is_file() and not (request.folder / RESULTS).is_file() else None
-
-
-def _text(tables: Sequence[Table]) -> str:
-    return "\n".join(table.markdown() for table in tables)
 
 
 def _write_readme(name: str, runs: Runs, out: Path, body: Sequence[str], title: str = "") -> None:

@@ -10,19 +10,16 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 from immunize.files import whole
-from immunize.report.cells import short
-from immunize.report.naming import pair_title
-from immunize.report.nulls import infinite, with_infinities
-from immunize.report.terminal import printed_table, to_read
-
-__all__ = ["forecast_figure", "show_forecast"]
+from immunize.report.loading import infinite, with_infinities
+from immunize.report.naming import RATIOS, pair_title
+from immunize.report.table import Table, short, to_print, to_read
 
 # Of the Okabe-Ito palette: distinct in print and for colour-blind readers.
 _COLOURS = {"pretrain": "#0072B2", "harmful": "#D55E00"}
 _NAMES = {"pretrain": "$K_P$", "harmful": "$K_H$"}
+_MAPPED = ("part", "map from rows", "shrinkage", "measured on", "estimator")
 _INK, _MUTED = "#222222", "#777777"
 
 
@@ -34,10 +31,10 @@ def show_forecast(record: dict[str, Any], console: Console | None = None) -> Non
         console: where to; stdout by default.
     """
     console = to_read(console)
-    console.print(_data_table(record))
+    console.print(to_print(_data_table(record), ["fit rows"], sections=False))
     for line in _alignment_lines(record):
         console.print(line, markup=False, highlight=False)
-    console.print(_ratio_table(record))
+    console.print(to_print(_ratio_table(record), _MAPPED))
     verdict = record["verdict"]
     for note in verdict["notes"]:
         console.print(f"note: {note}", markup=False, highlight=False)
@@ -68,27 +65,22 @@ def forecast_figure(record: dict[str, Any], path: Path) -> None:
 
 
 def _data_table(record: dict[str, Any]) -> Table:
-    table = printed_table(f"Forecast: {pair_title(record)}")
-    table.add_column("fit rows")
-    for name in ("N", "D", "N/D", "rank", "N/rank", "eff. rank", "part. ratio", "κ spectrum", "κ ridge", "κ limit"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for role, name in (("pretrain", "D_P"), ("harmful", "D_H")):
         facts = record["data_sets"][role]
-        ranks = facts["effective_ranks"]
-        table.add_row(
-            name,
-            f"{facts['n_samples']:,}",
-            f"{facts['n_features']:,}",
-            short(facts["samples_per_feature"]),
-            f"{facts['rank']:,}",
-            short(facts["samples_per_direction"]),
-            short(ranks["entropy"]),
-            short(ranks["participation"]),
-            short(infinite(facts["kappa"]["spectrum"]["value"])),
-            short(infinite(facts["kappa"]["ridge"]["value"])),
-            short(infinite(facts["whitening_limit"])),
+        numbers = (facts["samples_per_feature"], facts["samples_per_direction"], *facts["effective_ranks"].values())
+        per_feature, per_direction, entropy, participation = map(short, numbers)
+        kappas = (
+            *(facts["kappa"][estimator]["value"] for estimator in ("spectrum", "ridge")),
+            facts["whitening_limit"],
         )
-    return table
+        sizes = [f"{facts[key]:,}" for key in ("n_samples", "n_features", "rank")]
+        rows.append(
+            [name, *sizes[:2], per_feature, sizes[2], per_direction, entropy, participation]
+            + [short(infinite(value)) for value in kappas]
+        )
+    names = ("N", "D", "N/D", "rank", "N/rank", "eff. rank", "part. ratio", "κ spectrum", "κ ridge", "κ limit")
+    return Table(f"Forecast: {pair_title(record)}", ("fit rows", *names), rows)
 
 
 def _alignment_lines(record: dict[str, Any]) -> list[str]:
@@ -106,26 +98,18 @@ def _alignment_lines(record: dict[str, Any]) -> list[str]:
 
 
 def _ratio_table(record: dict[str, Any]) -> Table:
-    budget = record["maps"]["fit"]["budget"]
-    table = printed_table(f"The closed form with budget {budget:g}, measured")
-    for column in ("part", "map from rows", "shrinkage", "measured on", "estimator"):
-        table.add_column(column)
-    for column in ("(i) ↑", "(ii) ↓", "RIR ↑"):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = []
     for part, estimators in record["metrics"].items():
         one = record["maps"][part]
-        for index, (estimator, m) in enumerate(estimators.items()):
+        fitted, measured = (_counts(one[key]) for key in ("fitted_on", "measured_on"))
+        for estimator, m in estimators.items():
             ratios = with_infinities(m)
             rho = m["facts"]["kappa_pretrain"]["rho"]
-            first = [part.replace("_", " "), _counts(one["fitted_on"]), _rho(one["shrinkage"])]
-            first.append(_counts(one["measured_on"]))
-            table.add_row(
-                *([""] * len(first) if index else first),
-                estimator if rho is None else f"{estimator}, ρ {rho:g}",
-                *(short(ratios[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
-            )
-        table.add_section()
-    return table
+            name = estimator if rho is None else f"{estimator}, ρ {rho:g}"
+            left = [part.replace("_", " "), fitted, _rho(one["shrinkage"]), measured, name]
+            rows.append([*left, *(short(ratios[key]) for key in RATIOS)])
+    title = f"The closed form with budget {record['maps']['fit']['budget']:g}, measured"
+    return Table(title, (*_MAPPED, "(i) ↑", "(ii) ↓", "RIR ↑"), rows)
 
 
 def _draw_spectra(axis: Axes, record: dict[str, Any]) -> None:

@@ -14,8 +14,6 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-__all__ = ["heatmap"]
-
 _PAD = 0.1  # inches, so that titles keep clear of the ticks above them
 _PALE = 0.08
 """Share of the colour map that is left out on either side of its middle, so that no cell is of neither colour."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from immunize.records import RECORD, SWEEP
+from immunize.errors import UserError
+from immunize.records import ATTACK_RECORD, RECORD, SCHEMA_VERSION, SWEEP
 from immunize.report.naming import data_name
-from immunize.report.reading import check_run, check_versions, read_file
-from immunize.report.several import by_harmful_set
 from immunize.report.stored import RESULTS, read_results
-
-__all__ = ["load_records", "own_runs"]
 
 FINISHED = ("finished",)
 
@@ -78,3 +77,200 @@ def own_runs(path: Path) -> set[str] | None:
         return set(json.loads(path.read_text(encoding="utf-8"))["runs"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read as the list of a sweep's runs: {error!r}") from None
+
+
+_NEEDED = ("method", "seed", "pretrain", "harmful")
+"""By which runs are named and sorted, whether they finished or not."""
+
+
+def read_file(path: Path, what: str = "a record") -> dict[str, Any]:
+    """The record in a file.
+
+    Args:
+        path: of the file.
+        what: it should be, for messages.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it was cut off or damaged, or is no record.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path} is not there") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as {what}: {error}") from None
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read as {what}: {error}. It was cut off or damaged: give the command that made it "
+            "again, or move it away"
+        ) from None
+    if not isinstance(record, dict) or not isinstance(record.get("status"), str):
+        raise ValueError(f"{path} is not {what}: it has no status")
+    return record
+
+
+def check_run(record: Mapping[str, Any], path: Path) -> None:
+    """Tell records of runs from others, such as that of `immunize.pretrain`.
+
+    Raises:
+        ValueError: it lacks what every run has.
+    """
+    if lacking := [name for name in _NEEDED if name not in record]:
+        raise ValueError(f"{path} is not a record of immunize.train: it has no {lacking[0]!r}")
+
+
+def check_versions(records: Sequence[Mapping[str, Any]], where: Path) -> None:
+    """Refuse records that mean something else by the same words.
+
+    Raises:
+        ValueError: records of more than one schema version, or of one that is not this package's.
+    """
+    counts = Counter(str(record.get("schema_version")) for record in records)
+    if len(counts) > 1:
+        told = " and ".join(f"{version} ({count:,})" for version, count in sorted(counts.items()))
+        raise ValueError(
+            f"{where} mixes records of schema versions {told}: do the runs of the older one again, or move them away"
+        )
+    if (found := next(iter(counts), str(SCHEMA_VERSION))) != str(SCHEMA_VERSION):
+        raise ValueError(
+            f"{where} has schema version {found}, this version of immunize reads {SCHEMA_VERSION}: do the run again "
+            "with overwrite=true, or use the version that made it"
+        )
+
+
+@contextmanager
+def lacking_is_told(where: str) -> Iterator[None]:
+    """Make a message of what a record lacks.
+
+    Args:
+        where: the record is: "the record in outputs/demo".
+
+    Raises:
+        UserError: within, something was asked of a record that it does not hold.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise UserError(f"{where} lacks {error}: it is of another version, or not of a run") from None
+
+
+METRICS = "metrics.csv"
+"""What `logger=csv` leaves in a run's folder."""
+
+
+def read_sources(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The record of a run and its attack record, None where it was not attacked.
+
+    Raises:
+        UserError: no record, or one that cannot be read.
+    """
+    return read_run(folder), read_attack(folder)
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The record of a run.
+
+    Raises:
+        UserError: there is none, or it cannot be read, or it is of something else or another version.
+    """
+    path = folder / RECORD
+    try:
+        record = read_file(path)
+        check_run(record, path)
+        check_versions([record], path)
+    except FileNotFoundError:
+        raise UserError(_no_record(folder)) from None
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return record
+
+
+def read_attack(folder: Path) -> dict[str, Any] | None:
+    """The attack record of a run; None where it was not attacked.
+
+    Raises:
+        UserError: as :func:`read_run`.
+    """
+    path = folder / ATTACK_RECORD
+    try:
+        attack = read_file(path, "an attack record")
+        if "subject" not in attack:
+            raise ValueError(f"{path} is not an attack record: it has no 'subject'")
+        check_versions([attack], path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return attack
+
+
+def check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    """Refuse an attack record of another run.
+
+    Raises:
+        UserError: it is.
+    """
+    subject = attack["subject"]
+    for name, theirs in (("config_hash", "run_config_hash"), ("data_hash", "data_hash")):
+        if subject[theirs] != record[name]:
+            raise UserError(f"{ATTACK_RECORD} is of another run: its {name} differs; attack this run again")
+
+
+def _no_record(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} holds no {RECORD}: there is no such folder"
+    first = next(folder.rglob(RECORD), None)
+    if first is not None or (folder / RESULTS).is_file():
+        one = "" if first is None else f"name one of them, such as {first.parent}, or look at all of them with "
+        return f"{folder} holds many runs: {one}python -m immunize.report html sweep={folder}"
+    if (folder / METRICS).is_file():
+        return f"the run in {folder} has no {RECORD} yet: it is written when the run ends"
+    return f"{folder} holds no {RECORD}: is it the output folder of a run?"
+
+
+_OF_THE_WHOLE = ("harmful_sets", "weakest")
+
+
+def by_harmful_set(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The record of a run as records of a single harmful data set each, called "cars of cars+caltech101".
+
+    Args:
+        record: of any run; one with a single harmful data set is returned as it is.
+    """
+    facts = ((record.get("data") or {}).get("harmful") or {}).get("sets")
+    if not facts:
+        return [record]
+    rest = {key: value for key, value in record.items() if key not in _OF_THE_WHOLE}
+    numbers = record.get("harmful_sets") or {}  # none where the run diverged
+    return [
+        {
+            **rest,
+            **numbers.get(name, {}),
+            "harmful": f"{name} of {record['harmful']}",
+            "data": record["data"] | {"harmful": of},
+        }
+        for name, of in facts.items()
+    ]
+
+
+def infinite(value: float | None) -> float:
+    """A number that is never NaN, from a record."""
+    return math.inf if value is None else float(value)
+
+
+def with_infinities(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """(i), (ii) and RIR by one estimator, and the condition numbers behind them as far as the record has them."""
+    found = {name: infinite(value) for name, value in numbers.items() if name.startswith("kappa_")}
+    for side in ("harmful", "pretrain"):
+        found[f"ratio_{side}"] = _quotient(numbers[f"ratio_{side}"], 1.0, found.get(f"kappa_{side}_baseline", 1.0))
+    found["rir"] = _quotient(numbers["rir"], found["ratio_harmful"], found["ratio_pretrain"])
+    return found
+
+
+def _quotient(value: float | None, above: float, below: float) -> float:
+    if value is None and (math.isnan(above) or not math.isfinite(below)):
+        return math.nan
+    return infinite(value)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["data_name", "in_order", "pair_label", "pair_title", "run_title", "side_label"]
-
 _METHODS = ("ours", "closed_form", "opt_kappa", "imma", "ill_only", "well_only", "erase", "censor", "simulated", "none")
 
 
@@ -45,3 +43,19 @@ def run_title(record: dict[str, Any]) -> str:
 def in_order(methods: Iterable[str]) -> list[str]:
     """Methods in the order of the tables: ours, the closed form, the baselines; then others by name."""
     return sorted(set(methods), key=lambda m: (_METHODS.index(m) if m in _METHODS else len(_METHODS), m))
+
+
+PARTS = ("fit", "held_out")
+"""The rows θ was immunized with, and those it never saw, as records call them."""
+
+RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
+"""(i), (ii) and RIR, as records call them."""
+
+LAMBDAS = ("lambda_well", "lambda_ill")
+"""λ_P and λ_H, as records call them."""
+
+HARDER_BY, NO_HARDER = 2.0, 1.0
+"""Verdicts (a) and (b) of Definition 3.1 as this package decides them: (i) ≥ 2 and (ii) ≤ 1. What is applied is
+`immunize.spectrum.HARDER_BY`, which this room does not import; a test holds the two together."""
+
+REDUCED = "**REDUCED**: a shortened version that shows the code path; its numbers are not those of the experiment."

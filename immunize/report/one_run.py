@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -9,15 +10,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from immunize.records import diverged_cross_fit
-from immunize.report.cells import short
-from immunize.report.naming import run_title
-from immunize.report.nulls import with_infinities
-from immunize.report.one_network import show_deep_record
-from immunize.report.separability import carried_over, separability_lines
-from immunize.report.several import by_harmful_set
-from immunize.report.terminal import printed_table, to_read
-
-__all__ = ["loss_text", "result_rows", "show_record", "warning_lines"]
+from immunize.report.loading import by_harmful_set, infinite, with_infinities
+from immunize.report.naming import RATIOS, run_title
+from immunize.report.table import Table, short, to_print, to_read
 
 EXACT = 1e-9
 """A best possible loss below this share of the targets' mean square is zero up to rounding."""
@@ -69,23 +64,18 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
             _show_separability(one, console)
         _show_warnings(record, console)
         return
-    table = printed_table(title)
-    for column in ("part", "estimator"):
-        table.add_column(column)
-    for column in ("(i) ↑", "(ii) ↓", "RIR ↑", "κ(H_H): I → θ", "κ(H_P): I → θ"):
-        table.add_column(column, justify="right")
-    for part, estimators in record["metrics"].items():
-        for index, (estimator, of) in enumerate(estimators.items()):
-            m = with_infinities(of)
-            table.add_row(
-                "" if index else part.replace("_", " "),
-                estimator,
-                *(short(m[key]) for key in ("ratio_harmful", "ratio_pretrain", "rir")),
-                f"{short(m['kappa_harmful_baseline'])} → {short(m['kappa_harmful'])}",
-                f"{short(m['kappa_pretrain_baseline'])} → {short(m['kappa_pretrain'])}",
-            )
-        table.add_section()
-    console.print(table)
+    rows = [
+        [
+            part.replace("_", " "),
+            estimator,
+            *(short(m[key]) for key in RATIOS),
+            *(f"{short(m[f'{key}_baseline'])} → {short(m[key])}" for key in ("kappa_harmful", "kappa_pretrain")),
+        ]
+        for part, estimators in record["metrics"].items()
+        for estimator, m in ((name, with_infinities(of)) for name, of in estimators.items())
+    ]
+    columns = ("part", "estimator", "(i) ↑", "(ii) ↓", "RIR ↑", "κ(H_H): I → θ", "κ(H_P): I → θ")
+    console.print(to_print(Table(title, columns, rows), columns[:2]))
     if (lost := diverged_cross_fit(record)) is not None:
         console.print(f"no held-out numbers: {lost}")
     verdicts = record["verdicts"]
@@ -170,3 +160,157 @@ def _steps(steps_to: dict[str, int | None], limit: int) -> str:
         return "nothing to learn"
     value = steps_to["0.1"]
     return f"> {limit:,}" if value is None else f"{value:,}"
+
+
+_KINDS = {"metrics_groups": "groups", "metrics": "pooled"}
+_MILESTONES = ("30", "300", "1000", "end")
+
+
+def show_deep_record(record: dict[str, Any], console: Console, title: str) -> None:
+    """Print RIR_θ0 by groups and pooled, the verdicts, the accuracy on D_P and the probes of one finished run."""
+    rows = []
+    for part in record["metrics"]:
+        for kind, name in _KINDS.items():
+            for estimator, of in record[kind][part].items():
+                m, (low, high) = with_infinities(of), of["interval"]["rir"]
+                numbers = [*(short(m[key]) for key in RATIOS), f"{short(low)} to {short(infinite(high))}"]
+                rows.append([part.replace("_", " "), name, estimator, *numbers])
+    columns = ("part", "rows", "estimator", "(i) ↑", "(ii) ↓", "RIR ↑", "95 % of RIR")
+    console.print(to_print(Table(f"{record['model']}, {title}", columns, rows), columns[:3]))
+    accuracy = record["pretrain_accuracy"]
+    console.print(f"D_P accuracy on held-out images: {accuracy['before']:.2f} % → {accuracy['after']:.2f} %")
+    console.print(
+        "Definition 3.1 by spectrum, (a) harmful task harder, (b) pre-training task no harder, (c) still done:"
+    )
+    for kind, name in _KINDS.items():
+        of_fit = record[kind.replace("metrics", "verdicts")]
+        for part in record[kind]:
+            verdict = of_fit if part == "fit" else of_fit[part]
+            console.print(
+                f"  {name:6} {part.replace('_', ' '):10} " + "  ".join(f"({v}) {_word(verdict[v])}" for v in "abc")
+            )
+    console.print("accuracy of a linear probe after some steps, θ_0 → θ, %:")
+    for optimizer, roles in record["probe_accuracy"].items():
+        for role, of in roles.items():
+            steps = [step for step in _MILESTONES if step in of["immunized"]]
+            texts = [f"{step}: {of['theta_0'][step]:.1f} → {of['immunized'][step]:.1f}" for step in steps]
+            console.print(f"  {optimizer:13} {role:9} " + "   ".join(texts))
+
+
+def _word(passed: bool) -> str:
+    return "[green]yes[/green]" if passed else "[red]no[/red] "
+
+
+_ESTIMATOR = "spectrum"
+_PROTOCOLS = {"pooled": "metrics", "groups": "metrics_groups"}
+
+
+def each_set(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Ratios and verdicts by `spectrum` of every harmful data set, and which is the weakest.
+
+    Args:
+        record: of a finished run.
+
+    Returns:
+        `weakest` and, by name under `sets`, `rows`, `pooled` and `groups` (by part) and `definition_3_1` (by part);
+        None where D_H is a single data set.
+    """
+    if "harmful_sets" not in record:
+        return None
+    facts = record["data"]["harmful"]["sets"]
+    return {
+        "weakest": record["weakest"],
+        "estimator": _ESTIMATOR,
+        "sets": {
+            name: {"rows": facts[name]["images"]["fit"], **_numbers(of)} for name, of in record["harmful_sets"].items()
+        },
+    }
+
+
+def weakest_told(found: dict[str, Any]) -> str:
+    """One sentence on whose numbers the others are.
+
+    Args:
+        found: of :func:`each_set`.
+    """
+    name = found["weakest"]
+    return (
+        f"{len(found['sets'])} harmful data sets: numbers that name none of them are those of `{name}` "
+        f"({found['sets'][name]['rows']:,} rows), the weakest by RIR on images never seen."
+    )
+
+
+def sets_table(found: dict[str, Any]) -> Table:
+    """One row a data set and part.
+
+    Args:
+        found: of :func:`each_set`.
+    """
+    names = ("(i) ↑", "(ii) ↓", "RIR ↑")
+    columns = ("harmful data set", "rows", "part", *(f"{name} {by}" for by in _PROTOCOLS for name in names))
+    verdicts = (f"({verdict}) pooled" for verdict in "abc")
+    rows = [
+        [
+            f"`{name}`",
+            f"{of['rows']:,}",
+            part.replace("_", " "),
+            *(short(with_infinities(of[by][part])[key]) for by in _PROTOCOLS for key in RATIOS),
+            *("yes" if of["definition_3_1"][part][verdict] else "no" for verdict in "abc"),
+        ]
+        for name, of in found["sets"].items()
+        for part in of["pooled"]
+    ]
+    title = f"Each harmful data set, by {found['estimator']}"
+    return Table(title, (*columns, *verdicts), rows)
+
+
+def _numbers(of: dict[str, Any]) -> dict[str, Any]:
+    parts = [part for part in of["metrics"] if part != "validation"]
+    ratios = {
+        by: {part: {name: of[key][part][_ESTIMATOR][name] for name in RATIOS} for part in parts}
+        for by, key in _PROTOCOLS.items()
+    }
+    judged = {part: of["verdicts"] if part == "fit" else of["verdicts"][part] for part in parts}
+    return {**ratios, "definition_3_1": {part: {v: judged[part][v] for v in "abc"} for part in parts}}
+
+
+ABOUT = "what a ridge probe can learn (correlation on rows that it was not fitted on, 0 to 1, the best of three ρ)"
+
+
+def carried_over(record: dict[str, Any], parts: Iterable[str]) -> dict[str, Any]:
+    """The best cross-fitted correlation over ρ, before immunizing and after.
+
+    Args:
+        record: of a finished run; those of earlier versions have none.
+        parts: of the data.
+
+    Returns:
+        part -> role -> "before" and "after"; empty for a record without.
+    """
+    kept = record.get("separability", {})
+    return {
+        part: {
+            role: {
+                "after" if which == "immunized" else "before": max(of["cross_fitted"].values())
+                for which, of in extractors.items()
+            }
+            for role, extractors in kept[part].items()
+        }
+        for part in parts
+        if part in kept
+    }
+
+
+def separability_lines(found: dict[str, Any]) -> list[str]:
+    """One line a part of the data, and before them what the numbers are; none where there are none.
+
+    Args:
+        found: from :func:`carried_over`. A task of one label, with nothing to tell apart, has 0 and no line.
+    """
+    lines = []
+    for part, roles in found.items():
+        told = {role: of for role, of in roles.items() if of["before"] or of["after"]}
+        if told:
+            words = ", ".join(f"{role} {of['before']:.3f} → {of['after']:.3f}" for role, of in told.items())
+            lines.append(f"{part.replace('_', ' ')}: {words}")
+    return [f"{ABOUT}, θ_0 → θ:", *lines] if lines else []

@@ -11,13 +11,9 @@ from typing import Any
 import numpy as np
 
 from immunize.records import whole_config
-from immunize.report.cells import NOTHING, short
-from immunize.report.conventions import LAMBDAS
-from immunize.report.layout import Table
-from immunize.report.naming import data_name
+from immunize.report.naming import LAMBDAS, data_name
 from immunize.report.runs import Runs
-
-__all__ = ["machine_name", "made_with", "provenance", "provenance_rows", "settings_table", "versions_of"]
+from immunize.report.table import NOTHING, Table, short
 
 _SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
 _NOT_SETTINGS = ("_target_", "name", "seed", *LAMBDAS)
@@ -91,7 +87,7 @@ def settings_table(runs: Runs) -> Table:
     notes = ["Epochs as configured, steps as done; steps and seconds are medians over the runs."]
     if any(_balanced(record) for record in runs.records):
         notes.append("λ from a balance of gradient norms (C.2) differ by run: their medians.")
-    return Table("Hyper-parameters", f"{runs.name}-settings", [("", columns)], rows, notes)
+    return Table("Hyper-parameters", columns, rows, notes)
 
 
 def _batch(size: int | None) -> str:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from immunize.report.cells import NOTHING, short, summary_of, with_spread
-from immunize.report.conventions import RATIOS
+from immunize.report.naming import RATIOS
 from immunize.report.runs import NetworkSetting, Runs
-
-__all__ = ["ACCURACY", "THETA_0", "Published", "cell", "differences", "elsewhere", "find", "read_published"]
+from immunize.report.table import NOTHING, short, summary_of, with_spread
 
 ACCURACY = "pretrain_accuracy"
 THETA_0 = "theta_0"

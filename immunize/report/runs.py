@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from immunize.config import NOT_HASHED
-from immunize.records import diverged_cross_fit, whole_config
-from immunize.report.naming import in_order, pair_label
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Transformer
+from omegaconf import OmegaConf
 
-__all__ = [
-    "EXPERIMENT_STATUSES",
-    "FAST",
-    "NetworkSetting",
-    "RunId",
-    "Runs",
-    "experiment_of",
-    "flat_settings",
-    "held_out_text",
-    "measured_on",
-]
+from immunize.config import NOT_HASHED, config_dir
+from immunize.records import diverged_cross_fit, whole_config
+from immunize.report.naming import in_order, pair_label, side_label
+from immunize.report.table import summary_text
 
 EXPERIMENT_STATUSES = ("finished", "diverged")
 """A diverged run is an outcome of its method; an interrupted one is a missing run."""
@@ -136,12 +130,30 @@ class Runs(Collection):
             groups[pair_label(record)].append(record)
         return dict(sorted(groups.items()))
 
-    def numbers(self, method: str, part: str, estimator: str, name: str) -> dict[str, list[float | None]]:
-        """A number of `metrics`, by pair, one a run that was measured there; None where it is not finite."""
+    def verdicts(self, method: str, part: str, kind: str = "verdicts") -> list[dict[str, Any]]:
+        """Definition 3.1 on a part, one a run that was measured there."""
+        return [run[kind] if part == "fit" else run[kind][part] for run in self.of_method(method, part)]
+
+    def numbers(
+        self, method: str, part: str, estimator: str, name: str, kind: str = "metrics"
+    ) -> dict[str, list[float | None]]:
+        """A number of a record, by pair, one a run that was measured there; None where it is not finite.
+
+        Args:
+            method: whose runs.
+            part: "fit" or "held_out".
+            estimator: of κ.
+            name: of the number.
+            kind: "metrics", or "metrics_groups" of networks.
+        """
         return {
-            pair: [run["metrics"][part][estimator][name] for run in runs]
+            pair: [run[kind][part][estimator][name] for run in runs]
             for pair, runs in self.by_pair(method, part).items()
         }
+
+    def text(self, method: str, part: str, estimator: str, name: str, kind: str = "metrics") -> str:
+        """The same as a cell of a table."""
+        return summary_text(list(self.numbers(method, part, estimator, name, kind).values()))
 
     def count_text(self, method: str) -> str:
         """How many runs a row stands for: "5", "3 + 2 diverged", or "5 (4 held out)" where a cross-fit diverged."""
@@ -197,18 +209,7 @@ class NetworkSetting:
         """What it is called among published numbers."""
         return f"{self.architecture}→{self.harmful}"
 
-    def ratios(self, method: str, where: tuple[str, str, str], name: str) -> list[float | None]:
-        """A number of a record, one a finished run; None where it is not finite.
-
-        Args:
-            method: whose runs.
-            where: "metrics" or "metrics_groups", part and estimator.
-            name: of the number.
-        """
-        kind, part, estimator = where
-        return [run[kind][part][estimator][name] for run in self.runs.of_method(method)]
-
-    def probes(self, method: str | None, optimizer: str, role: str, step: str) -> list[float | None]:
+    def probes(self, method: str | None, role: str, optimizer: str, step: str) -> list[float | None]:
         """A probe's accuracy after some steps, one a run; of θ_0, once a seed, where the method is None."""
         if method is None:
             runs, which = list({run["seed"]: run for run in self.runs.finished}.values()), "theta_0"
@@ -301,3 +302,46 @@ def _listed(names: Iterable[str]) -> str:
     ordered = sorted(names)
     more = len(ordered) - _MOST_NAMED
     return ", ".join(ordered[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+_METHOD, _SEED, _PAIR = "method", "seed", "harmful.pair"
+
+
+def expected_runs(name: str, records: Sequence[Mapping[str, Any]]) -> list[RunId] | None:
+    """Every run of a preset, by pair, method and seed.
+
+    Args:
+        name: of the experiment; reduced records belong to the preset `<name>_fast`.
+        records: which tell whether the reduced preset is meant, and the pair of a preset that sweeps over none.
+
+    Returns:
+        None where the preset does not exist, or does not sweep over methods and seeds.
+    """
+    reduced = any(experiment_of(dict(record))[1] for record in records)
+    params = swept(Path(config_dir()) / "experiment" / f"{name}{FAST if reduced else ''}.yaml")
+    if _METHOD not in params or _SEED not in params:
+        return None
+    pairs = ["→".join(map(side_label, pair)) for pair in params.get(_PAIR, [])]
+    pairs = pairs or sorted({pair_label(dict(record)) for record in records})
+    return [(pair, str(m), int(s)) for pair in pairs for m in params[_METHOD] for s in params[_SEED]]
+
+
+def swept(preset: Path) -> dict[str, list[Any]]:
+    """Setting to its values in the `hydra.sweeper.params` of a preset and of those it builds on; empty without it."""
+    if not preset.is_file():
+        return {}
+    content = OmegaConf.to_container(OmegaConf.load(preset))
+    assert isinstance(content, dict)
+    found: dict[str, list[Any]] = {}
+    for base in content.get("defaults", []):
+        if isinstance(base, str) and base != "_self_":
+            found |= swept(preset.with_name(f"{base}.yaml"))
+    params = ((content.get("hydra") or {}).get("sweeper") or {}).get("params") or {}
+    parser = OverridesParser.create()
+    for key, value in params.items():
+        override = parser.parse_override(f"{key}={value}")
+        if override.is_sweep_override():
+            found[str(key)] = list(override.sweep_iterator(Transformer.identity))
+        else:
+            found[str(key)] = [override.value()]
+    return found

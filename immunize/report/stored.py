@@ -16,8 +16,6 @@ from typing import Any
 
 from immunize.files import whole
 
-__all__ = ["RESULTS", "leaves", "read_results", "write_results"]
-
 RESULTS = "results.csv.gz"
 SEPARATOR = "/"
 _LEFT_OUT = ("curves", "spectra")

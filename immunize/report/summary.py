@@ -14,16 +14,10 @@ from rich.console import Console
 from immunize.config import NOT_HASHED
 from immunize.files import write_text
 from immunize.records import whole_config
-from immunize.report.cells import NOTHING, summary_of, summary_text
-from immunize.report.layout import Table
-from immunize.report.loading import load_records
-from immunize.report.naming import data_name
-from immunize.report.runs import held_out_text
+from immunize.report.naming import data_name, pair_title
+from immunize.report.runs import flat_settings, held_out_text
 from immunize.report.stored import write_results
-from immunize.report.terminal import printed_table, to_read
-from immunize.report.varied import Varied
-
-__all__ = ["groups_of", "load_records", "show_summary", "summary_table", "write_summary"]
+from immunize.report.table import NOTHING, Table, summary_of, summary_text, to_print, to_read
 
 _APART = (*NOT_HASHED, "seed", "method")
 
@@ -55,22 +49,19 @@ def show_summary(records: Iterable[dict[str, Any]], console: Console | None = No
     groups = sorted(groups_of(records), key=_by_rir)
     varied = Varied(groups)
     for data, of_data in itertools.groupby(groups, lambda runs: _data(runs[0])):
-        table = printed_table(data)
-        table.add_column("method", min_width=11, overflow="fold")
-        for column in ("runs", "part"):
-            table.add_column(column)
-        for header, _, _ in _SHOWN:
-            table.add_column(header, justify="right")
-        table.add_column("(a) (b) (c)", no_wrap=True)
+        rows = []
         for runs in of_data:
-            named = [varied.name_of(runs[0]), held_out_text(runs)]
             for part in dict.fromkeys(part for run in runs for part in run["metrics"]):
                 numbers = (_numbers(runs, part, estimator, name) for _, estimator, name in _SHOWN)
                 cells = (summary_text([of_part]) for of_part in numbers)
-                table.add_row(*named, part.replace("_", " "), *cells, _verdicts(runs, part))
-                named = ["", ""]
-            table.add_section()
-        console.print(table)
+                left = [varied.name_of(runs[0]), held_out_text(runs), part.replace("_", " ")]
+                rows.append([*left, *cells, _verdicts(runs, part)])
+        words = ("method", "runs", "part", "(a) (b) (c)")
+        columns = (*words[:3], *(header for header, _, _ in _SHOWN), words[3])
+        shown = to_print(Table(data, columns, rows), words)
+        shown.columns[0].min_width, shown.columns[0].overflow = 11, "fold"
+        shown.columns[-1].no_wrap = True
+        console.print(shown)
 
 
 def summary_table(records: Iterable[dict[str, Any]]) -> str:
@@ -88,7 +79,7 @@ def summary_table(records: Iterable[dict[str, Any]]) -> str:
     groups = sorted(groups_of(records), key=_by_rir)
     varied = Varied(groups)
     rows = [list(_row(runs, varied.name_of(runs[0]))) for runs in groups]
-    return Table("", "summary", [("", columns)], rows).markdown(heading=False)
+    return Table("", columns, rows).markdown(heading=False)
 
 
 def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -138,3 +129,70 @@ def _verdicts(runs: list[dict[str, Any]], part: str) -> str:
 def _numbers(runs: list[dict[str, Any]], part: str, estimator: str, name: str) -> list[float | None]:
     """Of the runs that were measured on the part."""
     return [run["metrics"][part][estimator][name] for run in runs if part in run["metrics"]]
+
+
+_PLACES = ("pretrain.", "harmful.", "experiment.", "logger.", "hydra.", "data_root")
+"""Settings that say which data, or where things lie: never what a method is compared by."""
+
+
+class Varied:
+    """The settings that differ between the runs of a model and method on one and the same pair of data sets.
+
+    Args:
+        groups: of records; those of one group differ in nothing that is compared.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[dict[str, Any]]]) -> None:
+        by_pair: dict[tuple[tuple[str, str], str], list[dict[str, str]]] = defaultdict(list)
+        for group in groups:
+            flat = {k: v for k, v in flat_settings(whole_config(group[0])).items() if not k.startswith(_PLACES)}
+            by_pair[_kind(group[0]), pair_title(group[0])].append(flat)
+        found: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+        for (kind, _), flats in by_pair.items():
+            keys = dict.fromkeys(key for flat in flats for key in flat)
+            differing = [key for key in keys if len({flat.get(key) for flat in flats}) > 1]
+            found[kind].update(dict.fromkeys(_without_twins(differing, flats)))
+        self._keys = {kind: list(keys) for kind, keys in found.items()}
+        self._several_models = len({model for model, _ in self._keys}) > 1
+
+    def values_of(self, record: dict[str, Any]) -> tuple[str | None, ...]:
+        """The values of what was varied about the method of a record, as JSON; None where it lacks one."""
+        flat = flat_settings(whole_config(record))
+        return tuple(flat.get(name) for name in self._keys[_kind(record)])
+
+    def name_of(self, record: dict[str, Any]) -> str:
+        """The method of a record with what was varied about it, behind the model where there are several."""
+        names = [name.removeprefix("objective.") for name in self._keys[_kind(record)]]
+        told = (f"{name}={_plain(value)}" for name, value in zip(names, self.values_of(record), strict=True))
+        return f"{record['model']}: " * self._several_models + ", ".join([record["method"], *told])
+
+    @staticmethod
+    def in_order(values: tuple[str | None, ...]) -> list[tuple[int, float, str]]:
+        """A key that sorts values: numbers by their size, before everything else."""
+        return [_by_value(value) for value in values]
+
+
+def _kind(record: dict[str, Any]) -> tuple[str, str]:
+    return record["model"], record["method"]
+
+
+def _without_twins(keys: Sequence[str], flats: Sequence[dict[str, str]]) -> list[str]:
+    """Settings that always change together with an earlier one say nothing more: a method repeats what its row has."""
+    seen: dict[tuple[str | None, ...], str] = {}
+    for key in sorted(keys, key=lambda k: (not k.startswith("objective."), k)):
+        seen.setdefault(tuple(flat.get(key) for flat in flats), key)
+    return list(seen.values())
+
+
+def _by_value(text: str | None) -> tuple[int, float, str]:
+    value = None if text is None else json.loads(text)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return 0, float(value), ""
+    return 1, 0.0, str(text)
+
+
+def _plain(text: str | None) -> str:
+    if text is None:
+        return "none"
+    value = json.loads(text)
+    return f"{value:g}" if isinstance(value, float) else str(value)

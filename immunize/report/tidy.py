@@ -37,17 +37,14 @@ from typing import TYPE_CHECKING, Any
 
 from immunize.records import ATTACK_RECORD, RECORD, whole_config
 from immunize.report.attacks.records import load_attacks
-from immunize.report.conventions import LAMBDAS
-from immunize.report.loading import load_records
-from immunize.report.naming import pair_label
-from immunize.report.nulls import with_infinities
+from immunize.report.loading import load_records, with_infinities
+from immunize.report.naming import LAMBDAS, pair_label
 from immunize.report.runs import EXPERIMENT_STATUSES, experiment_of
 from immunize.report.stored import leaves
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COLUMNS", "frame", "frame_of"]
 
 _RUN = (
     *("run", "experiment", "status", "model", "pretrain", "harmful", "pair", "method", "seed"),

@@ -1,6 +1,6 @@
 """What Definition 3.1 asks of the ratios (i) = κ(H_H(θ))/κ(H_H(I)) and (ii) = κ(H_P(θ))/κ(H_P(I)), in numbers.
 
-The paper gives none. `immunize.report`, which imports no other room, has its own in `conventions`; a test holds the two
+The paper gives none. `immunize.report`, which imports no other room, has its own in `naming`; a test holds the two
 together.
 """
 

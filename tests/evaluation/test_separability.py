@@ -11,7 +11,7 @@ import torch
 from immunize.evaluation.separability import separability
 from immunize.pipeline.record import flat_metrics
 from immunize.report.card import card_of, card_text
-from immunize.report.separability import separability_lines
+from immunize.report.one_run import separability_lines
 from immunize.spectrum import folds_of
 from tests import reference as ref
 from tests.composing import run_tiny

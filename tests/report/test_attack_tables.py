@@ -20,8 +20,7 @@ from immunize.report.attacks.one_run import interval_text
 from immunize.report.attacks.page import outcome, report_attacks
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
 from immunize.report.attacks.tables import attack_tables, held_counts, middle, unbroken_counts
-from immunize.report.cells import short
-from immunize.report.layout import Table
+from immunize.report.table import Table, short
 
 Record = dict[str, Any]
 

@@ -18,9 +18,8 @@ from immunize.errors import UserError
 from immunize.records import RECORD
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
-from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, write_card
-from immunize.report.front_matter import front_matter
-from immunize.report.terminal import WIDTH
+from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, front_matter, write_card
+from immunize.report.table import WIDTH
 from tests.report.making import without_held_out
 
 

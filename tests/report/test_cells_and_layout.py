@@ -1,19 +1,17 @@
-"""Cells of tables against plain recomputation, and tables as Markdown and LaTeX."""
+"""Cells of tables against plain recomputation, and tables as Markdown."""
 
 from __future__ import annotations
 
 import math
-import re
 import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from immunize.report.cells import NOTHING, short, summary_of, summary_text
-from immunize.report.conventions import RATIOS
-from immunize.report.layout import Table, tex
-from immunize.report.nulls import with_infinities
+from immunize.report.loading import with_infinities
+from immunize.report.naming import RATIOS
+from immunize.report.table import NOTHING, Table, short, summary_of, summary_text, under
 
 numbers = st.floats(min_value=1e-6, max_value=1e9)
 
@@ -26,7 +24,6 @@ def test_one_pair_gives_mean_and_standard_deviation(values: list[float]) -> None
     assert found.spread == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-6 * max(values))
     assert found.median == pytest.approx(statistics.median(values))
     assert found.geometric == pytest.approx(math.exp(statistics.fmean(map(math.log, values))))
-    assert (found.runs, found.infinite) == (len(values), 0)
 
 
 @given(st.lists(st.lists(numbers, min_size=2, max_size=4), min_size=2, max_size=6))
@@ -112,8 +109,7 @@ def test_null_is_infinite_but_for_one_infinity_by_another(
 
 TABLE = Table(
     "A_title & more",
-    "a-label",
-    [("", ("method", "runs")), ("fit, spectrum", ("(i) ↑", "RIR ↑"))],
+    ["method", "runs", *under("fit, spectrum", ("(i) ↑", "RIR ↑"))],
     [["`ill_only`", "5", "1.20e-04 ± 3", "a|b"], ["`ours`", "4 + 1 diverged", "–", "∞"]],
     ["50 % of `a_b` {x}"],
 )
@@ -130,52 +126,6 @@ def test_markdown_heads_every_column_with_its_group() -> None:
         "\n"
         "- 50 % of `a_b` {x}\n"
     )
-
-
-def test_latex() -> None:
-    assert TABLE.latex() == "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-            r"\caption{A\_title \& more}",
-            r"\label{tab:a-label}",
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            r"\begin{tabular}{llrr}",
-            r"\toprule",
-            r"\multicolumn{2}{l}{} & \multicolumn{2}{c}{fit, spectrum} \\",
-            r"\cmidrule(lr){3-4}",
-            r"method & runs & (i) $\uparrow$ & RIR $\uparrow$ \\",
-            r"\midrule",
-            r"\texttt{ill\_only} & 5 & $1.20\times10^{-4}$ $\pm$ 3 & a|b \\",
-            r"\texttt{ours} & 4 + 1 diverged & -- & $\infty$ \\",
-            r"\bottomrule",
-            r"\end{tabular}}",
-            r"\par\smallskip\parbox{\linewidth}{\scriptsize 50 \% of \texttt{a\_b} \{x\}}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "escaped"),
-    [
-        ("100% & $5 #1 a_b", r"100\% \& \$5 \#1 a\_b"),
-        ("~ ^ \\", r"\textasciitilde{} \textasciicircum{} \textbackslash{}"),
-        ("κ ≥ 1 → λ", r"$\kappa$ $\ge$ 1 $\to$ $\lambda$"),
-        ("`held_out` 2.5e+07", r"\texttt{held\_out} $2.5\times10^{7}$"),
-        ("[text_a](../link_b)", r"text\_a"),
-        ("σ₁/1e-06", r"$\sigma$$_1$/$1\times10^{-6}$"),
-    ],
-)
-def test_tex_escapes(text: str, escaped: str) -> None:
-    assert tex(text) == escaped
-
-
-@given(st.text(alphabet=st.sampled_from("ab1 &%$#_{}~^\\±→↑<>κ")))
-def test_nothing_special_is_left_bare(text: str) -> None:
-    left = re.sub(r"\\text[a-z]+\{\}|\\[&%$#_{}]|\$\\?[a-z<>]+\$", "", tex(text))
-    assert not set(left) & set("&%$#_{}~^\\±→↑<>κ")
 
 
 def test_equal_numbers_have_no_spread() -> None:

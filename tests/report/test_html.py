@@ -16,14 +16,14 @@ from immunize.errors import UserError
 from immunize.records import RECORD, SWEEP, read_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import verdict_sentence
-from immunize.report.cells import short, summary_text
 from immunize.report.html import write_run_page, write_sweep_page
 from immunize.report.html.page import REPORT, Picture
 from immunize.report.html.run import read_log, run_page
 from immunize.report.html.sweep import settings_of, sweep_page
-from immunize.report.sources import METRICS
+from immunize.report.loading import METRICS
 from immunize.report.stored import write_results
 from immunize.report.summary import summary_table
+from immunize.report.table import short, summary_text
 from tests.attacking import attack_tiny
 from tests.composing import run_tiny
 from tests.report.making import (

@@ -18,8 +18,8 @@ from rich.console import Console
 from immunize.data import Part, Splits, Synthetic
 from immunize.records import read_record
 from immunize.report import result_rows, show_record
-from immunize.report.cells import short
-from immunize.report.figures import norm_ratio_figure
+from immunize.report.curves import norm_ratio_figure
+from immunize.report.table import short
 from immunize.spectrum import ESTIMATORS
 from tests.composing import run_tiny
 

@@ -22,14 +22,14 @@ from immunize.evaluation.deep import PARTS, WHICH, EvaluationSettings, evaluate_
 from immunize.evaluation.numbers import RATIOS
 from immunize.records import SCHEMA_VERSION, plain
 from immunize.report import networks
-from immunize.report.bands import PROBE_ACCURACIES, PROBES, THETA_0, probe_bands, read_bands, write_bands
-from immunize.report.cells import short
+from immunize.report.curves import PROBE_ACCURACIES, PROBES, THETA_0, probe_bands, read_bands, write_bands
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
 from immunize.report.networks import by_setting
 from immunize.report.one_run import show_record
 from immunize.report.published import read_published
 from immunize.report.runs import EXPERIMENT_STATUSES
+from immunize.report.table import short
 from immunize.spectrum import ACCURACY_SLACK
 from tests.report.making import Tables, tables_of, written
 
@@ -354,10 +354,9 @@ def test_records_come_back_whole(whole: Report) -> None:
 
 def test_files_are_written(whole: Report) -> None:
     _, text, out = whole
-    assert {p.name for p in out.iterdir()} == {"README.md", "table.md", "table.tex", "results.csv.gz"}
+    assert {p.name for p in out.iterdir()} == {"README.md", "table.md", "results.csv.gz"}
     assert (out / "table.md").read_text(encoding="utf-8") == text
-    latex = (out / "table.tex").read_text(encoding="utf-8")
-    assert latex.count(r"\begin{table}") == len(tables_of(text)) == 8
+    assert len(tables_of(text)) == 8
     readme = (out / "README.md").read_text(encoding="utf-8")
     assert "`make table3`" in readme
     assert "D_P = imagenet (60 rows), D_H = cars (60 rows)" in readme

@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from immunize.records import read_record
-from immunize.report.conventions import PARTS
 from immunize.report.experiments import Request, report_experiment
-from immunize.report.tradeoff import ESTIMATORS, TradeOff, on_front, tradeoff_tables
-from immunize.report.tradeoff_figure import labels
+from immunize.report.naming import PARTS
+from immunize.report.tradeoff import ESTIMATORS, TradeOff, labels, on_front, tradeoff_tables
 from tests.composing import run_tiny
 
 NUMBER = st.floats(0.01, 100)
@@ -213,9 +212,7 @@ def test_table_has_the_numbers_of_the_records(records: list[Record]) -> None:
     assert list(spectrum.rows[1][:6]) == ["1e+03", "2", "2", "0.9", "2.22", ""]
     verdicts = [record["verdicts"] for record in records[:2]]
     assert spectrum.rows[0][6] == " ".join(f"{sum(v[name] for v in verdicts)}/2" for name in "abc")
-    assert all(
-        len(row) == sum(len(names) for _, names in table.groups) for table in (spectrum, ridge) for row in table.rows
-    )
+    assert all(len(row) == len(table.columns) for table in (spectrum, ridge) for row in table.rows)
 
 
 def report(folder: Path, out: Path | None, committed: Path) -> str:
@@ -226,7 +223,7 @@ def report(folder: Path, out: Path | None, committed: Path) -> str:
 def test_report_writes_every_file_and_can_be_made_again_from_them(records: list[Record], tmp_path: Path) -> None:
     runs, out, again = write_runs(records, tmp_path / "runs"), tmp_path / "out", tmp_path / "again"
     text = report(runs, out, tmp_path)
-    names = {"README.md", "table.md", "table.tex", "tradeoff.csv", "tradeoff.png", "tradeoff.pdf"}
+    names = {"README.md", "table.md", "tradeoff.csv", "tradeoff.png", "tradeoff.pdf"}
     assert {path.name for path in out.iterdir()} == {*names, "results.csv.gz"}
     assert report(out, again, tmp_path) == text
     for name in names:

@@ -270,7 +270,7 @@ def test_a_figure_that_cannot_be_drawn_does_not_cost_the_record(
     def full_disk(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("immunize.report.figures.norm_ratio_figure", full_disk)
+    monkeypatch.setattr("immunize.report.curves.norm_ratio_figure", full_disk)
     run_tiny(tmp_path, "figure=true")
     assert read_record(tmp_path)["status"] == "finished"
     assert "no space left" in caplog.text

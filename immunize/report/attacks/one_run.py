@@ -17,9 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from immunize.report import layout
-from immunize.report.cells import NOTHING, short
-from immunize.report.terminal import printed_table, to_read
+from immunize.report.table import NOTHING, Table, short, to_print, to_read
 
 TIERS = ("T0", "T1", "T2", "T3", "T4", "T5")
 NAMES = {"theta_0": "θ_0", "immunized": "immunized", "random_orthogonal": "random rotation"}
@@ -96,10 +94,10 @@ def attack_rows(record: dict[str, Any], extractor: str = "immunized") -> list[li
     return rows
 
 
-def attack_table(record: dict[str, Any], extractor: str = "immunized") -> layout.Table:
+def attack_table(record: dict[str, Any], extractor: str = "immunized") -> Table:
     """The same as a table that can be written."""
     rows = [[f"`{row[0]}`", *row[1:]] for row in attack_rows(record, extractor)]
-    return layout.Table("", "attacks", [("", COLUMNS)], rows)
+    return Table("", COLUMNS, rows)
 
 
 def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
@@ -109,19 +107,14 @@ def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
     name = subject["method"] or "checkpoint"
     grid = record["config"]["attack"]
     mark = "REDUCED " if grid.get("reduced") else ""
-    table = printed_table(f"{mark}attack={grid['name']}: {name}, {subject['pretrain']} against {subject['harmful']}")
-    for column in ("task", "tier", "best attack", "score: θ_0 → θ", "retention", "steps: θ_0 → θ", "held"):
-        table.add_column(column, justify="right" if ":" in column else "left")
-    before = None
+    rows = []
     for task, tier, score_0, score, retention, steps_0, steps, _, best, held in attack_rows(record):
-        if before is not None and task != before:
-            table.add_section()
-        shown = [text.split(" ")[0] for text in (score_0, score, retention)]
-        scores, retained = f"{shown[0]} → {shown[1]}", shown[2]
-        name = best.partition(":")[0]
-        table.add_row("" if task == before else task, tier, name, scores, retained, f"{steps_0} → {steps}", held)
-        before = task
-    console.print(table)
+        scores = [text.split(" ")[0] for text in (score_0, score, retention)]
+        arrows = [" → ".join(scores[:2]), scores[2], f"{steps_0} → {steps}"]
+        rows.append([task, tier, best.partition(":")[0], *arrows, held])
+    columns = ("task", "tier", "best attack", "score: θ_0 → θ", "retention", "steps: θ_0 → θ", "held")
+    title = f"{mark}attack={grid['name']}: {name}, {subject['pretrain']} against {subject['harmful']}"
+    console.print(to_print(Table(title, columns, rows), [column for column in columns if ":" not in column]))
     for task, facts in record["tasks"].items():
         console.print(f"{task} task ({facts['about']}): {verdict_sentence(record, task)}")
     console.print("score: accuracy or R² on the attacker's test rows; steps: to 90 % of θ_0's score in the tier")

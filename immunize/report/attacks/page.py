@@ -25,11 +25,10 @@ from immunize.report.attacks.records import (
     with_earlier,
 )
 from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
-from immunize.report.cells import NOTHING
-from immunize.report.curves import style_of
-from immunize.report.figures import save_figure
+from immunize.report.curves import save_figure, style_of
 from immunize.report.provenance import made_with, versions_of
 from immunize.report.stored import write_results
+from immunize.report.table import NOTHING
 
 NAME = "table_attacks"
 DEFENCE = "defence"

@@ -16,8 +16,7 @@ from statistics import fmean, median
 
 from immunize.report.attacks.one_run import HELD, RETENTION, TIERS, interval_text
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Flops, Group, Tried, extractor_of
-from immunize.report.cells import NOTHING, short, summary_text
-from immunize.report.layout import Table
+from immunize.report.table import NOTHING, Table, short, summary_text, under
 
 REPAIRS = ("T3", "T5")
 """Tiers in which something is mended before the probe: the features, or the way back to θ_0's."""
@@ -85,10 +84,10 @@ def _verdicts(attacks: Attacks, group: Group) -> Table:
             row += [held_counts(group.tried(method, kind, tier)) for tier in group.tiers]
             row += [unbroken_counts(group, method)] if kind == "harmful" else []
         rows.append(row)
-    columns: list[tuple[str, Sequence[str]]] = [("", ("method", "runs"))]
+    columns = ["method", "runs"]
     for kind in group.kinds:
-        columns.append((f"{KIND_WORDS[kind]} {'↑' if kind == 'harmful' else '↓'}", group.tiers))
-        columns += [("", ("unbroken up to",))] if kind == "harmful" else []
+        columns += under(f"{KIND_WORDS[kind]} {'↑' if kind == 'harmful' else '↓'}", group.tiers)
+        columns += ["unbroken up to"] if kind == "harmful" else []
     notes = [
         f"In how many cases a tier held: {HELD if group.judged_by_intervals else _BEFORE}. On harmful tasks that is "
         "the aim; on the others it is damage to honest users, by the same rule. A method protects only where the first "
@@ -101,7 +100,7 @@ def _verdicts(attacks: Attacks, group: Group) -> Table:
         *_undecided(group),
     ]
     title = attacks.mark(f"{group.name}: which attackers the methods hold off")
-    return Table(title, f"attacks-{_slug(group)}", columns, rows, notes)
+    return Table(title, columns, rows, notes)
 
 
 def _retention(attacks: Attacks, group: Group) -> Table:
@@ -110,11 +109,10 @@ def _retention(attacks: Attacks, group: Group) -> Table:
         tried = [group.tried(method, kind, tier) for kind in group.kinds for tier in group.tiers]
         rows.append([_named(method), *(NOTHING if t is None else interval_text(t.retention) for t in tried)])
     arrows = {"harmful": "↓"}
-    kinds = [(f"{KIND_WORDS[kind]} {arrows.get(kind, '↑')}", group.tiers) for kind in group.kinds]
+    kinds = [c for kind in group.kinds for c in under(f"{KIND_WORDS[kind]} {arrows.get(kind, '↑')}", group.tiers)]
     return Table(
         attacks.mark(f"{group.name}: retention"),
-        f"attacks-{_slug(group)}-retention",
-        [("", ("method",)), *kinds],
+        ["method", *kinds],
         rows,
         [f"{RETENTION}. Harmful: wanted near 0, the others near 1."],
     )
@@ -127,8 +125,7 @@ def _scores(attacks: Attacks, group: Group, kind: str) -> Table:
         rows.append([_named(method), *(NOTHING if t is None else summary_text(list(t.score.values())) for t in tried)])
     return Table(
         attacks.mark(f"{group.name}: best score on the {KIND_WORDS[kind]} task, {_sizes(group)}"),
-        f"attacks-{_slug(group)}-{kind}-score",
-        [("", ("method", *group.tiers))],
+        ["method", *group.tiers],
         rows,
         ["Accuracy or R² on the attacker's test rows, best attack of the tier as chosen on its validation rows."],
     )
@@ -142,8 +139,7 @@ def _costs(attacks: Attacks, group: Group) -> Table:
         rows.append([_named(method), *(cell for tier in cells for cell in tier)])
     return Table(
         attacks.mark(f"{group.name}: steps and FLOPs to 90 % of θ_0's score on the harmful task, median of the runs"),
-        f"attacks-{_slug(group)}-harmful-steps",
-        [("", ("method",)), *((tier, ("steps", "FLOPs")) for tier in group.tiers)],
+        ["method", *(c for tier in group.tiers for c in under(tier, ("steps", "FLOPs")))],
         rows,
         [
             "never: the median run does not get there within the budget. Each number is the least of its kind: who "
@@ -173,8 +169,7 @@ def _repairs(attacks: Attacks, group: Group, costs: Mapping[str, Mapping[str, tu
         rows.append([tier, f"`{name}`", *(_times(flops, base) for flops in paid)])
     return Table(
         attacks.mark(f"{group.name}: restoring cost, FLOPs of each repaired attack over those of {_FIRST} from θ_0"),
-        f"attacks-{_slug(group)}-repairs",
-        [("", ("tier", "attack", *map(_named, methods)))],
+        ["tier", "attack", *map(_named, methods)],
         rows,
         [
             "Both to 90 % of θ_0's best score in their tier: the median of the runs, and how many get there. "
@@ -198,8 +193,7 @@ def _by_attack(attacks: Attacks, group: Group) -> Table:
     ]
     return Table(
         attacks.mark(f"{group.name}: score of every attack by itself, mean over the runs"),
-        f"attacks-{_slug(group)}-by-attack",
-        [("", ("task", "tier", "attack", *map(_named, methods)))],
+        ["task", "tier", "attack", *map(_named, methods)],
         rows,
         ["Accuracy or R² on the attacker's test rows, settings chosen on its validation rows."],
     )
@@ -243,7 +237,3 @@ def _sizes(group: Group) -> str:
 
 def _named(method: str) -> str:
     return method if method in (THETA_0, CONTROL) else f"`{method}`"
-
-
-def _slug(group: Group) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in group.name)

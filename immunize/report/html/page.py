@@ -22,9 +22,7 @@ from matplotlib.figure import Figure
 
 from immunize.errors import UserError
 from immunize.files import write_text
-from immunize.report.layout import Table
-
-__all__ = ["REDUCED", "REPORT", "Choice", "Folded", "Picture", "Section", "page", "write_page"]
+from immunize.report.table import Table
 
 REPORT = "report.html"
 REDUCED = "REDUCED: a shortened version that shows the code path; its numbers are not to be reported."
@@ -67,7 +65,7 @@ class Picture:
                     for x in sorted({x for of in at for x in of})
                 ]
                 columns = (axis.get_xlabel() or "at", *(str(line.get_label()) for line in named))
-                tables.append(Table(axis.get_title() or axis.get_ylabel(), "numbers", [("", columns)], rows))
+                tables.append(Table(axis.get_title() or axis.get_ylabel(), columns, rows))
         return tables
 
 

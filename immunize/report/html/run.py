@@ -19,26 +19,26 @@ from immunize.report.attacks.one_run import (
     not_tried,
     verdict_sentence,
 )
-from immunize.report.bands import probe_bands
-from immunize.report.cells import NOTHING, short
-from immunize.report.conventions import HARDER_BY, NO_HARDER, RATIOS
-from immunize.report.curves import probe_figure
-from immunize.report.each_set import each_set, sets_table, weakest_told
-from immunize.report.figures import draw_norm_ratio
+from immunize.report.curves import draw_norm_ratio, probe_bands, probe_figure
 from immunize.report.html.page import Block, Folded, Picture, Section, page, write_page
-from immunize.report.layout import Table
-from immunize.report.naming import data_name, pair_title, run_title
-from immunize.report.nulls import infinite, with_infinities
-from immunize.report.one_run import loss_text, warning_lines
+from immunize.report.loading import (
+    METRICS,
+    check_same_run,
+    infinite,
+    lacking_is_told,
+    read_attack,
+    read_run,
+    with_infinities,
+)
+from immunize.report.naming import HARDER_BY, NO_HARDER, RATIOS, data_name, pair_title, run_title
+from immunize.report.one_run import each_set, loss_text, sets_table, warning_lines, weakest_told
 from immunize.report.provenance import provenance_rows
-from immunize.report.reading import lacking_is_told
 from immunize.report.runs import NetworkSetting, Runs, experiment_of
-from immunize.report.sources import METRICS, check_same_run, read_attack, read_run
+from immunize.report.table import NOTHING, Table, short
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["read_log", "run_page", "write_run_page"]
 
 KINDS = {"metrics_groups": ("verdicts_groups", ", groups"), "metrics": ("verdicts", "")}
 """Where numbers stand in a record, and verdicts on them: means over small groups of rows, and all rows of a part."""
@@ -198,7 +198,7 @@ def _verdicts(record: dict[str, Any]) -> Iterator[Block]:
     lost = diverged_cross_fit(record)
     notes = [_HOW, *([_GROUPS] if "metrics_groups" in record else [])]
     notes += [] if lost is None else [f"There are no held-out numbers: {lost}."]
-    yield Table("Definition 3.1", "verdicts", [("", columns)], rows, notes)
+    yield Table("Definition 3.1", columns, rows, notes)
 
 
 def _attackers(record: dict[str, Any], attack: dict[str, Any] | None) -> Iterator[Block]:
@@ -238,7 +238,7 @@ def _ratios(record: dict[str, Any]) -> Table:
                 rows.append(cells)
     columns = ["part", "rows", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑", "95 % of RIR"]
     columns += [f"{what} {side}" for side in _SIDES for what in (f"κ, {before} → θ:", "k:")]
-    return Table("Condition numbers, before and after immunization", "ratios", [("", columns)], rows)
+    return Table("Condition numbers, before and after immunization", columns, rows)
 
 
 def _rank(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

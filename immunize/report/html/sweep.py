@@ -14,25 +14,18 @@ from matplotlib.patches import Rectangle
 
 from immunize.errors import UserError
 from immunize.records import SWEEP
-from immunize.report.cells import NOTHING, Groups, short, summary_of, summary_text
-from immunize.report.conventions import HARDER_BY, NO_HARDER, PARTS, RATIOS
 from immunize.report.curves import style_of
 from immunize.report.heatmaps import heatmap
 from immunize.report.html.page import Block, Choice, Folded, Picture, Section, page, write_page
 from immunize.report.html.run import KINDS
-from immunize.report.layout import Table
-from immunize.report.loading import load_records, own_runs
-from immunize.report.naming import in_order, pair_label, pair_title
-from immunize.report.nulls import infinite
+from immunize.report.loading import infinite, lacking_is_told, load_records, own_runs
+from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS, in_order, pair_label, pair_title
 from immunize.report.provenance import provenance_rows, settings_table
-from immunize.report.reading import lacking_is_told
+from immunize.report.results import validity_notes
 from immunize.report.runs import Runs, experiment_of, held_out_text, measured_on
-from immunize.report.summary import groups_of
+from immunize.report.summary import Varied, groups_of
+from immunize.report.table import NOTHING, Groups, Table, short, summary_of, summary_text, under
 from immunize.report.tradeoff import geometric_means, on_front, ratios_of
-from immunize.report.validity import validity_notes
-from immunize.report.varied import Varied
-
-__all__ = ["settings_of", "sweep_page", "write_sweep_page"]
 
 _STATUSES = ("finished", "diverged", "interrupted")
 _COLUMNS = ("(i) ↑", "(ii) ↓", "RIR ↑")
@@ -235,10 +228,8 @@ def _verdicts(settings: Sequence[Setting], views: Sequence[View]) -> Table:
         "(a) the harmful task became harder, (b) the pre-training task did not, (c) it can still be done. `fit` is "
         "what the models were immunized on, `held out` what they never saw."
     )
-    columns = [("", ("setting", "runs")), *((view.where, ("(a)", "(b)", "(c)", "all:")) for view in judged)]
-    return Table(
-        f"In how many finished runs each verdict of Definition 3.1 holds, by {by}", "verdicts", columns, rows, [note]
-    )
+    columns = ["setting", "runs", *(c for view in judged for c in under(view.where, ("(a)", "(b)", "(c)", "all:")))]
+    return Table(f"In how many finished runs each verdict of Definition 3.1 holds, by {by}", columns, rows, [note])
 
 
 def _caution(settings: Sequence[Setting]) -> list[Block]:
@@ -265,7 +256,7 @@ def _means(settings: Sequence[Setting], view: View) -> Table:
             ]
         )
     columns = ("setting", "pairs", "runs", *_COLUMNS, "RIR, geo. mean")
-    return Table(f"Mean ± standard deviation: {view.title}", "means", [("", columns)], rows)
+    return Table(f"Mean ± standard deviation: {view.title}", columns, rows)
 
 
 def _front(settings: Sequence[Setting], view: View) -> list[Block]:
@@ -309,7 +300,7 @@ def _front(settings: Sequence[Setting], view: View) -> list[Block]:
         f"Shaded: (i) ≥ {HARDER_BY:g} and (ii) ≤ {NO_HARDER:g}, as verdicts (a) and (b) ask. Infinite ratios are in "
         "the table only."
     )
-    table = Table("Geometric means", "front", [("", ("setting", "(i) ↑", "(ii) ↓", "on the front"))], rows)
+    table = Table("Geometric means", ("setting", "(i) ↑", "(ii) ↓", "on the front"), rows)
     return [Picture(figure, caption), table]
 
 
@@ -344,7 +335,7 @@ def _every_pair(settings: Sequence[Setting], views: Sequence[View]) -> Table:
         for pair, runs in setting.pairs.items()
     ]
     names = [f"{_COLUMNS[RATIOS.index(name)]} {view.title}" for view, name in wheres]
-    return Table("Mean ± standard deviation over the seeds", "pairs", [("", ("setting", "pair", "runs", *names))], rows)
+    return Table("Mean ± standard deviation over the seeds", ("setting", "pair", "runs", *names), rows)
 
 
 def _provenance(records: Sequence[Record], settings: Sequence[Setting], told: str) -> Section:

@@ -1,4 +1,4 @@
-"""How numbers of many runs become the text of a table cell. Imports no other room and no torch.
+"""Numbers as text, and tables of them in Markdown and on a terminal. Imports no other room and no torch.
 
 Runs come in groups, one group a pair of data sets, one number a seed. A mean is the mean over pairs of the mean over
 seeds, and what follows ± is the mean over pairs of the standard deviation (n - 1) over seeds: for one pair the usual
@@ -9,15 +9,20 @@ digit pairs").
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
-
-__all__ = ["NOTHING", "Groups", "Summary", "short", "summary_of", "summary_text", "with_spread"]
+import rich.table
+from rich import box
+from rich.console import Console
 
 NOTHING = "–"
 """The cell of a number that is not there, or NaN."""
+
+WIDTH = 100
+"""Columns of a pipe or a log, where nothing is gained by wrapping at 80; every table fits."""
 
 Groups = Sequence[Sequence[float | None]]
 """One sequence a pair of data sets, one number a run."""
@@ -33,8 +38,6 @@ class Summary:
         median: of all runs.
         geometric: geometric mean of all runs; None unless all are positive.
         outlying: the standard deviation over all runs exceeds their mean, so that the mean says little.
-        runs: how many have the number, finite or not.
-        infinite: how many of them are not finite.
     """
 
     mean: float
@@ -42,8 +45,6 @@ class Summary:
     median: float
     geometric: float | None
     outlying: bool
-    runs: int
-    infinite: int
 
 
 def summary_of(groups: Groups) -> Summary | None:
@@ -56,7 +57,6 @@ def summary_of(groups: Groups) -> Summary | None:
     finite = [of for of in finite if len(of)]
     if not finite:
         return None
-    runs = sum(len(of) for of in groups)
     values = np.concatenate(finite)
     # of equal numbers exactly 0, which the rounding of their mean would miss
     spreads = [of.std(ddof=1) if np.ptp(of) else 0.0 for of in finite if len(of) > 1]
@@ -67,8 +67,6 @@ def summary_of(groups: Groups) -> Summary | None:
         median=float(np.median(values)),
         geometric=float(np.exp(np.log(values).mean())) if (values > 0).all() else None,
         outlying=len(values) > 1 and bool(values.std(ddof=1) > abs(values.mean())),
-        runs=runs,
-        infinite=runs - len(values),
     )
 
 
@@ -84,7 +82,7 @@ def summary_text(groups: Groups) -> str:
         if summary.geometric is not None:
             middle.append(f"geo. mean {short(summary.geometric)}")
         text += f" ({', '.join(middle)})"
-    return f"{text} (∞ in {infinite} of {summary.runs})" if infinite else text
+    return f"{text} (∞ in {infinite} of {sum(map(len, groups))})" if infinite else text
 
 
 def with_spread(value: float, spread: float | None) -> str:
@@ -96,7 +94,7 @@ def short(value: float | None) -> str:
     """Three significant digits, thousands separated, powers of ten from a million up and below a thousandth.
 
     An infinite number is "∞". None and NaN are `NOTHING`; where null in a record stands for an infinite number,
-    :mod:`immunize.report.nulls` says so.
+    :mod:`immunize.report.loading` says so.
     """
     if value is None or math.isnan(value):
         return NOTHING
@@ -105,3 +103,78 @@ def short(value: float | None) -> str:
     if value != 0 and (abs(value) >= 1e6 or abs(value) < 1e-3):
         return f"{value:.2e}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def share(count: int, total: int) -> str:
+    """Such as "4/5"; `NOTHING` of none."""
+    return f"{count:,}/{total:,}" if total else NOTHING
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text.
+
+    Attributes:
+        title: what the numbers are.
+        columns: headings; the first columns name the row.
+        rows: cells, `code` between backticks.
+        notes: sentences below the table.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+    def markdown(self, *, heading: bool = True) -> str:
+        """A Markdown table, with its title and notes if `heading`."""
+        lines = [f"## {self.title}", ""] if heading else []
+        lines += [_line(self.columns), _line(["---"] * len(self.columns)), *map(_line, self.rows)]
+        if self.notes and heading:
+            lines += ["", *(f"- {note}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
+
+
+def under(heading: str, names: Iterable[str]) -> list[str]:
+    """Columns that one heading stands over."""
+    return [f"{name} {heading}".strip() for name in names]
+
+
+def markdown_of(tables: Iterable[Table]) -> str:
+    """Several tables, as `table.md` has them."""
+    return "\n".join(table.markdown() for table in tables)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def to_read(console: Console | None = None) -> Console:
+    """The console to print on, stdout by default; only a terminal has a width of its own. Sentences wrap there too."""
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
+
+
+def to_print(table: Table, left: Sequence[str], *, sections: bool = True) -> rich.table.Table:
+    """A table as narrow as it can be read: what a row is called by as the one above is left out.
+
+    Args:
+        table: what to print.
+        left: columns of words; the others are numbers.
+        sections: a line before every row whose first cell is another.
+    """
+    shown = rich.table.Table(
+        title=table.title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+    )
+    for column in table.columns:
+        shown.add_column(column, justify="left" if column in left else "right")
+    above: Sequence[str] = ()
+    for row in table.rows:
+        same = sum(1 for _ in takewhile(bool, map(str.__eq__, row, above)))
+        if sections and not same:
+            shown.add_section()
+        shown.add_row(*[""] * same, *row[same:])
+        above = row
+    return shown
