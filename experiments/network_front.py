@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.reporting import key_values, page
+from experiments.reporting import key_values
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.report.curves import save_figure
 from immunize.report.loading import load_records
 from immunize.report.naming import RATIOS, pair_title
-from immunize.report.provenance import made_with, versions_of
+from immunize.report.provenance import made_with, readme, versions_of
 from immunize.report.stored import write_results
 from immunize.report.table import Table, short
 
@@ -123,17 +123,17 @@ def draw(points: pd.DataFrame, title: str, stem: Path) -> None:
 def readme_of(records: Sequence[dict[str, Any]], text: str, name: str) -> str:
     """Command, machine, figure and table."""
     facts = [("runs", f"{len(records)}"), *made_with(records), versions_of(records)]
-    intro = [
-        f"Rebuilt by `make front SCALE={name.removeprefix('front_')}`, that is, with θ_0 there,",
-        "",
-        "```bash",
-        f"python -m immunize.train experiment={name}",
-        f"python -m experiments.network_front experiment={name} runs=outputs/{name} out=experiments/{name}",
-        "```",
-        "",
-    ]
     title = f"What an RIR costs in accuracy: {pair_title(records[0])}, {records[0]['model']}"
-    return page(title, facts, ["![RIR against D_P's accuracy](front.png)", "", text], intro=intro)
+    return readme(
+        title,
+        facts,
+        ["![RIR against D_P's accuracy](front.png)", "", text],
+        target=f" `make front SCALE={name.removeprefix('front_')}`, that is, with θ_0 there,",
+        commands=[
+            f"python -m immunize.train experiment={name}",
+            f"python -m experiments.network_front experiment={name} runs=outputs/{name} out=experiments/{name}",
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from immunize.errors import UserError
 
-__all__ = ["digit_pairs", "key_values", "made_now", "page"]
+__all__ = ["digit_pairs", "key_values", "made_now"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -47,19 +47,6 @@ def digit_pairs(text: str) -> list[tuple[int, int]]:
         if len(word) != 2 or not word.isdecimal() or word[0] == word[1]:
             raise UserError(f"pairs={text}: write two different digits a pair, as in pairs=01,38")
     return [(int(word[0]), int(word[1])) for word in words]
-
-
-def page(title: str, facts: Iterable[tuple[str, str]], body: Iterable[str], *, intro: Iterable[str] = ()) -> str:
-    """README.md of an experiment: what it is, how and when it was made, and what came of it.
-
-    Args:
-        title: of the page.
-        facts: names and texts of the table at its head.
-        body: lines below it.
-        intro: lines between the title and the table.
-    """
-    rows = (f"| {name} | {text} |" for name, text in facts)
-    return "\n".join([f"# {title}", "", *intro, "| | |", "| --- | --- |", *rows, "", *body])
 
 
 def made_now(command: str) -> list[tuple[str, str]]:

@@ -21,8 +21,9 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reporting import key_values, page
+from experiments.reporting import key_values
 from immunize.cli import entry_point, explain_errors
+from immunize.report.provenance import readme
 from immunize.report.table import Table
 
 ROOT = Path(__file__).parents[1]
@@ -190,7 +191,7 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: pd.DataFrame, be
         "",
     ]
     mark = " (reduced: nothing is to be chosen by it)" if reduced else ""
-    return page(f"{name}: hyper-parameters by a validation split{mark}", facts, body)
+    return readme(f"{name}: hyper-parameters by a validation split{mark}", facts, body)
 
 
 def yaml_of(trial: pd.Series[Any], trials: pd.DataFrame, data: str) -> str:

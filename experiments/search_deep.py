@@ -24,11 +24,12 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reporting import key_values, page
+from experiments.reporting import key_values
 from experiments.search import ARGUMENTS, own_records
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.records import whole_config
+from immunize.report.provenance import readme
 from immunize.report.table import NOTHING, Table
 
 LIMITS = {"search_table3": 1.0, "search_table3_small": 1.0, "search_table3_digits": 2.0}
@@ -218,7 +219,7 @@ def readme_of(name: str, trials: pd.DataFrame, best: pd.DataFrame) -> str:
     rows = [_cells(trial, trials[(trials[PLACE] == trial[PLACE]).all(axis=1)]) for _, trial in best.iterrows()]
     table = Table("", columns, rows).markdown(heading=False)
     body = [table, f"{SEEN[name]} Every configuration is in results.csv.", ""]
-    return page(f"{name}: learning rates and budgets by validation images", facts, body)
+    return readme(f"{name}: learning rates and budgets by validation images", facts, body)
 
 
 def _cells(trial: pd.Series[Any], of: pd.DataFrame) -> list[str]:

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from experiments.reporting import key_values, made_now
-from experiments.reporting import page as page_of
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 
@@ -212,8 +211,10 @@ def _write(settings: Settings, everything: Sequence[Mutant], rows: Rows, argumen
     ]
     command = " ".join(["python -m experiments.mutation", *arguments])
     body = [table.rstrip(), "", "## Survivors", "", left]
+    from immunize.report.provenance import readme
+
     (settings.out / "README.md").write_text(
-        page_of("Mutation testing", [*made_now(command), *facts], body), encoding="utf-8"
+        readme("Mutation testing", [*made_now(command), *facts], body), encoding="utf-8"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,13 @@ from immunize.report.heatmaps import heatmap
 from immunize.report.loading import load_records
 from immunize.report.naming import PARTS, REDUCED, pair_title
 from immunize.report.networks import SCALES, by_setting, completeness, table3_tables
-from immunize.report.provenance import provenance, settings_table
+from immunize.report.provenance import facts_table, provenance_rows, readme, settings_table
 from immunize.report.published import read_published
 from immunize.report.results import log_means, result_tables, success_table
 from immunize.report.runs import EXPERIMENT_STATUSES, FAST, NetworkSetting, Runs, expected_runs
 from immunize.report.stored import RESULTS, write_results
 from immunize.report.table import markdown_of
-from immunize.report.tradeoff import NAME, TradeOff, settings_text, tradeoff_figure, tradeoff_tables
+from immunize.report.tradeoff import TradeOff, settings_text, tradeoff_figure, tradeoff_tables
 
 _PANELS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
 """What the heat maps are drawn for."""
@@ -45,6 +46,11 @@ TITLES = {
     "fig2": "Figure 2: log(RIR) of every ordered pair of MNIST digits",
     "fig3": "Figure 3: accuracy of a linear probe on the harmful task against its steps",
 }
+_POINTS = (
+    "A point is the geometric mean over the seeds of one λ_H/λ_P, a dot one run. Solid: `fit`, with its Pareto front; "
+    "hollow: the same weights on rows that θ never saw, joined to the points of the front. Shaded: (i) ≥ 2 and (ii) ≤ "
+    "1, verdicts (a) and (b) of Definition 3.1. `tradeoff.csv` has the numbers."
+)
 _SCALED = (
     "Scale `{}`: other networks and data than the paper's Table 3, small enough for two cores; see the settings below."
 )
@@ -97,13 +103,7 @@ def report_experiment(request: Request) -> str:
 
 def _table(request: Request) -> str:
     runs, published = _runs(request, request.name), read_published(request.published)
-    tables = result_tables(runs, published)
-    if (out := request.place(runs)) is None:
-        return markdown_of(tables)
-    write_results(runs.records, out)
-    write_text(out / "table.md", markdown_of(tables))
-    _write_readme(request.name, runs, out, _linear(runs, [], markdown_of(tables)))
-    return markdown_of(tables)
+    return _write(request, [runs], markdown_of(result_tables(runs, published)), kept=True)
 
 
 def _fig1(request: Request) -> str:
@@ -112,58 +112,52 @@ def _fig1(request: Request) -> str:
         return f"drawn again from {drawn_before}\n"
     runs = _runs(request, "table1")
     bands = norm_ratio_bands(runs)
-    if (out := request.place(runs)) is None:
+
+    def draw(out: Path) -> list[str]:
+        write_bands(bands, out / CURVES)
+        return _draw_curves(out / CURVES, out)
+
+    if request.out is None:
         return f"{len(bands.groupby(list(NORM_RATIOS[:4])))} curves; out=<folder> draws them\n"
-    write_bands(bands, out / CURVES)
-    figures = _draw_curves(out / CURVES, out)
     note = (
         "Lines are means over the seeds, bands go from the smallest to the largest run; the norm ratio is Eq. (16) of "
         f"the paper. `{CURVES}` holds the numbers; from it alone `python -m immunize.report experiment=fig1 "
         "runs=experiments/fig1 out=experiments/fig1` draws the figures again.\n"
     )
-    _write_readme(request.name, runs, out, _linear(runs, figures, note))
-    return note
+    return _write(request, [runs], note, draw)
 
 
 def _draw_curves(path: Path, out: Path) -> list[str]:
     """The figures' names without suffix."""
     bands = read_bands(path, NORM_RATIOS)
-    figures = []
     for part in PARTS:
-        figures.append(f"norm_ratio_{part}")
-        save_figure(curves_figure(bands, part), out / figures[-1])
-    return figures
+        save_figure(curves_figure(bands, part), out / f"norm_ratio_{part}")
+    return [f"norm_ratio_{part}" for part in PARTS]
 
 
 def _fig2(request: Request) -> str:
     runs, published = _runs(request, "table2"), read_published(request.published)
     runs.check_finished()
-    text = success_table(runs, _PANELS, published).markdown()
-    if (out := request.place(runs)) is None:
-        return text
-    figures = []
-    for part, estimator in _PANELS:
-        groups = {"": [m for m in _PAPERS if m in runs.methods], "_more": [m for m in runs.methods if m not in _PAPERS]}
-        for suffix, methods in groups.items():
+    papers = [method for method in _PAPERS if method in runs.methods]
+    groups = {"": papers, "_more": [method for method in runs.methods if method not in papers]}
+
+    def draw(out: Path) -> list[str]:
+        figures = []
+        for (part, estimator), (suffix, methods) in itertools.product(_PANELS, groups.items()):
             if methods:
                 title = runs.mark(f"log(RIR) by {estimator} on {part}, mean RIR over {len(runs.seeds)} seeds")
                 panels = {method: log_means(runs, method, part, estimator) for method in methods}
                 figures.append(f"log_rir_{estimator}_{part}{suffix}")
                 sides = ("pre-training digit, $D_P$", "harmful digit, $D_H$")
                 save_figure(heatmap(panels, title, sides=sides), out / figures[-1])
-    _write_readme(request.name, runs, out, _linear(runs, figures, text))
-    return text
+        return figures
+
+    return _write(request, [runs], success_table(runs, _PANELS, published).markdown(), draw)
 
 
 def _table3(request: Request) -> str:
     settings = by_setting(load_records(request.folder, EXPERIMENT_STATUSES))
-    tables = table3_tables(settings, read_published(request.published))
-    if (out := request.place(settings[0].runs)) is None:
-        return markdown_of(tables)
-    write_results([record for one in settings for record in one.runs.records], out)
-    write_text(out / "table.md", markdown_of(tables))
-    _write_readme(request.name, settings[0].runs, out, _networks(settings, [], markdown_of(tables)))
-    return markdown_of(tables)
+    return _write(request, settings, markdown_of(table3_tables(settings, read_published(request.published))), kept=True)
 
 
 def _fig3(request: Request) -> str:
@@ -172,44 +166,32 @@ def _fig3(request: Request) -> str:
         return f"drawn again from {drawn_before}\n"
     settings = by_setting(load_records(request.folder, EXPERIMENT_STATUSES))
     bands = probe_bands(settings)
-    if (out := request.place(settings[0].runs)) is None:
+
+    def draw(out: Path) -> list[str]:
+        write_bands(bands, out / PROBES)
+        return probe_figures(bands, out)
+
+    if request.out is None:
         return f"{len(bands.groupby(list(PROBE_ACCURACIES[:6])))} curves; out=<folder> draws them\n"
-    write_bands(bands, out / PROBES)
     note = (
         "Lines are means over the seeds, bands go from the smallest to the largest run; θ_0 is the network before "
         "immunization. The probe is a new linear classifier on frozen features, trained on `fit` and measured on "
         f"`held_out`. `{PROBES}` holds the numbers; with the folder that holds it as runs= the figures are drawn "
         "again.\n"
     )
-    _write_readme(request.name, settings[0].runs, out, _networks(settings, probe_figures(bands, out), note))
-    return note
+    return _write(request, settings, note, draw)
 
 
 def _tradeoff(request: Request) -> str:
     trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES), preset=True)
-    tables, runs = tradeoff_tables(trade), trade.runs
-    if (out := request.place(runs)) is None:
-        return markdown_of(tables)
-    write_results(runs.records, out)
-    write_text(out / "table.md", markdown_of(tables))
-    points = trade.points().drop(columns="each")
-    write_text(out / "tradeoff.csv", points.to_csv(index=False, lineterminator="\r\n"))
-    save_figure(tradeoff_figure(trade), out / "tradeoff")
-    title = f"The trade-off between (i) and (ii) over λ_H/λ_P: `{runs.methods[0]}`, {pair_title(runs.records[0])}"
-    body = [
-        provenance(runs),
-        settings_text(trade),
-        "",
-        f"![{runs.mark('trade-off')}](tradeoff.png)",
-        "",
-        "A point is the geometric mean over the seeds of one λ_H/λ_P, a dot one run. Solid: `fit`, with its Pareto "
-        "front; hollow: the same weights on rows that θ never saw, joined to the points of the front. Shaded: "
-        "(i) ≥ 2 and (ii) ≤ 1, verdicts (a) and (b) of Definition 3.1. `tradeoff.csv` has the numbers.",
-        "",
-        markdown_of(tables),
-    ]
-    _write_readme(NAME, runs, out, body, title)
-    return markdown_of(tables)
+
+    def draw(out: Path) -> list[str]:
+        points = trade.points().drop(columns="each")
+        write_text(out / "tradeoff.csv", points.to_csv(index=False, lineterminator="\r\n"))
+        save_figure(tradeoff_figure(trade), out / "tradeoff")
+        return []
+
+    return _write(request, [trade.runs], markdown_of(tradeoff_tables(trade)), draw, kept=True, trade=trade)
 
 
 def _attacks(request: Request) -> str:
@@ -227,50 +209,62 @@ def _drawn_before(request: Request, name: str) -> Path | None:
     return path if path.is_file() and not (request.folder / RESULTS).is_file() else None
 
 
-def _write_readme(name: str, runs: Runs, out: Path, body: Sequence[str], title: str = "") -> None:
-    """README.md: title, the commands that make the experiment, and what is its own.
+def _write(
+    request: Request,
+    of: Sequence[Runs] | Sequence[NetworkSetting],
+    text: str,
+    draw: Callable[[Path], list[str]] = lambda out: [],
+    *,
+    kept: bool = False,
+    trade: TradeOff | None = None,
+) -> str:
+    """Figures, README.md and, where they are `kept`, records and `table.md`; returns the text.
 
     Args:
-        name: of the experiment.
-        runs: that tell the preset, and whether they are reduced.
-        out: a folder that exists.
-        body: lines below the commands.
-        title: that of `TITLES` if empty.
+        request: whose `out` is None where nothing is to be written.
+        of: the runs, or those of several networks.
+        text: tables, or what is to be said of the figures.
+        draw: the figures into a folder, and their names without suffix.
+        kept: whether the records belong to this experiment, and not to the one that its runs are of.
+        trade: what the runs are of, where it is a trade-off.
     """
+    every = [one.runs if isinstance(one, NetworkSetting) else one for one in of]
+    settings = [one for one in of if isinstance(one, NetworkSetting)]
+    runs, name = every[0], request.name
+    if (out := request.place(runs)) is None:
+        return text
+    if kept:
+        write_results([record for one in every for record in one.records], out)
+        write_text(out / "table.md", text)
+    body = [f"![{runs.mark(figure.replace('_', ' '))}]({figure}.png)\n" for figure in draw(out)]
+    title = TITLES.get(name, "")
+    if settings:
+        body = [*(f"- {note}" for note in completeness(settings)), "", *body, text]
+        for one in settings:
+            body += [f"## Runs: {one.model}, {one.title}", "", *facts_table(provenance_rows(one.runs))]
+            body.append(settings_table(one.runs).markdown())
+    elif trade is not None:
+        title = f"The trade-off between (i) and (ii) over λ_H/λ_P: `{runs.methods[0]}`, {pair_title(runs.records[0])}"
+        body = [settings_text(trade), "", f"![{runs.mark('trade-off')}](tradeoff.png)", "", _POINTS, "", text]
+    else:
+        body = [settings_table(runs).markdown(), *body, text]
     scale = SCALES.get(runs.name, "")
     target = f"make {name}" + (f" SCALE={scale}" if scale else "") + (" FAST=1" if runs.reduced else "")
     into = f"outputs/{name}{FAST}/report" if runs.reduced else f"experiments/{name}"
-    lines = [
-        f"# {runs.mark(title or TITLES[name])}",
-        "",
-        *([REDUCED, ""] if runs.reduced else []),
-        *([_SCALED.format(scale), ""] if scale else []),
-        f"Rebuilt by `{target}`, that is",
-        "",
-        "```bash",
-        f"python -m immunize.train experiment={runs.preset}",
-        f"python -m immunize.report experiment={name} runs=outputs/{runs.preset} "
-        f"out={'<this folder>' if runs.name in SCALES else into}",
-        "```",
-        "",
-        *body,
-    ]
-    write_text(out / "README.md", "\n".join(lines))
-
-
-def _linear(runs: Runs, figures: Sequence[str], text: str) -> list[str]:
-    return [provenance(runs), settings_table(runs).markdown(), *_shown(runs, figures), text]
-
-
-def _networks(settings: Sequence[NetworkSetting], figures: Sequence[str], text: str) -> list[str]:
-    lines = [*(f"- {note}" for note in completeness(settings)), "", *_shown(settings[0].runs, figures), text]
-    for one in settings:
-        lines += [f"## Runs: {one.model}, {one.title}", "", provenance(one.runs), settings_table(one.runs).markdown()]
-    return lines
-
-
-def _shown(runs: Runs, figures: Sequence[str]) -> list[str]:
-    return [f"![{runs.mark(figure.replace('_', ' '))}]({figure}.png)\n" for figure in figures]
+    into = "<this folder>" if runs.name in SCALES else into
+    page = readme(
+        runs.mark(title),
+        [] if settings else provenance_rows(runs),
+        body,
+        notes=[*([REDUCED] if runs.reduced else []), *([_SCALED.format(scale)] if scale else [])],
+        target=f" `{target}`, that is",
+        commands=[
+            f"python -m immunize.train experiment={runs.preset}",
+            f"python -m immunize.report experiment={name} runs=outputs/{runs.preset} out={into}",
+        ],
+    )
+    write_text(out / "README.md", page)
+    return text
 
 
 EXPERIMENTS: dict[str, Callable[[Request], str]] = {

@@ -19,10 +19,37 @@ _SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
 _NOT_SETTINGS = ("_target_", "name", "seed", *LAMBDAS)
 
 
-def provenance(runs: Runs) -> str:
-    """A Markdown table of :func:`provenance_rows`."""
-    rows = (f"| {name} | {text} |" for name, text in provenance_rows(runs))
-    return "\n".join(["| | |", "| --- | --- |", *rows]) + "\n"
+def readme(
+    title: str,
+    facts: Iterable[tuple[str, str]],
+    body: Iterable[str],
+    *,
+    notes: Iterable[str] = (),
+    target: str = "",
+    commands: Sequence[str] = (),
+) -> str:
+    """README.md of an experiment: what it is, how and when it was made, and what came of it.
+
+    Args:
+        title: of the page.
+        facts: names and texts of the table at its head.
+        body: lines below it.
+        notes: paragraphs below the title.
+        target: what stands behind "Rebuilt by".
+        commands: that made it.
+    """
+    lines = [f"# {title}", ""]
+    for note in notes:
+        lines += [note, ""]
+    if commands:
+        lines += [f"Rebuilt by{target}", "", "```bash", *commands, "```", ""]
+    return "\n".join([*lines, *facts_table(facts), *body])
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> list[str]:
+    """Names and texts as a table without a head; nothing of none."""
+    rows = [f"| {name} | {text or NOTHING} |" for name, text in facts]
+    return ["| | |", "| --- | --- |", *rows, ""] if rows else []
 
 
 def provenance_rows(runs: Runs) -> list[tuple[str, str]]:

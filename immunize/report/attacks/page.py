@@ -26,9 +26,8 @@ from immunize.report.attacks.records import (
 )
 from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
 from immunize.report.curves import save_figure, style_of
-from immunize.report.provenance import made_with, versions_of
+from immunize.report.provenance import made_with, readme, versions_of
 from immunize.report.stored import write_results
-from immunize.report.table import NOTHING
 
 NAME = "table_attacks"
 DEFENCE = "defence"
@@ -135,21 +134,7 @@ def _readme(attacks: Attacks, name: str, text: str, *, retained: bool) -> str:
         *made_with(attacks.records),
         versions_of(attacks.records),
     ]
-    lines = [
-        f"# {attacks.mark('Methods against attackers')}",
-        "",
-        *([_REDUCED, ""] if attacks.reduced else []),
-        f"Rebuilt by{'' if harmful else target}",
-        "",
-        "```bash",
-        f"python -m experiments.{NAME} scale={scale}" + (f" harmful={harmful} out={attacked}" if harmful else ""),
-        f"python -m immunize.report experiment={NAME} runs={attacked} out=experiments/{name}",
-        "```",
-        "",
-        "| | |",
-        "| --- | --- |",
-        *(f"| {key} | {value or NOTHING} |" for key, value in facts),
-        "",
+    body = [
         *outcome(attacks),
         "",
         f"![{attacks.mark('best score by tier')}]({BEST}.png)",
@@ -160,7 +145,17 @@ def _readme(attacks: Attacks, name: str, text: str, *, retained: bool) -> str:
         "",
         text,
     ]
-    return "\n".join(lines)
+    return readme(
+        attacks.mark("Methods against attackers"),
+        facts,
+        body,
+        notes=[_REDUCED] if attacks.reduced else [],
+        target="" if harmful else target,
+        commands=[
+            f"python -m experiments.{NAME} scale={scale}" + (f" harmful={harmful} out={attacked}" if harmful else ""),
+            f"python -m immunize.report experiment={NAME} runs={attacked} out=experiments/{name}",
+        ],
+    )
 
 
 def _paired(attacks: Attacks) -> bool:

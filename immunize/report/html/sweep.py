@@ -1,14 +1,18 @@
-"""The page of many runs: verdicts, means, the Pareto front, heat maps over the pairs, and every pair by itself."""
+"""The page of many runs: verdicts, means, the Pareto front, heat maps over the pairs, and every pair by itself.
+
+All of it from one frame: a row a run, and place that it was measured at (part, groups or all rows, estimator of κ).
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -18,85 +22,34 @@ from immunize.report.curves import style_of
 from immunize.report.heatmaps import heatmap
 from immunize.report.html.page import Block, Choice, Folded, Picture, Section, page, write_page
 from immunize.report.html.run import KINDS
-from immunize.report.loading import infinite, lacking_is_told, load_records, own_runs
-from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS, in_order, pair_label, pair_title
+from immunize.report.loading import lacking_is_told, load_records, own_runs, with_infinities
+from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS, in_order, pair_label
 from immunize.report.provenance import provenance_rows, settings_table
-from immunize.report.results import validity_notes
+from immunize.report.results import HELD, held_text, validity_notes
 from immunize.report.runs import Runs, experiment_of, held_out_text, measured_on
 from immunize.report.summary import Varied, groups_of
-from immunize.report.table import NOTHING, Groups, Table, short, summary_of, summary_text, under
-from immunize.report.tradeoff import geometric_means, on_front, ratios_of
+from immunize.report.table import Table, short, summary_of, summary_text, under
+from immunize.report.tradeoff import on_front
 
 _STATUSES = ("finished", "diverged", "interrupted")
-_COLUMNS = ("(i) ↑", "(ii) ↓", "RIR ↑")
+_COLUMNS = dict(zip(RATIOS, ("(i) ↑", "(ii) ↓", "RIR ↑"), strict=True))
 _ORDER = ("fit", "held_out", "validation")
 MAP_FROM = 3
 """Pairs of data sets from which on a heat map shows more than a table."""
 _MOST_LABELS = 12
+_MEANS = (
+    "Mean over the pairs of the mean over the seeds ± the same of the standard deviation (n − 1). Where outliers make "
+    "the mean, the median and the geometric mean stand beside it."
+)
+_CAUTION = "The settings were not run on the same pairs of data sets: their means are not of the same data."
+_HELD = (
+    "(a) the harmful task became harder, (b) the pre-training task did not, (c) it can still be done. `fit` is what "
+    "the models were immunized on, `held out` what they never saw."
+)
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A method with its settings, on every pair of data sets that it was run on.
-
-    Attributes:
-        name: unique in the sweep: the method, and what was varied about it.
-        method: its name.
-        model: that of all its runs.
-        pairs: "D_P against D_H" to its runs, one a seed, of any status.
-    """
-
-    name: str
-    method: str
-    model: str
-    pairs: dict[str, list[Record]]
-
-    @property
-    def runs(self) -> list[Record]:
-        """All of them, of any status."""
-        return [record for of in self.pairs.values() for record in of]
-
-    @property
-    def finished(self) -> list[Record]:
-        """Those that have numbers."""
-        return [record for record in self.runs if record["status"] == "finished"]
-
-
-@dataclass(frozen=True)
-class View:
-    """Where a number was measured: a key of `KINDS`, a part of the data, and an estimator of κ."""
-
-    kind: str
-    part: str
-    estimator: str
-
-    @property
-    def where(self) -> str:
-        """The part, and whether in groups, as a user reads it."""
-        return self.part.replace("_", " ") + KINDS[self.kind][1]
-
-    @property
-    def title(self) -> str:
-        """As a user reads it."""
-        return f"{self.where}, {self.estimator}"
-
-    def of(self, runs: Sequence[Record]) -> list[Record]:
-        """The numbers of the runs that were measured there."""
-        found = (run.get(self.kind, {}).get(self.part, {}).get(self.estimator) for run in runs)
-        return [one for one in found if one is not None]
-
-    def verdicts(self, runs: Sequence[Record]) -> list[Record]:
-        """Definition 3.1 by this estimator on this part, of the runs that were judged by it."""
-        every = (run.get(KINDS[self.kind][0]) or {} for run in runs)
-        found = (of if self.part == "fit" else of.get(self.part) for of in every)
-        return [one for one in found if one and one["estimator"] == self.estimator]
-
-    def groups(self, setting: Setting, name: str) -> Groups:
-        """A number of its finished runs, one group a pair."""
-        groups = ([one[name] for one in self.of(runs)] for runs in setting.pairs.values())
-        return [group for group in groups if group]
+Settings = Mapping[str, Sequence[Record]]
+"""A method, and what was varied about it, to its runs of any status."""
 
 
 def write_sweep_page(folder: Path, out: Path) -> Path:
@@ -131,64 +84,74 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
     Raises:
         KeyError: a record without what every record has.
     """
-    settings, views = settings_of(records), _views_of(records)
-    told = _completeness(records, settings, missing)
-    if not views:
+    settings = settings_of(records)
+    numbers = _numbers(settings)
+    counts = Counter(record["status"] for record in records)
+    parts = [f"{counts[status]:,} {status}" for status in _STATUSES if counts[status]]
+    parts += [f"{missing:,} without a record yet"] if missing else []
+    pairs, seeds = len({pair_label(record) for record in records}), len({record["seed"] for record in records})
+    told = (
+        f"{len(records) + missing:,} runs: {', '.join(parts)}; {pairs} pair{'s' if pairs > 1 else ''} of data sets, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}."
+    )
+    if numbers.empty:
         sections = [Section("verdicts", "Verdicts", [f"{told} Nothing was evaluated, and there is no verdict."])]
     else:
-        measured = [setting for setting in settings if setting.finished]
-        fronts = {view.title: _front(measured, view) for view in views}
-        maps = {view.title: _maps(measured, view) for view in views}
-        means: dict[str, list[Block]] = {view.title: [_means(measured, view)] for view in views}
+        views = {str(view): of for view, of in numbers.groupby("view", sort=False)}
+        different = numbers.groupby("setting")["data"].agg(frozenset).nunique() > 1
+        means = {view: [_results(view, of, settings, ["setting"])] for view, of in views.items()}
+        fronts = {view: _front(view, of) for view, of in views.items()}
+        maps = {view: _map(view, of) for view, of in views.items()} if pairs >= MAP_FROM else {}
+        every = {view: [_results(view, of, settings, ["setting", "pair"])] for view, of in views.items()}
         no_map = f"No heat map: it needs {MAP_FROM} pairs of data sets or more."
         sections = [
-            Section("verdicts", "Verdicts", [_verdicts(settings, views)]),
-            Section("means", "Results by setting", [*_caution(measured), Choice(means), _MEANS]),
+            Section("verdicts", "Verdicts", [_verdicts(settings)]),
+            Section("means", "Results by setting", [_CAUTION if different else None, Choice(means), _MEANS]),
             Section("front", "Pareto front of (i) against (ii)", [Choice(fronts)]),
-            Section("pairs-map", "Heat map of pairs", [Choice(maps) if any(maps.values()) else no_map]),
+            Section("pairs-map", "Heat map of pairs", [Choice(maps) if maps else no_map]),
+            *([Section("pairs", "Every pair", [Choice(every)])] if pairs > 1 else []),
         ]
-        if any(len(setting.pairs) > 1 for setting in measured):
-            sections.append(Section("pairs", "Every pair", [_every_pair(measured, views)]))
     sections.append(_provenance(records, settings, told))
     names = ", ".join(sorted({experiment_of(record)[0] for record in records} - {"none"}))
     lead = [told, *([f"Experiment: `{names}`."] if names else [])]
     return page(f"Sweep {name}", lead, sections, reduced=any(experiment_of(record)[1] for record in records))
 
 
-def settings_of(records: Sequence[Record]) -> list[Setting]:
-    """The settings in the order of the tables: by model, then by method.
+def settings_of(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The runs of each setting, in the order of the tables: by model, then by method, then by what was varied.
 
     What runs of one method and model on one pair differ in becomes part of the name; seeds do not.
     """
     groups = groups_of(records)
     varied = Varied(groups)
-    found: dict[tuple[str, str, tuple[str | None, ...]], dict[str, list[Record]]] = {}
-    for group in groups:
-        key = (group[0]["model"], group[0]["method"], varied.values_of(group[0]))
-        found.setdefault(key, {}).setdefault(pair_title(group[0]), []).extend(group)
-    methods = in_order(method for _, method, _ in found)
-    settings = []
-    for key in sorted(found, key=lambda key: (key[0], methods.index(key[1]), varied.in_order(key[2]))):
-        first = next(iter(found[key].values()))[0]
-        settings.append(Setting(varied.name_of(first), key[1], key[0], found[key]))
-    return settings
+    methods = in_order(record["method"] for record in records)
+    found: dict[str, list[Record]] = {}
+    for group in sorted(
+        groups,
+        key=lambda of: (of[0]["model"], methods.index(of[0]["method"]), varied.in_order(varied.values_of(of[0]))),
+    ):
+        found.setdefault(varied.name_of(group[0]), []).extend(group)
+    return found
 
 
-_MEANS = (
-    "Mean over the pairs of the mean over the seeds ± the same of the standard deviation (n − 1). Where outliers make "
-    "the mean, the median and the geometric mean stand beside it."
-)
+def _numbers(settings: Settings) -> pd.DataFrame:
+    """(i), (ii) and RIR: a row a setting, pair, run and view, by part, `spectrum` first."""
+    rows = [
+        {"setting": name, "method": run["method"], "model": run["model"], "pair": pair_label(run)}
+        | {"data": run["data_hash"], "view": f"{part.replace('_', ' ')}{words}, {estimator}"}
+        | {"order": (_ORDER.index(part), estimator != "spectrum")}
+        | {ratio: with_infinities(of)[ratio] for ratio in RATIOS}
+        for name, runs in settings.items()
+        for kind, (_, words) in KINDS.items()
+        for run in runs
+        for part, estimators in run.get(kind, {}).items()
+        for estimator, of in estimators.items()
+    ]
+    return pd.DataFrame(rows).sort_values("order", kind="stable") if rows else pd.DataFrame()
 
 
-def _views_of(records: Sequence[Record]) -> list[View]:
-    found = dict.fromkeys(
-        View(kind, part, estimator)
-        for record in records
-        for kind in KINDS
-        for part, estimators in record.get(kind, {}).items()
-        for estimator in estimators
-    )
-    return sorted(found, key=lambda view: (_ORDER.index(view.part), view.estimator != "spectrum"))
+def _groups(values: pd.DataFrame, ratio: str) -> list[list[float | None]]:
+    return [[v if math.isfinite(v) else None for v in of] for _, of in values.groupby("pair", sort=False)[ratio]]
 
 
 def _count_text(runs: Sequence[Record]) -> str:
@@ -198,152 +161,94 @@ def _count_text(runs: Sequence[Record]) -> str:
     return " + ".join([finished, *(f"{counts[status]:,} {status}" for status in _STATUSES[1:] if counts[status])])
 
 
-def _completeness(records: Sequence[Record], settings: Sequence[Setting], missing: int) -> str:
-    counts = Counter(record["status"] for record in records)
-    parts = [f"{counts[status]:,} {status}" for status in _STATUSES if counts[status]]
-    parts += [f"{missing:,} without a record yet"] if missing else []
-    pairs = len({pair for setting in settings for pair in setting.pairs})
-    seeds = len({record["seed"] for record in records})
-    return (
-        f"{len(records) + missing:,} runs: {', '.join(parts)}; "
-        f"{pairs} pair{'s' if pairs > 1 else ''} of data sets, {seeds} seed{'s' if seeds > 1 else ''}."
-    )
+def _verdicts(settings: Settings) -> Table:
+    judged: dict[str, dict[str, list[Record]]] = {}
+    for part in _ORDER:
+        for key, words in KINDS.values():
+            for name, runs in settings.items():
+                every = (run.get(key) or {} for run in runs)
+                if found := [one for one in (of if part == "fit" else of.get(part) for of in every) if one]:
+                    judged.setdefault(f"{part.replace('_', ' ')}{words}", {})[name] = found
+    rows = [
+        [name, _count_text(runs), *(text for of in judged.values() for text in held_text(of.get(name, [])))]
+        for name, runs in settings.items()
+    ]
+    by = ", ".join(dict.fromkeys(one["estimator"] for of in judged.values() for found in of.values() for one in found))
+    columns = ["setting", "runs", *(column for where in judged for column in under(where, (*HELD[:3], "all:")))]
+    return Table(f"In how many finished runs each verdict of Definition 3.1 holds, by {by}", columns, rows, [_HELD])
 
 
-def _verdicts(settings: Sequence[Setting], views: Sequence[View]) -> Table:
-    judged = [view for view in views if any(view.verdicts(setting.finished) for setting in settings)]
+def _results(view: str, numbers: pd.DataFrame, settings: Settings, keys: Sequence[str]) -> Table:
+    """A row a setting, or a setting and pair: how many runs it has, and its means."""
+    found = dict(list(numbers.groupby([*keys], sort=False)))
     rows = []
-    for setting in settings:
-        row = [setting.name, _count_text(setting.runs)]
-        for view in judged:
-            found = view.verdicts(setting.finished)
-            counts = [
-                *(sum(bool(of[name]) for of in found) for name in "abc"),
-                sum(all(of[n] for n in "abc") for of in found),
-            ]
-            row += [f"{count:,}/{len(found):,}" if found else NOTHING for count in counts]
-        rows.append(row)
-    by = ", ".join(dict.fromkeys(view.estimator for view in judged))
-    note = (
-        "(a) the harmful task became harder, (b) the pre-training task did not, (c) it can still be done. `fit` is "
-        "what the models were immunized on, `held out` what they never saw."
-    )
-    columns = ["setting", "runs", *(c for view in judged for c in under(view.where, ("(a)", "(b)", "(c)", "all:")))]
-    return Table(f"In how many finished runs each verdict of Definition 3.1 holds, by {by}", columns, rows, [note])
+    for name, runs in settings.items():
+        for key in dict.fromkeys((name, pair_label(run))[: len(keys)] for run in runs):
+            of = found.get(key, numbers[:0])
+            rirs = summary_of(_groups(of, "rir"))
+            cells = [summary_text(_groups(of, ratio)) for ratio in RATIOS]
+            counts = [str(of["pair"].nunique())] if len(keys) == 1 else []
+            counts.append(_count_text([run for run in runs if pair_label(run) in key[1:] or len(keys) == 1]))
+            rows.append([*key, *counts, *cells, short(None if rirs is None else rirs.geometric)])
+    columns = (*keys, *(["pairs"] if len(keys) == 1 else []), "runs", *_COLUMNS.values(), "RIR, geo. mean")
+    return Table(f"Mean ± standard deviation{' of every pair' * (len(keys) > 1)}: {view}", columns, rows)
 
 
-def _caution(settings: Sequence[Setting]) -> list[Block]:
-    """Where a sweep is not complete, means may be of different data."""
-    if len({frozenset(run["data_hash"] for run in setting.finished) for setting in settings}) == 1:
-        return []
-    return ["The settings were not run on the same pairs of data sets: their means are not of the same data."]
-
-
-def _means(settings: Sequence[Setting], view: View) -> Table:
-    rows = []
-    for setting in settings:
-        groups = {name: view.groups(setting, name) for name in RATIOS}
-        rirs = summary_of(groups["rir"])
-        pairs = sum(any(run["status"] == "finished" for run in runs) for runs in setting.pairs.values())
-        cells = [summary_text(of) for of in groups.values()]
-        rows.append(
-            [
-                setting.name,
-                f"{pairs}",
-                _count_text(setting.runs),
-                *cells,
-                short(None if rirs is None else rirs.geometric),
-            ]
-        )
-    columns = ("setting", "pairs", "runs", *_COLUMNS, "RIR, geo. mean")
-    return Table(f"Mean ± standard deviation: {view.title}", columns, rows)
-
-
-def _front(settings: Sequence[Setting], view: View) -> list[Block]:
+def _front(view: str, numbers: pd.DataFrame) -> list[Block]:
     """(i) against (ii): every run, or pair, a small dot, every setting a large one; what no other beats is joined."""
-    several = any(len(setting.pairs) > 1 for setting in settings)
-    points: dict[str, tuple[float, float]] = {}
+    i, ii, _ = RATIOS
+    several = numbers["pair"].nunique() > 1
+    logs = numbers.assign(**{ratio: np.log(numbers[ratio]) for ratio in (i, ii)})
+    keys = ["model", "method", "setting"]
+    small = np.exp(logs.groupby([*keys, "pair"], sort=False)[[i, ii]].mean()).reset_index() if several else numbers
+    points = np.exp(logs.groupby(keys, sort=False)[[i, ii]].mean()).reset_index()
+    points["front"] = False
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axis = figure.subplots()
-    for setting in settings:
-        by_pair = [[ratios_of(one) for one in found] for runs in setting.pairs.values() if (found := view.of(runs))]
-        if not by_pair:
-            continue
-        points[setting.name] = geometric_means([run for of in by_pair for run in of])
-        small = [geometric_means(of) for of in by_pair] if several else [run for of in by_pair for run in of]
-        colour = style_of(setting.method)[0]
-        axis.plot([ii for _, ii in small], [i for i, _ in small], ".", color=colour, markersize=3, alpha=0.4)
-        if all(map(math.isfinite, points[setting.name])):
-            i, ii = points[setting.name]
-            axis.plot(ii, i, "o", color=colour, markersize=7)
-            if len(settings) <= _MOST_LABELS:
-                axis.annotate(setting.name, (ii, i), (6, 4), textcoords="offset points", fontsize=8)
-    efficient: dict[str, bool] = {}
-    for model in {setting.model for setting in settings}:  # networks of different kinds begin elsewhere
-        names = [setting.name for setting in settings if setting.model == model and setting.name in points]
-        efficient |= dict(zip(names, on_front([points[name] for name in names]), strict=True))
-        front = sorted(points[name][::-1] for name in names if efficient[name])
-        front = [point for point in front if all(map(math.isfinite, point))]
-        axis.plot(
-            [ii for ii, _ in front], [i for _, i in front], color="#333333", linewidth=1.2, drawstyle="steps-post"
-        )
-    axis.set(xscale="log", yscale="log", xlabel="(ii), to be small", ylabel="(i), to be large", title=view.title)
+    for (method, name), of in small.groupby(["method", "setting"], sort=False):
+        axis.plot(of[ii], of[i], ".", color=style_of(method)[0], markersize=3, alpha=0.4)
+        mean = points[points["setting"] == name].iloc[0]
+        if np.isfinite([mean[i], mean[ii]]).all():
+            axis.plot(mean[ii], mean[i], "o", color=style_of(method)[0], markersize=7)
+            if len(points) <= _MOST_LABELS:
+                axis.annotate(name, (mean[ii], mean[i]), (6, 4), textcoords="offset points", fontsize=8)
+    for _, of in points.groupby("model"):  # networks of different kinds begin elsewhere
+        points.loc[of.index, "front"] = on_front(list(zip(of[i], of[ii], strict=True)))
+        line = points.loc[of.index].query("front").sort_values([ii, i])
+        line = line[np.isfinite(line[[i, ii]]).all(axis=1)]
+        axis.plot(line[ii], line[i], color="#333333", linewidth=1.2, drawstyle="steps-post")
+    axis.set(xscale="log", yscale="log", xlabel="(ii), to be small", ylabel="(i), to be large", title=view)
     left, top = axis.get_xlim()[0], axis.get_ylim()[1]
     axis.add_patch(
         Rectangle((left, HARDER_BY), NO_HARDER - left, top - HARDER_BY, color="#009E73", alpha=0.12, zorder=0)
     )
     axis.grid(alpha=0.3)
-    rows = [[name, short(i), short(ii), "yes" if efficient[name] else ""] for name, (i, ii) in points.items()]
+    rows = [[p["setting"], short(p[i]), short(p[ii]), "yes" if p["front"] else ""] for _, p in points.iterrows()]
     caption = (
         f"Large dots: geometric means over {'pairs and ' if several else ''}seeds, joined where no other setting of "
         f"the same network has an (i) as large and an (ii) as small; small ones: {'pairs' if several else 'runs'}. "
         f"Shaded: (i) ≥ {HARDER_BY:g} and (ii) ≤ {NO_HARDER:g}, as verdicts (a) and (b) ask. Infinite ratios are in "
         "the table only."
     )
-    table = Table("Geometric means", ("setting", "(i) ↑", "(ii) ↓", "on the front"), rows)
-    return [Picture(figure, caption), table]
+    columns = ("setting", *list(_COLUMNS.values())[:2], "on the front")
+    return [Picture(figure, caption), Table("Geometric means", columns, rows)]
 
 
-def _maps(settings: Sequence[Setting], view: View) -> list[Block]:
-    """log(RIR) of every pair, one map a setting on one scale; nothing where there are too few pairs."""
-    panels = {}
-    for setting in settings:
-        found: dict[str, float] = {}
-        for runs in setting.pairs.values():
-            if numbers := [infinite(one["rir"]) for one in view.of(runs)]:
-                mean = sum(numbers) / len(numbers)
-                found[pair_label(runs[0])] = math.log(mean) if mean > 0 else -math.inf
-        panels[setting.name] = found
-    if len({pair for found in panels.values() for pair in found}) < MAP_FROM:
-        return []
-    figure = heatmap(panels, f"log(RIR), {view.title}", sides=("D_P", "D_H"))
+def _map(view: str, numbers: pd.DataFrame) -> list[Block]:
+    """log(RIR) of every pair, one map a setting on one scale."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(numbers.groupby(["setting", "pair"], sort=False)["rir"].mean())
+    panels = {str(name): of.droplevel("setting").to_dict() for name, of in logs.groupby("setting", sort=False)}
     caption = "Natural logarithm of the mean RIR over the seeds. Blue: RIR ≥ 1, red: below. One scale for all maps."
-    return [Picture(figure, caption)]
+    return [Picture(heatmap(panels, f"log(RIR), {view}", sides=("D_P", "D_H")), caption)]
 
 
-def _every_pair(settings: Sequence[Setting], views: Sequence[View]) -> Table:
-    """One row a setting and pair: both ratios and RIR where Definition 3.1 is judged first, RIR by every view."""
-    wheres = [*((views[0], name) for name in RATIOS[:2]), *((view, "rir") for view in views)]
-    rows = [
-        [
-            setting.name,
-            pair,
-            _count_text(runs),
-            *(summary_text([[one[n] for one in view.of(runs)]]) for view, n in wheres),
-        ]
-        for setting in settings
-        for pair, runs in setting.pairs.items()
-    ]
-    names = [f"{_COLUMNS[RATIOS.index(name)]} {view.title}" for view, name in wheres]
-    return Table("Mean ± standard deviation over the seeds", ("setting", "pair", "runs", *names), rows)
-
-
-def _provenance(records: Sequence[Record], settings: Sequence[Setting], told: str) -> Section:
+def _provenance(records: Sequence[Record], settings: Settings, told: str) -> Section:
     names = sorted({experiment_of(record)[0] for record in records})
     runs = Runs(tuple(records), " and ".join(names), any(experiment_of(record)[1] for record in records), ())
     facts = [("runs", told), *(row for row in provenance_rows(runs) if row[0] != "runs")]
     blocks: list[Block] = [[f"{name}: {text}" for name, text in facts]]
-    if all("config_hash" in record for record in records) and len(settings) == len(runs.methods):
+    if len(settings) == len(runs.methods):
         blocks.append(settings_table(runs))
     if runs.finished and all(
         part in record["metrics"] for part in PARTS for record in measured_on(runs.finished, part)
