@@ -71,7 +71,13 @@ def cells(table: Table) -> dict[str, list[str]]:
 
 
 def tables_of(*records: Record) -> dict[str, Table]:
-    return {table.label: table for table in attack_tables(attacks_of(*records))}
+    """By what their titles begin with, without the mark of a reduced grid."""
+    words = ("which", "retention", "best score on the harmful", "steps and FLOPs", "restoring cost")
+    found = {}
+    for table in attack_tables(attacks_of(*records)):
+        name, _, title = table.title.removeprefix("REDUCED ").partition(": ")
+        found.update({f"{name}: {begin}": table for begin in words if title.startswith(begin)})
+    return found
 
 
 def test_record_is_laid_out_without_paths_and_curves(base: Record) -> None:
@@ -104,14 +110,14 @@ def test_counts_and_middles_are_those_of_the_runs(base: Record) -> None:
     assert unbroken_counts(group, "none") == "none"
     assert middle([90, None, 50]) == 90
     tables = tables_of(*records)
-    assert cells(tables["attacks-synthetic"])["ours"][:3] == ["3", "3/3", "1/2 (1 undecided)"]
-    assert any("it diverged" in note for note in tables["attacks-synthetic"].notes)
-    assert any("4 of 6 runs" in note for note in tables["attacks-synthetic"].notes)
-    assert any("No benign third task was attacked" in note for note in tables["attacks-synthetic"].notes)
-    scores = cells(tables["attacks-synthetic-harmful-score"])
+    assert cells(tables["synthetic: which"])["ours"][:3] == ["3", "3/3", "1/2 (1 undecided)"]
+    assert any("it diverged" in note for note in tables["synthetic: which"].notes)
+    assert any("4 of 6 runs" in note for note in tables["synthetic: which"].notes)
+    assert any("No benign third task was attacked" in note for note in tables["synthetic: which"].notes)
+    scores = cells(tables["synthetic: best score on the harmful"])
     assert scores["ours"][0] == "0.7 ± 0.1"
     assert scores[THETA_0] == ["0.9 ± 0"] * 4
-    costs = cells(tables["attacks-synthetic-harmful-steps"])
+    costs = cells(tables["synthetic: steps and FLOPs"])
     assert costs["ours"][:2] == ["90", "1.8e+03"]
     assert costs[CONTROL][:2] == ["5", "1.0e+02"]
 
@@ -123,18 +129,18 @@ def test_retention_is_over_runs_with_an_interval_and_older_records_have_none(bas
         record["results"]["harmful"]["immunized"]["T2"]["retention"] = {"values": [None], "errors": [None]}
     tables = tables_of(*records)
     half = 1.96 * np.sqrt(0.03**2 + 0.01 / 3)  # the rows are shared, the seeds are three
-    row = cells(tables["attacks-synthetic-retention"])["ours"]
+    row = cells(tables["synthetic: retention"])["ours"]
     assert row[1:3] == [f"0.40 ({0.4 - half:.2f} to {0.4 + half:.2f})", "–"]
     assert interval_text({"values": [-0.001], "errors": [0.1]}) == "0.00 (−0.20 to 0.20)"
-    assert "with a 95 % interval of the paired difference" in tables["attacks-synthetic"].notes[0]
+    assert "with a 95 % interval of the paired difference" in tables["synthetic: which"].notes[0]
     for record in records:
         for of in record["results"].values():
             for tiers in of.values():
                 for found in tiers.values():
                     del found["difference"], found["retention"], found["chance"]
     older = tables_of(*records)
-    assert "attacks-synthetic-retention" not in older
-    assert "by the scores themselves and without an interval" in older["attacks-synthetic"].notes[0]
+    assert "synthetic: retention" not in older
+    assert "by the scores themselves and without an interval" in older["synthetic: which"].notes[0]
 
 
 def test_reference_and_control_are_counted_once_a_seed(base: Record) -> None:
@@ -150,7 +156,7 @@ def test_each_repair_has_its_own_cost_over_that_of_the_plain_attack(base: Record
     records = [changed(base, method, seed) for method in ("ours", "imma") for seed in (0, 1, 2)]
     for record, paid in zip(records, (1000.0, None, 300.0, None, None, 500.0), strict=True):
         record["results"]["harmful"]["immunized"]["T3"]["flops_by_attack"]["whiten"] = [paid]
-    table = tables_of(*records)["attacks-synthetic-repairs"]
+    table = tables_of(*records)["synthetic: restoring cost"]
     rows = {row[1].strip("`"): row for row in table.rows}
     assert rows["whiten"] == ["T3", "`whiten`", "10 × (2/3)", "never (1/3)", "1 × (3/3)"]
     assert rows["nearest_neighbours"] == ["T3", "`nearest_neighbours`", *["1 × (3/3)"] * 3]
@@ -158,7 +164,7 @@ def test_each_repair_has_its_own_cost_over_that_of_the_plain_attack(base: Record
     for record in records:  # one from before these numbers were kept
         for extractor in record["results"]["harmful"].values():
             del extractor["T3"]["flops_by_attack"]
-    assert "attacks-synthetic-repairs" not in tables_of(*records)
+    assert "synthetic: restoring cost" not in tables_of(*records)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +220,7 @@ def test_method_that_one_table_lacks_is_named(base: Record) -> None:
     other = changed(base, "imma", 0)
     other["subject"] |= {"harmful": "digits"}
     tables = tables_of(changed(base, "ours", 0), other)
-    notes = [
-        note for label in ("attacks-synthetic", "attacks-synthetic-against-digits") for note in tables[label].notes
-    ]
+    notes = [note for label in ("synthetic: which", "synthetic against digits: which") for note in tables[label].notes]
     assert "No run of `imma` was attacked: it did not finish, or was left out." in notes
     assert "No run of `ours` was attacked: it did not finish, or was left out." in notes
 
