@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:  # no record of an interrupted training
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lowest bounds lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front table_attacks table_defence clean
+.PHONY: help install demo sanity test lowest bounds lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front table_attacks table_defence table_t4 clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | while IFS=: read -r name what; do \
@@ -168,6 +168,12 @@ table_defence: theta0_digits ## methods x tiers x (harmful, D_P, benign tasks): 
 	@$(BIN)/python -m immunize.train experiment=defence_$(SCALE)
 	@$(BIN)/python -m experiments.table_attacks scale=defence_$(SCALE)
 	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_defence_$(SCALE) out=experiments/defence_$(SCALE)
+
+table_t4: SCALE ?= digits
+table_t4: theta0_digits ## fine-tuning over thousands of steps: methods and their peers, area under the retention curve and steps to a share of θ_0's end
+	@$(BIN)/python -m immunize.train experiment=t4_$(SCALE)
+	@$(BIN)/python -m experiments.table_attacks scale=t4_$(SCALE)
+	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_t4_$(SCALE) out=experiments/t4_$(SCALE)
 
 clean: ## remove outputs and caches, not the .venv
 	rm -rf outputs multirun build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -187,6 +187,21 @@ def test_every_attack_has_a_row_with_its_own_score(base: Record) -> None:
             assert cell == short(of[which]["score"]["mean"])
 
 
+def test_what_many_steps_get_back_has_a_row_for_every_method(base: Record) -> None:
+    """Means of the numbers of a curve, medians of its steps; records without an attack that moves weights have none."""
+    assert not any("many steps" in table.title for table in attack_tables(attacks_of(changed(base, "ours", 0))))
+    runs = [changed(base, "ours", seed) for seed in range(3)]
+    for record, (area, half) in zip(runs, ((0.2, 10), (0.4, None), (0.6, None)), strict=True):
+        for name, of in record["attacks"]["harmful"].items():
+            numbers = {"last": 1000, "area": 1.0, "end": 1.0, "deviation": 0.0, "steps": [1, 2]}
+            mine = {"area": area, "end": 0.5, "deviation": 0.25, "steps": [half, None]} if name == "immunized" else {}
+            of["last_block"] = {"tier": "T4", "score": {"values": [0.5]}, "horizon": [numbers | mine]}
+    table = attack_tables(attacks_of(*runs))[-1]
+    rows = {row[3]: row for row in table.rows}
+    assert rows["θ_0"] == ["harmful", "`last_block`", "1,000", "θ_0", "1", "1", "0", "1", "2"]
+    assert rows["`ours`"][4:] == ["0.4", "0.5", "0.25", "never", "never"]
+
+
 def test_some_attack_alone_pays_no_more_than_the_tier(base: Record) -> None:
     for of in base["results"].values():
         for tiers in of.values():
@@ -258,6 +273,7 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
         ("attacks_small", " `make table_attacks SCALE=small`, that is", "scale=small"),
         ("attacks_small_cars", "", "scale=small harmful=cars out=outputs/attacks_small_cars"),
         ("defence_small_cars", "", "scale=defence_small harmful=cars out=outputs/attacks_defence_small_cars"),
+        ("t4_digits", " `make table_t4 SCALE=digits`, that is", "scale=t4_digits"),
         ("defence_digits", " `make table_defence SCALE=digits`, that is", "scale=defence_digits"),
     ],
 )

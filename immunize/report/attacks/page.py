@@ -30,8 +30,8 @@ from immunize.report.provenance import made_with, readme, versions_of
 from immunize.report.stored import write_results
 
 NAME = "table_attacks"
-DEFENCE = "defence"
-"""First word of the pages of `make table_defence`, whose runs have scales of their own."""
+OWN_SCALES = ("defence", "t4")
+"""First words of the pages of `make table_defence` and `make table_t4`, whose runs have scales of their own."""
 BEST, PLANE = "best", "plane"
 _WIDTH = 0.8
 """Of a tier's place, shared by the methods."""
@@ -113,10 +113,10 @@ def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
 
 
 def _readme(attacks: Attacks, name: str, text: str, *, retained: bool) -> str:
-    table = DEFENCE if name.startswith(DEFENCE) else "attacks"
+    table = next((one for one in OWN_SCALES if name.startswith(one)), "attacks")
     scale, _, harmful = name.removeprefix(f"{table}_").partition("_")
     target = f" `make table_{table}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
-    if table == DEFENCE:
+    if table in OWN_SCALES:
         scale = f"{table}_{scale}"
     attacked = f"outputs/attacks_{scale}{'_' * bool(harmful)}{harmful}"
     budget = attacks.grid["budget"]

@@ -113,7 +113,8 @@ def collected(record: Record) -> Record:
 
 
 def _alone(found: Record) -> Record:
-    return {"tier": found["tier"], "score": (found.get("score") or {}).get("values", [])}  # skipped: none
+    horizon = {"horizon": found["horizon"]} if "horizon" in found else {}
+    return {"tier": found["tier"], "score": (found.get("score") or {}).get("values", []), **horizon}  # skipped: none
 
 
 def _by_steps(tiers: Record) -> dict[str, list[dict[str, list[float]]]]:
@@ -277,6 +278,19 @@ class Group(Collection):
                 for attack, alone in of.get("theta_0" if method == THETA_0 else extractor_of(method), {}).items():
                     found[task, alone["tier"], attack] += [score for score in alone["score"] if score is not None]
         return found
+
+    def horizons(self, method: str) -> dict[tuple[str, str], list[Record]]:
+        """By task and attack that moves weights, the numbers of its curves (`evaluation/attacks/horizon.py`).
+
+        Args:
+            method: a method, `THETA_0` or `CONTROL`.
+        """
+        found: dict[tuple[str, str], list[Record]] = defaultdict(list)
+        for record in self.of_method(method):
+            for task, of in record.get("by_attack", {}).items():
+                for attack, alone in of.get("theta_0" if method == THETA_0 else extractor_of(method), {}).items():
+                    found[task, attack] += [one for one in alone.get("horizon", []) if one is not None]
+        return {key: of for key, of in found.items() if of}
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def attack_tables(attacks: Attacks) -> list[Table]:
             tables.append(_repairs(attacks, group, costs))
         if all("by_attack" in record for record in group.records):
             tables.append(_by_attack(attacks, group))
+        tables += _horizons(attacks, group)
     return tables
 
 
@@ -197,6 +198,30 @@ def _by_attack(attacks: Attacks, group: Group) -> Table:
         rows,
         ["Accuracy or R² on the attacker's test rows, settings chosen on its validation rows."],
     )
+
+
+def _horizons(attacks: Attacks, group: Group) -> list[Table]:
+    """What fine-tuning over many steps gets back, where attacks moved weights for so long."""
+    methods = [THETA_0, *group.methods, CONTROL]
+    each = {method: group.horizons(method) for method in methods}
+    there = list(dict.fromkeys(key for of in each.values() for key in of))
+    rows = []
+    for task, attack in there:
+        for method in methods:
+            if found := each[method].get((task, attack)):
+                half, most = (middle([one["steps"][index] for one in found]) for index in (0, 1))
+                numbers = [fmean(one[name] for one in found) for name in ("area", "end", "deviation")]
+                steps = ["never" if math.isinf(step) else short(step) for step in (half, most)]
+                last = max(one["last"] for one in found)
+                rows.append([task, f"`{attack}`", f"{last:,}", _named(method), *map(short, numbers), *steps])
+    columns = ("task", "attack", "steps", "method", "area", "end", "deviation", "steps to 50 %", "steps to 90 %")
+    notes = [
+        "Area: the mean over the logarithm of the steps of (best score so far − chance)/(θ_0's end − chance). End: its "
+        "last value. Deviation: 1 − score/θ_0's, in the end. Means over the runs. Harmful: a defence makes the first "
+        "two small and the third large; on other tasks the contrary.",
+        "Steps to a share of what θ_0's features teach in the end: medians.",
+    ]
+    return [Table(attacks.mark(f"{group.name}: fine-tuning over many steps"), columns, rows, notes)] if rows else []
 
 
 def _times(flops: Flops, base: float) -> str:
