@@ -208,7 +208,7 @@ def immunize(
             released, classifier, facts = _appended(objective, theta_0, omega_0, before)
             taken, measured = 0, [released, theta_0]
         # Both networks in one pass: a shuffling loader has another order each time, and the bootstrap pairs rows.
-        both = {role: features_of(measured, x) for role, x in loaders.items()}
+        both = {role: features_of(measured, x, aside=role == "pretrain") for role, x in loaders.items()}
         after, before = ({role: (x[which], y) for role, (x, y, _) in both.items()} for which in (0, 1))
         _check(after, classifier)
         grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]
@@ -326,8 +326,15 @@ def set_aside(x: Tensor) -> Tensor:
     return torch.tensor([zlib.crc32(row) % ONE_IN == 0 for row in rows])
 
 
-def features_of(backbones: Sequence[nn.Module], loader: Loader) -> tuple[list[Tensor], Tensor, Tensor]:
+def features_of(
+    backbones: Sequence[nn.Module], loader: Loader, *, aside: bool = False
+) -> tuple[list[Tensor], Tensor, Tensor]:
     """Features (N, D) of all rows, by each network, labels (N,), and which rows are set aside (N,), on the CPU.
+
+    Args:
+        backbones: the networks.
+        loader: of (inputs, labels).
+        aside: look which rows those are, by a hash of each; otherwise none is.
 
     Raises:
         UserError: the loader gives nothing, or something other than (inputs, labels).
@@ -335,7 +342,7 @@ def features_of(backbones: Sequence[nn.Module], loader: Loader) -> tuple[list[Te
     devices = [device_of(backbone.eval()) for backbone in backbones]
     found: list[list[Tensor]] = [[] for _ in backbones]
     labels: list[Tensor] = []
-    aside: list[Tensor] = []
+    judged: list[Tensor] = []
     with torch.no_grad():
         for batch in loader:
             if not isinstance(batch, Sequence) or len(batch) != 2:
@@ -343,13 +350,15 @@ def features_of(backbones: Sequence[nn.Module], loader: Loader) -> tuple[list[Te
             for rows, backbone, device in zip(found, backbones, devices, strict=True):
                 rows.append(backbone(batch[0].to(device)).cpu())
             labels.append(batch[1].cpu())
-            aside.append(set_aside(batch[0]))
+            judged.append(set_aside(batch[0]) if aside else torch.zeros(len(batch[1]), dtype=torch.bool))
     if not labels:
         raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
     if min(len(of_batch) for of_batch in labels) < 2:
         raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
-    judged = torch.cat(aside)
-    return [torch.cat(rows) for rows in found], torch.cat(labels), judged if bool(judged.any()) else ~judged
+    all_judged = torch.cat(judged)
+    if aside and not bool(all_judged.any()):
+        all_judged = ~all_judged
+    return [torch.cat(rows) for rows in found], torch.cat(labels), all_judged
 
 
 def answers(x: Tensor, head: nn.Linear) -> Tensor:

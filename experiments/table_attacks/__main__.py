@@ -1,7 +1,8 @@
 """`make table_attacks`, `make table_defence`: the attack grid on the runs of a table, to tell methods apart.
 
     python -m experiments.table_attacks scale=linear|digits|small|defence_digits|defence_small|defence_front|rotations
-        [runs=folder,folder] [out=folder] [seeds=0,1,2] [harmful=cars,caltech101] [pairs=01,38] [methods=ours,none]
+        [runs=folder,folder] [out=folder] [seeds=0,1,2] [harmful=cars,caltech101] [models=vit_small] [pairs=01,38]
+        [methods=ours,none]
         [workers=2] [data_root=folder] [grid='attack=quick benign_digits=0']
 
 Every run is attacked with the seed it was trained with, so that the spread over seeds is that of both. θ_0 and the
@@ -46,7 +47,7 @@ def run(arguments: Sequence[str]) -> Path:
     Raises:
         UserError: a bad argument, no run, or runs or data that cannot be attacked.
     """
-    known = {"scale", "runs", "out", "seeds", "harmful", "pairs", "methods", "workers", "data_root", "grid"}
+    known = {"scale", "runs", "out", "seeds", "harmful", "models", "pairs", "methods", "workers", "data_root", "grid"}
     given = key_values(arguments, known)
     name = given.get("scale", "linear")
     if name not in SCALES:
@@ -59,6 +60,7 @@ def run(arguments: Sequence[str]) -> Path:
         methods=given["methods"].split(",") if "methods" in given else scale.methods,
         seeds=[_whole_number("seeds", one) for one in given["seeds"].split(",")] if "seeds" in given else scale.seeds,
         harmful=given["harmful"].split(",") if "harmful" in given else None,
+        models=given["models"].split(",") if "models" in given else None,
         pairs=digit_pairs(given.get("pairs", scale.pairs)),
         grid=[
             *(given["grid"].split() if "grid" in given else scale.grid),

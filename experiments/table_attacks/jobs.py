@@ -48,6 +48,7 @@ def jobs_of(
     methods: Sequence[str],
     seeds: Sequence[int],
     harmful: Sequence[str] | None,
+    models: Sequence[str] | None,
     pairs: Sequence[tuple[int, int]],
     grid: Sequence[str],
 ) -> list[Job]:
@@ -59,6 +60,7 @@ def jobs_of(
         methods: those to take.
         seeds: those to take.
         harmful: names of the D_H to take; None takes all.
+        models: likewise.
         pairs: of digits; runs on other data are all taken.
         grid: overrides.
 
@@ -68,7 +70,7 @@ def jobs_of(
     from immunize.report.loading import load_records
     from immunize.report.naming import pair_label, run_title
 
-    jobs = []
+    jobs, wanted = [], {"harmful": harmful, "model": models}
     for folder in folders:
         if not folder.is_dir():
             say(f"{folder} is not there: its runs are left out")
@@ -78,7 +80,7 @@ def jobs_of(
             pair = record["config"]["harmful"].get("pair")
             if record["method"] not in methods or record["seed"] not in seeds:
                 continue
-            if harmful is not None and record["harmful"] not in harmful:
+            if any(names is not None and record[of] not in names for of, names in wanted.items()):
                 continue
             if pair is not None and tuple(pair) not in pairs:
                 continue

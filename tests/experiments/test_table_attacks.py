@@ -129,6 +129,7 @@ def test_the_first_of_every_pair_and_seed_goes_before_the_others() -> None:
         (["speed=1"], "speed"),
         (["methods=imma"], "there is no finished run to attack"),
         (["harmful=cars"], "there is no finished run to attack"),
+        (["models=vit_small"], "there is no finished run to attack"),
     ],
 )
 def test_bad_arguments_are_refused(sweep: Path, tmp_path: Path, more: list[str], words: str) -> None:

@@ -46,7 +46,8 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     Args:
         folder: attack records below it, or one that holds `results.csv.gz`.
         out: where to write README.md, table.md, results.csv.gz and the figures; None prints. Named
-            attacks_<scale>, or attacks_<scale>_<harmful> with the runs against one D_H of several; likewise defence_.
+            attacks_<scale>, or attacks_<scale>_<name> with the runs against one D_H or of one model; likewise
+            defence_.
         keep: the runs in `out` that `folder` has not stay in the table.
 
     Raises:
@@ -114,11 +115,12 @@ def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
 
 def _readme(attacks: Attacks, name: str, text: str, *, retained: bool) -> str:
     table = next((one for one in OWN_SCALES if name.startswith(one)), "attacks")
-    scale, _, harmful = name.removeprefix(f"{table}_").partition("_")
+    scale, _, some = name.removeprefix(f"{table}_").partition("_")
+    which = "models" if some in {record["model"] for record in attacks.records} else "harmful"
     target = f" `make table_{table}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
     if table in OWN_SCALES:
         scale = f"{table}_{scale}"
-    attacked = f"outputs/attacks_{scale}{'_' * bool(harmful)}{harmful}"
+    attacked = f"outputs/attacks_{scale}{'_' * bool(some)}{some}"
     budget = attacks.grid["budget"]
     facts = [
         ("runs", "; ".join(f"{group.name}: {len(group.records)}" for group in attacks.groups)),
@@ -150,9 +152,9 @@ def _readme(attacks: Attacks, name: str, text: str, *, retained: bool) -> str:
         facts,
         body,
         notes=[_REDUCED] if attacks.reduced else [],
-        target="" if harmful else target,
+        target="" if some else target,
         commands=[
-            f"python -m experiments.{NAME} scale={scale}" + (f" harmful={harmful} out={attacked}" if harmful else ""),
+            f"python -m experiments.{NAME} scale={scale}" + (f" {which}={some} out={attacked}" if some else ""),
             f"python -m immunize.report experiment={NAME} runs={attacked} out=experiments/{name}",
         ],
     )
