@@ -29,6 +29,8 @@ if CHROMIUM is None or DRIVER is None:
 Browser = Any
 PAIRS = [(p, h) for p, h in itertools.permutations(range(4), 2)]
 LONG = ".long table.sortable"
+SECTIONS = 4
+"""Of the page of a sweep that show one part and estimator; the table of every pair is one of them."""
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +131,8 @@ def test_rows_are_filtered(browser: Browser, pages: dict[str, Path]) -> None:
     opened(browser, pages["sweep"])
     press(browser, "input.filter", "imma 3")
     shown = browser.execute_script(
-        "return [...document.querySelectorAll('.long tbody tr')].filter((r) => !r.hidden).map((r) => r.innerText)"
+        "return [...document.querySelector('.long').querySelectorAll('tbody tr')]"
+        ".filter((r) => !r.hidden).map((r) => r.innerText)"
     )
     assert 0 < len(shown) < len(PAIRS) * 3
     assert all("imma" in text and "3" in text for text in shown)
@@ -145,14 +148,14 @@ def test_choice_of_part_and_estimator_rules_all_sections_and_needs_a_script(
         return [...document.querySelectorAll("[data-view]")].filter((block) => block.checkVisibility())
           .map((block) => block.dataset.view)
     """
-    assert browser.execute_script(shown) == ["fit, spectrum"] * 3
+    assert browser.execute_script(shown) == ["fit, spectrum"] * SECTIONS
     press(browser, "select[data-views]", "\ue015")  # arrow down
-    assert browser.execute_script(shown) == ["fit, released"] * 3
+    assert browser.execute_script(shown) == ["fit, released"] * SECTIONS
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         opened(browser, pages["sweep"])
         blocks = browser.find_elements("css selector", "[data-view]")
-        assert len(blocks) == 3 * 6
+        assert len(blocks) == SECTIONS * 6
         assert all(block.is_displayed() for block in blocks)
         assert not browser.find_element("css selector", "select").is_displayed()
     finally:
