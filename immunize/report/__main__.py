@@ -62,7 +62,9 @@ def _report(cfg: DictConfig) -> None:
     if cfg.experiment is not None:
         from immunize.report.experiments import Request, report_experiment
 
-        print(report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published), cfg.keep)), end="")
+        text = report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published), cfg.keep))
+        # Tables as wide as these are read in the page; without a folder for it they are Markdown to be passed on.
+        print(text.rstrip("\n") if out is None else out / "README.md")
         return
     from immunize.report.loading import load_records
     from immunize.report.summary import show_summary, write_summary

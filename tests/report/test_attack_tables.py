@@ -169,8 +169,10 @@ def test_each_repair_has_its_own_cost_over_that_of_the_plain_attack(base: Record
 
 @pytest.mark.parametrize(
     "name",
-    ["attacks_digits", "attacks_linear", "attacks_small", "defence_digits", "defence_digits_vit_small"]
-    + ["defence_front", "defence_small_caltech101"],
+    [
+        *("attacks_digits", "attacks_linear", "attacks_small"),
+        *("defence_digits", "defence_digits_vit_small", "defence_front", "defence_small_caltech101"),
+    ],
 )
 def test_the_committed_tables_are_what_their_records_make(name: str, tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "experiments" / name

@@ -546,7 +546,9 @@ def test_the_command_writes_the_report(table1: list[Record], tmp_path: Path) -> 
     written([r for r in table1 if r["seed"] < 2], tmp_path / "outputs/table1")
     done = run("immunize.report", "experiment=table1", "runs=outputs/table1", "out=experiments/table1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == (tmp_path / "experiments/table1/table.md").read_text(encoding="utf-8")
+    assert done.stdout == "experiments/table1/README.md\n"
+    shown = run("immunize.report", "experiment=table1", "runs=experiments/table1", "published=none.csv", cwd=tmp_path)
+    assert shown.stdout.splitlines()[0] == (tmp_path / "experiments/table1/table.md").read_text().splitlines()[0]
     assert {path.name for path in tmp_path.iterdir()} == {"outputs", "experiments"}
     assert set(pd.read_csv(tmp_path / "experiments/table1/results.csv.gz")["status"]) == {"finished"}
 
