@@ -17,9 +17,6 @@ the features, and so few are affordable that they teach nothing: `last_block` st
 method is left out there too: it has to solve for a hundred classes at once."""
 
 
-HORIZON = (*("last_block", "last_block_10_percent", "last_block_1_percent", "last_block_sgd", "lora", "full_finetune"),)
-"""Attacks of `attack=horizon`."""
-
 DEFENDED = (
     *("gd_line_search", "gd_logistic", "sgd", "adamw", "sgd_raw", "adam_raw", "lbfgs", "conjugate_gradient", "centre"),
     *("standardize", "normalize", "whiten", "batchnorm_head", "mlp_head", "linear_map", "public_reference"),
@@ -89,7 +86,7 @@ SCALES = {
     ),
     "t4_digits": Scale(
         ("outputs/t4_digits",),
-        ("attack=horizon", *(f"attack.attacks.{name}.steps=1000" for name in HORIZON), "tasks=[harmful,pretrain]"),
+        ("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful,pretrain]"),
         methods=("none", "ours", "censor", "censor_attacked", "sophon_inverse", "sophon_uniform", "mlac"),
     ),
     "rotations": Scale(

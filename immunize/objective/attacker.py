@@ -133,14 +133,14 @@ class Attacker:
 
 
 def attack(
-    step: DeepStep, attacker: Attacker, n_classes: int, batch: int
+    step: DeepStep, attacker: Attacker, n_outputs: int, batch: int
 ) -> tuple[Tensor, Iterator[tuple[dict[str, Tensor], Head]]]:
     """Fine-tuning on two thirds of a batch of D_H, from a ridge probe (Kumar et al., ICLR 2022), as tier T4 does.
 
     Args:
         step: with the batch.
         attacker: minimizes the cross-entropy.
-        n_classes: C of D_H.
+        n_outputs: C of D_H; 1 for two classes.
         batch: B, samples in each of the attacker's steps; all where there are fewer.
 
     Returns:
@@ -149,8 +149,8 @@ def attack(
     Raises:
         UserError: too few images of D_H, see :func:`thirds`.
     """
-    rows = step.look("harmful", (), step.parameters())
-    (features,), labels = step.labelled("harmful", [rows[0].detach()])
+    with torch.no_grad():
+        (features,), labels = step.labelled("harmful", step.look("harmful", (), step.parameters()))
     judged = thirds(labels)
     seen = (~judged).nonzero().squeeze(1)
     parts = seen.unfold(0, min(batch, len(seen)), min(batch, len(seen)))
@@ -161,7 +161,8 @@ def attack(
         logits = mine.logits("harmful", head, parameters)
         return mean_of_all(functional.cross_entropy(logits, mine.harmful.y, reduction="none"), len(part))
 
-    return judged, attacker.path(step, _probe(features, labels, judged, n_classes, step.net.head.weight.dtype), loss)
+    probe = _probe(features, labels, judged, max(n_outputs, 2), step.net.head.weight.dtype)
+    return judged, attacker.path(step, probe, loss)
 
 
 def _probe(features: Tensor, labels: Tensor, judged: Tensor, n_classes: int, dtype: torch.dtype) -> Head:

@@ -139,6 +139,9 @@ class Objective(nn.Module, ABC):
     gradient_clip: float | None = None
     """The largest norm of a gradient that a step is made from; None for any."""
 
+    n_outputs: int = 1
+    """C of the harmful task, as :meth:`bind` was told."""
+
     looks_at_theta_0: bool = False
     """Whether its terms need the network as it was: :attr:`DeepStep.theta_0`."""
 
@@ -164,7 +167,7 @@ class Objective(nn.Module, ABC):
         n_outputs: int = 1,
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        """Create the parameters that depend on the data; most methods have none.
+        """Create the parameters that depend on the data, of which most methods have none, and know C.
 
         Args:
             n_features: D.
@@ -172,6 +175,7 @@ class Objective(nn.Module, ABC):
             n_outputs: C of the harmful task: 1 for a regression or two classes.
             dtype: of f_θ.
         """
+        self.n_outputs = n_outputs
 
     @property
     def trains(self) -> bool:

@@ -106,7 +106,6 @@ class Censor(Objective):
         self.erased, self.gradient_clip = erased, gradient_clip
         self.attacker = Attacker(attack_steps, attack_learning_rate, "adam", head_multiplier=HEAD_MULTIPLIER)
         self.attack_batch_size = attack_batch_size
-        self.n_classes = 0
         self._erasure: Erasure | None = None
         self._probes: list[Tensor] = []  # W of each D_H, (D, C)
 
@@ -124,16 +123,6 @@ class Censor(Objective):
     def trains_classifier(self) -> bool:
         """By the distance of its logits."""
         return True
-
-    def bind(
-        self,
-        n_features: int,
-        generator: torch.Generator | None = None,
-        n_outputs: int = 1,
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
-        """Know C."""
-        self.n_classes = max(n_outputs, 2)
 
     def prepare(self, net: DeepNet, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:
         """Look at what is to be censored before the first step.
@@ -198,12 +187,13 @@ class Censor(Objective):
 
     def _attacked(self, step: DeepStep) -> dict[str, Tensor] | None:
         """θ after the attacker's steps, in which it sees what probes are fitted on; None without a step."""
-        if not self.attacker.steps:
+        steps = self.attacker.steps
+        k = int(step.labelled("harmful", [])[1].sum()) % (steps + 1) if steps else 0
+        if not k:
             return None
-        k = int(step.labelled("harmful", [])[1].sum()) % (self.attacker.steps + 1)
-        _, path = attack(step, replace(self.attacker, steps=k), self.n_classes, self.attack_batch_size)
+        _, path = attack(step, replace(self.attacker, steps=k), self.n_outputs, self.attack_batch_size)
         *_, (parameters, _) = path
-        return parameters if k else None
+        return parameters
 
     def _distances(self, step: DeepStep) -> dict[str, Tensor]:
         before, after = step.before("pretrain"), step.features("pretrain")

@@ -73,31 +73,17 @@ class SimulatedFineTuning(Objective):
             raise ValueError("method.attack_batch_size has to be 1 or more, method.gradient_clip positive")
         self.suppress, self.attack_batch_size, self.gradient_clip = suppress, attack_batch_size, gradient_clip
         self.attacker = Attacker(attack_steps, attack_learning_rate, attack_optimizer, head_multiplier, second_order)
-        self.n_classes = 0
 
     @property
     def unused(self) -> tuple[str, ...]:
         """Of an attacker that takes no step."""
-        settings = ("learning_rate", "optimizer", "batch_size")
-        return (
-            () if self.attacker.steps else (*(f"attack_{name}" for name in settings), "head_multiplier", "second_order")
-        )
-
-    def bind(
-        self,
-        n_features: int,
-        generator: torch.Generator | None = None,
-        n_outputs: int = 1,
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
-        """Know C."""
-        self.n_classes = max(n_outputs, 2)
+        return () if self.attacker.steps else _OF_STEPS
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         """L(D_P, ω, θ), and S over the attacker's path; `attacked` is watched: its cross-entropy at the end."""
         if not isinstance(step, DeepStep):
             raise TypeError("method=simulated trains a network")
-        judged, path = attack(step, self.attacker, self.n_classes, self.attack_batch_size)
+        judged, path = attack(step, self.attacker, self.n_outputs, self.attack_batch_size)
         unseen = judged.nonzero().squeeze(1)
         mine = step.of_harmful(unseen)
         suppressed = []

@@ -248,7 +248,9 @@ class _Scaled(nn.Module):
 
 
 def with_share(data: AttackData, share: float, seed: int) -> AttackData:
-    """The task with some of its training rows, and their images; of classification two classes at least.
+    """The task with some of its training rows, and their images; two classes at least.
+
+    It has no θ_0 beside it, which no attacker who moves weights looks at.
 
     Args:
         data: the task.
@@ -262,9 +264,7 @@ def with_share(data: AttackData, share: float, seed: int) -> AttackData:
     other = order[np.flatnonzero(y[order] != y[order[0]])[0]]  # there is one: see AttackData
     kept = np.unique(np.append(order[: max(1, round(share * len(y)))], other))
     network = data.network if data.network is None else replace(data.network, train=data.network.train[kept])
-    reference = None if data.reference is None else with_share(data.reference, share, seed)
-    rows = Rows(data.train.x[kept], y[kept])
-    return replace(data, train=rows, network=network, reference=reference)
+    return replace(data, train=Rows(data.train.x[kept], y[kept]), network=network, reference=None)
 
 
 def _drawn(rng: np.random.Generator, rows: Rows, numbers: Numbers, most: int) -> tuple[Rows, Numbers]:

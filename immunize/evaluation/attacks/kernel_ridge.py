@@ -61,9 +61,7 @@ class KernelRidge(Attack):
     max_rows: int = 4000
     first_rows: int = 1000
     keep: int = 2
-    version: ClassVar[int] = (
-        2  # 0 took all of the grid to the end, not the first rows; 1 had float32 distances for a while
-    )
+    version: ClassVar[int] = 2  # 0 took all of the grid to the end; 1 had float32 distances for a while
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,10 +108,10 @@ class KernelRidge(Attack):
                 own = seconds + time.perf_counter() - started
                 answering = [_kernel(of, width * scale) for of in asked]
                 penalties = [penalty for *_, penalty in of_width]
-                for penalty in penalties:
+                for number, penalty in enumerate(penalties, start=1):
                     started = time.perf_counter()
                     # symmetric, and as LAPACK overwrites it; the last time nobody needs it any more
-                    shifted = kernel.T if penalty == penalties[-1] else kernel.T.copy(order="F")
+                    shifted = kernel.T if number == len(penalties) else kernel.T.copy(order="F")
                     shifted.flat[:: n + 1] += penalty
                     factor = cho_factor(shifted, lower=True, overwrite_a=True, check_finite=False)
                     alpha = cho_solve(factor, y - offset, check_finite=False)
