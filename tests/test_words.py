@@ -80,6 +80,15 @@ PAGES = [README, *pages_of("Start", "Guides", "Results")]
 NAMED = [pytest.param(page, id=page.name) for page in PAGES]
 
 
+def test_the_rules_find_what_they_are_for() -> None:
+    page = "# A heading\n\nWho comes first is served. *Why?* Ask (`so`)!\n\n- One [two](three four.md)\n"
+    page += "- Five `six seven`.\n\n| a | table |\n\n```bash\nWho am I\n```\n"
+    assert prose_of(page) == ["Who comes first is served. Why? Ask (X)!", "One two", "Five X."]
+    assert sentences_of(page)[:3] == ["Who comes first is served.", "Why?", "Ask (X)!"]
+    assert badly_begun(page) == ["Who comes first is served."]
+    assert long_ones(page, most=4) == ["Who comes first is served."]
+
+
 @pytest.mark.parametrize("page", NAMED)
 def test_sentences_are_short(page: Path) -> None:
     assert not long_ones(page.read_text(encoding="utf-8"))
