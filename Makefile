@@ -68,16 +68,17 @@ bench: $(STAMP) ## every benchmark against its limit, one table: experiments/ben
 mutation: $(STAMP) ## would the tests of spectrum/ and objective/ notice a change? SAMPLE=400 or all (experiments/mutation/method.md), AGAIN=survived
 	@OMP_NUM_THREADS=1 $(BIN)/python -m experiments.mutation $(if $(SAMPLE),sample=$(SAMPLE)) $(if $(AGAIN),again=$(AGAIN))
 
-# FAST=1 makes the reduced version of a sweep; what it leaves lies below outputs/ only.
+# FAST=1 makes the reduced version of a sweep; what it leaves lies below outputs/ only. ARGS="method=ours" KEEP=1 makes one method
+# of a table or search again, and leaves the others as they are.
 fast := $(if $(filter 1,$(FAST)),_fast)
 ifneq ($(and $(fast),$(filter table3 fig3 search_table3,$(MAKECMDGOALS))),)
 $(error table3, fig3 and search_table3 have no FAST=1; SCALE=digits takes minutes, SCALE=small hours)
 endif
 define sweep
-@$(BIN)/python -m immunize.train experiment=$(1)$(fast)
+@$(BIN)/python -m immunize.train experiment=$(1)$(fast) $(ARGS)
 endef
 define report
-@$(BIN)/python -m $(2) experiment=$(1) runs=outputs/$(or $(3),$(1))$(fast) out=$(if $(fast),outputs/$(1)$(fast)/report,experiments/$(1))
+@$(BIN)/python -m $(2) experiment=$(1) runs=outputs/$(or $(3),$(1))$(fast) out=$(if $(fast),outputs/$(1)$(fast)/report,experiments/$(1)) $(if $(KEEP),keep=true)
 endef
 
 table1: $(STAMP) ## Table 1: House Prices, every method, 5 seeds, in experiments/table1; FAST=1: a reduced version in outputs

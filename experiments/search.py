@@ -3,10 +3,13 @@
     python -m experiments.search experiment=search_housing runs=outputs/search_housing out=experiments/search_housing
 
 Writes results.csv (every configuration) and README.md into `out` and, unless the search was a reduced one, the rows
-that the presets take, conf/objective/tuned/linear_<data>/<method>.yaml. A configuration's score is the mean of
-log RIR on the validation rows, by `released` and by `ridge`, over pairs and seeds; a run that diverged makes it the
-worst. Configurations that make the pre-training task no harder there, mean log (ii) ≤ 0 (condition (b) of Definition
-3.1), come before the others: RIR alone would take any price on D_P for a larger one on D_H.
+that the presets take, conf/objective/tuned/linear_<data>/<method>.yaml. `keep=true` keeps the rows of methods that
+`out` has and the runs have not, with the commits that made them: a method's search can be made again alone.
+
+A configuration's score is the mean of log RIR on the validation rows, by `released` and by `ridge`, over pairs and
+seeds; a run that diverged makes it the worst. Configurations that immunize there come first: by the same means (i) ≥ 2
+and (ii) ≤ 1, conditions (a) and (b) of Definition 3.1. Then come those with (b) alone: RIR by itself would take any
+price on D_P for a larger one on D_H, or an easier D_P and no harder D_H.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import pandas as pd
 
 from experiments.reporting import key_values
 from immunize.cli import entry_point, explain_errors
+from immunize.errors import UserError
+from immunize.report.naming import HARDER_BY, NO_HARDER
 from immunize.report.provenance import readme
 from immunize.report.table import Table
 
@@ -46,6 +51,8 @@ BESIDE = ("spectrum",)
 LOGS = {name: f"mean_log_rir_{name}_validation" for name in (*DECIDES, *BESIDE)}
 LOG_II = "mean_log_ii_validation"
 
+CONTINUES = "The same command again continues it"
+
 
 @entry_point
 def main() -> None:
@@ -59,10 +66,13 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: a bad argument, or a search that is not complete.
     """
-    given = key_values(arguments, ARGUMENTS, needed=ARGUMENTS)
+    given = key_values(arguments, {*ARGUMENTS, "keep"}, needed=ARGUMENTS)
     name, runs, out = given["experiment"], Path(given["runs"]), Path(given["out"])
     records = own_records(runs)
     trials = trials_of(records)
+    again = set(trials["method"])
+    if keeps(given):
+        trials = with_earlier(trials, out / "results.csv")
     best = best_of(trials)
     data = name.removeprefix("search_")
     reduced = any(record["config"]["experiment"]["reduced"] for record in records)
@@ -74,10 +84,22 @@ def run(arguments: Sequence[str]) -> None:
     (out / "README.md").write_text(readme, encoding="utf-8")
     folder = (out if reduced else ROOT / "conf" / "objective") / "tuned" / f"linear_{data}"
     folder.mkdir(parents=True, exist_ok=True)
-    for _, row in best.iterrows():
+    for _, row in best[best["method"].isin(again)].iterrows():
         text = yaml_of(row, trials[trials["method"] == row["method"]], data)
         (folder / f"{row['method']}.yaml").write_text(text, encoding="utf-8")
     print(readme, end="")
+
+
+def keeps(given: dict[str, str]) -> bool:
+    """Whether `keep=true` was given.
+
+    Raises:
+        UserError: it is neither true nor false.
+    """
+    keep = given.get("keep", "false")
+    if keep not in ("true", "false"):
+        raise UserError(f"keep={keep}: it is one of true, false")
+    return keep == "true"
 
 
 def own_records(runs: Path) -> list[dict[str, Any]]:
@@ -87,7 +109,7 @@ def own_records(runs: Path) -> list[dict[str, Any]]:
         runs: folder of the sweep.
 
     Raises:
-        SystemExit: there is none.
+        SystemExit: there is none, or one is not over.
     """
     listed = runs / "sweep.json"
     own = json.loads(listed.read_text(encoding="utf-8"))["runs"] if listed.is_file() else []
@@ -96,7 +118,25 @@ def own_records(runs: Path) -> list[dict[str, Any]]:
     over = [record for record in records if record["status"] in ("finished", "diverged")]
     if not over:
         raise SystemExit(f"there is no record in {runs}; run the search first")
+    if len(over) < len(own):
+        raise SystemExit(f"the search is not complete: {len(over)} of {len(own)} runs are over. {CONTINUES}")
     return over
+
+
+def with_earlier(trials: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The configurations, and those in a `results.csv` of methods that were not searched again.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    if not path.is_file():
+        raise UserError(f"keep=true: there is no {path} to keep anything of")
+    earlier = pd.read_csv(path).drop(columns="chosen").assign(rest=lambda of: of["score"])
+    kept = earlier[~earlier["method"].isin(trials["method"])]
+    order = list(dict.fromkeys([*earlier["method"], *trials["method"]]))
+    return pd.concat([kept, trials]).sort_values(
+        "method", key=lambda of: of.map(order.index), kind="stable", ignore_index=True
+    )
 
 
 def trials_of(records: list[dict[str, Any]]) -> pd.DataFrame:
@@ -107,8 +147,8 @@ def trials_of(records: list[dict[str, Any]]) -> pd.DataFrame:
 
     Returns:
         a row a configuration: `method`, `SEARCHED` (NaN where the method's grid does not vary it), `runs`, `failed`,
-        `score` (mean log RIR by `DECIDES`), the same by each estimator, mean log (ii), and `rest`, the score of the
-        runs that have one.
+        `score` (mean log RIR by `DECIDES`), the same by each estimator, mean log (ii), `rest`, the score of the
+        runs that have one, and what made the runs.
 
     Raises:
         SystemExit: a configuration lacks runs that others have.
@@ -125,42 +165,57 @@ def trials_of(records: list[dict[str, Any]]) -> pd.DataFrame:
         **{name: (name, "mean") for name in (*LOGS.values(), LOG_II)},
         rest=("score", lambda score: score[score > -math.inf].mean()),
         parts=("part", frozenset),
+        commits=("commit", lambda commits: " ".join(sorted(set(commits)))),
+        date=("date", "min"),
+        machine=("machine", "first"),
     ).reset_index()
     order = dict.fromkeys(runs["method"])
     trials = trials.sort_values(list(SEARCHED), kind="stable")
     trials = trials.sort_values("method", key=lambda of: of.map(list(order).index), kind="stable", ignore_index=True)
-    lacking = (trials["parts"] != frozenset(runs["part"])).sum()
-    counts = trials["method"].value_counts(sort=False)
-    if lacking or counts.nunique() > 1:
-        told = ", ".join(f"{method} {count}" for method, count in counts.items())
+    if lacking := (trials["parts"] != frozenset(runs["part"])).sum():
         raise SystemExit(
-            f"the search is not complete: configurations by method: {told}; {lacking} of them lack runs. "
-            f"The same command again continues it"
+            f"the search is not complete: {lacking} of {len(trials)} configurations lack runs. {CONTINUES}"
         )
     return trials.drop(columns="parts")
 
 
 def best_of(trials: pd.DataFrame) -> pd.DataFrame:
-    """The configuration of each method that is chosen: by (b), the score, and the fewest runs that failed."""
-    rank = trials.assign(spares=trials[LOG_II] <= 0, there=-trials["failed"], rest=trials["rest"].fillna(-math.inf))
-    ranked = rank.sort_values(["spares", "score", "there", "rest"], ascending=False, kind="stable")
+    """The configuration of each method that is chosen: by (a) with (b), (b), the score, and the fewest that failed."""
+    rank = trials.assign(immunizes=harder(trials) & spared(trials), spares=spared(trials))
+    rank = rank.assign(there=-rank["failed"], rest=rank["rest"].fillna(-math.inf))
+    ranked = rank.sort_values(["immunizes", "spares", "score", "there", "rest"], ascending=False, kind="stable")
     return trials.loc[sorted(ranked.groupby("method").head(1).index)]
+
+
+def harder(trials: Any) -> Any:
+    """(a): whether (i) ≥ 2, by its mean logarithm, which is log RIR's and log (ii)'s together."""
+    return trials["score"] + trials[LOG_II] >= math.log(HARDER_BY)
+
+
+def spared(trials: Any) -> Any:
+    """(b): whether (ii) ≤ 1, likewise."""
+    return trials[LOG_II] <= math.log(NO_HARDER)
 
 
 def readme_of(name: str, records: list[dict[str, Any]], trials: pd.DataFrame, best: pd.DataFrame, reduced: bool) -> str:
     """What was searched, how, and what was chosen."""
-    first, hardware = records[0], records[0]["hardware"]
+    first = records[0]
+    dates = sorted(set(trials["date"]))
+    commits = sorted({commit for of in trials["commits"] for commit in of.split()})
+    counts = trials["method"].value_counts()
+    again = [f"`{method}`" for method in dict.fromkeys(record["method"] for record in records)]
+    a_method = f"{counts.min()}" + (f" to {counts.max()}" if counts.nunique() > 1 else "")
     parts = sorted({_part(record) for record in records})
     fraction = first["config"]["objective"]["validation_fraction"]
     facts = [
         ("command", f"`make {name}{' FAST=1' if reduced else ''}`"),
-        ("commit", ", ".join(sorted({str(record["git_commit"]) for record in records}))),
-        ("date", min(record["started"] for record in records)[:10]),
-        ("machine", f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB"),
-        ("time", f"{sum(record['seconds'] for record in records):.0f} s of runs, one process a core"),
+        ("commit", ", ".join(commits)),
+        ("date", " to ".join(dict.fromkeys((dates[0], dates[-1])))),
+        ("machine", "; ".join(sorted(set(trials["machine"])))),
+        ("time", f"{sum(record['seconds'] for record in records):.0f} s of runs of {', '.join(again)}"),
         (
             "runs",
-            f"{len(records)}: {len(trials) // len(best)} configurations a method, each on "
+            f"{trials['runs'].sum()}: {a_method} configurations a method, each on "
             f"{'; '.join(f'{data} seed {seed}' for data, seed in parts)}",
         ),
         (
@@ -171,7 +226,8 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: pd.DataFrame, be
         (
             "score",
             f"mean of log RIR by {_both()} on the validation rows; a run that diverged makes it the worst. "
-            "Configurations with a mean log (ii) ≤ 0 there come before the others",
+            "Configurations that immunize there come first, by the same means: (i) ≥ 2 and (ii) ≤ 1, (a) and (b) of "
+            "Definition 3.1; then those with (ii) ≤ 1",
         ),
     ]
     rows = []
@@ -180,10 +236,11 @@ def readme_of(name: str, records: list[dict[str, Any]], trials: pd.DataFrame, be
         settings = _settings(trial)
         edges = [SEARCHED[key] for key, value in settings.items() if value in (of[key].min(), of[key].max())]
         chosen = ", ".join(f"{SEARCHED[key]} = {_number(value)}" for key, value in settings.items())
-        told = ["yes" if trial[LOG_II] <= 0 else "no", f"{of['failed'].sum()} of {of['runs'].sum()}"]
+        told = ["yes" if holds(trial) else "no" for holds in (harder, spared)]
+        told.append(f"{of['failed'].sum()} of {of['runs'].sum()}")
         row = [f"`{trial['method']}`", _grid(of), chosen, f"{trial['score']:.3g}", *told, ", ".join(edges) or "no"]
         rows.append(row)
-    columns = ["method", "grid", "chosen", f"mean log RIR by {_both()}, validation", "(ii) ≤ 1 there"]
+    columns = ["method", "grid", "chosen", f"mean log RIR by {_both()}, validation", "(i) ≥ 2 there", "(ii) ≤ 1 there"]
     columns += ["failed runs of all", "chosen at the edge of its grid"]
     body = [
         Table("", columns, rows).markdown(heading=False),
@@ -202,7 +259,7 @@ def yaml_of(trial: pd.Series[Any], trials: pd.DataFrame, data: str) -> str:
         "# @package _global_",
         f"# {title}, linear model, method={trial['method']}: objective=tuned/linear_{data}/{trial['method']}",
         f"# Source: {source}, by the mean log RIR by",
-        f"# {_both()} on a validation split of `fit`, rows with (ii) ≤ 1 there before others; grid:",
+        f"# {_both()} on a validation split of `fit`, rows with (i) ≥ 2 and (ii) ≤ 1 there first; grid:",
         f"# {_grid(trials)}.",
         "defaults:",
         f"  - /objective/linear_{data}@objective",
@@ -231,6 +288,9 @@ def _run_of(record: dict[str, Any]) -> dict[str, Any]:
         "score": fmean(logs[name] for name in DECIDES),
         **{LOGS[name]: value for name, value in logs.items()},
         LOG_II: log_ii,
+        "commit": str(record["git_commit"]),
+        "date": record["started"][:10],
+        "machine": "{processor}, {cores} cores, {memory_gib} GiB".format_map(record["hardware"]),
     }
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.reporting import key_values
-from experiments.search import ARGUMENTS, own_records
+from experiments.search import ARGUMENTS, keeps, own_records
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.records import whole_config
@@ -50,7 +50,6 @@ SEEN = {
 SETTINGS = {"objective.learning_rate": "η", "method.budget": "B"}
 """What the searches vary: B of the closed form, which has no learning rate, η of the others."""
 
-KEEP = ("true", "false")
 RESULTS = "results.csv"
 
 PROBE_STEPS = "300"
@@ -79,10 +78,8 @@ def run(arguments: Sequence[str]) -> None:
     if given["experiment"] not in LIMITS:
         raise UserError(f"experiment={given['experiment']}: there are {', '.join(LIMITS)}")
     name, out = given["experiment"], Path(given["out"])
-    if given.setdefault("keep", "false") not in KEEP:
-        raise UserError(f"keep={given['keep']}: it is one of {', '.join(KEEP)}")
     trials = trials_of(own_records(Path(given["runs"])))
-    if given["keep"] == "true":
+    if keeps(given):
         trials = with_earlier(trials, out / RESULTS)
     best = chosen(trials, LIMITS[name])
     trials["chosen"] = [

@@ -57,8 +57,8 @@ def _html(cfg: DictConfig) -> None:
 
 def _report(cfg: DictConfig) -> None:
     folder, out = Path(cfg.runs), None if cfg.out is None else Path(cfg.out)
-    if cfg.keep and (out is None or cfg.experiment != "table_attacks"):
-        raise UserError("keep=true belongs to experiment=table_attacks with out=<a folder that has results>")
+    if cfg.keep and (out is None or cfg.experiment not in ("table_attacks", "table1", "table2")):
+        raise UserError("keep=true belongs to experiment=table_attacks, table1 or table2 with out=<what has results>")
     if cfg.experiment is not None:
         from immunize.report.experiments import Request, report_experiment
 

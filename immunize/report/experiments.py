@@ -23,7 +23,7 @@ from immunize.report.curves import (
     write_bands,
 )
 from immunize.report.heatmaps import heatmap
-from immunize.report.loading import load_records
+from immunize.report.loading import load_records, sort_key
 from immunize.report.naming import PARTS, REDUCED, pair_title
 from immunize.report.networks import SCALES, by_setting, completeness, table3_tables
 from immunize.report.provenance import facts_table, provenance_rows, readme, settings_table
@@ -65,7 +65,7 @@ class Request:
         folder: of runs, or one that holds `results.csv.gz`.
         out: where to write; None prints only.
         published: the paper's numbers; the file may be missing.
-        keep: the runs that `out` has and `folder` has not stay in the table, where it is one of attacks.
+        keep: what `out` has and `folder` has not stays in the table: runs of one of attacks, methods of another.
     """
 
     name: str
@@ -102,7 +102,7 @@ def report_experiment(request: Request) -> str:
 
 
 def _table(request: Request) -> str:
-    runs, published = _runs(request, request.name), read_published(request.published)
+    runs, published = _runs(request, request.name, keep=request.keep), read_published(request.published)
     return _write(request, [runs], markdown_of(result_tables(runs, published)), kept=True)
 
 
@@ -198,8 +198,12 @@ def _attacks(request: Request) -> str:
     return report_attacks(request.folder, request.out, keep=request.keep)
 
 
-def _runs(request: Request, experiment: str) -> Runs:
+def _runs(request: Request, experiment: str, keep: bool = False) -> Runs:
     records = load_records(request.folder, EXPERIMENT_STATUSES)
+    if keep and request.out is not None:
+        again = {record["method"] for record in records}
+        earlier = load_records(request.out, EXPERIMENT_STATUSES)
+        records = sorted([*records, *(one for one in earlier if one["method"] not in again)], key=sort_key)
     return Runs.of(records, experiment, expected_runs(experiment, records))
 
 

@@ -43,7 +43,12 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
     if not taken:
         raise FileNotFoundError(_nothing(folder, records))
     check_versions(records, folder)  # of unfinished runs too: what made them made the others
-    return sorted(taken, key=lambda r: (data_name(r, "pretrain"), data_name(r, "harmful"), r["method"], r["seed"]))
+    return sorted(taken, key=sort_key)
+
+
+def sort_key(record: dict[str, Any]) -> tuple[str, str, str, int]:
+    """By which records are sorted: data, method and seed."""
+    return data_name(record, "pretrain"), data_name(record, "harmful"), record["method"], record["seed"]
 
 
 def _own_records(folder: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-_METHODS = ("ours", "closed_form", "opt_kappa", "imma", "ill_only", "well_only", "erase", "censor", "simulated", "none")
+_METHODS = (
+    *("ours", "ours_rir", "closed_form", "opt_kappa", "imma", "ill_only", "well_only"),
+    *("erase", "censor", "simulated", "none"),
+)
 
 
 def data_name(record: dict[str, Any], role: str) -> str:

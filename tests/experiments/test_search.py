@@ -76,6 +76,17 @@ def test_no_rir_makes_up_for_a_harder_pretraining_task() -> None:
     assert lesser["objective.lambda_ill"] == 1e13, "the lesser evil"
 
 
+def test_what_immunizes_comes_before_a_larger_rir() -> None:
+    """(a): log (i) is log RIR + log (ii), so (i) is 1.9 of RIR 3.8 with (ii) 0.5, and 2.1 of 4.2."""
+    easier = record("ours", 0, 1e3, lambda_ill=1e11, ratio_pretrain=1e-3)  # (i) is 1: all of it from an easier D_P
+    nearly, immunized = (record("ours", 0, rir, lambda_ill=weight) for rir, weight in ((3.8, 1e12), (4.2, 1e13)))
+    harder = record("ours", 0, 1e6, lambda_ill=1e14, ratio_pretrain=1.5)  # (a) without (b)
+    assert best(easier, nearly, immunized, harder)["objective.lambda_ill"] == 1e13
+    assert best(easier, nearly, harder)["objective.lambda_ill"] == 1e11, (
+        "of none that immunizes the largest RIR with (b)"
+    )
+
+
 def test_where_every_configuration_failed_the_fewest_failures_win() -> None:
     rirs = {1e11: (math.nan, math.nan), 1e12: (None, 1.0), 1e13: (math.nan, 2.0)}
     records = [record("ours", seed, pair[seed], lambda_ill=value) for value, pair in rirs.items() for seed in (0, 1)]
@@ -87,10 +98,24 @@ def test_search_that_is_not_complete_chooses_nothing(tmp_path: Path) -> None:
     whole = [record("ours", seed, 2.0, lambda_ill=value) for value in (1e11, 1e12) for seed in (0, 1)]
     with pytest.raises(SystemExit, match="not complete"):
         search.trials_of(whole[:-1])
-    with pytest.raises(SystemExit, match="not complete"):
-        search.trials_of([*whole, *(record("none", seed, 2.0) for seed in (0, 1))])
     with pytest.raises(SystemExit, match="no record"):
         search.own_records(tmp_path)
+    recorded(whole[:-1], tmp_path, listed=len(whole))
+    with pytest.raises(SystemExit, match="not complete: 3 of 4 runs are over"):
+        search.own_records(tmp_path)
+    recorded([*whole[:-1], whole[-1] | {"status": "interrupted"}], tmp_path, listed=len(whole))
+    with pytest.raises(SystemExit, match="not complete: 3 of 4 runs are over"):
+        search.own_records(tmp_path)
+
+
+def recorded(records: list[dict[str, Any]], runs: Path, listed: int) -> Path:
+    """A sweep's folder, whose own runs are the first `listed`."""
+    for index, found in enumerate(records):
+        folder = runs / f"hash{index}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "record.json").write_text(json.dumps(found))
+    (runs / "sweep.json").write_text(json.dumps({"runs": [f"hash{index}" for index in range(listed)]}))
+    return runs
 
 
 @pytest.fixture
@@ -99,11 +124,7 @@ def outcome(tmp_path: Path) -> Path:
     records = [record("ours", 0, rir, lambda_ill=value) for value, rir in ((1e11, 2.0), (1e12, 5.0))]
     records += [record("imma", 0, rir, inner=value) for value, rir in ((0.001, 3.0), (0.1, 1.0))]
     records += [record("ours", 0, 1e9, lambda_ill=1e13)]
-    for index, found in enumerate(records):
-        folder = tmp_path / "runs" / f"hash{index}"
-        folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps(found))
-    (tmp_path / "runs" / "sweep.json").write_text(json.dumps({"runs": [f"hash{index}" for index in range(4)]}))
+    recorded(records, tmp_path / "runs", listed=4)
     search.run(["experiment=search_housing", f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'out'}"])
     return tmp_path / "out"
 
@@ -133,7 +154,32 @@ def test_every_configuration_and_the_edges_are_told(outcome: Path) -> None:
     assert len(lines) == 1 + 4  # the record of an earlier sweep does not count
     assert [line.split(",")[0] for line in lines if line.endswith(",yes")] == ["ours", "imma"]
     readme = (outcome / "README.md").read_text()
-    assert "| `ours` | λ_H in {1.0e+11, 1.0e+12} | λ_H = 1.0e+12 | 1.61 | yes | 0 of 2 | λ_H |" in readme
+    assert "| `ours` | λ_H in {1.0e+11, 1.0e+12} | λ_H = 1.0e+12 | 1.61 | yes | yes | 0 of 2 | λ_H |" in readme
+
+
+def test_a_method_searched_again_alone_leaves_the_others(outcome: Path, tmp_path: Path) -> None:
+    given = ["experiment=search_housing", f"out={outcome}", "keep=true"]
+    before = (outcome / "README.md").read_text(), (outcome / "results.csv").read_text()
+    search.run([*given, f"runs={tmp_path / 'runs'}"])
+    assert ((outcome / "README.md").read_text(), (outcome / "results.csv").read_text()) == before, "all was searched"
+    again = [record("imma", 0, rir, inner=value) | {"git_commit": "beef"} for value, rir in ((1.0, 2.0), (2.0, 7.0))]
+    (outcome / "tuned" / "linear_housing" / "ours.yaml").unlink()
+    search.run([*given, f"runs={recorded(again, tmp_path / 'again', listed=2)}"])
+    readme = (outcome / "README.md").read_text()
+    assert [line for line in readme.splitlines() if "| `ours` |" in line] == [
+        line for line in before[0].splitlines() if "| `ours` |" in line
+    ]
+    assert "| `imma` | inner η in {1, 2} | inner η = 2 | 1.95 |" in readme
+    assert "| commit | beef, c0ffee |" in readme
+    assert "| runs | 4: 2 configurations a method" in readme
+    rows = (outcome / "results.csv").read_text().splitlines()
+    assert rows[:3] == before[1].splitlines()[:3]
+    written = [path.name for path in (outcome / "tuned" / "linear_housing").iterdir()]
+    assert written == ["imma.yaml"], "a kept method's row of hyper-parameters is not written again"
+    with pytest.raises(UserError, match="keep=true: there is no"):
+        search.run(["experiment=search_housing", f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'no'}", "keep=true"])
+    with pytest.raises(UserError, match="keep=maybe"):
+        search.run([*given[:2], "keep=maybe", f"runs={tmp_path / 'runs'}"])
 
 
 @pytest.mark.parametrize("value", [1e-5, 0.0003, 0.015, 0.15, 1.0, 1e11, 1e21])

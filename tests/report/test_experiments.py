@@ -19,6 +19,7 @@ from immunize.evaluation import deep, numbers
 from immunize.report import naming, results
 from immunize.report.curves import IDENTITY, NORM_RATIOS, STYLES, norm_ratio_bands, read_bands, style_of, write_bands
 from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
+from immunize.report.loading import load_records
 from immunize.report.published import read_published
 from immunize.report.results import log_means
 from immunize.report.runs import Runs, expected_runs, flat_settings, swept
@@ -136,6 +137,18 @@ def test_table2_averages_over_pairs_as_the_paper(method: str, reported2: Report)
     above = sum(min(of) > 1 for of in by_pair)
     assert cells["pairs with RIR > 1 at every seed fit, released, n = 12"] == f"{above}/4"
     assert f"({short(means[0])})" in cells["worst pairs fit, released, n = 12"].split(", ")[0]
+
+
+def test_a_method_run_again_leaves_the_others(table1: list[Record], tmp_path: Path) -> None:
+    _, out = reported("table1", table1, tmp_path)
+    before = load_records(out)
+    again = [record | {"git_commit": "beef"} for record in table1 if record["method"] == "ours"][:2]
+    runs = written(again, tmp_path / "again")
+    text = report_experiment(Request("table1", runs, out, ROOT / "experiments/table1/published.csv", keep=True))
+    after = load_records(out)
+    assert [one for one in after if one["method"] != "ours"] == [one for one in before if one["method"] != "ours"]
+    assert [one["git_commit"] for one in after if one["method"] == "ours"] == ["beef", "beef"]
+    assert "- 32 of 35 runs; missing: `ours`" in text, "no old run is mixed with those of a method that was run again"
 
 
 def test_published_numbers_stand_beside_ours(reported1: Report) -> None:
