@@ -13,17 +13,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from experiments.bench.machine import timed_command, write_csv
+from experiments.bench.machine import show, timed_command, write_csv
 from immunize.threads import WAITING, cores
 
-__all__ = ["COMMANDS", "LIMIT", "LOADS", "judge", "loaded", "measure", "run"]
+__all__ = ["COMMANDS", "LIMIT", "LOADS", "loaded", "measure", "run"]
 
 LIMIT = 2.5
 LOADS = {
@@ -103,28 +100,11 @@ def measure(name: str, arguments: Sequence[str], loads: Sequence[str] = tuple(LO
     return row
 
 
-def judge(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the measurements break of the promise; empty if nothing.
-
-    Args:
-        rows: of :func:`measure`.
-    """
-    return [
-        f"{row['command']}: {row[f'{load}_ratio']} times as long beside {load}, and at most {LIMIT:g} were promised"
-        for row in rows
-        for load in LOADS
-        if row[f"{load}_ratio"] > LIMIT
-    ]
-
-
-def run(out: Path) -> bool:
+def run(out: Path) -> None:
     """Measure all, print the ratios, and write `busy.csv`.
 
     Args:
         out: the folder of results.
-
-    Returns:
-        whether the limit holds.
 
     Raises:
         UserError: a command failed.
@@ -141,10 +121,4 @@ def run(out: Path) -> bool:
                 words += [f"hydra.run.dir={folder}/{number}", "overwrite=true"]
             rows.append(measure(name, words))
     write_csv(out / "busy.csv", rows)
-    table = Table(*rows[0], title=f"beside one busy process a core, at most {LIMIT:g} times")
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console(width=150).print(table)
-    for line in (broken := judge(rows)):
-        print(line, file=sys.stderr)
-    return not broken
+    show(f"beside one busy process a core, at most {LIMIT:g} times", rows)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.bench.deep import measure_pooled, show
+from experiments.bench.deep import measure_pooled
 from experiments.bench.deep_parts import (
     NETWORKS,
     Flops,
@@ -26,7 +26,7 @@ from experiments.bench.deep_parts import (
     spectra,
 )
 from experiments.bench.deep_processes import measure_processes
-from experiments.bench.machine import write_csv
+from experiments.bench.machine import show, write_csv
 from immunize.data.images import ImageFolder
 from immunize.features.transforms import image_transform
 
@@ -133,14 +133,11 @@ def _reading(seconds: float) -> Iterator[dict[str, Any]]:
             yield _row("reading an image", "pixels", size, threads=1, **each)
 
 
-def run(out: Path) -> bool:
-    """Measure, print, and write deep_scaling.csv.
+def run(out: Path) -> None:
+    """Measure, print, and write deep_scaling.csv; nothing is promised.
 
     Args:
         out: the folder of results.
-
-    Returns:
-        True; this part promises nothing.
     """
     rows = []
     for row in measure():
@@ -148,7 +145,6 @@ def run(out: Path) -> bool:
         print(f"{row['what']}, {row['variable']} {row['size'] or row['network']}: {row['seconds']} s", file=sys.stderr)
     write_csv(out / "deep_scaling.csv", rows)
     show("cost of a deep run", rows)
-    return True
 
 
 def _gflop(flops: Flops) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from immunize.errors import UserError
 
-__all__ = ["HERE", "MACHINE", "ROOT", "note_machine", "timed_command", "warn_if_busy", "write_csv"]
+__all__ = ["HERE", "MACHINE", "ROOT", "note_machine", "read", "show", "timed_command", "warn_if_busy", "write_csv"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -74,6 +78,32 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a CSV file, numbers as numbers and nothing as None; none where there is no such file."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text or "null")
+    except ValueError:
+        return math.nan if text == "nan" else text
+
+
+def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows as a table with the columns of the first one."""
+    table = Table(title=title)
+    for column in rows[0]:
+        table.add_column(column.replace("_", " "), justify="right")
+    for row in rows:
+        values = (row.get(column) for column in rows[0])
+        table.add_row(*("" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in values))
+    Console(width=170).print(table)
 
 
 def note_machine(out: Path, part: str, load: float | None) -> None:

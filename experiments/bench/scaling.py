@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from experiments.bench.machine import write_csv
+from experiments.bench.machine import show, write_csv
 
 if TYPE_CHECKING:
     from experiments.bench.point import Point
 
-__all__ = ["LIMIT", "broken_promises", "exponents", "fit_exponent", "measure_points", "points", "run"]
+__all__ = ["LIMIT", "exponents", "fit_exponent", "measure_points", "points", "run"]
 
 D_VALUES, N_VALUES, BATCH_SIZES = (79, 256, 784, 2048), (1024, 4096, 16384), (16, 64, 256)
 D_BEYOND = 4096
@@ -125,33 +123,11 @@ def exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: row[key] for key in keys} for row in fitted]
 
 
-def broken_promises(fitted: Sequence[dict[str, Any]]) -> list[str]:
-    """What grows faster than D² in the mini-batch mode; empty if nothing.
-
-    Args:
-        fitted: rows of exponents.csv.
-
-    Raises:
-        ValueError: no mini-batch step was fitted over D at all.
-    """
-    over_d = [row for row in fitted if row["mode"] == "mini-batch" and row["variable"] == "D"]
-    if not any(row["quantity"] == "step_ms" for row in over_d):
-        raise ValueError("no mini-batch step was measured over D")
-    return [
-        f"{row['quantity']} of mini-batch steps grows as D^{row['exponent']} (B = {row['B']}, {row['threads']} threads)"
-        for row in over_d
-        if not float(row["exponent"]) <= LIMIT
-    ]
-
-
-def run(out: Path) -> bool:
+def run(out: Path) -> None:
     """Measure, fit, draw and write.
 
     Args:
         out: the folder of results.
-
-    Returns:
-        whether no mini-batch step grows faster than D².
     """
     from experiments.bench.figure import scaling_figure
 
@@ -169,10 +145,7 @@ def run(out: Path) -> bool:
     write_csv(out / "scaling.csv", rows)
     write_csv(out / "exponents.csv", fitted)
     scaling_figure(rows, fitted, out / "scaling")
-    _show(fitted)
-    for line in (broken := broken_promises(fitted)):
-        print(line, file=sys.stderr)
-    return not broken
+    show("cost of a step ~ size^exponent", fitted)
 
 
 def _series(rows: Sequence[dict[str, Any]], variable: str) -> dict[tuple[str, Any], list[dict[str, Any]]]:
@@ -187,12 +160,3 @@ def _series(rows: Sequence[dict[str, Any]], variable: str) -> dict[tuple[str, An
 
 def _symbol(name: str) -> str:
     return {"d": "D", "n": "N", "batch": "B"}.get(name, name)
-
-
-def _show(fitted: Sequence[dict[str, Any]]) -> None:
-    table = Table(title="cost of a step ~ size^exponent")
-    for column in fitted[0]:
-        table.add_column(column.replace("_", " "), justify="right")
-    for row in fitted:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console(width=130).print(table)

@@ -15,16 +15,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from experiments.bench.machine import show, timed_command, write_csv
 
-from experiments.bench.machine import timed_command, write_csv
-
-__all__ = ["CASES", "imports", "judge", "run"]
+__all__ = ["CASES", "imports", "run"]
 
 TRAIN = ("-m", "immunize.train")
 CASES: dict[str, tuple[float, tuple[str, ...]]] = {  # name: limit in seconds, arguments of Python
@@ -60,27 +56,11 @@ def imports(told: str) -> list[dict[str, Any]]:
     return [*rows, {"package": "others", "modules": sum(modules[name] for name in others), "seconds": round(total, 3)}]
 
 
-def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the measurements break of the promise; empty if nothing.
-
-    Args:
-        rows: with `command`, `seconds` and `limit_s`.
-    """
-    return [
-        f"{row['command']}: {row['seconds']} s, and at most {row['limit_s']:g} s were promised"
-        for row in rows
-        if row["seconds"] > row["limit_s"]
-    ]
-
-
-def run(out: Path) -> bool:
+def run(out: Path) -> None:
     """Measure all, print them, and write the two files.
 
     Args:
         out: the folder of results.
-
-    Returns:
-        whether the limits hold.
 
     Raises:
         UserError: a command failed.
@@ -96,11 +76,5 @@ def run(out: Path) -> bool:
         told = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True).stderr
     write_csv(out / "start.csv", rows)
     write_csv(out / "imports.csv", profile := imports(told))
-    for title, found in (("from start to exit", rows), ("imports of the default run", profile)):
-        table = Table(*found[0], title=title)
-        for row in found:
-            table.add_row(*map(str, row.values()))
-        Console(width=120).print(table)
-    for line in (broken := judge(rows)):
-        print(line, file=sys.stderr)
-    return not broken
+    show("from start to exit", rows)
+    show("imports of the default run", profile)

@@ -15,11 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from experiments.bench.machine import write_csv
+from experiments.bench.machine import show, write_csv
 from immunize.features import LinearExtractor
 from immunize.pipeline.linear import ONE_THREAD_UP_TO
 from immunize.spectrum import compress_rows, default_tolerance, r_ill_of_features, r_well_of_features
@@ -126,24 +124,15 @@ def measure(d: int, rows: int, full: bool, seconds: float = SECONDS_A_CASE) -> d
     }
 
 
-def run(out: Path) -> bool:
-    """Measure every case, print a table and write `step_time.csv`.
+def run(out: Path) -> None:
+    """Measure every case, print a table and write `step_time.csv`; nothing is promised.
 
     Args:
         out: the folder of results.
-
-    Returns:
-        True; this part promises nothing.
     """
     results = [measure(*case) for case in CASES]
-    table = Table(title="one Algorithm 1 step, float64")
-    for column in results[0]:
-        table.add_column(column, justify="right")
-    for row in results:
-        table.add_row(*(str(value) for value in row.values()))
-    Console(width=100).print(table)
+    show("one Algorithm 1 step, float64", results)
     write_csv(out / "step_time.csv", results)
-    return True
 
 
 def _time_in_turns(*steps: Callable[[], object], seconds: float) -> list[float]:

@@ -6,7 +6,6 @@ with, which differ from line to line where parts were repeated. What was not mea
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench import attack, busy, deep, mnist, scaling, start
-from experiments.bench.machine import MACHINE
+from experiments.bench.machine import MACHINE, read
 from immunize.report.loading import load_records
 from immunize.report.provenance import made_with
 from immunize.report.runs import EXPERIMENT_STATUSES
@@ -122,7 +121,7 @@ def readme(results: Path, experiments: Path) -> str:
 
 def _released(results: Path) -> str:
     """A section: runs of one MNIST pair beside the released code's."""
-    theirs, ours = _read(results / "released_code.csv"), _read(results / "mnist.csv")
+    theirs, ours = read(results / "released_code.csv"), read(results / "mnist.csv")
     if not theirs or not ours:
         return ""
     rirs = [f"rir_{part}_{estimator}" for part in PARTS for estimator in ESTIMATORS]
@@ -141,7 +140,7 @@ def _released(results: Path) -> str:
 
 def _verdicts(results: Path) -> str:
     """A section: what the attack grid found before and after it was made quicker."""
-    rows = _read(results / attack.VERDICTS)
+    rows = read(results / attack.VERDICTS)
     if not rows:
         return ""
     body = [[f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()] for row in rows]
@@ -167,7 +166,7 @@ _FILES = """
 
 
 def _of_part(results: Path, part: str, name: str, tell: Callable[[list[Row]], Iterator[Told]]) -> list[Line]:
-    rows = _read(results / name)
+    rows = read(results / name)
     path = results / MACHINE
     facts = json.loads(path.read_text(encoding="utf-8")).get(part) if path.is_file() else None
     made: dict[str, str] = {}
@@ -185,95 +184,89 @@ def _of_part(results: Path, part: str, name: str, tell: Callable[[list[Row]], It
 
 def _start(rows: list[Row]) -> Iterator[Told]:
     for name, (limit, _) in start.CASES.items():
-        row = next((row for row in rows if row["command"] == name), None)
-        told = row and f"{row['seconds']} s, {row['processor_s']} s of the processor"
-        yield _line(f"`{name}`: start to exit", f"{limit:g} s", told, row and row["seconds"] <= limit)
+        told = "{seconds} s, {processor_s} s of the processor"
+        yield _within(f"`{name}`: start to exit", f"{limit:g} s", _at(rows, command=name), told, "seconds", limit)
 
 
 def _busy(rows: list[Row]) -> Iterator[Told]:
     for load in busy.LOADS:
-        worst = max(rows, key=lambda row: float(row[f"{load}_ratio"]), default=None)
-        told = worst and f"{worst[f'{load}_ratio']} times at most, of {len(rows)} commands (`{worst['command']}`)"
+        key = f"{load}_ratio"
+        worst = max(rows, key=lambda row: float(row[key]), default=None)
+        told = f"{{{key}}} times at most, of {len(rows)} commands (`{{command}}`)"
         said = f"commands beside a busy process a core ({load}) against alone"
-        yield _line(said, f"{busy.LIMIT:g} times", told, worst and worst[f"{load}_ratio"] <= busy.LIMIT)
+        yield _within(said, f"{busy.LIMIT:g} times", worst, told, key, busy.LIMIT)
 
 
 def _mnist(rows: list[Row]) -> Iterator[Told]:
-    by_name = {row["run"]: row for row in rows}
+    first = next(iter(mnist.CASES))
     for name, (limit, _) in mnist.CASES.items():
-        said = (f"MNIST 0 → 1, `ours`, {name}: start to exit", f"{limit:.0f} s")
-        row = by_name.get(name)
-        yield _line(*said, row and f"{row['seconds']} s, {row['steps']:,} steps", row and row["seconds"] <= limit)
-        if name != next(iter(mnist.CASES)):
-            first = by_name.get(next(iter(mnist.CASES)))
-            told = row and first and f"{row['rir_fit_released']:.0f} against {first['rir_fit_released']:.0f}"
-            met = row and first and row["rir_fit_released"] >= first["rir_fit_released"]
-            yield _line(f"the same: RIR on `fit`, `released`, beside {next(iter(mnist.CASES))}'s", "≥", told, met)
-    peak = max((row["peak_gb"] for row in rows), default=None)
-    yield _line(
-        "the same: peak memory of a process",
-        f"{mnist.LIMIT_GB} GB",
-        peak and f"{peak} GB",
-        peak and peak <= mnist.LIMIT_GB,
-    )
+        row, beside = _at(rows, run=name), _at(rows, run=first)
+        said = f"MNIST 0 → 1, `ours`, {name}: start to exit"
+        yield _within(said, f"{limit:.0f} s", row, "{seconds} s, {steps:,} steps", "seconds", limit)
+        for estimator in ("released", "spectrum") if name != first else ():
+            key = f"rir_fit_{estimator}"
+            told = row and beside and f"{row[key]:.0f} against {beside[key]:.0f}"
+            met = row and beside and row[key] >= beside[key]
+            yield _line(f"the same: RIR on `fit`, `{estimator}`, beside {first}'s", "≥", told, met)
+    said, largest = "the same: peak memory of a process", max(rows, key=lambda row: float(row["peak_gb"]), default=None)
+    yield _within(said, f"{mnist.LIMIT_GB} GB", largest, "{peak_gb} GB", "peak_gb", mnist.LIMIT_GB)
 
 
 def _growth(rows: list[Row]) -> Iterator[Told]:
     for quantity, words in (("step_ms", "time"), ("memory_mib", "memory")):
-        found = [
-            row["exponent"]
-            for row in rows
-            if (row["quantity"], row["mode"], row["variable"]) == (quantity, "mini-batch", "D")
-        ]
-        told = f"D^{max(found):.2f}" if found else None
-        met = max(found) <= scaling.LIMIT if found else None
-        yield _line(f"mini-batch step: growth of {words} with D, largest exponent", f"D^{scaling.LIMIT:g}", told, met)
+        of = [r for r in rows if (r["quantity"], r["mode"], r["variable"]) == (quantity, "mini-batch", "D")]
+        largest = max(of, key=lambda row: float(row["exponent"]), default=None)
+        said = f"mini-batch step: growth of {words} with D, largest exponent"
+        yield _within(said, f"D^{scaling.LIMIT:g}", largest, "D^{exponent:.2f}", "exponent", scaling.LIMIT)
 
 
 def _steps(rows: list[Row]) -> Iterator[Told]:
     for name in deep.STEP_NETWORKS:
-        row = next((row for row in rows if row["network"] == name), None)
-        told = row and f"{row['ratio']} times ({row['process_ratio']} by processor time), batch {row['batch']}"
         said = f"`{name}`: a step with regularizers against one without"
-        yield _line(said, f"{deep.STEP_LIMIT:.2f} times", told, row and row["ratio"] <= row["limit"])
+        told = "{ratio} times ({process_ratio} by processor time), batch {batch}"
+        limit = f"{deep.STEP_LIMIT:.2f} times"
+        yield _within(said, limit, _at(rows, network=name), told, "ratio", deep.STEP_LIMIT)
 
 
 def _caches(rows: list[Row]) -> Iterator[Told]:
     for name in deep.CACHE_NETWORKS:
-        row = next((row for row in rows if row["network"] == name), None)
+        row = _at(rows, network=name)
         said = f"`{name}`: an epoch from files with `cache_frozen` against one without"
         told = row and (
             f"{row['speedup_files']} times as fast; {row['speedup_memory']} with decoded images, where operations "
             f"allow {row['bound']}"
         )
-        yield _line(
-            said, f"≥ {deep.CACHE_LIMIT:g} times as fast", told, row and row["speedup_files"] >= deep.CACHE_LIMIT
-        )
-    gap = max((row["gradient_gap"] for row in rows), default=None)
-    yield _line(
-        "the same: relative difference of the gradients",
-        f"{deep.SAME_GRADIENT:g}",
-        None if gap is None else f"{gap:g}",
-        None if gap is None else gap <= deep.SAME_GRADIENT,
-    )
+        met = row and row["speedup_files"] >= deep.CACHE_LIMIT
+        yield _line(said, f"≥ {deep.CACHE_LIMIT:g} times as fast", told, met)
+    said, worst = "the same: relative difference of the gradients", max((r["gradient_gap"] for r in rows), default=None)
+    row = None if worst is None else {"gap": worst}
+    yield _within(said, f"{deep.SAME_GRADIENT:g}", row, "{gap:g}", "gap", deep.SAME_GRADIENT)
 
 
 def _pooled(rows: list[Row]) -> Iterator[Told]:
     row = rows[0] if rows else None
     name = f"pooled κ of {deep.POOLED_ROWS:,} × {deep.POOLED_FEATURES} features"
-    for key, unit, limit in (("seconds", "s", deep.POOLED_SECONDS), ("memory_mib", "MiB", deep.POOLED_MIB)):
-        said = name if key == "seconds" else f"{name}: memory beside them"
-        yield _line(said, f"{limit:g} {unit}", row and f"{row[key]} {unit}", row and row[key] <= limit)
+    yield _within(name, f"{deep.POOLED_SECONDS:g} s", row, "{seconds} s", "seconds", deep.POOLED_SECONDS)
+    limit = f"{deep.POOLED_MIB:g} MiB"
+    yield _within(f"{name}: memory beside them", limit, row, "{memory_mib} MiB", "memory_mib", deep.POOLED_MIB)
 
 
 def _attack(rows: list[Row]) -> Iterator[Told]:
     for case, limit in attack.CASES.items():
-        row = next((row for row in rows if row.get("case") == case), None)
-        told = row and f"{row['seconds']} s, {row['process_seconds']} s of the processor"
-        yield _line(f"`attack=standard`, {case}", f"{limit:g} s", told, row and row["seconds"] <= limit)
-        told = row and f"{row['peak_gb']} GB"
-        met = row and row["peak_gb"] <= attack.LIMIT_GB
-        yield _line("the same: peak memory of a process", f"{attack.LIMIT_GB:g} GB", told, met)
+        row, told = _at(rows, case=case), "{seconds} s, {process_seconds} s of the processor"
+        yield _within(f"`attack=standard`, {case}", f"{limit:g} s", row, told, "seconds", limit)
+        said, most = "the same: peak memory of a process", attack.LIMIT_GB
+        yield _within(said, f"{most:g} GB", row, "{peak_gb} GB", "peak_gb", most)
+
+
+def _at(rows: list[Row], **where: str) -> Row | None:
+    """The first row with these cells."""
+    return next((row for row in rows if where.items() <= row.items()), None)
+
+
+def _within(name: str, limit: str, row: Row | None, words: str, *most: Any) -> Told:
+    """A row's cells in `words`, and whether that of a key, which stands before its limit, is within it."""
+    return _line(name, limit, row and words.format_map(row), row and row[most[0]] <= most[1])
 
 
 def _table2(folder: Path) -> Iterator[Line]:
@@ -298,7 +291,7 @@ def _digits(folder: Path) -> Iterator[Line]:
 
 
 def _closed_form(folder: Path) -> Iterator[Line]:
-    rows = _read(folder / "results.csv")
+    rows = read(folder / "results.csv")
     told, met, made = None, None, {}
     if len(rows) == PAIRS:
         head = {
@@ -350,17 +343,3 @@ def _short_commit(commit: str | None) -> str:
     if commit is None:
         return "–"
     return commit[:10] + ("-dirty" if commit.endswith("-dirty") else "")
-
-
-def _read(path: Path) -> list[Row]:
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(file)]
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

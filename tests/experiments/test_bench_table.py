@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ Row = dict[str, Any]
 
 def measured() -> dict[str, list[Row]]:
     """Generated files of all parts, every number exactly at its limit."""
-    kept = {"steps": 10, "peak_gb": mnist.LIMIT_GB, "rir_fit_released": 100.0, "threads": 2}
+    kept = {"steps": 10, "peak_gb": mnist.LIMIT_GB, "rir_fit_released": 100.0, "rir_fit_spectrum": 100.0}
+    kept["threads"] = 2
     grown = [
         {"quantity": quantity, "mode": mode, "variable": "D", "exponent": exponent}
         for quantity in ("step_ms", "memory_mib")
@@ -75,7 +77,7 @@ def write(folder: Path, files: dict[str, list[Row]]) -> Path:
 
 def test_at_the_limit_is_within_it(tmp_path: Path) -> None:
     found = [line for line in table.lines(write(tmp_path, measured()), tmp_path / "none") if line.made]
-    assert len(found) == 26
+    assert len(found) == 28
     assert all(line.met is True for line in found)
     for line in found:
         part = line.command.removeprefix("make bench PART=")
@@ -97,8 +99,10 @@ def test_at_the_limit_is_within_it(tmp_path: Path) -> None:
         (("mnist.csv", 2, "seconds"), 30.1, "MNIST 0 → 1, `ours`, full batch: start to exit"),
         (("mnist.csv", 1, "peak_gb"), 1.51, "the same: peak memory of a process"),
         (("mnist.csv", 1, "rir_fit_released"), 99.0, "the same: RIR on `fit`, `released`, beside table 4's"),
+        (("mnist.csv", 2, "rir_fit_spectrum"), 98.0, "the same: RIR on `fit`, `spectrum`, beside table 4's"),
         (("exponents.csv", 1, "exponent"), 2.01, "mini-batch step: growth of time with D, largest exponent"),
         (("exponents.csv", 3, "exponent"), 2.01, "mini-batch step: growth of memory with D, largest exponent"),
+        (("deep_step.csv", 0, "ratio"), math.nan, "`resnet18_64px`: a step with regularizers against one without"),
         (("deep_step.csv", 1, "ratio"), 1.101, "`vit_small`: a step with regularizers against one without"),
         (
             ("deep_cache.csv", 0, "speedup_files"),
@@ -122,7 +126,7 @@ def test_beyond_the_limit_is_told(where: tuple[str, int, str], value: float, wor
     assert broken.name.startswith(words)
     assert f"{value:g}" in broken.measured or f"{value:.2f}" in broken.measured
     text = table.readme(tmp_path, tmp_path / "none")
-    assert "25 of 29 limits are met, 1 is missed, 3 were not measured yet." in text
+    assert "27 of 31 limits are met, 1 is missed, 3 were not measured yet." in text
     assert "| **no** |" in text
 
 
@@ -179,9 +183,6 @@ def test_attack_grid_is_measured() -> None:
     assert row["seconds"] >= 0
     assert row["attacks"] >= 3
     assert 0.1 < row["peak_gb"] < 8
-    assert attack.judge([row]) == []
-    assert "361 s" in attack.judge([row | {"seconds": 361}])[0]
-    assert "4.5 GB" in attack.judge([row | {"peak_gb": 4.5}])[0]
 
 
 def test_attack_on_a_pair_is_measured_from_start_to_exit() -> None:
@@ -190,7 +191,6 @@ def test_attack_on_a_pair_is_measured_from_start_to_exit() -> None:
     row = attack.measure_pair(fast, keep)
     assert row["attacks"] % (2 * 3) == 0
     assert row["seconds"] > 1
-    assert attack.judge([row]) == []
 
 
 def test_verdicts_before_and_after_stand_beside_each_other() -> None:
