@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import scipy.linalg
+import torch
 
 from immunize.memoize import memoize
 
@@ -79,7 +80,8 @@ def _both(x: Array) -> tuple[Axes, Axes]:
     if n > TALL * d:
         # [1 X] = QR. The rows of R stand for those of X; all but the first, which is what X has in common with 1, for
         # those of X less its mean. Neither Q nor U with its N rows is ever formed.
-        r: Array = np.asarray(np.linalg.qr(np.column_stack([np.ones(n), x]), mode="r"))
+        # PyTorch's takes half the time of NumPy's.
+        r: Array = torch.linalg.qr(torch.from_numpy(np.column_stack([np.ones(n), x])), mode="r").R.numpy()
         plain, centred = r[:, 1:], r[1:, 1:]
     else:
         plain, centred = x, x - mean
