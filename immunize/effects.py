@@ -99,7 +99,7 @@ class Run:
 Effect = tuple[Callable[[Run], bool], str, str]
 RULES: tuple[Effect, ...] = (
     (lambda r: r.deep, "a network has deep.probe_steps", "probe_steps"),
-    (lambda r: r.deep, "it is for linear models", "guard init"),
+    (lambda r: r.deep, "it is for linear models", "init"),
     (lambda r: r.deep and r.on_harmful, "an epoch is a pass of D_H (objective.epochs_on=harmful)", "pairing"),
     (lambda r: r.deep and r.checkpoint, "model.checkpoint goes before it", "model.pretrained"),
     (lambda r: not r.deep, "it is for networks", " ".join(("deep", *(f"objective.{key}" for key in OF_DEEP_NETS)))),

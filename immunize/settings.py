@@ -76,7 +76,6 @@ DEEP_RULES: tuple[Rule, ...] = (
     ("objective.epochs_on", lambda value: value in ("harmful", "longest"), "harmful (C.2) or longest"),
     ("objective.max_steps", lambda value: value is None or value >= 1, "at least 1, or null"),
     _precondition("features", "none"),
-    ("guard", lambda value: str(getattr(value, "value", value)) == "off", "off: Theorem 4.3 is about linear models"),
     ("init._target_", lambda value: value is None, "left out (init=none) for a deep model, which starts at θ_0"),
     ("deep.workers", lambda value: value >= 0, "at least 0"),
     ("deep.batch_size", lambda value: value >= 1, "at least 1"),

@@ -446,7 +446,7 @@ def test_early_stopping_keeps_the_best_look_at_images_set_aside_and_the_record_h
     ("overrides", "words"),
     [
         (["objective=linear_digits"], "objective.loss"),
-        (["guard=warn"], "Theorem 4.3"),
+        (["guard=warn", "method=none"], "guard=warn watches R_well and R_ill; method=none has neither"),
         (["init=closed_form"], "init=none"),
         (["objective.early_stopping=true", "objective.patience=0"], "objective.patience has to be at least 1"),
         (["method.precondition=inverse_free"], "method.precondition has to be one of features, none"),

@@ -19,9 +19,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from immunize.errors import DivergedError, UserError
-from immunize.objective import TaskLoss
+from immunize.objective import Objective, TaskLoss
 from immunize.schemas import ObjectiveConfig
 from immunize.training import ImmunizationModule
+from immunize.training.callbacks import TheoremGuard
 from immunize.training.module import OptimizerFactory
 
 __all__ = ["TRAINING", "Fit", "Training", "quiet_lightning", "train"]
@@ -57,6 +58,18 @@ class Training:
     new_loss: Callable[[], TaskLoss]
     new_optimizer: Callable[[], OptimizerFactory]
     new_trainer: Callable[..., Trainer]
+
+    def guards(self, objective: Objective) -> dict[str, TheoremGuard]:
+        """The theorem guard by its name, if there is to be one.
+
+        Raises:
+            UserError: the method gives it nothing to watch.
+        """
+        if self.guard == "off":
+            return {}
+        if not {"well", "ill"} & objective.weights.keys():
+            raise UserError(f"guard={self.guard} watches R_well and R_ill; method={self.method} has neither")
+        return {"guard": TheoremGuard()}
 
 
 @dataclass

@@ -300,10 +300,7 @@ def _callbacks(
         callbacks["early_stopping"] = ValidationStop(row.patience)
     if row.balance:
         callbacks["balance"] = GradientBalance(row.balance_multiplier, row.balance_every, row.balance_multiplier_ill)
-    if training.guard != "off":
-        if not {"well", "ill"} & module.objective.weights.keys():
-            raise UserError(f"guard={training.guard} watches R_well and R_ill; method={training.method} has neither")
-        callbacks["guard"] = TheoremGuard()
+    callbacks |= training.guards(module.objective)
     # Lightning calls them in this order: the last look is at the θ that early stopping put back.
     monitor = ImmunityMonitor(pair.fit, training.monitor_every, label, quiet=quiet)
     callbacks["warnings"] = monitor

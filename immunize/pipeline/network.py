@@ -51,7 +51,15 @@ from immunize.pipeline.features import (
 from immunize.pipeline.fit import TRAINING, Fit, train
 from immunize.spectrum import ZeroMatrixError
 from immunize.training import DeepModule
-from immunize.training.callbacks import GradientBalance, NetworkMonitor, Progress, Resuming, StepLimit, place_in
+from immunize.training.callbacks import (
+    GradientBalance,
+    NetworkMonitor,
+    Progress,
+    Resuming,
+    StepLimit,
+    TheoremGuard,
+    place_in,
+)
 
 __all__ = ["NetworkExperiment"]
 
@@ -193,6 +201,8 @@ class NetworkExperiment(Experiment):
         for name, callback in callbacks.items():
             if isinstance(callback, GradientBalance):
                 fit.facts[name] = callback.facts(module)
+            elif isinstance(callback, TheoremGuard):
+                fit.facts[name] = callback.facts()
             elif isinstance(callback, NetworkMonitor | Progress):
                 fit.facts |= callback.facts()
         yield "fit", fit
@@ -258,6 +268,7 @@ class NetworkExperiment(Experiment):
             )
         elif row.balance and not quiet:  # a sweep over methods shares one row of hyper-parameters
             log.warning("objective.balance=true has no effect: method=%s has no λ that it could set", training.method)
+        callbacks |= training.guards(self.objective)
         callbacks["watch"] = NetworkMonitor(
             self.reference,
             self._watched(),

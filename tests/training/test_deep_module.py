@@ -23,7 +23,7 @@ from immunize.objective.imma import Imma
 from immunize.objective.ours import Ours
 from immunize.spectrum import condition_number, cross_fitted_correlation, folds_of, spectrum_of
 from immunize.training import DeepModule
-from immunize.training.callbacks import GradientBalance, NetworkMonitor, Progress
+from immunize.training.callbacks import GradientBalance, NetworkMonitor, Progress, TheoremGuard
 from tests.composing import MemoryLogger
 
 D, CLASSES, BATCH = 6, 3, 8
@@ -240,3 +240,40 @@ def test_line_on_a_terminal_is_rewritten_between_those_that_stay(
     fit(module_of(), Progress("a network", lines=2), steps=6)
     drawn = re.findall(r"step (\d)/6 [^\r\n]*([\r\n])", capsys.readouterr().err)
     assert drawn == [("2", "\r"), ("3", "\n"), ("4", "\r"), ("5", "\r"), ("6", "\n")]
+
+
+class Kappas(pl.Callback):
+    """κ of both Hessians of the features of a step's batch, before and after the step."""
+
+    def __init__(self) -> None:
+        self.before: list[list[float]] = []
+        self.after: list[list[float]] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.before.append(self._of(pl_module, batch))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.after.append(self._of(pl_module, batch))
+
+    def _of(self, module: DeepModule, batch: Any) -> list[float]:
+        with torch.no_grad():
+            sigma = [torch.linalg.svdvals(module.net.features(module.trunk(batch[role][0])).double()) for role in ROLES]
+        return [float((of[0] / of[-1]) ** 2) for of in sigma]
+
+
+def test_the_guard_counts_what_is_left_of_the_promise_in_a_network() -> None:
+    guard, seen = TheoremGuard(), Kappas()
+    guarded, alone = module_of(Ours(1e-3, 1.0, "none")), module_of(Ours(1e-3, 1.0, "none"))
+    fit(guarded, guard, seen, steps=20)
+    fit(alone, steps=20)
+    moved = [
+        (after[0] <= before[0], after[1] >= before[1]) for before, after in zip(seen.before, seen.after, strict=True)
+    ]
+    facts = guard.facts()
+    assert facts["steps"] == len(moved) == 20
+    assert 0 < facts["promises_kept"] == sum(map(all, moved)) < 20
+    assert [facts["well_kept"], facts["ill_kept"]] == [sum(one[side] for one in moved) for side in (0, 1)]
+    assert facts["theorem_step"] is False
+    assert all(
+        torch.equal(one, other) for one, other in zip(state(guarded).values(), state(alone).values(), strict=True)
+    )

@@ -42,15 +42,20 @@ def ill_bound(x: Tensor, theta: Tensor) -> float:
 def counted(seen: Trajectory, data: PairedData, eta: float) -> dict[str, int]:
     """What the guard has to count, from the trajectory."""
     counts = {"steps": 0, "eta_lambda_within_bounds": 0, "promises_kept": 0, "broken_within_bounds": 0}
+    counts |= {"well_kept": 0, "ill_kept": 0}
     p, h = data.fit.pretrain.x, data.fit.harmful.x
     for before, after, weights in zip(seen.thetas, seen.thetas[1:], seen.weights, strict=False):
         met = kept = True
         if "well" in weights:
             met &= eta * weights["well"] < well_bound(p, before)
-            kept &= kappa(p, after) <= kappa(p, before)
+            well = kappa(p, after) <= kappa(p, before)
+            kept &= well
+            counts["well_kept"] += well
         if "ill" in weights:
             met &= eta * weights["ill"] < ill_bound(h, before)
-            kept &= kappa(h, after) >= kappa(h, before)
+            ill = kappa(h, after) >= kappa(h, before)
+            kept &= ill
+            counts["ill_kept"] += ill
         counts["steps"] += 1
         counts["eta_lambda_within_bounds"] += met
         counts["promises_kept"] += kept
@@ -82,8 +87,8 @@ def test_every_promise_is_kept_within_the_bound_of_r_well() -> None:
     eta = 0.05 * start_bounds()[0]  # the bound falls as σ_1 and σ_2 approach each other
     guard, seen, data = watched(*single("well_only", eta), "objective.epochs=20")
     assert guard.facts() == {
-        "theorem_step": True, "steps": 20, "eta_lambda_within_bounds": 20, "promises_kept": 20,
-        "broken_within_bounds": 0,
+        "theorem_step": True, "steps": 20, "eta_lambda_within_bounds": 20, "promises_kept": 20, "well_kept": 20,
+        "ill_kept": 0, "broken_within_bounds": 0,
     }  # fmt: skip
     x = data.fit.pretrain.x
     kappas = [kappa(x, theta) for theta in seen.thetas]

@@ -6,6 +6,10 @@ a running size of its own, so that its step has no ηλ to compare, and the boun
 therefore counts two things apart: whether ηλ was within the bounds, which are the theorem's conditions only where
 `theorem_step` is true, and whether κ moved as promised, which is what matters, whatever the step.
 
+A network's features are F = Xθ for the last linear map θ (C.3's dummy layer, θ = I) and its inputs X. The theorem holds
+for a step of that map with X as it is; in a network's step everything below it moves too, and the guard counts what is
+left of the promise. H is then that of the features, of several harmful data sets together.
+
 "Right way": κ(H_P) does not rise (methods with a "well" term), κ(H_H) does not fall (methods with an "ill" term),
 both on the data of that step. A step that pushes a direction below the rank cut has moved neither the right way,
 although κ over the remaining spectrum may say so.
@@ -24,9 +28,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from immunize.features import Precondition
-from immunize.objective import Side
+from immunize.objective import Step
 from immunize.spectrum import Spectrum, condition_number, ill_step_bound, spectrum_of, well_step_bound
-from immunize.training.module import Batch, LinearModule
+from immunize.training.module import Batch, ImmunizationModule, LinearModule
 
 __all__ = ["GuardCounts", "TheoremGuard"]
 
@@ -34,6 +38,9 @@ log = logging.getLogger(__name__)
 
 ROUNDING = 1e-12
 """Relative change of κ that counts as none."""
+
+ROLES_OF = {"well": "pretrain", "ill": "harmful"}
+"""The data set of each regularizer."""
 
 INVERSE_FREE: Precondition = "inverse_free"
 """The preconditioning that is K⁻¹∇R without an ε, see :mod:`immunize.features.precondition`."""
@@ -46,13 +53,17 @@ class GuardCounts:
     Attributes:
         steps: all.
         eta_lambda_within_bounds: η·λ, as configured, was within the bound of every regularizer the method has.
-        promises_kept: κ moved the right way.
+        promises_kept: κ moved the right way, of every regularizer the method has.
+        well_kept: κ(H_P) did not rise, where the method has R_well.
+        ill_kept: κ(H_H) did not fall, where it has R_ill.
         broken_within_bounds: ηλ was within the bounds, and κ still moved the wrong way.
     """
 
     steps: int = 0
     eta_lambda_within_bounds: int = 0
     promises_kept: int = 0
+    well_kept: int = 0
+    ill_kept: int = 0
     broken_within_bounds: int = 0
 
 
@@ -64,24 +75,23 @@ class TheoremGuard(Callback):
 
     def __init__(self) -> None:
         self.counts = GuardCounts()
+        self._step: Step | None = None
         self._before: dict[str, Spectrum] = {}
-        self._sides: dict[str, Side] = {}
         self._warned = False
         self._theorem_step = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See what kind of step it is."""
-        assert isinstance(pl_module, LinearModule)
+        assert isinstance(pl_module, ImmunizationModule)
         self._theorem_step = _takes_theorem_steps(trainer.optimizers, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         """Remember both condition numbers and η."""
         del batch_idx
-        assert isinstance(pl_module, LinearModule)
-        step = pl_module.step_of(batch)
-        sides = {"well": step.pretrain, "ill": step.harmful}
-        self._sides = {name: side for name, side in sides.items() if name in pl_module.objective.weights}
-        self._before = {name: _spectrum(side, pl_module.extractor.theta.detach()) for name, side in self._sides.items()}
+        assert isinstance(pl_module, ImmunizationModule)
+        self._step = pl_module.step_of(batch)
+        watched = [name for name in ROLES_OF if name in pl_module.objective.weights]
+        self._before = {name: _spectrum(self._step, name, _features(self._step, name)) for name in watched}
         self._learning_rate = float(trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_train_batch_end(
@@ -89,12 +99,14 @@ class TheoremGuard(Callback):
     ) -> None:
         """Compare them with those after the step."""
         del trainer, outputs, batch, batch_idx
-        assert isinstance(pl_module, LinearModule)
-        if self._sides:
-            theta = pl_module.extractor.theta.detach()
-            self._count(self._within_bounds(pl_module), _moved_right(self._sides, self._before, theta))
+        assert isinstance(pl_module, ImmunizationModule)
+        if self._before:
+            assert self._step is not None
+            step = self._step.again()
+            kept = {name: _moved_right(step, name, before) for name, before in self._before.items()}
+            self._count(self._within_bounds(pl_module), kept)
 
-    def _within_bounds(self, module: LinearModule) -> bool:
+    def _within_bounds(self, module: ImmunizationModule) -> bool:
         weights = module.objective.weights
         bounds = {
             "well": lambda s: well_step_bound(s.values[: s.rank], s.n_features),
@@ -104,9 +116,12 @@ class TheoremGuard(Callback):
             self._learning_rate * weights[name] < bounds[name](spectrum) for name, spectrum in self._before.items()
         )
 
-    def _count(self, within: bool, kept: bool) -> None:
+    def _count(self, within: bool, kept_by: dict[str, bool]) -> None:
+        kept = all(kept_by.values())
         self.counts.steps += 1
         self.counts.eta_lambda_within_bounds += within
+        self.counts.well_kept += kept_by.get("well", False)
+        self.counts.ill_kept += kept_by.get("ill", False)
         self.counts.promises_kept += kept
         self.counts.broken_within_bounds += within and not kept
         if not kept and not self._warned:
@@ -130,10 +145,10 @@ class TheoremGuard(Callback):
         return {"theorem_step": self._theorem_step, **asdict(self.counts)}
 
 
-def _takes_theorem_steps(optimizers: list[Optimizer], module: LinearModule) -> bool:
+def _takes_theorem_steps(optimizers: list[Optimizer], module: ImmunizationModule) -> bool:
     """θ' = θ - ηλ·K⁻¹∇R exactly: plain gradient descent on one preconditioned regularizer and nothing else."""
     terms = module.objective.weights.keys()
-    if len(terms) != 1 or not terms <= {"well", "ill"}:
+    if not isinstance(module, LinearModule) or len(terms) != 1 or not terms <= {"well", "ill"}:
         return False
     if getattr(module.objective, "precondition", None) != INVERSE_FREE:
         return False
@@ -145,18 +160,20 @@ def _takes_theorem_steps(optimizers: list[Optimizer], module: LinearModule) -> b
     )
 
 
-def _spectrum(side: Side, theta: Tensor) -> Spectrum:
-    return spectrum_of(side.rows @ theta, tolerance=side.tolerance)
+def _features(step: Step, name: str) -> Tensor:
+    with torch.no_grad():
+        return step.spectral_view(ROLES_OF[name], "none").features
 
 
-def _moved_right(sides: dict[str, Side], before: dict[str, Spectrum], theta: Tensor) -> bool:
-    for name, side in sides.items():
-        size = float((side.rows @ theta).square().sum())
-        if not 0 < size < math.inf:  # overflow, NaN or zeros: there is no spectrum to speak of
-            return False
-        after = _spectrum(side, theta)
-        old, new = condition_number(before[name]).value, condition_number(after).value
-        wrong = new > old * (1 + ROUNDING) if name == "well" else new < old * (1 - ROUNDING)
-        if wrong or after.rank < before[name].rank:
-            return False
-    return True
+def _spectrum(step: Step, name: str, features: Tensor) -> Spectrum:
+    return spectrum_of(features, tolerance=step.tolerance(ROLES_OF[name]))
+
+
+def _moved_right(step: Step, name: str, before: Spectrum) -> bool:
+    features = _features(step, name)
+    if not 0 < float(features.square().sum()) < math.inf:  # overflow, NaN or zeros: there is no spectrum to speak of
+        return False
+    after = _spectrum(step, name, features)
+    old, new = condition_number(before).value, condition_number(after).value
+    wrong = new > old * (1 + ROUNDING) if name == "well" else new < old * (1 - ROUNDING)
+    return not wrong and after.rank >= before.rank
