@@ -17,12 +17,13 @@ from omegaconf import OmegaConf
 from immunize.errors import UserError
 from immunize.files import write_text
 from immunize.records import diverged_cross_fit
-from immunize.report.attacks.one_run import HELD, NAMES, RETENTION, attack_table, not_tried, verdict_sentence
-from immunize.report.loading import check_same_run, lacking_is_told, read_sources, with_infinities
+from immunize.report.attacks.one_run import HELD, RETENTION, attack_table, not_tried, verdict_sentence
+from immunize.report.loading import check_same_run, lacking_is_told, read_sources, verdict_on, with_infinities
 from immunize.report.naming import RATIOS, data_name, run_title
 from immunize.report.one_run import carried_over, each_set, separability_lines, sets_table, weakest_told
 from immunize.report.provenance import machine_name
 from immunize.report.table import Table, short
+from immunize.report.templates import filled_in
 
 CARD_JSON, CARD_MD = "card.json", "CARD.md"
 CARD_VERSION = 1
@@ -62,7 +63,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
         **({} if (sets := each_set(record)) is None else {"harmful_sets": sets}),
         "definition_3_1": {
             "estimator": record["verdicts"]["estimator"],
-            **{part: {name: _verdicts(record, part)[name] for name in "abc"} for part in parts},
+            **{part: {name: (verdict_on(record, part) or {})[name] for name in "abc"} for part in parts},
         },
         "separability": carried_over(record, parts),
         "attack": None if attack is None else _attack(attack),
@@ -89,43 +90,20 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         card: from :func:`card_of`.
         attack: the attack record it was made from, if any.
     """
-    data = card["data"]
-    protocol = card["held_out_protocol"]
-    lines = [
-        *front_matter(card),
-        f"# Immunization card: {card['title']}",
-        "",
-        f"- What: `{card['model']}` immunized by `{card['method']}`, seed {card['seed']}",
-        f"- Against (D_H): {data['harmful']['name']}, {data['harmful']['task']}, {data['harmful']['rows']:,} rows",
-        f"- For (D_P): {data['pretrain']['name']}, {data['pretrain']['task']}, {data['pretrain']['rows']:,} rows",
-        "- `fit`: the rows it was immunized with; `held_out`: rows it never saw"
-        + (f" (protocol: {protocol})" if protocol else ""),
-        *([f"- No held-out numbers: {card['no_held_out']}"] if "no_held_out" in card else []),
-        *([f"- {weakest_told(sets)}"] if (sets := card.get("harmful_sets")) is not None else []),
-        "",
-        "## Condition numbers",
-        "",
-        _ratio_table(card).markdown(heading=False),
-        *_definition(card),
-        *([] if sets is None else _each_set_lines(sets)),
-        "",
-        "## Attacks",
-        "",
-        *(_attack_lines(card["attack"], attack) if attack is not None else [_NOT_ATTACKED]),
-        "",
-        "## Limitations",
-        "",
-        *(f"- {sentence}" for sentence in card["threat_model"]),
-        "",
-        "## Provenance",
-        "",
-        *_provenance(card["provenance"], card["attack"]),
-        "",
-        "## Reproduce",
-        "",
-        *(f"    {command}" for command in card["reproduce"]),
-    ]
-    return "\n".join(lines) + "\n"
+    sets = card.get("harmful_sets")
+    each = None if sets is None else (weakest_told(sets), sets_table(sets).markdown(heading=False))
+    return filled_in(
+        CARD_MD,
+        card=card,
+        front_matter=front_matter(card),
+        ratios=_ratio_table(card).markdown(heading=False),
+        separability=separability_lines(card["separability"]),
+        each_set=each,
+        retention=RETENTION,
+        held=HELD,
+        tiers="" if attack is None else attack_table(attack).markdown(heading=False),
+        not_tried=[] if attack is None else not_tried(attack),
+    )
 
 
 def write_card(folder: Path, out: Path) -> Path:
@@ -145,12 +123,6 @@ def write_card(folder: Path, out: Path) -> Path:
     except OSError as error:
         raise UserError(f"{out} cannot be written into ({error.strerror}); choose another folder with out=") from None
     return out / CARD_MD
-
-
-_NOT_ATTACKED = (
-    "This run was not attacked. A condition number is a statement about one attacker only: run "
-    "`python -m immunize.attack run=<this folder>`."
-)
 
 
 def _kind(record: dict[str, Any]) -> str:
@@ -176,11 +148,6 @@ def _of_networks(record: dict[str, Any], parts: list[str]) -> dict[str, Any]:
 
 def _ratios(estimators: dict[str, Any]) -> dict[str, Any]:
     return {estimator: {name: of[name] for name in RATIOS} for estimator, of in estimators.items()}
-
-
-def _verdicts(record: dict[str, Any], part: str) -> dict[str, Any]:
-    found: dict[str, Any] = record["verdicts"] if part == "fit" else record["verdicts"][part]
-    return found
 
 
 def _attack(attack: dict[str, Any]) -> dict[str, Any]:
@@ -239,46 +206,6 @@ def _ratio_table(card: dict[str, Any]) -> Table:
     return Table("", ("part", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑"), rows)
 
 
-def _each_set_lines(sets: dict[str, Any]) -> list[str]:
-    return ["", "## Each harmful data set", "", sets_table(sets).markdown(heading=False).rstrip()]
-
-
-def _definition(card: dict[str, Any]) -> list[str]:
-    found = card["definition_3_1"]
-    accuracy = card.get("pretrain_accuracy")
-    lines = [
-        f"- Definition 3.1 on `{part}` by `{found['estimator']}`: "
-        + ", ".join(f"({name}) {'holds' if found[part][name] else 'fails'}" for name in "abc")
-        for part in card["ratios"]
-    ]
-    if accuracy is not None:
-        before, after = accuracy["before"], accuracy["after"]
-        lines.append(f"- The network's own accuracy on D_P: {before:.2f} % before, {after:.2f} % after")
-    first, *rest = separability_lines(card["separability"]) or [""]
-    return [*lines, f"- {first[0].upper()}{first[1:]}", *(f"    - {line}" for line in rest)] if first else lines
-
-
-def _attack_lines(found: dict[str, Any], attack: dict[str, Any]) -> list[str]:
-    lines = []
-    if found["reduced"]:
-        lines += ["**Reduced grid: these numbers are not to be reported.**", ""]
-    budget = found["budget"]
-    lines += [
-        f"Grid `{found['grid']}`: {budget['steps']:,} steps a candidate, {budget['flops']:.1e} FLOPs an attack, seeds "
-        f"{', '.join(map(str, found['seeds']))}. The attacker tunes on its own validation rows; each tier is the best "
-        f"of its attacks. Steps and FLOPs are those to 90 % of θ_0's score in the tier. Retention: {RETENTION}. Held: "
-        f"{HELD}.",
-        "",
-        attack_table(attack).markdown(heading=False),
-    ]
-    for task, of in found["tasks"].items():
-        lines.append(f"- {of['kind']} task `{task}` ({of['about']}): {found['sentences'][task]}.")
-    lines += [f"- {line[0].upper()}{line[1:]}." for line in not_tried(attack)]
-    control = "did not hold in any tier, as it should" if found["control"]["passed"] else "held: distrust this grid"
-    lines.append(f"- Control: a {NAMES['random_orthogonal']}, which changes nothing, {control}.")
-    return lines
-
-
 def _theta_0(record: dict[str, Any]) -> dict[str, str]:
     """The digest of the weights that a network started from; a linear model starts from what its configuration says."""
     digest = record.get("network", {}).get("theta_0_sha256")
@@ -294,32 +221,11 @@ def _made_with(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _provenance(found: dict[str, Any], attack: dict[str, Any] | None) -> list[str]:
-    """Of the run, and of the attack where that was made with something else."""
-    names = ("config_hash", "data_hash", "checkpoint_sha256", "theta_0_sha256")
-    lines = [f"- {name.replace('_', ' ')}: `{found[name]}`" for name in names if found.get(name) is not None]
-    lines += [f"- {name}: {text}" for name, text in _in_words(found).items()]
-    if attack is not None:
-        own = _in_words(found)
-        lines += [f"- {name} of the attack: {text}" for name, text in _in_words(attack).items() if text != own[name]]
-    return lines
-
-
-def _in_words(made_with: dict[str, Any]) -> dict[str, str]:
-    return {
-        "git commit": f"`{made_with['git_commit']}`",
-        "versions": ", ".join(f"{name} {version}" for name, version in made_with["versions"].items()),
-        "machine": str(made_with["machine"]),
-        "threads": str(made_with["threads"]),
-    }
-
-
-_LICENSE = "# license: choose one before you publish"
 _TOLD = {"ratio_harmful": "(i)", "ratio_pretrain": "(ii)", "rir": "RIR"}
 
 
-def front_matter(card: dict[str, Any]) -> list[str]:
-    """The lines, with the dashes around them.
+def front_matter(card: dict[str, Any]) -> str:
+    """What hubs of models read of a card: YAML.
 
     Args:
         card: from `immunize.report.card.card_of`.
@@ -332,8 +238,7 @@ def front_matter(card: dict[str, Any]) -> list[str]:
         "metrics": ["relative-immunization-ratio", *(["accuracy"] if "pretrain_accuracy" in card else [])],
         "model-index": [{"name": card["title"], "results": [_own(card), *_attacked(card)]}],
     }
-    text = OmegaConf.to_yaml(OmegaConf.create(head))
-    return ["---", _LICENSE, *text.splitlines(), "---", ""]
+    return OmegaConf.to_yaml(OmegaConf.create(head)).rstrip("\n")
 
 
 def _own(card: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from immunize.errors import UserError
 from immunize.records import ATTACK_RECORD, RECORD, SCHEMA_VERSION, SWEEP
-from immunize.report.naming import data_name
+from immunize.report.naming import PROTOCOLS, data_name
 from immunize.report.stored import RESULTS, read_results
 
 FINISHED = ("finished",)
@@ -273,6 +273,20 @@ def with_infinities(numbers: Mapping[str, Any]) -> dict[str, float]:
         found[f"ratio_{side}"] = _quotient(numbers[f"ratio_{side}"], 1.0, found.get(f"kappa_{side}_baseline", 1.0))
     found["rir"] = _quotient(numbers["rir"], found["ratio_harmful"], found["ratio_pretrain"])
     return found
+
+
+def measured(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Every key of `PROTOCOLS`, part of the data and estimator of a run, with its numbers, null told from infinity."""
+    for protocol in PROTOCOLS:
+        for part, estimators in record.get(protocol, {}).items():
+            for estimator, found in estimators.items():
+                yield protocol, part, estimator, {**found, **with_infinities(found)}
+
+
+def verdict_on(record: Mapping[str, Any], part: str, protocol: str = "metrics") -> dict[str, Any] | None:
+    """Definition 3.1 on a part of the data, by a key of `PROTOCOLS`; None where it was not judged."""
+    found: dict[str, Any] = record.get(protocol.replace("metrics", "verdicts")) or {}
+    return (found or None) if part == "fit" else found.get(part)
 
 
 def _quotient(value: float | None, above: float, below: float) -> float:

@@ -51,6 +51,9 @@ def in_order(methods: Iterable[str]) -> list[str]:
 PARTS = ("fit", "held_out")
 """The rows θ was immunized with, and those it never saw, as records call them."""
 
+PROTOCOLS = {"metrics_groups": "groups", "metrics": "pooled"}
+"""Where numbers stand in a record: means over small groups of rows (of networks alone), and those of all rows."""
+
 RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
 """(i), (ii) and RIR, as records call them."""
 

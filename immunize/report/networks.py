@@ -174,9 +174,7 @@ def _verdicts(settings: Sequence[NetworkSetting]) -> Table:
         "Runs in which Definition 3.1 holds, by `spectrum`",
         [c for kind, part in places for c in under(f"{KINDS[kind]}, {part}", HELD)],
         lambda one, method: (
-            text
-            for kind, part in places
-            for text in held_text(one.runs.verdicts(method, part, kind.replace("metrics", "verdicts")))
+            text for kind, part in places for text in held_text(one.runs.verdicts(method, part, kind))
         ),
         [VERDICTS.format(f"the accuracy on held-out images of D_P fell by {MOST_POINTS} point or less")],
     )

@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from immunize.records import diverged_cross_fit
-from immunize.report.loading import by_harmful_set, infinite, with_infinities
-from immunize.report.naming import RATIOS, run_title
+from immunize.report.loading import by_harmful_set, infinite, measured, verdict_on, with_infinities
+from immunize.report.naming import PROTOCOLS, RATIOS, run_title
 from immunize.report.table import Table, short, to_print, to_read
 
 EXACT = 1e-9
@@ -65,23 +65,18 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
         _show_warnings(record, console)
         return
     rows = [
-        [
-            part.replace("_", " "),
-            estimator,
-            *(short(m[key]) for key in RATIOS),
-            *(f"{short(m[f'{key}_baseline'])} → {short(m[key])}" for key in ("kappa_harmful", "kappa_pretrain")),
-        ]
-        for part, estimators in record["metrics"].items()
-        for estimator, m in ((name, with_infinities(of)) for name, of in estimators.items())
+        [part.replace("_", " "), estimator, *(short(m[key]) for key in RATIOS)]
+        + [f"{short(m[f'{key}_baseline'])} → {short(m[key])}" for key in ("kappa_harmful", "kappa_pretrain")]
+        for _, part, estimator, m in measured(record)
     ]
     columns = ("part", "estimator", "(i) ↑", "(ii) ↓", "RIR ↑", "κ(H_H): I → θ", "κ(H_P): I → θ")
     console.print(to_print(Table(title, columns, rows), columns[:2]))
     if (lost := diverged_cross_fit(record)) is not None:
         console.print(f"no held-out numbers: {lost}")
-    verdicts = record["verdicts"]
-    for part, of_part in (("fit", verdicts), *((p, verdicts[p]) for p in ("held_out", "validation") if p in verdicts)):
-        lines = _verdicts(of_part, with_infinities(record["metrics"][part][of_part["estimator"]]))
-        console.print(f"Definition 3.1 on {part.replace('_', ' ')}, {of_part['estimator']}:", *lines, sep="\n  ")
+    for part in ("fit", "held_out", "validation"):
+        if (verdict := verdict_on(record, part)) is not None:
+            lines = _verdicts(verdict, with_infinities(record["metrics"][part][verdict["estimator"]]))
+            console.print(f"Definition 3.1 on {part.replace('_', ' ')}, {verdict['estimator']}:", *lines, sep="\n  ")
     _show_separability(record, console)
     console.print("probe steps to norm ratio 0.1 (gradient descent, exact line search), I → θ:")
     limit = record["config"]["probe_steps"]
@@ -117,13 +112,10 @@ def warning_lines(record: dict[str, Any]) -> list[str]:
 
 
 def _verdicts(v: dict[str, Any], ratios: dict[str, float]) -> list[str]:
-    def word(passed: bool) -> str:
-        return "[green]yes[/green]" if passed else "[red]no[/red] "
-
     return [
-        f"(a) harmful task harder           {word(v['a'])}  (i) = {short(ratios['ratio_harmful'])}",
-        f"(b) pre-training task no harder   {word(v['b'])}  (ii) = {short(ratios['ratio_pretrain'])}",
-        f"(c) pre-training task still done  {word(v['c'])}  {loss_text(v, 'a ridge probe')}",
+        f"(a) harmful task harder           {_word(v['a'])}  (i) = {short(ratios['ratio_harmful'])}",
+        f"(b) pre-training task no harder   {_word(v['b'])}  (ii) = {short(ratios['ratio_pretrain'])}",
+        f"(c) pre-training task still done  {_word(v['c'])}  {loss_text(v, 'a ridge probe')}",
     ]
 
 
@@ -162,19 +154,16 @@ def _steps(steps_to: dict[str, int | None], limit: int) -> str:
     return f"> {limit:,}" if value is None else f"{value:,}"
 
 
-_KINDS = {"metrics_groups": "groups", "metrics": "pooled"}
 _MILESTONES = ("30", "300", "1000", "end")
 
 
 def show_deep_record(record: dict[str, Any], console: Console, title: str) -> None:
     """Print RIR_θ0 by groups and pooled, the verdicts, the accuracy on D_P and the probes of one finished run."""
     rows = []
-    for part in record["metrics"]:
-        for kind, name in _KINDS.items():
-            for estimator, of in record[kind][part].items():
-                m, (low, high) = with_infinities(of), of["interval"]["rir"]
-                numbers = [*(short(m[key]) for key in RATIOS), f"{short(low)} to {short(infinite(high))}"]
-                rows.append([part.replace("_", " "), name, estimator, *numbers])
+    for protocol, part, estimator, m in sorted(measured(record), key=lambda of: list(record["metrics"]).index(of[1])):
+        low, high = m["interval"]["rir"]
+        numbers = [*(short(m[key]) for key in RATIOS), f"{short(low)} to {short(infinite(high))}"]
+        rows.append([part.replace("_", " "), PROTOCOLS[protocol], estimator, *numbers])
     columns = ("part", "rows", "estimator", "(i) ↑", "(ii) ↓", "RIR ↑", "95 % of RIR")
     console.print(to_print(Table(f"{record['model']}, {title}", columns, rows), columns[:3]))
     accuracy = record["pretrain_accuracy"]
@@ -182,13 +171,11 @@ def show_deep_record(record: dict[str, Any], console: Console, title: str) -> No
     console.print(
         "Definition 3.1 by spectrum, (a) harmful task harder, (b) pre-training task no harder, (c) still done:"
     )
-    for kind, name in _KINDS.items():
-        of_fit = record[kind.replace("metrics", "verdicts")]
-        for part in record[kind]:
-            verdict = of_fit if part == "fit" else of_fit[part]
-            console.print(
-                f"  {name:6} {part.replace('_', ' '):10} " + "  ".join(f"({v}) {_word(verdict[v])}" for v in "abc")
-            )
+    for protocol, name in PROTOCOLS.items():
+        for part in record[protocol]:
+            verdict = verdict_on(record, part, protocol) or {}
+            words = "  ".join(f"({v}) {_word(verdict[v])}" for v in "abc")
+            console.print(f"  {name:6} {part.replace('_', ' '):10} {words}")
     console.print("accuracy of a linear probe after some steps, θ_0 → θ, %:")
     for optimizer, roles in record["probe_accuracy"].items():
         for role, of in roles.items():
@@ -202,7 +189,7 @@ def _word(passed: bool) -> str:
 
 
 _ESTIMATOR = "spectrum"
-_PROTOCOLS = {"pooled": "metrics", "groups": "metrics_groups"}
+_POOLED_FIRST = dict(reversed(PROTOCOLS.items()))
 
 
 def each_set(record: dict[str, Any]) -> dict[str, Any] | None:
@@ -247,14 +234,14 @@ def sets_table(found: dict[str, Any]) -> Table:
         found: of :func:`each_set`.
     """
     names = ("(i) ↑", "(ii) ↓", "RIR ↑")
-    columns = ("harmful data set", "rows", "part", *(f"{name} {by}" for by in _PROTOCOLS for name in names))
+    columns = ("harmful data set", "rows", "part", *(f"{name} {by}" for by in _POOLED_FIRST.values() for name in names))
     verdicts = (f"({verdict}) pooled" for verdict in "abc")
     rows = [
         [
             f"`{name}`",
             f"{of['rows']:,}",
             part.replace("_", " "),
-            *(short(with_infinities(of[by][part])[key]) for by in _PROTOCOLS for key in RATIOS),
+            *(short(with_infinities(of[by][part])[key]) for by in _POOLED_FIRST.values() for key in RATIOS),
             *("yes" if of["definition_3_1"][part][verdict] else "no" for verdict in "abc"),
         ]
         for name, of in found["sets"].items()
@@ -268,9 +255,9 @@ def _numbers(of: dict[str, Any]) -> dict[str, Any]:
     parts = [part for part in of["metrics"] if part != "validation"]
     ratios = {
         by: {part: {name: of[key][part][_ESTIMATOR][name] for name in RATIOS} for part in parts}
-        for by, key in _PROTOCOLS.items()
+        for key, by in _POOLED_FIRST.items()
     }
-    judged = {part: of["verdicts"] if part == "fit" else of["verdicts"][part] for part in parts}
+    judged = {part: verdict_on(of, part) or {} for part in parts}
     return {**ratios, "definition_3_1": {part: {v: judged[part][v] for v in "abc"} for part in parts}}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from immunize.report.loading import infinite
+from immunize.report.loading import infinite, verdict_on
 from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS
 from immunize.report.published import Published, cell, differences, find
 from immunize.report.runs import Runs, measured_on
@@ -177,6 +177,12 @@ def _relative_spreads(runs: Runs, published: Sequence[Published]) -> list[str]:
         f"RIR of `ours`: {ours.mean / theirs.value:.3g} times the paper's; its standard deviation is "
         f"{ours.spread / ours.mean:.1%} of its mean here, {theirs.std / theirs.value:.1%} in the paper."
     ]
+
+
+def verdict_counts(records: Iterable[dict[str, Any]], part: str) -> str:
+    """In how many of the runs that were measured on a part (a), (b) and (c) hold: "3/3 2/3 3/3"."""
+    found = [of for record in records if (of := verdict_on(record, part)) is not None]
+    return " ".join(held_text(found)[:3]) if found else NOTHING
 
 
 def held_text(found: Sequence[dict[str, Any]]) -> list[str]:

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from immunize.config import NOT_HASHED, config_dir
 from immunize.records import diverged_cross_fit, whole_config
+from immunize.report.loading import verdict_on
 from immunize.report.naming import in_order, pair_label, side_label
 from immunize.report.table import summary_text
 
@@ -130,9 +131,9 @@ class Runs(Collection):
             groups[pair_label(record)].append(record)
         return dict(sorted(groups.items()))
 
-    def verdicts(self, method: str, part: str, kind: str = "verdicts") -> list[dict[str, Any]]:
+    def verdicts(self, method: str, part: str, kind: str = "metrics") -> list[dict[str, Any]]:
         """Definition 3.1 on a part, one a run that was measured there."""
-        return [run[kind] if part == "fit" else run[kind][part] for run in self.of_method(method, part)]
+        return [found for run in self.of_method(method, part) if (found := verdict_on(run, part, kind)) is not None]
 
     def numbers(
         self, method: str, part: str, estimator: str, name: str, kind: str = "metrics"

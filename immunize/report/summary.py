@@ -15,6 +15,7 @@ from immunize.config import NOT_HASHED
 from immunize.files import write_text
 from immunize.records import whole_config
 from immunize.report.naming import data_name, pair_title
+from immunize.report.results import verdict_counts
 from immunize.report.runs import flat_settings, held_out_text
 from immunize.report.stored import write_results
 from immunize.report.table import NOTHING, Table, summary_of, summary_text, to_print, to_read
@@ -55,7 +56,7 @@ def show_summary(records: Iterable[dict[str, Any]], console: Console | None = No
                 numbers = (_numbers(runs, part, estimator, name) for _, estimator, name in _SHOWN)
                 cells = (summary_text([of_part]) for of_part in numbers)
                 left = [varied.name_of(runs[0]), held_out_text(runs), part.replace("_", " ")]
-                rows.append([*left, *cells, _verdicts(runs, part)])
+                rows.append([*left, *cells, verdict_counts(runs, part)])
         words = ("method", "runs", "part", "(a) (b) (c)")
         columns = (*words[:3], *(header for header, _, _ in _SHOWN), words[3])
         shown = to_print(Table(data, columns, rows), words)
@@ -118,12 +119,7 @@ def _row(runs: list[dict[str, Any]], setting: str) -> Iterator[str]:
     for _, part, estimator, name in _COLUMNS:
         numbers = _numbers(runs, part, estimator, name)
         yield summary_text([numbers]) if numbers else NOTHING
-    yield _verdicts(runs, "fit")
-
-
-def _verdicts(runs: list[dict[str, Any]], part: str) -> str:
-    found = [run["verdicts"] if part == "fit" else run["verdicts"][part] for run in runs if part in run["metrics"]]
-    return " ".join(f"{sum(of[v] for of in found)}/{len(found)}" for v in "abc")
+    yield verdict_counts(runs, "fit")
 
 
 def _numbers(runs: list[dict[str, Any]], part: str, estimator: str, name: str) -> list[float | None]:

@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any
 
 from immunize.records import ATTACK_RECORD, RECORD, whole_config
 from immunize.report.attacks.records import load_attacks
-from immunize.report.loading import load_records, with_infinities
-from immunize.report.naming import LAMBDAS, pair_label
+from immunize.report.loading import load_records, measured, verdict_on
+from immunize.report.naming import LAMBDAS, PROTOCOLS, pair_label
 from immunize.report.runs import EXPERIMENT_STATUSES, experiment_of
 from immunize.report.stored import leaves
 
@@ -109,11 +109,9 @@ def _identity(record: _Record) -> dict[str, Any]:
 
 
 def _measured(record: _Record) -> Iterator[_Row]:
-    for kind, of in {"pooled": "metrics", "groups": "metrics_groups"}.items():
-        for part, estimators in record.get(of, {}).items():
-            for estimator, found in estimators.items():
-                whole = {**found, **with_infinities(found)}
-                yield from _rows((kind, part, estimator), whole, lambda path: path.rpartition("/")[2][:4] == "gap_")
+    for protocol, part, estimator, found in sorted(measured(record), key=lambda of: of[0]):
+        where = (PROTOCOLS[protocol], part, estimator)
+        yield from _rows(where, found, lambda path: path.rpartition("/")[2][:4] == "gap_")
     if record.get("metrics"):
         yield from _verdicts(record)
     for part, found in record.get("steps_to_norm_ratio", {}).items():
@@ -132,10 +130,9 @@ def _measured(record: _Record) -> Iterator[_Row]:
 
 
 def _verdicts(record: _Record) -> Iterator[_Row]:
-    for kind, name in {"verdict": "verdicts", "verdict_groups": "verdicts_groups"}.items():
+    for kind, protocol in {"verdict": "metrics", "verdict_groups": "metrics_groups"}.items():
         for part in ("fit", "held_out", "validation"):
-            found = record.get(name, {}) if part == "fit" else record.get(name, {}).get(part)
-            if found:
+            if found := verdict_on(record, part, protocol):
                 said = {key: value for key, value in found.items() if not isinstance(value, dict)}
                 yield from _rows((kind, part, found["estimator"]), said)
 

@@ -25,6 +25,7 @@ from immunize.config import config_dir
 from immunize.records import merged, whole_config
 from immunize.report.loading import infinite
 from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIOS
+from immunize.report.results import verdict_counts
 from immunize.report.runs import FAST, RunId, Runs, experiment_of, measured_on, swept
 from immunize.report.table import NOTHING, Table, short, under
 
@@ -174,7 +175,7 @@ def _table(trade: TradeOff, points: pd.DataFrame, estimator: str) -> Table:
                 point = found.iloc[0]
                 row += [short(point[name]) for name in ("ratio_harmful", "ratio_pretrain", "rir")]
                 row.append("yes" if point["on_front"] else "")
-            row += [_verdicts(runs, part)] if with_verdicts else []
+            row += [verdict_counts(runs.finished, part)] if with_verdicts else []
         rows.append(row)
     columns = ("(i) ↑", "(ii) ↓", "RIR ↑", "front", *(["(a) (b) (c)"] if with_verdicts else []))
     seeds = len(trade.runs.seeds)
@@ -187,12 +188,6 @@ def _table(trade: TradeOff, points: pd.DataFrame, estimator: str) -> Table:
     title = f"(i) against (ii) over λ_H/λ_P, by `{estimator}`"
     groups = ["λ_H/λ_P", "runs", *(c for part in PARTS for c in under(f"{part}, {estimator}", columns))]
     return Table(trade.runs.mark(title), groups, rows, notes)
-
-
-def _verdicts(runs: Runs, part: str) -> str:
-    finished = measured_on(runs.finished, part)
-    found = [run["verdicts"] if part == "fit" else run["verdicts"]["held_out"] for run in finished]
-    return " ".join(f"{sum(bool(v[name]) for v in found)}/{len(found)}" for name in "abc") if found else NOTHING
 
 
 def _ratio(record: dict[str, Any]) -> float:

@@ -8,26 +8,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, FunctionLoader
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
 from immunize.files import write_text
 from immunize.report.table import Table
+from immunize.report.templates import asset, filled_in
 
 REPORT = "report.html"
 REDUCED = "REDUCED: a shortened version that shows the code path; its numbers are not to be reported."
-_ASSETS = files("immunize.report.html") / "assets"
-_CODE = re.compile(r"`([^`]*)`")
 _MOST_NUMBERS = 400
 """Points of a line, from which on the numbers of its panel are not listed below the figure."""
 
@@ -121,12 +117,9 @@ def page(title: str, lead: Sequence[str], sections: Sequence[Section], *, reduce
         sections: in their order.
         reduced: its numbers are not to be reported.
     """
-    style, script = (_asset(name) for name in ("report.css", "report.js"))
-    templates = Environment(
-        autoescape=True, loader=FunctionLoader(_asset), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    templates.filters["coded"] = _coded
-    return templates.get_template("page.html").render(
+    style, script = (asset(name) for name in ("report.css", "report.js"))
+    return filled_in(
+        "page.html",
         title=title,
         lead=lead,
         sections=sections,
@@ -149,15 +142,6 @@ def write_page(text: str, out: Path) -> Path:
         raise UserError(
             f"{out / REPORT} cannot be written ({error.strerror}); choose another folder with out="
         ) from None
-
-
-def _asset(name: str) -> str:
-    return _ASSETS.joinpath(name).read_text(encoding="utf-8")
-
-
-def _coded(text: object) -> Markup:
-    """Text, escaped, in which what stands between backticks is code."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def _hash(text: str) -> str:

@@ -26,9 +26,10 @@ from immunize.report.loading import (
     check_same_run,
     infinite,
     lacking_is_told,
+    measured,
     read_attack,
     read_run,
-    with_infinities,
+    verdict_on,
 )
 from immunize.report.naming import HARDER_BY, NO_HARDER, RATIOS, data_name, pair_title, run_title
 from immunize.report.one_run import each_set, loss_text, sets_table, warning_lines, weakest_told
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-KINDS = {"metrics_groups": ("verdicts_groups", ", groups"), "metrics": ("verdicts", "")}
-"""Where numbers stand in a record, and verdicts on them: means over small groups of rows, and all rows of a part."""
+ABOUT = {"metrics_groups": ", groups", "metrics": ""}
+"""What is said behind a part, by a key of `PROTOCOLS`."""
 _NOT_OF_ONE_RUN = ("runs", "methods", "seeds")
 _SIDES = {"H_H": "kappa_harmful", "H_P": "kappa_pretrain"}
 _ROLES = {"pretrain": ("D_P", "H_P"), "harmful": ("D_H", "H_H")}
@@ -186,14 +187,12 @@ def _verdicts(record: dict[str, Any]) -> Iterator[Block]:
         yield text
         return
     rows = []
-    for metrics, (verdicts, about) in KINDS.items():
-        for part in record.get(metrics, {}):
-            of = record[verdicts] if part == "fit" else record[verdicts].get(part)
-            if of is not None:
-                ratios = with_infinities(record[metrics][part][of["estimator"]])
-                words = ["holds" if of[name] else "fails" for name in "abc"]
-                numbers = [short(ratios[name]) for name in RATIOS]
-                rows.append([f"{_named(part)}{about}", *words, *numbers, of["estimator"], loss_text(of)])
+    for protocol, part, estimator, ratios in measured(record):
+        of = verdict_on(record, part, protocol)
+        if of is not None and of["estimator"] == estimator:
+            words = ["holds" if of[name] else "fails" for name in "abc"]
+            numbers = [short(ratios[name]) for name in RATIOS]
+            rows.append([f"{_named(part)}{ABOUT[protocol]}", *words, *numbers, estimator, loss_text(of)])
     columns = ("part", "(a)", "(b)", "(c)", "(i)", "(ii)", "RIR", "by", "what (c) rests on")
     lost = diverged_cross_fit(record)
     notes = [_HOW, *([_GROUPS] if "metrics_groups" in record else [])]
@@ -223,19 +222,17 @@ def _warnings(record: dict[str, Any]) -> Iterator[Block]:
 def _ratios(record: dict[str, Any]) -> Table:
     before = "θ_0" if "metrics_groups" in record else "identity"
     rows = []
-    for metrics in KINDS:
-        for part, estimators in record.get(metrics, {}).items():
-            for estimator, of in estimators.items():
-                m, facts = with_infinities(of), of["facts"]
-                sizes = f"D_P {facts['kappa_pretrain']['n_samples']:,}, D_H {facts['kappa_harmful']['n_samples']:,}"
-                size = f"{of['n_groups']} × {of['group_size']}" if "n_groups" in of else sizes
-                low, high = of.get("interval", {}).get("rir", (None, None))
-                interval = f"{short(low)} to {short(infinite(high))}" if "interval" in of else NOTHING
-                cells = [_named(part), size, estimator, *(short(m[name]) for name in RATIOS), interval]
-                for key in _SIDES.values():
-                    cells.append(f"{short(m[f'{key}_baseline'])} → {short(m[key])}")
-                    cells.append(_rank(facts[f"{key}_baseline"], facts[key]))
-                rows.append(cells)
+    for _, part, estimator, m in measured(record):
+        facts = m["facts"]
+        sizes = f"D_P {facts['kappa_pretrain']['n_samples']:,}, D_H {facts['kappa_harmful']['n_samples']:,}"
+        size = f"{m['n_groups']} × {m['group_size']}" if "n_groups" in m else sizes
+        low, high = m.get("interval", {}).get("rir", (None, None))
+        interval = f"{short(low)} to {short(infinite(high))}" if "interval" in m else NOTHING
+        cells = [_named(part), size, estimator, *(short(m[name]) for name in RATIOS), interval]
+        for key in _SIDES.values():
+            cells.append(f"{short(m[f'{key}_baseline'])} → {short(m[key])}")
+            cells.append(_rank(facts[f"{key}_baseline"], facts[key]))
+        rows.append(cells)
     columns = ["part", "rows", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑", "95 % of RIR"]
     columns += [f"{what} {side}" for side in _SIDES for what in (f"κ, {before} → θ:", "k:")]
     return Table("Condition numbers, before and after immunization", columns, rows)

@@ -21,8 +21,8 @@ from immunize.records import SWEEP
 from immunize.report.curves import style_of
 from immunize.report.heatmaps import heatmap
 from immunize.report.html.page import Block, Choice, Folded, Picture, Section, page, write_page
-from immunize.report.html.run import KINDS
-from immunize.report.loading import lacking_is_told, load_records, own_runs, with_infinities
+from immunize.report.html.run import ABOUT
+from immunize.report.loading import lacking_is_told, load_records, measured, own_runs, verdict_on
 from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS, in_order, pair_label
 from immunize.report.provenance import provenance_rows, settings_table
 from immunize.report.results import HELD, held_text, validity_notes
@@ -138,14 +138,12 @@ def _numbers(settings: Settings) -> pd.DataFrame:
     """(i), (ii) and RIR: a row a setting, pair, run and view, by part, `spectrum` first."""
     rows = [
         {"setting": name, "method": run["method"], "model": run["model"], "pair": pair_label(run)}
-        | {"data": run["data_hash"], "view": f"{part.replace('_', ' ')}{words}, {estimator}"}
+        | {"data": run["data_hash"], "view": f"{part.replace('_', ' ')}{ABOUT[protocol]}, {estimator}"}
         | {"order": (_ORDER.index(part), estimator != "spectrum")}
-        | {ratio: with_infinities(of)[ratio] for ratio in RATIOS}
+        | {ratio: of[ratio] for ratio in RATIOS}
         for name, runs in settings.items()
-        for kind, (_, words) in KINDS.items()
         for run in runs
-        for part, estimators in run.get(kind, {}).items()
-        for estimator, of in estimators.items()
+        for protocol, part, estimator, of in measured(run)
     ]
     return pd.DataFrame(rows).sort_values("order", kind="stable") if rows else pd.DataFrame()
 
@@ -164,10 +162,9 @@ def _count_text(runs: Sequence[Record]) -> str:
 def _verdicts(settings: Settings) -> Table:
     judged: dict[str, dict[str, list[Record]]] = {}
     for part in _ORDER:
-        for key, words in KINDS.values():
+        for protocol, words in ABOUT.items():
             for name, runs in settings.items():
-                every = (run.get(key) or {} for run in runs)
-                if found := [one for one in (of if part == "fit" else of.get(part) for of in every) if one]:
+                if found := [one for run in runs if (one := verdict_on(run, part, protocol))]:
                     judged.setdefault(f"{part.replace('_', ' ')}{words}", {})[name] = found
     rows = [
         [name, _count_text(runs), *(text for of in judged.values() for text in held_text(of.get(name, [])))]

@@ -1,0 +1,30 @@
+"""Templates of `assets/`, whose names say what becomes of them: what a card and a page say around their numbers."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, select_autoescape
+from markupsafe import Markup, escape
+
+_CODE = re.compile(r"`([^`]*)`")
+
+
+def asset(name: str) -> str:
+    """The text of a file of `assets/`."""
+    return files("immunize.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def filled_in(name: str, **values: Any) -> str:
+    """A template with its values; in HTML every text is escaped, and code where it stands between backticks."""
+    templates = Environment(
+        autoescape=select_autoescape(["html"]),
+        loader=FunctionLoader(asset),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters["coded"] = lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
+    return templates.get_template(name).render(**values)
