@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from typing import Any
+from typing import Any, NoReturn
 
-from jinja2 import Environment, FunctionLoader, select_autoescape
+from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
 _CODE = re.compile(r"`([^`]*)`")
+
+
+class _Lacking(StrictUndefined):
+    """What a record does not hold is a KeyError, as anywhere else that it is read."""
+
+    def _fail_with_undefined_error(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise KeyError(self._undefined_name)
+
+    __str__ = __iter__ = __bool__ = __len__ = __eq__ = __ne__ = __hash__ = __contains__ = _fail_with_undefined_error
 
 
 def asset(name: str) -> str:
@@ -25,6 +34,7 @@ def filled_in(name: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        undefined=_Lacking,
     )
     templates.filters["coded"] = lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
     return templates.get_template(name).render(**values)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,23 +184,18 @@ class Group(Collection):
     @property
     def tiers(self) -> list[str]:
         """Those that some task was attacked in."""
-        there = {tier for r in self.records for of in r["results"].values() for tier in of["immunized"]}
+        there = {one.tier for one in _cells(self.records)}
         return [tier for tier in TIERS if tier in there]
 
     @property
     def judged_by_intervals(self) -> bool:
         """Verdicts of records from before were decided by the scores alone."""
-        return all(
-            "difference" in found
-            for record in self.records
-            for of in record["results"].values()
-            for found in of["immunized"].values()
-        )
+        return all("difference" in one.found for one in _cells(self.records))
 
     @property
     def kinds(self) -> list[str]:
         """Kinds of tasks that were attacked."""
-        there = {facts["kind"] for record in self.records for facts in record["tasks"].values()}
+        there = {one.kind for one in _cells(self.records)}
         return [kind for kind in KINDS if kind in there]
 
     def of_method(self, method: str) -> list[Record]:
@@ -217,37 +212,26 @@ class Group(Collection):
             kind: of `KINDS`.
             tier: of `TIERS`.
         """
-        extractor = extractor_of(method)
+        of = [one for one in self._met(method) if (one.kind, one.tier) == (kind, tier)]
+        if not of:
+            return None
         side = "_reference" if method == THETA_0 else ""
         score: dict[str, list[float | None]] = defaultdict(list)
         paid: dict[str, list[float | None]] = defaultdict(list)
-        held, undecided = [], set()
-        retention: dict[str, list[float | None]] = {"values": [], "errors": []}
-        for record in self.of_method(method):
-            for task, facts in record["tasks"].items():
-                found = record["results"][task][extractor].get(tier)
-                if found is None or facts["kind"] != kind:
-                    continue
-                score[f"{pair_label(record)} {task}"] += found[f"score{side}"]["values"]
-                for resource, values in found[f"to_target{side}"].items():
-                    paid[resource] += values
-                if method != THETA_0:
-                    held += found["held"]
-                    undecided |= set(found["undecided"])
-                    for column, values in found.get("retention", {}).items():
-                        retention[column] += values
-        return Tried(dict(score), dict(paid), held, tuple(sorted(undecided)), retention) if score else None
+        for one in of:
+            score[f"{pair_label(one.record)} {one.task}"] += one.found[f"score{side}"]["values"]
+            for resource, values in one.found[f"to_target{side}"].items():
+                paid[resource] += values
+        judged = [] if method == THETA_0 else [one.found for one in of]
+        held = [held for found in judged for held in found["held"]]
+        undecided = sorted({reason for found in judged for reason in found["undecided"]})
+        columns = ("values", "errors")
+        left = {name: [v for found in judged for v in found.get("retention", {}).get(name, ())] for name in columns}
+        return Tried(dict(score), dict(paid), held, tuple(undecided), left)
 
     def chances(self, kind: str) -> list[float]:
         """Scores of the best constant answer to the tasks of a kind; records of before have none."""
-        return [
-            chance
-            for record in self.records
-            for task, facts in record["tasks"].items()
-            if facts["kind"] == kind
-            for found in record["results"][task]["immunized"].values()
-            for chance in found.get("chance", ())
-        ]
+        return [c for one in _cells(self.records) if one.kind == kind for c in one.found.get("chance", ())]
 
     def flops_by_attack(self, method: str, tiers: Sequence[str]) -> dict[str, tuple[str, Flops]]:
         """By attack its tier, and what it paid alone for 90 % of θ_0's score on the harmful tasks; None for never.
@@ -256,14 +240,11 @@ class Group(Collection):
             method: a method or `CONTROL`.
             tiers: of `TIERS`; records from before these numbers were kept have none.
         """
-        extractor = extractor_of(method)
         found: dict[str, tuple[str, Flops]] = {}
-        for record in self.of_method(method):
-            for task, facts in record["tasks"].items():
-                for tier in tiers if facts["kind"] == "harmful" else ():
-                    of = record["results"][task][extractor].get(tier, {}).get("flops_by_attack", {})
-                    for name, flops in of.items():
-                        found.setdefault(name, (tier, []))[1].extend(flops)
+        for one in self._met(method):
+            if one.kind == "harmful" and one.tier in tiers:
+                for name, flops in one.found.get("flops_by_attack", {}).items():
+                    found.setdefault(name, (one.tier, []))[1].extend(flops)
         return found
 
     def scores_by_attack(self, method: str) -> dict[tuple[str, str, str], list[float]]:
@@ -273,10 +254,8 @@ class Group(Collection):
             method: a method, `THETA_0` or `CONTROL`.
         """
         found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        for record in self.of_method(method):
-            for task, of in record.get("by_attack", {}).items():
-                for attack, alone in of.get("theta_0" if method == THETA_0 else extractor_of(method), {}).items():
-                    found[task, alone["tier"], attack] += [score for score in alone["score"] if score is not None]
+        for task, attack, alone in self._alone(method):
+            found[task, alone["tier"], attack] += [score for score in alone["score"] if score is not None]
         return found
 
     def horizons(self, method: str) -> dict[tuple[str, str], list[Record]]:
@@ -286,11 +265,37 @@ class Group(Collection):
             method: a method, `THETA_0` or `CONTROL`.
         """
         found: dict[tuple[str, str], list[Record]] = defaultdict(list)
+        for task, attack, alone in self._alone(method):
+            found[task, attack] += [one for one in alone.get("horizon", []) if one is not None]
+        return {key: of for key, of in found.items() if of}
+
+    def _met(self, method: str) -> Iterator[_Cell]:
+        return _cells(self.of_method(method), extractor_of(method))
+
+    def _alone(self, method: str) -> Iterator[tuple[str, str, Record]]:
+        """Task and attack of every run, with what the attack does by itself."""
+        extractor = "theta_0" if method == THETA_0 else extractor_of(method)
         for record in self.of_method(method):
             for task, of in record.get("by_attack", {}).items():
-                for attack, alone in of.get("theta_0" if method == THETA_0 else extractor_of(method), {}).items():
-                    found[task, attack] += [one for one in alone.get("horizon", []) if one is not None]
-        return {key: of for key, of in found.items() if of}
+                yield from ((task, attack, alone) for attack, alone in of.get(extractor, {}).items())
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """What a run has of one task in one tier."""
+
+    record: Record
+    task: str
+    kind: str
+    tier: str
+    found: Record
+
+
+def _cells(records: Sequence[Record], extractor: str = "immunized") -> Iterator[_Cell]:
+    for record in records:
+        for task, facts in record["tasks"].items():
+            for tier, found in record["results"][task][extractor].items():
+                yield _Cell(record, task, facts["kind"], tier, found)
 
 
 @dataclass(frozen=True)

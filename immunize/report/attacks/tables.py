@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 
 from immunize.report.attacks.one_run import HELD, RETENTION, TIERS, interval_text
@@ -77,15 +77,29 @@ def middle(values: Sequence[float | None]) -> float:
     return median(math.inf if value is None else value for value in values) if values else math.nan
 
 
+def _by_method(
+    attacks: Attacks,
+    group: Group,
+    title: str,
+    columns: Sequence[str],
+    cells: Callable[[str], Iterable[str]],
+    *notes: str,
+    with_theta_0: bool = True,
+) -> Table:
+    """A row a method, the control last."""
+    methods = [*([THETA_0] if with_theta_0 else []), *group.methods, CONTROL]
+    rows = [[_named(method), *cells(method)] for method in methods]
+    return Table(attacks.mark(f"{group.name}: {title}"), ["method", *columns], rows, notes)
+
+
 def _verdicts(attacks: Attacks, group: Group) -> Table:
-    rows = []
-    for method in [*group.methods, CONTROL]:
-        row = [_named(method), f"{len(group.of_method(method))}"]
+    def cells(method: str) -> Iterator[str]:
+        yield f"{len(group.of_method(method))}"
         for kind in group.kinds:
-            row += [held_counts(group.tried(method, kind, tier)) for tier in group.tiers]
-            row += [unbroken_counts(group, method)] if kind == "harmful" else []
-        rows.append(row)
-    columns = ["method", "runs"]
+            yield from (held_counts(group.tried(method, kind, tier)) for tier in group.tiers)
+            yield from [unbroken_counts(group, method)] if kind == "harmful" else []
+
+    columns = ["runs"]
     for kind in group.kinds:
         columns += under(f"{KIND_WORDS[kind]} {'↑' if kind == 'harmful' else '↓'}", group.tiers)
         columns += ["unbroken up to"] if kind == "harmful" else []
@@ -100,53 +114,43 @@ def _verdicts(attacks: Attacks, group: Group) -> Table:
         *_completeness(attacks, group),
         *_undecided(group),
     ]
-    title = attacks.mark(f"{group.name}: which attackers the methods hold off")
-    return Table(title, columns, rows, notes)
+    title = "which attackers the methods hold off"
+    return _by_method(attacks, group, title, columns, cells, *notes, with_theta_0=False)
 
 
 def _retention(attacks: Attacks, group: Group) -> Table:
-    rows = []
-    for method in [*group.methods, CONTROL]:
-        tried = [group.tried(method, kind, tier) for kind in group.kinds for tier in group.tiers]
-        rows.append([_named(method), *(NOTHING if t is None else interval_text(t.retention) for t in tried)])
+    def cells(method: str) -> Iterator[str]:
+        tried = (group.tried(method, kind, tier) for kind in group.kinds for tier in group.tiers)
+        return (NOTHING if t is None else interval_text(t.retention) for t in tried)
+
     arrows = {"harmful": "↓"}
     kinds = [c for kind in group.kinds for c in under(f"{KIND_WORDS[kind]} {arrows.get(kind, '↑')}", group.tiers)]
-    return Table(
-        attacks.mark(f"{group.name}: retention"),
-        ["method", *kinds],
-        rows,
-        [f"{RETENTION}. Harmful: wanted near 0, the others near 1."],
-    )
+    note = f"{RETENTION}. Harmful: wanted near 0, the others near 1."
+    return _by_method(attacks, group, "retention", kinds, cells, note, with_theta_0=False)
 
 
 def _scores(attacks: Attacks, group: Group, kind: str) -> Table:
-    rows = []
-    for method in [THETA_0, *group.methods, CONTROL]:
-        tried = [group.tried(method, kind, tier) for tier in group.tiers]
-        rows.append([_named(method), *(NOTHING if t is None else summary_text(list(t.score.values())) for t in tried)])
-    return Table(
-        attacks.mark(f"{group.name}: best score on the {KIND_WORDS[kind]} task, {_sizes(group)}"),
-        ["method", *group.tiers],
-        rows,
-        ["Accuracy or R² on the attacker's test rows, best attack of the tier as chosen on its validation rows."],
-    )
+    def cells(method: str) -> Iterator[str]:
+        tried = (group.tried(method, kind, tier) for tier in group.tiers)
+        return (NOTHING if t is None else summary_text(list(t.score.values())) for t in tried)
+
+    title = f"best score on the {KIND_WORDS[kind]} task, {_sizes(group)}"
+    note = "Accuracy or R² on the attacker's test rows, best attack of the tier as chosen on its validation rows."
+    return _by_method(attacks, group, title, group.tiers, cells, note)
 
 
 def _costs(attacks: Attacks, group: Group) -> Table:
-    rows = []
-    for method in [THETA_0, *group.methods, CONTROL]:
+    def cells(method: str) -> Iterator[str]:
         tried = [group.tried(method, "harmful", tier) for tier in group.tiers]
-        cells = ([_paid_text(of, t.paid[of]) for of in _PAID] if t else [NOTHING] * len(_PAID) for t in tried)
-        rows.append([_named(method), *(cell for tier in cells for cell in tier)])
-    return Table(
-        attacks.mark(f"{group.name}: steps and FLOPs to 90 % of θ_0's score on the harmful task, median of the runs"),
-        ["method", *(c for tier in group.tiers for c in under(tier, ("steps", "FLOPs")))],
-        rows,
-        [
-            "never: the median run does not get there within the budget. Each number is the least of its kind: who "
-            "saves steps factors a matrix, who saves FLOPs may take more steps."
-        ],
+        return (_paid_text(of, t.paid[of]) if t else NOTHING for t in tried for of in _PAID)
+
+    title = "steps and FLOPs to 90 % of θ_0's score on the harmful task, median of the runs"
+    columns = [c for tier in group.tiers for c in under(tier, ("steps", "FLOPs"))]
+    note = (
+        "never: the median run does not get there within the budget. Each number is the least of its kind: who "
+        "saves steps factors a matrix, who saves FLOPs may take more steps."
     )
+    return _by_method(attacks, group, title, columns, cells, note)
 
 
 def _paid_text(resource: str, values: Sequence[float | None]) -> str:

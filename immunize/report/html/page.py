@@ -1,4 +1,4 @@
-"""One self-contained HTML file from tables, sentences and figures: `assets/page.html` says how each is shown.
+"""One self-contained HTML file from tables, sentences and figures: `assets/` says how each is shown.
 
 Style and script are allowed by their hashes, figures as data, and nothing else at all: a page makes no request.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -23,7 +23,6 @@ from immunize.report.table import Table
 from immunize.report.templates import asset, filled_in
 
 REPORT = "report.html"
-REDUCED = "REDUCED: a shortened version that shows the code path; its numbers are not to be reported."
 _MOST_NUMBERS = 400
 """Points of a line, from which on the numbers of its panel are not listed below the figure."""
 
@@ -65,69 +64,20 @@ class Picture:
         return tables
 
 
-@dataclass(frozen=True)
-class Folded:
-    """What is shown when it is asked for.
-
-    Attributes:
-        summary: what it is.
-        content: text as it is, or a table.
-    """
-
-    summary: str
-    content: str | Table
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The same for several parts and estimators, of which the reader looks at one at a time.
-
-    Attributes:
-        views: title to what is shown.
-    """
-
-    views: Mapping[str, Sequence[Block]]
-
-
-Block = str | list[str] | Table | Picture | Folded | Choice
+Block = str | list[str] | Table | Picture
 """A paragraph, a list, or one of the others; in texts code stands between backticks."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page with an entry in its table of contents.
-
-    Attributes:
-        key: for links to it.
-        title: its heading.
-        blocks: what stands below; None is left out.
-    """
-
-    key: str
-    title: str
-    blocks: Sequence[Block | None]
-
-
-def page(title: str, lead: Sequence[str], sections: Sequence[Section], *, reduced: bool = False) -> str:
+def page(name: str, **values: Any) -> str:
     """The whole document.
 
     Args:
-        title: of the page.
-        lead: below the title: what it is about in a line or two.
-        sections: in their order.
-        reduced: its numbers are not to be reported.
+        name: of the template that extends `page.html`.
+        values: its own, `title`, and `reduced`, whether its numbers are not to be reported.
     """
     style, script = (asset(name) for name in ("report.css", "report.js"))
-    return filled_in(
-        "page.html",
-        title=title,
-        lead=lead,
-        sections=sections,
-        banner=REDUCED if reduced else None,
-        style=Markup(style),
-        script=Markup(script),
-        allowed=f"style-src {_hash(style)}; script-src {_hash(script)}",
-    )
+    allowed = f"style-src {_hash(style)}; script-src {_hash(script)}"
+    return filled_in(name, style=Markup(style), script=Markup(script), allowed=allowed, **values)
 
 
 def write_page(text: str, out: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from immunize.report.attacks.one_run import (
     verdict_sentence,
 )
 from immunize.report.curves import draw_norm_ratio, probe_bands, probe_figure
-from immunize.report.html.page import Block, Folded, Picture, Section, page, write_page
+from immunize.report.html.page import Picture, page, write_page
 from immunize.report.loading import (
     METRICS,
     check_same_run,
@@ -64,15 +64,6 @@ _HOW = (
 _GROUPS = (
     "Groups: the mean over small groups of rows, the protocol of the paper's Table 3; otherwise all rows are taken."
 )
-_KAPPAS = (
-    "`spectrum` is σ_1/σ_k over the k singular values of H that are not zero, Eq. (1); `released` is what the paper's "
-    "code computes; `ridge` has both ends raised by ρ·tr(H)/D, as weight decay does. RIR = (i)/(ii). k is the rank out "
-    "of so many columns; floor: where the estimator's own constant, and not the data, is what κ was divided by."
-)
-_NO_SPECTRA = (
-    "The record holds no spectra: it was written by an earlier version, or comes from a `results.csv.gz`. `python "
-    "-m immunize.train` with `overwrite=true` records them."
-)
 
 
 def write_run_page(folder: Path, out: Path) -> Path:
@@ -109,24 +100,38 @@ def run_page(
     Raises:
         KeyError: a record without what every record has.
     """
-    sets = each_set(record)
-    training = Section("training", "Training", _training(log, record))
-    sections = [Section("verdicts", "Verdicts", [*_verdicts(record), *_attackers(record, attack), *_warnings(record)])]
-    if record.get("metrics"):
-        sections.append(Section("ratios", "Condition numbers and RIR", [_ratios(record), _KAPPAS]))
-        if sets is not None:
-            sections.append(Section("each-set", "Each harmful data set", [sets_table(sets)]))
-        sections += [training, Section("spectra", "Singular spectra", _spectra(record))]
-        if "metrics_groups" in record:
-            sections.append(Section("probes", "Linear probes", _probes(record)))
-        else:
-            sections.append(Section("norm-ratio", "Norm ratio of a linear probe", _norm_ratios(record)))
-        sections.append(Section("attacks", "Attacks", _attacks(attack, attack_problem)))
-    else:
-        sections.append(training)
-    sections.append(Section("provenance", "Provenance", _provenance(record, attack)))
-    lead = [_lead(record), *([] if sets is None else [weakest_told(sets)])]
-    return page(run_title(record), lead, sections, reduced=experiment_of(record)[1])
+    sets, of_one = each_set(record), Runs((record,), *experiment_of(record), ())
+    facts = [("config hash", f"`{record['config_hash']}`"), ("seed", str(record["seed"]))]
+    facts += [(name, text) for name, text in provenance_rows(of_one) if name not in _NOT_OF_ONE_RUN]
+    facts.append(("record", f"schema version {record.get('schema_version')}"))
+    tasks = {} if attack is None else attack["tasks"]
+    if attack is not None:
+        facts.append(("checkpoint", f"SHA-256 `{attack['subject']['checkpoint_sha256']}`"))
+    return page(
+        "run.html",
+        title=run_title(record),
+        reduced=of_one.reduced,
+        record=record,
+        names={role: data_name(record, role) for role in ("pretrain", "harmful")},
+        short=short,
+        weakest=None if sets is None else weakest_told(sets),
+        sets=None if sets is None else sets_table(sets),
+        definition=_definition(record),
+        warnings=warning_lines(record),
+        kappas=_ratios(record),
+        curves=_training(log),
+        singular=_spectra(record),
+        probes=_probes(record, of_one),
+        attack=attack,
+        attack_problem=attack_problem,
+        sentences=[f"{of['kind']} task, {of['about']}: {verdict_sentence(attack or {}, t)}" for t, of in tasks.items()],
+        tiers=None if attack is None else attack_table(attack),
+        not_tried=[] if attack is None else not_tried(attack),
+        retention=RETENTION,
+        held=HELD,
+        facts=[f"{name}: {text}" for name, text in facts],
+        configuration=json.dumps(record["config"], indent=1, ensure_ascii=False),
+    )
 
 
 def read_log(folder: Path) -> pd.DataFrame | None:
@@ -166,26 +171,7 @@ def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | N
     return attack, None
 
 
-def _lead(record: dict[str, Any]) -> str:
-    sides = {role: f"{data_name(record, role)}, {record['data'][role]['task']}" for role in ("pretrain", "harmful")}
-    network = (record.get("network") or {}).get("architecture")
-    model = record["model"] if network in (None, record["model"]) else f"{record['model']} ({network})"
-    return (
-        f"{record['status']}: `{model}` immunized by `{record['method']}`, for D_P {sides['pretrain']}, against D_H "
-        f"{sides['harmful']}."
-    )
-
-
-def _verdicts(record: dict[str, Any]) -> Iterator[Block]:
-    if not record.get("metrics"):
-        text = f"This run is '{record.get('status')}': nothing was evaluated, and there is no verdict."
-        for name, facts in (record.get("training") or {}).items():
-            if (found := facts.get("diverged")) is not None:
-                text += (
-                    f" The training `{name}` diverged in step {found['step']}: {found['term']} became {found['value']}."
-                )
-        yield text
-        return
+def _definition(record: dict[str, Any]) -> Table:
     rows = []
     for protocol, part, estimator, ratios in measured(record):
         of = verdict_on(record, part, protocol)
@@ -197,26 +183,7 @@ def _verdicts(record: dict[str, Any]) -> Iterator[Block]:
     lost = diverged_cross_fit(record)
     notes = [_HOW, *([_GROUPS] if "metrics_groups" in record else [])]
     notes += [] if lost is None else [f"There are no held-out numbers: {lost}."]
-    yield Table("Definition 3.1", columns, rows, notes)
-
-
-def _attackers(record: dict[str, Any], attack: dict[str, Any] | None) -> Iterator[Block]:
-    if attack is None:
-        if record.get("metrics"):
-            yield "No attacker was tried: a condition number speaks of one attacker only."
-        return
-    yield [
-        f"{facts['kind']} task, {facts['about']}: {verdict_sentence(attack, name)}"
-        for name, facts in attack["tasks"].items()
-    ]
-    if not attack["control"]["passed"]:
-        yield "The control held, a random rotation, which changes nothing: distrust this grid."
-
-
-def _warnings(record: dict[str, Any]) -> Iterator[Block]:
-    if lines := warning_lines(record):
-        yield "Warnings of the training:"
-        yield lines
+    return Table("Definition 3.1", columns, rows, notes)
 
 
 def _ratios(record: dict[str, Any]) -> Table:
@@ -244,17 +211,7 @@ def _rank(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return f"{after['rank']} of {after['n_features']}{floor}"
 
 
-def _training(log: pd.DataFrame | None, record: dict[str, Any]) -> list[Block]:
-    told = []
-    for name, facts in (record.get("training") or {}).items():
-        closed = facts["steps"] == 0 and "closed_form" in facts
-        took = (
-            "computed in closed form, no steps"
-            if closed
-            else f"{facts['steps']:,} steps in {short(facts['seconds'])} s"
-        )
-        told.append(f"`{name.replace('_', '-')}`: {took}")
-    said = "; ".join(told) + "." if told else "The record says nothing of the training."
+def _training(log: pd.DataFrame | None) -> Picture | None:
     panels: dict[str, dict[str, pd.Series[float]]] = {}
     for title, starts in _TRAINING.items() if log is not None else ():
         assert log is not None
@@ -263,7 +220,7 @@ def _training(log: pd.DataFrame | None, record: dict[str, Any]) -> list[Block]:
         if lines := {name: line for name, line in lines.items() if len(line)}:
             panels[title] = lines
     if not panels:
-        return [said, f"No training curves: the folder holds no `{METRICS}`. Runs with `logger=csv` leave one."]
+        return None
     figure = Figure(figsize=(4.6 * min(len(panels), 3), 3.2 * math.ceil(len(panels) / 3)), layout="constrained")
     for index, (title, lines) in enumerate(panels.items()):
         axis = figure.add_subplot(math.ceil(len(panels) / 3), min(len(panels), 3), index + 1)
@@ -274,13 +231,13 @@ def _training(log: pd.DataFrame | None, record: dict[str, Any]) -> list[Block]:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
     caption = "The training on `fit`, from the log beside the record; axes are logarithmic where all numbers allow it."
-    return [said, Picture(figure, caption)]
+    return Picture(figure, caption)
 
 
-def _spectra(record: dict[str, Any]) -> list[Block]:
+def _spectra(record: dict[str, Any]) -> Picture | None:
     found = record.get("spectra", {})
     if not found:
-        return [_NO_SPECTRA]
+        return None
     figure = Figure(figsize=(9.2, 3.2 * len(found)), layout="constrained")
     for row, (axes, (part, roles)) in enumerate(
         zip(figure.subplots(len(found), 2, squeeze=False), found.items(), strict=True)
@@ -292,69 +249,27 @@ def _spectra(record: dict[str, Any]) -> list[Block]:
             axis.grid(alpha=0.3)
             if row == 0:
                 axis.legend(fontsize=8)
-    return [
-        Picture(
-            figure,
-            "The k singular values of H that κ is over, largest first: κ is the height from the first to the last. "
-            "Long spectra are thinned between their ends.",
-        )
-    ]
-
-
-def _norm_ratios(record: dict[str, Any]) -> list[Block]:
-    if "norm_ratio" not in record.get("curves", {}):
-        return ["The record holds no norm-ratio curves."]
     caption = (
-        "How far a linear probe still is from its optimum, ‖w_t − w*‖²/‖w_0 − w*‖², by gradient descent with exact "
-        "line search. To the right is harder to learn."
+        "The k singular values of H that κ is over, largest first: κ is the height from the first to the last. "
+        "Long spectra are thinned between their ends."
     )
-    return [Picture(draw_norm_ratio(record), caption)]
+    return Picture(figure, caption)
 
 
-def _probes(record: dict[str, Any]) -> list[Block]:
-    if "probe" not in record.get("curves", {}):
-        return ["The record holds no probe curves."]
-    runs = Runs((record,), *experiment_of(record), ())
-    bands = probe_bands([NetworkSetting(record["model"], record["model"], record["harmful"], pair_title(record), runs)])
+def _probes(record: dict[str, Any], of_one: Runs) -> list[Picture]:
+    """How fast a linear probe learns; none without curves."""
+    curves = record.get("curves", {})
+    if "metrics_groups" not in record:
+        caption = (
+            "How far a linear probe still is from its optimum, ‖w_t − w*‖²/‖w_0 − w*‖², by gradient descent with exact "
+            "line search. To the right is harder to learn."
+        )
+        return [Picture(draw_norm_ratio(record), caption)] if "norm_ratio" in curves else []
+    if "probe" not in curves:
+        return []
+    of = NetworkSetting(record["model"], record["model"], record["harmful"], pair_title(record), of_one)
     caption = "A new linear classifier on frozen features, trained on `fit` and measured on `held out`."
-    return [Picture(probe_figure(of), caption) for _, of in bands.groupby("optimizer", sort=False)]
-
-
-def _attacks(attack: dict[str, Any] | None, problem: str | None) -> list[Block]:
-    if attack is None:
-        why = problem or "This run was not attacked. A condition number is a statement about one attacker only."
-        return [why, "Run `python -m immunize.attack run=<this folder>`."]
-    grid = attack["config"]["attack"]
-    budget = grid["budget"]
-    seeds = ", ".join(map(str, attack["config"]["seeds"]))
-    control = "did not hold in any tier, as it should" if attack["control"]["passed"] else "HELD: distrust this grid"
-    shown: list[Block] = ["REDUCED grid: a quick look, not to be reported."] if grid["reduced"] else []
-    shown += [
-        f"Grid `{grid['name']}`: {budget['steps']:,} steps a candidate, {budget['flops']:.1e} FLOPs an attack, seeds "
-        f"{seeds}. The attacker tunes on validation rows of its own. Steps and FLOPs are each the least that buys 90 % "
-        f"of θ_0's score in the tier. Retention: {RETENTION}. Held: {HELD}.",
-        attack_table(attack),
-        not_tried(attack),
-        f"Control: a random rotation, which changes nothing, {control}.",
-    ]
-    return shown
-
-
-def _provenance(record: dict[str, Any], attack: dict[str, Any] | None) -> list[Block]:
-    rows = provenance_rows(Runs((record,), *experiment_of(record), ()))
-    facts = [("config hash", f"`{record['config_hash']}`"), ("seed", str(record["seed"]))]
-    facts += [(name, text) for name, text in rows if name not in _NOT_OF_ONE_RUN]
-    facts.append(("record", f"schema version {record.get('schema_version')}"))
-    commands = [record["command"], "python -m immunize.attack run=<this folder>"]
-    if attack is not None:
-        facts.append(("checkpoint", f"SHA-256 `{attack['subject']['checkpoint_sha256']}`"))
-        commands[1] = attack["command"]
-    commands.append("python -m immunize.verify run=<this folder>")
-    return [
-        [f"{name}: {text}" for name, text in facts],
-        Folded("The commands to repeat it", "\n".join(commands)),
-        Folded("The whole configuration", json.dumps(record["config"], indent=1, ensure_ascii=False)),
-    ]
+    return [Picture(probe_figure(shown), caption) for _, shown in probe_bands([of]).groupby("optimizer", sort=False)]
 
 
 def _named(part: str) -> str:

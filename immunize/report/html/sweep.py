@@ -20,7 +20,7 @@ from immunize.errors import UserError
 from immunize.records import SWEEP
 from immunize.report.curves import style_of
 from immunize.report.heatmaps import heatmap
-from immunize.report.html.page import Block, Choice, Folded, Picture, Section, page, write_page
+from immunize.report.html.page import Block, Picture, page, write_page
 from immunize.report.html.run import ABOUT
 from immunize.report.loading import lacking_is_told, load_records, measured, own_runs, verdict_on
 from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS, in_order, pair_label
@@ -37,11 +37,6 @@ _ORDER = ("fit", "held_out", "validation")
 MAP_FROM = 3
 """Pairs of data sets from which on a heat map shows more than a table."""
 _MOST_LABELS = 12
-_MEANS = (
-    "Mean over the pairs of the mean over the seeds ± the same of the standard deviation (n − 1). Where outliers make "
-    "the mean, the median and the geometric mean stand beside it."
-)
-_CAUTION = "The settings were not run on the same pairs of data sets: their means are not of the same data."
 _HELD = (
     "(a) the harmful task became harder, (b) the pre-training task did not, (c) it can still be done. `fit` is what "
     "the models were immunized on, `held out` what they never saw."
@@ -94,27 +89,30 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
         f"{len(records) + missing:,} runs: {', '.join(parts)}; {pairs} pair{'s' if pairs > 1 else ''} of data sets, "
         f"{seeds} seed{'s' if seeds > 1 else ''}."
     )
-    if numbers.empty:
-        sections = [Section("verdicts", "Verdicts", [f"{told} Nothing was evaluated, and there is no verdict."])]
-    else:
-        views = {str(view): of for view, of in numbers.groupby("view", sort=False)}
-        different = numbers.groupby("setting")["data"].agg(frozenset).nunique() > 1
-        means = {view: [_results(view, of, settings, ["setting"])] for view, of in views.items()}
-        fronts = {view: _front(view, of) for view, of in views.items()}
-        maps = {view: _map(view, of) for view, of in views.items()} if pairs >= MAP_FROM else {}
-        every = {view: [_results(view, of, settings, ["setting", "pair"])] for view, of in views.items()}
-        no_map = f"No heat map: it needs {MAP_FROM} pairs of data sets or more."
-        sections = [
-            Section("verdicts", "Verdicts", [_verdicts(settings)]),
-            Section("means", "Results by setting", [_CAUTION if different else None, Choice(means), _MEANS]),
-            Section("front", "Pareto front of (i) against (ii)", [Choice(fronts)]),
-            Section("pairs-map", "Heat map of pairs", [Choice(maps) if maps else no_map]),
-            *([Section("pairs", "Every pair", [Choice(every)])] if pairs > 1 else []),
-        ]
-    sections.append(_provenance(records, settings, told))
-    names = ", ".join(sorted({experiment_of(record)[0] for record in records} - {"none"}))
-    lead = [told, *([f"Experiment: `{names}`."] if names else [])]
-    return page(f"Sweep {name}", lead, sections, reduced=any(experiment_of(record)[1] for record in records))
+    views = {} if numbers.empty else {str(view): of for view, of in numbers.groupby("view", sort=False)}
+    different = not numbers.empty and (numbers.groupby("setting")["data"].agg(frozenset).nunique() > 1)
+    names = sorted({experiment_of(record)[0] for record in records})
+    runs = Runs(tuple(records), " and ".join(names), any(experiment_of(record)[1] for record in records), ())
+    rows = [("runs", told), *(row for row in provenance_rows(runs) if row[0] != "runs")]
+    known = runs.finished and all(part in r["metrics"] for part in PARTS for r in measured_on(runs.finished, part))
+    return page(
+        "sweep.html",
+        title=f"Sweep {name}",
+        reduced=runs.reduced,
+        told=told,
+        names=", ".join(one for one in names if one != "none"),
+        judged=_verdicts(settings) if views else None,
+        different=different,
+        means={view: [_results(view, of, settings, ["setting"])] for view, of in views.items()},
+        fronts={view: _front(view, of) for view, of in views.items()},
+        maps={view: _map(view, of) for view, of in views.items()} if pairs >= MAP_FROM else {},
+        map_from=MAP_FROM,
+        every={v: [_results(v, of, settings, ["setting", "pair"])] for v, of in views.items()} if pairs > 1 else {},
+        facts=[f"{name}: {text}" for name, text in rows],
+        hyper_parameters=settings_table(runs) if len(settings) == len(runs.methods) else None,
+        validity=validity_notes(runs) if known else [],
+        commands=list(dict.fromkeys(str(record.get("command")) for record in records)),
+    )
 
 
 def settings_of(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -238,19 +236,3 @@ def _map(view: str, numbers: pd.DataFrame) -> list[Block]:
     panels = {str(name): of.droplevel("setting").to_dict() for name, of in logs.groupby("setting", sort=False)}
     caption = "Natural logarithm of the mean RIR over the seeds. Blue: RIR ≥ 1, red: below. One scale for all maps."
     return [Picture(heatmap(panels, f"log(RIR), {view}", sides=("D_P", "D_H")), caption)]
-
-
-def _provenance(records: Sequence[Record], settings: Settings, told: str) -> Section:
-    names = sorted({experiment_of(record)[0] for record in records})
-    runs = Runs(tuple(records), " and ".join(names), any(experiment_of(record)[1] for record in records), ())
-    facts = [("runs", told), *(row for row in provenance_rows(runs) if row[0] != "runs")]
-    blocks: list[Block] = [[f"{name}: {text}" for name, text in facts]]
-    if len(settings) == len(runs.methods):
-        blocks.append(settings_table(runs))
-    if runs.finished and all(
-        part in record["metrics"] for part in PARTS for record in measured_on(runs.finished, part)
-    ):
-        blocks += ["Can the condition numbers be trusted?", validity_notes(runs)]
-    commands = dict.fromkeys(str(record.get("command")) for record in records)
-    blocks.append(Folded("The command of every run", "\n".join(commands)))
-    return Section("provenance", "Provenance", blocks)
