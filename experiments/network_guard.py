@@ -19,6 +19,7 @@ import pandas as pd
 from experiments.reporting import key_values
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
+from immunize.records import whole_config
 from immunize.report.curves import save_figure
 from immunize.report.loading import load_records
 from immunize.report.naming import in_order, pair_title
@@ -85,7 +86,7 @@ def shares_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
         facts = record["training"]["fit"].get("guard")
         if facts is None:
             raise UserError("these runs were not guarded: give them guard=warn")
-        weights = record["config"]["method"]
+        weights = whole_config(record)["method"]
         lacking = {f"{term}_kept" for term in ("well", "ill") if f"lambda_{term}" not in weights}
         found = {name: None if name in lacking else 100 * facts[name] / facts["steps"] for name in SHARES}
         rows.append(
@@ -127,10 +128,10 @@ def draw(shares: pd.DataFrame, title: str, stem: Path) -> None:
         for x, of in known:
             axis.plot([x] * len(of), of, "o", color=colour, markersize=4)
     axis.axhline(50, color="0.5", linestyle="--", linewidth=1)
-    labels = [f"{method}\n{'no' if how == 'none' else 'with'} preconditioning" for (method, how), _ in settings]
-    axis.set_xticks(range(len(settings)), labels, fontsize=7)
-    axis.set(ylabel="share of the steps, %", ylim=(0, 100), title=title)
-    axis.legend(fontsize=8, loc="lower right")
+    labels = [f"{method}\n{'plain' if how == 'none' else 'preconditioned'}" for (method, how), _ in settings]
+    axis.set_xticks(range(len(settings)), labels, fontsize=8)
+    axis.set(ylabel="share of the steps, %", ylim=(0, 104), title=title)
+    figure.legend(fontsize=8, loc="outside upper right", ncols=2)
     save_figure(figure, stem)
 
 

@@ -28,7 +28,8 @@ def runs(finished_network: Path, tmp_path: Path) -> Path:
         for seed in (0, 1):
             record = copy.deepcopy(stored) | {"method": method, "seed": seed}
             weights = {"lambda_ill": 1.0} | ({"lambda_well": 1.0} if method == "ours" else {})
-            record["config"]["method"] = {"name": method, "precondition": precondition} | weights
+            record["config"]["method"] = {"name": method, "precondition": precondition}
+            record["without_effect"]["method"] = weights  # where λ are balanced
             record["training"]["fit"]["guard"] = {
                 "theorem_step": False, "steps": 10, "eta_lambda_within_bounds": 3, "promises_kept": min(well, ill),
                 "well_kept": well + seed, "ill_kept": ill + seed, "broken_within_bounds": 2 * seed,
