@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import random
 import re
@@ -67,6 +68,14 @@ def diverged(record: Record) -> Record:
     """The same run, had it diverged: no numbers."""
     lost = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
     return {key: value for key, value in record.items() if key not in lost} | {"status": "diverged"}
+
+
+def with_change(record: Record, **changes: Any) -> Record:
+    """The record itself, a value set at each path: `config__objective__epochs=9`."""
+    for path, value in changes.items():
+        *outer, last = path.split("__")
+        functools.reduce(lambda of, key: of[key], outer, record)[last] = value
+    return record
 
 
 def without_held_out(record: Record) -> Record:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-import struct
 import subprocess
 import sys
 import warnings
-import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 from rich.console import Console
 
 from immunize.data import Part, Splits, Synthetic
@@ -43,23 +42,6 @@ def shown(record: dict[str, Any]) -> str:
     out = io.StringIO()
     show_record(record, Console(file=out))
     return out.getvalue()
-
-
-def png_size(path: Path) -> tuple[int, int]:
-    """Width and height, after every chunk's checksum was found right."""
-    content = path.read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    at, kinds = 8, []
-    while at < len(content):
-        (length,) = struct.unpack(">I", content[at : at + 4])
-        kinds.append(content[at + 4 : at + 8])
-        body = content[at + 4 : at + 8 + length]
-        assert zlib.crc32(body) == struct.unpack(">I", content[at + 8 + length : at + 12 + length])[0]
-        at += 12 + length
-    assert kinds[0] == b"IHDR"
-    assert kinds[-1] == b"IEND"
-    width, height = struct.unpack(">II", content[16:24])
-    return width, height
 
 
 def test_rows_are_the_metrics(record: dict[str, Any]) -> None:
@@ -141,7 +123,7 @@ def test_run_without_numbers_says_so(status: str, record: dict[str, Any]) -> Non
 def test_figure_is_a_png_of_a_size_to_print(record: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "figure.png"
     norm_ratio_figure(record, path)
-    assert png_size(path) == (1350, 540)
+    assert imread(path).shape[:2] == (540, 1350)
     assert 10_000 < path.stat().st_size < 500_000
 
 
@@ -164,7 +146,7 @@ def test_figure_without_curves(both: bool, record: dict[str, Any], tmp_path: Pat
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         norm_ratio_figure(record, tmp_path / "figure.png")
-    assert png_size(tmp_path / "figure.png") == (1350, 540)
+    assert imread(tmp_path / "figure.png").shape[:2] == (540, 1350)
 
 
 @pytest.mark.usefixtures("drawn")
@@ -184,7 +166,7 @@ def test_run_with_nothing_to_learn_is_recorded(tmp_path: Path, monkeypatch: pyte
     stored = read_record(tmp_path)
     assert stored["curves"]["norm_ratio"]["fit"]["pretrain"] == {"immunized": None, "identity": None}
     assert stored["steps_to_norm_ratio"]["fit"]["pretrain"] == {"immunized": {}, "identity": {}}
-    assert png_size(tmp_path / "norm_ratio.png") == (1350, 540)
+    assert imread(tmp_path / "norm_ratio.png").shape[:2] == (540, 1350)
     assert "nothing to learn" in shown(stored)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import random
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,12 @@ from immunize.records import SCHEMA_VERSION, plain
 from immunize.report import networks
 from immunize.report.curves import PROBE_ACCURACIES, PROBES, THETA_0, probe_bands, read_bands, write_bands
 from immunize.report.experiments import Request, report_experiment
-from immunize.report.loading import load_records
 from immunize.report.networks import by_setting
 from immunize.report.one_run import show_record
 from immunize.report.published import read_published
-from immunize.report.runs import EXPERIMENT_STATUSES
 from immunize.report.table import short
 from immunize.spectrum import ACCURACY_SLACK
-from tests.report.making import Tables, tables_of, written
+from tests.report.making import Tables, tables_of, with_change, written
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "experiments/table3/published.csv"
@@ -229,20 +225,6 @@ def test_the_thresholds_that_are_told_are_those_applied() -> None:
     assert networks.MOST_POINTS == ACCURACY_SLACK
 
 
-def test_weights_that_a_balance_set_are_shown_instead_of_those_configured(
-    records: list[Record], tmp_path: Path
-) -> None:
-    for record, well in zip(of_runs(records, "ours"), (4e-7, 1e-7, 2e-7), strict=True):
-        record["training"]["fit"]["balance"] = {"multiplier": 5.0, "every": 60, "weights": {"task": 1.0, "well": well}}
-    readme = (reported(records, tmp_path)[1] / "README.md").read_text()
-    (ours,) = [line for line in readme.splitlines() if "| 2.00e-07 (balance) | – |" in line]
-    assert ours.startswith("| `ours` |")
-    assert readme.count("λ from a balance of gradient norms (C.2) differ by run: their medians.") == 1
-    assert "| 5.00e-05 | – |" in readme, "as configured where there was no balance"
-    assert "`balance_multiplier=5`, `balance_every=60`" in ours, "what was in force"
-    assert readme.count("balance_multiplier=") == 1, "only where there was a balance"
-
-
 def test_the_rank_cut_is_told(records: list[Record], tmp_path: Path) -> None:
     records[0]["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"] |= {"rank": 4, "gap_cut": 3.5}
     text, _ = reported(records, tmp_path)
@@ -276,46 +258,11 @@ def test_the_published_numbers_are_those_of_the_paper() -> None:
             assert abs(harder / easier / value - 1) < 0.06
 
 
-def test_published_numbers_stand_beside_ours(whole: Report) -> None:
-    records, text, _ = whole
-    tables = tables_of(text)
-    cells = row(tables, "Comparison with the paper", "ours")
-    assert cells["RIR ↑ paper, Table 3"] == "3.47 ± 0.358"
-    assert cells["D_P acc. % ↑ paper, Table 3"] == "62.4 ± 0.173"
-    released = [r["metrics_groups"]["fit"]["released"]["rir"] for r in of_runs(records, "ours")]
-    assert cells["RIR ↑ here"] == cell(released)
-    init, none = (row(tables, "Comparison with the paper", of) for of in ("θ_0", "none"))
-    assert (init["RIR ↑ here"], init["RIR ↑ paper, Table 3"], init["D_P acc. % ↑ paper, Table 3"]) == ("1", "1", "68.2")
-    assert init["D_P acc. % ↑ here"] == cell([r["pretrain_accuracy"]["before"] for r in of_runs(records, "none")])
-    assert none["RIR ↑ paper, Table 3"] == "–"  # the paper's first row is θ_0, untrained
-    assert row(tables, "Comparison with the paper", "ours", "vit")["RIR ↑ paper, Table 3"] == "34.5 ± 0.886"
-    assert row(tables, "Comparison with the paper", "ours", harmful="caltech101")["RIR ↑ paper, Table 3"] == "–"
-    assert (
-        "Also published for resnet18 on cars: Sarker et al. (Lock-LLM workshop 2025), RIR 43.9, D_P accuracy in % 66."
-        in text
-    )
-
-
 def test_missing_published_numbers_are_said_to_be_missing(records: list[Record], tmp_path: Path) -> None:
     text, _ = reported(records, tmp_path, published=tmp_path / "nowhere.csv")
     assert "There is no published column: the file of published numbers is missing." in text
     assert "paper, Table 3" not in text
     assert "RIR ↑ here" in row(tables_of(text), "Comparison", "ours")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("source,value\n", "needs the columns source, method"),
-        ("{head}\nTable 3,resnet18,cars,ours,Ours,rir,many,\n", "line 2"),
-        ("{head}\nTable 3,resnet18,cars,ours,Ours,rri,1,\n", "unknown quantity 'rri'"),
-    ],
-)
-def test_a_broken_file_of_published_numbers_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    head = PUBLISHED.read_text(encoding="utf-8").splitlines()[0]
-    (tmp_path / "published.csv").write_text(text.replace("{head}", head), encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        read_published(tmp_path / "published.csv")
 
 
 # Which runs.
@@ -336,43 +283,6 @@ def test_missing_and_diverged_runs_are_told(records: list[Record], tmp_path: Pat
     assert row(tables_of(text), "pooled, by `spectrum`", "imma")["runs"] == "2 + 1 diverged"
 
 
-def test_records_come_back_whole(whole: Report) -> None:
-    records, _, out = whole
-    again = load_records(out, EXPERIMENT_STATUSES)
-
-    def bare(record: Record) -> str:
-        kept = {key: value for key, value in record.items() if key not in ("curves", "spectra")}
-        return json.dumps(kept, sort_keys=True).replace("/somewhere/data", "<data_root>")
-
-    assert sorted(map(bare, again)) == sorted(map(bare, records))
-    # and the tables can be made from them
-    from_file, from_runs = (
-        report_experiment(Request("table3", f, None, PUBLISHED)) for f in (out, out.parent / "runs")
-    )
-    assert from_file == from_runs
-
-
-def test_files_are_written(whole: Report) -> None:
-    _, text, out = whole
-    assert {p.name for p in out.iterdir()} == {"README.md", "table.md", "results.csv.gz"}
-    assert (out / "table.md").read_text(encoding="utf-8") == text
-    assert len(tables_of(text)) == 8
-    readme = (out / "README.md").read_text(encoding="utf-8")
-    assert "`make table3`" in readme
-    assert "D_P = imagenet (60 rows), D_H = cars (60 rows)" in readme
-
-
-def test_a_scale_is_told(records: list[Record], tmp_path: Path) -> None:
-    for record in records:
-        record["config"]["experiment"]["name"] = "table3_small"
-    text, out = reported(records, tmp_path)
-    assert all("scale `small`" in title for title in tables_of(text))
-    assert "can be compared in their signs and orders alone" in text
-    readme = (out / "README.md").read_text(encoding="utf-8")
-    assert "`make table3 SCALE=small`" in readme
-    assert "experiment=table3_small" in readme
-
-
 def test_reduced_runs_are_kept_apart(records: list[Record], tmp_path: Path) -> None:
     for record in records:
         record["config"]["experiment"]["reduced"] = True
@@ -381,33 +291,6 @@ def test_reduced_runs_are_kept_apart(records: list[Record], tmp_path: Path) -> N
     for name in ("table3", "fig3"):
         with pytest.raises(ValueError, match="reduced runs are not written into"):
             report_experiment(Request(name, tmp_path / "runs", tmp_path, tmp_path / "published.csv"))
-
-
-def _another_experiment(records: list[Record]) -> None:
-    records[0]["config"]["experiment"]["name"] = "table3_small"
-
-
-def _linear(records: list[Record]) -> None:
-    del records[0]["metrics_groups"]
-
-
-def _twice(records: list[Record]) -> None:
-    records.append(copy.deepcopy(records[0]))
-
-
-def _other_settings(records: list[Record]) -> None:
-    records[0]["config"]["objective"]["epochs"] = 9
-
-
-def _another_theta_0(records: list[Record]) -> None:
-    for number, record in enumerate(records):
-        record["network"] = {**(record.get("network") or {}), "theta_0_sha256": "b" if number == 0 else "a"}
-
-
-def _another_file_of_theta_0(records: list[Record]) -> None:
-    for record in records:
-        record.pop("network", None)
-    records[0]["config"]["model"]["checkpoint"] = "elsewhere.safetensors"
 
 
 def test_every_seed_may_have_its_own_theta_0(records: list[Record], tmp_path: Path) -> None:
@@ -419,24 +302,28 @@ def test_every_seed_may_have_its_own_theta_0(records: list[Record], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        (_another_theta_0, "with seed 0 began with different θ_0"),
-        (_another_file_of_theta_0, "with seed 0 began with different θ_0"),
-        (_another_experiment, "these are of table3, table3_small; report each from a folder of its own"),
-        (_linear, "Table 3 is of deep networks; there is a run of 'resnet18'"),
-        (_twice, "is there twice"),
-        (_other_settings, "runs of method none differ in objective.epochs"),
+        ({"network": {"theta_0_sha256": "b"}}, "with seed 0 began with different θ_0"),
+        ({"config__model__checkpoint": "elsewhere.safetensors"}, "with seed 0 began with different θ_0"),
+        ({"config__experiment__name": "table3_small"}, "these are of table3, table3_small; report each from a folder"),
+        ({"metrics_groups": None}, "Table 3 is of deep networks; there is a run of 'resnet18'"),
+        ({"seed": 1}, "is there twice"),
+        ({"config__objective__epochs": 9}, "runs of method none differ in objective.epochs"),
     ],
 )
-@pytest.mark.parametrize("name", ["table3", "fig3"])
 def test_records_that_do_not_belong_together_are_refused(
-    name: str, change: Callable[[list[Record]], None], message: str, records: list[Record], tmp_path: Path
+    changes: Record, message: str, records: list[Record], tmp_path: Path
 ) -> None:
-    change(records)
-    with pytest.raises(ValueError, match=message):
-        reported(records, tmp_path, name)
-    assert not (tmp_path / "out").exists()
+    for record in records:
+        record["network"] = {"theta_0_sha256": "a"} if "network" in changes else None
+    with_change(records[0], **changes)
+    if "metrics_groups" in changes:
+        del records[0]["metrics_groups"]
+    for name in ("table3", "fig3"):
+        with pytest.raises(ValueError, match=message):
+            reported(records, tmp_path / name, name)
+        assert not (tmp_path / name / "out").exists()
 
 
 # Figure 3.
@@ -512,10 +399,3 @@ def test_settings_without_any_run_are_told(records: list[Record], tmp_path: Path
     kept = [r for r in records if r["model"] == "vit"]
     swept_over = [("resnet18", "cars"), ("resnet18", "country211"), ("vit", "cars"), ("vit", "country211")]
     assert f"There are runs of 1 of {len(swept_over)} pairs of network and D_H." in reported(kept, tmp_path)[0]
-
-
-def test_committed_tables_found_the_published_numbers() -> None:
-    committed = sorted((ROOT / "experiments").glob("table*/table.md"))
-    assert committed
-    for path in committed:
-        assert "the file of published numbers is missing" not in path.read_text(encoding="utf-8"), path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from immunize.report.experiments import Request, report_experiment
 from immunize.report.naming import PARTS
 from immunize.report.tradeoff import ESTIMATORS, TradeOff, labels, on_front, tradeoff_tables
 from tests.composing import run_tiny
+from tests.report.making import with_change, written
 
 NUMBER = st.floats(0.01, 100)
 Record = dict[str, Any]
@@ -47,13 +47,6 @@ def records(stored: Record) -> list[Record]:
     """Three weights, two seeds: the middle one is beaten by the last, the first has the smallest (ii)."""
     numbers = {20.0: [(1.0, 0.1), (4.0, 0.4)], 2e3: [(2.0, 0.9), (2.0, 0.9)], 2e5: [(9.0, 0.3), (4.0, 0.3)]}
     return [at(stored, ill, seed, pair) for ill, pairs in numbers.items() for seed, pair in enumerate(pairs)]
-
-
-def write_runs(records: list[Record], folder: Path) -> Path:
-    for index, record in enumerate(records):
-        (folder / str(index)).mkdir(parents=True)
-        (folder / str(index) / "record.json").write_text(json.dumps(record), encoding="utf-8")
-    return folder
 
 
 # The front.
@@ -103,7 +96,7 @@ def test_infinite_number_of_one_seed_makes_the_mean_infinite(records: list[Recor
     records[4]["metrics"]["fit"]["spectrum"]["ratio_harmful"] = None  # as records store it
     trade = TradeOff.of(records)
     assert points_of(trade)["ratio_harmful"].iloc[2] == math.inf
-    text = report(write_runs(records, tmp_path / "runs"), tmp_path / "out", tmp_path)
+    text = report(written(records, tmp_path / "runs"), tmp_path / "out", tmp_path)
     assert "| 1e+05 | 2 | ∞ | 0.3 | ∞ | yes |" in text
 
 
@@ -155,49 +148,20 @@ def test_runs_of_the_preset_that_are_not_there_are_missing(records: list[Record]
     assert "36 of 39 runs; missing: `ours` λ_H/λ_P = 1e+07 seed 0" in told
 
 
-def another_method(record: Record) -> None:
-    record["method"] = "ill_only"
-
-
-def another_rate(record: Record) -> None:
-    record["config"]["objective"]["learning_rate"] = 0.5
-
-
-def another_experiment(record: Record) -> None:
-    record["config"]["experiment"]["name"] = "table1"
-
-
-def reduced(record: Record) -> None:
-    record["config"]["experiment"]["reduced"] = True
-
-
-def the_first_again(record: Record) -> None:
-    record["config"]["objective"]["lambda_ill"] = record["config"]["method"]["lambda_ill"] = 20.0
-    record["seed"] = 0
-
-
-def other_data(record: Record) -> None:
-    record["data_hash"] = "other"
-
-
-def measured_on_validation(record: Record) -> None:
-    record["metrics"]["validation"] = record["metrics"].pop("held_out")
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        (another_method, "trade-off is that of one method"),
-        (another_rate, "differ in objective.learning_rate"),
-        (another_experiment, "there are also runs of table1"),
-        (reduced, "full and reduced runs"),
-        (the_first_again, "there twice"),
-        (other_data, "made on different data"),
-        (measured_on_validation, "selection=validation have no held-out numbers"),
+        ({"method": "ill_only"}, "trade-off is that of one method"),
+        ({"config__objective__learning_rate": 0.5}, "differ in objective.learning_rate"),
+        ({"config__experiment__name": "table1"}, "there are also runs of table1"),
+        ({"config__experiment__reduced": True}, "full and reduced runs"),
+        ({"seed": 0}, "there twice"),
+        ({"data_hash": "other"}, "made on different data"),
+        ({"metrics": {"validation": {}}}, "selection=validation have no held-out numbers"),
     ],
 )
-def test_records_that_do_not_belong_together_are_refused(change: Any, message: str, records: list[Record]) -> None:
-    change(records[-1])
+def test_records_that_do_not_belong_together_are_refused(changes: Record, message: str, records: list[Record]) -> None:
+    with_change(records[-1], **changes)
     with pytest.raises(ValueError, match=message):
         TradeOff.of(records)
 
@@ -221,7 +185,7 @@ def report(folder: Path, out: Path | None, committed: Path) -> str:
 
 @pytest.mark.usefixtures("drawn")
 def test_report_writes_every_file_and_can_be_made_again_from_them(records: list[Record], tmp_path: Path) -> None:
-    runs, out, again = write_runs(records, tmp_path / "runs"), tmp_path / "out", tmp_path / "again"
+    runs, out, again = written(records, tmp_path / "runs"), tmp_path / "out", tmp_path / "again"
     text = report(runs, out, tmp_path)
     names = {"README.md", "table.md", "tradeoff.csv", "tradeoff.png", "tradeoff.pdf"}
     assert {path.name for path in out.iterdir()} == {*names, "results.csv.gz"}
@@ -239,8 +203,8 @@ def test_reduced_runs_are_marked_and_never_put_over_the_committed_results(
     records: list[Record], tmp_path: Path
 ) -> None:
     for record in records:
-        reduced(record)
-    runs = write_runs(records, tmp_path / "runs")
+        with_change(record, config__experiment__reduced=True)
+    runs = written(records, tmp_path / "runs")
     with pytest.raises(ValueError, match="reduced runs are not written into"):
         report(runs, tmp_path / "committed", tmp_path / "committed")
     assert not (tmp_path / "committed").exists()

@@ -1,0 +1,37 @@
+"""Committed tables and pages are what the records beside them make, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from immunize.report.experiments import Request, report_experiment
+from immunize.report.loading import load_records
+from immunize.report.summary import write_summary
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+ATTACKS = ("attacks_digits", "attacks_linear", "attacks_small", "defence_digits", "defence_digits_vit_small")
+OF_RUNS = {
+    **{name: (name, name) for name in ("table1", "table2", "sweep_lambda")},
+    **{name: ("table3", name) for name in ("table3_digits", "table3_digits_amd", "table3_small")},
+    **{name: ("table_attacks", name) for name in (*ATTACKS, "defence_front", "defence_small_caltech101")},
+    "fig2": ("fig2", "table2"),
+}
+"""Folder to the experiment, and the folder that has its records."""
+
+
+@pytest.mark.parametrize("name", OF_RUNS)
+def test_the_committed_page_is_what_its_records_make(name: str, tmp_path: Path) -> None:
+    experiment, records = OF_RUNS[name]
+    published = EXPERIMENTS / experiment / "published.csv"
+    report_experiment(Request(experiment, EXPERIMENTS / records, tmp_path / name, published))
+    for path in (tmp_path / name).iterdir():
+        if path.suffix not in (".png", ".pdf"):
+            assert path.read_bytes() == (EXPERIMENTS / name / path.name).read_bytes(), path.name
+
+
+def test_a_committed_summary_is_what_its_records_make(tmp_path: Path) -> None:
+    write_summary(load_records(EXPERIMENTS / "lr_decay"), tmp_path)
+    for name in ("table.md", "results.csv.gz"):
+        assert (tmp_path / name).read_bytes() == (EXPERIMENTS / "lr_decay" / name).read_bytes()
