@@ -145,7 +145,7 @@ def _fig2(request: Request) -> str:
         figures = []
         for (part, estimator), (suffix, methods) in itertools.product(_PANELS, groups.items()):
             if methods:
-                title = runs.mark(f"log(RIR) by {estimator} on {part}, mean RIR over {len(runs.seeds)} seeds")
+                title = runs.mark(f"log(RIR) by {estimator} on {part}, mean RIR over {runs.seeds_text()}")
                 panels = {method: log_means(runs, method, part, estimator) for method in methods}
                 figures.append(f"log_rir_{estimator}_{part}{suffix}")
                 sides = ("pre-training digit, $D_P$", "harmful digit, $D_H$")

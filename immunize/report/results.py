@@ -69,9 +69,9 @@ def how(runs: Runs) -> str:
         over = f"the {len(runs.pairs)} pairs" if len(runs.pairs) > 1 else "one run"
         return f"mean over {over}, no spread: there is one seed" if len(runs.pairs) > 1 else over
     if len(runs.pairs) == 1:
-        return f"mean ± standard deviation (n − 1) over {len(runs.seeds)} seeds"
+        return f"mean ± standard deviation (n − 1) over {runs.seeds_text()}"
     return (
-        f"mean over {len(runs.pairs)} pairs of mean ± standard deviation (n − 1) over {len(runs.seeds)} seeds, the "
+        f"mean over {len(runs.pairs)} pairs of mean ± standard deviation (n − 1) over {runs.seeds_text()}, the "
         "convention of the paper's Table 2"
     )
 
@@ -256,7 +256,7 @@ def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequ
     if not published:
         notes.append(NOT_PUBLISHED)
     columns = under(runs.size_text(), (", ".join(where) for where in wheres))
-    title = f"Pairs with RIR ≥ 1, mean RIR over {len(runs.seeds)} seeds"
+    title = f"Pairs with RIR ≥ 1, mean RIR over {runs.seeds_text()}"
     return _by_method(runs, title, [*columns, "§5.1, not failed paper"], cells, notes)
 
 

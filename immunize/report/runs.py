@@ -166,6 +166,11 @@ class Runs(Collection):
         sizes = sorted({len(self.of_method(method, part)) for method in self.methods})
         return f"n = {sizes[0]}" if len(sizes) == 1 else f"n = {sizes[0]} to {sizes[-1]}"
 
+    def seeds_text(self) -> str:
+        """The seeds of a method's runs, counted: "3 seeds", or "1 to 3 seeds" where methods have more and fewer."""
+        counts = sorted({len({r["seed"] for r in self.records if r["method"] == m}) for m in self.methods})
+        return f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+
     def mark(self, text: str) -> str:
         """A title, marked where the runs are reduced ones."""
         return f"REDUCED {text}" if self.reduced else text

@@ -145,6 +145,7 @@ def test_a_method_run_again_leaves_the_others(table1: list[Record], tmp_path: Pa
     after = load_records(out)
     assert [one for one in after if one["method"] != "ours"] == [one for one in before if one["method"] != "ours"]
     assert [one["git_commit"] for one in after if one["method"] == "ours"] == ["beef", "beef"]
+    assert "mean ± standard deviation (n − 1) over 2 to 5 seeds" in text
     assert "- 32 of 35 runs; missing: `ours`" in text, "no old run is mixed with those of a method that was run again"
 
 
