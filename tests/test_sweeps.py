@@ -141,7 +141,8 @@ def test_table1_has_every_method_and_five_seeds(context: HydraContext) -> None:
     cfg, jobs = jobs_of_preset(context, "table1")
     assert set(values_of(jobs, "method")) == METHODS
     assert set(values_of(jobs, "seed")) == set("01234")
-    assert len(jobs) == 7 * 5
+    assert len(jobs) == 7 * 5 + 5
+    assert values_of(jobs, "method.name") == ["opt_kappa_fit"] * 5  # a setting with a name of its own
     assert cfg.harmful._target_.endswith("Housing")
 
 
@@ -150,7 +151,8 @@ def test_table2_has_every_ordered_pair(context: HydraContext) -> None:
     assert set(values_of(jobs, "method")) == METHODS
     assert set(values_of(jobs, "seed")) == set("012")
     assert set(values_of(jobs, "harmful.pair")) == {f"[{p},{h}]" for p in range(10) for h in range(10) if p != h}
-    assert len(jobs) == 7 * 3 * 90
+    assert len(jobs) == 7 * 3 * 90 + 3 * 90
+    assert values_of(jobs, "method.name") == ["ours_rir"] * 3 * 90  # a setting with a name of its own
 
 
 @pytest.mark.parametrize("name", ["search_housing", "search_mnist"])

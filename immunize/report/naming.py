@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _METHODS = (
-    *("ours", "ours_rir", "closed_form", "opt_kappa", "imma", "ill_only", "well_only"),
+    *("ours", "ours_rir", "closed_form", "opt_kappa", "opt_kappa_fit", "imma", "ill_only", "well_only"),
     *("erase", "censor", "simulated", "none"),
 )
 
