@@ -19,14 +19,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.reporting import key_values
+from experiments.reporting import report_runs
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.report.curves import save_figure
-from immunize.report.loading import load_records
 from immunize.report.naming import RATIOS, pair_title
-from immunize.report.provenance import made_with, readme, versions_of
-from immunize.report.stored import write_results
 from immunize.report.table import Table, short
 
 COLUMNS = ("trained", "η", "λ_P ×", "λ_H ×", "runs", "RIR ↑", "(i) ↑", "(ii) ↓", "D_P accuracy, points ↑", "front")
@@ -44,27 +41,16 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> Path:
-    """See the module's note.
+    """See the module's note, and :func:`report_runs`."""
+    return report_runs(arguments, "network_front", "What an RIR costs in accuracy", "make front SCALE={scale}", build)
 
-    Raises:
-        UserError: a bad argument, no finished run, or runs of a linear model.
-    """
-    given = key_values(arguments, {"experiment", "runs", "out"}, needed=("experiment",))
-    name = given["experiment"]
-    try:
-        records = load_records(Path(given.get("runs", f"outputs/{name}")))
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(str(error)) from None
-    points = points_of(records)
-    out = Path(given.get("out", f"experiments/{name}"))
+
+def build(records: Sequence[dict[str, Any]], out: Path) -> tuple[Table, str]:
+    """The table, and the figure in `out`."""
+    found = points_of(records)
     out.mkdir(parents=True, exist_ok=True)
-    write_results(records, out)
-    text = table_of(points).markdown(heading=False)
-    (out / "table.md").write_text(text, encoding="utf-8")
-    draw(points, pair_title(records[0]), out / "front")
-    (out / "README.md").write_text(readme_of(records, text, name), encoding="utf-8")
-    print(out)
-    return out
+    draw(found, f"{records[0]['model']}, {pair_title(records[0])}", out / "front")
+    return table_of(found), "![RIR against D_P's accuracy](front.png)"
 
 
 def points_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -118,22 +104,6 @@ def draw(points: pd.DataFrame, title: str, stem: Path) -> None:
     axis.set(xlabel="change of D_P's accuracy, points", ylabel="RIR, 20 × 100 groups, held out", title=title)
     axis.legend(fontsize=8)
     save_figure(figure, stem)
-
-
-def readme_of(records: Sequence[dict[str, Any]], text: str, name: str) -> str:
-    """Command, machine, figure and table."""
-    facts = [("runs", f"{len(records)}"), *made_with(records), versions_of(records)]
-    title = f"What an RIR costs in accuracy: {pair_title(records[0])}, {records[0]['model']}"
-    return readme(
-        title,
-        facts,
-        ["![RIR against D_P's accuracy](front.png)", "", text],
-        target=f" `make front SCALE={name.removeprefix('front_')}`, that is, with θ_0 there,",
-        commands=[
-            f"python -m immunize.train experiment={name}",
-            f"python -m experiments.network_front experiment={name} runs=outputs/{name} out=experiments/{name}",
-        ],
-    )
 
 
 if __name__ == "__main__":

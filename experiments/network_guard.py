@@ -16,15 +16,12 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reporting import key_values
+from experiments.reporting import report_runs
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.records import whole_config
 from immunize.report.curves import save_figure
-from immunize.report.loading import load_records
 from immunize.report.naming import in_order, pair_title
-from immunize.report.provenance import made_with, readme, versions_of
-from immunize.report.stored import write_results
 from immunize.report.table import NOTHING, Table
 
 SETTING = ["method", "precondition"]
@@ -52,27 +49,18 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> Path:
-    """See the module's note.
+    """See the module's note, and :func:`report_runs`."""
+    return report_runs(
+        arguments, "network_guard", "How often a network keeps the promise of Theorem 4.3", "make guard", build
+    )
 
-    Raises:
-        UserError: a bad argument, no finished run, or one without a guard.
-    """
-    given = key_values(arguments, {"experiment", "runs", "out"}, needed=("experiment",))
-    name = given["experiment"]
-    try:
-        records = load_records(Path(given.get("runs", f"outputs/{name}")))
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(str(error)) from None
-    shares = shares_of(records)
-    out = Path(given.get("out", f"experiments/{name}"))
+
+def build(records: Sequence[dict[str, Any]], out: Path) -> tuple[Table, str]:
+    """The table, and the figure in `out`."""
+    found = shares_of(records)
     out.mkdir(parents=True, exist_ok=True)
-    write_results(records, out)
-    text = table_of(shares).markdown(heading=False)
-    (out / "table.md").write_text(text, encoding="utf-8")
-    draw(shares, f"{records[0]['model']}, {pair_title(records[0])}", out / "kept")
-    (out / "README.md").write_text(readme_of(records, text, name), encoding="utf-8")
-    print(out)
-    return out
+    draw(found, f"{records[0]['model']}, {pair_title(records[0])}", out / "kept")
+    return table_of(found), "![share of the steps that moved κ as promised](kept.png)"
 
 
 def shares_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -133,21 +121,6 @@ def draw(shares: pd.DataFrame, title: str, stem: Path) -> None:
     axis.set(ylabel="share of the steps, %", ylim=(0, 104), title=title)
     figure.legend(fontsize=8, loc="outside upper right", ncols=2)
     save_figure(figure, stem)
-
-
-def readme_of(records: Sequence[dict[str, Any]], text: str, name: str) -> str:
-    """Command, machine, figure and table."""
-    facts = [("runs", f"{len(records)}"), *made_with(records), versions_of(records)]
-    return readme(
-        f"How often a network keeps the promise of Theorem 4.3: {pair_title(records[0])}, {records[0]['model']}",
-        facts,
-        ["![share of the steps that moved κ as promised](kept.png)", "", text],
-        target=" `make guard`, that is, with θ_0 there,",
-        commands=[
-            f"python -m immunize.train experiment={name}",
-            f"python -m experiments.network_guard experiment={name} runs=outputs/{name} out=experiments/{name}",
-        ],
-    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,20 @@
-"""What the scripts of this folder that end in a README and a CSV share."""
+"""What the scripts of this folder that end in a README and a table share."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
 
 from immunize.errors import UserError
+from immunize.report.loading import load_records
+from immunize.report.naming import pair_title
+from immunize.report.provenance import made_with, readme, versions_of
+from immunize.report.stored import write_results
+from immunize.report.table import Table
 
-__all__ = ["digit_pairs", "key_values", "made_now"]
+__all__ = ["digit_pairs", "key_values", "made_now", "report_runs"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -32,6 +39,54 @@ def key_values(arguments: Sequence[str], known: set[str], *, needed: Collection[
     if missing := sorted(set(needed) - given.keys()):
         raise UserError(f"{', '.join(f'{key}=' for key in missing)}: needed")
     return given
+
+
+Record = dict[str, Any]
+
+
+def report_runs(
+    arguments: Sequence[str],
+    script: str,
+    title: str,
+    target: str,
+    build: Callable[[Sequence[Record], Path], tuple[Table, str]],
+) -> Path:
+    """Write table.md, a figure, README.md and the records of some runs into `out=`, and print the folder.
+
+    Args:
+        arguments: `experiment=`, and `runs=` and `out=` where they are not the usual ones.
+        script: in this folder.
+        title: of the page, before the data and the model.
+        target: of `make`; "{scale}" is what the preset's name ends in.
+        build: from the records and a folder the table, and the figure that it leaves there, as Markdown.
+
+    Raises:
+        UserError: a bad argument, or no finished run.
+    """
+    given = key_values(arguments, {"experiment", "runs", "out"}, needed=("experiment",))
+    name = given["experiment"]
+    try:
+        records = load_records(Path(given.get("runs", f"outputs/{name}")))
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(str(error)) from None
+    out, first = Path(given.get("out", f"experiments/{name}")), records[0]
+    table, figure = build(records, out)
+    text = table.markdown(heading=False)
+    write_results(records, out)
+    page = readme(
+        f"{title}: {pair_title(first)}, {first['model']}",
+        [("runs", f"{len(records)}"), *made_with(records), versions_of(records)],
+        [figure, "", text],
+        target=f" `{target.format(scale=name.partition('_')[2])}`, that is, with θ_0 there,",
+        commands=[
+            f"python -m immunize.train experiment={name}",
+            f"python -m experiments.{script} experiment={name} runs=outputs/{name} out=experiments/{name}",
+        ],
+    )
+    for file, content in {"table.md": text, "README.md": page}.items():
+        (out / file).write_text(content, encoding="utf-8")
+    print(out)
+    return out
 
 
 def digit_pairs(text: str) -> list[tuple[int, int]]:
