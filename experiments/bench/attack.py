@@ -119,7 +119,7 @@ def measure_pair(training: Sequence[str] = MNIST, overrides: Sequence[str] = ())
     with tempfile.TemporaryDirectory() as folder:
         python = [sys.executable, "-m"]
         timed_command([*python, "immunize.train", *training, "figure=false", f"hydra.run.dir={folder}"])
-        seconds, processor_s = timed_command([*python, "immunize.attack", f"run={folder}", *overrides])
+        seconds, processor_s, _ = timed_command([*python, "immunize.attack", f"run={folder}", *overrides])
         record = json.loads((Path(folder) / "attack_record.json").read_text(encoding="utf-8"))
     statuses = (
         attack["status"]

@@ -91,11 +91,11 @@ def measure(name: str, arguments: Sequence[str], loads: Sequence[str] = tuple(LO
         UserError: the command failed.
     """
     command = [sys.executable, "-m", *arguments]
-    idle, _ = timed_command(command)
+    idle, *_ = timed_command(command)
     row: dict[str, Any] = {"command": name, "idle_s": idle}
     for load in loads:
         with loaded(load, cores()):
-            seconds, _ = timed_command(command)
+            seconds, *_ = timed_command(command)
         row |= {f"{load}_s": seconds, f"{load}_ratio": round(seconds / idle, 2)}
     return row
 

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,23 +48,28 @@ def warn_if_busy() -> float | None:
     return round(load, 2)
 
 
-def timed_command(command: Sequence[str]) -> tuple[float, float]:
+def timed_command(command: Sequence[str]) -> tuple[float, float, int]:
     """Run a command in a process of its own, without its output.
 
     Returns:
-        seconds from start to exit by the clock, and of the processor, user and system.
+        seconds from start to exit by the clock, and of the processor, user and system; bytes of the largest resident
+        set.
 
     Raises:
-        UserError: it failed.
+        UserError: it failed; the last line of what it said is in the message.
     """
-    started = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise UserError(f"{' '.join(command[1:])} ended with {process.returncode}")
-    return round(seconds, 2), round(usage.ru_utime + usage.ru_stime, 2)
+    with tempfile.TemporaryFile() as said:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            said.seek(0)
+            last = b" ".join(said.read().splitlines()[-1:]).decode(errors="replace")
+            raise UserError(f"{' '.join(command[1:])} ended with {process.returncode}: {last}")
+    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return round(seconds, 2), round(usage.ru_utime + usage.ru_stime, 2), peak
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -11,17 +11,13 @@ Writes mnist.csv. released_code.csv beside it holds what was measured with the a
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.machine import HERE, ROOT, read, show, write_csv
-from immunize.errors import UserError
+from experiments.bench.machine import HERE, read, show, timed_command, write_csv
 
 __all__ = ["CASES", "LIMIT_GB", "PAIR", "measure", "run"]
 
@@ -47,21 +43,14 @@ def measure(overrides: Sequence[str]) -> dict[str, Any]:
         resident set of the process in 10⁹ bytes; and RIR by part and estimator.
 
     Raises:
-        UserError: the run failed; its message was shown on stderr.
+        UserError: the run failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "immunize.train", *overrides, "logger=none", f"hydra.run.dir={folder}"]
-        started = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - started
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode != 0:
-            raise UserError(f"python -m immunize.train {' '.join(overrides)} ended with {process.returncode}")
+        seconds, _, peak_bytes = timed_command(command)
         record = json.loads((Path(folder) / "record.json").read_text(encoding="utf-8"))
     training = record["training"].values()
     steps, training_s = sum(one["steps"] for one in training), sum(one["seconds"] for one in training)
-    peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "steps": steps,
         "seconds": round(seconds, 1),

@@ -70,7 +70,7 @@ def run(out: Path) -> None:
         settings = (f"hydra.run.dir={folder}", "overwrite=true")
         for name, (limit, arguments) in CASES.items():
             command = [sys.executable, *arguments, *(settings if arguments == TRAIN else ())]
-            seconds, processor_s = min(timed_command(command) for _ in range(REPEATS))
+            seconds, processor_s, _ = min(timed_command(command) for _ in range(REPEATS))
             rows.append({"command": name, "seconds": seconds, "processor_s": processor_s, "limit_s": limit})
         command = [sys.executable, "-X", "importtime", *TRAIN, *settings]
         told = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True).stderr
