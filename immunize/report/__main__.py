@@ -26,11 +26,26 @@ def main() -> None:
 
 @command("report/report")
 def _tables(cfg: DictConfig) -> None:
-    from immunize.report.loading import lacking_is_told
+    from immunize.report.loading import lacking_is_told, load_records
 
+    folder, out = Path(cfg.runs), None if cfg.out is None else Path(cfg.out)
+    if cfg.keep and (out is None or cfg.experiment not in ("table_attacks", "table1", "table2")):
+        raise UserError("keep=true belongs to experiment=table_attacks, table1 or table2 with out=<what has results>")
     try:
-        with lacking_is_told(f"a record below {cfg.runs}"):
-            _report(cfg)
+        with lacking_is_told(f"a record below {folder}"):
+            if cfg.experiment is not None:
+                from immunize.report.experiments import Request, report_experiment
+
+                text = report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published), cfg.keep))
+                # Wide tables are read in the page; without a folder for it they are Markdown to be passed on.
+                print(text.rstrip("\n") if out is None else out / "README.md")
+                return
+            from immunize.report.summary import show_summary, write_summary
+
+            records = load_records(folder)
+            if out is not None:
+                write_summary(records, out)
+            show_summary(records)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(str(error)) from None
 
@@ -53,26 +68,6 @@ def _html(cfg: DictConfig) -> None:
     ((what, folder),) = given.items()
     write = write_run_page if what == "run" else write_sweep_page
     print(write(folder, folder if cfg.out is None else Path(cfg.out)))
-
-
-def _report(cfg: DictConfig) -> None:
-    folder, out = Path(cfg.runs), None if cfg.out is None else Path(cfg.out)
-    if cfg.keep and (out is None or cfg.experiment not in ("table_attacks", "table1", "table2")):
-        raise UserError("keep=true belongs to experiment=table_attacks, table1 or table2 with out=<what has results>")
-    if cfg.experiment is not None:
-        from immunize.report.experiments import Request, report_experiment
-
-        text = report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published), cfg.keep))
-        # Tables as wide as these are read in the page; without a folder for it they are Markdown to be passed on.
-        print(text.rstrip("\n") if out is None else out / "README.md")
-        return
-    from immunize.report.loading import load_records
-    from immunize.report.summary import show_summary, write_summary
-
-    records = load_records(folder)
-    if out is not None:
-        write_summary(records, out)
-    show_summary(records)
 
 
 if __name__ == "__main__":
