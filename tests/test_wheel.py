@@ -69,7 +69,7 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_package_its_configuration_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    shipped = [path for path in (ROOT / "immunize").rglob("*.*") if path.suffix in (".py", ".css", ".js", ".html")]
+    shipped = [path for path in (ROOT / "immunize").rglob("*.*") if path.is_file() and path.suffix != ".pyc"]
     of_package = {f"immunize/{path.relative_to(ROOT / 'immunize')}" for path in shipped}
     of_conf = {f"immunize/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert of_conf

@@ -40,7 +40,7 @@ def test_a_command_is_timed_by_clock_and_processor() -> None:
     seconds, processor, peak = timed_command([sys.executable, "-c", "import time; time.sleep(1)"])
     assert seconds >= 1
     assert processor < seconds
-    assert 1e6 < peak < 1e9
+    assert peak > 1e6
     with pytest.raises(UserError, match="ended with 1: no data"):
         timed_command([sys.executable, "-c", "raise SystemExit('no data')"])
 
