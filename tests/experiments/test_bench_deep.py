@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.bench import deep, deep_scaling
+from experiments.bench import deep
 from experiments.bench.deep_parts import NETWORKS, Steps, flops_of, in_turns, random_batch, spectra
 from experiments.bench.deep_processes import measure_processes
-from experiments.bench.machine import HERE, ROOT, read
+from experiments.bench.machine import HERE, ROOT
 from experiments.bench.page import PAGE, SIZES, page, series_over
 from tests.composing import compose_config
 
@@ -85,17 +85,6 @@ def test_pooled_is_measured() -> None:
 def test_processes_are_measured() -> None:
     row = measure_processes("vit_small", 4, 2, repeats=1)
     assert all(row[name] > 0 for name in ("step_s", "process_s", "exchange_s"))
-
-
-def test_committed_results_are_whole() -> None:
-    scaling = read(HERE / "deep_scaling.csv")
-    assert tuple(scaling[0]) == deep_scaling.COLUMNS
-    for what, variable in (
-        *(("pooled kappa", "n"), ("pooled kappa", "d"), ("spectra of a step", "batch"), ("spectra of a step", "d")),
-        *(("step", "batch"), ("step", "network"), ("step of several processes", "processes")),
-        ("reading an image", "pixels"),
-    ):
-        assert sum((row["what"], row["variable"]) == (what, variable) for row in scaling) >= 3
 
 
 def test_a_series_has_its_own_row_where_another_has_measured_the_same() -> None:

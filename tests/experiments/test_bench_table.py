@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -150,16 +148,6 @@ def test_experiments_count_by_their_records(tmp_path: Path) -> None:
     write_results(records(36, 20.0), tmp_path / "table3_digits")
     assert found()["make table3 SCALE=digits"].measured == "6.0 min"
     assert found()["make table3 SCALE=digits"].met is True
-
-
-def test_closed_form_has_the_head_of_its_page(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "experiments/closed_form_mnist", tmp_path / "closed_form_mnist")
-    (line,) = [line for line in table.lines(tmp_path, tmp_path) if line.command == "commit debc0fe"]
-    with (tmp_path / "closed_form_mnist/results.csv").open(encoding="utf-8") as file:
-        seconds = sum(float(row["alone_seconds"]) for row in csv.DictReader(file))
-    assert line.measured == f"{seconds:.0f} s on one core"
-    assert line.met is (seconds <= 180)
-    assert line.made["machine"].startswith("Intel")
 
 
 def test_committed_page_is_that_of_the_committed_files() -> None:

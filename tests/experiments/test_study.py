@@ -106,26 +106,21 @@ def test_command_of_the_front_is_the_run_with_held_out_rows(
     assert words[3:] == [*DIGITS, f"objective.lambda_ill={row['objective.lambda_ill']}"]
 
 
-def test_trial_of_a_killed_process_is_repeated(tmp_path: Path) -> None:
+def test_trial_of_a_killed_process_is_repeated_and_its_record_found(tmp_path: Path) -> None:
     run_study(arguments(tmp_path, "n_trials=1"))
-    cut_off = opened(tmp_path).ask()
-    value = cut_off.suggest_float("objective.lambda_ill", 1e4, 1e16, log=True)
-    run_study(arguments(tmp_path, "n_trials=2"))
-    states = [trial.state.name for trial in opened(tmp_path).trials]
-    assert states == ["COMPLETE", "FAIL", "COMPLETE"]
-    assert opened(tmp_path).trials[-1].params == {"objective.lambda_ill": value}
-    assert value in [record["config"]["objective"]["lambda_ill"] for record in records_of(tmp_path).values()]
-
-
-def test_record_that_a_killed_process_had_finished_is_found(tmp_path: Path) -> None:
-    run_study(arguments(tmp_path, "n_trials=1"))
-    before = records_of(tmp_path)
-    cut_off = opened(tmp_path)
-    cut_off.enqueue_trial(cut_off.trials[0].params)
-    cut_off.ask().suggest_float("objective.lambda_ill", 1e4, 1e16, log=True)
-    run_study(arguments(tmp_path, "n_trials=2"))
-    assert records_of(tmp_path) == before
-    assert [trial.state.name for trial in opened(tmp_path).trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    first = opened(tmp_path).trials[0].params
+    for n_trials, params in ((2, {"objective.lambda_ill": 1e5}), (3, first)):  # before it had a record, and after
+        before = records_of(tmp_path)
+        left = opened(tmp_path)
+        left.enqueue_trial(params)
+        left.ask().suggest_float("objective.lambda_ill", 1e4, 1e16, log=True)
+        run_study(arguments(tmp_path, f"n_trials={n_trials}"))
+        states = [trial.state.name for trial in opened(tmp_path).trials]
+        assert states == ["COMPLETE", *["FAIL", "COMPLETE"] * (n_trials - 1)]
+        assert opened(tmp_path).trials[-1].params == params
+        weights = [record["config"]["objective"]["lambda_ill"] for record in records_of(tmp_path).values()]
+        assert sorted(weights) == sorted({first["objective.lambda_ill"], 1e5})
+        assert records_of(tmp_path).items() >= before.items()
 
 
 def test_ctrl_c_leaves_the_trial_for_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

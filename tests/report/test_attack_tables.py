@@ -259,13 +259,9 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "target", "arguments"),
     [
-        ("attacks_linear", " `make table_attacks`, that is", "scale=linear"),
-        ("attacks_small", " `make table_attacks SCALE=small`, that is", "scale=small"),
         ("attacks_small_cars", "", "scale=small harmful=cars out=outputs/attacks_small_cars"),
-        ("defence_small_cars", "", "scale=defence_small harmful=cars out=outputs/attacks_defence_small_cars"),
         ("defence_digits_linear", "", "scale=defence_digits models=linear out=outputs/attacks_defence_digits_linear"),
         ("t4_digits", " `make table_t4 SCALE=digits`, that is", "scale=t4_digits"),
-        ("defence_digits", " `make table_defence SCALE=digits`, that is", "scale=defence_digits"),
     ],
 )
 def test_page_names_the_command_that_makes_it(

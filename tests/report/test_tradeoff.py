@@ -184,33 +184,18 @@ def report(folder: Path, out: Path | None, committed: Path) -> str:
 
 
 @pytest.mark.usefixtures("drawn")
-def test_report_writes_every_file_and_can_be_made_again_from_them(records: list[Record], tmp_path: Path) -> None:
-    runs, out, again = written(records, tmp_path / "runs"), tmp_path / "out", tmp_path / "again"
-    text = report(runs, out, tmp_path)
-    names = {"README.md", "table.md", "tradeoff.csv", "tradeoff.png", "tradeoff.pdf"}
-    assert {path.name for path in out.iterdir()} == {*names, "results.csv.gz"}
-    assert report(out, again, tmp_path) == text
-    for name in names:
-        assert (again / name).read_bytes() == (out / name).read_bytes(), name
-    readme = (out / "README.md").read_text(encoding="utf-8")
-    assert text in readme
-    assert "REDUCED" not in readme
-    assert "python -m immunize.train experiment=sweep_lambda\n" in readme
-    assert report(runs, None, tmp_path) == text
-
-
-def test_reduced_runs_are_marked_and_never_put_over_the_committed_results(
+def test_report_is_marked_where_runs_are_reduced_and_made_again_from_its_files(
     records: list[Record], tmp_path: Path
 ) -> None:
     for record in records:
         with_change(record, config__experiment__reduced=True)
-    runs = written(records, tmp_path / "runs")
-    with pytest.raises(ValueError, match="reduced runs are not written into"):
-        report(runs, tmp_path / "committed", tmp_path / "committed")
-    assert not (tmp_path / "committed").exists()
-    text = report(runs, tmp_path / "out", tmp_path / "committed")
+    out, again = tmp_path / "out", tmp_path / "again"
+    text = report(written(records, tmp_path / "runs"), out, tmp_path)
     assert text.count("## REDUCED ") == len(ESTIMATORS)
-    readme = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert report(out, again, tmp_path) == report(out, None, tmp_path) == text
+    for name in ("README.md", "table.md", "tradeoff.csv", "tradeoff.png", "tradeoff.pdf"):
+        assert (again / name).read_bytes() == (out / name).read_bytes(), name
+    readme = (out / "README.md").read_text(encoding="utf-8")
     assert readme.startswith("# REDUCED ")
     assert "make sweep_lambda FAST=1" in readme
 
