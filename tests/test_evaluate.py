@@ -197,7 +197,7 @@ def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     captured = capsys.readouterr()
     assert "metrics.fit.spectrum.rir: " in captured.out
     assert "Traceback" not in captured.err
-    assert {path.name for path in folder.iterdir()} == {RECORD, CHECKPOINT, "norm_ratio.png"}
+    assert {path.name for path in folder.iterdir()} == {RECORD, CHECKPOINT, "metrics.csv", "norm_ratio.png"}
     assert [path.name for path in folder.parent.iterdir()] == ["copy"]
 
 

@@ -20,7 +20,6 @@ process at a time.
 
 from __future__ import annotations
 
-import csv
 import math
 import shlex
 import sys
@@ -235,12 +234,10 @@ def _first(one: Override) -> str:
 
 
 def _write_front(study: Study, own: StudyConfig, fixed: Sequence[str], searched: Sequence[str], path: Path) -> None:
-    rows = list(_front(study, own, fixed))
-    keys = ["trial", "part", "estimator", *searched, "ratio_harmful", "ratio_pretrain", "rir"]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*keys, "folder", "command"])
-        writer.writeheader()
-        writer.writerows(rows)
+    import pandas as pd
+
+    keys = ["trial", "part", "estimator", *searched, "ratio_harmful", "ratio_pretrain", "rir", "folder", "command"]
+    pd.DataFrame(_front(study, own, fixed), columns=keys).to_csv(path, index=False, lineterminator="\n")
 
 
 def _front(study: Study, own: StudyConfig, fixed: Sequence[str]) -> Iterator[dict[str, Any]]:

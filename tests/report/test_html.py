@@ -24,8 +24,6 @@ from immunize.report.loading import METRICS
 from immunize.report.stored import write_results
 from immunize.report.summary import summary_table
 from immunize.report.table import short, summary_text
-from tests.attacking import attack_tiny
-from tests.composing import run_tiny
 from tests.report.making import (
     METHODS,
     diverged,
@@ -48,29 +46,20 @@ PAIRS = [(0, 1), (1, 0), (0, 7), (7, 1)]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with everything: log, record, attack record."""
-    folder = tmp_path_factory.mktemp("html") / "run"
-    run_tiny(folder, "logger=csv", "monitor_every=10", "probe_steps=2000")
-    attack_tiny(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def page(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    path = write_run_page(run, tmp_path_factory.mktemp("out"))
+def page(attacked_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    path = write_run_page(attacked_run, tmp_path_factory.mktemp("out"))
     assert path.name == REPORT
     return check(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture
-def record(run: Path) -> Record:
-    return copy.deepcopy(read_record(run))
+def record(attacked_run: Path) -> Record:
+    return copy.deepcopy(read_record(attacked_run))
 
 
 @pytest.fixture
-def attack(run: Path) -> Record:
-    return dict(json.loads((run / ATTACK_RECORD).read_text()))
+def attack(attacked_run: Path) -> Record:
+    return dict(json.loads((attacked_run / ATTACK_RECORD).read_text()))
 
 
 def text_of(record: Record, attack: Record | None = None) -> str:
@@ -107,8 +96,8 @@ def test_each_verdict_is_its_own_word(verdict: str, record: Record) -> None:
     assert [row[1:4] for row in table.rows] == [["holds" if one == verdict else "fails" for one in "abc"]] * 2
 
 
-def test_training_curves_and_spectra_have_their_numbers_below(page: Page, run: Path, record: Record) -> None:
-    log = read_log(run)
+def test_training_curves_and_spectra_have_their_numbers_below(page: Page, attacked_run: Path, record: Record) -> None:
+    log = read_log(attacked_run)
     assert log is not None
     table = page.table("RIR, (i) and (ii)")
     assert table.heads == ["optimizer steps", "RIR", "ratio_harmful", "ratio_pretrain"]
@@ -144,8 +133,8 @@ def test_failed_control_is_told_first(record: Record, attack: Record) -> None:
     assert text.index("distrust") < text.index("Condition numbers, before")
 
 
-def test_attack_of_another_run_is_not_shown(run: Path, tmp_path: Path, attack: Record) -> None:
-    (tmp_path / RECORD).write_bytes((run / RECORD).read_bytes())
+def test_attack_of_another_run_is_not_shown(attacked_run: Path, tmp_path: Path, attack: Record) -> None:
+    (tmp_path / RECORD).write_bytes((attacked_run / RECORD).read_bytes())
     attack["subject"]["run_config_hash"] = "another"
     (tmp_path / ATTACK_RECORD).write_text(json.dumps(attack))
     page = check(write_run_page(tmp_path, tmp_path).read_text())
@@ -252,9 +241,9 @@ def command(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
 
 
 def test_command(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    attacked_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command(monkeypatch, f"run={run}", f"out={tmp_path}")
+    command(monkeypatch, f"run={attacked_run}", f"out={tmp_path}")
     assert capsys.readouterr().out == f"{tmp_path / REPORT}\n"
     assert [path.name for path in tmp_path.iterdir()] == [REPORT]
     with pytest.raises(SystemExit):
@@ -262,7 +251,7 @@ def test_command(
     assert "give one of run=<folder> and sweep=<folder>" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="choose another folder with out="):
-        write_run_page(run, tmp_path / "file")
+        write_run_page(attacked_run, tmp_path / "file")
 
 
 # Many runs.
