@@ -1,100 +1,62 @@
-"""Reading a page that `immunize.report.html` wrote, as a browser's parser does, with every mistake an error."""
+"""Reading a page that `immunize.report.html` wrote: as XML, for which every mistake in its markup is an error."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from dataclasses import dataclass
+from xml.etree import ElementTree
 
-VOID = {"br", "hr", "img", "input", "link", "meta"}
-Attributes = dict[str, str | None]
+Attributes = dict[str, str]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Table:
     """Caption, headings, and rows of cells."""
 
-    caption: str = ""
-    heads: list[str] = field(default_factory=list)
-    rows: list[list[str]] = field(default_factory=list)
+    caption: str
+    heads: list[str]
+    rows: list[list[str]]
 
 
-class Page(HTMLParser):
+class Page:
     """The parsed page.
 
     Attributes:
         elements: every element with its attributes, in order.
         tables: by their order.
         raw: text of style and script.
+        text: what a reader sees, white space squeezed.
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, Attributes]] = []
-        self.tables: list[Table] = []
-        self.raw: dict[str, str] = {}
-        self._text: list[str] = []
-        self._open: list[str] = []
-        self._cell: list[str] | None = None
-        self.feed(text)
-        self.close()
-        assert self._open == [], f"not closed: {self._open}"
-
-    @property
-    def text(self) -> str:
-        """What a reader sees, white space squeezed."""
-        return re.sub(r"\s+", " ", "".join(self._text))
+        code = re.compile(r"(<(style|script)>)(.*?)(</\2>)", re.DOTALL)
+        self.raw = {found[2]: found[3] for found in code.finditer(text)}
+        root = ElementTree.fromstring(code.sub(r"\1\4", text).removeprefix("<!doctype html>"))
+        self.elements = [(element.tag, element.attrib) for element in root.iter()]
+        self.text = re.sub(r"\s+", " ", _text(root))
+        self.tables = [
+            Table(
+                "".join(map(_text, of.findall("caption"))),
+                [_text(cell) for cell in of.findall("thead/tr/th")],
+                [[_text(cell) for cell in row] for row in of.findall("tbody/tr")],
+            )
+            for of in root.iter("table")
+        ]
 
     def of(self, name: str) -> list[Attributes]:
         """The attributes of every element of a name."""
         return [attributes for tag, attributes in self.elements if tag == name]
-
-    def classes(self, name: str) -> list[Attributes]:
-        """The attributes of every element of a class."""
-        return [a for _, a in self.elements if name in (a.get("class") or "").split()]
 
     def table(self, caption: str) -> Table:
         """The only table whose caption begins so."""
         (found,) = [table for table in self.tables if table.caption.startswith(caption)]
         return found
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        names = [name for name, _ in attrs]
-        assert len(set(names)) == len(names), f"an attribute twice in <{tag}>"
-        attributes = dict(attrs)
-        self.elements.append((tag, attributes))
-        if tag not in VOID:
-            self._open.append(tag)
-        if tag == "table":
-            self.tables.append(Table())
-        elif tag == "tr" and "tbody" in self._open:
-            self.tables[-1].rows.append([])
-        elif tag in ("th", "td", "caption"):
-            self._cell = []
 
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open, f"</{tag}> closes nothing"
-        assert self._open.pop() == tag, f"</{tag}> closes another element"
-        if tag in ("th", "td", "caption"):
-            text = "".join(self._cell or [])
-            if tag == "caption":
-                self.tables[-1].caption = text
-            elif "tbody" in self._open:
-                self.tables[-1].rows[-1].append(text)
-            else:
-                self.tables[-1].heads.append(text)
-            self._cell = None
-
-    def handle_data(self, data: str) -> None:
-        inside = self._open[-1] if self._open else ""
-        if inside in ("style", "script"):
-            self.raw[inside] = self.raw.get(inside, "") + data
-            return
-        self._text.append(data)
-        if self._cell is not None:
-            self._cell.append(data)
+def _text(element: ElementTree.Element) -> str:
+    return "".join(element.itertext())
 
 
 def check(text: str) -> Page:
