@@ -11,7 +11,10 @@ from immunize.report.loading import load_records
 from immunize.report.summary import write_summary
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-ATTACKS = ("attacks_digits", "attacks_linear", "attacks_small", "defence_digits", "defence_digits_vit_small")
+ATTACKS = (
+    *("attacks_digits", "attacks_linear", "attacks_linear_mnist", "attacks_small"),
+    *("defence_digits", "defence_digits_vit_small"),
+)
 OF_RUNS = {
     **{name: (name, name) for name in ("table1", "table2", "sweep_lambda")},
     **{name: ("table3", name) for name in ("table3_digits", "table3_digits_amd", "table3_small")},
