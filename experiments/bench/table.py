@@ -114,7 +114,8 @@ def readme(results: Path, experiments: Path) -> str:
     columns = ("benchmark", "measured", "limit", "met", *_MADE, "command")
     missed = verdicts.count(False)
     counts = f"{verdicts.count(True)} of {len(found)} limits are met, {missed} {'is' if missed == 1 else 'are'} missed"
-    missing = f", {verdicts.count(None)} were not measured yet" if None in verdicts else ""
+    absent = verdicts.count(None)
+    missing = f", {absent} {'was' if absent == 1 else 'were'} not measured yet" if absent else ""
     table = Table("", columns, rows).markdown(heading=False)
     return f"{_HEAD}{counts}{missing}.\n\n{table}\n{_released(results)}{_verdicts(results)}{_FILES}"
 
