@@ -145,7 +145,7 @@ def test_diverged_trial_counts_and_is_not_on_the_front(tmp_path: Path) -> None:
 
 def test_whatever_is_written_as_a_sweep_is_searched(tmp_path: Path) -> None:
     space = ["objective.learning_rate=choice(0.01,0.02)", "objective.epochs=int(interval(3,4))", "method=ill_only,ours"]
-    run_study(arguments(tmp_path, "n_trials=5", *space, "estimator=ridge"))
+    run_study(arguments(tmp_path, "n_trials=3", *space, "estimator=ridge"))
     for record in records_of(tmp_path).values():
         assert record["config"]["objective"]["learning_rate"] in (0.01, 0.02)
         assert record["training"]["fit"]["steps"] in (3, 4)

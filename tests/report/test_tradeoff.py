@@ -13,28 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from immunize.records import read_record
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.naming import PARTS
 from immunize.report.tradeoff import ESTIMATORS, TradeOff, labels, on_front, tradeoff_tables
-from tests.composing import run_tiny
 from tests.report.making import with_change, written
 
 NUMBER = st.floats(0.01, 100)
 Record = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    folder = tmp_path_factory.mktemp("tradeoff")
-    run_tiny(folder, "experiment.name=sweep_lambda")
-    return read_record(folder)
-
-
 def at(record: Record, ill: float, seed: int, numbers: tuple[float | None, float | None] = (3.0, 0.5)) -> Record:
     """The record as a run with other weights would have it, its (i) and (ii) on `fit` by `spectrum` set."""
     new = copy.deepcopy(record)
     new["seed"] = new["config"]["seed"] = seed
+    new["config"]["experiment"] = {"name": "sweep_lambda", "reduced": False}
     new["config"]["objective"] |= {"lambda_well": 2.0, "lambda_ill": ill}
     new["config"]["method"] |= {"lambda_well": 2.0, "lambda_ill": ill}
     i, ii = numbers
@@ -43,10 +35,10 @@ def at(record: Record, ill: float, seed: int, numbers: tuple[float | None, float
 
 
 @pytest.fixture
-def records(stored: Record) -> list[Record]:
+def records(stored_run: Record) -> list[Record]:
     """Three weights, two seeds: the middle one is beaten by the last, the first has the smallest (ii)."""
     numbers = {20.0: [(1.0, 0.1), (4.0, 0.4)], 2e3: [(2.0, 0.9), (2.0, 0.9)], 2e5: [(9.0, 0.3), (4.0, 0.3)]}
-    return [at(stored, ill, seed, pair) for ill, pairs in numbers.items() for seed, pair in enumerate(pairs)]
+    return [at(stored_run, ill, seed, pair) for ill, pairs in numbers.items() for seed, pair in enumerate(pairs)]
 
 
 # The front.
