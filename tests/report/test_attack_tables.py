@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from immunize.attack import ATTACK_RECORD
 from immunize.evaluation.attacks import RESOURCES
 from immunize.report.__main__ import main
+from immunize.report.attacks import page
 from immunize.report.attacks.one_run import interval_text
-from immunize.report.attacks.page import outcome, report_attacks
+from immunize.report.attacks.page import horizon_figure, outcome, report_attacks
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
 from immunize.report.attacks.tables import attack_tables, held_counts, middle, unbroken_counts
 from immunize.report.table import Table, short
@@ -190,6 +192,28 @@ def test_what_many_steps_get_back_has_a_row_for_every_method(base: Record) -> No
     rows = {row[3]: row for row in table.rows}
     assert rows["θ_0"] == ["harmful", "`last_block`", "1,000", "θ_0", "1", "1", "0", "1", "2"]
     assert rows["`ours`"][4:] == ["0.4", "0.5", "0.25", "never", "never"]
+
+
+def test_curves_of_many_steps_are_means_over_runs(
+    base: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps at which every run has a score; records of before have no curves, and no figure."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(page, "save_figure", lambda figure, stem: drawn.append(figure))
+    runs = [changed(base, "ours", seed) for seed in range(2)]
+    assert not horizon_figure(attacks_of(*runs), tmp_path / "horizon")
+    for record, curve in zip(runs, ([[1, 0.2], [10, 0.6]], [[5, 0.4]]), strict=True):
+        for of in record["attacks"]["harmful"].values():
+            numbers = {"last": 100, "area": 1.0, "end": 1.0, "deviation": 0.0, "steps": [1, 2], "curve": curve}
+            of["lora"] = {"tier": "T4", "score": {"values": [0.5]}, "horizon": [numbers]}
+    assert horizon_figure(attacks_of(*runs), tmp_path / "horizon")
+    (axis,) = drawn[0].axes
+    theta_0, ours = axis.lines
+    assert theta_0.get_linestyle() == "--"
+    steps, score = ours.get_data()
+    expected = np.where(steps < 5, np.nan, np.where(steps < 10, (0.2 + 0.4) / 2, (0.6 + 0.4) / 2))
+    np.testing.assert_allclose(score, expected)
+    assert (steps[0], steps[-1]) == (1, 100)
 
 
 def test_some_attack_alone_pays_no_more_than_the_tier(base: Record) -> None:

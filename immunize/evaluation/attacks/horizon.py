@@ -31,6 +31,7 @@ class Horizon:
         end: r(T).
         deviation: of fine-tuning.
         steps: to each of `SHARES`; None for never.
+        curve: (step, score) wherever the best score so far changed.
     """
 
     last: int
@@ -38,6 +39,7 @@ class Horizon:
     end: float
     deviation: float
     steps: tuple[int | None, ...]
+    curve: tuple[tuple[int, float], ...]
 
 
 def horizon_of(curve: Curve, theta_0: Curve, constant: float, last: int) -> Horizon | None:
@@ -62,4 +64,5 @@ def horizon_of(curve: Curve, theta_0: Curve, constant: float, last: int) -> Hori
         points[-1][1],
         1 - curve.points[-1].test / theta_0.best.test,
         tuple(None if of is None else int(of) for of in steps),
+        tuple((int(point.cost.steps), point.test) for point in curve.points),
     )

@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -32,7 +33,7 @@ from immunize.report.stored import write_results
 NAME = "table_attacks"
 OWN_SCALES = ("defence", "t4")
 """First words of the pages of `make table_defence` and `make table_t4`, whose runs have scales of their own."""
-BEST, PLANE = "best", "plane"
+BEST, PLANE, HORIZON = "best", "plane", "horizon"
 _WIDTH = 0.8
 """Of a tier's place, shared by the methods."""
 _MARKERS = {"pretrain": "o", "benign": "s"}
@@ -67,7 +68,8 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     retained = all(group.judged_by_intervals for group in attacks.groups)
     if retained:
         plane_figure(attacks, out / PLANE)
-    write_text(out / "README.md", _readme(attacks, out.name, text, retained=retained))
+    long = horizon_figure(attacks, out / HORIZON)
+    write_text(out / "README.md", _readme(attacks, out.name, text, retained=retained, long=long))
     return text
 
 
@@ -113,7 +115,7 @@ def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
     return sum(decided) / len(decided) if decided else math.nan
 
 
-def _readme(attacks: Attacks, name: str, text: str, *, retained: bool) -> str:
+def _readme(attacks: Attacks, name: str, text: str, *, retained: bool, long: bool) -> str:
     table = next((one for one in OWN_SCALES if name.startswith(one)), "attacks")
     scale, _, some = name.removeprefix(f"{table}_").partition("_")
     which = "models" if some in {record["model"] for record in attacks.records} else "harmful"
@@ -142,6 +144,7 @@ def _readme(attacks: Attacks, name: str, text: str, *, retained: bool) -> str:
         f"![{attacks.mark('best score by tier')}]({BEST}.png)",
         "",
         *([f"![{attacks.mark('retention by tier, harmful and honest')}]({PLANE}.png)", ""] if retained else []),
+        *([f"![{attacks.mark('score against steps of fine-tuning')}]({HORIZON}.png)", ""] if long else []),
         "Bars are means over runs, tasks and seeds, lines their range; dotted is the best constant answer. What the "
         "tiers and the rules of the grid are stands in docs/attacks.md.",
         "",
@@ -243,6 +246,62 @@ def plane_figure(attacks: Attacks, stem: Path) -> None:
     _legend(figure, [*attacks.methods, CONTROL])
     figure.suptitle(attacks.mark(f"What is left of what θ$_0$ teaches\n({', '.join(shapes)})"), fontsize=11)
     save_figure(figure, stem)
+
+
+def horizon_figure(attacks: Attacks, stem: Path) -> bool:
+    """Best score so far against steps of attacks that move weights, a row a task, a column an attack.
+
+    Lines are means over runs, from the first step at which all have a score; θ_0 is dashed.
+
+    Args:
+        attacks: whose records may have curves of such attacks.
+        stem: as in :func:`best_figure`.
+
+    Returns:
+        whether there was something to draw.
+    """
+    each = [
+        (group, method, {key: of for key, of in group.horizons(method).items() if all("curve" in one for one in of)})
+        for group in attacks.groups
+        for method in (THETA_0, *group.methods)
+    ]
+    rows = list(dict.fromkeys((group.name, task) for group, _, of in each for task, _ in of))
+    columns = list(dict.fromkeys(attack for *_, of in each for _, attack in of))
+    if not rows:
+        return False
+    size = (2.4 * len(columns) + 0.6, 2.1 * len(rows) + 1.0)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey="row")
+    for group, method, of in each:
+        for (task, attack), found in of.items():
+            axis = axes[rows.index((group.name, task)), columns.index(attack)]
+            steps = np.unique(np.geomspace(1, max(one["last"] for one in found), 200).astype(int))
+            line = "--" if method == THETA_0 else "-"
+            axis.plot(steps, _mean_curve(found, steps), line, color=_colour(method), linewidth=1.4)
+    for (name, task), row in zip(rows, axes, strict=True):
+        row[0].set_ylabel(f"{name}\n{task}" if len(attacks.groups) > 1 else task, fontsize=9)
+        for axis in row:
+            axis.set(xscale="log")
+            axis.set_ylim(bottom=0)
+            axis.grid(alpha=0.25, linewidth=0.6)
+            axis.spines[["top", "right"]].set_visible(False)
+    for attack, top, bottom in zip(columns, axes[0], axes[-1], strict=True):
+        top.set_title(attack, fontsize=9)
+        bottom.set_xlabel("steps", fontsize=9)
+    _legend(figure, [THETA_0, *attacks.methods])
+    figure.suptitle(attacks.mark("Best score so far of attackers who fine-tune"), fontsize=11)
+    save_figure(figure, stem)
+    return True
+
+
+def _mean_curve(found: Sequence[dict[str, Any]], steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The mean over runs of what each has reached by these steps; NaN before all have something."""
+    reached = []
+    for one in found:
+        at, score = np.array(one["curve"], dtype=np.float64).T
+        index = np.searchsorted(at, steps, side="right") - 1
+        reached.append(np.where(index < 0, np.nan, score[np.maximum(index, 0)]))
+    return np.asarray(np.mean(reached, axis=0))
 
 
 def _colour(method: str) -> str:

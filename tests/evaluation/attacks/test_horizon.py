@@ -33,6 +33,7 @@ def test_area_is_the_mean_of_retention_over_the_logarithm_of_steps() -> None:
     assert found is not None
     assert found.area == pytest.approx((0 + 0.4 + 0.8) / 3)
     assert found.steps == (100, None)
+    assert found.curve == ((10, 0.3), (100, 0.5))
     steps = np.linspace(0, 3, 300_001)
     retention = np.where(steps < 1, 0, np.where(steps < 2, 0.4, 0.8))
     assert found.area == pytest.approx(retention.mean(), abs=1e-4)
