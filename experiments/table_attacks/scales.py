@@ -87,7 +87,7 @@ SCALES = {
     "t4_digits": Scale(
         ("outputs/t4_digits",),
         ("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful,pretrain]"),
-        methods=("none", "ours", "censor", "censor_attacked", "sophon_inverse", "sophon_uniform", "mlac"),
+        methods=("none", "ours", "censor", "censor_after", "sophon_inverse", "sophon_uniform", "mlac"),
     ),
     "rotations": Scale(
         ("outputs/defence_digits",),
