@@ -6,6 +6,9 @@ With s(t) the best score after t steps, s_0 that from θ_0, c the score of the b
     area                the mean of r over log t from 1 to T: 1 is θ_0 that is there at once, 0 is never
     steps to a share    the first t with r(t) ≥ .5 or .9
     fine-tuning deviation   1 - s(T)/s_0(T), the score that the attacker lacks in the end, relative to θ_0's
+
+The last one is named after the extrinsic metric of the trap-inducing objective (openreview.net/forum?id=gfAn827WAW),
+whose abstract gives no formula: this one is ours.
 """
 
 from __future__ import annotations
