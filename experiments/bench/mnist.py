@@ -1,11 +1,12 @@
-"""MNIST 0 → 1, `method=ours`, as a user runs it: a fresh process from start to exit, against the promised limits.
+"""MNIST 0 → 1 and House Prices, `method=ours`, as a user runs them: a fresh process, against the promised limits.
 
     table 4       its 30 epochs of mini-batches of 64                              at most 90 s
-    default       conf/objective/linear_mnist.yaml, to the same or better RIR     at most 30 s
+    default       conf/objective/linear_mnist.yaml, to the same or better RIR     at most 30 s, 5 ms a step
     full batch    Algorithm 1 on the exact K, to the same or better RIR           at most 30 s
-    all                                                                           at most 1.5 GB of memory
+    all                                                                           at most 0.8 GB of memory
+    House Prices  its default, fit and cross-fit                                  at most 8 s of work, after imports
 
-Writes mnist.csv. released_code.csv beside it holds what was measured with the authors' released code.
+Writes mnist.csv and housing.csv. released_code.csv beside it holds what was measured with the authors' released code.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from typing import Any
 
 from experiments.bench.machine import HERE, read, show, timed_command, write_csv
 
-__all__ = ["CASES", "LIMIT_GB", "PAIR", "measure", "run"]
+__all__ = ["CASES", "HOUSING", "LIMIT_GB", "PAIR", "STEP_MS", "WORK_S", "measure", "run"]
 
 CASES: dict[str, tuple[float, tuple[str, ...]]] = {  # name: limit in seconds, overrides
     "table 4": (90.0, ("objective=linear_mnist_table4",)),
     "default": (30.0, ("objective=linear_mnist",)),
     "full batch": (30.0, ("objective=linear_mnist_full_batch",)),
 }
-LIMIT_GB = 1.5
+LIMIT_GB, STEP_MS, WORK_S = 0.8, 5.0, 8.0
+HOUSING = ("harmful=housing", "method=ours", "seed=0")
 PAIR = ("harmful=mnist", "harmful.pair=[0,1]", "method=ours", "seed=0")
 PARTS = ("fit", "held_out")
 ESTIMATORS = ("released", "spectrum", "ridge")
@@ -39,8 +41,8 @@ def measure(overrides: Sequence[str]) -> dict[str, Any]:
         overrides: of the command.
 
     Returns:
-        `seconds` from start to exit of the process, of which `training_s` and `evaluation_s`; `peak_gb`, the largest
-        resident set of the process in 10⁹ bytes; and RIR by part and estimator.
+        `seconds` from start to exit of the process; `work_s` without imports, of which `training_s` and
+        `evaluation_s`; `peak_gb`, the largest resident set of the process in 10⁹ bytes; and RIR by part and estimator.
 
     Raises:
         UserError: the run failed.
@@ -54,6 +56,7 @@ def measure(overrides: Sequence[str]) -> dict[str, Any]:
     return {
         "steps": steps,
         "seconds": round(seconds, 1),
+        "work_s": round(record["seconds"], 1),
         "training_s": round(training_s, 1),
         "evaluation_s": round(record["seconds_evaluating"], 1),
         "ms_a_step": round(1e3 * training_s / steps, 2),
@@ -66,7 +69,7 @@ def measure(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def run(out: Path) -> None:
-    """Run all, print them beside the released code's numbers, and write `mnist.csv`.
+    """Run all, print them beside the released code's numbers, and write `mnist.csv` and `housing.csv`.
 
     Args:
         out: the folder of results.
@@ -81,6 +84,7 @@ def run(out: Path) -> None:
         print(command, file=sys.stderr)
         rows.append({"run": name, **measure(overrides), "limit_s": limit, "command": command})
     write_csv(out / "mnist.csv", rows)
+    write_csv(out / "housing.csv", [measure(HOUSING)])
     left_out = ("command", "cores", "threads", "peak_mib", "source")
     every = [*rows, *read(HERE / "released_code.csv")]
     show("MNIST 0 → 1, ours, one process", [{k: v for k, v in row.items() if k not in left_out} for row in every])

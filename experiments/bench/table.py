@@ -83,6 +83,7 @@ def lines(results: Path, experiments: Path) -> list[Line]:
         *_of_part(results, "start", "start.csv", _start),
         *_of_part(results, "busy", "busy.csv", _busy),
         *_of_part(results, "mnist", "mnist.csv", _mnist),
+        *_of_part(results, "mnist", "housing.csv", _housing),
         *_of_part(results, "scaling", "exponents.csv", _growth),
         *_table2(experiments / "table2"),
         *_closed_form(experiments / "closed_form_mnist"),
@@ -156,7 +157,8 @@ _FILES = """
 | --- | --- |
 | `start.csv`, `imports.csv` | a command before its work; the packages that imports of the default run take longest |
 | `busy.csv` | commands alone and beside busy processes |
-| `mnist.csv`, `released_code.csv` | an MNIST run with its RIR; the authors' released code on the same pair |
+| `mnist.csv`, `housing.csv` | runs of an MNIST pair with their RIR, and one of House Prices |
+| `released_code.csv` | the authors' released code on the same pair |
 | `step_time.csv` | one Algorithm 1 step, the fast path against the printed one; nothing is promised |
 | `scaling.csv`, `exponents.csv`, `scaling.png` | time and memory of a step over D, N and batch size; exponents |
 | `deep_step.csv`, `deep_cache.csv`, `deep_pooled.csv` | deep nets against their limits |
@@ -209,8 +211,17 @@ def _mnist(rows: list[Row]) -> Iterator[Told]:
             told = row and beside and f"{row[key]:.0f} against {beside[key]:.0f}"
             met = row and beside and row[key] >= beside[key]
             yield _line(f"the same: RIR on `fit`, `{estimator}`, beside {first}'s", "≥", told, met)
+    row, told = _at(rows, run="default"), "{ms_a_step} ms"
+    yield _within("default: a step", f"{mnist.STEP_MS:g} ms", row, told, "ms_a_step", mnist.STEP_MS)
     said, largest = "the same: peak memory of a process", max(rows, key=lambda row: float(row["peak_gb"]), default=None)
     yield _within(said, f"{mnist.LIMIT_GB} GB", largest, "{peak_gb} GB", "peak_gb", mnist.LIMIT_GB)
+
+
+def _housing(rows: list[Row]) -> Iterator[Told]:
+    row, said = (rows[0] if rows else None), "House Prices, `ours`, default: fit, cross-fit and measuring"
+    yield _within(
+        said, f"{mnist.WORK_S:g} s", row, "{work_s} s, {seconds} s from start to exit", "work_s", mnist.WORK_S
+    )
 
 
 def _growth(rows: list[Row]) -> Iterator[Told]:
