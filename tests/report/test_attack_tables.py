@@ -18,7 +18,7 @@ from immunize.evaluation.attacks import RESOURCES
 from immunize.report.__main__ import main
 from immunize.report.attacks import page
 from immunize.report.attacks.one_run import interval_text
-from immunize.report.attacks.page import horizon_figure, outcome, report_attacks
+from immunize.report.attacks.page import horizon_figure, outcome, plane_figure, report_attacks
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
 from immunize.report.attacks.tables import attack_tables, held_counts, middle, unbroken_counts
 from immunize.report.table import Table, short
@@ -214,6 +214,13 @@ def test_curves_of_many_steps_are_means_over_runs(
     expected = np.where(steps < 5, np.nan, np.where(steps < 10, (0.2 + 0.4) / 2, (0.6 + 0.4) / 2))
     np.testing.assert_allclose(score, expected)
     assert (steps[0], steps[-1]) == (1, 100)
+
+
+def test_harmful_tasks_alone_have_no_plane(base: Record, tmp_path: Path) -> None:
+    record = changed(base, "ours", 0)
+    for part in ("tasks", "results", "attacks", "best_so_far", "verdicts"):
+        record[part] = {"harmful": record[part]["harmful"]}
+    assert not plane_figure(attacks_of(record), tmp_path / "plane")
 
 
 def test_some_attack_alone_pays_no_more_than_the_tier(base: Record) -> None:

@@ -65,9 +65,7 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     write_results(attacks.records, out)
     write_text(out / "table.md", text)
     best_figure(attacks, out / BEST)
-    retained = all(group.judged_by_intervals for group in attacks.groups)
-    if retained:
-        plane_figure(attacks, out / PLANE)
+    retained = all(group.judged_by_intervals for group in attacks.groups) and plane_figure(attacks, out / PLANE)
     long = horizon_figure(attacks, out / HORIZON)
     write_text(out / "README.md", _readme(attacks, out.name, text, retained=retained, long=long))
     return text
@@ -217,7 +215,7 @@ def best_figure(attacks: Attacks, stem: Path) -> None:
     save_figure(figure, stem)
 
 
-def plane_figure(attacks: Attacks, stem: Path) -> None:
+def plane_figure(attacks: Attacks, stem: Path) -> bool:
     """Retention of honest tasks against that of the harmful one, a row a kind of data, a column a tier that has both.
 
     A defence belongs to the upper left corner. Lines are 95 % intervals.
@@ -225,6 +223,9 @@ def plane_figure(attacks: Attacks, stem: Path) -> None:
     Args:
         attacks: whose records have retentions.
         stem: as in :func:`best_figure`.
+
+    Returns:
+        whether there was something to draw: harmful tasks alone have no such plane.
     """
     honest = {
         tier
@@ -232,6 +233,8 @@ def plane_figure(attacks: Attacks, stem: Path) -> None:
         for tier in group.tiers
         if any(group.tried(CONTROL, kind, tier) for kind in _MARKERS)
     }
+    if not honest:
+        return False
     size = (1.7 * len(honest) + 0.8, 1.9 * len(attacks.groups) + 1.5)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(attacks.groups), len(honest), squeeze=False, sharex=True, sharey=True)
@@ -246,6 +249,7 @@ def plane_figure(attacks: Attacks, stem: Path) -> None:
     _legend(figure, [*attacks.methods, CONTROL])
     figure.suptitle(attacks.mark(f"What is left of what θ$_0$ teaches\n({', '.join(shapes)})"), fontsize=11)
     save_figure(figure, stem)
+    return True
 
 
 def horizon_figure(attacks: Attacks, stem: Path) -> bool:
