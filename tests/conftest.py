@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,13 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """What was set aside is freed at the end, or libraries tell of leaks."""
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def hydra_forgets() -> None:
+    """A command that another test called in this process has left its settings with Hydra."""
+    if (hydra := sys.modules.get("hydra.core.hydra_config")) is not None:
+        hydra.HydraConfig.instance().cfg = None
 
 
 @pytest.fixture
