@@ -23,7 +23,7 @@ from experiments.reporting import report_runs
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.report.curves import save_figure
-from immunize.report.naming import RATIOS, pair_title
+from immunize.report.naming import RATIOS
 from immunize.report.table import Table, short
 
 COLUMNS = ("trained", "η", "λ_P ×", "λ_H ×", "runs", "RIR ↑", "(i) ↑", "(ii) ↓", "D_P accuracy, points ↑", "front")
@@ -42,15 +42,16 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> Path:
     """See the module's note, and :func:`report_runs`."""
-    return report_runs(arguments, "network_front", "What an RIR costs in accuracy", "make front SCALE={scale}", build)
-
-
-def build(records: Sequence[dict[str, Any]], out: Path) -> tuple[Table, str]:
-    """The table, and the figure in `out`."""
-    found = points_of(records)
-    out.mkdir(parents=True, exist_ok=True)
-    draw(found, f"{records[0]['model']}, {pair_title(records[0])}", out / "front")
-    return table_of(found), "![RIR against D_P's accuracy](front.png)"
+    return report_runs(
+        arguments,
+        "network_front",
+        "What an RIR costs in accuracy",
+        "make front SCALE={scale}",
+        read=points_of,
+        table_of=table_of,
+        draw=draw,
+        figure=("front", "RIR against D_P's accuracy"),
+    )
 
 
 def points_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:

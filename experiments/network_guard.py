@@ -21,18 +21,16 @@ from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.records import whole_config
 from immunize.report.curves import save_figure
-from immunize.report.naming import in_order, pair_title
+from immunize.report.naming import in_order
 from immunize.report.table import NOTHING, Table
 
 SETTING = ["method", "precondition"]
-SHARES = {
-    "well_kept": "κ(H_P) did not rise",
-    "ill_kept": "κ(H_H) did not fall",
+OF_TERM = {"well_kept": "κ(H_P) did not rise", "ill_kept": "κ(H_H) did not fall"}
+SHARES = OF_TERM | {
     "promises_kept": "both, or the only one",
     "eta_lambda_within_bounds": "ηλ within the bounds",
     "broken_within_bounds": "within them, and broken",
 }
-OF_TERM = {"well_kept": "κ(H_P) did not rise", "ill_kept": "κ(H_H) did not fall"}
 NOTES = [
     "Shares of the steps in percent, means over the seeds and, in brackets, the smallest and the largest. H is that of "
     "the features of the step's batch, before and after the step.",
@@ -51,16 +49,15 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> Path:
     """See the module's note, and :func:`report_runs`."""
     return report_runs(
-        arguments, "network_guard", "How often a network keeps the promise of Theorem 4.3", "make guard", build
+        arguments,
+        "network_guard",
+        "How often a network keeps the promise of Theorem 4.3",
+        "make guard",
+        read=shares_of,
+        table_of=table_of,
+        draw=draw,
+        figure=("kept", "share of the steps that moved κ as promised"),
     )
-
-
-def build(records: Sequence[dict[str, Any]], out: Path) -> tuple[Table, str]:
-    """The table, and the figure in `out`."""
-    found = shares_of(records)
-    out.mkdir(parents=True, exist_ok=True)
-    draw(found, f"{records[0]['model']}, {pair_title(records[0])}", out / "kept")
-    return table_of(found), "![share of the steps that moved κ as promised](kept.png)"
 
 
 def shares_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -75,7 +72,7 @@ def shares_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
         if facts is None:
             raise UserError("these runs were not guarded: give them guard=warn")
         weights = whole_config(record)["method"]
-        lacking = {f"{term}_kept" for term in ("well", "ill") if f"lambda_{term}" not in weights}
+        lacking = {name for name in OF_TERM if f"lambda_{name.removesuffix('_kept')}" not in weights}
         found = {name: None if name in lacking else 100 * facts[name] / facts["steps"] for name in SHARES}
         rows.append(
             {"method": record["method"], "precondition": weights["precondition"], "steps": facts["steps"]} | found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from immunize.errors import UserError
 from immunize.report.loading import load_records
@@ -14,7 +14,10 @@ from immunize.report.provenance import made_with, readme, versions_of
 from immunize.report.stored import write_results
 from immunize.report.table import Table
 
-__all__ = ["digit_pairs", "key_values", "made_now", "report_runs"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["digit_pairs", "key_values", "machine_of", "made_now", "report_runs"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -49,7 +52,11 @@ def report_runs(
     script: str,
     title: str,
     target: str,
-    build: Callable[[Sequence[Record], Path], tuple[Table, str]],
+    *,
+    read: Callable[[Sequence[Record]], pd.DataFrame],
+    table_of: Callable[[pd.DataFrame], Table],
+    draw: Callable[[pd.DataFrame, str, Path], None],
+    figure: tuple[str, str],
 ) -> Path:
     """Write table.md, a figure, README.md and the records of some runs into `out=`, and print the folder.
 
@@ -58,7 +65,10 @@ def report_runs(
         script: in this folder.
         title: of the page, before the data and the model.
         target: of `make`; "{scale}" is what the preset's name ends in.
-        build: from the records and a folder the table, and the figure that it leaves there, as Markdown.
+        read: from the records what is shown of them.
+        table_of: it, as a table.
+        draw: it, with a title, as a figure to a path without suffix.
+        figure: the name of its file, and what it shows.
 
     Raises:
         UserError: a bad argument, or no finished run.
@@ -70,13 +80,15 @@ def report_runs(
     except (FileNotFoundError, ValueError) as error:
         raise UserError(str(error)) from None
     out, first = Path(given.get("out", f"experiments/{name}")), records[0]
-    table, figure = build(records, out)
-    text = table.markdown(heading=False)
+    found, (file_name, shows) = read(records), figure
+    out.mkdir(parents=True, exist_ok=True)
+    draw(found, f"{first['model']}, {pair_title(first)}", out / file_name)
+    text = table_of(found).markdown(heading=False)
     write_results(records, out)
     page = readme(
         f"{title}: {pair_title(first)}, {first['model']}",
         [("runs", f"{len(records)}"), *made_with(records), versions_of(records)],
-        [figure, "", text],
+        [f"![{shows}]({file_name}.png)", "", text],
         target=f" `{target.format(scale=name.partition('_')[2])}`, that is, with θ_0 there,",
         commands=[
             f"python -m immunize.train experiment={name}",
@@ -104,16 +116,20 @@ def digit_pairs(text: str) -> list[tuple[int, int]]:
     return [(int(word[0]), int(word[1])) for word in words]
 
 
+def machine_of(record: Record) -> str:
+    """Processor, cores and memory that it was made with."""
+    return "{processor}, {cores} cores, {memory_gib} GiB".format_map(record["hardware"])
+
+
 def made_now(command: str) -> list[tuple[str, str]]:
     """Facts of a page that this process writes: command, commit, date, machine, versions."""
     from immunize.records import provenance
 
     own = provenance()
-    hardware = own["hardware"]
     return [
         ("command", f"`{command}`"),
         ("commit", str(own["git_commit"])),
         ("date", time.strftime("%Y-%m-%d", time.gmtime())),
-        ("machine", f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB"),
+        ("machine", machine_of(own)),
         ("versions", ", ".join(f"{name} {own['versions'][name]}" for name in SHOWN)),
     ]

@@ -24,7 +24,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reporting import key_values
+from experiments.reporting import key_values, machine_of
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.report.naming import HARDER_BY, NO_HARDER
@@ -290,7 +290,7 @@ def _run_of(record: dict[str, Any]) -> dict[str, Any]:
         LOG_II: log_ii,
         "commit": str(record["git_commit"]),
         "date": record["started"][:10],
-        "machine": "{processor}, {cores} cores, {memory_gib} GiB".format_map(record["hardware"]),
+        "machine": machine_of(record),
     }
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reporting import key_values
+from experiments.reporting import key_values, machine_of
 from experiments.search import ARGUMENTS, keeps, own_records
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
@@ -134,7 +134,7 @@ def _trial(place: tuple[str, ...], value: float, setting: str, records: Sequence
         "validation_fraction": config["objective"]["validation_fraction"],
         "commits": " ".join(sorted({str(record["git_commit"]) for record in records})),
         "date": min(record["started"] for record in records)[:10],
-        "machine": "{processor}, {cores} cores, {memory_gib} GiB".format_map(records[0]["hardware"]),
+        "machine": machine_of(records[0]),
     }
 
 

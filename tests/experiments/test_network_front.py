@@ -12,6 +12,7 @@ import pytest
 from experiments import network_front
 from immunize.errors import UserError
 from immunize.records import RECORD
+from tests.report.making import written
 
 # (layers, η, multiplier of λ_H) to (RIR of seed 0, change of the accuracy); seed 1 has four times the RIR, a point less
 PLANTED: dict[tuple[str, float, float | None], tuple[float, float]] = {
@@ -25,7 +26,8 @@ PLANTED: dict[tuple[str, float, float | None], tuple[float, float]] = {
 @pytest.fixture
 def runs(finished_network: Path, tmp_path: Path) -> Path:
     stored: dict[str, Any] = json.loads((finished_network / RECORD).read_text())
-    for number, ((layers, rate, own), (rir, gain)) in enumerate(PLANTED.items()):
+    records = []
+    for (layers, rate, own), (rir, gain) in PLANTED.items():
         for seed in (0, 1):
             record = copy.deepcopy(stored)
             record["seed"] = seed
@@ -35,10 +37,8 @@ def runs(finished_network: Path, tmp_path: Path) -> Path:
             }  # fmt: skip
             record["metrics_groups"]["held_out"]["spectrum"]["rir"] = rir * 4**seed
             record["pretrain_accuracy"] = {"before": 90.0, "after": 90.0 + gain - seed}
-            folder = tmp_path / "runs" / f"{number}{seed}"
-            folder.mkdir(parents=True)
-            (folder / RECORD).write_text(json.dumps(record))
-    return tmp_path / "runs"
+            records.append(record)
+    return written(records, tmp_path / "runs")
 
 
 def test_a_row_is_the_mean_of_the_seeds_and_the_front_is_what_nothing_beats(runs: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from experiments import network_guard
 from immunize.errors import UserError
 from immunize.records import RECORD
+from tests.report.making import written
 
 # (method, preconditioning) to the steps of ten in which κ(H_P) did not rise, κ(H_H) did not fall; seed 1 has one more
 PLANTED: dict[tuple[str, str], tuple[int, int]] = {
@@ -24,7 +25,8 @@ PLANTED: dict[tuple[str, str], tuple[int, int]] = {
 @pytest.fixture
 def runs(finished_network: Path, tmp_path: Path) -> Path:
     stored: dict[str, Any] = json.loads((finished_network / RECORD).read_text())
-    for number, ((method, precondition), (well, ill)) in enumerate(PLANTED.items()):
+    records = []
+    for (method, precondition), (well, ill) in PLANTED.items():
         for seed in (0, 1):
             record = copy.deepcopy(stored) | {"method": method, "seed": seed}
             weights = {"lambda_ill": 1.0} | ({"lambda_well": 1.0} if method == "ours" else {})
@@ -34,10 +36,8 @@ def runs(finished_network: Path, tmp_path: Path) -> Path:
                 "theorem_step": False, "steps": 10, "eta_lambda_within_bounds": 3, "promises_kept": min(well, ill),
                 "well_kept": well + seed, "ill_kept": ill + seed, "broken_within_bounds": 2 * seed,
             }  # fmt: skip
-            folder = tmp_path / "runs" / f"{number}{seed}"
-            folder.mkdir(parents=True)
-            (folder / RECORD).write_text(json.dumps(record))
-    return tmp_path / "runs"
+            records.append(record)
+    return written(records, tmp_path / "runs")
 
 
 def test_shares_of_the_steps_by_setting(runs: Path, tmp_path: Path) -> None:
