@@ -5,7 +5,8 @@ from a linear probe (:mod:`immunize.evaluation.attacks.starting`), or at zero, o
 everywhere in the grid. Every learning rate is run to the end, with a cosine schedule; other variants of what moves then
 get the rate that was best by validation. The rates do not race as in T1: weights that start to move first unlearn what
 the probe knew, so that after a few steps the smallest rate looks best, and through some features more than through
-others. The probe with nothing moved is a candidate too.
+others. The probe with nothing moved is a candidate too. Where one names every validation image right, it and the larger
+rates end at that step: no later look could be chosen.
 
 Measuring costs more than training here: a candidate is looked at four times a decade, on so many images drawn at random
 from the validation rows and from the test rows, the same for every extractor.
@@ -42,6 +43,9 @@ LOOKS = 4
 """A decade; two looks are a factor of 1.8 in steps apart."""
 
 AT_ONCE = 256
+
+PERFECT = 1.0
+"""Accuracy on the validation rows."""
 
 UNTOUCHED = "the probe alone"
 """What the candidate is called that trains nothing."""
@@ -123,13 +127,15 @@ class FineTuning(Attack):
         n_runs = len(rates) + len(variants) - 1
         steps = min(self.steps, allowed.affordable(max(task.flops(variant) for variant in variants), n_runs))
         runs = [_Run(task, middle, rate, steps) for rate in rates]
+        last = steps
         for run in runs:
-            run.finish()
+            run.finish(last)
+            last = run.step if run.best >= PERFECT else last
         best = max(runs, key=lambda run: run.best).rate  # of equals the smaller rate
         for variant in variants:
             if variant != middle:
                 runs.append(_Run(task, variant, best, steps))
-                runs[-1].finish()
+                runs[-1].finish(steps)
         traces = [run.meter.trace() for run in runs]
         if self.probe is not None:
             traces.insert(0, task.untouched(middle))
@@ -202,11 +208,11 @@ class _Run(Candidate):
         super().__init__(self.optimizer.param_groups, rate, steps, meter)
         self.batches = batches(len(task.y), task.batch, task.seed)
 
-    def finish(self) -> None:
-        """Train to the end, and look now and then."""
+    def finish(self, last: int) -> None:
+        """Train to this step, or until every validation image is named right, and look now and then."""
         looks = set(look_steps(self.steps, LOOKS))
         self.meter.resume()
-        while self.step < self.steps and not self.meter.diverged:
+        while self.step < last and self.best < PERFECT and not self.meter.diverged:
             self.set_rates()
             loss = self._loss()
             self.optimizer.zero_grad()

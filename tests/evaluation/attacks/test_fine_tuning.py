@@ -26,6 +26,7 @@ from immunize.evaluation.attacks import (
     Ridge,
     Rows,
     attack_all,
+    fine_tuning,
 )
 from immunize.evaluation.attacks.curves import best_so_far
 from immunize.evaluation.attacks.starting import probed_head
@@ -199,6 +200,21 @@ def test_every_rate_runs_to_the_end() -> None:
     traces = attack.run(task(), Budget(30), 0).traces
     assert [trace.label for trace in traces] == [f"lr {rate}, cosine over 30" for rate in ("1e-05", "0.001", "0.1")]
     assert [trace.spent.steps for trace in traces] == [30, 30, 30]
+
+
+def test_training_ends_where_no_later_look_could_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    attack = dataclasses.replace(ATTACKS["all"], learning_rates=(1e-3, 0.03, 0.3), measured=3)
+
+    def found() -> tuple[Any, list[int]]:
+        traces = attack.run(task(), Budget(100), 0).traces
+        points = best_so_far([(trace.label, trace.points) for trace in traces]).points
+        return [(p.cost.steps, p.validation, p.test) for p in points], [trace.spent.steps for trace in traces]
+
+    curve, spent = found()
+    assert curve[-1][1] == 1.0
+    assert spent[0] == 100 > spent[1] > spent[2] == curve[-1][0]
+    monkeypatch.setattr(fine_tuning, "PERFECT", 2.0)
+    assert found() == (curve, [100, 100, 100])
 
 
 def test_trunk_is_paid_for_once_and_is_no_step() -> None:
