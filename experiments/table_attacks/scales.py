@@ -86,7 +86,10 @@ SCALES = {
     ),
     "t4_digits": Scale(
         ("outputs/t4_digits",),
-        ("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful,pretrain]"),
+        (
+            *("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful,pretrain]"),
+            *for_harmful("last_block_10_percent", "last_block_1_percent", "lora", "full_finetune"),
+        ),
         methods=("none", "ours", "censor", "censor_after", "sophon_inverse", "sophon_uniform", "mlac"),
     ),
     "rotations": Scale(

@@ -2,8 +2,9 @@
 
 A new linear head behind the features and the weights that move are trained together on cross-entropy. The head starts
 from a linear probe (:mod:`immunize.evaluation.attacks.starting`), or at zero, on features divided by σ_1(X)/√N as
-everywhere in the grid. Every learning rate is run to the end, with a cosine schedule; other variants of what moves then
-get the rate that was best by validation. The rates do not race as in T1: weights that start to move first unlearn what
+everywhere in the grid. Every learning rate is run to the end, with a cosine schedule, or over fewer steps with one of
+its own; what is left to run, other variants of what moves included, then gets the rate that was best by validation. The
+rates do not race as in T1: weights that start to move first unlearn what
 the probe knew, so that after a few steps the smallest rate looks best, and through some features more than through
 others. The probe with nothing moved is a candidate too. Where one names every validation image right, it and the larger
 rates end at that step: no later look could be chosen.
@@ -61,6 +62,7 @@ class FineTuning(Attack):
         head_multiplier: the new head's rate over that of the weights.
         probe: what the new head starts from; None starts it at zero.
         steps: most of one candidate; the budget may allow fewer.
+        tuning_steps: of a candidate that tries a learning rate, where `steps` is more; None tries each over all of them.
         flops: most of all candidates together, in place of the budget's: an image's pass through a network costs a
             hundred to a thousand times that of its features through a head. None keeps the budget's.
         batch_size: B; all images where there are fewer.
@@ -77,6 +79,7 @@ class FineTuning(Attack):
     head_multiplier: float = 10.0
     probe: Ridge | None = None
     steps: int = 200
+    tuning_steps: int | None = None
     flops: float | None = None
     batch_size: int = 64
     share: float = 1.0
@@ -93,6 +96,10 @@ class FineTuning(Attack):
             raise UserError(f"head_multiplier has to be positive, it is {self.head_multiplier:g}")
         if self.steps < 1 or self.batch_size < 2 or self.measured < 1:
             raise UserError("steps and measured have to be 1 or more, batch_size 2 or more")
+        if self.tuning_steps is not None and self.tuning_steps < 1:
+            raise UserError(
+                f"tuning_steps={self.tuning_steps} has to be 1 or more; null tries every rate over all steps"
+            )
         if not 0 < self.share <= 1:
             raise UserError(f"share={self.share:g} of the training images has to lie above 0 and be at most 1")
         if self.flops is not None and not self.flops > 0:
@@ -124,16 +131,18 @@ class FineTuning(Attack):
         variants, rates = self.variants(), sorted(self.learning_rates)
         middle = variants[len(variants) // 2]
         allowed = budget if self.flops is None else Budget(budget.steps, self.flops)
-        n_runs = len(rates) + len(variants) - 1
+        short = self.tuning_steps is not None and self.tuning_steps < self.steps
+        n_runs = len(rates) + len(variants) - (not short)
         steps = min(self.steps, allowed.affordable(max(task.flops(variant) for variant in variants), n_runs))
-        runs = [_Run(task, middle, rate, steps) for rate in rates]
-        last = steps
+        tuned = min(self.tuning_steps, steps) if self.tuning_steps else steps
+        runs = [_Run(task, middle, rate, tuned) for rate in rates]
+        last = tuned
         for run in runs:
             run.finish(last)
             last = run.step if run.best >= PERFECT else last
         best = max(runs, key=lambda run: run.best).rate  # of equals the smaller rate
         for variant in variants:
-            if variant != middle:
+            if variant != middle or tuned < steps:
                 runs.append(_Run(task, variant, best, steps))
                 runs[-1].finish(steps)
         traces = [run.meter.trace() for run in runs]

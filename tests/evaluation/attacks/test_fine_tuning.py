@@ -202,6 +202,18 @@ def test_every_rate_runs_to_the_end() -> None:
     assert [trace.spent.steps for trace in traces] == [30, 30, 30]
 
 
+def test_rates_are_tried_over_fewer_steps_and_the_best_runs_to_the_end() -> None:
+    attack = dataclasses.replace(ATTACKS["lora"], tuning_steps=10, measured=50)
+    traces = attack.run(task(), Budget(40), 0).traces
+    assert [trace.spent.steps for trace in traces] == [10, 10, 40, 40]
+    tried = {trace.label.split(", ")[1]: max(point.validation for point in trace.points) for trace in traces[:2]}
+    assert {trace.label.split(", ")[1] for trace in traces[2:]} == {max(tried, key=tried.__getitem__)}
+    alone = dataclasses.replace(ATTACKS["lora"], tuning_steps=100).run(task(), Budget(40), 0)
+    assert [trace.label for trace in alone.traces] == [
+        t.label for t in ATTACKS["lora"].run(task(), Budget(40), 0).traces
+    ]
+
+
 def test_training_ends_where_no_later_look_could_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     attack = dataclasses.replace(ATTACKS["all"], learning_rates=(1e-3, 0.03, 0.3), measured=3)
 
@@ -328,6 +340,7 @@ def test_images_that_are_too_many_for_the_memory_are_computed_when_asked_for(mon
         (lambda: LastBlock(**SMALL | {"steps": 0}), "steps"),
         (lambda: LastBlock(**SMALL | {"batch_size": 1}), "batch_size"),
         (lambda: LastBlock(**SMALL | {"flops": 0.0}), "flops=0"),
+        (lambda: LastBlock(**SMALL | {"tuning_steps": 0}), "tuning_steps=0"),
     ],
 )
 def test_bad_settings_are_refused(make, words: str) -> None:
