@@ -62,7 +62,7 @@ class FineTuning(Attack):
         head_multiplier: the new head's rate over that of the weights.
         probe: what the new head starts from; None starts it at zero.
         steps: most of one candidate; the budget may allow fewer.
-        tuning_steps: of a candidate that tries a learning rate, where `steps` is more; None tries each over all of them.
+        tuning_steps: of a candidate that tries a learning rate, where `steps` is more; None: all of them.
         flops: most of all candidates together, in place of the budget's: an image's pass through a network costs a
             hundred to a thousand times that of its features through a head. None keeps the budget's.
         batch_size: B; all images where there are fewer.
