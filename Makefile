@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:  # no record of an interrupted training
+unexport PYTHONDONTWRITEBYTECODE  # or every process compiles again what it imports
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
 .PHONY: help install demo sanity test lowest bounds lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front guard table_attacks table_defence table_t4 clean
 

@@ -30,7 +30,7 @@ CONSOLE = "import sys; sys.argv[0] = 'immunize-train'; from immunize.train impor
 INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CONSOLE
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["immunize.pipeline.assemble", "timm", "matplotlib.figure"])
+_SERVER.set_forkserver_preload(["tests.conftest", "immunize.pipeline.assemble", "timm", "matplotlib.figure"])
 
 
 class Command:

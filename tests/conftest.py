@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from immunize.importing import start_quickly
+
+start_quickly()  # as the commands do, before any test imports Lightning
+
 
 def pytest_collection_finish() -> None:
     """Every run collects garbage, so that its memory is its own; what imports have left is not searched each time."""
