@@ -79,17 +79,20 @@ class Trace:
         points: in ascending order of steps; empty if it never had a finite output.
         status: "finished" or "diverged"; what a diverging candidate had reached before counts.
         spent: everything it took, measured or not.
+        steps: that it was to take; it may have ended before where no later look could have been chosen.
     """
 
     label: str
     points: tuple[Point, ...]
     status: str
     spent: Cost
+    steps: int = 0
 
     def after(self, setup: Cost, prefix: str = "") -> Trace:
         """The same candidate when something had to be paid before its first step."""
         points = tuple(replace(point, cost=setup + point.cost) for point in self.points)
-        return replace(self, label=f"{prefix}{self.label}", points=points, spent=setup + self.spent)
+        steps = setup.steps + self.steps if self.steps else 0
+        return replace(self, label=f"{prefix}{self.label}", points=points, spent=setup + self.spent, steps=steps)
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class FineTuning(Attack):
             if variant != middle or tuned < steps:
                 runs.append(_Run(task, variant, best, steps))
                 runs[-1].finish(steps)
-        traces = [run.meter.trace() for run in runs]
+        traces = [replace(run.meter.trace(), steps=0 if run.meter.diverged else run.steps) for run in runs]
         if self.probe is not None:
             traces.insert(0, task.untouched(middle))
         return Outcome(tuple(trace.after(task.setup) for trace in traces))

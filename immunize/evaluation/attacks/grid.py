@@ -191,7 +191,7 @@ def _cell(attack: Attack, outcome: Outcome, constant: float) -> Cell:
             {
                 "label": trace.label,
                 "status": trace.status,
-                "steps": trace.spent.steps,
+                "steps": max(trace.steps, trace.spent.steps),
                 "validation": max((point.validation for point in trace.points), default=None),
             }
             for trace in outcome.traces

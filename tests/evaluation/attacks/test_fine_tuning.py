@@ -225,6 +225,8 @@ def test_training_ends_where_no_later_look_could_be_chosen(monkeypatch: pytest.M
     curve, spent = found()
     assert curve[-1][1] == 1.0
     assert spent[0] == 100 > spent[1] > spent[2] == curve[-1][0]
+    cell = attack_all(task(), [Entry("all", attack, {})], Budget(100), 0)["all"]
+    assert [candidate["steps"] for candidate in cell["candidates"]] == [100, 100, 100]
     monkeypatch.setattr(fine_tuning, "PERFECT", 2.0)
     assert found() == (curve, [100, 100, 100])
 
