@@ -68,6 +68,9 @@ class FineTuning(Attack):
         batch_size: B; all images where there are fewer.
         share: of the training images, at most 1, drawn at random, that the attacker has.
         measured: most validation images, and most test images, that a candidate is measured on.
+        shift: training images are moved by up to so much of their side, at most 1, in each direction, and cropped; each
+            image by a draw of its own in every step. 0 leaves them as they are.
+        flip: every other of them, drawn likewise, is mirrored, which no digit survives.
         batch_statistics: BatchNorm uses the statistics of the batch, and dropout is on, as in ordinary training.
 
     Raises:
@@ -84,6 +87,8 @@ class FineTuning(Attack):
     batch_size: int = 64
     share: float = 1.0
     measured: int = 1000
+    shift: float = 0.0
+    flip: bool = False
     batch_statistics: bool = True
     needs: ClassVar[Needs] = "model"
     version: ClassVar[int] = 2  # 1: the probe with nothing moved became a candidate; 2: rates no longer race
@@ -102,6 +107,8 @@ class FineTuning(Attack):
             )
         if not 0 < self.share <= 1:
             raise UserError(f"share={self.share:g} of the training images has to lie above 0 and be at most 1")
+        if not 0 <= self.shift < 1:
+            raise UserError(f"shift={self.shift:g} of an image's side has to be at least 0 and below 1")
         if self.flops is not None and not self.flops > 0:
             raise UserError(f"flops={self.flops:g}: a budget has to be positive; null is that of attack.budget")
 
@@ -118,6 +125,19 @@ class FineTuning(Attack):
     def inputs(self, network: Network) -> tuple[Inputs, Cost]:
         """What `module` takes, and what it cost to compute that once."""
         return network.images, Cost()
+
+    def augmented(self, x: Tensor, seed: int) -> Tensor:
+        """Images (B, channels, height, width) as a step of training sees them, by `shift` and `flip`."""
+        if not self.shift and not self.flip:
+            return x
+        from torchvision.transforms import v2
+
+        size = x.shape[-2:]
+        margins = [round(self.shift * side) for side in reversed(size)]
+        moved = v2.Compose([v2.RandomCrop(size, padding=margins), v2.RandomHorizontalFlip(0.5 * self.flip)])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return torch.stack([moved(image) for image in x])
 
     def variants(self) -> Sequence[Hashable]:
         """Ways of moving the weights that are all tried, with one learning rate for all."""
@@ -185,9 +205,11 @@ class _Task:
         run.look()
         return replace(run.meter.trace(), label=UNTOUCHED)
 
-    def loss(self, module: nn.Module, rows: Numbers) -> Tensor:
-        """Cross-entropy of some training rows."""
-        x = self.inputs.at(self.network.train[rows]).to(self.network.device)
+    def loss(self, module: nn.Module, rows: Numbers, step: int = 0) -> Tensor:
+        """Cross-entropy of some training rows, in this step of training."""
+        images = self.inputs.at(self.network.train[rows])
+        drawn = np.random.SeedSequence((self.seed, step)).generate_state(1)
+        x = self.attack.augmented(images, int(drawn[0])).to(self.network.device)
         return nn.functional.cross_entropy(module(x), self.y[torch.from_numpy(rows)].to(self.network.device))
 
     def flops(self, variant: Hashable) -> float:
@@ -236,7 +258,7 @@ class _Run(Candidate):
         rows = next(self.batches)
         self.net.train(self.task.attack.batch_statistics)
         everything = np.arange(len(self.task.y))
-        return self.task.loss(self.net, everything if isinstance(rows, slice) else rows.numpy())
+        return self.task.loss(self.net, everything if isinstance(rows, slice) else rows.numpy(), self.step)
 
     def look(self) -> None:
         """Tell the meter."""

@@ -231,6 +231,38 @@ def test_training_ends_where_no_later_look_could_be_chosen(monkeypatch: pytest.M
     assert found() == (curve, [100, 100, 100])
 
 
+def test_augmentation_changes_training_images_alone_and_by_the_seed() -> None:
+    x = torch.arange(4 * 3 * 8 * 6, dtype=torch.float32).reshape(4, 3, 8, 6)
+    plain = FullFinetune(**SMALL)
+    assert plain.augmented(x, 0) is x
+    shifted = dataclasses.replace(plain, shift=0.25)
+    rng = torch.get_rng_state()
+    once, again, other = (shifted.augmented(x, seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
+    for image, original in zip(once, x, strict=True):  # by up to 2 of 8 rows and 2 (of 1.5) of 6 columns, zeros around
+        wide = nn.functional.pad(original, (2, 2, 2, 2))
+        windows = [wide[:, i : i + 8, j : j + 6] for i in range(5) for j in range(5)]
+        assert any(torch.equal(image, window) for window in windows)
+    mirrored = dataclasses.replace(plain, flip=True).augmented(x.repeat(8, 1, 1, 1), 0)
+    kinds = {
+        "as it was" if torch.equal(one, of) else "mirrored" if torch.equal(one, of.flip(-1)) else "neither"
+        for one, of in zip(mirrored, x.repeat(8, 1, 1, 1), strict=True)
+    }
+    assert kinds == {"as it was", "mirrored"}
+
+    still = FullFinetune(**STILL)
+    moved = dataclasses.replace(still, shift=0.5)  # nothing is learned, so that images of measuring alone could matter
+    assert scores(moved) == scores(still)
+    assert scores(dataclasses.replace(plain, shift=0.5)) != scores(plain)
+    assert scores(dataclasses.replace(plain, shift=0.5)) == scores(dataclasses.replace(plain, shift=0.5))
+
+
+def scores(attack: FullFinetune) -> list[tuple[float, float]]:
+    return [(p.validation, p.test) for trace in attack.run(task(), Budget(20), 0).traces for p in trace.points]
+
+
 def test_trunk_is_paid_for_once_and_is_no_step() -> None:
     points = ATTACKS["last_block"].run(task(), Budget(10), 0).traces[0].points
     assert points[0].cost.samples == 60 + 16 * points[0].cost.steps
@@ -343,6 +375,9 @@ def test_images_that_are_too_many_for_the_memory_are_computed_when_asked_for(mon
         (lambda: LastBlock(**SMALL | {"batch_size": 1}), "batch_size"),
         (lambda: LastBlock(**SMALL | {"flops": 0.0}), "flops=0"),
         (lambda: LastBlock(**SMALL | {"tuning_steps": 0}), "tuning_steps=0"),
+        (lambda: FullFinetune(shift=1.0, **SMALL), "shift=1"),
+        (lambda: LastBlock(shift=0.1, **SMALL), "sees once"),
+        (lambda: LastBlock(flip=True, **SMALL), "sees once"),
     ],
 )
 def test_bad_settings_are_refused(make, words: str) -> None:
