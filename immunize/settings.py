@@ -57,7 +57,7 @@ def _precondition(*known: str) -> Rule:
 LINEAR_RULES: tuple[Rule, ...] = (
     (
         "method.name",
-        lambda value: value not in ("censor", "simulated"),
+        lambda value: value not in ("censor", "contract", "simulated"),
         "another for a linear model, such as erase, which is there in closed form what censor trains a network to be",
     ),
     ("objective.loss", lambda value: value in LINEAR_LOSSES, f"one of {', '.join(LINEAR_LOSSES)} for a linear model"),

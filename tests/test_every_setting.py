@@ -394,6 +394,7 @@ DEEP = (
     World(("method=erase",), ("method.*",)),
     World(("method=censor",), OF_METHODS),
     World(("method=censor", *ATTACKED), ("method.attack_*",)),
+    World(("method=contract", *ATTACKED, "method.attack_optimizer=sgd"), OF_METHODS),
     World(("method=simulated", *ATTACKED, "method.attack_optimizer=sgd"), OF_METHODS),
     World(("objective.epochs_on=longest",)),
     World(("objective.balance=false", "objective.lambda_well=1e-4", "objective.lambda_ill=1")),

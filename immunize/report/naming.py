@@ -7,7 +7,7 @@ from typing import Any
 
 _METHODS = (
     *("ours", "ours_rir", "closed_form", "opt_kappa", "opt_kappa_fit", "imma", "ill_only", "well_only"),
-    *("erase", "censor", "simulated", "none"),
+    *("erase", "censor", "contract", "simulated", "none"),
 )
 
 

@@ -33,7 +33,8 @@ def step(method: str, world: int, out: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", ["ours", "ours at features", "opt_kappa", "imma", "censor", "censor after steps", "simulated"]
+    "method",
+    ["ours", "ours at features", "opt_kappa", "imma", "censor", "censor after steps", "simulated", "contract"],
 )
 def test_loss_gradient_kappa_and_rir_are_those_of_one_process(method: str, tmp_path: Path) -> None:
     one, two = step(method, 1, tmp_path / "one"), step(method, 2, tmp_path / "two")

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from immunize.features import DeepExtractor, Features, preconditioned_features
 from immunize.objective import Objective, deep, gather_rows, task_loss
 from immunize.objective.censor import Censor
+from immunize.objective.contract import Contract
 from immunize.objective.imma import Imma
 from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
@@ -33,6 +34,7 @@ METHODS = {
     "opt_kappa": OptKappa,
     "censor": lambda: Censor(depths=["2"], lambda_ill=1e-2),
     "censor after steps": lambda: Censor(attack_steps=2, attack_learning_rate=0.1, attack_batch_size=3),
+    "contract": lambda: Contract(attack_steps=2, attack_learning_rate=0.1, attack_batch_size=3),
     "simulated": lambda: SimulatedFineTuning(attack_steps=2, attack_learning_rate=0.1, attack_batch_size=3),
     "imma": lambda: Imma(inner_steps=2, inner_learning_rate=0.1),
 }
