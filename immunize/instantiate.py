@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import is_deep
 from immunize.errors import UserError
@@ -17,7 +18,10 @@ from immunize.errors import UserError
 if TYPE_CHECKING:
     from immunize.data import Source
 
-__all__ = ["build", "build_sources"]
+__all__ = ["build", "build_named", "build_sources"]
+
+NOT_ARGUMENTS = ("name", "kind", "columns")
+"""Keys of a model, method or start that its class does not take: its name in records, and what the run itself reads."""
 
 
 def build(node: Mapping[str, Any], **arguments: Any) -> Any:
@@ -48,6 +52,14 @@ def build(node: Mapping[str, Any], **arguments: Any) -> Any:
         if isinstance(cause, ImportError):
             raise UserError(f"{target} needs a package that is not installed: {cause}") from error
         raise UserError(f"{target}: {cause}" if cause else str(error)) from error
+
+
+def build_named(node: Mapping[str, Any], **arguments: Any) -> Any:
+    """:func:`build` of a model, a method or a start, without `NOT_ARGUMENTS`."""
+    container = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
+    assert isinstance(container, Mapping)
+    kept = {str(key): value for key, value in container.items() if key not in NOT_ARGUMENTS}
+    return build(OmegaConf.create(kept), **arguments)
 
 
 def build_sources(cfg: Mapping[str, Any]) -> tuple[Source, Source]:

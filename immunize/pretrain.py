@@ -18,7 +18,7 @@ from immunize.cli import command, sigint_restored, teller
 from immunize.config import config_hash, is_deep, resolved
 from immunize.effects import apart, asked_for, idle_in_pretraining, refuse_idle
 from immunize.errors import DivergedError, UserError
-from immunize.instantiate import build
+from immunize.instantiate import build, build_named
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
 from immunize.schemas import PretrainConfig
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from immunize.data.images import ImageSource, ImageSplits
+    from immunize.features import DeepExtractor
     from immunize.pipeline.fit import Fit
 
 __all__ = ["main", "run"]
@@ -172,23 +173,21 @@ class Pretraining:
         """Train in place, from where the checkpoint says if the training is to go on; the network is on its device."""
         from immunize.data.images.sampling import StreamSampler, stream_loader
         from immunize.pipeline.fit import train
-        from immunize.training.callbacks import Progress, Resuming, place_in
+        from immunize.training.callbacks import Progress, Resuming
 
         images = self.splits.fit
         batches = max(1, len(images) // self.batch_size)
         sampler = StreamSampler(len(images), self.batch_size, batches, seed=self.seed, stream=0)
-        place = place_in(checkpoint, run_hash) if self.resume else None
-        if place is not None:
-            sampler.leave_out(*place)
+        resuming = Resuming(checkpoint, run_hash, resume=self.resume)
+        if resuming.place is not None:
+            sampler.leave_out(*resuming.place)
         module = self.new_module(self.network.train(), self.epochs * batches)
-        throughput = Progress("pre-training", quiet=quiet)
-        trainer = self.new_trainer([throughput, Resuming(checkpoint, run_hash)])
+        trainer = self.new_trainer([Progress("pre-training", quiet=quiet), resuming])
         loader = stream_loader(images, sampler, workers=self.workers)
         try:
-            fit = train(module, loader, trainer, label="", checkpoint=None if place is None else checkpoint)
+            fit = train(module, loader, trainer, label="", checkpoint=resuming.begins_with)
         except DivergedError as error:
             raise UserError(f"{error}; lower learning_rate") from error
-        fit.facts = {"resumed": None if place is None else {"epoch": place[0], "step": place[1]}} | throughput.facts()
         self.network.to(trainer.strategy.root_device).eval()
         return fit
 
@@ -216,18 +215,18 @@ def assemble(cfg: DictConfig, source: ImageSource) -> Pretraining:
     Raises:
         UserError: a bad setting, or images that cannot be used.
     """
-    from immunize.data.images.pair import set_aside
+    from immunize.data.images.pair import without_aside
     from immunize.objective import task_loss
-    from immunize.pipeline.assemble import network_of, new_trainer, theta_0_facts
+    from immunize.pipeline.assemble import new_trainer, theta_0_facts
     from immunize.training.module import SupervisedModule
 
     own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
     node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})
     assert isinstance(node, DictConfig)
-    net = network_of(node, source.n_classes, cfg.seed)
+    net: DeepExtractor = build_named(node, n_classes=source.n_classes, seed=cfg.seed)
     splits = source.splits(net.transform(train=cfg.augment), net.transform())
     if cfg.validation_fraction > 0:
-        splits, _ = set_aside(splits, cfg.validation_fraction, seed=cfg.seed, role="pretrain")
+        splits, _ = without_aside(splits, cfg.validation_fraction, seed=cfg.seed, role="pretrain")
     loss, rates = task_loss("ce", cfg.label_smoothing), (cfg.learning_rate, cfg.weight_decay)
     epochs, clip, trainer = cfg.epochs, cfg.clip, cfg.trainer
     return Pretraining(

@@ -17,7 +17,7 @@ from immunize.cli import command, sigint_restored, tell, teller
 from immunize.config import hash_of_run, is_deep, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
-from immunize.instantiate import build_sources
+from immunize.instantiate import build_named, build_sources
 from immunize.processes import is_first, process_count, run_processes, started_outside
 from immunize.records import RECORD, read_record
 from immunize.settings import check_folder, check_settings, refuse_finished
@@ -54,12 +54,12 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     check_folder(folder)
     pretrain, harmful = sources
     teller(quiet)(f"{cfg.method.name}: {pretrain.name} against {harmful.name}, seed {cfg.seed}: loading")
-    from immunize.pipeline.assemble import assemble, method_maker
+    from immunize.pipeline.assemble import assemble
     from immunize.pipeline.experiment import run as fit_evaluate_record
     from immunize.pipeline.record import new_record
 
     clock, settings = time.perf_counter(), resolved(cfg)
-    method = method_maker(cfg)()
+    method = build_named(cfg.method)
     record = new_record(settings, method, given)
     count = process_count(cfg.trainer) if is_deep(cfg) and method.trains else 1
     with sigint_restored():

@@ -20,7 +20,7 @@ from immunize import evaluate, threads, train
 from immunize.config import config_hash, hash_of_run, resolved
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor, Features, extract, save_weights
-from immunize.pipeline.assemble import network_of
+from immunize.instantiate import build_named
 from immunize.pipeline.features import Measured, both_features
 from immunize.pipeline.fit import TRAINING
 from immunize.records import CHECKPOINT, read_record
@@ -202,7 +202,7 @@ def test_features_that_die_in_training_are_a_divergence(
     monitor_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sees it first: the monitor or the method."""
-    monkeypatch.setattr("immunize.pipeline.network.Progress", Dead)
+    monkeypatch.setattr("immunize.pipeline.fit.Progress", Dead)
     record = run_tiny_deep(tmp_path, "objective.max_steps=3", f"monitor_every={monitor_every}")
     assert record["status"] == "diverged"
     assert record["training"]["fit"]["diverged"] == {"step": 1, "term": "features of pretrain", "value": "0.0"}
@@ -239,7 +239,7 @@ def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch = steps_an_epoch(whole[1])
-    with killed(monkeypatch, "immunize.pipeline.network.Progress", epoch + 2):
+    with killed(monkeypatch, "immunize.pipeline.fit.Progress", epoch + 2):
         run_tiny_deep(tmp_path, "resume=true")
     assert read_record(tmp_path)["status"] == "interrupted"
     record = run_tiny_deep(tmp_path, "resume=true")
@@ -323,7 +323,7 @@ def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> No
 def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with killed(monkeypatch, "immunize.pipeline.network.Progress", 2):
+    with killed(monkeypatch, "immunize.pipeline.fit.Progress", 2):
         run_tiny_deep(tmp_path, "resume=true")
     record = run_tiny_deep(tmp_path, "resume=true", "objective.max_steps=3")
     assert record["training"]["fit"]["resumed"] is None
@@ -336,7 +336,7 @@ def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
 def a_theta_0(folder: Path, seed: int) -> Path:
     """Some weights of the tiny network, always in the same file."""
     file = folder / "theta_0.safetensors"
-    save_weights(file, network_of(tiny_deep().model, 5, seed).full_state_dict())
+    save_weights(file, build_named(tiny_deep().model, n_classes=5, seed=seed).full_state_dict())
     return file
 
 

@@ -40,8 +40,7 @@ from immunize.features import (
     released_network,
     state_digest,
 )
-from immunize.instantiate import build
-from immunize.pipeline.assemble import network_of
+from immunize.instantiate import build, build_named
 
 __all__ = ["NetworkTarget", "network_target"]
 
@@ -208,11 +207,12 @@ def _theta_0(pointed: Pointed, reference: str | None, n_classes: int) -> DeepExt
     weights = model.get("checkpoint")
     if weights is not None and not Path(weights).expanduser().is_file():
         raise CheckpointError(f"θ_0's weights are not at {weights}: name their file with reference=<file>")
-    if pointed.record:
-        return network_of(model, n_classes, pointed.nodes.seed)
-    if model.checkpoint is None and not model.pretrained:
+    if not pointed.record and model.checkpoint is None and not model.pretrained:
         raise UserError("there is no θ_0 to compare with: give its weights with reference=<file>")
-    return network_of(model, None, 0)  # its classifier is that of the weights, whatever the data
+    # Of a checkpoint its classifier is that of the weights, whatever the data.
+    of_run = {"n_classes": n_classes, "seed": pointed.nodes.seed} if pointed.record else {"n_classes": None, "seed": 0}
+    net: DeepExtractor = build_named(model, **of_run)
+    return net
 
 
 def _immunized(theta_0: DeepExtractor, pointed: Pointed) -> Released:

@@ -10,10 +10,12 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
 import torch
 from lightning import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
@@ -25,8 +27,9 @@ from immunize.data.scaling import Standardizer
 from immunize.data.splits import ROLES, Part, Role, Source, fingerprint_of, random_generator
 from immunize.errors import DataError
 
-__all__ = ["MODES", "PairParts", "PairedData", "WholeSampler", "batch_loader", "whole_loader"]
+__all__ = ["MODES", "Pair", "PairParts", "PairedData", "WholeSampler", "batch_loader", "set_aside", "whole_loader"]
 
+Rows = np.ndarray[Any, np.dtype[np.int64]]
 Mode = Literal["max_size_cycle", "min_size"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 """CombinedLoader's modes in which every batch holds rows of both data sets; an objective needs both."""
@@ -57,7 +60,110 @@ class PairParts:
         return PairParts(*(Part(part.x @ basis, part.y) for part in (self.pretrain, self.harmful)))
 
 
-class PairedData(LightningDataModule):
+class Pair(LightningDataModule):
+    """What rows and images have in common: two sources, how they are batched, and what is set aside.
+
+    Args:
+        sources: of D_P and D_H.
+        batch_size: of each data set in a mini-batch; None for full-batch.
+        mode: CombinedLoader's mode, one of `MODES`.
+        validation_fraction: share of the fit rows of each data set that is set aside, 0 to 0.9.
+        seed: of the validation split and of the order.
+
+    Raises:
+        DataError: for values outside these ranges.
+    """
+
+    def __init__(
+        self, sources: dict[Role, Any], *, batch_size: int | None, mode: str, validation_fraction: float, seed: int
+    ) -> None:
+        super().__init__()
+        self.sources, self.batch_size, self.mode = sources, batch_size, mode
+        self.validation_fraction, self.seed = validation_fraction, seed
+        if mode not in MODES:
+            raise DataError(
+                f"pairing is {mode!r}, but has to be one of {', '.join(MODES)}: every batch needs rows of both"
+            )
+        if batch_size is not None and batch_size < 2:
+            raise DataError(f"objective.batch_size={batch_size}, but a spectrum needs at least 2 rows or images")
+        if not 0 <= validation_fraction <= MAX_VALIDATION_FRACTION:
+            raise DataError(
+                f"objective.validation_fraction={validation_fraction}, but it has to be between 0 and "
+                f"{MAX_VALIDATION_FRACTION}"
+            )
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether a training batch is the whole pair."""
+        return self.batch_size is None
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """For each role "regression", "binary" or "classification"."""
+        return {role: self.sources[role].task for role in ROLES}
+
+    @property
+    def held_out_protocol(self) -> str:
+        """How the pair comes by held-out rows: "cross_fit" if either data set has none of its own, else "split"."""
+        return "cross_fit" if "cross_fit" in {of.held_out_protocol for of in self.sources.values()} else "split"
+
+    def source(self, role: Role) -> Any:
+        """The source of one data set."""
+        return self.sources[role]
+
+    def train_dataloader(self) -> CombinedLoader:
+        """Batches of both data sets.
+
+        Returns:
+            a loader of ``{"pretrain": (x, y), "harmful": (x, y)}``. Of rows, full-batch, it has `passes` batches, which
+            are views of the rows and must not be written into. Of images, x is (B / processes, 3, H, W) float32, y
+            int64, and its samplers have `set_epoch`, which Lightning calls.
+
+        Raises:
+            DataError: if a batch of images cannot be shared equally by the processes.
+        """
+        return CombinedLoader({role: self._train_loader(role) for role in ROLES}, cast(Mode, self.mode))
+
+    @abstractmethod
+    def _train_loader(self, role: Role) -> DataLoader[Any]:
+        """Batches of one data set."""
+
+    def _check_sizes(self, sizes: dict[Role, int]) -> None:
+        if self.batch_size is not None and self.batch_size > max(sizes.values()):
+            told = ", ".join(f"{self.sources[role].name}: {sizes[role]} rows" for role in ROLES)
+            raise DataError(
+                f"objective.batch_size={self.batch_size} is larger than both data sets ({told}); choose a smaller one, "
+                "or for a linear model null, for full-batch steps"
+            )
+
+
+def set_aside(n: int, fraction: float, *, seed: int, role: Role, what: str) -> tuple[Rows, Rows]:
+    """Split the rows that are fitted on into what stays and what is for validation.
+
+    Args:
+        n: N.
+        fraction: share that is set aside, rounded to whole rows.
+        seed: of the draw.
+        role: whose rows they are; D_P and D_H are drawn independently of each other.
+        what: they are, for messages: how many of what.
+
+    Returns:
+        indices of both, int64, in ascending order.
+
+    Raises:
+        DataError: if either part would have fewer than 2 rows.
+    """
+    n_aside = round(n * fraction)
+    if min(n_aside, n - n_aside) < 2:
+        raise DataError(
+            f"validation_fraction={fraction} splits the {what} into {n - n_aside} and {n_aside}, but both parts "
+            "need at least 2; choose another fraction"
+        )
+    order = random_generator(seed, VALIDATION_STREAM, ROLES.index(role)).permutation(n)
+    return np.sort(order[n_aside:]), np.sort(order[:n_aside])
+
+
+class PairedData(Pair):
     """Both data sets of an experiment, checked, hashed and batched.
 
     Args:
@@ -85,31 +191,15 @@ class PairedData(LightningDataModule):
         validation_fraction: float = 0.0,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.pretrain, self.harmful = pretrain, harmful
-        self.batch_size, self.passes, self.mode = batch_size, passes, mode
-        self.validation_fraction, self.seed = validation_fraction, seed
-        self._check_options()
+        sources: dict[Role, Any] = {"pretrain": pretrain, "harmful": harmful}
+        super().__init__(sources, batch_size=batch_size, mode=mode, validation_fraction=validation_fraction, seed=seed)
+        if passes < 1:
+            raise DataError(f"passes={passes}, but an epoch needs at least 1")
+        self.passes = passes
         self._fit: PairParts | None = None
         self._validation: PairParts | None = None
         self._held_out: PairParts | None = None
         self._loaded: LoadedPair | None = None
-
-    @property
-    def full_batch(self) -> bool:
-        """Whether a training batch is the whole pair."""
-        return self.batch_size is None
-
-    @property
-    def tasks(self) -> dict[str, str]:
-        """For each role "regression" or "binary"."""
-        return {"pretrain": self.pretrain.task, "harmful": self.harmful.task}
-
-    @property
-    def held_out_protocol(self) -> str:
-        """How the pair comes by held-out rows: "cross_fit" if either data set has none of its own, else "split"."""
-        protocols = (self.pretrain.held_out_protocol, self.harmful.held_out_protocol)
-        return "cross_fit" if "cross_fit" in protocols else "split"
 
     @property
     def fit(self) -> PairParts:
@@ -163,22 +253,13 @@ class PairedData(LightningDataModule):
         self._loaded = self._load()
         splits = self._loaded.splits
         fit = PairParts(splits["pretrain"].fit, splits["harmful"].fit)
-        self._check_batch_size(fit)
+        self._check_sizes({role: len(fit.of(role)) for role in ROLES})
         held_out = (splits["pretrain"].held_out, splits["harmful"].held_out)
         if held_out[0] is not None and held_out[1] is not None:
             self._held_out = PairParts(held_out[0], held_out[1])
         if self.validation_fraction > 0:
             fit, self._validation = self._set_aside(fit)
         self._fit = fit
-
-    def train_dataloader(self) -> CombinedLoader:
-        """Batches of both data sets.
-
-        Returns:
-            a loader of ``{"pretrain": (x, y), "harmful": (x, y)}``; full-batch it has `passes` batches, which are views
-            of the rows and must not be written into.
-        """
-        return CombinedLoader({role: self._train_loader(role) for role in ROLES}, cast(Mode, self.mode))
 
     def val_dataloader(self) -> CombinedLoader | list[Any]:
         """The validation rows of both data sets as one batch; an empty list if there are none."""
@@ -213,18 +294,14 @@ class PairedData(LightningDataModule):
             their split.
         """
         return PairedData(
-            CrossFitted(self.pretrain, seed),
-            CrossFitted(self.harmful, seed),
+            CrossFitted(self.sources["pretrain"], seed),
+            CrossFitted(self.sources["harmful"], seed),
             batch_size=self.batch_size,
             passes=self.passes,
             mode=self.mode,
             validation_fraction=self.validation_fraction,
             seed=self.seed,
         )
-
-    def source(self, role: Role) -> Source:
-        """The source of one data set."""
-        return self.pretrain if role == "pretrain" else self.harmful
 
     @property
     def _of_both(self) -> LoadedPair:
@@ -237,13 +314,13 @@ class PairedData(LightningDataModule):
         prints = tuple(fingerprint_of(self.source(role)) for role in ROLES)
         if prints in _LATEST:
             return _LATEST[prints]
-        loaded = load_pair(self.pretrain, self.harmful)
+        loaded = load_pair(*(self.sources[role] for role in ROLES))
         if None not in prints:
             _LATEST.clear()
             _LATEST[prints] = loaded
         return loaded
 
-    def _train_loader(self, role: Role) -> torch.utils.data.DataLoader[Any]:
+    def _train_loader(self, role: Role) -> DataLoader[Any]:
         part = self.fit.of(role)
         if self.batch_size is None:
             return whole_loader(part, self.passes)
@@ -252,47 +329,13 @@ class PairedData(LightningDataModule):
 
     def _set_aside(self, fit: PairParts) -> tuple[PairParts, PairParts]:
         """Split every data set's fit rows into what stays and what is for validation."""
-        stays, aside = [], []
+        parts: list[tuple[Part, Part]] = []
         for role in ROLES:
             part = fit.of(role)
-            n_aside = round(len(part) * self.validation_fraction)
-            if min(n_aside, len(part) - n_aside) < 2:
-                raise DataError(
-                    f"objective.validation_fraction={self.validation_fraction} splits the {len(part)} rows of "
-                    f"{self.source(role).name} ({role}) into {len(part) - n_aside} and {n_aside}, but both parts need "
-                    f"at least 2; choose another fraction"
-                )
-            rng = random_generator(self.seed, VALIDATION_STREAM, ROLES.index(role))
-            order = torch.from_numpy(rng.permutation(len(part)))
-            aside.append(part.take(order[:n_aside].sort().values))
-            stays.append(part.take(order[n_aside:].sort().values))
-        return PairParts(*stays), PairParts(*aside)
-
-    def _check_options(self) -> None:
-        if self.mode not in MODES:
-            raise DataError(
-                f"pairing is {self.mode!r}, but has to be one of {', '.join(MODES)}: every batch needs rows of both"
-            )
-        if self.passes < 1:
-            raise DataError(f"passes={self.passes}, but an epoch needs at least 1")
-        if self.batch_size is not None and self.batch_size < 2:
-            raise DataError(
-                f"objective.batch_size={self.batch_size}, but a spectrum needs 2 rows (null takes all of them)"
-            )
-        if not 0 <= self.validation_fraction <= MAX_VALIDATION_FRACTION:
-            raise DataError(
-                f"objective.validation_fraction={self.validation_fraction}, but it has to be between 0 and "
-                f"{MAX_VALIDATION_FRACTION}"
-            )
-
-    def _check_batch_size(self, fit: PairParts) -> None:
-        larger = max(len(fit.pretrain), len(fit.harmful))
-        if self.batch_size is not None and self.batch_size > larger:
-            raise DataError(
-                f"objective.batch_size={self.batch_size} is larger than both data sets ({self.pretrain.name}: "
-                f"{len(fit.pretrain)} rows, {self.harmful.name}: {len(fit.harmful)} rows); choose a smaller one, or "
-                f"null for full-batch steps"
-            )
+            what = f"{len(part)} rows of {self.source(role).name} ({role})"
+            rows = set_aside(len(part), self.validation_fraction, seed=self.seed, role=role, what=what)
+            parts.append((part.take(torch.from_numpy(rows[0])), part.take(torch.from_numpy(rows[1]))))
+        return PairParts(*(stays for stays, _ in parts)), PairParts(*(aside for _, aside in parts))
 
 
 class WholeSampler(Sampler[slice]):

@@ -24,11 +24,11 @@ from immunize.data import ROLES
 from immunize.errors import UserError
 from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, ProbeCurve, probe
 from immunize.evaluation.groups import GROUP_SIZE, N_GROUPS, draw_groups, group_ratio, group_spectra
-from immunize.evaluation.numbers import spectrum_numbers
+from immunize.evaluation.numbers import by_extractor, spectrum_numbers
 from immunize.evaluation.pooled import block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.evaluation.separability import separability
-from immunize.evaluation.verdicts import VERDICTS_BY, verdicts_of
+from immunize.evaluation.verdicts import VERDICTS_BY, verdict_numbers, verdicts_of
 from immunize.spectrum import DEFAULT_RHO, ESTIMATORS
 
 __all__ = [
@@ -108,8 +108,8 @@ def evaluate_deep(
             for part in PARTS
         },
         "pretrain_accuracy": accuracy,
-        "probe_accuracy": _nested(curves, _at_milestones),
-        "curves": {"probe": _nested(curves, ProbeCurve.numbers)},
+        "probe_accuracy": {optimizer: by_extractor(of, _at_milestones) for optimizer, of in curves.items()},
+        "curves": {"probe": {optimizer: by_extractor(of, ProbeCurve.numbers) for optimizer, of in curves.items()}},
         "spectra": spectra,
     }
 
@@ -179,9 +179,7 @@ def _groups(features: Features, part: str, seed: int, settings: EvaluationSettin
 
 
 def _verdicts(metrics: Mapping[str, Any], accuracy: Mapping[str, float]) -> dict[str, Any]:
-    """Those of `fit`, and under "held_out" those of it, as records of linear runs have them."""
-    of = {part: verdicts_of(metrics[part][VERDICTS_BY], accuracy).numbers() for part in PARTS}
-    return {**of["fit"], "part": "fit", "held_out": of["held_out"]}
+    return verdict_numbers({part: verdicts_of(metrics[part][VERDICTS_BY], accuracy) for part in PARTS})
 
 
 Curves = dict[str, dict[str, dict[str, ProbeCurve]]]
@@ -219,10 +217,3 @@ def _at_milestones(curve: ProbeCurve) -> dict[str, float]:
     """Accuracy in percent at the milestones that the curve reaches, and at its end."""
     at = {str(step): value for step in MILESTONES if (value := curve.at(step)) is not None}
     return at | {"end": curve.accuracy[-1]}
-
-
-def _nested(curves: Curves, what: Any) -> dict[str, Any]:
-    return {
-        optimizer: {role: {which: what(curve) for which, curve in of.items()} for role, of in roles.items()}
-        for optimizer, roles in curves.items()
-    }

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from immunize.data import ROLES
 from immunize.evaluation.decomposition import Decomposition, Rows, compress, decompose
+from immunize.evaluation.numbers import by_extractor, ratio_numbers, spectrum_numbers
 from immunize.evaluation.probe import DEFAULT_STEPS, NormRatioCurve, norm_ratio_curve
 from immunize.evaluation.separability import Separability, probe_accuracy, separability
-from immunize.evaluation.verdicts import VERDICTS_BY, Verdicts, verdicts_of
+from immunize.evaluation.verdicts import VERDICTS_BY, Verdicts, verdict_numbers, verdicts_of
 from immunize.memoize import memoize
 from immunize.spectrum import (
     DEFAULT_RHO,
@@ -31,7 +32,7 @@ from immunize.spectrum import (
 if TYPE_CHECKING:
     from immunize.data import PairParts
 
-__all__ = ["PartEvaluation", "evaluate_part", "least_squares_targets"]
+__all__ = ["PartEvaluation", "evaluate_part", "least_squares_targets", "part_numbers"]
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,16 @@ class PartEvaluation:
     Attributes:
         ratios: one entry an estimator.
         verdicts: Definition 3.1 by the `spectrum` estimator.
-        curves: (data set, extractor) to its curve; "pretrain" and "harmful", "immunized" and "identity".
-        spectra: of H, by the same keys.
-        separability: what a ridge probe can learn, by the same keys.
+        curves: data set -> extractor -> its curve; "pretrain" and "harmful", "immunized" and "identity".
+        spectra: of H, likewise.
+        separability: what a ridge probe can learn, likewise.
     """
 
     ratios: dict[Estimator, ImmunizationRatio]
     verdicts: Verdicts
-    curves: dict[tuple[str, str], NormRatioCurve | None]
-    spectra: dict[tuple[str, str], Spectrum]
-    separability: dict[tuple[str, str], Separability]
+    curves: dict[str, dict[str, NormRatioCurve | None]]
+    spectra: dict[str, dict[str, Spectrum]]
+    separability: dict[str, dict[str, Separability]]
 
 
 def evaluate_part(
@@ -88,9 +89,9 @@ def evaluate_part(
             )
             for estimator in ESTIMATORS
         }
-        curves: dict[tuple[str, str], NormRatioCurve | None] = {
-            **{(role, "immunized"): _curve(of, probe_steps) for role, of in immunized.items()},
-            **{(role, "identity"): of.curve for role, of in baselines.items()},
+        curves = {
+            role: {"immunized": _curve(immunized[role], probe_steps), "identity": baselines[role].curve}
+            for role in ROLES
         }
     x, y = parts.pretrain.x, parts.pretrain.y
     told_apart = tasks["pretrain"] != "regression" and bool((y != y[0]).any())
@@ -98,17 +99,38 @@ def evaluate_part(
     loss = (immunized["pretrain"].loss, identity["pretrain"].loss, identity["pretrain"].energy)
     verdicts = verdicts_of(vars(ratios[VERDICTS_BY]), accuracy, loss)
     both = {"immunized": immunized, "identity": identity}
-    spectra: dict[tuple[str, str], Spectrum] = {
-        (role, which): of[role].spectrum for role in ROLES for which, of in both.items()
-    }
-    learned: dict[tuple[str, str], Separability] = {
-        (role, which): separability(
-            parts.of(role).x @ theta if which == "immunized" else parts.of(role).x, parts.of(role).y
-        )
+    spectra = {role: {which: of[role].spectrum for which, of in both.items()} for role in ROLES}
+    learned = {
+        role: {"immunized": separability(of.x @ theta, of.y), "identity": separability(of.x, of.y)}
         for role in ROLES
-        for which in both
+        for of in (parts.of(role),)
     }
     return PartEvaluation(ratios, verdicts, curves, spectra, learned)
+
+
+def part_numbers(parts: Mapping[str, PartEvaluation]) -> dict[str, Any]:
+    """Everything that a record holds of these parts of the data, of which the first is "fit", for `record.update`."""
+    each: dict[str, dict[str, Any]] = {
+        part: {
+            "metrics": {estimator: ratio_numbers(ratio) for estimator, ratio in of.ratios.items()},
+            "separability": of.separability,
+            "steps_to_norm_ratio": by_extractor(of.curves, _steps_to),
+            "curves": by_extractor(of.curves, _points),
+            "spectra": by_extractor(of.spectra, spectrum_numbers),
+        }
+        for part, of in parts.items()
+    }
+    numbers: dict[str, Any] = {name: {part: of[name] for part, of in each.items()} for name in each["fit"]}
+    numbers["curves"] = {"norm_ratio": numbers["curves"]}
+    return {**numbers, "verdicts": verdict_numbers({part: of.verdicts for part, of in parts.items()})}
+
+
+def _steps_to(curve: NormRatioCurve | None) -> dict[str, int | None]:
+    return {} if curve is None else {f"{threshold:g}": step for threshold, step in curve.steps_to.items()}
+
+
+def _points(curve: NormRatioCurve | None) -> dict[str, Any] | None:
+    return None if curve is None else dict(zip(("steps", "ratio"), curve.thinned(), strict=True))
 
 
 def least_squares_targets(y: Tensor, task: str) -> Tensor:

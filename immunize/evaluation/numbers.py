@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from immunize.spectrum import ConditionNumber, ImmunizationRatio, Spectrum
 
-__all__ = ["RATIOS", "ratio_numbers", "spectrum_numbers"]
+__all__ = ["RATIOS", "by_extractor", "ratio_numbers", "spectrum_numbers"]
 
 _ENDS = 8
 """Singular values at either end of a spectrum that a record keeps however many there are."""
@@ -48,6 +49,11 @@ def spectrum_numbers(spectrum: Spectrum, points: int = 48) -> dict[str, Any]:
     spaced = np.linspace(1, k, min(points, k)).round().astype(int)
     index = sorted({*ends, *spaced.tolist()})
     return {"rank": k, "index": index, "sigma": [float(spectrum.values[i - 1]) for i in index]}
+
+
+def by_extractor(found: Mapping[str, Mapping[str, Any]], numbers: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
+    """What was found of each data set and extractor, as numbers."""
+    return {role: {which: numbers(one) for which, one in of.items()} for role, of in found.items()}
 
 
 def _validity(kappa: ConditionNumber) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from immunize.spectrum import ACCURACY_SLACK, EASE_SLACK, HARDER_BY, Estimator
 
-__all__ = ["LOSS_SLACK", "VERDICTS_BY", "Verdicts", "verdicts_of"]
+__all__ = ["LOSS_SLACK", "VERDICTS_BY", "Verdicts", "verdict_numbers", "verdicts_of"]
 
 LOSS_SLACK = 0.01
 """(c) asks for ≈; the optimal loss may rise by this share of the targets' mean square (ours; the paper gives none)."""
@@ -53,6 +53,12 @@ class Verdicts:
     def numbers(self) -> dict[str, Any]:
         """As a record has them: without what there is not."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def verdict_numbers(parts: Mapping[str, Verdicts]) -> dict[str, Any]:
+    """As a record has them: those of `fit`, and under the name of each other part those of it."""
+    of = {part: verdicts.numbers() for part, verdicts in parts.items()}
+    return {**of.pop("fit"), "part": "fit", **of}
 
 
 def verdicts_of(

@@ -13,7 +13,8 @@ import torch
 from omegaconf import OmegaConf
 
 from immunize.errors import UserError
-from immunize.pipeline.assemble import assemble, method_maker
+from immunize.instantiate import build_named
+from immunize.pipeline.assemble import assemble
 from immunize.pipeline.experiment import run
 from immunize.pipeline.record import new_record
 from immunize.processes import end_with_parent, is_first
@@ -25,7 +26,7 @@ def main(path: Path) -> int:
     clock, spec = time.perf_counter(), json.loads(path.read_text(encoding="utf-8"))
     settings = OmegaConf.create(spec["config"])
     try:
-        record = new_record(spec["config"], method_maker(settings)()) | {"command": spec["command"]}
+        record = new_record(spec["config"], build_named(settings.method)) | {"command": spec["command"]}
         run(assemble(settings), record, path.parent, clock, quiet=spec["quiet"])
     except UserError as error:
         if is_first():

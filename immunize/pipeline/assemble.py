@@ -6,7 +6,7 @@ The only file in which a run's configuration is read. Sees every room; no room s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,13 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import config_dir, is_deep
+from immunize.config import OF_DEEP_NETS, config_dir, is_deep
 from immunize.data import PairedData, Source
 from immunize.data.images import ImagePair, as_image_source
 from immunize.errors import UserError
 from immunize.evaluation import EvaluationSettings
 from immunize.features import DeepExtractor, LinearExtractor, state_digest
-from immunize.instantiate import build, build_sources
+from immunize.instantiate import build, build_named, build_sources
 from immunize.objective import Objective, TaskLoss, task_loss
 from immunize.pipeline.experiment import HEAD_STREAM, Experiment
 from immunize.pipeline.fit import Training
@@ -36,17 +36,12 @@ from immunize.training.module import OptimizerFactory
 
 __all__ = [
     "assemble",
-    "method_maker",
     "method_named",
-    "network_of",
     "new_trainer",
     "optimizer_factory",
     "shared_row",
     "theta_0_facts",
 ]
-
-NOT_ARGUMENTS = ("name", "kind", "columns")
-"""Keys of a node that its class does not take: how it is called in records, and what the run itself reads."""
 
 Node = Mapping[str, Any]
 """A part of a configuration: a `_target_` and its arguments, or settings by name."""
@@ -63,8 +58,9 @@ def assemble(cfg: DictConfig, sources: tuple[Source, Source] | None = None) -> E
         UserError: a bad setting, or missing or unusable data.
     """
     deep = is_deep(cfg)
-    # What a record of before a hyper-parameter was there does not have is None.
-    row = ObjectiveConfig(**{field.name: cfg.objective.get(field.name) for field in fields(ObjectiveConfig)})
+    # None: what a record of before a hyper-parameter was there does not have, and what is for networks alone.
+    given = {field.name: cfg.objective.get(field.name) for field in fields(ObjectiveConfig)}
+    row = ObjectiveConfig(**given | ({} if deep else dict.fromkeys(OF_DEEP_NETS)))
     training = Training(
         method=cfg.method.name,
         row=row,
@@ -72,13 +68,13 @@ def assemble(cfg: DictConfig, sources: tuple[Source, Source] | None = None) -> E
         log_every=cfg.log_every,
         monitor_every=cfg.monitor_every,
         resume=bool(cfg.get("resume") and not cfg.get("overwrite")),
-        new_loss=partial(_loss, row.loss, row.label_smoothing if deep else None),
+        new_loss=partial(_loss, row.loss, row.label_smoothing),
         new_optimizer=partial(optimizer_factory, cfg.objective.optimizer, row.learning_rate),
         new_trainer=partial(new_trainer, cfg.trainer),
     )
     common: dict[str, Any] = {
         "seed": cfg.seed,
-        "new_method": method_maker(cfg),
+        "new_method": partial(build_named, cfg.method),
         "training": training,
         "new_loggers": partial(_loggers, cfg.logger),
         "selection": cfg.get("selection"),
@@ -110,7 +106,7 @@ def _linear(
 
     def new_extractor(n_features: int) -> LinearExtractor:
         generator = torch.Generator().manual_seed(cfg.seed)
-        extractor: LinearExtractor = build(_arguments(cfg.model), n_features=n_features, generator=generator)
+        extractor: LinearExtractor = build_named(cfg.model, n_features=n_features, generator=generator)
         return extractor
 
     return LinearExperiment(
@@ -118,7 +114,7 @@ def _linear(
         pair=pair,
         cross_fit=cross_fit,
         new_extractor=new_extractor,
-        new_start=None if init.get("_target_") is None else partial(build, _arguments(init)),
+        new_start=None if init.get("_target_") is None else partial(build_named, init),
         columns=cfg.model.get("columns", "all"),
         rho=cfg.rho,
         probe_steps=cfg.probe_steps,
@@ -130,7 +126,7 @@ def _network(
 ) -> NetworkExperiment:
     row: ObjectiveConfig = common["training"].row
     images = [as_image_source(source) for source in sources]
-    net = network_of(cfg.model, images[0].n_classes, cfg.seed)
+    net: DeepExtractor = build_named(cfg.model, n_classes=images[0].n_classes, seed=cfg.seed)
     net.check_classes(images[0].n_classes, f"D_P ({images[0].name})")
     deep = cfg.deep
     pair = ImagePair(
@@ -169,21 +165,6 @@ def _network(
     )
 
 
-def network_of(node: Node, n_classes: int | None, seed: int) -> DeepExtractor:
-    """f_θ and ω at θ_0.
-
-    Args:
-        node: `model`.
-        n_classes: of D_P; None takes those of the weights' own classifier.
-        seed: of random weights.
-
-    Raises:
-        UserError: a bad `model` setting, or weights that cannot be had or do not fit.
-    """
-    net: DeepExtractor = build(_arguments(node), n_classes=n_classes, seed=seed)
-    return net
-
-
 def theta_0_facts(net: DeepExtractor, checkpoint: str | None) -> dict[str, str | None]:
     """What a run begins with, for its record: a digest of all weights, and one of the file they came from.
 
@@ -198,15 +179,6 @@ def theta_0_facts(net: DeepExtractor, checkpoint: str | None) -> dict[str, str |
 
 
 # --- the method ---------------------------------------------------------------------------------------------------
-
-
-def method_maker(cfg: DictConfig) -> Callable[[], Objective]:
-    """Makes the method.
-
-    Raises:
-        UserError: when called: a bad `method` setting.
-    """
-    return partial(build, _arguments(cfg.method))
 
 
 def method_named(
@@ -240,7 +212,7 @@ def method_named(
     if unknown := sorted(set(options) - set(map(str, whole.method))):
         raise UserError(f"method {name!r} has no option {', '.join(unknown)}")
     whole.method.update(dict(options))
-    objective: Objective = build(_arguments(whole.method))
+    objective: Objective = build_named(whole.method)
     return objective, whole.objective
 
 
@@ -322,10 +294,3 @@ def _loggers(node: Node, folder: Path, run: Mapping[str, Any]) -> list[Logger]:
         return [build(node, save_dir=str(folder))]
     # As plain data: the classes that its configuration names are not to be built.
     return [build(node, save_dir=str(folder), run=dict(run), _recursive_=False, _convert_="all")]
-
-
-def _arguments(node: Node) -> DictConfig:
-    """What a class is built from: everything but `NOT_ARGUMENTS`."""
-    container = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
-    assert isinstance(container, Mapping)
-    return OmegaConf.create({str(key): value for key, value in container.items() if key not in NOT_ARGUMENTS})

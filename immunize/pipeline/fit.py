@@ -10,22 +10,22 @@ import logging
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from immunize.errors import DivergedError, UserError
 from immunize.objective import Objective, TaskLoss
 from immunize.schemas import ObjectiveConfig
 from immunize.training import ImmunizationModule
-from immunize.training.callbacks import TheoremGuard
+from immunize.training.callbacks import GradientBalance, Progress, StepLimit, TheoremGuard
 from immunize.training.module import OptimizerFactory
 
-__all__ = ["TRAINING", "Fit", "Training", "quiet_lightning", "train"]
+__all__ = ["TRAINING", "Fit", "Training", "facts_of", "quiet_lightning", "train"]
 
 TRAINING = "training.ckpt"
 """In the output folder of a run that has not finished: what `resume=true` goes on from."""
@@ -59,17 +59,46 @@ class Training:
     new_optimizer: Callable[[], OptimizerFactory]
     new_trainer: Callable[..., Trainer]
 
-    def guards(self, objective: Objective) -> dict[str, TheoremGuard]:
-        """The theorem guard by its name, if there is to be one.
+    def of(self, objective: Objective) -> dict[str, Any]:
+        """The method with its loss and its steps, as every `ImmunizationModule` takes them."""
+        row = self.row
+        made = {"objective": objective, "task_loss": self.new_loss(), "optimizer": self.new_optimizer()}
+        return {**made, "log_every": self.log_every, "lr_decay": row.lr_decay, "max_steps": row.max_steps}
+
+    def callbacks(
+        self,
+        objective: Objective,
+        monitor: Callback,
+        label: str,
+        *,
+        quiet: bool,
+        silent: bool,
+        said: Callable[[], str] | None = None,
+    ) -> list[Callback]:
+        """What watches a training, in the order in which Lightning is to call it.
+
+        Args:
+            objective: the method.
+            monitor: looks at what is trained.
+            label: what the training is called in messages.
+            quiet: keep what would be warned of for the record.
+            silent: show no progress.
+            said: of the progress, see there.
 
         Raises:
-            UserError: the method gives it nothing to watch.
+            UserError: a guard that the method gives nothing to watch.
         """
-        if self.guard == "off":
-            return {}
-        if not {"well", "ill"} & objective.weights.keys():
+        row, weighted = self.row, {"well", "ill"} & objective.weights.keys()
+        found: list[Callback] = []
+        if row.balance and weighted:
+            found.append(GradientBalance(row.balance_multiplier, row.balance_every, row.balance_multiplier_ill))
+        elif row.balance and objective.trains and not quiet:  # a sweep over methods shares one row of hyper-parameters
+            log.warning("objective.balance=true has no effect: method=%s has no λ that it could set", self.method)
+        if self.guard != "off" and not weighted:
             raise UserError(f"guard={self.guard} watches R_well and R_ill; method={self.method} has neither")
-        return {"guard": TheoremGuard()}
+        found += [TheoremGuard()] if self.guard != "off" else []
+        found += [monitor, *([] if row.max_steps is None else [StepLimit(row.max_steps)])]
+        return [*found, Progress(label, said=said, max_steps=row.max_steps, quiet=silent)]
 
 
 @dataclass
@@ -109,7 +138,6 @@ def train(
     *,
     label: str,
     checkpoint: Path | None = None,
-    unusable: Callable[[], tuple[str, float] | None] = lambda: None,
 ) -> Fit:
     """Train in place. SIGTERM or Ctrl-C ends the training, not the process, and a divergence that of an immunization.
 
@@ -119,7 +147,6 @@ def train(
         trainer: Lightning's.
         label: what to call this training in messages.
         checkpoint: where the training goes on; None begins it.
-        unusable: of what a spectrum cannot be computed, and its value: then an error is a divergence.
 
     Raises:
         UserError: a setting that only the data show to be wrong.
@@ -134,7 +161,7 @@ def train(
             raise
         if isinstance(error, DivergedError):
             diverged = error
-        elif (found := unusable()) is not None:
+        elif (found := module.unusable()) is not None:
             diverged = DivergedError(trainer.global_step, *found)
         elif isinstance(error, ValueError):
             raise UserError(str(error)) from error
@@ -149,7 +176,17 @@ def train(
         pressed = isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
         fit.status, fit.signal = "interrupted", 0 if pressed else int(signal.SIGTERM)
     fit.seconds, fit.steps = time.perf_counter() - started, trainer.global_step
+    fit.facts |= facts_of(trainer.callbacks, module)  # type: ignore[attr-defined]
     return fit
+
+
+def facts_of(callbacks: Iterable[Callback], module: LightningModule) -> dict[str, Any]:
+    """What module and callbacks leave in the record: each names it itself."""
+    watched = module.watched() if isinstance(module, ImmunizationModule) else {}
+    facts: dict[str, Any] = {"watched": watched} if watched else {}
+    for callback in callbacks:
+        facts |= callback.facts(module) if hasattr(callback, "facts") else {}
+    return facts
 
 
 @contextlib.contextmanager

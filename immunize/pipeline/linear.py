@@ -22,17 +22,16 @@ from torch import Tensor
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.data import ROLES, PairedData
 from immunize.errors import CheckpointError, UserError
-from immunize.evaluation import PartEvaluation, evaluate_part
-from immunize.evaluation.numbers import ratio_numbers, spectrum_numbers
+from immunize.evaluation import PartEvaluation, evaluate_part, part_numbers
 from immunize.features import LinearExtractor
 from immunize.objective import Objective, new_head
 from immunize.pipeline.experiment import HEAD_STREAM, Experiment
-from immunize.pipeline.fit import Fit, Training, train
+from immunize.pipeline.fit import Fit, Training, facts_of, train
 from immunize.processes import beside, can_fork
 from immunize.records import diverged_cross_fit
 from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
 from immunize.training import LinearModule
-from immunize.training.callbacks import GradientBalance, ImmunityMonitor, Progress, TheoremGuard, ValidationStop
+from immunize.training.callbacks import ImmunityMonitor, ValidationStop
 
 __all__ = ["COLUMNS", "ONE_THREAD_UP_TO", "LinearExperiment"]
 
@@ -153,15 +152,20 @@ class LinearExperiment(Experiment):
                 theta, facts[name] = found
                 with torch.no_grad():
                     module.extractor.theta.copy_(theta if basis is None else restrict_map(theta, basis))
-        callbacks = _callbacks(self.training, seen, module, label, quiet)
-        if not progress_shown:
-            callbacks.pop("progress", None)
-        trainer = _trainer(self.training, seen, loggers, list(callbacks.values()))
-        fit = Fit()
-        if solved is None:
-            fit = train(module, seen, trainer, label=label, unusable=lambda: module.unusable(seen))
-        fit.seconds = time.perf_counter() - started
-        fit.facts = facts | fit.facts | _facts(callbacks, module)
+        monitor = ImmunityMonitor(seen.fit, self.training.monitor_every, label, quiet=quiet)
+        callbacks = self.training.callbacks(
+            objective,
+            monitor,
+            label,
+            quiet=quiet,
+            silent=quiet or not progress_shown,
+            said=lambda: _of_rir(monitor.latest),
+        )
+        if self.training.row.early_stopping:  # first, so that the monitor's last look is at the θ that is put back
+            callbacks.insert(0, ValidationStop(self.training.row.patience))
+        trainer = _trainer(self.training, seen, loggers, callbacks)
+        fit = train(module, seen, trainer, label=label) if solved is None else Fit(facts=facts_of(callbacks, module))
+        fit.seconds, fit.facts = time.perf_counter() - started, facts | fit.facts
         fit.theta, fit.head = module.extractor.theta.detach(), module.head.detach()
         if basis is not None:
             fit.theta, fit.head = lift_map(fit.theta, basis), basis @ fit.head
@@ -175,16 +179,11 @@ class LinearExperiment(Experiment):
         """
         generator = torch.Generator().manual_seed(self.seed + HEAD_STREAM)
         objective.bind(pair.n_features, generator, pair.n_outputs("harmful"))
-        loss, optimizer = self.training.new_loss(), self.training.new_optimizer()
         return LinearModule(
             self.new_extractor(pair.n_features),
             new_head(pair.n_features, generator, pair.n_outputs("pretrain")),
-            objective,
-            loss,
-            optimizer,
             full_batch=pair.full_batch,
-            log_every=self.training.log_every,
-            lr_decay=self.training.row.lr_decay,
+            **self.training.of(objective),
         )
 
     # --- evaluate -------------------------------------------------------------------------------------------------
@@ -203,24 +202,7 @@ class LinearExperiment(Experiment):
         for name, (part, fit) in rows.items():
             assert fit.theta is not None
             parts[name] = evaluate_part(fit.theta, part, self.pair.tasks, rho=self.rho, probe_steps=self.probe_steps)
-        return {
-            "metrics": {
-                part: {estimator: ratio_numbers(ratio) for estimator, ratio in of.ratios.items()}
-                for part, of in parts.items()
-            },
-            "verdicts": {
-                **parts["fit"].verdicts.numbers(),
-                "part": "fit",
-                **{part: of.verdicts.numbers() for part, of in parts.items() if part != "fit"},
-            },
-            "separability": {part: _by_role(of.separability) for part, of in parts.items()},
-            "steps_to_norm_ratio": {part: _by_curve(of, "steps_to") for part, of in parts.items()},
-            "curves": {"norm_ratio": {part: _by_curve(of, "curve") for part, of in parts.items()}},
-            "spectra": {
-                part: _by_role({key: spectrum_numbers(spectrum) for key, spectrum in of.spectra.items()})
-                for part, of in parts.items()
-            },
-        }
+        return part_numbers(parts)
 
     def again(self, path: Path, record: dict[str, Any]) -> dict[str, Any]:
         """From every θ that the record has numbers of."""
@@ -286,29 +268,6 @@ def _basis(columns: str, pair: PairedData, *, stopping: bool) -> Tensor | None:
     return None if columns == "auto" and basis.shape[1] > JOINT_BELOW * pair.n_features else basis
 
 
-def _callbacks(
-    training: Training, pair: PairedData, module: LinearModule, label: str, quiet: bool
-) -> dict[str, Callback]:
-    """What watches the training, by name, in the order in which Lightning is to call them.
-
-    Raises:
-        UserError: a guard that the method gives nothing to watch.
-    """
-    row = training.row
-    callbacks: dict[str, Callback] = {}
-    if row.early_stopping:
-        callbacks["early_stopping"] = ValidationStop(row.patience)
-    if row.balance:
-        callbacks["balance"] = GradientBalance(row.balance_multiplier, row.balance_every, row.balance_multiplier_ill)
-    callbacks |= training.guards(module.objective)
-    # Lightning calls them in this order: the last look is at the θ that early stopping put back.
-    monitor = ImmunityMonitor(pair.fit, training.monitor_every, label, quiet=quiet)
-    callbacks["warnings"] = monitor
-    if not quiet:
-        callbacks["progress"] = Progress(label, said=lambda: _of_rir(monitor.latest))
-    return callbacks
-
-
 def _of_rir(latest: dict[str, float]) -> str:
     return f"RIR {latest['RIR']:.4g}" if latest else ""
 
@@ -326,36 +285,3 @@ def _trainer(training: Training, pair: PairedData, loggers: list[Logger], callba
     if (processes := trainer.num_devices * trainer.num_nodes) > 1:
         raise UserError(f"a linear model trains in one process, not in {processes}: set trainer.devices=1")
     return trainer
-
-
-def _facts(callbacks: dict[str, Callback], module: LinearModule) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for name, callback in callbacks.items():
-        if isinstance(callback, GradientBalance | ImmunityMonitor):
-            facts[name] = callback.facts(module)
-        elif isinstance(callback, TheoremGuard | ValidationStop):
-            facts[name] = callback.facts()
-    return facts
-
-
-# --- as records have it -------------------------------------------------------------------------------------------
-
-
-def _by_curve(part: PartEvaluation, what: str) -> dict[str, dict[str, Any]]:
-    laid_out: dict[tuple[str, str], Any] = {}
-    for key, curve in part.curves.items():
-        if curve is None:
-            laid_out[key] = None if what == "curve" else {}
-        elif what == "curve":
-            steps, ratio = curve.thinned()
-            laid_out[key] = {"steps": steps, "ratio": ratio}
-        else:
-            laid_out[key] = {f"{threshold:g}": step for threshold, step in curve.steps_to.items()}
-    return _by_role(laid_out)
-
-
-def _by_role(found: dict[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
-    laid_out: dict[str, dict[str, Any]] = {"pretrain": {}, "harmful": {}}
-    for (name, which), numbers in found.items():
-        laid_out[name][which] = numbers
-    return laid_out

@@ -5,7 +5,6 @@ Sees every room; no room sees it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -51,15 +50,7 @@ from immunize.pipeline.features import (
 from immunize.pipeline.fit import TRAINING, Fit, train
 from immunize.spectrum import ZeroMatrixError
 from immunize.training import DeepModule
-from immunize.training.callbacks import (
-    GradientBalance,
-    NetworkMonitor,
-    Progress,
-    Resuming,
-    StepLimit,
-    TheoremGuard,
-    place_in,
-)
+from immunize.training.callbacks import NetworkMonitor, Resuming
 
 __all__ = ["NetworkExperiment"]
 
@@ -68,8 +59,6 @@ WATCHED_GROUPS = 5
 
 MOST_ROWS = 6000
 """Images of D_P whose features a method that prepares itself gets; more take time and change little (ours)."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,27 +174,21 @@ class NetworkExperiment(Experiment):
                 self.pair.replace_fit(role, inputs["fit"][role])
         self._prepare(inputs["fit"])
         module = self._module()
-        begins, checkpoint = f"{config_hash} {self.theta_0['theta_0_sha256']}", folder / TRAINING
-        place = place_in(checkpoint, begins) if self.training.resume else None
-        if place is not None:
-            self.pair.go_on(*place)
-        callbacks = self._callbacks(checkpoint, begins, quiet=quiet)
-        trainer = self._trainer(loggers, list(callbacks.values()))
-        goes_on = None if place is None else checkpoint
-        label = self.training.method
-        fit = train(module, self.pair, trainer, label=label, checkpoint=goes_on, unusable=module.unusable)
-        fit.facts["resumed"] = None if place is None else {"epoch": place[0], "step": place[1]}
-        fit.facts["processes"] = trainer.world_size
-        if watched := module.watched():
-            fit.facts["watched"] = watched
-        for name, callback in callbacks.items():
-            if isinstance(callback, GradientBalance):
-                fit.facts[name] = callback.facts(module)
-            elif isinstance(callback, TheoremGuard):
-                fit.facts[name] = callback.facts()
-            elif isinstance(callback, NetworkMonitor | Progress):
-                fit.facts |= callback.facts()
-        yield "fit", fit
+        training, row = self.training, self.training.row
+        begins = f"{config_hash} {self.theta_0['theta_0_sha256']}"
+        resuming = Resuming(folder / TRAINING, begins, resume=training.resume)
+        if resuming.place is not None:
+            self.pair.go_on(*resuming.place)
+        monitor = NetworkMonitor(
+            self.reference,
+            self._watched(),
+            every=row.check_every if row.early_stopping else training.monitor_every,
+            patience=row.patience if row.early_stopping else None,
+            quiet=quiet,
+        )
+        callbacks = training.callbacks(self.objective, monitor, training.method, quiet=quiet, silent=quiet)
+        trainer = self._trainer(loggers, [*callbacks, resuming])
+        yield "fit", train(module, self.pair, trainer, label=training.method, checkpoint=resuming.begins_with)
 
     def _prepare(self, inputs: dict[Role, Any]) -> None:
         """Let the method see what it needs of θ_0 and of D_H's labels, before the first step."""
@@ -236,51 +219,15 @@ class NetworkExperiment(Experiment):
         row = self.training.row
         assert row.weight_decay is not None
         assert row.head_weight_decay is not None
-        loss, optimizer = self.training.new_loss(), self.training.new_optimizer()
         return DeepModule(
             self.net,
-            self.objective,
-            loss,
-            optimizer,
             weight_decay=row.weight_decay,
             head_weight_decay=row.head_weight_decay,
             harmful_classes=tuple(self.pair.harmful_sets.values()),
             cached=self.cached,
-            log_every=self.training.log_every,
-            lr_decay=row.lr_decay,
-            max_steps=row.max_steps,
             reference=self.reference,
+            **self.training.of(self.objective),
         )
-
-    def _callbacks(self, checkpoint: Path, run_hash: str, *, quiet: bool) -> dict[str, Callback]:
-        """What watches the training, by name, in the order in which Lightning is to call them.
-
-        Args:
-            checkpoint: where the training is kept.
-            run_hash: of its configuration and of θ_0.
-            quiet: show no progress.
-        """
-        training, row = self.training, self.training.row
-        callbacks: dict[str, Callback] = {}
-        if row.balance and {"well", "ill"} & self.objective.weights.keys():
-            callbacks["balance"] = GradientBalance(
-                row.balance_multiplier, row.balance_every, row.balance_multiplier_ill
-            )
-        elif row.balance and not quiet:  # a sweep over methods shares one row of hyper-parameters
-            log.warning("objective.balance=true has no effect: method=%s has no λ that it could set", training.method)
-        callbacks |= training.guards(self.objective)
-        callbacks["watch"] = NetworkMonitor(
-            self.reference,
-            self._watched(),
-            every=row.check_every if row.early_stopping else training.monitor_every,
-            patience=row.patience if row.early_stopping else None,
-            quiet=quiet,
-        )
-        if row.max_steps is not None:
-            callbacks["step_limit"] = StepLimit(row.max_steps)
-        callbacks["throughput"] = Progress(training.method, max_steps=row.max_steps, quiet=quiet)
-        callbacks["resuming"] = Resuming(checkpoint, run_hash)
-        return callbacks
 
     def _watched(self) -> dict[Role, Dataset[Any]]:
         """Images of both data sets that are looked at while training: those set aside if there are any, or `fit`."""

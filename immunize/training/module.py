@@ -77,6 +77,10 @@ class ImmunizationModule(LightningModule):
         """What the method sees of a batch."""
 
     @abstractmethod
+    def unusable(self) -> tuple[str, float] | None:
+        """Of what a spectrum cannot be taken any more although θ is finite, and its value."""
+
+    @abstractmethod
     def theta_parameters(self) -> list[nn.Parameter]:
         """The parameters of θ that are trained, without those of classifiers."""
 
@@ -226,8 +230,9 @@ class LinearModule(ImmunizationModule):
         """θ alone."""
         return list(self.extractor.parameters())
 
-    def unusable(self, pair: PairedData) -> tuple[str, float] | None:
-        """Of which rows the squared features are not finite, although θ is, and what they come to: no spectrum."""
+    def unusable(self) -> tuple[str, float] | None:
+        """Of which of the trainer's rows the squared features are not finite, and what they come to."""
+        pair: PairedData = self.trainer.datamodule  # type: ignore[attr-defined]
         with torch.no_grad():
             for role in ROLES:
                 size = float(self.extractor(pair.fit.of(role).x).square().sum())

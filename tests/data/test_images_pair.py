@@ -131,7 +131,7 @@ def test_bad_options_and_pairs_are_refused(folders: Path, tmp_path: Path) -> Non
     for options, message in (
         ({"mode": "max_size"}, "pairing is 'max_size'"),
         ({"epochs_on": "both"}, "epochs_on is 'both'"),
-        ({"batch_size": 1}, "at least 2 images"),
+        ({"batch_size": 1}, "at least 2 rows or images"),
         ({"batch_size": None}, "mini-batches only"),
         ({"validation_fraction": 0.95}, "between 0 and 0.9"),
     ):

@@ -175,10 +175,10 @@ def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
     assert len(second.fit.pretrain) == 5
     assert sorted(halves.tolist()) == list(range(10))
     assert second.held_out.harmful.y.tolist() == [6, 7, 8, 9, 10, 11]  # keeps its split
-    assert second.pretrain.describe() == {"name": "rows10", "cross_fit_seed": 7}
+    assert second.source("pretrain").describe() == {"name": "rows10", "cross_fit_seed": 7}
     assert second.data_hash != data.data_hash
     with pytest.raises(DataError, match="cross-fitted already"):
-        second.pretrain.cross_fit(0)
+        second.source("pretrain").cross_fit(0)
 
 
 def test_hash_is_of_the_data_and_nothing_else() -> None:
@@ -187,12 +187,12 @@ def test_hash_is_of_the_data_and_nothing_else() -> None:
     assert module(batch_size=2, seed=9, passes=4, validation_fraction=0.4).data_hash == reference
     assert module(n_pretrain=11).data_hash != reference
     changed = PairedData(Rows(10), Rows(6, offset=1.0))
-    assert changed.harmful.load().held_out is not None
-    changed.harmful.load().held_out.y[0] += 1e-12  # type: ignore[union-attr]
+    assert changed.source("harmful").load().held_out is not None
+    changed.source("harmful").load().held_out.y[0] += 1e-12  # type: ignore[union-attr]
     changed.setup()
     assert changed.data_hash != reference
     renamed = PairedData(Rows(10), Rows(6, offset=1.0))
-    renamed.pretrain.name = "other"  # type: ignore[misc]
+    renamed.source("pretrain").name = "other"
     renamed.setup()
     assert renamed.data_hash != reference
 

@@ -160,7 +160,7 @@ def test_spectra_are_those_of_the_hessians() -> None:
     for name, part in (("pretrain", parts.pretrain), ("harmful", parts.harmful)):
         for which, x in (("immunized", part.x @ theta), ("identity", part.x)):
             values = torch.linalg.svdvals(ref.hessian(x))
-            assert torch.allclose(found.spectra[name, which].values, values, rtol=1e-9, atol=0)
+            assert torch.allclose(found.spectra[name][which].values, values, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("rank", [1, 5, 20, 300])
@@ -179,9 +179,9 @@ def test_nothing_to_learn_has_no_curve() -> None:
     parts = pair()
     idle = PairParts(Part(parts.pretrain.x, torch.zeros(40, dtype=torch.float64)), parts.harmful)
     found = evaluate(ref.extractor(D, seed=6), idle)
-    assert found.curves["pretrain", "immunized"] is None
-    assert found.curves["pretrain", "identity"] is None
-    assert found.curves["harmful", "immunized"] is not None
+    assert found.curves["pretrain"]["immunized"] is None
+    assert found.curves["pretrain"]["identity"] is None
+    assert found.curves["harmful"]["immunized"] is not None
     assert found.verdicts.c is True
 
 
@@ -197,7 +197,7 @@ def test_binary_labels_are_regressed_on_as_plus_and_minus_one() -> None:
         torch.eye(D, dtype=torch.float64), labels, {"pretrain": "binary", "harmful": "regression"}, probe_steps=5
     )
     assert found.verdicts.loss_zero == 1  # all labels 0, that is all targets -1
-    assert found.curves["pretrain", "identity"] is not None
+    assert found.curves["pretrain"]["identity"] is not None
 
 
 def test_of_two_labels_a_probe_has_to_tell_them_apart_as_well_as_before() -> None:

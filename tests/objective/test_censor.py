@@ -172,7 +172,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, mon
         for depth in ("features", "layer4.0")
         for kernel in ("linear", "rbf")
     }
-    with killed(monkeypatch, "immunize.pipeline.network.Progress", 3):
+    with killed(monkeypatch, "immunize.pipeline.fit.Progress", 3):
         train.run(tiny_deep(*words), tmp_path / "killed", quiet=True)
     again = train.run(tiny_deep(*words, "resume=true"), tmp_path / "killed", quiet=True)
     assert again["training"]["fit"]["resumed"] is not None

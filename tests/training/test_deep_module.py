@@ -183,14 +183,14 @@ def test_early_stopping_keeps_the_largest_rir_that_spares_the_accuracy(
     watch = in_turn(module, [(rir, start + more) for rir, more in looks] + [(1.0, start)])
     trainer = fit(module, watch, Keep(), steps=5)
     assert trainer.global_step == steps
-    facts = watch.facts()["early_stopping"]
+    facts = watch.facts(module)["early_stopping"]
     assert facts["best_step"] == best
     assert facts["best_val_log_rir"] == pytest.approx(math.log(looks[best][0]))
     for name, value in state(module).items():
         assert torch.equal(value, kept[best][name]), name
     again = NetworkMonitor(module.net.reference(), watched(), every=1, patience=2)
     again.load_state_dict(watch.state_dict())  # of a training that goes on later
-    assert again.facts()["early_stopping"] == facts
+    assert again.facts(module)["early_stopping"] == facts
 
 
 def test_a_watch_warns_of_a_falling_accuracy_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,7 +199,7 @@ def test_a_watch_warns_of_a_falling_accuracy_once(caplog: pytest.LogCaptureFixtu
     watch._accuracy = lambda net, features: 90.0  # type: ignore[method-assign]
     with caplog.at_level("WARNING"):
         fit(module, watch, steps=3)
-    (warning,) = [one for one in watch.facts()["warnings"] if one["name"] == "pretrain_accuracy_falling"]
+    (warning,) = [one for one in watch.facts(module)["warnings"] if one["name"] == "pretrain_accuracy_falling"]
     assert (warning["step"], warning["role"], warning["at_end"]) == (2, "pretrain", True)
     assert warning["values"] == {"accuracy": 40, "accuracy_theta_0": 90}
     (line,) = [record.message for record in caplog.records if "pretrain_accuracy_falling" in record.message]
@@ -225,9 +225,10 @@ def test_features_that_overflow_are_named_with_the_last_finite_parameters_kept()
 
 def test_throughput_counts_images_of_both_sets(capsys: pytest.CaptureFixture[str]) -> None:
     watch = Progress("a network", lines=2)
-    fit(module_of(), watch, steps=5)
+    module = module_of()
+    fit(module, watch, steps=5)
     assert watch._images == 4 * 2 * BATCH  # the first step starts the clock
-    facts = watch.facts()
+    facts = watch.facts(module)
     assert facts["images_per_second"] == pytest.approx(watch._images / watch._seconds)
     assert "images/s" in capsys.readouterr().err
 
@@ -269,7 +270,7 @@ def test_the_guard_counts_what_is_left_of_the_promise_in_a_network() -> None:
     moved = [
         (after[0] <= before[0], after[1] >= before[1]) for before, after in zip(seen.before, seen.after, strict=True)
     ]
-    facts = guard.facts()
+    facts = guard.facts(guarded)["guard"]
     assert facts["steps"] == len(moved) == 20
     assert 0 < facts["promises_kept"] == sum(map(all, moved)) < 20
     assert [facts["well_kept"], facts["ill_kept"]] == [sum(one[side] for one in moved) for side in (0, 1)]

@@ -55,9 +55,9 @@ def test_best_parameters_are_put_back_and_patience_ends_the_training() -> None:
     assert torch.equal(theta, seen.thetas[best])
     assert not torch.equal(theta, seen.thetas[-1])
     assert steps == best + 3 * 2 < 60  # three looks of two steps without improvement
-    assert stop.facts()["best_step"] == best
+    assert stop.facts(None)["early_stopping"]["best_step"] == best
     # Lightning keeps monitored metrics in float32
-    assert stop.facts()["best_val_log_rir"] == pytest.approx(values[best], rel=2**-23)
+    assert stop.facts(None)["early_stopping"]["best_val_log_rir"] == pytest.approx(values[best], rel=2**-23)
 
 
 def test_more_patience_takes_more_steps() -> None:

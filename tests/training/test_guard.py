@@ -86,7 +86,7 @@ def start_bounds() -> tuple[float, float]:
 def test_every_promise_is_kept_within_the_bound_of_r_well() -> None:
     eta = 0.05 * start_bounds()[0]  # the bound falls as σ_1 and σ_2 approach each other
     guard, seen, data = watched(*single("well_only", eta), "objective.epochs=20")
-    assert guard.facts() == {
+    assert guard.facts(None)["guard"] == {
         "theorem_step": True, "steps": 20, "eta_lambda_within_bounds": 20, "promises_kept": 20, "well_kept": 20,
         "ill_kept": 0, "broken_within_bounds": 0,
     }  # fmt: skip
@@ -102,7 +102,7 @@ def test_every_promise_is_kept_within_the_bound_of_r_ill() -> None:
     eta = f**2 / float(sigma[0])  # the bound is infinite here: σ_k is far below the mean
     assert start_bounds()[1] == math.inf
     guard, seen, data = watched(*single("ill_only", eta), "objective.epochs=20")
-    facts = guard.facts()
+    facts = guard.facts(None)["guard"]
     assert (facts["steps"], facts["eta_lambda_within_bounds"], facts["promises_kept"]) == (20, 20, 20)
     kappas = [kappa(data.fit.harmful.x, theta) for theta in seen.thetas]
     assert all(new > old for old, new in itertools.pairwise(kappas))
@@ -112,7 +112,7 @@ def test_every_promise_is_kept_within_the_bound_of_r_ill() -> None:
 def test_steps_outside_the_bound_are_counted_as_such(caplog: pytest.LogCaptureFixture) -> None:
     eta = 20 * start_bounds()[0]
     guard, seen, data = watched(*single("well_only", eta), "objective.epochs=1")
-    facts = guard.facts()
+    facts = guard.facts(None)["guard"]
     assert (facts["eta_lambda_within_bounds"], facts["promises_kept"], facts["broken_within_bounds"]) == (0, 0, 0)
     x = data.fit.pretrain.x
     assert kappa(x, seen.thetas[1]) > kappa(x, seen.thetas[0])
@@ -134,7 +134,7 @@ def test_steps_outside_the_bound_are_counted_as_such(caplog: pytest.LogCaptureFi
 def test_counts_equal_those_of_the_trajectory(overrides: tuple[str, ...], eta: float) -> None:
     guard, seen, data = watched(*overrides)
     expected = counted(seen, data, eta)
-    facts = guard.facts()
+    facts = guard.facts(None)["guard"]
     assert {name: facts[name] for name in expected} == expected
 
 
@@ -155,7 +155,7 @@ def test_guard_says_whether_the_bounds_are_the_conditions_of_the_theorem(
     overrides: tuple[str, ...], exact: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard, _, _ = watched(*overrides, "objective.epochs=2")
-    assert guard.facts()["theorem_step"] is exact
+    assert guard.facts(None)["guard"]["theorem_step"] is exact
     wrong = [record.message for record in caplog.records if "wrong way" in record.message]
     assert all(("which do not cover this kind of step" in message) != exact for message in wrong)
 
@@ -165,7 +165,7 @@ def test_some_promises_are_broken_although_the_conditions_hold() -> None:
     guard, _, _ = watched(
         *SGD, "objective.lambda_well=1e-6", "objective.lambda_ill=1e-6", "objective.learning_rate=0.1"
     )
-    facts = guard.facts()
+    facts = guard.facts(None)["guard"]
     assert facts["eta_lambda_within_bounds"] == facts["steps"] == 30
     assert 0 < facts["broken_within_bounds"] == 30 - facts["promises_kept"]
 
@@ -204,7 +204,7 @@ def test_losing_a_direction_is_not_a_lower_condition_number() -> None:
     seen, guard = Trajectory(), TheoremGuard()
     fit_module(module_of(cfg, data, KillsTheLastDirection(x, start)), data, seen, guard)
     assert ref.rank(ref.hessian(x, seen.thetas[1]), len(x)) == D - 1
-    assert guard.facts()["promises_kept"] == 0
+    assert guard.facts(None)["guard"]["promises_kept"] == 0
 
 
 def test_guard_counts_are_in_the_record(tmp_path: Path) -> None:

@@ -13,29 +13,27 @@ Shapes: N images, B batch size over all processes, C classes.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from lightning import LightningDataModule
-from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from immunize.data.images.image_set import ImageSet, ImageSplits, Transform
 from immunize.data.images.multi import set_numbers
 from immunize.data.images.sampling import JointSampler, StreamSampler, stream_loader
-from immunize.data.images.source import ImageSource, as_image_source
-from immunize.data.pair import MAX_VALIDATION_FRACTION, MODES, Mode
-from immunize.data.splits import ROLES, Role, random_generator
+from immunize.data.images.source import as_image_source
+from immunize.data.pair import Pair, set_aside
+from immunize.data.splits import ROLES, Role
 from immunize.errors import DataError
 
-__all__ = ["EPOCHS_ON", "ImagePair", "is_fraction", "set_aside"]
+__all__ = ["EPOCHS_ON", "ImagePair", "without_aside"]
 
 EPOCHS_ON = ("harmful", "longest")
 """What an epoch is: one pass of D_H, or what `mode` says: of the longer data set, or of the shorter one."""
 
 
-class ImagePair(LightningDataModule):
+class ImagePair(Pair):
     """Both image data sets of an experiment, checked, hashed and batched.
 
     Args:
@@ -71,21 +69,17 @@ class ImagePair(LightningDataModule):
         pin_memory: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.sources: dict[Role, ImageSource] = {
-            "pretrain": as_image_source(pretrain),
-            "harmful": as_image_source(harmful),
-        }
-        if batch_size is None or batch_size < 2:
+        sources: dict[Role, Any] = {"pretrain": as_image_source(pretrain), "harmful": as_image_source(harmful)}
+        super().__init__(sources, batch_size=batch_size, mode=mode, validation_fraction=validation_fraction, seed=seed)
+        if batch_size is None:
             raise DataError(
-                f"objective.batch_size={batch_size}, but a spectrum needs at least 2 images, and images are read in "
-                f"mini-batches only; choose a number such as 64"
+                "objective.batch_size=null, but images are read in mini-batches only; choose a number such as 64"
             )
-        self.batch_size, self.mode, self.epochs_on = batch_size, mode, epochs_on
+        if epochs_on not in EPOCHS_ON:
+            raise DataError(f"objective.epochs_on is {epochs_on!r}, but has to be one of {', '.join(EPOCHS_ON)}")
+        self.images_a_batch, self.epochs_on = batch_size, epochs_on
         self.transform_fit, self.transform_eval = transform_fit, transform_eval
-        self.validation_fraction, self.seed = validation_fraction, seed
         self.workers, self.pin_memory = workers, pin_memory
-        self._check_options()
         self._splits: dict[Role, ImageSplits] = {}
         self._validation: dict[Role, ImageSet] = {}
         self._replaced: dict[Role, Dataset[Any]] = {}
@@ -114,17 +108,13 @@ class ImagePair(LightningDataModule):
                     f"choose another data set for D_P: pretrain=<name>"
                 )
         splits = {role: self.sources[role].splits(self.transform_fit, self.transform_eval) for role in ROLES}
-        self._check_sizes(splits)
+        self._check_sizes({role: len(of.fit) for role, of in splits.items()})
         if self.validation_fraction > 0:
             for role in ROLES:
-                splits[role], aside = set_aside(splits[role], self.validation_fraction, seed=self.seed, role=role)
+                splits[role], aside = without_aside(splits[role], self.validation_fraction, seed=self.seed, role=role)
                 self._validation[role] = aside.with_transform(self.transform_eval)
         self._splits = splits
         self._data_hash = hashlib.sha256("/".join(hashes[role] for role in ROLES).encode()).hexdigest()
-
-    def source(self, role: Role) -> ImageSource:
-        """The source of one data set."""
-        return self.sources[role]
 
     def splits(self, role: Role) -> ImageSplits:
         """`fit` without validation images, through `transform_fit`; `held_out`, through the other. After `setup`."""
@@ -151,16 +141,6 @@ class ImagePair(LightningDataModule):
         return {name: part.n_classes for name, part in parts.items()} if self.splits("harmful") else {}
 
     @property
-    def tasks(self) -> dict[str, str]:
-        """For each role "classification"."""
-        return {role: self.sources[role].task for role in ROLES}
-
-    @property
-    def held_out_protocol(self) -> str:
-        """Always "split": image sets have held-out images of their own."""
-        return "split"
-
-    @property
     def data_hash(self) -> str:
         """SHA-256 of both data sets' `file_hash`. After `setup`."""
         return self._data_hash if self._splits else ""
@@ -168,7 +148,9 @@ class ImagePair(LightningDataModule):
     @property
     def steps_per_epoch(self) -> int:
         """Batches an epoch. After `setup`."""
-        passes = {role: max(max(len(rows) // self.batch_size, 1) for rows in self._rows_by_set(role)) for role in ROLES}
+        passes = {
+            role: max(max(len(rows) // self.images_a_batch, 1) for rows in self._rows_by_set(role)) for role in ROLES
+        }
         if self.epochs_on == "harmful":
             return passes["harmful"]
         return max(passes.values()) if self.mode == "max_size_cycle" else min(passes.values())
@@ -186,28 +168,16 @@ class ImagePair(LightningDataModule):
         """Begin an epoch at a step other than its first, for a training that was interrupted there."""
         self._done = (epoch, step)
 
-    def train_dataloader(self) -> CombinedLoader:
-        """Batches of both data sets, this process's share of each.
-
-        Returns:
-            a loader of ``{"pretrain": (x, y), "harmful": (x, y)}``: x (B / processes, 3, H, W) float32, y int64. Its
-            samplers have `set_epoch`, which Lightning calls.
-
-        Raises:
-            DataError: if the batch cannot be shared equally by the processes.
-        """
-        return CombinedLoader({role: self._train_loader(role) for role in ROLES}, cast(Mode, self.mode))
-
     def _train_loader(self, role: Role) -> DataLoader[Any]:
         images, steps, rows = self._training_set(role), self.steps_per_epoch, self._rows_by_set(role)
         rank, world = _place()
-        if self.batch_size % world or min(map(len, rows)) < world:
+        if self.images_a_batch % world or min(map(len, rows)) < world:
             raise DataError(
                 f"objective.batch_size={self.batch_size} counts images over all processes and cannot be shared equally "
                 f"by {world}; choose a multiple of {world}"
             )
         samplers = [
-            StreamSampler(len(own), self.batch_size, steps, seed=self.seed, stream=stream, rank=rank, world=world)
+            StreamSampler(len(own), self.images_a_batch, steps, seed=self.seed, stream=stream, rank=rank, world=world)
             for stream, own in enumerate(rows, start=ROLES.index(role))
         ]
         sampler = samplers[0] if len(samplers) == 1 else JointSampler(samplers, rows)
@@ -227,27 +197,6 @@ class ImagePair(LightningDataModule):
     def _training_set(self, role: Role) -> Any:
         return self._replaced.get(role, self.splits(role).fit)
 
-    def _check_options(self) -> None:
-        if self.mode not in MODES:
-            raise DataError(
-                f"pairing is {self.mode!r}, but has to be one of {', '.join(MODES)}: every batch needs images of both"
-            )
-        if self.epochs_on not in EPOCHS_ON:
-            raise DataError(f"objective.epochs_on is {self.epochs_on!r}, but has to be one of {', '.join(EPOCHS_ON)}")
-        if not is_fraction(self.validation_fraction):
-            raise DataError(
-                f"objective.validation_fraction={self.validation_fraction}, but it has to be between 0 and "
-                f"{MAX_VALIDATION_FRACTION}"
-            )
-
-    def _check_sizes(self, splits: dict[Role, ImageSplits]) -> None:
-        if self.batch_size > max(len(splits[role].fit) for role in ROLES):
-            sizes = ", ".join(f"{self.sources[role].name}: {len(splits[role].fit)}" for role in ROLES)
-            raise DataError(
-                f"objective.batch_size={self.batch_size} is larger than both data sets ({sizes} images); choose a "
-                f"smaller one"
-            )
-
 
 def _place() -> tuple[int, int]:
     """Number of this process and of all processes."""
@@ -256,36 +205,9 @@ def _place() -> tuple[int, int]:
     return 0, 1
 
 
-VALIDATION_STREAM = 0
-
-
-def is_fraction(fraction: float) -> bool:
-    """0, for nothing set aside, to `MAX_VALIDATION_FRACTION`."""
-    return 0 <= fraction <= MAX_VALIDATION_FRACTION
-
-
-def set_aside(splits: ImageSplits, fraction: float, *, seed: int, role: Role) -> tuple[ImageSplits, ImageSet]:
-    """Split the `fit` images into what stays and what is for validation.
-
-    Args:
-        splits: of the whole data set.
-        fraction: share of the N `fit` images that is set aside, rounded to whole images.
-        seed: of the draw.
-        role: whose images they are; D_P and D_H are drawn independently of each other.
-
-    Returns:
-        the splits without them, and them, through the transform of `fit`; both in the order they had.
-
-    Raises:
-        DataError: if either part would have fewer than 2 images.
-    """
-    n = len(splits.fit)
-    n_aside = round(n * fraction)
-    if min(n_aside, n - n_aside) < 2:
-        raise DataError(
-            f"validation_fraction={fraction} splits the {n} images of {splits.fit.what} into {n - n_aside} and "
-            f"{n_aside}, but both parts need at least 2; choose another fraction"
-        )
-    order = random_generator(seed, VALIDATION_STREAM, ROLES.index(role)).permutation(n)
-    stays, aside = np.sort(order[n_aside:]), np.sort(order[:n_aside])
+def without_aside(splits: ImageSplits, fraction: float, *, seed: int, role: Role) -> tuple[ImageSplits, ImageSet]:
+    """The splits without the images that are set aside from `fit`, and these; see `immunize.data.pair.set_aside`."""
+    stays, aside = set_aside(
+        len(splits.fit), fraction, seed=seed, role=role, what=f"{len(splits.fit)} images of {splits.fit.what}"
+    )
     return ImageSplits(splits.fit.take(stays), splits.held_out), splits.fit.take(aside)

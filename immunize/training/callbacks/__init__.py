@@ -4,7 +4,7 @@ from immunize.training.callbacks.balance import GradientBalance
 from immunize.training.callbacks.guard import TheoremGuard
 from immunize.training.callbacks.monitor import ImmunityMonitor, NetworkMonitor
 from immunize.training.callbacks.progress import Progress
-from immunize.training.callbacks.resuming import Resuming, place_in
+from immunize.training.callbacks.resuming import Resuming
 from immunize.training.callbacks.signatures import FailureSignatures
 from immunize.training.callbacks.stopping import StepLimit, ValidationStop
 
@@ -18,5 +18,4 @@ __all__ = [
     "StepLimit",
     "TheoremGuard",
     "ValidationStop",
-    "place_in",
 ]

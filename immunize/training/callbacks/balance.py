@@ -55,10 +55,10 @@ class GradientBalance(Callback):
                 weights[name] = min(found, weights[name]) if within else found
 
     def facts(self, module: ImmunizationModule) -> dict[str, Any]:
-        """For the record: the weights in force at the end."""
+        """For the record, under "balance": the weights in force at the end."""
         own = self.multipliers["ill"]
         told = {"multiplier": self.multiplier} | ({} if own == self.multiplier else {"multiplier_ill": own})
-        return {**told, "every": self.every, "weights": dict(module.objective.weights)}
+        return {"balance": {**told, "every": self.every, "weights": dict(module.objective.weights)}}
 
 
 def _gradient_norm(term: Tensor, parameters: list[torch.nn.Parameter]) -> float:

@@ -104,11 +104,11 @@ class ImmunityMonitor(Callback):
         if all(0 < size < math.inf for size in sizes):
             self.signatures.see(self._look(pl_module, trainer.global_step, pl_module.objective.weights))
 
-    def facts(self, module: LinearModule) -> list[dict[str, Any]]:
+    def facts(self, module: LinearModule) -> dict[str, Any]:
         """For the record: the failures recognized. A θ that was computed and not trained is judged here."""
         if self._seen is None:
             self.signatures.see(self._look(module, 0, ("solved",)), last=True)
-        return self.signatures.facts()
+        return {"warnings": self.signatures.facts()}
 
     def _is_seen(self, module: LinearModule) -> bool:
         return self._theta is not None and torch.equal(self._theta, module.extractor.theta.detach())
@@ -245,8 +245,9 @@ class NetworkMonitor(Callback):
         self._best, self._best_score = dict(state_dict["best"]), state_dict["score"]
         self._best_step, self._waited = state_dict["step"], state_dict["waited"]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record: the failures recognized, and where early stopping found the best."""
+        del module
         found: dict[str, Any] = {"warnings": self.signatures.facts()}
         if self.patience is not None:
             found["early_stopping"] = {"best_step": self._best_step, "best_val_log_rir": self._best_score}

@@ -23,7 +23,7 @@ class Progress(Callback):
 
     Args:
         label: what is being trained.
-        said: a few words on how it goes, such as RIR; None says samples a second.
+        said: a few words on how it goes, such as RIR; None says samples a second, which are then for the record too.
         max_steps: at which the training ends, if it does so before its last epoch does.
         quiet: count without saying anything.
         lines: how many lines a training.
@@ -39,7 +39,7 @@ class Progress(Callback):
         lines: int = 10,
     ) -> None:
         self.label, self.max_steps, self.quiet, self.lines = label, max_steps, quiet, lines
-        self.said = said or (lambda: f"{self.rate:.0f} images/s")
+        self.said = said
         self._images = self._steps = 0
         self._started = self._seconds = self._told_at = 0.0
 
@@ -56,14 +56,17 @@ class Progress(Callback):
         self._steps += 1
         sides = batch.values() if isinstance(batch, dict) else [batch]
         self._images += trainer.world_size * sum(len(y) for _, y in sides)
+        if self.quiet or not trainer.is_global_zero:
+            return
         total, done = int(trainer.estimated_stepping_batches), trainer.global_step
         total = total if self.max_steps is None else min(total, self.max_steps)
         terminal, kept = sys.stderr.isatty(), done == total or not done % max(1, total // self.lines)
-        if self.quiet or not trainer.is_global_zero or not (kept or (terminal and now - self._told_at >= REDRAWN)):
+        if not (kept or (terminal and now - self._told_at >= REDRAWN)):
             return
         self._told_at = now
         left = self._seconds / self._steps * (total - done)
-        text = "   ".join(filter(None, (f"{self.label}: step {done}/{total}", self.said(), f"{left:.0f} s left")))
+        said = f"{self.rate:.0f} images/s" if self.said is None else self.said()
+        text = "   ".join(filter(None, (f"{self.label}: step {done}/{total}", said, f"{left:.0f} s left")))
         print(CLEAR * terminal + text, end="\n" if kept else "\r", file=sys.stderr, flush=True)
 
     @property
@@ -71,7 +74,10 @@ class Progress(Callback):
         """Samples a second, of both data sets and all processes; 0 before the second step."""
         return self._images / self._seconds if self._seconds else 0.0
 
-    def facts(self) -> dict[str, Any]:
-        """For the record of a network; null where nothing was measured."""
+    def facts(self, module: LightningModule) -> dict[str, Any]:
+        """For the record, where samples a second count; null where nothing was measured."""
+        if self.said is not None:
+            return {}
         peak = torch.cuda.max_memory_allocated() / 1024**2 if torch.cuda.is_available() else None
-        return {"images_per_second": self.rate or None, "peak_accelerator_memory_mib": peak}
+        rate = {"images_per_second": self.rate or None, "peak_accelerator_memory_mib": peak}
+        return {"processes": module.trainer.world_size, **rate}

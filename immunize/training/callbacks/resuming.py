@@ -22,7 +22,7 @@ from torch import distributed
 
 from immunize.files import whole
 
-__all__ = ["Resuming", "place_in"]
+__all__ = ["Resuming"]
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,26 @@ class Resuming(Callback):
     Args:
         path: the file.
         config_hash: of the run.
+        resume: go on from the file, if it is of the same configuration.
+
+    Attributes:
+        place: epoch and step in it from which the training goes on; None where it begins.
     """
 
-    def __init__(self, path: Path, config_hash: str) -> None:
+    def __init__(self, path: Path, config_hash: str, *, resume: bool) -> None:
         self.path, self.config_hash = path, config_hash
+        self.place = _place_in(path, config_hash) if resume else None
         self._steps, self._asked = 0, False
+
+    @property
+    def begins_with(self) -> Path | None:
+        """The checkpoint that the training goes on from."""
+        return None if self.place is None else self.path
+
+    def facts(self, module: LightningModule) -> dict[str, Any]:
+        """For the record."""
+        del module
+        return {"resumed": None if self.place is None else dict(zip(("epoch", "step"), self.place, strict=True))}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take SIGTERM over from Lightning, which gives it back in the end."""
@@ -92,7 +107,7 @@ class Resuming(Callback):
         checkpoint["immunize"] = {"config_hash": self.config_hash, "epoch": place[0], "step": place[1]}
 
 
-def place_in(path: Path, config_hash: str) -> tuple[int, int] | None:
+def _place_in(path: Path, config_hash: str) -> tuple[int, int] | None:
     """Where a training stopped that can be gone on with.
 
     Args:

@@ -41,9 +41,10 @@ class ValidationStop(EarlyStopping):
             assert isinstance(pl_module, ImmunizationModule)
             pl_module.restore(self._best)
 
-    def facts(self) -> dict[str, int | float | None]:
+    def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record."""
-        return {"best_step": self.best_step, "best_val_log_rir": float(self.best_score)}
+        del module
+        return {"early_stopping": {"best_step": self.best_step, "best_val_log_rir": float(self.best_score)}}
 
 
 class StepLimit(Callback):
