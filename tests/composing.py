@@ -162,7 +162,6 @@ def fit_module(
     data: PairedData,
     *callbacks: pl.Callback,
     loggers: Sequence[Logger] = (),
-    check_every: int | None = None,
     epochs: int = 1,
 ) -> pl.Trainer:
     """Train with the given callbacks alone, in their order."""
@@ -175,10 +174,8 @@ def fit_module(
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,
-        limit_val_batches=1.0 if check_every else 0,
+        limit_val_batches=0,
         num_sanity_val_steps=0,
-        val_check_interval=check_every,
-        check_val_every_n_epoch=None if check_every else 1,
     )
     trainer.fit(module, datamodule=data)
     return trainer

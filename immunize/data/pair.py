@@ -261,12 +261,6 @@ class PairedData(Pair):
             fit, self._validation = self._set_aside(fit)
         self._fit = fit
 
-    def val_dataloader(self) -> CombinedLoader | list[Any]:
-        """The validation rows of both data sets as one batch; an empty list if there are none."""
-        if self.validation is None:
-            return []
-        return CombinedLoader({role: whole_loader(self.validation.of(role), 1) for role in ROLES}, "max_size_cycle")
-
     def in_coordinates(self, basis: Tensor) -> PairedData:
         """The same pair with each row x of `fit` and `validation` replaced by its coordinates x @ basis.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from immunize.data import ROLES
+from immunize.data import ROLES, Role
 from immunize.evaluation.decomposition import Decomposition, Rows, compress, decompose
 from immunize.evaluation.numbers import by_extractor, ratio_numbers, spectrum_numbers
 from immunize.evaluation.probe import DEFAULT_STEPS, NormRatioCurve, norm_ratio_curve
@@ -49,9 +49,9 @@ class PartEvaluation:
 
     ratios: dict[Estimator, ImmunizationRatio]
     verdicts: Verdicts
-    curves: dict[str, dict[str, NormRatioCurve | None]]
-    spectra: dict[str, dict[str, Spectrum]]
-    separability: dict[str, dict[str, Separability]]
+    curves: dict[Role, dict[str, NormRatioCurve | None]]
+    spectra: dict[Role, dict[str, Spectrum]]
+    separability: dict[Role, dict[str, Separability]]
 
 
 def evaluate_part(

@@ -51,7 +51,7 @@ def spectrum_numbers(spectrum: Spectrum, points: int = 48) -> dict[str, Any]:
     return {"rank": k, "index": index, "sigma": [float(spectrum.values[i - 1]) for i in index]}
 
 
-def by_extractor(found: Mapping[str, Mapping[str, Any]], numbers: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
+def by_extractor(found: Mapping[Any, Mapping[str, Any]], numbers: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
     """What was found of each data set and extractor, as numbers."""
     return {role: {which: numbers(one) for which, one in of.items()} for role, of in found.items()}
 

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 
+from immunize.data.pair import Pair
 from immunize.errors import DivergedError, UserError
 from immunize.objective import Objective, TaskLoss
 from immunize.schemas import ObjectiveConfig
@@ -64,6 +66,15 @@ class Training:
         row = self.row
         made = {"objective": objective, "task_loss": self.new_loss(), "optimizer": self.new_optimizer()}
         return {**made, "log_every": self.log_every, "lr_decay": row.lr_decay, "max_steps": row.max_steps}
+
+    def trainer(self, loggers: list[Logger], callbacks: list[Callback], pair: Pair) -> Trainer:
+        """Lightning's, which looks at no validation set: callbacks do.
+
+        Raises:
+            UserError: a bad `trainer` setting, such as devices that do not exist.
+        """
+        epochs = 1 if pair.full_batch else self.row.epochs  # whose one pass has them all
+        return self.new_trainer(loggers, callbacks, max_epochs=epochs, limit_val_batches=0)
 
     def callbacks(
         self,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from immunize.evaluation import PartEvaluation, evaluate_part, part_numbers
 from immunize.features import LinearExtractor
 from immunize.objective import Objective, new_head
 from immunize.pipeline.experiment import HEAD_STREAM, Experiment
-from immunize.pipeline.fit import Fit, Training, facts_of, train
+from immunize.pipeline.fit import Fit, facts_of, train
 from immunize.processes import beside, can_fork
 from immunize.records import diverged_cross_fit
 from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
@@ -161,9 +161,13 @@ class LinearExperiment(Experiment):
             silent=quiet or not progress_shown,
             said=lambda: _of_rir(monitor.latest),
         )
-        if self.training.row.early_stopping:  # first, so that the monitor's last look is at the θ that is put back
-            callbacks.insert(0, ValidationStop(self.training.row.patience))
-        trainer = _trainer(self.training, seen, loggers, callbacks)
+        row = self.training.row
+        if row.early_stopping and solved is None:  # first: the monitor's last look is at the θ that is put back
+            assert seen.validation is not None
+            callbacks.insert(0, ValidationStop(seen.validation, row.check_every, row.patience))
+        trainer = self.training.trainer(loggers, callbacks, seen)
+        if (processes := trainer.num_devices * trainer.num_nodes) > 1:
+            raise UserError(f"a linear model trains in one process, not in {processes}: set trainer.devices=1")
         fit = train(module, seen, trainer, label=label) if solved is None else Fit(facts=facts_of(callbacks, module))
         fit.seconds, fit.facts = time.perf_counter() - started, facts | fit.facts
         fit.theta, fit.head = module.extractor.theta.detach(), module.head.detach()
@@ -270,18 +274,3 @@ def _basis(columns: str, pair: PairedData, *, stopping: bool) -> Tensor | None:
 
 def _of_rir(latest: dict[str, float]) -> str:
     return f"RIR {latest['RIR']:.4g}" if latest else ""
-
-
-def _trainer(training: Training, pair: PairedData, loggers: list[Logger], callbacks: list[Callback]) -> Any:
-    row = training.row
-    trainer = training.new_trainer(
-        loggers,
-        callbacks,
-        max_epochs=1 if pair.full_batch else row.epochs,
-        limit_val_batches=1.0 if row.early_stopping else 0,
-        val_check_interval=row.check_every if row.early_stopping else None,
-        check_val_every_n_epoch=None if row.early_stopping else 1,
-    )
-    if (processes := trainer.num_devices * trainer.num_nodes) > 1:
-        raise UserError(f"a linear model trains in one process, not in {processes}: set trainer.devices=1")
-    return trainer

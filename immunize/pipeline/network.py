@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -124,7 +124,7 @@ class NetworkExperiment(Experiment):
         Raises:
             UserError: a bad `trainer` setting, such as devices that do not exist.
         """
-        return self._trainer([], []).strategy.root_device if self.on is None else self.on
+        return self.training.trainer([], [], self.pair).strategy.root_device if self.on is None else self.on
 
     @property
     def cached(self) -> bool:
@@ -187,7 +187,7 @@ class NetworkExperiment(Experiment):
             quiet=quiet,
         )
         callbacks = training.callbacks(self.objective, monitor, training.method, quiet=quiet, silent=quiet)
-        trainer = self._trainer(loggers, [*callbacks, resuming])
+        trainer = training.trainer(loggers, [*callbacks, resuming], self.pair)
         yield "fit", train(module, self.pair, trainer, label=training.method, checkpoint=resuming.begins_with)
 
     def _prepare(self, inputs: dict[Role, Any]) -> None:
@@ -239,9 +239,6 @@ class NetworkExperiment(Experiment):
             drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))[:most]
             found[role] = Subset(images, drawn.tolist())
         return found
-
-    def _trainer(self, loggers: list[Logger], callbacks: list[Callback]) -> Trainer:
-        return self.training.new_trainer(loggers, callbacks, max_epochs=self.training.row.epochs, limit_val_batches=0)
 
     # --- evaluate -------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from immunize.errors import DivergedError
 from immunize.features import LinearExtractor
 from immunize.features.deep import DeepExtractor
 from immunize.objective import DeepSide, DeepStep, LinearStep, Objective, Side, Step, TaskLoss, all_finite
-from immunize.spectrum import compress_rows, immunization_ratio, spectrum_of
+from immunize.spectrum import compress_rows
 
 if TYPE_CHECKING:
     from immunize.data import PairedData
@@ -239,22 +239,6 @@ class LinearModule(ImmunizationModule):
                 if not math.isfinite(size):
                     return f"squared features of {role}", size
         return None
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """RIR (`spectrum`) and task loss on the validation split, for early stopping."""
-        del batch_idx
-        sides = {name: Side(x, y, x) for name, (x, y) in batch.items()}
-        step = LinearStep(self.extractor, self.head, sides["pretrain"], sides["harmful"], self.task_loss)
-        p, h = step.pretrain.x, step.harmful.x
-        raw = [spectrum_of(x) for x in (p, h)]
-        now = [spectrum_of(self.extractor(x), rank_of_data=of.rank) for x, of in zip((p, h), raw, strict=True)]
-        ratio = immunization_ratio(now[0], now[1], raw[0], raw[1])
-        values = {
-            "val/log_rir": math.log(ratio.rir),
-            "val/task_loss": step.pretrain_loss().item(),
-        }
-        self.log_dict(values, logger=False)
-        self.log_now(values)
 
     def _side(self, name: str, x: Tensor, y: Tensor) -> Side:
         if not self.full_batch:

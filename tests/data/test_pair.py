@@ -122,20 +122,9 @@ def test_validation_rows_leave_the_fit_part() -> None:
         stays, aside = getattr(data.fit, role), getattr(data.validation, role)
         assert (len(stays), len(aside)) == (n - n // 5, n // 5)
         assert sorted(torch.cat([stays.y, aside.y]).tolist()) == list(range(n))
-    loader = data.val_dataloader()
-    assert not isinstance(loader, list)
-    (batch,) = [batch for batch, _, _ in loader]
-    assert torch.equal(batch["pretrain"][0], data.validation.pretrain.x)
-    assert torch.equal(batch["harmful"][1], data.validation.harmful.y)
     again, other = (module(20, 10, validation_fraction=0.2, seed=seed) for seed in (5, 6))
     assert torch.equal(again.fit.pretrain.y, data.fit.pretrain.y)
     assert not torch.equal(other.fit.pretrain.y, data.fit.pretrain.y)
-
-
-def test_without_validation_there_is_no_loader() -> None:
-    data = module()
-    assert data.validation is None
-    assert data.val_dataloader() == []
 
 
 def test_facts_after_setup() -> None:
@@ -143,6 +132,7 @@ def test_facts_after_setup() -> None:
     assert data.n_features == 2
     assert data.tasks == {"pretrain": "regression", "harmful": "regression"}
     assert data.held_out_protocol == "split"
+    assert data.validation is None
     assert data.held_out is not None
     assert data.held_out.harmful.y.tolist() == [6, 7, 8, 9, 10, 11]
 

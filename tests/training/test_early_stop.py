@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from immunize.data import PairedData
 from immunize.objective import Objective, Step
 from immunize.training.callbacks import ValidationStop
 from tests import reference as ref
@@ -35,11 +36,17 @@ def log_rir(data: object, theta: Tensor) -> float:
     return math.log(ref.immunization_ratio(*kappas)[2])
 
 
+def stop_of(data: PairedData, patience: int) -> ValidationStop:
+    assert data.validation is not None
+    return ValidationStop(data.validation, 2, patience)
+
+
 def walk(seed: int, epochs: int, patience: int) -> tuple[ValidationStop, Trajectory, MemoryLogger, object, int, Tensor]:
     cfg = tiny(*STOPPING, *SGD, "objective.learning_rate=1", f"objective.epochs={epochs}", "model.init=identity")
-    data, seen, logger, stop = data_of(cfg), Trajectory(), MemoryLogger(), ValidationStop(patience)
+    data, seen, logger = data_of(cfg), Trajectory(), MemoryLogger()
+    stop = stop_of(data, patience)
     module = module_of(cfg, data, Straight(0.05 * ref.gaussian(D, D, seed=seed)))
-    trainer = fit_module(module, data, seen, stop, loggers=[logger], check_every=2)
+    trainer = fit_module(module, data, seen, stop, loggers=[logger])
     return stop, seen, logger, data, trainer.global_step, module.extractor.theta.detach()
 
 
@@ -56,7 +63,7 @@ def test_best_parameters_are_put_back_and_patience_ends_the_training() -> None:
     assert not torch.equal(theta, seen.thetas[-1])
     assert steps == best + 3 * 2 < 60  # three looks of two steps without improvement
     assert stop.facts(None)["early_stopping"]["best_step"] == best
-    # Lightning keeps monitored metrics in float32
+    # compared in float32
     assert stop.facts(None)["early_stopping"]["best_val_log_rir"] == pytest.approx(values[best], rel=2**-23)
 
 
@@ -72,7 +79,7 @@ def test_a_run_stops_early_and_evaluates_what_it_kept(tmp_path: Path) -> None:
     assert facts["steps"] == best + 4 < 200
     cfg = tiny(*overrides)
     data, seen = data_of(cfg), Trajectory()
-    fit_module(module_of(cfg, data), data, seen, ValidationStop(2), check_every=2)
+    fit_module(module_of(cfg, data), data, seen, stop_of(data, 2))
     theta = theta_of(tmp_path)
     assert torch.equal(theta, seen.thetas[best])
     x = data.fit.harmful.x

@@ -34,6 +34,7 @@ from immunize.spectrum import (
     spectrum_of,
 )
 from immunize.training.callbacks.signatures import FailureSignatures, Look, Warned
+from immunize.training.callbacks.stopping import BestLook
 from immunize.training.module import DeepModule, LinearModule
 
 __all__ = ["ACCURACY_COLLAPSED", "ImmunityMonitor", "NetworkMonitor"]
@@ -155,7 +156,7 @@ def _told_apart(part: Part) -> tuple[Tensor, Tensor] | None:
     return part.x[drawn], part.y[drawn]
 
 
-class NetworkMonitor(Callback):
+class NetworkMonitor(BestLook):
     """Looks at a network every so many steps and at the end; logs every look, and keeps what looks like a failure.
 
     A look gives κ(H_P), κ(H_H), (i), (ii) and RIR_θ0 (Eq. 17), D_P's accuracy, and what a ridge probe can learn.
@@ -181,7 +182,8 @@ class NetworkMonitor(Callback):
         label: str = "fit",
         quiet: bool = False,
     ) -> None:
-        self.reference, self.images, self.every, self.patience = reference, images, every, patience
+        super().__init__(patience)
+        self.reference, self.images, self.every = reference, images, every
         self.latest: dict[str, float] = {}
         self.signatures = FailureSignatures({}, {}, label, quiet=quiet)
         self._h: dict[Role, Tensor] = {}
@@ -189,8 +191,6 @@ class NetworkMonitor(Callback):
         self._before: dict[Role, Spectrum] = {}
         self._accuracy_before = math.nan
         self._seen_at = -1
-        self._best: dict[str, Tensor] = {}
-        self._best_score, self._best_step, self._waited = -math.inf, 0, 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the images, and judge the start, which is logged nowhere."""
@@ -208,9 +208,9 @@ class NetworkMonitor(Callback):
                 self._accuracy_before = self._accuracy(self.reference, features)
         look, numbers = self._look(trainer, module)
         self.signatures.see(look)
-        if self.patience is not None and not self._best:
+        if not self._best:
             self._judge(trainer, module, numbers)
-        self._stop_in_time(trainer)
+        self.stop_in_time(trainer)  # one that was interrupted after its last look
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -222,36 +222,18 @@ class NetworkMonitor(Callback):
         module = pl_module
         assert isinstance(module, DeepModule)
         numbers = self._logged_look(trainer, module)
-        if self.patience is not None:
-            self._judge(trainer, module, numbers)
-            self._stop_in_time(trainer)
+        self._judge(trainer, module, numbers)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the best back; the last look is at what is kept."""
-        module = pl_module
-        assert isinstance(module, DeepModule)
-        if self._best:
-            module.restore(self._best)
+        super().on_train_end(trainer, pl_module)
+        assert isinstance(pl_module, DeepModule)
         if self._best or self._seen_at != trainer.global_step:
-            self._logged_look(trainer, module, last=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a training that goes on later: the best so far."""
-        best = {name: value.detach().cpu().clone() for name, value in self._best.items()}
-        return {"best": best, "score": self._best_score, "step": self._best_step, "waited": self._waited}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it over."""
-        self._best, self._best_score = dict(state_dict["best"]), state_dict["score"]
-        self._best_step, self._waited = state_dict["step"], state_dict["waited"]
+            self._logged_look(trainer, pl_module, last=True)
 
     def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record: the failures recognized, and where early stopping found the best."""
-        del module
-        found: dict[str, Any] = {"warnings": self.signatures.facts()}
-        if self.patience is not None:
-            found["early_stopping"] = {"best_step": self._best_step, "best_val_log_rir": self._best_score}
-        return found
+        return {"warnings": self.signatures.facts(), **super().facts(module)}
 
     def _logged_look(self, trainer: Trainer, module: DeepModule, *, last: bool = False) -> dict[str, float]:
         look, self.latest = self._look(trainer, module)
@@ -285,16 +267,11 @@ class NetworkMonitor(Callback):
 
     def _judge(self, trainer: Trainer, module: DeepModule, numbers: dict[str, float]) -> None:
         """The same in every process, whatever the devices round."""
+        if self.patience is None:
+            return
         kept = self._accuracy_before - numbers["accuracy_pretrain"] <= ACCURACY_SLACK
         score = trainer.strategy.broadcast(math.log(numbers["RIR"]) if kept else -math.inf)
-        self._waited += 1
-        if score > self._best_score:
-            self._best_score, self._best_step, self._waited = score, trainer.global_step, 0
-            self._best = {}
-            module.keep(self._best)
-
-    def _stop_in_time(self, trainer: Trainer) -> None:
-        trainer.should_stop |= self.patience is not None and self._waited >= self.patience
+        self.judge(score, trainer, module)
 
 
 def _in_batches(work: Callable[[Tensor], Tensor], rows: Tensor, module: DeepModule) -> Tensor:

@@ -2,49 +2,101 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 
-from immunize.training.module import ImmunizationModule
+from immunize.data import ROLES, PairParts
+from immunize.objective import LinearStep, Side
+from immunize.spectrum import immunization_ratio, spectrum_of
+from immunize.training.module import ImmunizationModule, LinearModule
 
-__all__ = ["StepLimit", "ValidationStop"]
+__all__ = ["BestLook", "StepLimit", "ValidationStop"]
 
 
-class ValidationStop(EarlyStopping):
-    """Lightning's EarlyStopping on the validation RIR; the parameters of the best look are put back at the end.
+class BestLook(Callback):
+    """Keeps what was trained at the look with the largest score so far, and ends a training that has waited for better.
 
     Args:
+        patience: looks without improvement before that; None never ends it, and keeps nothing.
+    """
+
+    def __init__(self, patience: int | None) -> None:
+        self.patience = patience
+        self._best: dict[str, Tensor] = {}
+        self._score, self._step, self._waited = -math.inf, 0, 0
+
+    def judge(self, score: float, trainer: Trainer, module: ImmunizationModule) -> None:
+        """Keep it, or wait for a better."""
+        self._waited += 1
+        if score > self._score:
+            self._best, self._score, self._step, self._waited = {}, score, trainer.global_step, 0
+            module.keep(self._best)
+        self.stop_in_time(trainer)
+
+    def stop_in_time(self, trainer: Trainer) -> None:
+        """End the training if it has waited long enough."""
+        trainer.should_stop |= self.patience is not None and self._waited >= self.patience
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the best back."""
+        del trainer
+        assert isinstance(pl_module, ImmunizationModule)
+        if self._best:
+            pl_module.restore(self._best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a training that goes on later: the best so far."""
+        best = {name: value.detach().cpu().clone() for name, value in self._best.items()}
+        return {"best": best, "score": self._score, "step": self._step, "waited": self._waited}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it over."""
+        self._best, self._score = dict(state_dict["best"]), state_dict["score"]
+        self._step, self._waited = state_dict["step"], state_dict["waited"]
+
+    def facts(self, module: LightningModule) -> dict[str, Any]:
+        """For the record: where early stopping found the best."""
+        del module
+        best = {"best_step": self._step, "best_val_log_rir": self._score}
+        return {} if self.patience is None else {"early_stopping": best}
+
+
+class ValidationStop(BestLook):
+    """Early stopping of a linear model by RIR (`spectrum`) on rows that were set aside.
+
+    Args:
+        parts: those rows.
+        every: steps between two looks.
         patience: looks without improvement before stopping.
     """
 
-    def __init__(self, patience: int) -> None:
-        super().__init__(monitor="val/log_rir", mode="max", patience=patience, check_finite=False)
-        self.best_step: int | None = None
-        self._best: dict[str, Tensor] = {}
+    def __init__(self, parts: PairParts, every: int, patience: int) -> None:
+        super().__init__(patience)
+        self.parts, self.every = parts, every
+        self._raw = {role: spectrum_of(parts.of(role).x) for role in ROLES}
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let Lightning decide whether to stop, and keep the parameters if this look was the best."""
-        previous = self.best_score.clone()
-        super().on_validation_end(trainer, pl_module)
-        if self.best_score > previous and not trainer.sanity_checking:
-            assert isinstance(pl_module, ImmunizationModule)
-            pl_module.keep(self._best)
-            self.best_step = trainer.global_step
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the best parameters back."""
-        super().on_train_end(trainer, pl_module)
-        if self._best:
-            assert isinstance(pl_module, ImmunizationModule)
-            pl_module.restore(self._best)
-
-    def facts(self, module: LightningModule) -> dict[str, Any]:
-        """For the record."""
-        del module
-        return {"early_stopping": {"best_step": self.best_step, "best_val_log_rir": float(self.best_score)}}
+    @torch.no_grad()
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Look, every so many steps."""
+        del outputs, batch, batch_idx
+        if trainer.global_step % self.every:
+            return
+        assert isinstance(pl_module, LinearModule)
+        p, h = (
+            spectrum_of(pl_module.extractor(self.parts.of(role).x), rank_of_data=self._raw[role].rank) for role in ROLES
+        )
+        score = math.log(immunization_ratio(p, h, self._raw["pretrain"], self._raw["harmful"]).rir)
+        rows = self.parts.pretrain
+        side = Side(rows.x, rows.y, rows.x)
+        loss = LinearStep(pl_module.extractor, pl_module.head, side, side, pl_module.task_loss).pretrain_loss()
+        pl_module.log_now({"val/log_rir": score, "val/task_loss": loss.item()})
+        self.judge(torch.tensor(score, dtype=torch.float32).item(), trainer, pl_module)  # rounded as in Lightning's own
 
 
 class StepLimit(Callback):
