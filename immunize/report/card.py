@@ -17,7 +17,15 @@ from omegaconf import OmegaConf
 from immunize.errors import UserError
 from immunize.files import write_text
 from immunize.records import diverged_cross_fit
-from immunize.report.attacks.one_run import HELD, RETENTION, attack_table, not_tried, verdict_sentence
+from immunize.report.attacks.one_run import (
+    HELD,
+    HORIZON,
+    RETENTION,
+    attack_table,
+    horizon_table,
+    not_tried,
+    verdict_sentence,
+)
 from immunize.report.loading import check_same_run, lacking_is_told, read_sources, verdict_on, with_infinities
 from immunize.report.naming import RATIOS, data_name, run_title
 from immunize.report.one_run import carried_over, each_set, separability_lines, sets_table, weakest_told
@@ -102,6 +110,8 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         retention=RETENTION,
         held=HELD,
         tiers="" if attack is None else attack_table(attack).markdown(heading=False),
+        horizons=None if attack is None else horizon_table(attack),
+        horizon=HORIZON,
         not_tried=[] if attack is None else not_tried(attack),
     )
 
@@ -157,6 +167,11 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
     for task, facts in attack["tasks"].items():
         of = attack["results"][task]["immunized"]
         verdict = attack["verdicts"][task]["immunized"]
+        long = {
+            name: [one and {key: value for key, value in one.items() if key != "curve"} for one in of["horizon"]]
+            for name, of in attack["attacks"][task]["immunized"].items()
+            if "horizon" in of
+        }
         tasks[task] = {
             "kind": facts["kind"],
             "about": facts["about"],
@@ -176,6 +191,7 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
                 }
                 for tier, found in of.items()
             },
+            **({"horizons": long} if long else {}),
         }
     return {
         **_made_with(attack),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from immunize.records import RECORD
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
 from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, front_matter, write_card
+from immunize.report.html.run import run_page
 from immunize.report.table import WIDTH
 from tests.report.making import without_held_out
 
@@ -116,6 +118,28 @@ def test_card_says_how_far_attackers_on_the_weights_got(record: dict[str, Any], 
     tiers["T4"] = copy.deepcopy(tiers["T3"]) | {"longest_by_attack": {"last_block": [43, 40], "lora": [2, 2]}}
     attack["verdicts"]["harmful"]["immunized"]["held"]["T4"] = False
     assert "- T4 took at most 43 steps of last_block, 2 steps of lora." in card_text(card_of(record, attack), attack)
+
+
+def test_card_and_page_have_the_numbers_of_long_fine_tuning(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    assert "Fine-tuning over many steps" not in card_text(card_of(record, attack), attack) + run_page(
+        record, attack, None
+    )
+    for extractor, of in attack["attacks"]["harmful"].items():
+        there = extractor == "theta_0"
+        numbers = {"area": 0.9 if there else 0.25, "end": 1.0 if there else 0.5, "deviation": 0.0 if there else 0.375}
+        curve = {"last": 1000, "curve": [[1, 0.5]]}
+        seeds = [numbers | curve | {"steps": steps} for steps in ([4, 20], [8, None], [16, None])]
+        of["lora"] = {"tier": "T4", "status": ["finished"], "horizon": [*seeds, None]}
+    card = card_of(record, attack)
+    kept = card["attack"]["tasks"]["harmful"]["horizons"]["lora"]
+    assert kept[0] == {"area": 0.25, "end": 0.5, "deviation": 0.375, "last": 1000, "steps": [4, 20]}
+    assert kept[3] is None
+    text = card_text(card, attack)
+    assert "| `harmful` | `lora` | 1,000 | θ_0 | 0.9 | 1 | 0 | 8 | never |" in text
+    assert "| `harmful` | `lora` | 1,000 | immunized | 0.25 | 0.5 | 0.375 | 8 | never |" in text
+    page = run_page(record, attack, None)
+    assert "Fine-tuning over many steps" in page
+    assert "<td>0.375</td>" in re.sub(r"<td[^>]*>", "<td>", page)
 
 
 def test_card_says_how_many_rows_the_attacker_was_given(record: dict[str, Any], attack: dict[str, Any]) -> None:

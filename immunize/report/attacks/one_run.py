@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, median, variance
+from statistics import fmean, mean, median, variance
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +30,15 @@ HELD = (
 )
 """What held means, in every table of verdicts."""
 RETENTION = "(best score − chance)/(θ_0's best score − chance), with a 95 % interval over test rows and seeds"
+
+HORIZON_COLUMNS = ("area", "end", "deviation", "steps to 50 %", "steps to 90 %")
+HORIZON = (
+    "Area: the mean over the logarithm of the steps of (best score so far − chance)/(θ_0's end − chance). End: its "
+    "last value. Deviation: 1 − score/θ_0's, in the end. Means over the runs. Harmful: a defence makes the first two "
+    "small and the third large; on other tasks the contrary.",
+    "Steps to a share of what θ_0's features teach in the end: medians.",
+)
+"""What the numbers of fine-tuning over many steps mean (`evaluation/attacks/horizon.py`)."""
 
 _CONFIDENCE = 1.96
 
@@ -98,6 +107,25 @@ def attack_table(record: dict[str, Any], extractor: str = "immunized") -> Table:
     """The same as a table that can be written."""
     rows = [[f"`{row[0]}`", *row[1:]] for row in attack_rows(record, extractor)]
     return Table("", COLUMNS, rows)
+
+
+def horizon_cells(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of `HORIZON_COLUMNS`, from the numbers of one or more curves."""
+    reached = [median(math.inf if (step := one["steps"][index]) is None else step for one in found) for index in (0, 1)]
+    numbers = [short(fmean(one[name] for one in found)) for name in HORIZON_COLUMNS[:3]]
+    return numbers + ["never" if math.isinf(step) else short(step) for step in reached]
+
+
+def horizon_table(record: dict[str, Any]) -> Table | None:
+    """Fine-tuning over many steps, θ_0 and the immunized model below each other; None where no weights were moved."""
+    rows = []
+    for task, of in record["attacks"].items():
+        for name, mine in of["immunized"].items():
+            for extractor, numbers in (("theta_0", of["theta_0"].get(name, {})), ("immunized", mine)):
+                if found := [one for one in numbers.get("horizon", []) if one is not None]:
+                    last = f"{max(one['last'] for one in found):,}"
+                    rows.append([f"`{task}`", f"`{name}`", last, NAMES[extractor], *horizon_cells(found)])
+    return Table("", ("task", "attack", "steps", "features", *HORIZON_COLUMNS), rows) if rows else None
 
 
 def show_attack(record: dict[str, Any], console: Console | None = None) -> None:

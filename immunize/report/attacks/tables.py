@@ -14,7 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 
-from immunize.report.attacks.one_run import HELD, RETENTION, TIERS, interval_text
+from immunize.report.attacks.one_run import (
+    HELD,
+    HORIZON,
+    HORIZON_COLUMNS,
+    RETENTION,
+    TIERS,
+    horizon_cells,
+    interval_text,
+)
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Flops, Group, Tried, extractor_of
 from immunize.report.table import NOTHING, Table, short, summary_text, under
 
@@ -213,19 +221,10 @@ def _horizons(attacks: Attacks, group: Group) -> list[Table]:
     for task, attack in there:
         for method in methods:
             if found := each[method].get((task, attack)):
-                half, most = (middle([one["steps"][index] for one in found]) for index in (0, 1))
-                numbers = [fmean(one[name] for one in found) for name in ("area", "end", "deviation")]
-                steps = ["never" if math.isinf(step) else short(step) for step in (half, most)]
                 last = max(one["last"] for one in found)
-                rows.append([task, f"`{attack}`", f"{last:,}", _named(method), *map(short, numbers), *steps])
-    columns = ("task", "attack", "steps", "method", "area", "end", "deviation", "steps to 50 %", "steps to 90 %")
-    notes = [
-        "Area: the mean over the logarithm of the steps of (best score so far − chance)/(θ_0's end − chance). End: its "
-        "last value. Deviation: 1 − score/θ_0's, in the end. Means over the runs. Harmful: a defence makes the first "
-        "two small and the third large; on other tasks the contrary.",
-        "Steps to a share of what θ_0's features teach in the end: medians.",
-    ]
-    return [Table(attacks.mark(f"{group.name}: fine-tuning over many steps"), columns, rows, notes)] if rows else []
+                rows.append([task, f"`{attack}`", f"{last:,}", _named(method), *horizon_cells(found)])
+    columns = ("task", "attack", "steps", "method", *HORIZON_COLUMNS)
+    return [Table(attacks.mark(f"{group.name}: fine-tuning over many steps"), columns, rows, HORIZON)] if rows else []
 
 
 def _times(flops: Flops, base: float) -> str:

@@ -14,8 +14,10 @@ from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, diverged_cross_fit
 from immunize.report.attacks.one_run import (
     HELD,
+    HORIZON,
     RETENTION,
     attack_table,
+    horizon_table,
     not_tried,
     verdict_sentence,
 )
@@ -126,6 +128,8 @@ def run_page(
         attack_problem=attack_problem,
         sentences=[f"{of['kind']} task, {of['about']}: {verdict_sentence(attack or {}, t)}" for t, of in tasks.items()],
         tiers=None if attack is None else attack_table(attack),
+        horizons=None if attack is None else horizon_table(attack),
+        horizon=HORIZON,
         not_tried=[] if attack is None else not_tried(attack),
         retention=RETENTION,
         held=HELD,
