@@ -132,6 +132,7 @@ def _with_few_examples(item: pytest.Item, most: int) -> None:
 def _live_functions(root: Path) -> dict[tuple[str, str], list[types.FunctionType]]:
     """The function objects of a file by qualified name, also those that a decorator hides."""
     found: dict[tuple[str, str], list[types.FunctionType]] = {}
+    gc.unfreeze()  # what the tests have set aside is not among the objects
     for one in gc.get_objects():
         if type(one) is types.FunctionType and one.__code__.co_filename.startswith(str(root)):
             found.setdefault((one.__code__.co_filename, one.__code__.co_qualname), []).append(one)

@@ -70,6 +70,8 @@ def toy(folder: Path) -> Path:
     (folder / "tests" / "toy").mkdir(parents=True)
     (folder / "toy" / "code.py").write_text(SOURCE)
     (folder / "tests" / "toy" / "test_code.py").write_text(TESTS)
+    freezes = "import gc\n\ndef pytest_collection_finish():\n    gc.freeze()\n"  # as that of this repository
+    (folder / "tests" / "conftest.py").write_text(freezes)
     settings = 'rooms = ["toy"]\nsample = "all"\nseed = 0\nseconds = 5\nexamples = 5\n'
     (folder / "pyproject.toml").write_text(f"[tool.mutation]\n{settings}")
     return folder
