@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -34,7 +34,7 @@ from immunize.spectrum import (
     spectrum_of,
 )
 from immunize.training.callbacks.signatures import FailureSignatures, Look, Warned
-from immunize.training.callbacks.stopping import BestLook
+from immunize.training.callbacks.stopping import BestLook, Watch
 from immunize.training.module import DeepModule, LinearModule
 
 __all__ = ["ACCURACY_COLLAPSED", "ImmunityMonitor", "NetworkMonitor"]
@@ -49,7 +49,7 @@ BATCH = 64
 """Images at once."""
 
 
-class ImmunityMonitor(Callback):
+class ImmunityMonitor(Watch):
     """Logs RIR and both ratios (`spectrum`), R_well(H_P) and R_ill(H_H) of the `fit` part, and c of a ridge probe.
 
     Args:
@@ -64,7 +64,7 @@ class ImmunityMonitor(Callback):
     """
 
     def __init__(self, parts: PairParts, every: int, label: str = "fit", *, quiet: bool = False) -> None:
-        self.every = every
+        super().__init__(every)
         self.latest: dict[str, float] = {}
         self._rows = {role: compress_rows(parts.of(role).x) for role in ROLES}
         self._samples = {role: len(parts.of(role)) for role in ROLES}
@@ -79,13 +79,9 @@ class ImmunityMonitor(Callback):
         assert isinstance(pl_module, LinearModule)
         self.signatures.see(self._look(pl_module, trainer.global_step, pl_module.objective.weights))
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Look, every so many steps."""
-        del outputs, batch, batch_idx
-        if trainer.global_step % self.every == 0:
-            self.signatures.see(self._logged_look(trainer, pl_module))
+    def look(self, trainer: Trainer, module: LightningModule) -> None:
+        """At the rows."""
+        self.signatures.see(self._logged_look(trainer, module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The last look, at the θ that is kept; early stopping may have put another one back."""
@@ -182,8 +178,8 @@ class NetworkMonitor(BestLook):
         label: str = "fit",
         quiet: bool = False,
     ) -> None:
-        super().__init__(patience)
-        self.reference, self.images, self.every = reference, images, every
+        super().__init__(every, patience)
+        self.reference, self.images = reference, images
         self.latest: dict[str, float] = {}
         self.signatures = FailureSignatures({}, {}, label, quiet=quiet)
         self._h: dict[Role, Tensor] = {}
@@ -212,17 +208,10 @@ class NetworkMonitor(BestLook):
             self._judge(trainer, module, numbers)
         self.stop_in_time(trainer)  # one that was interrupted after its last look
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Look, every so many steps."""
-        del outputs, batch, batch_idx
-        if trainer.global_step % self.every:
-            return
-        module = pl_module
+    def look(self, trainer: Trainer, module: LightningModule) -> None:
+        """At the images."""
         assert isinstance(module, DeepModule)
-        numbers = self._logged_look(trainer, module)
-        self._judge(trainer, module, numbers)
+        self._judge(trainer, module, self._logged_look(trainer, module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the best back; the last look is at what is kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -14,17 +15,42 @@ from immunize.objective import LinearStep, Side
 from immunize.spectrum import immunization_ratio, spectrum_of
 from immunize.training.module import ImmunizationModule, LinearModule
 
-__all__ = ["BestLook", "StepLimit", "ValidationStop"]
+__all__ = ["BestLook", "StepLimit", "ValidationStop", "Watch"]
 
 
-class BestLook(Callback):
+class Watch(Callback):
+    """Looks at a training every so many steps.
+
+    Args:
+        every: so many.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    @abstractmethod
+    def look(self, trainer: Trainer, module: LightningModule) -> None:
+        """Look after a step."""
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the steps."""
+        del outputs, batch, batch_idx
+        if trainer.global_step % self.every == 0:
+            self.look(trainer, pl_module)
+
+
+class BestLook(Watch):
     """Keeps what was trained at the look with the largest score so far, and ends a training that has waited for better.
 
     Args:
+        every: steps between two looks.
         patience: looks without improvement before that; None never ends it, and keeps nothing.
     """
 
-    def __init__(self, patience: int | None) -> None:
+    def __init__(self, every: int, patience: int | None) -> None:
+        super().__init__(every)
         self.patience = patience
         self._best: dict[str, Tensor] = {}
         self._score, self._step, self._waited = -math.inf, 0, 0
@@ -75,28 +101,23 @@ class ValidationStop(BestLook):
     """
 
     def __init__(self, parts: PairParts, every: int, patience: int) -> None:
-        super().__init__(patience)
-        self.parts, self.every = parts, every
+        super().__init__(every, patience)
+        self.parts = parts
         self._raw = {role: spectrum_of(parts.of(role).x) for role in ROLES}
 
     @torch.no_grad()
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Look, every so many steps."""
-        del outputs, batch, batch_idx
-        if trainer.global_step % self.every:
-            return
-        assert isinstance(pl_module, LinearModule)
+    def look(self, trainer: Trainer, module: LightningModule) -> None:
+        """At RIR and the task loss."""
+        assert isinstance(module, LinearModule)
         p, h = (
-            spectrum_of(pl_module.extractor(self.parts.of(role).x), rank_of_data=self._raw[role].rank) for role in ROLES
+            spectrum_of(module.extractor(self.parts.of(role).x), rank_of_data=self._raw[role].rank) for role in ROLES
         )
         score = math.log(immunization_ratio(p, h, self._raw["pretrain"], self._raw["harmful"]).rir)
         rows = self.parts.pretrain
         side = Side(rows.x, rows.y, rows.x)
-        loss = LinearStep(pl_module.extractor, pl_module.head, side, side, pl_module.task_loss).pretrain_loss()
-        pl_module.log_now({"val/log_rir": score, "val/task_loss": loss.item()})
-        self.judge(torch.tensor(score, dtype=torch.float32).item(), trainer, pl_module)  # rounded as in Lightning's own
+        loss = LinearStep(module.extractor, module.head, side, side, module.task_loss).pretrain_loss()
+        module.log_now({"val/log_rir": score, "val/task_loss": loss.item()})
+        self.judge(torch.tensor(score, dtype=torch.float32).item(), trainer, module)  # rounded as in Lightning's own
 
 
 class StepLimit(Callback):
