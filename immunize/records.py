@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import gc
 import hashlib
 import itertools
@@ -227,6 +228,7 @@ def _git_commit() -> str | None:
     return head.stdout.strip() + "-dirty" * changed if head.returncode == 0 else None
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

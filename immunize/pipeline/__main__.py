@@ -9,20 +9,22 @@ import sys
 import time
 from pathlib import Path
 
-import torch
 from omegaconf import OmegaConf
 
 from immunize.errors import UserError
+from immunize.importing import start_quickly
 from immunize.instantiate import build_named
-from immunize.pipeline.assemble import assemble
-from immunize.pipeline.experiment import run
-from immunize.pipeline.record import new_record
 from immunize.processes import end_with_parent, is_first
 
 
 def main(path: Path) -> int:
     """Do what the file says; the exit code."""
     end_with_parent()
+    start_quickly()
+    from immunize.pipeline.assemble import assemble
+    from immunize.pipeline.experiment import run
+    from immunize.pipeline.record import new_record
+
     clock, spec = time.perf_counter(), json.loads(path.read_text(encoding="utf-8"))
     settings = OmegaConf.create(spec["config"])
     try:
@@ -39,6 +41,8 @@ def main(path: Path) -> int:
 
 if __name__ == "__main__":
     code = main(Path(sys.argv[1]))
+    import torch
+
     with contextlib.suppress(RuntimeError, ValueError):
         torch.distributed.destroy_process_group()
     sys.exit(code)

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from immunize.config import register
 from immunize.errors import CheckpointError
+from immunize.importing import start_quickly
 from immunize.records import read_record
 from immunize.sweeping.outcome import Outcome
 
@@ -50,6 +51,7 @@ class Jobs:
 
     def enter(self) -> None:
         """Make a fresh process one in which :meth:`run` works."""
+        start_quickly()
         Singleton.set_state(self.state)
         self.prepare()
 
