@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 __all__ = ["METHODS", "SCALES", "SEEDS", "Scale"]
 
+PEERS = ("none", "ours", "censor", "censor_after", "sophon_inverse", "sophon_uniform", "mlac", "contract")
+"""Of the tables of weights that move."""
+
 METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours", "closed_form", "erase", "censor", "simulated")
 SEEDS = (0, 1, 2)
 REPAIRS_LIKE_STANDARDIZE = ("~attack.attacks.centre", "~attack.attacks.normalize")
@@ -89,8 +92,18 @@ SCALES = {
         (
             *("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful,pretrain]"),
             *for_harmful("last_block_10_percent", "last_block_1_percent", "lora", "full_finetune"),
+            "~attack.attacks.full_finetune_augmented",  # a fifth of the time, for images of 8 x 8 pixels
         ),
-        methods=("none", "ours", "censor", "censor_after", "sophon_inverse", "sophon_uniform", "mlac"),
+        methods=PEERS,
+    ),
+    "t4_small": Scale(
+        ("outputs/t4_small",),
+        (
+            *("attack=horizon", "attack.budget.steps=1000", "images=4000", "benign=[imagenette,cifar10]"),
+            *for_harmful(*(f"last_block_{of}" for of in ("10_percent", "1_percent", "sgd"))),
+            *for_harmful("lora", "full_finetune", "full_finetune_augmented"),
+        ),
+        methods=PEERS,
     ),
     "rotations": Scale(
         ("outputs/defence_digits",),

@@ -289,9 +289,13 @@ def horizon_figure(attacks: Attacks, stem: Path) -> bool:
             axis.set_ylim(bottom=0)
             axis.grid(alpha=0.25, linewidth=0.6)
             axis.spines[["top", "right"]].set_visible(False)
-    for attack, top, bottom in zip(columns, axes[0], axes[-1], strict=True):
-        top.set_title(attack, fontsize=9)
-        bottom.set_xlabel("steps", fontsize=9)
+    for attack, column in zip(columns, axes.T, strict=True):
+        column[0].set_title(attack, fontsize=9)
+        drawn = [axis for axis in column if axis.lines]  # honest users may have fewer attacks than the harmful task
+        for axis in {*column} - {*drawn}:
+            axis.set_axis_off()
+        drawn[-1].set_xlabel("steps", fontsize=9)
+        drawn[-1].xaxis.set_tick_params(labelbottom=True)
     _legend(figure, [THETA_0, *attacks.methods])
     figure.suptitle(attacks.mark("Best score so far of attackers who fine-tune"), fontsize=11)
     save_figure(figure, stem)
