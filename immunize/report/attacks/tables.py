@@ -213,18 +213,26 @@ def _by_attack(attacks: Attacks, group: Group) -> Table:
 
 
 def _horizons(attacks: Attacks, group: Group) -> list[Table]:
-    """What fine-tuning over many steps gets back, where attacks moved weights for so long."""
+    """What fine-tuning over many steps gets back, a table a task and number."""
     methods = [THETA_0, *group.methods, CONTROL]
     each = {method: group.horizons(method) for method in methods}
-    there = list(dict.fromkeys(key for of in each.values() for key in of))
-    rows = []
-    for task, attack in there:
-        for method in methods:
-            if found := each[method].get((task, attack)):
-                last = max(one["last"] for one in found)
-                rows.append([task, f"`{attack}`", f"{last:,}", _named(method), *horizon_cells(found)])
-    columns = ("task", "attack", "steps", "method", *HORIZON_COLUMNS)
-    return [Table(attacks.mark(f"{group.name}: fine-tuning over many steps"), columns, rows, HORIZON)] if rows else []
+    there = dict.fromkeys(key for of in each.values() for key in of)
+    tables = []
+    for task in dict.fromkeys(task for task, _ in there):
+        names = [attack for of, attack in there if of == task]
+        cells = {
+            method: [horizon_cells(found) if (found := each[method].get((task, name))) else None for name in names]
+            for method in methods
+        }
+        for index, what in enumerate(HORIZON_COLUMNS):
+            rows = [
+                [_named(method), *(NOTHING if of is None else of[index] for of in found)]
+                for method, found in cells.items()
+            ]
+            title = attacks.mark(f"{group.name}: fine-tuning over many steps, {task}: {what}")
+            notes = HORIZON if what == HORIZON_COLUMNS[-1] else ()
+            tables.append(Table(title, ("method", *(f"`{name}`" for name in names)), rows, notes))
+    return tables
 
 
 def _times(flops: Flops, base: float) -> str:
