@@ -230,6 +230,7 @@ ERASED = {
     "small ResNet, digits": ("defence_digits", 7),
     "small ViT, digits": ("defence_digits_vit_small", 1),
     "ResNet18, Caltech-101": ("defence_small_caltech101", 1),
+    "ResNet18, Stanford Cars": ("defence_small_cars", 1),
 }
 """Where the tiers that were held off are counted: folder, and number of the table; and where for erasure."""
 

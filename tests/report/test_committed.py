@@ -18,7 +18,7 @@ ATTACKS = (
 OF_RUNS = {
     **{name: (name, name) for name in ("table1", "table2", "sweep_lambda")},
     **{name: ("table3", name) for name in ("table3_digits", "table3_digits_amd", "table3_small")},
-    **{name: ("table_attacks", name) for name in (*ATTACKS, "defence_front", "defence_small_caltech101")},
+    **{name: ("table_attacks", name) for name in (*ATTACKS, "defence_front", "defence_small_caltech101", "defence_small_cars")},
     "fig2": ("fig2", "table2"),
 }
 """Folder to the experiment, and the folder that has its records."""
