@@ -221,7 +221,7 @@ def test_method_instantiates(choice: str) -> None:
 @pytest.mark.parametrize("choice", choices("model"))
 def test_model_instantiates_or_takes_the_keys_of_its_yaml(choice: str) -> None:
     """Networks are built, with random weights, by the tests of `immunize.features`."""
-    from immunize.pipeline.assemble import NOT_ARGUMENTS
+    from immunize.instantiate import NOT_ARGUMENTS
     from tests.composing import experiment_of
 
     cfg = in_group("model", choice)
