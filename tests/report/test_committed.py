@@ -13,12 +13,12 @@ from immunize.report.summary import write_summary
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 ATTACKS = (
     *("attacks_digits", "attacks_linear", "attacks_linear_mnist", "attacks_small"),
-    *("defence_digits", "defence_digits_vit_small"),
+    *("defence_digits", "defence_digits_vit_small", "defence_front", "defence_small_caltech101", "defence_small_cars"),
 )
 OF_RUNS = {
     **{name: (name, name) for name in ("table1", "table2", "sweep_lambda")},
     **{name: ("table3", name) for name in ("table3_digits", "table3_digits_amd", "table3_small")},
-    **{name: ("table_attacks", name) for name in (*ATTACKS, "defence_front", "defence_small_caltech101", "defence_small_cars")},
+    **{name: ("table_attacks", name) for name in ATTACKS},
     "fig2": ("fig2", "table2"),
 }
 """Folder to the experiment, and the folder that has its records."""
