@@ -24,7 +24,7 @@ from immunize.errors import UserError
 from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
-from immunize.features import OF_NETWORKS, DeepExtractor, device_of, refuse_precondition
+from immunize.features import OF_NETWORKS, DeepExtractor, Once, device_of, refuse_precondition
 from immunize.features.store import Features
 from immunize.objective import Objective, task_loss
 from immunize.pipeline.append import append_computed
@@ -124,7 +124,8 @@ def immunize(
     The network is not changed: what comes back is a copy. BatchNorm statistics are frozen and dropout is off, as in
     `immunize.train`. The optimizer is C.2's, SGD with Nesterov momentum 0.9 and weight decay on the classifiers alone,
     unless the method's YAML has another.
-    What comes before the first trainable module is computed once an image, known by its bytes, while memory suffices.
+    What comes before the first trainable module, and θ_0's features, are computed once an image, known by its bytes,
+    while memory suffices.
 
     Args:
         backbone: inputs → features (N, D).
@@ -170,21 +171,20 @@ def immunize(
             raise UserError(str(error)) from None
         theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)
         loaders = {"pretrain": pretrain_loader, "harmful": harmful_loader}
-        for role, loader in loaders.items():
-            if isinstance(loader, Iterator):
-                raise UserError(f"{role}_loader is over after one pass; give what starts again, such as a DataLoader")
+        _check_loaders(loaders)
+        if objective.trains:
+            released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
+            net, reference = _cut(released, classifier, trainable, pretrain_loader)
+            theta_0 = Once(nn.Sequential(net.trunk, reference.tail))
         found = {role: features_of([theta_0], x) for role, x in loaders.items()}
         before = {role: (x, y) for role, ((x,), y, _) in found.items()}
         _check(before, head)
 
         facts: dict[str, Any] = {}
         if objective.trains:
-            released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
-            example = next(iter(pretrain_loader))[0][:AT_MOST_TO_LOOK_AT]
-            net = DeepExtractor.from_module(released, classifier, trainable, example=example)
-            net.compute_once(sum(len(y) for _, y in before.values()))
-            reference = net.reference()
-            measured: list[nn.Module] = [nn.Sequential(net.trunk, tail) for tail in (net.tail, reference.tail)]
+            for once in (module for module in (net.trunk, theta_0) if isinstance(module, Once)):
+                once.images = sum(len(y) for _, y in before.values())
+            measured: list[nn.Module] = [nn.Sequential(net.trunk, net.tail), theta_0]
             objective.bind(
                 net.n_features,
                 torch.Generator().manual_seed(seed),
@@ -240,6 +240,12 @@ def _check_settings(steps: int | None, multiplier: int, keep: str, seed: int) ->
         raise UserError(f"seed has to be between 0 and {LARGEST_SEED}, it is {seed}")
 
 
+def _check_loaders(loaders: Mapping[str, Loader]) -> None:
+    for role, loader in loaders.items():
+        if isinstance(loader, Iterator):
+            raise UserError(f"{role}_loader is over after one pass; give what starts again, such as a DataLoader")
+
+
 @contextlib.contextmanager
 def _by_its_own_numbers(seed: int) -> Iterator[None]:
     """Random numbers by `seed` and gradients within; the caller's generators, modes and log levels are put back."""
@@ -259,6 +265,16 @@ def _by_its_own_numbers(seed: int) -> Iterator[None]:
             np.random.set_state(legacy)  # noqa: NPY002
             if metal is not None:
                 torch.mps.set_rng_state(metal)
+
+
+def _cut(
+    backbone: nn.Module, head: nn.Linear, trainable: str | Sequence[str], loader: Loader
+) -> tuple[DeepExtractor, DeepExtractor]:
+    """The network that is trained, whose frozen part works once an image, and θ_0 behind the same part."""
+    example = next(_batches(loader))[0][:AT_MOST_TO_LOOK_AT]
+    net = DeepExtractor.from_module(backbone, head, trainable, example=example)
+    net.compute_once()
+    return net, net.reference()
 
 
 def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, multiplier: int | None) -> int:
@@ -344,21 +360,27 @@ def features_of(
     labels: list[Tensor] = []
     judged: list[Tensor] = []
     with torch.no_grad():
-        for batch in loader:
-            if not isinstance(batch, Sequence) or len(batch) != 2:
-                raise UserError("a loader has to give (inputs, labels) batches")
+        for x, y in _batches(loader):
             for rows, backbone, device in zip(found, backbones, devices, strict=True):
-                rows.append(backbone(batch[0].to(device)).cpu())
-            labels.append(batch[1].cpu())
-            judged.append(set_aside(batch[0]) if aside else torch.zeros(len(batch[1]), dtype=torch.bool))
-    if not labels:
-        raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
+                rows.append(backbone(x.to(device)).cpu())
+            labels.append(y.cpu())
+            judged.append(set_aside(x) if aside else torch.zeros(len(y), dtype=torch.bool))
     if min(len(of_batch) for of_batch in labels) < 2:
         raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
     all_judged = torch.cat(judged)
     if aside and not bool(all_judged.any()):
         all_judged = ~all_judged
     return [torch.cat(rows) for rows in found], torch.cat(labels), all_judged
+
+
+def _batches(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
+    batch = None
+    for batch in loader:
+        if not isinstance(batch, Sequence) or len(batch) != 2:
+            raise UserError("a loader has to give (inputs, labels) batches")
+        yield batch[0], batch[1]
+    if batch is None:
+        raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
 
 
 def answers(x: Tensor, head: nn.Linear) -> Tensor:

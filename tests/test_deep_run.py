@@ -20,6 +20,7 @@ from immunize import evaluate, threads, train
 from immunize.config import config_hash, hash_of_run, resolved
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor, Features, extract, save_weights
+from immunize.features.boundary import Trunk
 from immunize.instantiate import build_named
 from immunize.pipeline.features import Measured, both_features
 from immunize.pipeline.fit import TRAINING
@@ -103,6 +104,23 @@ def test_theta_0s_features_are_computed_once_for_all_runs_and_change_no_number(
     assert passes == ([] if how == "closed_form" else [12] * 4)
     run_tiny_deep(tmp_path / "other", *settings, kept, "seed=1")  # draws other weights
     assert passes[-4:] == [12 if how == "closed_form" else 24] * 4
+
+
+def test_what_a_method_and_the_measuring_need_of_theta_0_is_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[int] = []
+    for module in ("features", "network"):
+        monkeypatch.setattr(f"immunize.pipeline.{module}.extract", _counting(widths))
+    trunk, images = Trunk.forward, list[int]()
+    monkeypatch.setattr(Trunk, "forward", lambda self, x: (images.append(len(x)), trunk(self, x))[1])
+    record = run_tiny_deep(tmp_path / "run", "method=censor", "objective.cache_frozen=true", "objective.max_steps=1")
+    assert record["status"] == "finished"
+    # of `fit` first θ_0, for the method, then the immunized network; of the held-out images both, side by side
+    assert widths == [12, 12, 12, 12, 24, 24]
+    every = sum(sum(of["images"].values()) for of in record["data"].values())
+    # training begins behind the trunk, and so does what is looked at; one image of each shows how much memory it takes
+    assert sum(n for n in images if n > 1) == every
 
 
 def _counting(widths: list[int]) -> Callable[..., Features]:

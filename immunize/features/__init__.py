@@ -2,7 +2,7 @@
 
 from immunize.features.append import AppendedHead, append_map, released_features
 from immunize.features.deep import DeepExtractor
-from immunize.features.extract import cached_trunk, device_of, extract
+from immunize.features.extract import Once, cached_trunk, device_of, extract
 from immunize.features.linear import LinearExtractor, SpectralView
 from immunize.features.lora import add_lora
 from immunize.features.precondition import (
@@ -24,6 +24,7 @@ __all__ = [
     "DeepExtractor",
     "Features",
     "LinearExtractor",
+    "Once",
     "Place",
     "Precondition",
     "Released",

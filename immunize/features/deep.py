@@ -197,10 +197,10 @@ class DeepExtractor(nn.Module):
         """Whether the frozen part could be cut off, so that its outputs can be cached."""
         return not self.no_split_reason
 
-    def compute_once(self, images: int) -> None:
-        """The trunk works once an image from now on, of which there are about so many; see `once`."""
+    def compute_once(self) -> None:
+        """The trunk works once an image from now on, see :class:`~immunize.features.Once`."""
         if self.split:
-            self._parts = (self._parts[0], Once(self.trunk, images), *self._parts[2:])
+            self._parts = (self._parts[0], Once(self.trunk), *self._parts[2:])
 
     @property
     def n_features(self) -> int:

@@ -262,15 +262,15 @@ class Once(nn.Module):
 
     Args:
         trunk: from images to h, one row for each, by the values of that image alone.
-        images: about how many different ones there are. Where far more come, none comes back: all is forgotten, and
-            the trunk works as before.
+        images: about how many different ones there are; None is not known yet. Where far more come, none comes back:
+            all is forgotten, and the trunk works as before.
         limit: bytes of outputs that are kept; None is `SHARE` of what is available.
 
     Attributes:
         computed: images that the trunk has been given.
     """
 
-    def __init__(self, trunk: nn.Module, images: int, limit: int | None = None) -> None:
+    def __init__(self, trunk: nn.Module, images: int | None = None, limit: int | None = None) -> None:
         super().__init__()
         available = available_memory()
         self.trunk, self.images = trunk, images
@@ -281,7 +281,7 @@ class Once(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """H of images, without autograd."""
-        if images.device.type != "cpu" or self._different > GROWTH * self.images:
+        if images.device.type != "cpu" or self._change_each_time():
             return self._compute(images)
         keys = [_digest(image) for image in images]
         new = {key: index for index, key in enumerate(keys) if key not in self._kept}
@@ -300,6 +300,9 @@ class Once(nn.Module):
         """Itself: what is frozen is the same in every copy of a network."""
         return self
 
+    def _change_each_time(self) -> bool:
+        return self.images is not None and self._different > GROWTH * self.images
+
     def _compute(self, images: Tensor) -> Tensor:
         self.computed += len(images)
         h: Tensor = self.trunk(images)
@@ -307,7 +310,7 @@ class Once(nn.Module):
 
     def _keep(self, rows: dict[bytes, Tensor]) -> None:
         self._different += len(rows)
-        if self._different > GROWTH * self.images:
+        if self._change_each_time():
             self._kept.clear()
             return
         for key, row in rows.items():

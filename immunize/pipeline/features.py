@@ -89,6 +89,7 @@ def both_features(
     images: Fingerprints,
     cached: bool,
     shares: int = 1,
+    theta_0: dict[tuple[str, Role], Features] | None = None,
 ) -> Measured | None:
     """Features of both networks on the same images; None in every process but the first.
 
@@ -103,6 +104,7 @@ def both_features(
         images: fingerprints of the images in `sets`.
         cached: the sets hold trunk outputs.
         shares: how many processes a single one is to stand for, share after share: other batches round differently.
+        theta_0: by part and role, θ_0's features that one process has computed before; new ones are added.
     """
     moved = [] if net is None else [net.to(device)]
     dtype = reference.dtype if net is None else net.dtype  # a trainer's precision is that of the network it has moved
@@ -112,13 +114,18 @@ def both_features(
     facts = {"trunk": "kept" if cached else "computed", **reference.cache_facts()} if cache_dir is not None else {}
     if count > 1:
         facts["shares"] = count  # they round differently
+    kept = {} if theta_0 is None or count > 1 else theta_0
     out: Measured = {"immunized": {}, "theta_0": {}}
     for part, roles in sets.items():
         for role, rows in roles.items():
             place = None
             if cache_dir is not None:
                 place = cache_place(cache_dir, {"images": images[part][role], **facts}, dtype, device, batch_size)
-            known = None if place is None or not is_first() else place.load()
+            known = kept.get((part, role))
+            if known is not None and known.x.dtype != dtype:
+                known = None
+            if known is None and place is not None and is_first():
+                known = place.load()
             wanted = [*moved, *([] if _first_says(known is not None) else [reference])]
             found = known
             if wanted:
@@ -130,6 +137,7 @@ def both_features(
                 known = Features(each[-1].contiguous(), found.y)
                 if place is not None:
                     place.save(known)
+            kept[part, role] = known
             out["immunized"].setdefault(part, {})[role] = (each[0].contiguous(), found.y)
             out["theta_0"].setdefault(part, {})[role] = (known.x, known.y)
     _tell_of_unreadable(sets)

@@ -6,7 +6,7 @@ Sees every room; no room sees it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ class NetworkExperiment(Experiment):
         cache_dir: where computed features are kept for other runs; None keeps none.
         most_images: of each part and role that are measured; None takes all.
         on: the device; None is the trainer's.
+        known: θ_0's features by part and role, as far as they were computed.
     """
 
     pair: ImagePair
@@ -90,6 +91,7 @@ class NetworkExperiment(Experiment):
     cache_dir: Path | None
     most_images: int | None
     on: torch.device | None = None
+    known: dict[tuple[str, Role], Features] = field(default_factory=dict, repr=False)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -184,6 +186,7 @@ class NetworkExperiment(Experiment):
             self._watched(),
             every=row.check_every if row.early_stopping else training.monitor_every,
             patience=row.patience if row.early_stopping else None,
+            cached=self.cached and self.pair.validation("pretrain") is None,
             quiet=quiet,
         )
         callbacks = training.callbacks(self.objective, monitor, training.method, quiet=quiet, silent=quiet)
@@ -201,6 +204,11 @@ class NetworkExperiment(Experiment):
             draw = torch.Generator().manual_seed(self.seed)
             some = torch.randperm(len(inputs["pretrain"]), generator=draw)[:MOST_ROWS]
             sides: list[tuple[Role, Tensor]] = [("pretrain", some), *(("harmful", own) for own in rows)]
+            if self.cached and self.training.trainer([], [], self.pair).world_size == 1:  # measured later
+                measured = self._features(None, {"fit": inputs})
+                assert measured is not None
+                fit = measured["theta_0"]["fit"]
+                return [Features(fit[role][0][chosen], fit[role][1][chosen]) for role, chosen in sides]
             self.net.to(self.device)
             return [
                 extract(
@@ -230,12 +238,13 @@ class NetworkExperiment(Experiment):
         )
 
     def _watched(self) -> dict[Role, Dataset[Any]]:
-        """Images of both data sets that are looked at while training: those set aside if there are any, or `fit`."""
+        """Of both data sets what is looked at while training: images set aside if there are any, or inputs of `fit`."""
         most = self.plan.group_size * min(self.plan.n_groups, WATCHED_GROUPS)
         found: dict[Role, Dataset[Any]] = {}
         for role in ROLES:
             aside = self.pair.validation(role)
-            images = self.pair.measured(role).fit if aside is None else aside
+            fit = self.inputs["fit"][role] if self.cached else self.pair.measured(role).fit
+            images = fit if aside is None else aside
             drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))[:most]
             found[role] = Subset(images, drawn.tolist())
         return found
@@ -245,7 +254,7 @@ class NetworkExperiment(Experiment):
     def evaluate(self, fits: dict[str, Fit], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
         """The numbers of the record, from the features of every image."""
         say("measuring: features of all images")
-        features = self._features(self.net if self.objective.trains else None)
+        features = self._features(self.net if self.objective.trains else None, self.inputs)
         if features is None:
             return {}
         after, fit = head_of(self.net), fits["fit"]
@@ -254,7 +263,9 @@ class NetworkExperiment(Experiment):
         say("measuring: condition numbers with intervals, then probes")
         return self._numbers(features, after, fit.steps)
 
-    def _features(self, trained: DeepExtractor | None, shares: int = 1) -> Measured | None:
+    def _features(
+        self, trained: DeepExtractor | None, inputs: dict[str, dict[Role, Any]], shares: int = 1
+    ) -> Measured | None:
         """Of both networks; θ_0's stand for those of a network that was not trained."""
         images: Fingerprints = {}
         if self.cache_dir is not None:
@@ -264,7 +275,7 @@ class NetworkExperiment(Experiment):
         return both_features(
             trained,
             self.reference,
-            self.inputs,
+            inputs,
             self.device,
             batch_size=self.batch_size,
             workers=self.workers,
@@ -272,6 +283,7 @@ class NetworkExperiment(Experiment):
             images=images,
             cached=self.cached,
             shares=shares,
+            theta_0=self.known,
         )
 
     def _append(self, features: Measured) -> tuple[nn.Module, Head, dict[str, Any]]:
@@ -346,11 +358,11 @@ class NetworkExperiment(Experiment):
             _ = there.inputs  # of θ_0's trunk
             net.to(next(value.dtype for value in state.values() if value.is_floating_point()))
             net.load_full_state_dict(state, str(path))
-            features = there._features(net, shares)
+            features = there._features(net, there.inputs, shares)
             assert features is not None  # this is the only process
             return there._numbers(features, head_of(net), fit["steps"])
         appended = _appended(net, state, path)
-        features = there._features(None, shares)
+        features = there._features(None, there.inputs, shares)
         assert features is not None
         return there._numbers(features, _mapped(features, appended), fit["steps"])
 

@@ -160,6 +160,7 @@ class NetworkMonitor(BestLook):
     Args:
         reference: θ_0, frozen.
         images: of each data set (tensor, label), few enough to be held in memory as h; set aside for early stopping.
+        cached: they are h already.
         every: steps between two looks.
         patience: looks without improvement before the training ends; None trains to the end. A look is better if its
             RIR is larger and D_P's accuracy no more than `ACCURACY_SLACK` points below θ_0's; what was trained at the
@@ -175,11 +176,12 @@ class NetworkMonitor(BestLook):
         *,
         every: int,
         patience: int | None = None,
+        cached: bool = False,
         label: str = "fit",
         quiet: bool = False,
     ) -> None:
         super().__init__(every, patience)
-        self.reference, self.images = reference, images
+        self.reference, self.images, self.cached = reference, images, cached
         self.latest: dict[str, float] = {}
         self.signatures = FailureSignatures({}, {}, label, quiet=quiet)
         self._h: dict[Role, Tensor] = {}
@@ -196,8 +198,8 @@ class NetworkMonitor(BestLook):
         for role in ROLES:
             rows = [self.images[role][i] for i in range(len(self.images[role]))]  # type: ignore[arg-type]
             self._y[role] = torch.tensor([int(y) for _, y in rows])
-            images = torch.stack([x for x, _ in rows])
-            self._h[role] = _in_batches(module.net.trunk, images.to(module.net.dtype), module)
+            x = torch.stack([x for x, _ in rows]).to(module.net.dtype)
+            self._h[role] = x if self.cached else _in_batches(module.net.trunk, x, module)
             features = _in_batches(self.reference.features, self._h[role], module)
             self._before[role] = spectrum_of(features.double())
             if role == "pretrain":
