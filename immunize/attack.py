@@ -17,10 +17,19 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, now_and_then, tell
 from immunize.config import config_hash, resolved
-from immunize.effects import apart, asked_for, idle_in_attack, idle_in_grid, refuse_idle
+from immunize.effects import asked_for, idle_in_attack, idle_in_grid, refuse_idle, told
 from immunize.errors import UserError
 from immunize.instantiate import build
-from immunize.records import ATTACK_CELLS, ATTACK_RECORD
+from immunize.records import (
+    ATTACK_CELLS,
+    ATTACK_RECORD,
+    begun,
+    peak_memory_mib,
+    plain,
+    provenance,
+    reset_peak_memory,
+    write_record,
+)
 from immunize.schemas import AttackConfig
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 from immunize.threads import cpu_threads, threads_in_force
@@ -77,7 +86,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     Raises:
         UserError: anything in the configuration, the run or the data that the user has to mend.
     """
-    started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.perf_counter()
+    record, clock = begun(), time.perf_counter()
     check_schema(cfg, AttackConfig)
     check_rules(cfg, RULES)
     cfg.threads = threads_in_force(cfg.threads)  # they change numbers, so the record's configuration has those used
@@ -91,22 +100,15 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     hashed = hash_of_grid(settings)
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
     tell(f"{cfg.run or cfg.checkpoint}, attack={cfg.attack.name}: loading")
-    from immunize.records import SCHEMA_VERSION, plain, provenance, reset_peak_memory, write_record
-
     reset_peak_memory()
     store = CellFolder(Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS)
     features = Path(cfg.features) if cfg.features is not None else folder / FEATURES
     found = measure(cfg, store, tell, features)
     idle |= idle_in_grid(cfg, found)
-    config, without_effect = apart(settings, idle)
-    record: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+    record |= {
         "kind": "attack",
         "status": "finished",
-        "started": started,
-        "config": config,
-        "without_effect": without_effect,
-        "config_hash": hashed,
+        **told(settings, idle, hashed),
         **provenance(),
         **found,
         "seconds": time.perf_counter() - clock,
@@ -153,7 +155,6 @@ def measure(
     entries = entries_of(cfg)  # a bad grid is reported before the data are read
     from immunize.attack_grid.run import laid_out, run_grid
     from immunize.evaluation.attacks import version_of
-    from immunize.records import peak_memory_mib
 
     with cpu_threads(cfg.threads):
         target = target_of(cfg, features, tell)

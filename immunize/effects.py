@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from hydra.utils import get_object
 from omegaconf import DictConfig
 
-from immunize.config import OF_DEEP_NETS, is_deep
+from immunize.config import OF_DEEP_NETS, config_hash, is_deep
 from immunize.errors import UserError
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "idle_in_pretraining",
     "idle_in_training",
     "refuse_idle",
+    "told",
 ]
 
 Idle = dict[str, str]
@@ -210,6 +211,12 @@ def idle_in_grid(cfg: DictConfig, found: Config) -> Idle:
             if not tasks & set(_class_of(inner, "tasks")):
                 idle |= _all("it can solve none of the tasks", f"{at}.inner.{one}")
     return idle
+
+
+def told(settings: dict[str, Any], idle: Idle, hashed: str | None = None) -> dict[str, Any]:
+    """What a record says of its settings: those that have an effect, the others, and the hash of all that matter."""
+    config, without_effect = apart(settings, idle)
+    return {"config": config, "without_effect": without_effect, "config_hash": hashed or config_hash(settings)}
 
 
 def apart(config: Config, idle: Collection[str], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:

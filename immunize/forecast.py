@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, tell
-from immunize.config import config_hash, resolved
-from immunize.effects import apart, asked_for, idle_data, refuse_idle
+from immunize.config import resolved
+from immunize.effects import asked_for, idle_data, refuse_idle, told
 from immunize.errors import DataError, UserError
 from immunize.instantiate import build
+from immunize.records import begun, peak_memory_mib, plain, provenance, write_record
 from immunize.schemas import ForecastConfig
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
 from immunize.threads import cpu_threads, threads_in_force
@@ -66,14 +67,13 @@ def run(
     Raises:
         UserError: anything in the configuration or the data that the user has to mend.
     """
-    started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.perf_counter()
+    record, clock = begun(), time.perf_counter()
     check_schema(cfg, ForecastConfig)  # before anything heavy is imported
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     check_rules(cfg, RULES)
     settings = resolved(cfg)
     idle = idle_data(settings, "rows")
     refuse_idle(given, idle)
-    config, without_effect = apart(settings, idle)
     sources = build(cfg.pretrain), build(cfg.harmful)
     for source in sources:
         source.require()  # missing files are reported before the heavy imports below, which take seconds
@@ -83,7 +83,6 @@ def run(
     tell(f"{sources[0].name} against {sources[1].name}: loading")
     from immunize.evaluation.alignment import forecast
     from immunize.evaluation.forecast_verdict import judge
-    from immunize.records import SCHEMA_VERSION, peak_memory_mib, plain, provenance, write_record
     from immunize.report.forecast import forecast_figure
 
     with cpu_threads(threads_in_force(cfg.threads)):
@@ -102,17 +101,13 @@ def run(
             )
         except ValueError as error:
             raise UserError(str(error)) from None
-    record: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+    record |= {
         "kind": "forecast",
         "status": "finished",
         "pretrain": sources[0].name,
         "harmful": sources[1].name,
         "seed": cfg.seed,
-        "started": started,
-        "config": config,
-        "without_effect": without_effect,
-        "config_hash": config_hash(settings),
+        **told(settings, idle),
         **made_with,
         "data": {"pretrain": sources[0].describe(), "harmful": sources[1].describe()},
         "data_hash": data.hash,

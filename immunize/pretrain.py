@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, sigint_restored, teller
 from immunize.config import config_hash, is_deep, resolved
-from immunize.effects import apart, asked_for, idle_in_pretraining, refuse_idle
+from immunize.effects import asked_for, idle_in_pretraining, refuse_idle, told
 from immunize.errors import DivergedError, UserError
 from immunize.instantiate import build, build_named
 from immunize.processes import process_count, started_outside
-from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, peak_memory_mib, provenance, write_record
+from immunize.records import CHECKPOINT, RECORD, begun, peak_memory_mib, provenance, write_record
 from immunize.schemas import PretrainConfig
 from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema, refuse_finished
 from immunize.sweeping import done_record
@@ -96,7 +96,6 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
         return done
     idle = idle_in_pretraining(whole)
     refuse_idle(given, idle)
-    config, without_effect = apart(whole, idle)
     refuse_finished(folder, cfg.overwrite)
     check_folder(folder)
     say = teller(quiet)
@@ -108,15 +107,11 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
 
     clock = time.perf_counter()
     record: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "status": "started",
+        **begun(),
         "model": cfg.model.name,
         "pretrain": source.name,
         "seed": cfg.seed,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": config,
-        "without_effect": without_effect,
-        "config_hash": hashed,
+        **told(whole, idle),
     }
     seed_everything(cfg.seed, workers=True, verbose=False)
     with cpu_threads(threads_in_force(cfg.threads)):

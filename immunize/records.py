@@ -22,6 +22,7 @@ import resource
 import shlex
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ __all__ = [
     "RELATIVE_TOLERANCE",
     "SCHEMA_VERSION",
     "SWEEP",
+    "begun",
     "differences",
     "diverged_cross_fit",
     "file_digest",
@@ -69,6 +71,12 @@ _PACKAGES = (
     *("torch", "torchvision", "lightning", "timm", "hydra-core", "omegaconf", "numpy", "scipy", "pandas"),
     *("scikit-learn", "matplotlib", "safetensors", "wandb"),
 )
+
+
+def begun() -> dict[str, Any]:
+    """What every record begins with: a version, a status, and when."""
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"schema_version": SCHEMA_VERSION, "status": "started", "started": started}
 
 
 def provenance() -> dict[str, Any]:

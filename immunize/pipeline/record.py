@@ -6,18 +6,16 @@ Sees every room; no room sees it.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from immunize.config import config_hash
-from immunize.effects import apart, idle_in_training, refuse_idle
+from immunize.effects import idle_in_training, refuse_idle, told
 from immunize.objective import Objective
 from immunize.pipeline.fit import quiet_lightning
-from immunize.records import FIGURE, SCHEMA_VERSION, provenance, reset_peak_memory, write_record
+from immunize.records import FIGURE, begun, provenance, reset_peak_memory, write_record
 from immunize.report import result_rows
 from immunize.training.loggers import close_loggers, log_results
 
@@ -38,19 +36,14 @@ def new_record(settings: dict[str, Any], method: Objective, given: Iterable[str]
     reset_peak_memory()
     idle = idle_in_training(settings, method)
     refuse_idle(given, idle)
-    config, without_effect = apart(settings, idle)
     return {
-        "schema_version": SCHEMA_VERSION,
-        "status": "started",
+        **begun(),
         "method": settings["method"]["name"],
         "model": settings["model"]["name"],
         "pretrain": None,
         "harmful": None,
         "seed": settings["seed"],
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": config,
-        "without_effect": without_effect,
-        "config_hash": config_hash(settings),
+        **told(settings, idle),
         **provenance(),
     }
 
