@@ -23,6 +23,8 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "SWEEP",
     "begun",
+    "check_versions",
     "differences",
     "diverged_cross_fit",
     "file_digest",
@@ -49,6 +52,7 @@ __all__ = [
     "peak_memory_mib",
     "plain",
     "provenance",
+    "read_file",
     "read_record",
     "reset_peak_memory",
     "whole_config",
@@ -128,18 +132,59 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     path = folder / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_file(path)
+        if "config" not in record:
+            raise ValueError(f"{path} is not a record of immunize.train")
+        check_versions([record], path)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} holds no {RECORD}: is it the output folder of a run?") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read as a record: {error}") from None
-    if not isinstance(record, dict) or "status" not in record or "config" not in record:
-        raise CheckpointError(f"{path} is not a record of immunize.train")
-    if record.get("schema_version") != SCHEMA_VERSION:
-        raise CheckpointError(
-            f"{path} has schema version {record.get('schema_version')}, this version of immunize reads {SCHEMA_VERSION}"
-        )
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
     return record
+
+
+def read_file(path: Path, what: str = "a record") -> dict[str, Any]:
+    """The record in a file.
+
+    Args:
+        path: of the file.
+        what: it should be, for messages.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it was cut off or damaged, or is no record.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path} is not there") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read as {what}: {error}. If it was cut off or damaged, give the command that made it "
+            "again, or move it away"
+        ) from None
+    if not isinstance(record, dict) or not isinstance(record.get("status"), str):
+        raise ValueError(f"{path} is not {what}: it has no status")
+    return record
+
+
+def check_versions(records: Sequence[Mapping[str, Any]], where: Path) -> None:
+    """Refuse records that mean something else by the same words.
+
+    Raises:
+        ValueError: records of more than one schema version, or of one that is not this package's.
+    """
+    counts = Counter(str(record.get("schema_version")) for record in records)
+    if len(counts) > 1:
+        told = " and ".join(f"{version} ({count:,})" for version, count in sorted(counts.items()))
+        raise ValueError(
+            f"{where} mixes records of schema versions {told}: do the runs of the older one again, or move them away"
+        )
+    if (found := next(iter(counts), str(SCHEMA_VERSION))) != str(SCHEMA_VERSION):
+        raise ValueError(
+            f"{where} has schema version {found}, this version of immunize reads {SCHEMA_VERSION}: do the run again "
+            "with overwrite=true, or use the version that made it"
+        )
 
 
 def diverged_cross_fit(record: dict[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
-from immunize.records import ATTACK_RECORD, RECORD, SCHEMA_VERSION, SWEEP
+from immunize.records import ATTACK_RECORD, RECORD, SWEEP, check_versions, read_file
 from immunize.report.naming import PROTOCOLS, data_name
 from immunize.report.stored import RESULTS, read_results
 
@@ -88,35 +88,6 @@ _NEEDED = ("method", "seed", "pretrain", "harmful")
 """By which runs are named and sorted, whether they finished or not."""
 
 
-def read_file(path: Path, what: str = "a record") -> dict[str, Any]:
-    """The record in a file.
-
-    Args:
-        path: of the file.
-        what: it should be, for messages.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it was cut off or damaged, or is no record.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{path} is not there") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as {what}: {error}") from None
-    try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} cannot be read as {what}: {error}. It was cut off or damaged: give the command that made it "
-            "again, or move it away"
-        ) from None
-    if not isinstance(record, dict) or not isinstance(record.get("status"), str):
-        raise ValueError(f"{path} is not {what}: it has no status")
-    return record
-
-
 def check_run(record: Mapping[str, Any], path: Path) -> None:
     """Tell records of runs from others, such as that of `immunize.pretrain`.
 
@@ -125,25 +96,6 @@ def check_run(record: Mapping[str, Any], path: Path) -> None:
     """
     if lacking := [name for name in _NEEDED if name not in record]:
         raise ValueError(f"{path} is not a record of immunize.train: it has no {lacking[0]!r}")
-
-
-def check_versions(records: Sequence[Mapping[str, Any]], where: Path) -> None:
-    """Refuse records that mean something else by the same words.
-
-    Raises:
-        ValueError: records of more than one schema version, or of one that is not this package's.
-    """
-    counts = Counter(str(record.get("schema_version")) for record in records)
-    if len(counts) > 1:
-        told = " and ".join(f"{version} ({count:,})" for version, count in sorted(counts.items()))
-        raise ValueError(
-            f"{where} mixes records of schema versions {told}: do the runs of the older one again, or move them away"
-        )
-    if (found := next(iter(counts), str(SCHEMA_VERSION))) != str(SCHEMA_VERSION):
-        raise ValueError(
-            f"{where} has schema version {found}, this version of immunize reads {SCHEMA_VERSION}: do the run again "
-            "with overwrite=true, or use the version that made it"
-        )
 
 
 @contextmanager

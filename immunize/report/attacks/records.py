@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from immunize.records import ATTACK_RECORD, whole_config
+from immunize.records import ATTACK_RECORD, check_versions, read_file, whole_config
 from immunize.report.attacks.one_run import NAMES, TIERS
-from immunize.report.loading import check_versions, load_records, read_file
+from immunize.report.loading import load_records
 from immunize.report.naming import in_order, pair_label
 from immunize.report.runs import Collection
 from immunize.report.stored import RESULTS
