@@ -67,7 +67,8 @@ def run(
     Raises:
         UserError: anything in the configuration or the data that the user has to mend.
     """
-    record, clock = begun(), time.perf_counter()
+    record: dict[str, Any] = begun()
+    clock = time.perf_counter()
     check_schema(cfg, ForecastConfig)  # before anything heavy is imported
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     check_rules(cfg, RULES)
