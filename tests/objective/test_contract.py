@@ -148,3 +148,15 @@ def test_a_network_is_trained_by_it(tmp_path: Path) -> None:
     record = train.run(tiny_deep(*words), tmp_path, quiet=True)
     assert record["training"]["fit"]["steps"] == 4
     assert {"gained", "factor"} <= record["training"]["fit"]["watched"].keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        ({}, set()),
+        ({"gain": 0.0}, {"first_gain"}),
+        ({"contraction": 0.0}, {"descent_rate"}),
+    ],
+)
+def test_what_has_no_term_is_said_to_have_no_effect(options: dict[str, Any], unused: set[str]) -> None:
+    assert set(made(**options).unused) == unused

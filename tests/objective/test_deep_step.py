@@ -224,3 +224,11 @@ def test_features_of_zeros_are_named() -> None:
             parameter.zero_()
     step.features("harmful")
     assert step.unusable() == ("harmful", 0.0)
+
+
+def test_labels_are_those_of_the_data_set_that_is_asked_for() -> None:
+    step = make_step()
+    for role, side in (("pretrain", step.pretrain), ("harmful", step.harmful)):
+        (features,), labels = step.labelled(role, [side.h])
+        assert torch.equal(labels, side.y)
+        assert torch.equal(features, side.h.double())

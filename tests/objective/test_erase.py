@@ -174,3 +174,13 @@ def test_the_refitted_classifier_repeats_the_old_answers_better_than_the_old_one
 def test_bad_settings_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Erase(**arguments)
+
+
+def test_rank_and_seed_are_those_of_the_map() -> None:
+    sides = {role: FiveDigits(role).load().fit for role in ("pretrain", "harmful")}
+    given = {rank: Erase(rank=rank, shrinkage=0.01).solve(**sides) for rank in (1, 3)}
+    for rank, (theta, facts) in given.items():
+        assert (facts["rank"], facts["rank_chosen_by"]) == (rank, "given")
+        assert int(torch.linalg.matrix_rank(torch.eye(64) - theta, rtol=1e-9)) == rank
+    trials = [Erase(seed=seed).solve(**sides)[1]["trials"] for seed in (0, 0, 1)]
+    assert trials[0] == trials[1] != trials[2]

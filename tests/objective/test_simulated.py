@@ -173,6 +173,10 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any], words: str) 
         made(**options)
 
 
+def test_a_batch_of_one_image_is_a_batch() -> None:
+    assert all(bool(torch.isfinite(term)) for term in made(attack_batch_size=1).terms(step_of(network())).values())
+
+
 def test_a_network_is_trained_by_it(tmp_path: Path) -> None:
     words = ("method=simulated", "method.attack_steps=2", "objective.batch_size=64", "objective.max_steps=4")
     record = train.run(tiny_deep(*words), tmp_path, quiet=True)

@@ -44,6 +44,20 @@ def test_the_closed_forms_defaults() -> None:
     assert other.trials != auto.trials
 
 
+@pytest.mark.parametrize("harder_by", [200.0, 300.0])
+def test_the_middle_budget_is_as_far_from_failing_a_as_b(harder_by: float) -> None:
+    x_p, x_h = rows(1), rows(2)
+    kappa_p, kappa_h = (ref.kappa(x.T @ x) for x in (x_p, x_h))
+    spectra = generalized_spectrum(x_p.T @ x_p, x_h.T @ x_h, shrinkage=1e-3)
+    least = harder_by * kappa_h / spectra.kappa_gen
+    assert 1 < least < kappa_p
+    best, told = (closed_form(x_p, x_h, budget=b, harder_by=harder_by) for b in ("middle", (least * kappa_p) ** 0.5))
+    assert best.budget_choice is None
+    torch.testing.assert_close(best.theta, told.theta)
+    none = closed_form(x_p, x_h, budget="middle", harder_by=2 * kappa_p * spectra.kappa_gen / kappa_h)
+    assert torch.equal(none.theta, closed_form(x_p, x_h, budget=1.0).theta)
+
+
 @pytest.mark.parametrize("estimator", ["spectrum", "ridge"])
 def test_every_option_of_the_budget_reaches_the_choice(estimator: str) -> None:
     x_p, x_h, held = rows(1), rows(2), (rows(3), rows(4))

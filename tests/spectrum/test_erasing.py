@@ -14,7 +14,8 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 import immunize
-from immunize.spectrum import SHRINKAGES, erase, erasing_map, label_directions
+from immunize.spectrum import SHRINKAGES, cross_fitted_correlation, erase, erasing_map, folds_of, label_directions
+from immunize.spectrum.erasing_choice import FOLDS, PROBES
 from tests import reference as ref
 
 D = 9
@@ -172,6 +173,10 @@ def test_rank_and_shrinkage_are_those_of_the_best_probe_of_d_p_that_is_affordabl
     assert all(raw.pretrain - trial.pretrain > 0.02 for trial in full)
     assert r.shrinkage == chosen.shrinkage == max(full, key=lambda trial: trial.pretrain).shrinkage
     assert raw.harmful is not None
+    held = folds_of(y, FOLDS) == 0
+    half = folds_of(y[held], 2) == 0
+    both = [cross_fitted_correlation(x_h[held], y[held], judged, PROBES) for judged in (half, ~half)]
+    assert raw.harmful == pytest.approx(float(((both[0] + both[1]) / 2).max()))  # of the ρ that is best for both halves
     assert chosen.harmful is not None
     assert chosen.harmful < raw.harmful
     assert erase(x_p, x_h, y, y_pretrain=y_p, slack=1.0).rank == 3
