@@ -385,6 +385,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ATTACKED = ("method.attack_steps=2", "method.attack_batch_size=8")
+GAINING = (
+    "method.attack_optimizer=sgd",
+    "method.attack_learning_rate=0.01",
+    "method.first_gain=1e-4",
+    "method.factor=0.25",
+)
 DEEP = (
     World(),
     World(("method=ill_only",), OF_METHODS),
@@ -394,7 +400,7 @@ DEEP = (
     World(("method=erase",), ("method.*",)),
     World(("method=censor",), OF_METHODS),
     World(("method=censor", *ATTACKED), ("method.attack_*",)),
-    World(("method=contract", *ATTACKED, "method.attack_optimizer=sgd"), OF_METHODS),
+    World(("method=contract", *ATTACKED, *GAINING), OF_METHODS),
     World(("method=simulated", *ATTACKED, "method.attack_optimizer=sgd"), OF_METHODS),
     World(("objective.epochs_on=longest",)),
     World(("objective.balance=false", "objective.lambda_well=1e-4", "objective.lambda_ill=1")),
