@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional
 
 from immunize import train
+from immunize.config import config_dir
 from immunize.objective.attacker import attack
 from immunize.objective.censor import Censor
 from immunize.objective.contract import Contract
 from immunize.objective.deep import DeepStep
+from immunize.pipeline.assemble import method_named
 from tests.composing import tiny_deep
 from tests.objective.tiny import CLASSES, D, network, step_of
 
@@ -123,6 +126,20 @@ def test_an_attacker_that_diverges_is_named_with_its_step_and_left_out(step: Dee
     with pytest.warns(RuntimeWarning, match="diverged in its step 1"):
         terms = objective.terms(step)
     assert all(torch.isfinite(term) for term in terms.values())
+
+
+def test_its_files_have_the_settings_of_censor() -> None:
+    """Written out, since `immunize.immunize` reads them without Hydra."""
+    folder = Path(config_dir()) / "method"
+    mine, censor = (dict(OmegaConf.load(folder / f"{name}.yaml")) for name in ("contract", "censor"))
+    other = {"name", "_target_", "attack_steps"}
+    assert {name: mine[name] for name in censor.keys() - other} == {
+        name: censor[name] for name in censor.keys() - other
+    }
+    rows = [OmegaConf.load(folder / "own" / f"{name}.yaml") for name in ("contract", "censor")]
+    assert rows[0] == rows[1]
+    objective, _ = method_named("contract", None, None, {"attack_steps": 2}, seed=0)
+    assert isinstance(objective, Contract)
 
 
 @pytest.mark.parametrize(
