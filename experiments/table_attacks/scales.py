@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 __all__ = ["METHODS", "SCALES", "SEEDS", "Scale"]
 
-PEERS = ("none", "ours", "censor", "censor_after", "sophon_inverse", "sophon_uniform", "mlac", "contract")
+PEERS = (
+    "none",
+    "ours",
+    "censor",
+    "censor_after",
+    "sophon_inverse",
+    "sophon_uniform",
+    "mlac",
+    "contract",
+    "contract_gain",
+)
 """Of the tables of weights that move."""
 
 METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours", "closed_form", "erase", "censor", "simulated")
