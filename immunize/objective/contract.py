@@ -96,8 +96,9 @@ class Contract(Censor):
         of_contraction = () if "contraction" in self.weights else ("descent_rate",)
         if {"gain", "contraction"} & self.weights.keys():
             return of_gain + of_contraction
+        others = ("attack_steps",) if self.attacker.steps else ("gain", "contraction")
         steps = ("attack_learning_rate", "attack_optimizer", "attack_batch_size", "head_multiplier", "second_order")
-        return (*of_gain, *of_contraction, *steps, "factor")
+        return (*of_gain, *of_contraction, *others, *steps, "factor")
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         """Those of `censor`, and what the attacker's steps bring too much; `gained` and `factor` are watched."""
