@@ -53,6 +53,7 @@ class Attacker:
         head_multiplier: the classifier's rate over that of the weights; 0 leaves it as it is.
         second_order: differentiate through the steps (MAML), with sgd alone; else only where they end (first-order
             MAML: what was added to θ counts as a constant).
+        batch_size: B, samples in each step of :func:`attack`; all where there are fewer.
 
     Raises:
         ValueError: a setting out of its range.
@@ -63,6 +64,7 @@ class Attacker:
     optimizer: InnerOptimizer = "sgd"
     head_multiplier: float = 0.0
     second_order: bool = False
+    batch_size: int = 64
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 0:
@@ -72,6 +74,8 @@ class Attacker:
                 f"a simulated attacker's rates have to be positive and finite, they are {self.learning_rate} and "
                 f"{self.head_multiplier} times that"
             )
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise ValueError(f"attack_batch_size has to be a whole number of at least 1, it is {self.batch_size}")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"a simulated attacker's optimizer is one of {', '.join(OPTIMIZERS)}: {self.optimizer!r}")
         if self.second_order and self.optimizer != "sgd":
@@ -133,7 +137,7 @@ class Attacker:
 
 
 def attack(
-    step: DeepStep, attacker: Attacker, n_outputs: int, batch: int
+    step: DeepStep, attacker: Attacker, n_outputs: int
 ) -> tuple[Tensor, Iterator[tuple[dict[str, Tensor], Head]]]:
     """Fine-tuning on two thirds of a batch of D_H, from a ridge probe (Kumar et al., ICLR 2022), as tier T4 does.
 
@@ -141,7 +145,6 @@ def attack(
         step: with the batch.
         attacker: minimizes the cross-entropy.
         n_outputs: C of D_H; 1 for two classes.
-        batch: B, samples in each of the attacker's steps; all where there are fewer.
 
     Returns:
         which samples of all processes' batch the attacker does not see, (N,) bool, and its :meth:`Attacker.path`.
@@ -153,7 +156,8 @@ def attack(
         (features,), labels = step.labelled("harmful", step.look("harmful", (), step.parameters()))
     judged = thirds(labels)
     seen = (~judged).nonzero().squeeze(1)
-    parts = seen.unfold(0, min(batch, len(seen)), min(batch, len(seen)))
+    size = min(attacker.batch_size, len(seen))
+    parts = seen.unfold(0, size, size)
 
     def loss(k: int, parameters: dict[str, Tensor], head: Head) -> Tensor:
         part = parts[k % len(parts)]

@@ -104,8 +104,9 @@ class Censor(Objective):
             raise ValueError(f"method.gradient_clip has to be positive, it is {gradient_clip}")
         self.kernels, self.rhos, self.depths = tuple(kernels), tuple(rhos), tuple(depths)
         self.erased, self.gradient_clip = erased, gradient_clip
-        self.attacker = Attacker(attack_steps, attack_learning_rate, "adam", head_multiplier=HEAD_MULTIPLIER)
-        self.attack_batch_size = attack_batch_size
+        self.attacker = Attacker(
+            attack_steps, attack_learning_rate, "adam", HEAD_MULTIPLIER, batch_size=attack_batch_size
+        )
         self._erasure: Erasure | None = None
         self._probes: list[Tensor] = []  # W of each D_H, (D, C)
 
@@ -191,7 +192,7 @@ class Censor(Objective):
         k = int(step.labelled("harmful", [])[1].sum()) % (steps + 1) if steps else 0
         if not k:
             return None
-        _, path = attack(step, replace(self.attacker, steps=k), self.n_outputs, self.attack_batch_size)
+        _, path = attack(step, replace(self.attacker, steps=k), self.n_outputs)
         *_, (parameters, _) = path
         return parameters
 

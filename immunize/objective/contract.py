@@ -75,8 +75,10 @@ class Contract(Censor):
         second_order: bool = False,
         **censored: Any,
     ) -> None:
-        super().__init__(**censored, attack_batch_size=attack_batch_size)
-        self.attacker = Attacker(attack_steps, attack_learning_rate, attack_optimizer, head_multiplier, second_order)
+        super().__init__(**censored)
+        self.attacker = Attacker(
+            attack_steps, attack_learning_rate, attack_optimizer, head_multiplier, second_order, attack_batch_size
+        )
         wanted = {"gain": gain, "contraction": contraction}
         checked = {name: check_weight(f"method.{name}", value) for name, value in wanted.items()}
         self.weights |= {name: value for name, value in checked.items() if value and attack_steps}
@@ -106,7 +108,7 @@ class Contract(Censor):
         assert isinstance(step, DeepStep)
         if not {"gain", "contraction"} & self.weights.keys():
             return found
-        judged, path = attack(step, self.attacker, self.n_outputs, self.attack_batch_size)
+        judged, path = attack(step, self.attacker, self.n_outputs)
         learned, unseen = ((~judged).nonzero().squeeze(1), judged.nonzero().squeeze(1))
         losses, steps = [], []
         for parameters, head in path:

@@ -69,10 +69,12 @@ class SimulatedFineTuning(Objective):
         super().__init__({"task": 1.0, "suppressed": check_weight("method.weight", weight)})
         if suppress not in SUPPRESSIONS:
             raise ValueError(f"method.suppress is one of {', '.join(SUPPRESSIONS)}, it is {suppress!r}")
-        if not attack_batch_size >= 1 or not gradient_clip > 0:
-            raise ValueError("method.attack_batch_size has to be 1 or more, method.gradient_clip positive")
-        self.suppress, self.attack_batch_size, self.gradient_clip = suppress, attack_batch_size, gradient_clip
-        self.attacker = Attacker(attack_steps, attack_learning_rate, attack_optimizer, head_multiplier, second_order)
+        if not gradient_clip > 0:
+            raise ValueError(f"method.gradient_clip has to be positive, it is {gradient_clip}")
+        self.suppress, self.gradient_clip = suppress, gradient_clip
+        self.attacker = Attacker(
+            attack_steps, attack_learning_rate, attack_optimizer, head_multiplier, second_order, attack_batch_size
+        )
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -83,7 +85,7 @@ class SimulatedFineTuning(Objective):
         """L(D_P, ω, θ), and S over the attacker's path; `attacked` is watched: its cross-entropy at the end."""
         if not isinstance(step, DeepStep):
             raise TypeError("method=simulated trains a network")
-        judged, path = attack(step, self.attacker, self.n_outputs, self.attack_batch_size)
+        judged, path = attack(step, self.attacker, self.n_outputs)
         unseen = judged.nonzero().squeeze(1)
         mine = step.of_harmful(unseen)
         suppressed = []

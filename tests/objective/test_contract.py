@@ -42,7 +42,7 @@ def step() -> DeepStep:
 
 def by_hand(step: DeepStep, objective: Contract) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """ℓ on what the attacker does not see, θ in one piece, and ∇ℓ on all that it sees, after each step."""
-    judged, path = attack(step, objective.attacker, CLASSES, 8)
+    judged, path = attack(step, objective.attacker, CLASSES)
     losses, places, slopes = [], [], []
     for theta, head in path:
         there = {name: value.detach().requires_grad_() for name, value in theta.items()}
@@ -79,7 +79,7 @@ def test_first_order_gradient_of_the_gain_is_that_at_the_attackers_weights(step:
     objective = made(first_gain=0.0)
     parameters = list(step.parameters().values())
     slopes = torch.autograd.grad(objective.terms(step.again())["gain"], parameters)
-    judged, path = attack(step, objective.attacker, CLASSES, 8)
+    judged, path = attack(step, objective.attacker, CLASSES)
     unseen = step.of_harmful(judged.nonzero().squeeze(1))
     found = []
     for theta, head in path:
@@ -152,6 +152,7 @@ def test_its_files_have_the_settings_of_censor() -> None:
         ({"gain": -1.0}, "method.gain"),
         ({"contraction": float("nan")}, "method.contraction"),
         ({"attack_steps": -1}, "whole number of steps"),
+        ({"attack_batch_size": 0}, "attack_batch_size"),
         ({"second_order": True}, "second-order steps need sgd"),
         ({"adversary": -1.0}, "method.adversary"),
     ],

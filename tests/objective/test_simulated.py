@@ -48,7 +48,7 @@ def test_suppressions_are_their_formulas(which: Suppression) -> None:
 def test_steps_are_those_of_pytorch(optimizer: Any) -> None:
     """Weights and head, each with its rate, over the batches in their order."""
     step = step_of(network())
-    judged, path = attack(step, Attacker(K, RATE, optimizer, head_multiplier=4.0), CLASSES, batch=8)
+    judged, path = attack(step, Attacker(K, RATE, optimizer, head_multiplier=4.0, batch_size=8), CLASSES)
     assert int(judged.sum()) == len(step.harmful.y) // 3
     theta, (_, start), *_, (parameters, head) = step.parameters(), *path
     own = [nn.Parameter(start.weight.clone()), nn.Parameter(start.bias.clone())]  # type: ignore[union-attr]
@@ -90,7 +90,7 @@ def test_second_order_gradient_is_that_of_finite_differences() -> None:
 
 
 def _with_the_same_probe(step: DeepStep) -> Head:
-    _, path = attack(step, Attacker(0, RATE), CLASSES, batch=8)
+    _, path = attack(step, Attacker(0, RATE), CLASSES)
     return next(path)[1]
 
 
@@ -105,7 +105,7 @@ def test_first_order_gradient_is_that_at_the_attackers_weights() -> None:
     step, objective = step_of(network()), made()
     parameters = list(step.parameters().values())
     slopes = torch.autograd.grad(suppressed(objective, step), parameters)
-    judged, path = attack(step, objective.attacker, CLASSES, 8)
+    judged, path = attack(step, objective.attacker, CLASSES)
     unseen = step.of_harmful(judged.nonzero().squeeze(1))
     expected = [torch.zeros_like(one) for one in parameters]
     for theta, head in path:
@@ -126,7 +126,7 @@ def test_an_attacker_that_diverges_is_named_with_its_step_and_left_out() -> None
 
 def test_without_steps_the_probe_of_theta_is_suppressed() -> None:
     step, objective = step_of(network()), made(attack_steps=0)
-    judged, path = attack(step, objective.attacker, CLASSES, 8)
+    judged, path = attack(step, objective.attacker, CLASSES)
     unseen = step.of_harmful(judged.nonzero().squeeze(1))
     ((theta, head),) = path
     assert theta.keys() == step.parameters().keys()
@@ -166,6 +166,7 @@ def _shifted(step: DeepStep) -> DeepStep:
         ({"second_order": True}, "second-order steps need sgd"),
         ({"weight": -1.0}, "method.weight"),
         ({"attack_batch_size": 0}, "attack_batch_size"),
+        ({"gradient_clip": 0.0}, "gradient_clip"),
     ],
 )
 def test_settings_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
