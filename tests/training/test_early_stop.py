@@ -67,6 +67,12 @@ def test_best_parameters_are_put_back_and_patience_ends_the_training() -> None:
     assert stop.facts(None)["early_stopping"]["best_val_log_rir"] == pytest.approx(values[best], rel=2**-23)
 
 
+def test_a_training_that_ended_before_its_first_look_has_no_best() -> None:
+    stop, *_, steps, _ = walk(seed=2, epochs=1, patience=3)
+    assert steps == 1
+    assert stop.facts(None)["early_stopping"] == {"best_step": None, "best_val_log_rir": None}
+
+
 def test_more_patience_takes_more_steps() -> None:
     assert walk(seed=2, epochs=60, patience=1)[4] < walk(seed=2, epochs=60, patience=4)[4] < 60
 

@@ -53,7 +53,8 @@ class BestLook(Watch):
         super().__init__(every)
         self.patience = patience
         self._best: dict[str, Tensor] = {}
-        self._score, self._step, self._waited = -math.inf, 0, 0
+        self._score, self._waited = -math.inf, 0
+        self._step: int | None = None
 
     def judge(self, score: float, trainer: Trainer, module: ImmunizationModule) -> None:
         """Keep it, or wait for a better."""
@@ -85,9 +86,9 @@ class BestLook(Watch):
         self._step, self._waited = state_dict["step"], state_dict["waited"]
 
     def facts(self, module: LightningModule) -> dict[str, Any]:
-        """For the record: where early stopping found the best."""
+        """For the record: where early stopping found the best; None where nothing was kept."""
         del module
-        best = {"best_step": self._step, "best_val_log_rir": self._score}
+        best = {"best_step": self._step, "best_val_log_rir": None if self._step is None else self._score}
         return {} if self.patience is None else {"early_stopping": best}
 
 
