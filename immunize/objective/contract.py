@@ -3,18 +3,21 @@
     (θ_k, w_k)  θ and a probe of D_H after k of K steps on two thirds of a batch
     L = L of `censor`, whose probes look at θ
       + w_G · Σ_k max(0, ℓ_k - ℓ_{k+1} - τ q^k)        ℓ_k the cross-entropy of (θ_k, w_k) on the other third
-      + w_C · mean over k of max(0, ρ_k - q)²          ρ_k = ‖T(θ_{k+1}) - T(θ_k)‖/‖θ_{k+1} - θ_k‖
+      + w_C · mean over k of max(0, ρ_k - q)²      ρ_k = ‖T_{k+1}(θ_{k+1}) - T_k(θ_k)‖/‖θ_{k+1} - θ_k‖
 
-T(θ_k) = θ_k - η ∇ℓ(θ_k) is a step of gradient descent on all of the two thirds. From CLAMP we have the aim alone: that
-fine-tuning is a contraction, so that what it gains is bounded whatever the number of steps. The rest is ours:
+T_k(θ) = θ - η ∇ℓ(θ, w_k) is a step of gradient descent on all of the two thirds, the head at rest. From CLAMP we have
+the aim alone: that fine-tuning is a contraction, so that what it gains is bounded whatever the number of steps. The
+rest is ours:
 
     gains that shrink        with ℓ_k - ℓ_{k+1} ≤ τ q^k for all k an attacker gains at most τ/(1 - q) nats
-    steps that draw nearer   with ρ_k ≤ q < 1 the steps of T end within ‖θ_1 - θ_0‖/(1 - q) of θ_0 (Banach)
+    steps that draw nearer   ρ_k ≤ q asks that gradient descent from two places of the attacker's path ends nearer
 
-Both are asked for at the K steps that are tried: a penalty, no proof. The first bounds what the attacker wants; the
-second a way in θ, which bounds a gain only times the slope of ℓ. Neither says anything of θ_0 itself: a task that its
-features show is there before the first step, which is why `censor` is the rest of the loss. Weights that grow shorten
-an attacker's steps relative to them, without anything being lost: a larger learning rate undoes it.
+ρ_k is no Lipschitz constant: the head moves too, from w_k to w_{k+1}, so that T is another map at each k, and the path
+is the attacker's, by its own optimizer on mini-batches, and not that of T. So a small ρ_k promises no fixed point, and
+bounds neither a way in θ nor a gain. The gains are asked for at the K steps that are tried: a penalty, no proof.
+Neither says anything of θ_0 itself: a task that its features show is there before the first step, which is why
+`censor` is the rest of the loss. Weights that grow shorten an attacker's steps relative to them, without anything being
+lost: a larger learning rate undoes it.
 """
 
 from __future__ import annotations
