@@ -73,6 +73,8 @@ class Ridge(Attack):
 
 
 def _solution(seen: Principal, penalty: float) -> Array:
-    """V's coordinates of W(λ), (k, C)."""
+    """V's coordinates of W(λ), (k, C); 0 for rows that are all the same."""
     sigma = seen.axes.sigma
+    if not sigma[0] > 0:
+        return np.zeros_like(seen.targets)
     return np.asarray((sigma / (sigma**2 + penalty * sigma[0] ** 2))[:, None] * seen.targets)

@@ -268,6 +268,7 @@ def test_trunk_is_paid_for_once_and_is_no_step() -> None:
     assert points[0].cost.samples == 60 + 16 * points[0].cost.steps
 
 
+PARTS = ("train", "validation", "test")
 PROBE = Ridge(tier="T2", penalties=(1.0, 1e-2, 1e-4))
 STILL = SMALL | {"learning_rates": (1e-9,), "batch_statistics": False, "measured": N, "probe": PROBE}
 """Rates so small that nothing moves."""
@@ -303,6 +304,19 @@ def test_the_probe_becomes_logits_of_its_own_classes() -> None:
     labels = torch.from_numpy(data.validation.y)
     loss = [float(nn.functional.cross_entropy(times * logits, labels)) for times in (0.5, 1.0, 2.0)]
     assert min(loss) == loss[1]
+
+
+def test_features_that_are_all_the_same_are_attacked_like_others() -> None:
+    """A defence may do that to the few images that an attacker has."""
+    data = task()
+    rows = {part: dataclasses.replace(getattr(data, part), x=np.zeros_like(getattr(data, part).x)) for part in PARTS}
+    constant = dataclasses.replace(data, **rows)
+    weight, bias, _ = PROBE.fitted(constant)
+    assert not weight.any()
+    np.testing.assert_allclose(bias, np.bincount(data.train.y) / len(data.train) - 1 / C)
+    outcome = FullFinetune(**SMALL | {"probe": PROBE}).run(constant, Budget(2), 0)
+    assert outcome.status == "finished"
+    assert all(trace.points for trace in outcome.traces)
 
 
 def test_rate_that_diverges_is_reported_and_does_not_win() -> None:
