@@ -196,7 +196,7 @@ def test_what_many_steps_get_back_has_a_row_for_every_method(base: Record) -> No
         (to_half, "1", "never"),
         (to_most, "2", "never"),
     ):
-        assert table.columns == ("method", "`last_block`")
+        assert table.columns == ("method", "`last_block` (1,000)")
         assert {("θ_0", theta_0), ("`ours`", ours)} <= {tuple(row) for row in table.rows}
 
 

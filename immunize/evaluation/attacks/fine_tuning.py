@@ -151,24 +151,31 @@ class FineTuning(Attack):
         variants, rates = self.variants(), sorted(self.learning_rates)
         middle = variants[len(variants) // 2]
         allowed = budget if self.flops is None else Budget(budget.steps, self.flops)
-        short = self.tuning_steps is not None and self.tuning_steps < self.steps
-        n_runs = len(rates) + len(variants) - (not short)
-        steps = min(self.steps, allowed.affordable(max(task.flops(variant) for variant in variants), n_runs))
-        tuned = min(self.tuning_steps, steps) if self.tuning_steps else steps
+        steps, tuned = self._affordable(allowed, max(task.flops(variant) for variant in variants))
         runs = [_Run(task, middle, rate, tuned) for rate in rates]
         last = tuned
         for run in runs:
             run.finish(last)
             last = run.step if run.best >= PERFECT else last
-        best = max(runs, key=lambda run: run.best).rate  # of equals the smaller rate
+        chosen = max(runs, key=lambda run: run.best)  # of equals the smaller rate
         for variant in variants:
             if variant != middle or tuned < steps:
-                runs.append(_Run(task, variant, best, steps))
-                runs[-1].finish(steps)
+                runs.append(_Run(task, variant, chosen.rate, steps))
+                runs[-1].finish(last if variant == middle and chosen.best >= PERFECT else steps)
         traces = [replace(run.meter.trace(), steps=0 if run.meter.diverged else run.steps) for run in runs]
         if self.probe is not None:
             traces.insert(0, task.untouched(middle))
         return Outcome(tuple(trace.after(task.setup) for trace in traces))
+
+    def _affordable(self, allowed: Budget, flops: float) -> tuple[int, int]:
+        """Steps of a candidate, and of one that tries a learning rate, of so many FLOPs a step."""
+        rates, variants = len(self.learning_rates), len(self.variants())
+        if self.tuning_steps and (left := allowed.flops - rates * self.tuning_steps * flops) > 0:
+            steps = min(self.steps, Budget(allowed.steps, left).affordable(flops, variants))
+            if steps > self.tuning_steps:
+                return steps, self.tuning_steps
+        steps = min(self.steps, allowed.affordable(flops, rates + variants - 1))
+        return steps, steps
 
 
 class _Task:

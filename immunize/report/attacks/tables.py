@@ -34,6 +34,7 @@ _BEFORE = (
     "themselves and without an interval, as verdicts were when these runs were attacked"
 )
 _PAID = ("steps", "flops")
+STEPS = "In brackets: over how many steps, that of the probe with which they begin included."
 KIND_WORDS = {"harmful": "harmful", "pretrain": "pre-training", "benign": "benign"}
 
 
@@ -220,6 +221,8 @@ def _horizons(attacks: Attacks, group: Group) -> list[Table]:
     tables = []
     for task in dict.fromkeys(task for task, _ in there):
         names = [attack for of, attack in there if of == task]
+        of_theta_0 = each[THETA_0]
+        names_and_steps = [f"`{name}` ({max(one['last'] for one in of_theta_0[task, name]):,})" for name in names]
         cells = {
             method: [horizon_cells(found) if (found := each[method].get((task, name))) else None for name in names]
             for method in methods
@@ -230,8 +233,8 @@ def _horizons(attacks: Attacks, group: Group) -> list[Table]:
                 for method, found in cells.items()
             ]
             title = attacks.mark(f"{group.name}: fine-tuning over many steps, {task}: {what}")
-            notes = HORIZON if what == HORIZON_COLUMNS[-1] else ()
-            tables.append(Table(title, ("method", *(f"`{name}`" for name in names)), rows, notes))
+            notes = (*HORIZON, STEPS) if what == HORIZON_COLUMNS[-1] else ()
+            tables.append(Table(title, ("method", *names_and_steps), rows, notes))
     return tables
 
 

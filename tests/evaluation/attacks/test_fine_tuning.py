@@ -202,12 +202,19 @@ def test_every_rate_runs_to_the_end() -> None:
     assert [trace.spent.steps for trace in traces] == [30, 30, 30]
 
 
+def most_steps(attack: Any, flops: float) -> list[int]:
+    return [trace.spent.steps for trace in attack.run(task(), Budget(40, flops), 0).traces]
+
+
 def test_rates_are_tried_over_fewer_steps_and_the_best_runs_to_the_end() -> None:
     attack = dataclasses.replace(ATTACKS["lora"], tuning_steps=10, measured=50)
     traces = attack.run(task(), Budget(40), 0).traces
     assert [trace.spent.steps for trace in traces] == [10, 10, 40, 40]
     tried = {trace.label.split(", ")[1]: max(point.validation for point in trace.points) for trace in traces[:2]}
     assert {trace.label.split(", ")[1] for trace in traces[2:]} == {max(tried, key=tried.__getitem__)}
+    flops = traces[0].spent.flops / 10  # of a step
+    assert most_steps(attack, 73 * flops) == [10, 10, 26, 26]
+    assert most_steps(attack, 25 * flops) == [8, 8, 8]  # there is no more left than for the rates
     alone = dataclasses.replace(ATTACKS["lora"], tuning_steps=100).run(task(), Budget(40), 0)
     assert [trace.label for trace in alone.traces] == [
         t.label for t in ATTACKS["lora"].run(task(), Budget(40), 0).traces
