@@ -171,17 +171,19 @@ def _by_tier(attacks: Attacks) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, settings in sorted(attacks.grid["attacks"].items()):
         if settings["tier"] in tried:
-            found.setdefault(settings["tier"], []).append(f"`{name}`{_terms(settings)}")
+            found.setdefault(settings["tier"], []).append(
+                f"`{name}`{_terms(settings, attacks.grid['budget']['steps'])}"
+            )
     return dict(sorted(found.items()))
 
 
-def _terms(settings: dict[str, Any]) -> str:
+def _terms(settings: dict[str, Any], budget: int) -> str:
     """Where an attack departs from the grid's: its own FLOPs and steps, images it is measured on, tasks it is for."""
     terms = []
     if settings.get("flops") is not None:
         terms.append(f"{settings['flops']:.0e} FLOPs")
     if "measured" in settings:
-        terms += [f"at most {settings['steps']:,} steps", f"measured on {settings['measured']:,} images"]
+        terms += [f"at most {min(settings['steps'], budget):,} steps", f"measured on {settings['measured']:,} images"]
     if settings.get("ranks"):
         terms.append(f"ranks {', '.join(map(str, settings['ranks']))}")
     if settings.get("kinds"):
