@@ -45,6 +45,9 @@ LOOKS = 4
 
 AT_ONCE = 256
 
+ROUNDING = 1e-9
+"""Pixels: 0.29 of 100 are 29, of which the product falls short."""
+
 PERFECT = 1.0
 """Accuracy on the validation rows."""
 
@@ -68,8 +71,8 @@ class FineTuning(Attack):
         batch_size: B; all images where there are fewer.
         share: of the training images, at most 1, drawn at random, that the attacker has.
         measured: most validation images, and most test images, that a candidate is measured on.
-        shift: training images are moved by up to so much of their side, at most 1, in each direction, and cropped; each
-            image by a draw of its own in every step. 0 leaves them as they are.
+        shift: training images are moved by up to so much of their side, below 1, in each direction, and cropped; each
+            image by a draw of its own in every step, of whole pixels: a pixel at least. 0 leaves them as they are.
         flip: every other of them, drawn likewise, is mirrored, which no digit survives.
         batch_statistics: BatchNorm uses the statistics of the batch, and dropout is on, as in ordinary training.
 
@@ -127,17 +130,26 @@ class FineTuning(Attack):
         return network.images, Cost()
 
     def augmented(self, x: Tensor, seed: int) -> Tensor:
-        """Images (B, channels, height, width) as a step of training sees them, by `shift` and `flip`."""
+        """Images (B, channels, height, width) as a step of training sees them, by `shift` and `flip`.
+
+        Raises:
+            UserError: `shift` is less than a pixel of them.
+        """
         if not self.shift and not self.flip:
             return x
         from torchvision.transforms import v2
 
         size = x.shape[-2:]
-        margins = [round(self.shift * side) for side in reversed(size)]
+        margins = [int(self.shift * side + ROUNDING) for side in reversed(size)]
+        if self.shift and not all(margins):
+            raise UserError(f"shift={self.shift:g} of a side of {min(size)} pixels is less than a pixel: nothing moves")
         moved = v2.Compose([v2.RandomCrop(size, padding=margins), v2.RandomHorizontalFlip(0.5 * self.flip)])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        try:
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed accelerators as well
             return torch.stack([moved(image) for image in x])
+        finally:
+            torch.set_rng_state(state)
 
     def variants(self) -> Sequence[Hashable]:
         """Ways of moving the weights that are all tried, with one learning rate for all."""

@@ -248,9 +248,9 @@ def test_augmentation_changes_training_images_alone_and_by_the_seed() -> None:
     assert torch.equal(torch.get_rng_state(), rng)
     assert torch.equal(once, again)
     assert not torch.equal(once, other)
-    for image, original in zip(once, x, strict=True):  # by up to 2 of 8 rows and 2 (of 1.5) of 6 columns, zeros around
-        wide = nn.functional.pad(original, (2, 2, 2, 2))
-        windows = [wide[:, i : i + 8, j : j + 6] for i in range(5) for j in range(5)]
+    for image, original in zip(once, x, strict=True):  # by up to 2 of 8 rows and 1 (of 1.5) of 6 columns, zeros around
+        wide = nn.functional.pad(original, (1, 1, 2, 2))
+        windows = [wide[:, i : i + 8, j : j + 6] for i in range(5) for j in range(3)]
         assert any(torch.equal(image, window) for window in windows)
     mirrored = dataclasses.replace(plain, flip=True).augmented(x.repeat(8, 1, 1, 1), 0)
     kinds = {
@@ -264,6 +264,28 @@ def test_augmentation_changes_training_images_alone_and_by_the_seed() -> None:
     assert scores(moved) == scores(still)
     assert scores(dataclasses.replace(plain, shift=0.5)) != scores(plain)
     assert scores(dataclasses.replace(plain, shift=0.5)) == scores(dataclasses.replace(plain, shift=0.5))
+
+
+@pytest.mark.parametrize(("shift", "side", "pixels"), [(0.125, 32, 4), (0.29, 100, 29)])
+def test_augmentation_draws_by_its_seed_on_the_cpu_alone(
+    monkeypatch: pytest.MonkeyPatch, shift: float, side: int, pixels: int
+) -> None:
+    from torchvision.transforms import v2
+
+    x = torch.arange(2.0 * side * side).reshape(2, 1, side, side)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        expected = v2.RandomCrop(side, padding=pixels)(x[0])
+        seeded: list[int] = []
+        monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+        attack = FullFinetune(**SMALL | {"shift": shift})
+        assert torch.equal(attack.augmented(x, 3)[0], expected)
+    assert not seeded
+
+
+def test_a_shift_of_less_than_a_pixel_is_refused() -> None:
+    with pytest.raises(UserError, match=r"shift=0\.15 of a side of 6 pixels"):
+        FullFinetune(**SMALL | {"shift": 0.15}).augmented(torch.zeros(1, 3, 8, 6), 0)
 
 
 def scores(attack: FullFinetune) -> list[tuple[float, float]]:
