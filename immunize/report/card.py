@@ -75,7 +75,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
         },
         "separability": carried_over(record, parts),
         "attack": None if attack is None else _attack(attack),
-        "threat_model": threat_model(_kind(record), record["method"]),
+        "threat_model": threat_model(_kind(record), record["config"]["method"]["_target_"]),
         "provenance": {
             "config_hash": record["config_hash"],
             "data_hash": record["data_hash"],
@@ -302,13 +302,13 @@ def _slug(name: str) -> str:
     return re.sub(r"[^\w.]+", "-", name.lower()).strip("-")
 
 
-def threat_model(kind: str, method: str = "") -> list[str]:
+def threat_model(kind: str, target: str) -> list[str]:
     """Sentences.
 
     Args:
         kind: of the model, "linear" or "deep".
-        method: of the run; all but "erase" and "censor" promise the same.
+        target: the method's class, by its module and name; what `method.name` says is the user's.
     """
     said: Any = OmegaConf.to_object(OmegaConf.create(asset("threat_model.yaml")))
-    own = said.get(method, said["others"])
+    own = said.get(target.removeprefix("immunize.objective.").partition(".")[0], said["others"])
     return [said["access"], own["promise"], own[kind], said["silence"]]

@@ -15,14 +15,18 @@ import yaml
 from huggingface_hub import ModelCard
 from rich.console import Console
 
+from immunize.config import config_dir
 from immunize.errors import UserError
 from immunize.records import RECORD
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
-from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, front_matter, write_card
+from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, front_matter, threat_model, write_card
 from immunize.report.html.run import run_page
 from immunize.report.table import WIDTH
 from tests.report.making import without_held_out
+
+OF_CONDITION_NUMBERS = {"closed_form", "ill_only", "imma", "none", "opt_kappa", "ours", "well_only"}
+"""Methods of the paper, and whose card says what a condition number promises."""
 
 
 @pytest.fixture
@@ -33,6 +37,24 @@ def record(attacked_run: Path) -> dict[str, Any]:
 @pytest.fixture
 def attack(attacked_run: Path) -> dict[str, Any]:
     return dict(json.loads((attacked_run / "attack_record.json").read_text()))
+
+
+def test_every_other_method_says_what_it_promises_itself() -> None:
+    methods = {path.stem: yaml.safe_load(path.read_text()) for path in (Path(config_dir()) / "method").glob("*.yaml")}
+    promises = {name: threat_model("deep", method["_target_"])[1] for name, method in methods.items()}
+    shared = promises["ours"]
+    assert "badly conditioned" in shared
+    assert {name for name, promise in promises.items() if promise == shared} == OF_CONDITION_NUMBERS
+    assert len(set(promises.values())) == 1 + len(methods.keys() - OF_CONDITION_NUMBERS)
+
+
+def test_a_card_goes_by_the_class_of_the_method_and_not_by_its_name(record: dict[str, Any]) -> None:
+    renamed = copy.deepcopy(record)
+    renamed["method"] = renamed["config"]["method"]["name"] = "erase_ours"
+    assert card_of(renamed, None)["threat_model"] == card_of(record, None)["threat_model"]
+    renamed["config"]["method"]["_target_"] = "immunize.objective.erase.Erase"
+    assert card_of(renamed, None)["threat_model"] == threat_model("linear", "immunize.objective.erase.Erase")
+    assert "learn of the harmful labels" in card_of(renamed, None)["threat_model"][1]
 
 
 def test_card_has_the_numbers_of_both_records(record: dict[str, Any], attack: dict[str, Any]) -> None:
