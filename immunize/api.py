@@ -133,7 +133,8 @@ def immunize(
         pretrain_loader: D_P: (inputs, labels) batches each time it is iterated over; labels (N,) int64.
         harmful_loader: D_H, likewise. A spectrum is taken of every batch: a few dozen rows or more.
         method: a name in `conf/method`: "ours", "ill_only", "well_only", "opt_kappa", "imma", "none", "closed_form",
-            "erase", "censor"; or a method of your own, which brings its weights and options itself.
+            "erase", "censor", "contract", "simulated"; or a method of your own, which brings its weights and options
+            itself.
         trainable: names or patterns (`fnmatch`) of the modules or parameters of `backbone` that may change.
         steps: of the optimizer, a batch of each data set a step; the shorter loader begins again. None: those of the
             method's YAML, or else `STEPS`.

@@ -3,7 +3,7 @@
     (θ_k, w_k)  θ and a probe of D_H after k of K steps on two thirds of a batch
     L = L of `censor`, whose probes look at θ
       + w_G · Σ_k max(0, ℓ_k - ℓ_{k+1} - τ q^k)        ℓ_k the cross-entropy of (θ_k, w_k) on the other third
-      + w_C · mean over k of max(0, ρ_k - q)²      ρ_k = ‖T_{k+1}(θ_{k+1}) - T_k(θ_k)‖/‖θ_{k+1} - θ_k‖
+      + w_C · mean over k of max(0, ρ_k - q)²          ρ_k = ‖T_{k+1}(θ_{k+1}) - T_k(θ_k)‖/‖θ_{k+1} - θ_k‖
 
 T_k(θ) = θ - η ∇ℓ(θ, w_k) is a step of gradient descent on all of the two thirds, the head at rest. From CLAMP we have
 the aim alone: that fine-tuning is a contraction, so that what it gains is bounded whatever the number of steps. The

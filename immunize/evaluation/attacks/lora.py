@@ -20,7 +20,7 @@ class Lora(FineTuning):
     """LoRA on every linear layer and convolution, and a new head; nothing else moves, BatchNorm's statistics included.
 
     Attributes:
-        ranks: the grid; the learning rate is raced for with the one in the middle.
+        ranks: the grid; the learning rate is chosen with the one in the middle.
         alpha: an update is worth α/√r.
 
     Raises:
