@@ -19,7 +19,7 @@ from immunize.objective.censor import Censor
 from immunize.objective.contract import Contract
 from immunize.objective.deep import DeepStep
 from immunize.pipeline.assemble import method_named
-from tests.composing import tiny_deep
+from tests.composing import compose_config, tiny_deep
 from tests.objective.tiny import CLASSES, D, network, step_of
 
 K, RATE, ETA, FACTOR = 3, 0.05, 0.3, 0.25
@@ -141,6 +141,16 @@ def test_its_files_have_the_settings_of_censor() -> None:
     assert rows[0] == rows[1]
     objective, _ = method_named("contract", None, None, {"attack_steps": 2}, seed=0)
     assert isinstance(objective, Contract)
+
+
+@pytest.mark.parametrize("model", ["resnet_small", "vit_small"])
+def test_on_digits_it_has_the_values_of_censor(model: str) -> None:
+    mine, censor = (
+        compose_config("pretrain=digits", f"model={model}", f"method={name}") for name in ("contract", "censor")
+    )
+    weights = ("adversary", "answers", "features", "logits")
+    assert [mine.method[name] for name in weights] == [censor.method[name] for name in weights]
+    assert mine.objective == censor.objective
 
 
 @pytest.mark.parametrize(
