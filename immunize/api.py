@@ -177,13 +177,14 @@ def immunize(
             released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
             net, reference = _cut(released, classifier, trainable, pretrain_loader)
             theta_0 = Once(nn.Sequential(net.trunk, reference.tail))
+            kept = _of_one_memory(net.trunk, theta_0)
         found = {role: features_of([theta_0], x) for role, x in loaders.items()}
         before = {role: (x, y) for role, ((x,), y, _) in found.items()}
         _check(before, head)
 
         facts: dict[str, Any] = {}
         if objective.trains:
-            for once in (module for module in (net.trunk, theta_0) if isinstance(module, Once)):
+            for once in kept:
                 once.images = sum(len(y) for _, y in before.values())
             measured: list[nn.Module] = [nn.Sequential(net.trunk, net.tail), theta_0]
             objective.bind(
@@ -276,6 +277,14 @@ def _cut(
     net = DeepExtractor.from_module(backbone, head, trainable, example=example)
     net.compute_once()
     return net, net.reference()
+
+
+def _of_one_memory(*modules: nn.Module) -> list[Once]:
+    """Those that keep what they computed, each with its share of what one of them could keep."""
+    found = [module for module in modules if isinstance(module, Once)]
+    for once in found:
+        once.limit //= len(found)
+    return found
 
 
 def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, multiplier: int | None) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import random
+import sys
 import warnings
 from typing import Any
 
@@ -20,7 +21,7 @@ import immunize
 from immunize.api import TrainedOn, set_aside
 from immunize.errors import UserError
 from immunize.features import DeepExtractor
-from immunize.features.extract import Once
+from immunize.features.extract import SHARE, Once
 from immunize.objective.ours import Ours
 
 D, CLASSES = 12, 3
@@ -144,6 +145,7 @@ def test_frozen_part_is_computed_once_an_image_and_changes_nothing(
 ) -> None:
     made: list[Once] = []
     init = Once.__init__
+    monkeypatch.setattr(sys.modules[Once.__module__], "available_memory", lambda: 2**30)
     monkeypatch.setattr(Once, "__init__", lambda self, *given: (made.append(self), init(self, *given))[1])
 
     def found() -> immunize.Immunized:
@@ -155,6 +157,7 @@ def test_frozen_part_is_computed_once_an_image_and_changes_nothing(
 
     once = found()
     assert [part.computed for part in made] == [2 * 160, 2 * 160]  # of the trunk, and of θ_0 as a whole
+    assert sum(part.limit for part in made) <= SHARE * 2**30
     monkeypatch.setattr(DeepExtractor, "compute_once", lambda self: None)
     always = found()
     assert torch.allclose(once.backbone.last.weight, always.backbone.last.weight, rtol=1e-5, atol=1e-7)  # type: ignore[union-attr, arg-type]
