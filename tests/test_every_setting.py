@@ -388,7 +388,7 @@ ATTACKED = ("method.attack_steps=2", "method.attack_batch_size=8")
 GAINING = (
     "method.attack_optimizer=sgd",
     "method.attack_learning_rate=0.01",
-    "method.first_gain=1e-4",
+    "method.first_gain=0.05",
     "method.factor=0.25",
 )
 DEEP = (
