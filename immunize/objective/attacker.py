@@ -21,10 +21,13 @@ from immunize.objective.deep import DeepStep
 from immunize.objective.ranks import all_finite, mean_of_all
 from immunize.spectrum.erasing import ridge_weights
 
-__all__ = ["OPTIMIZERS", "Attacker", "InnerOptimizer", "attack", "thirds"]
+__all__ = ["OF_STEPS", "OPTIMIZERS", "Attacker", "InnerOptimizer", "attack", "harmful_loss", "thirds"]
 
 InnerOptimizer = Literal["sgd", "adam"]
 OPTIMIZERS: tuple[InnerOptimizer, ...] = get_args(InnerOptimizer)
+
+OF_STEPS = ("attack_learning_rate", "attack_optimizer", "attack_batch_size", "head_multiplier", "second_order")
+"""A method's settings that have no effect where no step is taken."""
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 """Adam's (Kingma & Ba, ICLR 2015), bias corrected."""
@@ -160,13 +163,24 @@ def attack(
     parts = seen.unfold(0, size, size)
 
     def loss(k: int, parameters: dict[str, Tensor], head: Head) -> Tensor:
-        part = parts[k % len(parts)]
-        mine = step.of_harmful(part)
-        logits = mine.logits("harmful", head, parameters)
-        return mean_of_all(functional.cross_entropy(logits, mine.harmful.y, reduction="none"), len(part))
+        return harmful_loss(step, parts[k % len(parts)], parameters, head)
 
     probe = _probe(features, labels, judged, max(n_outputs, 2), step.net.head.weight.dtype)
     return judged, attacker.path(step, probe, loss)
+
+
+def harmful_loss(step: DeepStep, numbers: Tensor, parameters: dict[str, Tensor], head: Head) -> Tensor:
+    """This process's share of the mean cross-entropy of some samples of D_H, ().
+
+    Args:
+        step: with the batch.
+        numbers: of the samples in all processes' batch, (n,) int64.
+        parameters: of θ.
+        head: the classifier.
+    """
+    mine = step.of_harmful(numbers)
+    logits = mine.logits("harmful", head, parameters)
+    return mean_of_all(functional.cross_entropy(logits, mine.harmful.y, reduction="none"), len(numbers))
 
 
 def _probe(features: Tensor, labels: Tensor, judged: Tensor, n_classes: int, dtype: torch.dtype) -> Head:

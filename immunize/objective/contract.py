@@ -28,17 +28,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from immunize.objective.attacker import Attacker, InnerOptimizer, attack
-from immunize.objective.base import Head, Step, check_weight
+from immunize.objective.attacker import OF_STEPS, Attacker, InnerOptimizer, attack, harmful_loss
+from immunize.objective.base import Step, check_weight
 from immunize.objective.censor import HEAD_MULTIPLIER, Censor
 from immunize.objective.deep import DeepStep
-from immunize.objective.ranks import mean_of_all
 
 __all__ = ["Contract"]
-
-Parameters = dict[str, Tensor]
 
 
 class Contract(Censor):
@@ -102,8 +98,7 @@ class Contract(Censor):
         if {"gain", "contraction"} & self.weights.keys():
             return of_gain + of_contraction
         others = ("attack_steps",) if self.attacker.steps else ("gain", "contraction")
-        steps = ("attack_learning_rate", "attack_optimizer", "attack_batch_size", "head_multiplier", "second_order")
-        return (*of_gain, *of_contraction, *others, *steps, "factor")
+        return (*of_gain, *of_contraction, *others, *OF_STEPS, "factor")
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         """Those of `censor`, and what the attacker's steps bring too much; `gained` and `factor` are watched."""
@@ -115,9 +110,9 @@ class Contract(Censor):
         learned, unseen = ((~judged).nonzero().squeeze(1), judged.nonzero().squeeze(1))
         losses, steps = [], []
         for parameters, head in path:
-            losses.append(self._loss(step, unseen, parameters, head))
+            losses.append(harmful_loss(step, unseen, parameters, head))
             if "contraction" in self.weights:
-                value = self._loss(step, learned, parameters, head.detach())
+                value = harmful_loss(step, learned, parameters, head.detach())
                 slopes = torch.autograd.grad(value, list(parameters.values()), create_graph=True)
                 steps.append((_flat(parameters.values()).detach(), _flat(step.averaged(slopes))))
         found |= self._gain(torch.stack(losses), step) | self._contraction(steps, losses[0])
@@ -125,11 +120,6 @@ class Contract(Censor):
 
     def _attacked(self, step: DeepStep) -> None:
         """Probes look at θ itself."""
-
-    def _loss(self, step: DeepStep, numbers: Tensor, parameters: Parameters, head: Head) -> Tensor:
-        mine = step.of_harmful(numbers)
-        logits = mine.logits("harmful", head, parameters)
-        return mean_of_all(functional.cross_entropy(logits, mine.harmful.y, reduction="none"), len(numbers))
 
     def _gain(self, losses: Tensor, step: DeepStep) -> dict[str, Tensor]:
         """Of each process's share of ℓ_0, …, ℓ_K."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from immunize.objective.attacker import Attacker, InnerOptimizer, attack
+from immunize.objective.attacker import OF_STEPS, Attacker, InnerOptimizer, attack
 from immunize.objective.base import Objective, Step, check_weight
 from immunize.objective.deep import DeepStep
 from immunize.objective.ranks import mean_of_all
@@ -31,8 +31,6 @@ __all__ = ["SUPPRESSIONS", "SimulatedFineTuning", "suppression"]
 
 Suppression = Literal["inverse", "uniform", "ascent"]
 SUPPRESSIONS: tuple[Suppression, ...] = get_args(Suppression)
-
-_OF_STEPS = ("attack_learning_rate", "attack_optimizer", "attack_batch_size", "head_multiplier", "second_order")
 
 
 class SimulatedFineTuning(Objective):
@@ -79,7 +77,7 @@ class SimulatedFineTuning(Objective):
     @property
     def unused(self) -> tuple[str, ...]:
         """Of an attacker that takes no step."""
-        return () if self.attacker.steps else _OF_STEPS
+        return () if self.attacker.steps else OF_STEPS
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         """L(D_P, ω, θ), and S over the attacker's path; `attacked` is watched: its cross-entropy at the end."""
