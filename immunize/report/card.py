@@ -17,15 +17,7 @@ from omegaconf import OmegaConf
 from immunize.errors import UserError
 from immunize.files import write_text
 from immunize.records import diverged_cross_fit
-from immunize.report.attacks.one_run import (
-    HELD,
-    HORIZON,
-    RETENTION,
-    attack_table,
-    horizon_table,
-    not_tried,
-    verdict_sentence,
-)
+from immunize.report.attacks.one_run import grid_parts, not_tried, verdict_sentence
 from immunize.report.loading import check_same_run, lacking_is_told, read_sources, verdict_on, with_infinities
 from immunize.report.naming import RATIOS, data_name, run_title
 from immunize.report.one_run import carried_over, each_set, separability_lines, sets_table, weakest_told
@@ -107,12 +99,7 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         ratios=_ratio_table(card).markdown(heading=False),
         separability=separability_lines(card["separability"]),
         each_set=each,
-        retention=RETENTION,
-        held=HELD,
-        tiers="" if attack is None else attack_table(attack).markdown(heading=False),
-        horizons=None if attack is None else horizon_table(attack),
-        horizon=HORIZON,
-        not_tried=[] if attack is None else not_tried(attack),
+        **grid_parts(attack),
     )
 
 

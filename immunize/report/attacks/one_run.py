@@ -128,6 +128,19 @@ def horizon_table(record: dict[str, Any]) -> Table | None:
     return Table("", ("task", "attack", "steps", "features", *HORIZON_COLUMNS), rows) if rows else None
 
 
+def grid_parts(record: dict[str, Any] | None) -> dict[str, Any]:
+    """What a card's template and a run page's say of an attack record, by the names that both have; None: nothing."""
+    words = {"horizon": HORIZON, "retention": RETENTION, "held": HELD}
+    if record is None:
+        return {**words, "tiers": None, "horizons": None, "not_tried": []}
+    return {
+        **words,
+        "tiers": attack_table(record),
+        "horizons": horizon_table(record),
+        "not_tried": not_tried(record),
+    }
+
+
 def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
     """Print the grid of the immunized model and the verdict of every task."""
     console = to_read(console)

@@ -12,15 +12,7 @@ from matplotlib.figure import Figure
 
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, diverged_cross_fit
-from immunize.report.attacks.one_run import (
-    HELD,
-    HORIZON,
-    RETENTION,
-    attack_table,
-    horizon_table,
-    not_tried,
-    verdict_sentence,
-)
+from immunize.report.attacks.one_run import grid_parts, verdict_sentence
 from immunize.report.curves import draw_norm_ratio, probe_bands, probe_figure
 from immunize.report.html.page import Picture, page, write_page
 from immunize.report.loading import (
@@ -127,12 +119,7 @@ def run_page(
         attack=attack,
         attack_problem=attack_problem,
         sentences=[f"{of['kind']} task, {of['about']}: {verdict_sentence(attack or {}, t)}" for t, of in tasks.items()],
-        tiers=None if attack is None else attack_table(attack),
-        horizons=None if attack is None else horizon_table(attack),
-        horizon=HORIZON,
-        not_tried=[] if attack is None else not_tried(attack),
-        retention=RETENTION,
-        held=HELD,
+        **grid_parts(attack),
         facts=[f"{name}: {text}" for name, text in facts],
         configuration=json.dumps(record["config"], indent=1, ensure_ascii=False),
     )
