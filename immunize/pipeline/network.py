@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import seed_everything
+from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -126,7 +126,12 @@ class NetworkExperiment(Experiment):
         Raises:
             UserError: a bad `trainer` setting, such as devices that do not exist.
         """
-        return self.training.trainer([], [], self.pair).strategy.root_device if self.on is None else self.on
+        return self._trainer.strategy.root_device if self.on is None else self.on
+
+    @cached_property
+    def _trainer(self) -> Trainer:
+        """Trains nothing, but knows where it would, and in how many processes."""
+        return self.training.trainer([], [], self.pair)
 
     @property
     def cached(self) -> bool:
@@ -204,7 +209,7 @@ class NetworkExperiment(Experiment):
             draw = torch.Generator().manual_seed(self.seed)
             some = torch.randperm(len(inputs["pretrain"]), generator=draw)[:MOST_ROWS]
             sides: list[tuple[Role, Tensor]] = [("pretrain", some), *(("harmful", own) for own in rows)]
-            if self.cached and self.training.trainer([], [], self.pair).world_size == 1:  # measured later
+            if self.cached and self._trainer.world_size == 1:  # measured later
                 measured = self._features(None, {"fit": inputs})
                 assert measured is not None
                 fit = measured["theta_0"]["fit"]

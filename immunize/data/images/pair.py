@@ -54,6 +54,8 @@ class ImagePair(Pair):
         DataError: for values outside these ranges, or a source without images.
     """
 
+    batch_size: int
+
     def __init__(
         self,
         pretrain: Any,
@@ -77,7 +79,7 @@ class ImagePair(Pair):
             )
         if epochs_on not in EPOCHS_ON:
             raise DataError(f"objective.epochs_on is {epochs_on!r}, but has to be one of {', '.join(EPOCHS_ON)}")
-        self.images_a_batch, self.epochs_on = batch_size, epochs_on
+        self.epochs_on = epochs_on
         self.transform_fit, self.transform_eval = transform_fit, transform_eval
         self.workers, self.pin_memory = workers, pin_memory
         self._splits: dict[Role, ImageSplits] = {}
@@ -148,9 +150,7 @@ class ImagePair(Pair):
     @property
     def steps_per_epoch(self) -> int:
         """Batches an epoch. After `setup`."""
-        passes = {
-            role: max(max(len(rows) // self.images_a_batch, 1) for rows in self._rows_by_set(role)) for role in ROLES
-        }
+        passes = {role: max(max(len(rows) // self.batch_size, 1) for rows in self._rows_by_set(role)) for role in ROLES}
         if self.epochs_on == "harmful":
             return passes["harmful"]
         return max(passes.values()) if self.mode == "max_size_cycle" else min(passes.values())
@@ -171,13 +171,13 @@ class ImagePair(Pair):
     def _train_loader(self, role: Role) -> DataLoader[Any]:
         images, steps, rows = self._training_set(role), self.steps_per_epoch, self._rows_by_set(role)
         rank, world = _place()
-        if self.images_a_batch % world or min(map(len, rows)) < world:
+        if self.batch_size % world or min(map(len, rows)) < world:
             raise DataError(
                 f"objective.batch_size={self.batch_size} counts images over all processes and cannot be shared equally "
                 f"by {world}; choose a multiple of {world}"
             )
         samplers = [
-            StreamSampler(len(own), self.images_a_batch, steps, seed=self.seed, stream=stream, rank=rank, world=world)
+            StreamSampler(len(own), self.batch_size, steps, seed=self.seed, stream=stream, rank=rank, world=world)
             for stream, own in enumerate(rows, start=ROLES.index(role))
         ]
         sampler = samplers[0] if len(samplers) == 1 else JointSampler(samplers, rows)
