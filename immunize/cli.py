@@ -12,16 +12,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import hydra
 from hydra.errors import CompactHydraException, HydraException
+from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from immunize.config import config_dir, register
+from immunize.config import SCHEMAS, config_dir, register
 from immunize.errors import UserError
 from immunize.importing import start_quickly
 from immunize.processes import is_first
+from immunize.settings import check_schema
 
 __all__ = ["command", "entry_point", "explain_errors", "now_and_then", "sigint_restored", "tell", "teller"]
 
@@ -43,37 +46,43 @@ class _PastHydra(BaseException):
     """A user error of a single run, on its way past Hydra, which would show all overrides before the message."""
 
 
-def command(config: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
+def command(config: str, *, values: bool = False) -> Callable[[Callable[..., Any]], Callable[[], None]]:
     """Decorate what a command does with its configuration: the entry point that composes it from the command line.
 
     Args:
         config: the primary configuration below `conf/`.
+        values: hand over the values of its settings, in the order of their schema; otherwise the configuration.
     """
     folder, _, name = f"{config_dir()}/{config}".rpartition("/")
 
-    def decorate(task: Callable[[Any], Any]) -> Callable[[], None]:
+    def decorate(task: Callable[..., Any]) -> Callable[[], None]:
+        def of_values(cfg: DictConfig) -> Any:
+            check_schema(cfg, SCHEMAS[name])
+            return task(*(cfg[field.name] for field in fields(SCHEMAS[name])))
+
         @entry_point
         @functools.wraps(task)
         def main() -> None:
             register()
-            hydra.main(version_base="1.3", config_path=folder, config_name=name)(explain_errors(task))()
+            explained = explain_errors(of_values if values else task)
+            hydra.main(version_base="1.3", config_path=folder, config_name=name)(explained)()
 
         return main
 
     return decorate
 
 
-def explain_errors(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorate a Hydra task: its user errors become Hydra's kind of error that needs no traceback.
+def explain_errors(task: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a task, of Hydra or not: its user errors become Hydra's kind of error that needs no traceback.
 
     In a multirun the other jobs still run; Hydra reports the first failure at the end, with exit code 1.
     """
 
     @functools.wraps(task)
-    def wrapped(cfg: Any) -> Any:
+    def wrapped(given: Any) -> Any:
         _reached["task"] = True
         try:
-            return task(cfg)
+            return task(given)
         except MissingMandatoryValue as error:
             raise _told(f"error: {error.full_key}=... is missing; --help says what it is") from None
         except (UserError, OmegaConfBaseException) as error:

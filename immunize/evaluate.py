@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from immunize.cli import command, tell
 from immunize.config import config_hash, data_folder, is_deep, moved
@@ -88,12 +88,12 @@ def _here(value: Any) -> Any:
     return {key: _here(item) for key, item in value.items() if key != "folder"} if isinstance(value, dict) else value
 
 
-@command("evaluate")
-def main(cfg: DictConfig) -> None:
+@command("evaluate", values=True)
+def main(folder: str, data_root: str | None) -> None:
     """Every number again; exit code 1 if one differs."""
     from immunize.report import show_record
 
-    record, differing = run(Path(cfg.run), cfg.data_root, tell)
+    record, differing = run(Path(folder), data_root, tell)
     show_record(record)
     if differing:
         print("these numbers differ from the record:", *differing, sep="\n  ")

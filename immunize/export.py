@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
-
 from immunize.cli import command, tell
 from immunize.errors import CheckpointError, UserError
 from immunize.files import whole, write_text
@@ -84,16 +82,18 @@ def run(folder: Path, *, format: str = "timm", out: Path | None = None, overwrit
         with whole(out / STATE_DICT) as partial:
             torch.save(state, partial)
         write_text(out / TIMM_CONFIG, json.dumps(config, indent=2) + "\n")
-    write_text(out / CARD, _card(record, config, arguments))
+    words = "".join(f", {key}={value!r}" for key, value in arguments.items())
+    call = f'timm.create_model("{config["architecture"]}", num_classes={config["num_classes"]}{words}'
+    write_text(out / CARD, _card(record, call))
     return out
 
 
-@command("export")
-def main(cfg: DictConfig) -> None:
+@command("export", values=True)
+def main(folder: str, format: str, out: str | None, overwrite: bool) -> None:
     """Print the folder as the last line of stdout."""
-    out = None if cfg.out is None else Path(cfg.out)
-    tell(f"{cfg.run}: exporting")
-    print(run(Path(cfg.run), format=cfg.format, out=out, overwrite=cfg.overwrite), flush=True)
+    tell(f"{folder}: exporting")
+    to = None if out is None else Path(out)
+    print(run(Path(folder), format=format, out=to, overwrite=overwrite), flush=True)
 
 
 def _timm_config(network: nn.Module, model: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -115,10 +115,8 @@ def _timm_config(network: nn.Module, model: dict[str, Any], arguments: dict[str,
     }
 
 
-def _card(record: dict[str, Any], config: dict[str, Any], arguments: dict[str, Any]) -> str:
+def _card(record: dict[str, Any], call: str) -> str:
     """Where the weights come from, how to load them, what was measured, and what the defence does not promise."""
-    words = "".join(f", {key}={value!r}" for key, value in arguments.items())
-    call = f'timm.create_model("{config["architecture"]}", num_classes={config["num_classes"]}{words}'
     lines = [
         f"# {record['model']}, immunized",
         "",

@@ -141,22 +141,18 @@ def check_rules(cfg: DictConfig, rules: Iterable[Rule]) -> None:
             raise UserError(f"{name} has to be {words}; it is {value}")
 
 
-def check_schema(node: DictConfig, schema: type) -> None:
+def check_schema(node: DictConfig, schema: type, prefix: str = "") -> None:
     """Check what Hydra lets pass: a "+" adds any key, a "~" takes any away, and the two together change its type.
 
     Args:
         node: a composed configuration.
         schema: the dataclass it is to have the keys and types of.
+        prefix: of a part of one, what its names begin with.
 
     Raises:
         UserError: a key too many or too few.
         OmegaConfBaseException: a value of the wrong type.
     """
-    _check_keys(node, schema, "")
-    OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(node))
-
-
-def _check_keys(node: DictConfig, schema: type, prefix: str) -> None:
     known = schema.__dataclass_fields__.keys()  # type: ignore[attr-defined]
     if unknown := sorted(str(key) for key in node.keys() - known):
         raise UserError(f"there is no setting {prefix}{unknown[0]}; --help lists those there are")
@@ -164,7 +160,9 @@ def _check_keys(node: DictConfig, schema: type, prefix: str) -> None:
         raise UserError(f"{prefix}{gone[0]} cannot be taken out; give it a value")
     for name, kind in get_type_hints(schema).items():
         if is_dataclass(kind) and isinstance(node[name], DictConfig):
-            _check_keys(node[name], kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+            check_schema(node[name], kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+    if not prefix:
+        OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(node))
 
 
 def refuse_finished(folder: Path, overwrite: bool) -> None:

@@ -76,9 +76,9 @@ def main() -> None:
     _verify()
 
 
-@command("verify")
-def _verify(cfg: DictConfig) -> None:
-    differing = run(Path(cfg.run), cfg.data_root, now_and_then())
+@command("verify", values=True)
+def _verify(folder: str, data_root: str | None) -> None:
+    differing = run(Path(folder), data_root, now_and_then())
     if differing:
         print("these numbers differ:", *differing, sep="\n  ")
         sys.exit(1)

@@ -42,18 +42,19 @@ def input_config(network: nn.Module, image_size: int | None, changes: Mapping[st
     return config
 
 
-def image_transform(config: Mapping[str, Any], *, train: bool) -> Callable[[Any], Tensor]:
+def image_transform(data_config: Mapping[str, Any], *, train: bool) -> Callable[[Any], Tensor]:
     """A PIL image in RGB to (3, height, width) float32, normalized.
 
     Args:
-        config: of :func:`input_config`.
+        data_config: of :func:`input_config`.
         train: random resized crop and horizontal flip, as timm has them for training on ImageNet, without changes of
             colour; otherwise resize and centre crop.
 
     Returns:
         a transform whose `repr` names everything that it does, which a cache key may hold.
     """
-    transform: Callable[[Any], Tensor] = _timm_data().create_transform(**config, is_training=train, color_jitter=None)
+    create = _timm_data().create_transform
+    transform: Callable[[Any], Tensor] = create(**data_config, is_training=train, color_jitter=None)
     return transform
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from immunize.cli import command
 from immunize.errors import UserError
 
@@ -24,50 +22,48 @@ def main() -> None:
     (command_of or _tables)()
 
 
-@command("report/report")
-def _tables(cfg: DictConfig) -> None:
+@command("report/report", values=True)
+def _tables(runs: str, experiment: str | None, out: str | None, keep: bool, published: str) -> None:
     from immunize.report.loading import lacking_is_told, load_records
 
-    folder, out = Path(cfg.runs), None if cfg.out is None else Path(cfg.out)
-    if cfg.keep and (out is None or cfg.experiment not in ("table_attacks", "table1", "table2")):
+    folder, to = Path(runs), None if out is None else Path(out)
+    if keep and (to is None or experiment not in ("table_attacks", "table1", "table2")):
         raise UserError("keep=true belongs to experiment=table_attacks, table1 or table2 with out=<what has results>")
     try:
         with lacking_is_told(f"a record below {folder}"):
-            if cfg.experiment is not None:
+            if experiment is not None:
                 from immunize.report.experiments import Request, report_experiment
 
-                text = report_experiment(Request(cfg.experiment, folder, out, Path(cfg.published), cfg.keep))
+                text = report_experiment(Request(experiment, folder, to, Path(published), keep))
                 # Wide tables are read in the page; without a folder for it they are Markdown to be passed on.
-                print(text.rstrip("\n") if out is None else out / "README.md")
+                print(text.rstrip("\n") if to is None else to / "README.md")
                 return
             from immunize.report.summary import show_summary, write_summary
 
             records = load_records(folder)
-            if out is not None:
-                write_summary(records, out)
+            if to is not None:
+                write_summary(records, to)
             show_summary(records)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(str(error)) from None
 
 
-@command("report/card")
-def _card(cfg: DictConfig) -> None:
+@command("report/card", values=True)
+def _card(run: str, out: str | None) -> None:
     from immunize.report.card import write_card
 
-    folder = Path(cfg.run)
-    print(write_card(folder, folder if cfg.out is None else Path(cfg.out)))
+    print(write_card(Path(run), Path(run if out is None else out)))
 
 
-@command("report/html")
-def _html(cfg: DictConfig) -> None:
-    given = {name: Path(cfg[name]) for name in ("run", "sweep") if cfg[name] is not None}
-    if len(given) != 1:
+@command("report/html", values=True)
+def _html(run: str | None, sweep: str | None, out: str | None) -> None:
+    if (run is None) == (sweep is None):
         raise UserError("give one of run=<folder> and sweep=<folder>")
     from immunize.report.html import write_run_page, write_sweep_page
 
-    ((what, folder),) = given.items()
-    write = write_run_page if what == "run" else write_sweep_page
-    print(write(folder, folder if cfg.out is None else Path(cfg.out)))
+    folder, write = (run, write_run_page) if sweep is None else (sweep, write_sweep_page)
+    assert folder is not None
+    print(write(Path(folder), Path(folder if out is None else out)))
 
 
 if __name__ == "__main__":

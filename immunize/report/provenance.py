@@ -92,6 +92,7 @@ def settings_table(runs: Runs) -> Table:
         config = found[0]["config"]
         objective, method_config = config["objective"], config["method"]
         steps = "learning_rate" in objective  # else it has no effect
+        clip = config.get("trainer", {}).get("gradient_clip_val")
         extras = [f"{k}={v}" for k, v in sorted(method_config.items()) if k not in _NOT_SETTINGS]
         balance: dict[str, Any] = next(
             (record["training"]["fit"]["balance"] for record in found if _balanced(record)), {}
@@ -104,7 +105,7 @@ def settings_table(runs: Runs) -> Table:
                 *(_weight(name, found) for name in LAMBDAS),
                 f"{objective['epochs']:,}" if steps else NOTHING,
                 _batch(objective["batch_size"]) if steps else NOTHING,
-                _optimizer(config) if steps else NOTHING,
+                _optimizer(objective["optimizer"]["_target_"], clip) if steps else NOTHING,
                 ", ".join(f"`{extra}`" for extra in extras) or NOTHING,
                 _median(record["training"]["fit"]["steps"] for record in found if "training" in record),
                 _median(record["seconds"] for record in found if "seconds" in record),
@@ -136,10 +137,9 @@ def _balanced(record: dict[str, Any]) -> dict[str, float]:
     return weights
 
 
-def _optimizer(config: dict[str, Any]) -> str:
+def _optimizer(target: str, clip: float | None) -> str:
     """Its name, and the norm that gradients are clipped to."""
-    name = str(config["objective"]["optimizer"]["_target_"]).rpartition(".")[2]
-    clip = config.get("trainer", {}).get("gradient_clip_val")
+    name = target.rpartition(".")[2]
     return name if clip is None else f"{name}, gradients clipped to norm {clip:g}"
 
 
