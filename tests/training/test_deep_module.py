@@ -207,6 +207,23 @@ def test_a_watch_warns_of_a_falling_accuracy_once(caplog: pytest.LogCaptureFixtu
     assert "lower λ_H" in line
 
 
+@pytest.mark.parametrize("every", [2, 3, 9])
+def test_the_end_is_judged_as_the_end_whenever_the_last_look_was(every: int) -> None:
+    module = module_of()
+    watch = NetworkMonitor(module.net.reference(), watched(), every=every)
+    judged: list[tuple[int, bool]] = []
+    see = watch.signatures.see
+
+    def judge(look: Any, *, last: bool = False, **more: Any) -> None:
+        judged.append((look.step, last))
+        see(look, last=last, **more)
+
+    watch.signatures.see = judge  # type: ignore[method-assign]
+    fit(module, watch, steps=4)
+    assert [step for step, last in judged if last] == [4]
+    assert judged[-1] == (4, True)
+
+
 def test_features_that_overflow_are_named_with_the_last_finite_parameters_kept() -> None:
     module = module_of()
 

@@ -189,6 +189,7 @@ class NetworkMonitor(BestLook):
         self._before: dict[Role, Spectrum] = {}
         self._accuracy_before = math.nan
         self._seen_at = -1
+        self._fallen: list[Warned] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the images, and judge the start, which is logged nowhere."""
@@ -220,19 +221,20 @@ class NetworkMonitor(BestLook):
         super().on_train_end(trainer, pl_module)
         assert isinstance(pl_module, DeepModule)
         if self._best or self._seen_at != trainer.global_step:
-            self._logged_look(trainer, pl_module, last=True)
+            self._logged_look(trainer, pl_module)
+        self.signatures.see(self._seen, last=True, more=self._fallen)
 
     def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record: the failures recognized, and where early stopping found the best."""
         return {"warnings": self.signatures.facts(), **super().facts(module)}
 
-    def _logged_look(self, trainer: Trainer, module: DeepModule, *, last: bool = False) -> dict[str, float]:
-        look, self.latest = self._look(trainer, module)
+    def _logged_look(self, trainer: Trainer, module: DeepModule) -> dict[str, float]:
+        self._seen, self.latest = self._look(trainer, module)
         self._seen_at = trainer.global_step
         module.log_now(self.latest)
         now, before = self.latest["accuracy_pretrain"], self._accuracy_before
-        fallen = [_fallen(look, before, now)] if before - now > ACCURACY_COLLAPSED else []
-        self.signatures.see(look, last=last, more=fallen)
+        self._fallen = [_fallen(self._seen, before, now)] if before - now > ACCURACY_COLLAPSED else []
+        self.signatures.see(self._seen, more=self._fallen)
         return self.latest
 
     def _look(self, trainer: Trainer, module: DeepModule) -> tuple[Look, dict[str, float]]:
