@@ -76,6 +76,7 @@ OTHER: dict[str, Any] = {
     "attack.attacks.*.optimizer.weight_decay": 20.0,
     "attack.attacks.*.probe": {"_target_": "immunize.evaluation.attacks.Ridge", "tier": "T2", "penalties": [1e-3]},
     "attack.attacks.*.share": 0.5,
+    "attack.attacks.*.modules": ["layer3", "layer4"],
     "attack.attacks.*.tuning_steps": 2,
     "attack.attacks.last_block.flops": 1.0,
     "tasks": (["harmful"], ["pretrain"]),

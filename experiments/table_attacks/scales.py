@@ -16,8 +16,15 @@ PEERS = (
     "mlac",
     "contract",
     "contract_gain",
+    "censor_deep",
+    "sophon_deep",
 )
 """Of the tables of weights that move."""
+
+SAME_BLOCK = tuple(
+    f"attack.attacks.last_block{of}.modules=[layer4]" for of in ("", "_10_percent", "_1_percent", "_sgd")
+)
+"""Of networks that were immunized at different depths the same part moves."""
 
 METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours", "closed_form", "erase", "censor", "simulated")
 SEEDS = (0, 1, 2)
@@ -102,6 +109,7 @@ SCALES = {
         (
             *("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful,pretrain]"),
             *for_harmful("last_block_10_percent", "last_block_1_percent", "lora", "full_finetune"),
+            *SAME_BLOCK,
             "~attack.attacks.full_finetune_augmented",  # a fifth of the time, for images of 8 x 8 pixels
         ),
         methods=PEERS,
@@ -112,6 +120,7 @@ SCALES = {
             *("attack=horizon", "attack.budget.steps=1000", "images=4000", "benign=[imagenette,cifar10]"),
             *for_harmful(*(f"last_block_{of}" for of in ("10_percent", "1_percent", "sgd"))),
             *for_harmful("lora", "full_finetune", "full_finetune_augmented"),
+            *SAME_BLOCK,
         ),
         methods=PEERS,
     ),

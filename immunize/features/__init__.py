@@ -1,7 +1,9 @@
 """Feature extractors f_θ, the gradient preconditioning of Algorithm 1, and a map appended to any network."""
 
 from immunize.features.append import AppendedHead, append_map, released_features
-from immunize.features.deep import DeepExtractor
+from immunize.features.boundary import split_network
+from immunize.features.calls import NoBoundaryError
+from immunize.features.deep import DeepExtractor, matching_parameters
 from immunize.features.extract import Once, cached_trunk, device_of, extract
 from immunize.features.linear import LinearExtractor, SpectralView
 from immunize.features.lora import add_lora
@@ -24,6 +26,7 @@ __all__ = [
     "DeepExtractor",
     "Features",
     "LinearExtractor",
+    "NoBoundaryError",
     "Once",
     "Place",
     "Precondition",
@@ -38,11 +41,13 @@ __all__ = [
     "device_of",
     "extract",
     "load_weights",
+    "matching_parameters",
     "preconditioned_features",
     "preconditioned_linear",
     "refuse_precondition",
     "released_features",
     "released_network",
     "save_weights",
+    "split_network",
     "state_digest",
 ]

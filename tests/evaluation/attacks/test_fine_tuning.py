@@ -172,6 +172,29 @@ def test_each_attack_moves_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> N
     assert not buffers
 
 
+def test_the_modules_that_move_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same part by name is the same attack to the digit; a deeper one moves more; what is not there is named."""
+    attack = ATTACKS["last_block"]
+    same, deeper, absent = (
+        dataclasses.replace(attack, modules=modules) for modules in (("last",), ("*",), ("layer4",))
+    )
+    scores = [
+        [
+            (point.cost.steps, point.cost.flops, point.validation, point.test)
+            for trace in outcome.traces
+            for point in trace.points
+        ]
+        for outcome in (one.run(task(), Budget(20), 0) for one in (attack, same))
+    ]
+    assert scores[0] == scores[1]
+    monkeypatch.setitem(ATTACKS, "deeper", deeper)
+    parameters, _ = moved("deeper", monkeypatch)
+    assert any("first" in key for key in parameters)
+    assert any("last" in key for key in parameters)
+    with pytest.raises(UserError, match="modules: 'layer4' matches nothing"):
+        absent.run(task(), Budget(5), 0)
+
+
 def test_same_seed_same_numbers() -> None:
     one, again, other = (ATTACKS["all"].run(task(), Budget(100), seed) for seed in (0, 0, 1))
 
