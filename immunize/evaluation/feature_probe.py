@@ -17,6 +17,7 @@ Shapes: N samples, D features, C classes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from immunize.evaluation.pooled import gram
+from immunize.evaluation.products import packed, products
 from immunize.evaluation.resampling import generator
 from immunize.memoize import memoize
 from immunize.spectrum import ZeroMatrixError
@@ -100,7 +102,7 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
         if not math.isfinite(float(second.trace())):
             raise ValueError("a probe needs features that are finite")
         scale = math.sqrt(float(torch.linalg.eigvalsh(second)[-1]) / len(x))
-        features, test = x / scale, x_test / scale
+        features, test = x / scale, packed(x_test / scale)
         classes = int(max(y.max(), y_test.max())) + 1
         taken = _thinned(steps)
         if optimizer == "least_squares":
@@ -108,7 +110,7 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
         else:
             draws = generator(seed, "probe")
             weights = _trained(features, y, torch.zeros(x.shape[1], classes).to(x), optimizer, taken, draws)
-        accuracy = [100 * float((test @ w).argmax(1).eq(y_test).double().mean()) for w in weights]
+        accuracy = [100 * float(products(test, w.T).argmax(1).eq(y_test).double().mean()) for w in weights]
     return ProbeCurve(taken, accuracy, -(-len(x) // BATCH_SIZE) if optimizer == "sgd" else 1)
 
 
@@ -126,21 +128,23 @@ def _trained(  # noqa: PLR0917
         rule: torch.optim.Optimizer = torch.optim.Adam([weights], lr=_ADAM_STEP)
     else:
         rule = torch.optim.SGD([weights], lr=_LOGISTIC, momentum=MOMENTUM if optimizer == "sgd" else 0.0)
-    batches = _shuffled(len(x), draws, x.device) if optimizer == "sgd" else None
+    if optimizer == "sgd":
+        batches = ((x[rows], x[rows].T, y[rows]) for rows in _shuffled(len(x), draws, x.device))
+    else:
+        batches = itertools.repeat((packed(x), packed(x.T.contiguous()), y))
     wanted = set(taken)
-    for step in range(1, taken[-1] + 1):
-        rows = slice(None) if batches is None else next(batches)
-        weights.grad = _logistic_gradient(x[rows], y[rows], weights.detach())
+    for step, batch in zip(range(1, taken[-1] + 1), batches, strict=False):
+        weights.grad = _logistic_gradient(*batch, weights.detach())
         rule.step()
         if step in wanted:
             yield weights.detach()
 
 
-def _logistic_gradient(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Fᵀ(softmax(FW) - Y)/N."""
-    residual = (x @ weights).softmax(1)
+def _logistic_gradient(x: Tensor, turned: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Fᵀ(softmax(FW) - Y)/N, from F and Fᵀ."""
+    residual = products(x, weights.T).softmax(1)
     residual[torch.arange(len(y), device=y.device), y] -= 1
-    return x.T @ residual / len(x)
+    return products(turned, residual.T) / len(y)
 
 
 def _least_squares(second: Tensor, x: Tensor, y: Tensor, classes: int, taken: list[int]) -> Iterator[Tensor]:

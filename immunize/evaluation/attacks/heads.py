@@ -1,8 +1,5 @@
 """Heads that first-order attackers train on features: linear, linear behind BatchNorm, one hidden layer.
 
-Products of many columns on both sides are oneDNN's: in float32 they take half the time of MKL's, which PyTorch takes by
-itself, on processors that MKL was not made for.
-
 Shapes: N samples, D features, H hidden units, C outputs, R heads.
 """
 
@@ -16,8 +13,9 @@ from torch import Tensor, nn
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.factoring import Array
+from immunize.evaluation.products import products
 
-__all__ = ["HEADS", "flops_per_row", "new_head", "outputs_of", "products", "quotient", "statistics"]
+__all__ = ["HEADS", "flops_per_row", "new_head", "outputs_of", "quotient", "statistics"]
 
 HEADS = ("linear", "batchnorm", "mlp")
 
@@ -81,13 +79,6 @@ def outputs_of(kind: str, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
 def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     """(R, O, D) and (R, O) on (N, D): (R, O, N)."""
     return torch.addmm(bias.reshape(-1, 1), weight.flatten(0, 1), x.T).view(*bias.shape, -1)
-
-
-def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """xWᵀ + b: (N, D) and (O, D) to (N, O)."""
-    if x.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return nn.functional.linear(x.to_mkldnn(), weight, bias).to_dense()
-    return nn.functional.linear(x, weight, bias)
 
 
 def quotient(x: Array, size: float, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -20,10 +20,11 @@ from torch import Tensor
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.curves import Cost
-from immunize.evaluation.attacks.heads import products, quotient
+from immunize.evaluation.attacks.heads import quotient
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.repaired import standardized
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
+from immunize.evaluation.products import products
 
 __all__ = ["NearestNeighbours", "nearest"]
 
