@@ -203,6 +203,16 @@ def test_classes_with_one_image_are_classes() -> None:
     assert float(cross(r(x_h), y).abs().max()) < 1e-10 * float(cross(x_h, y).abs().max())
 
 
+def test_directions_that_differ_by_rounding_are_one() -> None:
+    """What is left of the second behind the first is noise, along which nothing may be erased."""
+    x_p, x_h, y = data()
+    u = label_directions([(x_h, y)])[:, :1]
+    near = u + 1e-7 * ref.gaussian(D, 1, seed=4)
+    assert erasing_map(x_p, torch.cat([u, near], 1), 0.0).rank == 1
+    apart = u + 1e-3 * ref.gaussian(D, 1, seed=4)
+    assert erasing_map(x_p, torch.cat([u, apart], 1), 0.0).rank == 2
+
+
 def test_public_name_takes_arrays() -> None:
     x_p, x_h, y = data()
     r = immunize.erase(x_p.float().numpy(), x_h.numpy(), y.numpy(), rank=None, shrinkage="auto")
@@ -236,6 +246,12 @@ def test_bad_input_is_refused_with_the_reason(changes: dict[str, Any], words: st
     arguments: dict[str, Any] = {"x_pretrain": x_p, "x_harmful": x_h, "y_harmful": y, **changes}
     with pytest.raises(ValueError, match=words):
         erase(**arguments)
+
+
+def test_one_row_has_one_label() -> None:
+    _, x_h, y = data()
+    with pytest.raises(ValueError, match="same label"):
+        label_directions([(x_h[:1], y[:1])])
 
 
 def test_the_same_data_twice_and_a_singular_covariance_are_refused() -> None:

@@ -57,6 +57,15 @@ def test_small_negative_eigenvalues_are_rounding_and_larger_ones_are_not() -> No
         generalized_spectrum(skew, diagonal(1.0, 0.5))
 
 
+@pytest.mark.parametrize("name", ["K_P", "K_H"])
+def test_a_matrix_that_is_no_covariance_is_called_by_its_name(name: str) -> None:
+    good = diagonal(1.0, 0.5)
+    for bad in (good.float(), good[:1], good / 0, good.triu() + good.roll(1, 0).triu()):
+        pair = (bad, good) if name == "K_P" else (good, bad)
+        with pytest.raises((TypeError, ValueError), match=f"^{name} "):
+            generalized_spectrum(*pair)
+
+
 def test_a_forecast_has_every_fact_of_its_pair() -> None:
     k_p, k = gram(1), gram(2).flip(0, 1)
     s = generalized_spectrum(k_p, k, shrinkage=(1e-3, 1e-2))

@@ -424,8 +424,8 @@ def test_zeros_are_refused(name: str, size: int) -> None:
 def test_non_finite_values_are_a_value_error(name: str, bad: float) -> None:
     s = ref.gaussian(4, 3, seed=36)
     s[1, 1] = bad
-    for function in (MATRIX[name][0], FEATURES[name][0]):
-        with pytest.raises(ValueError, match="NaN"):
+    for function, called in ((MATRIX[name][0], "the matrix"), (FEATURES[name][0], "the features")):
+        with pytest.raises(ValueError, match=f"^{called} contain NaN"):
             function(s)
 
 

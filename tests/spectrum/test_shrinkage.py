@@ -178,6 +178,9 @@ def test_bad_input_is_refused_with_the_reason() -> None:
     ]:
         with pytest.raises(ValueError, match=reason):
             closed_form(x_p, bad)
+    for pair, name in (((nan, x_h), "x_pretrain"), ((x_p, nan), "x_harmful")):
+        with pytest.raises(ValueError, match=f"^{name} contains NaN"):
+            closed_form(*pair)
     with pytest.raises(ValueError, match=r"N = 10 samples .* set shrinkage"):
         closed_form(x_p, x_h[:10], shrinkage=0.0)
     with pytest.raises(ValueError, match="at least 1"):
