@@ -6,6 +6,7 @@
     mnist          MNIST 0 → 1 from start to exit of a process, against the promised limits
     scaling        how time and memory of a step grow with D, N and batch size
     deep           deep nets: a step, a cached trunk and pooled κ, against the promised limits
+    in_place       networks that are immunized in place: measuring against training
     deep_scaling   how the cost of a deep run grows with N, D, batch size, network and processes
     attack         the attack grid on features as large as Stanford Cars', against the promised limits
 
@@ -29,7 +30,7 @@ from immunize.errors import UserError
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("start", "step", "mnist", "scaling", "deep", "deep_scaling", "attack", "busy")
+PARTS = ("start", "step", "mnist", "scaling", "deep", "in_place", "deep_scaling", "attack", "busy")
 ALL, REST, TABLE = "all", "rest", "table"
 
 

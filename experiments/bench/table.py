@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import attack, busy, deep, mnist, scaling, start
+from experiments.bench import attack, busy, deep, in_place, mnist, scaling, start
 from experiments.bench.machine import MACHINE, read
 from immunize.report.loading import load_records
 from immunize.report.provenance import made_with
@@ -90,6 +90,7 @@ def lines(results: Path, experiments: Path) -> list[Line]:
         *_of_part(results, "deep", "deep_step.csv", _steps),
         *_of_part(results, "deep", "deep_cache.csv", _caches),
         *_of_part(results, "deep", "deep_pooled.csv", _pooled),
+        *_of_part(results, "in_place", "in_place.csv", _in_place),
         *_digits(experiments / "table3_digits"),
         *_of_part(results, "attack", "attack.csv", _attack),
     ]
@@ -162,6 +163,7 @@ _FILES = """
 | `step_time.csv` | one Algorithm 1 step, the fast path against the printed one; nothing is promised |
 | `scaling.csv`, `exponents.csv`, `scaling.png` | time and memory of a step over D, N and batch size; exponents |
 | `deep_step.csv`, `deep_cache.csv`, `deep_pooled.csv` | deep nets against their limits |
+| `in_place.csv` | networks that are immunized in place: seconds of measuring and of training |
 | `deep_scaling.csv` | how the cost of a deep run grows; [scaling.md](scaling.md) is made of it |
 | `attack.csv`, `attack_verdicts.csv` | the attack grid; its verdicts before and after it was made quicker |
 | `machine.json` | machine, versions, load, date and commit of every part |
@@ -261,6 +263,13 @@ def _pooled(rows: list[Row]) -> Iterator[Told]:
     yield _within(name, f"{deep.POOLED_SECONDS:g} s", row, "{seconds} s", "seconds", deep.POOLED_SECONDS)
     limit = f"{deep.POOLED_MIB:g} MiB"
     yield _within(f"{name}: memory beside them", limit, row, "{memory_mib} MiB", "memory_mib", deep.POOLED_MIB)
+
+
+def _in_place(rows: list[Row]) -> Iterator[Told]:
+    for name, (method, _) in in_place.CASES.items():
+        said = f"`{name}`, `{method}`: measuring against training in place"
+        told = "{ratio:.2g} times ({evaluation_s} against {training_s} s, {steps:,} steps)"
+        yield _within(said, f"{in_place.LIMIT:g} times", _at(rows, network=name), told, "ratio", in_place.LIMIT)
 
 
 def _attack(rows: list[Row]) -> Iterator[Told]:

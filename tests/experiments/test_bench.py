@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from experiments.bench import __main__ as bench
-from experiments.bench import machine, mnist, scaling, step, table
+from experiments.bench import in_place, machine, mnist, scaling, step, table
 from experiments.bench.figure import scaling_figure
 from experiments.bench.machine import read
 from experiments.bench.point import FEWEST, Point
@@ -160,6 +160,15 @@ def test_run_is_measured_from_start_to_exit_of_a_process() -> None:
     assert all(row[f"rir_{part}_{name}"] > 0 for part in mnist.PARTS for name in mnist.ESTIMATORS)
 
 
+@pytest.mark.slow
+def test_measuring_is_measured_against_training() -> None:
+    small = ("harmful=digits", "objective.max_steps=3", "deep.groups=2", "deep.group_size=20", "deep.replicates=0")
+    row = in_place.measure("resnet_small", "censor", small)
+    assert (row["network"], row["method"], row["steps"]) == ("resnet_small", "censor", 3)
+    assert row["ratio"] == pytest.approx(row["evaluation_s"] / row["training_s"], abs=1e-3)
+    assert row["work_s"] > row["evaluation_s"] + row["training_s"] > 0
+
+
 # One step.
 
 
@@ -228,7 +237,7 @@ def test_interrupted_bench_goes_on(parts: dict[str, Any], tmp_path: Path, monkey
     (tmp_path / machine.MACHINE).write_text(json.dumps({part: {"git_commit": c} for part, c in commits.items()}))
     monkeypatch.setattr(records, "_git_commit", lambda: "abc")
     assert bench.main(["rest"]) == 0
-    assert parts["ran"] == ["scaling", "deep", "deep_scaling", "attack", "busy"]
+    assert parts["ran"] == ["scaling", "deep", "in_place", "deep_scaling", "attack", "busy"]
     parts["ran"].clear()
     assert bench.main(["rest"]) == 0
     assert parts["ran"] == []
@@ -278,10 +287,8 @@ def test_unknown_part_is_refused(
     arguments: list[str], parts: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.main(arguments) == 2
-    assert (
-        "usage: python -m experiments.bench [start|step|mnist|scaling|deep|deep_scaling|attack|busy|rest|table|all]"
-        in capsys.readouterr().err
-    )
+    names = "start|step|mnist|scaling|deep|in_place|deep_scaling|attack|busy|rest|table|all"
+    assert f"usage: python -m experiments.bench [{names}]" in capsys.readouterr().err
     assert parts["ran"] == []
 
 
