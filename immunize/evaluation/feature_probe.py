@@ -128,6 +128,7 @@ def _trained(  # noqa: PLR0917
         rule: torch.optim.Optimizer = torch.optim.Adam([weights], lr=_ADAM_STEP)
     else:
         rule = torch.optim.SGD([weights], lr=_LOGISTIC, momentum=MOMENTUM if optimizer == "sgd" else 0.0)
+    batches: Iterator[tuple[Tensor, Tensor, Tensor]]
     if optimizer == "sgd":
         batches = ((x[rows], x[rows].T, y[rows]) for rows in _shuffled(len(x), draws, x.device))
     else:
