@@ -79,16 +79,6 @@ def test_changed_numbers_of_an_attack_are_named(folder: Path) -> None:
     assert all(any(all(str(key) in line for key in keys) for line in attacks) for keys in CHANGED)
 
 
-def test_changed_verdict_is_named(folder: Path) -> None:
-    def praise(content: dict[str, Any]) -> None:
-        content["verdicts"]["harmful"]["immunized"]["highest_tier"] = "T3"
-
-    edit_json(folder / ATTACK_RECORD, praise)
-    found = verify.run(folder)
-    assert any("verdicts.harmful.immunized.highest_tier: T3" in line for line in found)
-    assert any(line.startswith("card: ") for line in found)  # the card still says what was true
-
-
 def test_changed_card_is_named(folder: Path) -> None:
     (folder / CARD_MD).write_text((folder / CARD_MD).read_text().replace("Limitations", "Merits"))
     assert verify.run(folder) == [f"card: {CARD_MD} is not what the records say"]

@@ -21,7 +21,6 @@ from immunize import records
 from immunize.errors import UserError
 from immunize.features import LinearExtractor
 from immunize.spectrum import default_tolerance
-from tests.composing import compose_config
 
 HERE = Path(bench.__file__).parent
 
@@ -67,27 +66,6 @@ def test_series_differ_in_one_variable_only() -> None:
     for one in fits_of(fitted, quantity="step_ms", variable="B"):
         assert one["exponent"] == pytest.approx(1)
     assert not fits_of(fitted, variable="N")  # one value of N is no series
-
-
-def test_memory_below_what_can_be_told_is_left_out() -> None:
-    fitted = fits_of(scaling.exponents(grid()), quantity="memory_mib", variable="D")
-    assert fitted
-    for one in fitted:
-        assert one["D"] == "256 784 2048"  # at 79 it is 0.4 MiB
-        assert one["exponent"] == pytest.approx(2)
-
-
-def test_points_cover_both_modes_and_all_sizes() -> None:
-    points = scaling.points()
-    assert len(points) == len(set(points))
-    for mode, batches in (("full", {None}), ("mini-batch", set(scaling.BATCH_SIZES))):
-        for batch in batches:
-            chosen = {point.d for point in points if (point.mode, point.batch) == (mode, batch)}
-            assert set(scaling.D_VALUES) <= chosen
-        assert {point.n for point in points if point.mode == mode and point.d == scaling.D_FIXED} == set(
-            scaling.N_VALUES
-        )
-    assert all(point.n >= point.d for point in points)
 
 
 @pytest.mark.slow
@@ -136,11 +114,6 @@ def test_committed_mnist_runs_keep_the_limits() -> None:
         assert row["rir_fit_spectrum"] > released["rir_fit_spectrum"]
     for row in rows[1:]:
         assert row["rir_fit_released"] >= released["rir_fit_released"]
-
-
-def test_full_batch_case_takes_no_mini_batches() -> None:
-    _, overrides = mnist.CASES["full batch"]
-    assert compose_config(*mnist.PAIR, *overrides).objective.batch_size is None
 
 
 MEASURED = json.loads((HERE / machine.MACHINE).read_text(encoding="utf-8"))
@@ -216,12 +189,6 @@ def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     monkeypatch.setattr(bench.importlib, "import_module", stand_in)
     return outcome
-
-
-def test_all_parts_run_by_default(parts: dict[str, Any], tmp_path: Path) -> None:
-    assert bench.main([]) == 0
-    assert parts["ran"] == list(bench.PARTS)
-    assert json.loads((tmp_path / "machine.json").read_text()).keys() == set(bench.PARTS)
 
 
 @pytest.mark.parametrize("part", bench.PARTS)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from experiments.bench import deep
-from experiments.bench.deep_parts import NETWORKS, Steps, flops_of, in_turns, random_batch, spectra
+from experiments.bench.deep_parts import NETWORKS, Steps, flops_of, random_batch
 from experiments.bench.deep_processes import measure_processes
 from experiments.bench.machine import HERE, ROOT
-from experiments.bench.page import PAGE, SIZES, page, series_over
+from experiments.bench.page import PAGE, page
 from tests.composing import compose_config
 
 
@@ -53,14 +53,6 @@ def test_operations_are_counted_by_hand() -> None:
     assert flops.cached_bound == pytest.approx(1 + flops.trunk / flops.tail)
 
 
-def test_the_shortest_time_of_each_counts() -> None:
-    calls: list[str] = []
-    times = in_turns(lambda: calls.append("a"), lambda: calls.append("b"), seconds=0.0, fewest=2)
-    assert calls == ["a", "b"] * 3  # one to warm up
-    assert all(0 <= wall < 1 and 0 <= process < 1 for wall, process in times)
-    spectra(8, 5)()
-
-
 def test_a_step_is_measured() -> None:
     row = deep.measure_step("vit_small", 4, 0.0)
     assert row["ratio"] == pytest.approx(row["immunize_ms"] / row["plain_ms"], rel=0.05)
@@ -85,20 +77,6 @@ def test_pooled_is_measured() -> None:
 def test_processes_are_measured() -> None:
     row = measure_processes("vit_small", 4, 2, repeats=1)
     assert all(row[name] > 0 for name in ("step_s", "process_s", "exchange_s"))
-
-
-def test_a_series_has_its_own_row_where_another_has_measured_the_same() -> None:
-    sizes = dict.fromkeys(SIZES)
-    rows = [
-        {"what": "step", "variable": variable, "size": size, **sizes, "batch": batch, "seconds": seconds}
-        for variable, size, batch, seconds in (
-            ("batch", 16, 16, 0.7),
-            ("batch", 32, 32, 1.0),
-            ("network", 1, 16, 1.5),
-            ("network", 2, 64, 2.0),
-        )
-    ]
-    assert [row["seconds"] for row in series_over(rows, "step", "batch")] == [0.7, 1.0, 2.0]
 
 
 def test_the_page_has_the_numbers_of_the_results(tmp_path: Path) -> None:

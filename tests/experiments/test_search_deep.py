@@ -116,29 +116,6 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_what_is_written(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    search_deep.run(["experiment=search_table3_small", f"runs={runs}", f"out={out}"])
-    assert capsys.readouterr().out == f"{out}\n"
-    rows = list(csv.DictReader((out / "results.csv").open()))
-    assert [(row["method"], row["objective.learning_rate"]) for row in rows if row["chosen"] == "true"] == [
-        ("ours", "0.005"),
-    ], "nothing is chosen where all diverged"
-    assert len(rows) == 4, "a record of an earlier sweep does not count"
-    readme = (out / "README.md").read_text()
-    assert (
-        "| resnet18 | cars | `ours` | 240 | 0 | η in {0.002, 0.005} | 0.005 | 40 | 7 | 0.175 | -0.50 | 0.25 | 0 of 2 |"
-        in readme
-    )
-    assert (
-        "| `imma` | 89, gradients clipped to norm 3, preconditioned at the features | 0 | η in {0.1, 0.2} | none |"
-        " – | – | – | – | – | 2 of 2 |" in readme
-    )
-    assert "4, 2 configurations a method on each network and D_H, 7 minutes summed" in readme
-    assert "no more than 1 point lower" in readme
-    assert "| command | `make search_table3 SCALE=small` |" in readme
-
-
 def test_a_method_searched_again_alone_leaves_the_others(runs: Path, tmp_path: Path) -> None:
     given = ["experiment=search_table3_small", f"runs={runs}", f"out={tmp_path / 'out'}"]
     search_deep.run(given)

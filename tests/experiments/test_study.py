@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import csv
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.sweep_lambda import study
 from experiments.sweep_lambda.study import PARETO, run_study
 from immunize.errors import UserError
 from immunize.records import RECORD, read_record
 
-ROOT = Path(__file__).parents[2]
 DIGITS = ["harmful=digits", "objective.epochs=20", "probe_steps=100"]
 TINY = ["harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=40", "objective.epochs=5", "probe_steps=50"]
 TRIALS = 4
@@ -193,32 +189,3 @@ def test_missing_optuna_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"needs Optuna, which is not installed: pip install -e '\.\[optuna\]'"):
         run_study(arguments(tmp_path))
-
-
-def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "experiments.sweep_lambda.study", *words],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def test_misspelt_key_is_one_message_and_imports_nothing_heavy(tmp_path: Path) -> None:
-    done = command("n_trails=3", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "n_trails" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not any(line.endswith((" torch", " lightning", " optuna")) for line in done.stderr.splitlines())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_help_explains_every_setting_of_its_own(tmp_path: Path) -> None:
-    done = command("--help", cwd=tmp_path)
-    assert done.returncode == 0
-    for name in study.StudyConfig.__dataclass_fields__:
-        assert f"    {name}=" in done.stdout
-    assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ from immunize.report.attacks.one_run import interval_text
 from immunize.report.attacks.page import horizon_figure, outcome, plane_figure, report_attacks
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
 from immunize.report.attacks.tables import attack_tables, held_counts, middle, unbroken_counts
-from immunize.report.table import Table, short
+from immunize.report.table import Table
 from tests.report.making import with_change
 
 Record = dict[str, Any]
@@ -154,52 +154,6 @@ def test_reference_and_control_are_counted_once_a_seed(base: Record) -> None:
     assert tried.held == []
 
 
-def test_each_repair_has_its_own_cost_over_that_of_the_plain_attack(base: Record) -> None:
-    records = [changed(base, method, seed) for method in ("ours", "imma") for seed in (0, 1, 2)]
-    for record, paid in zip(records, (1000.0, None, 300.0, None, None, 500.0), strict=True):
-        record["results"]["harmful"]["immunized"]["T3"]["flops_by_attack"]["whiten"] = [paid]
-    table = tables_of(*records)["synthetic: restoring cost"]
-    rows = {row[1].strip("`"): row for row in table.rows}
-    assert rows["whiten"] == ["T3", "`whiten`", "10 × (2/3)", "never (1/3)", "1 × (3/3)"]
-    assert rows["nearest_neighbours"] == ["T3", "`nearest_neighbours`", *["1 × (3/3)"] * 3]
-    assert {name for name, found in base["attacks"]["harmful"]["immunized"].items() if found["tier"] == "T3"} == {*rows}
-    for record in records:  # one from before these numbers were kept
-        for extractor in record["results"]["harmful"].values():
-            del extractor["T3"]["flops_by_attack"]
-    assert "synthetic: restoring cost" not in tables_of(*records)
-
-
-def test_every_attack_has_a_row_with_its_own_score(base: Record) -> None:
-    table = attack_tables(attacks_of(changed(base, "ours", 0), changed(base, "ours", 1)))[-1]
-    assert len(table.rows) == sum(len(of["immunized"]) for of in base["attacks"].values())
-    for task, tier, attack, theta_0, ours, control in table.rows:
-        of = {which: base["attacks"][task][which][attack.strip("`")] for which in base["attacks"][task]}
-        assert tier == of["immunized"]["tier"]
-        for cell, which in ((theta_0, "theta_0"), (ours, "immunized"), (control, "random_orthogonal")):
-            assert cell == short(of[which]["score"]["mean"])
-
-
-def test_what_many_steps_get_back_has_a_row_for_every_method(base: Record) -> None:
-    """Means of the numbers of a curve, medians of its steps; records without an attack that moves weights have none."""
-    assert not any("many steps" in table.title for table in attack_tables(attacks_of(changed(base, "ours", 0))))
-    runs = [changed(base, "ours", seed) for seed in range(3)]
-    for record, (area, half) in zip(runs, ((0.2, 10), (0.4, None), (0.6, None)), strict=True):
-        for name, of in record["attacks"]["harmful"].items():
-            numbers = {"last": 1000, "area": 1.0, "end": 1.0, "deviation": 0.0, "steps": [1, 2]}
-            mine = {"area": area, "end": 0.5, "deviation": 0.25, "steps": [half, None]} if name == "immunized" else {}
-            of["last_block"] = {"tier": "T4", "score": {"values": [0.5]}, "horizon": [numbers | mine]}
-    *_, area, end, deviation, to_half, to_most = attack_tables(attacks_of(*runs))
-    for table, theta_0, ours in (
-        (area, "1", "0.4"),
-        (end, "1", "0.5"),
-        (deviation, "0", "0.25"),
-        (to_half, "1", "never"),
-        (to_most, "2", "never"),
-    ):
-        assert table.columns == ("method", "`last_block` (1,000)")
-        assert {("θ_0", theta_0), ("`ours`", ours)} <= {tuple(row) for row in table.rows}
-
-
 def test_curves_of_many_steps_are_means_over_runs(
     base: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,13 +203,6 @@ def test_outcome_names_what_failed(base: Record) -> None:
     assert "No method held in every run in T1, T2, T3" in sentence
     assert "in T0 the pre-training task was made as hard, in most runs, by `imma`" in sentence
     assert "control" not in sentence
-
-
-def test_outcome_names_what_to_distrust(base: Record) -> None:
-    first, second = changed(base, "ours", 0), changed(base, "ours", 1)
-    first["results"]["harmful"]["random_orthogonal"]["T1"]["held"] = [True]
-    (sentence,) = outcome(attacks_of(first, second))
-    assert "random rotation, held T1 of the harmful task in 1 of 2 cases: there a single verdict is noise" in sentence
 
 
 def test_method_that_one_table_lacks_is_named(base: Record) -> None:

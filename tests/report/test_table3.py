@@ -161,52 +161,8 @@ def test_cells_are_those_of_the_records(model: str, harmful: str, whole: Report)
                 assert cells["runs"] == "3"
 
 
-def test_verdicts_are_counted(whole: Report) -> None:
-    records, text, _ = whole
-    tables = tables_of(text)
-    for method in METHODS:
-        cells = row(tables, "Definition 3.1", method)
-        for heading, key in (("20 × 100 groups", "verdicts_groups"), ("pooled", "verdicts")):
-            for part in PARTS:
-                found = [r[key] if part == "fit" else r[key]["held_out"] for r in of_runs(records, method)]
-                for letter in "abc":
-                    assert cells[f"({letter}) {heading}, {part}"] == f"{sum(v[letter] for v in found)}/3"
-                together = sum(v["a"] and v["b"] and v["c"] for v in found)
-                assert cells[f"all {heading}, {part}"] == f"{together}/3"
-
-
-@pytest.mark.parametrize(("role", "name"), [("harmful", "D_H"), ("pretrain", "D_P")])
-def test_probes_stand_beside_those_of_theta_0(role: str, name: str, whole: Report) -> None:
-    records, text, _ = whole
-    tables = tables_of(text)
-    for method in METHODS:
-        cells = row(tables, f"probe on {name}", method)
-        values = [r["probe_accuracy"]["gd"][role]["immunized"]["300"] for r in of_runs(records, method)]
-        assert cells["300 steps gd"] == cell(values)
-    plain_ = records[0]["probe_accuracy"]["gd"][role]["theta_0"]["300"]
-    assert row(tables, f"probe on {name}", "θ_0")["300 steps gd"] == f"{short(plain_)} ± 0"
-    assert "1000 steps gd" not in row(tables, f"probe on {name}", "ours")  # no run went that far
-
-
-def test_the_seeds_that_ours_wins_are_counted_by_groups_and_pooled(records: list[Record], tmp_path: Path) -> None:
-    for seed, factor in enumerate((3.0, 2.0, 0.5)):
-        for method, value in (("ours", factor), ("imma", 1.0)):
-            run = next(r for r in of_runs(records, method) if r["seed"] == seed)
-            run["metrics_groups"]["held_out"]["spectrum"]["rir"] = value
-            run["metrics"]["held_out"]["spectrum"]["rir"] = 1 / value
-    lines = reported(records, tmp_path)[0].splitlines()
-    notes = [line for line in lines if "resnet18, imagenet against cars: seeds in which `ours` has the larger" in line]
-    assert [note.partition(" against `imma`")[0][-3:] for note in notes] == ["2/3", "1/3"]
-
-
 def test_the_thresholds_that_are_told_are_those_applied() -> None:
     assert networks.MOST_POINTS == ACCURACY_SLACK
-
-
-def test_the_rank_cut_is_told(records: list[Record], tmp_path: Path) -> None:
-    records[0]["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"] |= {"rank": 4, "gap_cut": 3.5}
-    text, _ = reported(records, tmp_path)
-    assert "Numerical rank 4 to 6 of 6 features; the smallest gap at the rank cut is 3.5." in text
 
 
 def test_an_interval_without_ends_is_unbounded(records: list[Record], tmp_path: Path) -> None:
@@ -236,39 +192,7 @@ def test_the_published_numbers_are_those_of_the_paper() -> None:
             assert abs(harder / easier / value - 1) < 0.06
 
 
-def test_missing_published_numbers_are_said_to_be_missing(records: list[Record], tmp_path: Path) -> None:
-    text, _ = reported(records, tmp_path, published=tmp_path / "nowhere.csv")
-    assert "There is no published column: the file of published numbers is missing." in text
-    assert "paper, Table 3" not in text
-    assert "RIR ↑ here" in row(tables_of(text), "Comparison", "ours")
-
-
 # Which runs.
-
-
-def test_missing_and_diverged_runs_are_told(records: list[Record], tmp_path: Path) -> None:
-    lost = ("metrics", "metrics_groups", "verdicts", "verdicts_groups", "curves", "probe_accuracy", "pretrain_accuracy")
-    first = of_runs(records, "imma")[0]
-    for key in lost:
-        del first[key]
-    first["status"] = "diverged"
-    records.remove(of_runs(records, "ours")[2])
-    text, out = reported(records, tmp_path)
-    for shown in (text, (out / "README.md").read_text(encoding="utf-8")):
-        note = next(line for line in shown.splitlines() if line.startswith("- resnet18, imagenet against cars: 14 of "))
-        assert "`ours` imagenet→cars seed 2" in note  # beside what else the preset asks for
-        assert note.endswith("; diverged: 1 of `imma`.")
-    assert row(tables_of(text), "pooled, by `spectrum`", "imma")["runs"] == "2 + 1 diverged"
-
-
-def test_reduced_runs_are_kept_apart(records: list[Record], tmp_path: Path) -> None:
-    for record in records:
-        record["config"]["experiment"]["reduced"] = True
-    text, _ = reported(records, tmp_path)
-    assert all(title.startswith("REDUCED ") for title in tables_of(text))
-    for name in ("table3", "fig3"):
-        with pytest.raises(ValueError, match="reduced runs are not written into"):
-            report_experiment(Request(name, tmp_path / "runs", tmp_path, tmp_path / "published.csv"))
 
 
 def test_every_seed_may_have_its_own_theta_0(records: list[Record], tmp_path: Path) -> None:
@@ -286,8 +210,6 @@ def test_every_seed_may_have_its_own_theta_0(records: list[Record], tmp_path: Pa
         ({"config__model__checkpoint": "elsewhere.safetensors"}, "with seed 0 began with different θ_0"),
         ({"config__experiment__name": "table3_small"}, "these are of table3, table3_small; report each from a folder"),
         ({"metrics_groups": None}, "Table 3 is of deep networks; there is a run of 'resnet18'"),
-        ({"seed": 1}, "is there twice"),
-        ({"config__objective__epochs": 9}, "runs of method none differ in objective.epochs"),
     ],
 )
 def test_records_that_do_not_belong_together_are_refused(
@@ -342,13 +264,6 @@ def test_the_figure_is_drawn_and_drawn_again(evaluated: Record, tmp_path: Path) 
         one, other = imread(out / f"{name}.png"), imread(again / f"{name}.png")
         assert one.std() > 0.01
         assert np.array_equal(one, other)
-
-
-def test_without_curves_there_is_no_figure(evaluated: Record, tmp_path: Path) -> None:
-    records = [record_of(evaluated, "ours", seed) for seed in range(2)]
-    _, out = reported(records, tmp_path)
-    with pytest.raises(ValueError, match="hold no curves; give the folder of the runs themselves"):
-        report_experiment(Request("fig3", out, tmp_path / "figure", PUBLISHED))
 
 
 def test_probes_of_different_lengths_are_not_averaged(evaluated: Record) -> None:

@@ -161,15 +161,6 @@ def test_checkpoint_holds_the_parameters_of_the_last_step_with_finite_terms(
         assert key in record
 
 
-def test_divergence_in_the_first_step_keeps_the_start(
-    tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None]
-) -> None:
-    at_step(0, spoil("task", float("nan")))
-    record = run_tiny(tmp_path)
-    assert record["training"]["fit"]["diverged"]["step"] == 0
-    assert theta_of(tmp_path).isfinite().all()
-
-
 @pytest.mark.parametrize("learning_rate", ["1e3", "1e305"])
 @pytest.mark.parametrize("method", ["ours", "well_only", "none"])
 def test_enormous_learning_rates_end_as_divergence(method: str, learning_rate: str, tmp_path: Path) -> None:

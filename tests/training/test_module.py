@@ -13,17 +13,13 @@ from torch import Tensor
 
 from tests import reference as ref
 from tests.composing import (
-    METHODS,
     SGD,
-    D,
     Trajectory,
     data_of,
-    experiment_of,
     fit_module,
     gap,
     module_of,
     run_tiny,
-    theta_of,
     tiny,
 )
 
@@ -87,18 +83,6 @@ def test_mini_batch_step_is_algorithm_1_on_that_batch() -> None:
         expected = ref.algorithm_1_step(seen.thetas[step], xp, xh, task, 1e-3, 1.0, 1e5)
         assert gap(seen.thetas[step + 1] - seen.thetas[step], expected - seen.thetas[step]) < 1e-9
     assert len(seen.batches) == 2
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_and_is_measured(method: str, tmp_path: Path) -> None:
-    record = run_tiny(tmp_path, f"method={method}", "objective.epochs=20")
-    assert record["status"] == "finished"
-    assert record["training"]["fit"]["steps"] == 20
-    start = experiment_of(tiny()).new_extractor(D).theta.detach()
-    assert gap(theta_of(tmp_path), start) > 1e-4
-    facts = record["metrics"]["fit"]["spectrum"]["facts"]
-    assert {name: fact["rank"] for name, fact in facts.items()} == dict.fromkeys(facts, D)
-    assert len(facts) == 4
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:

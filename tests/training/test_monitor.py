@@ -100,13 +100,6 @@ def test_kappa_is_over_the_rank_of_the_data() -> None:
     assert {fact["name"] for fact in monitor.signatures.facts()} == {"sigma_min_floor"}
 
 
-def test_last_look_is_not_repeated() -> None:
-    cfg = tiny("objective.epochs=6")
-    data, logger = data_of(cfg), MemoryLogger()
-    fit_module(module_of(cfg, data), data, ImmunityMonitor(data.fit, every=3), loggers=[logger])
-    assert [step for step, row in logger.rows if "RIR" in row] == [3, 6]
-
-
 def test_progress_is_plain_lines_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_tiny(tmp_path, "objective.epochs=40", "monitor_every=10")
     captured = capsys.readouterr()

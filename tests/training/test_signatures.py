@@ -22,7 +22,7 @@ from immunize.objective import Objective, Step
 from immunize.report import show_record
 from immunize.spectrum import default_tolerance, immunization_ratio, spectrum_of
 from immunize.training.callbacks import FailureSignatures, ImmunityMonitor
-from immunize.training.callbacks.signatures import SIGNATURES, Look
+from immunize.training.callbacks.signatures import Look
 from tests import reference as ref
 from tests.composing import data_of, fit_module, module_of, run_tiny, tiny
 
@@ -423,33 +423,6 @@ def test_the_start_is_judged_and_not_logged() -> None:
 
 
 # In runs and their records.
-
-
-def names(record: dict[str, Any]) -> list[str]:
-    return [fact["name"] for fact in record["training"]["fit"]["warnings"]]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (("objective.lambda_ill=1e3", "objective.lambda_well=1e3"), []),
-        (("harmful.angle=0", "method=closed_form", "method.budget=4"), ["no_immunization_aligned"]),
-        (("method=closed_form", "harmful.angle=80", "method.budget=40"), ["kappa_pretrain_rising"]),
-        (("harmful.condition=1", "pretrain.condition=20"), ["ill_denominator", "sigma_min_tied"]),
-        (("harmful.condition=1e13", "pretrain.condition=20"), ["sigma_min_floor"]),
-    ],
-)
-def test_runs(overrides: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:
-    record = run_tiny(tmp_path, "harmful.angle=60", "monitor_every=5", *overrides)
-    found = names(record)
-    assert set(expected) <= set(found)
-    if not expected:
-        assert found == []
-    assert set(found) <= set(SIGNATURES)
-    for fact in record["training"]["fit"]["warnings"]:
-        assert fact.keys() == {"name", "step", "role", "part", "values", "text", "at_end"}
-        assert fact["part"] == "fit"
-        assert all(isinstance(value, int | float) for value in fact["values"].values())
 
 
 def test_the_table_shows_them_and_nothing_otherwise(tmp_path: Path) -> None:
