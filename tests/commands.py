@@ -12,8 +12,9 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +32,18 @@ INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.conftest", "immunize.pipeline.assemble", "timm", "matplotlib.figure"])
+
+
+class Done(NamedTuple):
+    """A command that has ended: its exit code and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+Called = Callable[..., Done]
+"""A command's `main` and its arguments, called in this process: the fixture `called`."""
 
 
 class Command:

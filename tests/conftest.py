@@ -6,11 +6,14 @@ import gc
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from immunize.importing import start_quickly
+from tests.commands import Called, Done
 
 start_quickly()  # as the commands do, before any test imports Lightning
 
@@ -31,6 +34,24 @@ def hydra_forgets() -> None:
     """A command that another test called in this process has left its settings with Hydra."""
     if (hydra := sys.modules.get("hydra.core.hydra_config")) is not None:
         hydra.HydraConfig.instance().cfg = None
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Called:
+    """Calls a command's `main` in this process, as the console script does: `called(train.main, "seed=1")`."""
+
+    def call(main: Callable[[], object], *arguments: str) -> Done:
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+        monkeypatch.setattr(sys, "argv", ["immunize-command", *arguments])
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        return Done(code, *capsys.readouterr())
+
+    return call
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from immunize.evaluation.attacks import GradientDescent
 from immunize.records import CHECKPOINT, RECORD
 from immunize.report.attacks.one_run import verdict_sentence
 from tests.attacking import TINY_GRID, UNFIT, attack_tiny, compose_attack, timeless
+from tests.commands import Called
 from tests.composing import D
 from tests.tampering import rewrite_record
 
@@ -237,31 +237,24 @@ def test_runs_and_data_that_do_not_fit_are_refused(folder: Path, tmp_path: Path)
             attack_tiny(folder)
 
 
-def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
     monkeypatch.chdir(folder.parent)
-    monkeypatch.setattr(sys, "argv", ["immunize-attack", "run=copy", *TINY_GRID, "overwrite=true"])
-    attack.main()
-    out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == f"copy/{ATTACK_RECORD}"
-    assert "REDUCED attack=quick" in out
-    assert "harmful task (synthetic, regression): " in out
-    assert err.startswith("copy, attack=quick: loading\n")
-    monkeypatch.setattr(sys, "argv", ["immunize-attack", "run=copy", "harmful=digits"])
-    with pytest.raises(SystemExit):
-        attack.main()
-    assert "those of the run" in capsys.readouterr().err
+    done = called(attack.main, "run=copy", *TINY_GRID, "overwrite=true")
+    assert done.out.splitlines()[-1] == f"copy/{ATTACK_RECORD}"
+    assert "REDUCED attack=quick" in done.out
+    assert "harmful task (synthetic, regression): " in done.out
+    assert done.err.startswith("copy, attack=quick: loading\n")
+    assert "those of the run" in called(attack.main, "run=copy", "harmful=digits").err
 
 
 def test_interrupted_command_says_that_it_can_be_continued(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, called: Called
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["immunize-attack", f"run={folder}", *TINY_GRID])
     monkeypatch.setattr(attack, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(SystemExit) as end:
-        attack.main()
-    assert end.value.code == 130
+    done = called(attack.main, f"run={folder}", *TINY_GRID)
+    assert done.code == 130
     told = ["finished attacks are kept; the same command goes on from there", "interrupted"]
-    assert capsys.readouterr().err.splitlines() == told
+    assert done.err.splitlines() == told
 
 
 def test_rows_of_which_no_probe_can_know_anything_are_trained_on() -> None:

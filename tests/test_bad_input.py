@@ -8,9 +8,8 @@ from __future__ import annotations
 import builtins
 import json
 import re
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -18,37 +17,23 @@ from omegaconf import OmegaConf
 from immunize import evaluate, train
 from immunize.errors import UserError
 from immunize.settings import check_settings
+from tests.commands import Called, Done
 from tests.composing import compose_config
 from tests.timing import loaded_by
 
 TINY = ["objective.epochs=2", "probe_steps=10", "logger=none", "figure=false"]
 
 
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-    folder: Path
-
-
 class Command:
     """Runs an entry point with arguments, in an empty working directory."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
+        self.folder, self.run, self.monkeypatch, self.called = folder, folder / "run", monkeypatch, called
         monkeypatch.chdir(folder)
         monkeypatch.delenv("IMMUNIZE_DATA", raising=False)
-        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
-    def __call__(self, *arguments: str, main: Any = train.main) -> Outcome:
-        self.monkeypatch.setattr(sys, "argv", ["immunize-train", *arguments])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = self.capsys.readouterr()
-        return Outcome(code, out, err, self.folder / "run")
+    def __call__(self, *arguments: str, main: Any = train.main) -> Done:
+        return self.called(main, *arguments)
 
     def refused(self, *arguments: str, main: Any = train.main) -> str:
         """The message of a command that has to fail before anything is computed."""
@@ -65,8 +50,8 @@ class Command:
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path, monkeypatch, capsys)
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> Command:
+    return Command(tmp_path, monkeypatch, called)
 
 
 # What Hydra refuses: names and types.
@@ -224,15 +209,15 @@ def test_logger_package_that_is_not_installed(command: Command) -> None:
 def test_finished_record_is_kept_unless_overwritten(command: Command) -> None:
     first = command("hydra.run.dir=run", *TINY)
     assert first.code == 0
-    before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in command.run.rglob("*") if path.is_file()}
     message = command.refused("seed=5")
     assert "loading" not in message
     assert "already holds a finished record" in message
     assert "overwrite=true" in message
-    assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in command.run.rglob("*") if path.is_file()} == before
     again = command("hydra.run.dir=run", *TINY, "seed=5", "overwrite=true")
     assert again.code == 0
-    record = json.loads((first.folder / "record.json").read_text())
+    record = json.loads((command.run / "record.json").read_text())
     assert record["seed"] == 5
     assert record["command"].endswith("seed=5 overwrite=true hydra.run.dir=run")
 
@@ -269,13 +254,13 @@ def test_diverging_run_keeps_a_record_and_says_where(command: Command) -> None:
     outcome = command("hydra.run.dir=run", *TINY, "objective.epochs=50", "objective.learning_rate=1e200")
     assert outcome.code == 1
     assert "Traceback" not in outcome.err
-    record = json.loads((outcome.folder / "record.json").read_text())
+    record = json.loads((command.run / "record.json").read_text())
     assert record["status"] == "diverged"
     diverged = record["training"]["fit"]["diverged"]
     assert diverged["term"]
     assert f"at step {diverged['step']}" in outcome.err
-    assert (outcome.folder / "checkpoint.safetensors").is_file()
-    assert outcome.out.splitlines()[-1] == str(outcome.folder / "record.json")
+    assert (command.run / "checkpoint.safetensors").is_file()
+    assert outcome.out.splitlines()[-1] == str(command.run / "record.json")
 
 
 def test_broken_command_shows_its_traceback_when_hydra_is_told_to(command: Command) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
 from immunize.pipeline.linear import LinearExperiment
 from immunize.records import CHECKPOINT, RECORD, read_record, write_record
+from tests.commands import Called
 from tests.composing import compose_config, run_tiny, theta_of
 from tests.tampering import edit_json
 
@@ -169,21 +169,17 @@ def test_checkpoint_of_another_run_is_refused(folder: Path) -> None:
     assert evaluate.run(folder)[1] == []
 
 
-def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
     monkeypatch.chdir(folder.parent)
-    monkeypatch.setattr(sys, "argv", ["immunize-evaluate", "run=copy"])
-    evaluate.main()
-    out, err = capsys.readouterr()
-    assert "every number agrees" in out
-    assert err == "copy: every number again, from checkpoint and data\n"
+    done = called(evaluate.main, "run=copy")
+    assert "every number agrees" in done.out
+    assert done.err == "copy: every number again, from checkpoint and data\n"
     theta = theta_of(folder)
     save_checkpoint(folder / CHECKPOINT, {"fit": theta.T}, {}, config_hash=read_record(folder)["config_hash"])
-    with pytest.raises(SystemExit) as end:
-        evaluate.main()
-    assert end.value.code == 1
-    captured = capsys.readouterr()
-    assert "metrics.fit.spectrum.rir: " in captured.out
-    assert "Traceback" not in captured.err
+    done = called(evaluate.main, "run=copy")
+    assert done.code == 1
+    assert "metrics.fit.spectrum.rir: " in done.out
+    assert "Traceback" not in done.err
     assert {path.name for path in folder.iterdir()} == {RECORD, CHECKPOINT, "metrics.csv", "norm_ratio.png"}
     assert [path.name for path in folder.parent.iterdir()] == ["copy"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from immunize import export
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor, save_weights
 from immunize.records import CHECKPOINT, SCHEMA_VERSION, write_record
+from tests.commands import Called
 
 MODELS: dict[str, dict[str, Any]] = {
     "resnet18": {"trainable": ["layer4"], "kwargs": {"channels": [8, 8, 16, 16]}},
@@ -118,14 +118,10 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     assert not (tmp_path / "export" / export.WEIGHTS).exists()
 
 
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
     finished_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["immunize-export", "run=run", "out=released"])
-    export.main()
-    assert capsys.readouterr().out.splitlines()[-1] == "released"
+    assert called(export.main, "run=run", "out=released").out.splitlines()[-1] == "released"
     assert (tmp_path / "released" / export.TIMM_CONFIG).is_file()
-    with pytest.raises(SystemExit) as end:
-        export.main()
-    assert end.value.code == 1
-    assert "already holds" in capsys.readouterr().err
+    again = called(export.main, "run=run", "out=released")
+    assert (again.code, "already holds" in again.err) == (1, True)

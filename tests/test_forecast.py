@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from immunize import forecast
+from tests.commands import Called
 from tests.composing import compose_config
 from tests.timing import fresh, loaded_by, timed
 
@@ -26,21 +26,16 @@ def composed(*overrides: str) -> DictConfig:
 
 
 @pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The message of a command that has to fail, run in this process and in an empty folder."""
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> Any:
+    """The message of a command that has to fail, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    for name in ("IMMUNIZE_DATA", "HYDRA_FULL_ERROR"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("IMMUNIZE_DATA", raising=False)
 
     def command(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["immunize-forecast", "hydra.run.dir=run", *arguments])
-        with pytest.raises(SystemExit) as end:
-            forecast.main()
-        out, err = capsys.readouterr()
-        assert end.value.code == 1
-        assert out == ""
-        assert "Traceback" not in err
-        return err
+        done = called(forecast.main, "hydra.run.dir=run", *arguments)
+        assert (done.code, done.out) == (1, "")
+        assert "Traceback" not in done.err
+        return done.err
 
     return command
 

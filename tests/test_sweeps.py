@@ -30,7 +30,7 @@ from immunize.sweeping.launching import SweepLauncher, sole_sweep
 from immunize.sweeping.plan import Plan, jobs_of
 from immunize.sweeping.pool import threads_a_worker
 from immunize.sweeping.progress import CLEAR, Progress
-from tests.commands import ENVIRONMENT, INTERRUPTIBLE
+from tests.commands import ENVIRONMENT, INTERRUPTIBLE, Called, Done
 from tests.composing import TINY, compose_config, run_tiny
 
 ROOT = Path(__file__).parents[1]
@@ -274,27 +274,20 @@ def test_workers_share_the_cores(cores: int, n_jobs: int, threads: int) -> None:
 class Sweep:
     """`immunize-train -m` on the tiny pair, in an empty working directory."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
+        self.called = called
         monkeypatch.chdir(folder)
-        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["immunize-train", "-m", *SHORT, *BY_HASH, *arguments])
-        code = 0
-        try:
-            train.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *self.capsys.readouterr()
+    def __call__(self, *arguments: str) -> Done:
+        return self.called(train.main, "-m", *SHORT, *BY_HASH, *arguments)
 
     def records(self) -> list[dict[str, Any]]:
         return [read_record(path.parent) for path in sorted(Path("sweep").glob("*/record.json"))]
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sweep:
-    return Sweep(tmp_path, monkeypatch, capsys)
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> Sweep:
+    return Sweep(tmp_path, monkeypatch, called)
 
 
 def test_sweep_prints_its_progress_and_nothing_of_its_runs(sweep: Sweep) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from immunize.errors import CheckpointError, UserError
 from immunize.records import CHECKPOINT, RECORD, differences, read_record
 from immunize.report.card import CARD_JSON, CARD_MD, write_card
 from tests.attacking import TINY_NETWORK_GRID, attack_tiny, compose_attack
+from tests.commands import Called
 from tests.composing import run_tiny, run_tiny_deep, theta_of
 from tests.fuzzing import cases, damaged
 from tests.tampering import edit_json
@@ -156,28 +156,19 @@ def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Pat
         verify.run(folder)
 
 
-def test_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["immunize-verify", f"run={folder}"])
-    verify.main()
-    assert capsys.readouterr().out == "every number agrees\n"
+def test_command(folder: Path, called: Called) -> None:
+    assert called(verify.main, f"run={folder}").out == "every number agrees\n"
     edit_json(folder / RECORD, lambda content: content["metrics"]["fit"]["spectrum"].update(rir=1.0))
-    with pytest.raises(SystemExit) as end:
-        verify.main()
-    assert end.value.code == 1
-    out = capsys.readouterr().out
-    assert "record: metrics.fit.spectrum.rir: 1.0" in out
-    monkeypatch.setattr(sys, "argv", ["immunize-verify", f"run={folder.parent}"])
-    with pytest.raises(SystemExit) as end:
-        verify.main()
-    assert end.value.code == 1
-    assert capsys.readouterr().err.startswith("error: ")
+    done = called(verify.main, f"run={folder}")
+    assert (done.code, "record: metrics.fit.spectrum.rir: 1.0" in done.out) == (1, True)
+    done = called(verify.main, f"run={folder.parent}")
+    assert (done.code, done.err.startswith("error: ")) == (1, True)
 
 
-def test_command_looks_for_the_data_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_looks_for_the_data_where_it_is_told(monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(verify, "run", lambda folder, data_root, tell: asked.append((folder, data_root)) or [])
-    monkeypatch.setattr(sys, "argv", ["immunize-verify", "run=somewhere", "data_root=elsewhere"])
-    verify.main()
+    called(verify.main, "run=somewhere", "data_root=elsewhere")
     assert asked == [(Path("somewhere"), "elsewhere")]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from experiments.sanity_mnist.__main__ import DOCUMENT, HERE, provoking, table
 from immunize import forecast, train
 from immunize.training.callbacks.signatures import SIGNATURES
+from tests.commands import Called, Done
 
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^python -m immunize\.(\w+) (.*)$", TEXT, re.M)
@@ -27,11 +27,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def call(monkeypatch: pytest.MonkeyPatch, module: str, *arguments: str, epochs: int = 300) -> None:
-    """Run a command in this process, through `main` as the console script does."""
-    shorter = [*SHORTER, f"objective.epochs={epochs}"] if module == "train" else []
-    monkeypatch.setattr(sys, "argv", [f"immunize-{module}", *arguments, *shorter])
-    MAINS[module]()
+@pytest.fixture
+def call(called: Called) -> Called:
+    """A command in this process, made shorter."""
+
+    def shorter(module: str, *arguments: str, epochs: int = 300) -> Done:
+        more = [*SHORTER, f"objective.epochs={epochs}"] if module == "train" else []
+        return called(MAINS[module], *arguments, *more)
+
+    return shorter
 
 
 def test_every_signature_has_a_section_and_a_command() -> None:
@@ -40,48 +44,39 @@ def test_every_signature_has_a_section_and_a_command() -> None:
 
 
 @pytest.mark.parametrize(("name", "arguments"), provoking(), ids=SIGNATURES)
-def test_the_command_provokes_the_warning(
-    name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_provokes_the_warning(name: str, arguments: list[str], call: Called) -> None:
     assert arguments[:2] == ["-m", "immunize.train"]
-    call(monkeypatch, "train", *arguments[2:])
-    out, err = capsys.readouterr()
+    _, out, err = call("train", *arguments[2:])
     assert re.search(rf"^\[WARNING\] fit, step \d+: {name}: \S", err, re.M)
     assert re.search(rf"^warnings:\n(  .*\n)*  {name} \(fit, step \d+", out, re.M)
     record = json.loads(Path("run/record.json").read_text(encoding="utf-8"))
     assert name in [warning["name"] for warning in record["training"]["fit"]["warnings"]]
 
 
-def test_the_advice_against_the_pole_of_r_ill_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_against_the_pole_of_r_ill_works(call: Called) -> None:
     arguments = dict(provoking())["ill_denominator"]
-    call(monkeypatch, "train", *arguments[2:], "model.init=uniform")
+    call("train", *arguments[2:], "model.init=uniform")
     record = json.loads(Path("run/record.json").read_text(encoding="utf-8"))
     assert {"ill_denominator", "sigma_min_tied"}.isdisjoint(w["name"] for w in record["training"]["fit"]["warnings"])
 
 
-def test_the_advice_against_a_rising_kappa_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    call(monkeypatch, "train", "method=ours")
+def test_the_advice_against_a_rising_kappa_works(call: Called) -> None:
+    call("train", "method=ours")
     assert json.loads(Path("run/record.json").read_text(encoding="utf-8"))["training"]["fit"]["warnings"] == []
 
 
 @pytest.mark.parametrize(("module", "arguments"), PLAIN, ids=" ".join)
-def test_other_commands_run(
-    module: str, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    call(monkeypatch, module, *shlex.split(arguments))
-    out, err = capsys.readouterr()
+def test_other_commands_run(module: str, arguments: str, call: Called) -> None:
+    _, out, err = call(module, *shlex.split(arguments))
     assert out.splitlines()[-1].endswith(".json")
     assert "WARNING" not in err
 
 
 @pytest.mark.data
-def test_the_sanity_check_itself_runs(
-    data_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_sanity_check_itself_runs(data_root: Path, call: Called) -> None:
     module, command = COMMANDS[0]  # the document's own check; what else is on MNIST asks other questions
     assert (module, "harmful=mnist" in command) == ("train", True)
-    call(monkeypatch, "train", *shlex.split(command), f"data_root={data_root}", epochs=2)
-    assert "mnist 0 against mnist 1" in capsys.readouterr().out
+    assert "mnist 0 against mnist 1" in call("train", *shlex.split(command), f"data_root={data_root}", epochs=2).out
 
 
 def test_the_table_is_that_of_the_record() -> None:

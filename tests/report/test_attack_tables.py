@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from immunize.report.attacks.page import horizon_figure, outcome, plane_figure, 
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
 from immunize.report.attacks.tables import attack_tables, held_counts, middle, unbroken_counts
 from immunize.report.table import Table
+from tests.commands import Called
 from tests.report.making import with_change
 
 Record = dict[str, Any]
@@ -290,13 +290,9 @@ def test_what_an_older_version_counted_is_not_kept(base: Record) -> None:
 
 
 @pytest.mark.parametrize("others", [["experiment=table3", "out=out"], ["experiment=table_attacks"], ["out=out"]])
-def test_only_a_written_table_keeps_runs(
-    others: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["immunize-report", f"runs={tmp_path}", "keep=true", *others])
-    with pytest.raises(SystemExit):
-        main()
-    assert "keep=true belongs to experiment=table_attacks" in capsys.readouterr().err
+def test_only_a_written_table_keeps_runs(others: list[str], tmp_path: Path, called: Called) -> None:
+    done = called(main, f"runs={tmp_path}", "keep=true", *others)
+    assert "keep=true belongs to experiment=table_attacks" in done.err
 
 
 @pytest.mark.parametrize(
@@ -312,9 +308,7 @@ def test_what_does_not_go_together_is_refused(base: Record, path: str, value: An
         attacks_of(changed(base, "ours", 0), with_change(changed(base, "ours", 1), **{path: value}))
 
 
-def test_what_is_no_attack_record_of_a_run_is_refused(
-    base: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_attack_record_of_a_run_is_refused(base: Record, tmp_path: Path, called: Called) -> None:
     with pytest.raises(FileNotFoundError, match=r"immunize\.attack"):
         load_attacks(tmp_path)
     path = tmp_path / ATTACK_RECORD
@@ -334,7 +328,5 @@ def test_what_is_no_attack_record_of_a_run_is_refused(
     with pytest.raises(ValueError, match=r"has no 'subject\.method'"):
         load_attacks(tmp_path)
     path.write_text("{")
-    monkeypatch.setattr(sys, "argv", ["immunize-report", "experiment=table_attacks", f"runs={tmp_path}"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "cannot be read as an attack record" in capsys.readouterr().err
+    told = called(main, "experiment=table_attacks", f"runs={tmp_path}").err
+    assert "cannot be read as an attack record" in told

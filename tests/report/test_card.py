@@ -6,7 +6,6 @@ import copy
 import io
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_se
 from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, front_matter, threat_model
 from immunize.report.html.run import run_page
 from immunize.report.table import WIDTH
+from tests.commands import Called
 from tests.report.making import without_held_out
 
 OF_CONDITION_NUMBERS = {"closed_form", "ill_only", "imma", "none", "opt_kappa", "ours", "well_only"}
@@ -250,11 +250,9 @@ def test_a_run_that_did_not_finish_has_no_card(record: dict[str, Any]) -> None:
         card_of(record | {"status": "diverged"}, None)
 
 
-def test_command(
-    attacked_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["immunize-report", "card", f"run={attacked_run}", f"out={tmp_path / 'out'}"])
-    main()
-    assert capsys.readouterr().out == f"{tmp_path / 'out' / CARD_MD}\n"
+def test_command(attacked_run: Path, tmp_path: Path, called: Called) -> None:
+    assert (
+        called(main, "card", f"run={attacked_run}", f"out={tmp_path / 'out'}").out == f"{tmp_path / 'out' / CARD_MD}\n"
+    )
     assert json.loads((tmp_path / "out" / CARD_JSON).read_text())["card_version"] == 1
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [CARD_MD, CARD_JSON]

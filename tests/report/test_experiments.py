@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from immunize.report.results import log_means
 from immunize.report.runs import Runs, expected_runs, flat_settings, swept
 from immunize.report.table import short, summary_text
 from immunize.spectrum import HARDER_BY
+from tests.commands import Called
 from tests.report.making import (
     METHODS,
     Record,
@@ -373,24 +373,18 @@ def test_a_broken_file_of_published_numbers_is_refused(text: str, message: str, 
 # The command.
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["immunize-report", *overrides])
-    main()
-
-
 def test_the_command_writes_the_report(
-    table1: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    table1: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called
 ) -> None:
     written([r for r in table1 if r["seed"] < 2], tmp_path / "outputs/table1")
     monkeypatch.chdir(tmp_path)
-    command(monkeypatch, "experiment=table1", "runs=outputs/table1", "out=experiments/table1")
-    assert capsys.readouterr().out == "experiments/table1/README.md\n"
-    command(monkeypatch, "experiment=table1", "runs=experiments/table1", "published=none.csv")
+    done = called(main, "experiment=table1", "runs=outputs/table1", "out=experiments/table1")
+    assert done.out == "experiments/table1/README.md\n"
+    done = called(main, "experiment=table1", "runs=experiments/table1", "published=none.csv")
     table = (tmp_path / "experiments/table1/table.md").read_text()
-    assert capsys.readouterr().out.splitlines()[0] == table.splitlines()[0]
+    assert done.out.splitlines()[0] == table.splitlines()[0]
     assert {path.name for path in tmp_path.iterdir()} == {"outputs", "experiments"}
-    command(monkeypatch, "runs=experiments/table1")
-    lines = capsys.readouterr().out.splitlines()
+    lines = called(main, "runs=experiments/table1").out.splitlines()
     assert max(map(len, lines)) <= 100, "many runs of any kind fit a screen"
     assert all(any(line.startswith(f" {method} ") for line in lines) for method in METHODS)
     assert sum("held out" in line for line in lines) == len(METHODS)
@@ -405,23 +399,15 @@ def test_the_command_writes_the_report(
     ],
 )
 def test_errors_are_one_message(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        command(monkeypatch, *arguments)
-    assert ended.value.code == 1
-    assert message in capsys.readouterr().err
+    done = called(main, *arguments)
+    assert (done.code, message in done.err) == (1, True)
 
 
-def test_help_names_every_experiment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with contextlib.suppress(SystemExit):
-        command(monkeypatch, "--help")
-    shown = capsys.readouterr().out
+def test_help_names_every_experiment(called: Called) -> None:
+    shown = called(main, "--help").out
     assert all(f"experiment={name} " in shown for name in EXPERIMENTS)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from immunize.report.loading import METRICS
 from immunize.report.stored import write_results
 from immunize.report.summary import summary_table
 from immunize.report.table import short, summary_text
+from tests.commands import Called
 from tests.report.making import (
     METHODS,
     diverged,
@@ -228,20 +228,10 @@ def test_log_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
         read_log(tmp_path)
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["immunize-report", "html", *overrides])
-    main()
-
-
-def test_command(
-    attacked_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command(monkeypatch, f"run={attacked_run}", f"out={tmp_path}")
-    assert capsys.readouterr().out == f"{tmp_path / REPORT}\n"
+def test_command(attacked_run: Path, tmp_path: Path, called: Called) -> None:
+    assert called(main, "html", f"run={attacked_run}", f"out={tmp_path}").out == f"{tmp_path / REPORT}\n"
     assert [path.name for path in tmp_path.iterdir()] == [REPORT]
-    with pytest.raises(SystemExit):
-        command(monkeypatch, "run=a", "sweep=b")
-    assert "give one of run=<folder> and sweep=<folder>" in capsys.readouterr().err
+    assert "give one of run=<folder> and sweep=<folder>" in called(main, "html", "run=a", "sweep=b").err
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="choose another folder with out="):
         write_run_page(attacked_run, tmp_path / "file")
