@@ -183,7 +183,7 @@ def _fig3(request: Request) -> str:
 
 
 def _tradeoff(request: Request) -> str:
-    trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES), preset=True)
+    trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES))
 
     def draw(out: Path) -> list[str]:
         points = trade.points().drop(columns="each")

@@ -57,12 +57,11 @@ class TradeOff:
     weights: Sequence[tuple[float, Runs]]
 
     @classmethod
-    def of(cls, records: Sequence[dict[str, Any]], *, preset: bool = False) -> TradeOff:
+    def of(cls, records: Sequence[dict[str, Any]]) -> TradeOff:
         """Check that the records differ in λ_P, λ_H and the seed alone.
 
         Args:
-            records: finished and diverged runs, each once.
-            preset: that of `conf/experiment` tells what is missing; otherwise the other runs do.
+            records: finished and diverged runs, each once; the preset tells which are missing.
 
         Raises:
             ValueError: records of another experiment, of more than one method or pair, or with other settings that
@@ -79,8 +78,7 @@ class TradeOff:
         groups: dict[float, list[dict[str, Any]]] = {}
         for record in sorted(records, key=_ratio):
             groups.setdefault(_ratio(record), []).append(record)
-        seeds = sorted({record["seed"] for record in records})
-        ratios, seeds = _preset_grid(records) if preset else (sorted(groups), seeds)
+        ratios, seeds = _preset_grid(records)
         pair, (method,) = all_runs.pairs[0], all_runs.methods
         missing: list[RunId] = []
         weights = []

@@ -282,13 +282,6 @@ def test_a_table_is_made_in_pieces(base: Record, tmp_path: Path) -> None:
     assert [record["method"] for record in load_attacks(out)] == ["none"]
 
 
-def test_what_an_older_version_counted_is_not_kept(base: Record) -> None:
-    older = collected(changed(base, "none", 0))
-    del older["best_so_far"]
-    with pytest.raises(ValueError, match="older version: attack those runs again"):
-        with_earlier([collected(changed(base, "ours", 0))], [older])
-
-
 @pytest.mark.parametrize("others", [["experiment=table3", "out=out"], ["experiment=table_attacks"], ["out=out"]])
 def test_only_a_written_table_keeps_runs(others: list[str], tmp_path: Path, called: Called) -> None:
     done = called(main, f"runs={tmp_path}", "keep=true", *others)

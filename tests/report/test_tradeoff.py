@@ -105,20 +105,15 @@ def test_weights_are_those_that_the_method_has(records: list[Record]) -> None:
 # What may be put together.
 
 
-def test_missing_run_is_named(records: list[Record]) -> None:
-    trade = TradeOff.of(records[:-1])
-    assert "5 of 6 runs; missing: `ours` λ_H/λ_P = 100000 seed 1" in trade.runs.completeness()
-
-
 def test_runs_of_the_preset_that_are_not_there_are_missing(records: list[Record]) -> None:
     weights = [10.0**power for power in range(4, 17)]
     wanted = [at(records[0], ill, seed) for ill in weights for seed in range(3)]
     for record in wanted:
         for node in ("objective", "method"):
             record["config"][node]["lambda_well"] = 1.0
-    assert TradeOff.of(wanted, preset=True).runs.completeness() == "39 of 39 runs."
+    assert TradeOff.of(wanted).runs.completeness() == "39 of 39 runs."
     without = [record for record in wanted if record["config"]["objective"]["lambda_ill"] != 1e7]
-    told = TradeOff.of(without, preset=True).runs.completeness()
+    told = TradeOff.of(without).runs.completeness()
     assert "36 of 39 runs; missing: `ours` λ_H/λ_P = 1e+07 seed 0" in told
 
 

@@ -70,13 +70,7 @@ def load_attacks(folder: Path) -> list[Record]:
 
 
 def with_earlier(records: Sequence[Record], earlier: Sequence[Record]) -> list[Record]:
-    """Records, and of the earlier ones those of other runs.
-
-    Raises:
-        ValueError: earlier ones are of a version that counted costs otherwise.
-    """
-    if not all("best_so_far" in record for record in earlier):
-        raise ValueError("what is to be kept was counted by an older version: attack those runs again")
+    """Records, and of the earlier ones those of other runs."""
     there = {run_of(record) for record in records}
     return sorted([*records, *(record for record in earlier if run_of(record) not in there)], key=run_of)
 
@@ -238,12 +232,12 @@ class Group(Collection):
 
         Args:
             method: a method or `CONTROL`.
-            tiers: of `TIERS`; records from before these numbers were kept have none.
+            tiers: of `TIERS`.
         """
         found: dict[str, tuple[str, Flops]] = {}
         for one in self._met(method):
             if one.kind == "harmful" and one.tier in tiers:
-                for name, flops in one.found.get("flops_by_attack", {}).items():
+                for name, flops in one.found["flops_by_attack"].items():
                     found.setdefault(name, (one.tier, []))[1].extend(flops)
         return found
 
