@@ -92,21 +92,6 @@ def test_checkpoint_holds_what_is_trained_and_the_weights_in_force() -> None:
     assert other.objective.weights == module.objective.weights
 
 
-def test_balance_makes_the_gradient_norms_multiples_of_the_task_loss() -> None:
-    module, norms = module_of(), {}
-
-    class Look(pl.Callback):
-        def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
-            if trainer.global_step == 0:
-                for name, term in module.weighted_terms(module.step_of(batch)).items():
-                    slopes = torch.autograd.grad(term, module.theta_parameters(), retain_graph=True)
-                    norms[name] = float(torch.cat([s.flatten() for s in slopes]).norm())
-
-    fit(module, GradientBalance(3), Look(), steps=1)
-    assert norms["well"] == pytest.approx(3 * norms["task"], rel=1e-5)
-    assert norms["ill"] == pytest.approx(3 * norms["task"], rel=1e-5)
-
-
 def watched(count: int = 40) -> dict[Any, Any]:
     """Images whose classes the network can tell apart by a probe, with the labels of the training loaders."""
     g = torch.Generator().manual_seed(7)
