@@ -40,8 +40,9 @@ def hydra_forgets() -> None:
 def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Called:
     """Calls a command's `main` in this process, as the console script does: `called(train.main, "seed=1")`."""
 
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
     def call(main: Callable[[], object], *arguments: str) -> Done:
-        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
         monkeypatch.setattr(sys, "argv", ["immunize-command", *arguments])
         capsys.readouterr()
         code: Any = 0
