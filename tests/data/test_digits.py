@@ -70,15 +70,6 @@ def test_a_side_of_two_labels_holds_as_many_images_of_each_as_the_rarest_digit_h
                 assert len(found) == 9
 
 
-def test_both_roles_are_balanced_to_the_rarer_digit() -> None:
-    labels = load_digits().target
-    mask = held_out_mask(labels)
-    for pair in ((8, 3), (3, 8)):
-        for part, rows in (("fit", ~mask), ("held_out", mask)):
-            sizes = [len(getattr(Digits(pair, role).load(), part)) for role in ("pretrain", "harmful")]
-            assert sizes == [min((labels[rows] == digit).sum() for digit in pair)] * 2
-
-
 def test_a_third_of_each_digit_is_held_out_whatever_the_seed() -> None:
     labels = load_digits().target
     mask = held_out_mask(labels)
@@ -87,14 +78,6 @@ def test_a_third_of_each_digit_is_held_out_whatever_the_seed() -> None:
     train = set(np.flatnonzero(~mask))
     for seed in range(3):
         assert set(originals(Digits((3, 8), "pretrain", seed).load().fit, 3)) <= train
-
-
-def test_scaling_is_that_of_all_training_pixels() -> None:
-    raw, labels = load_digits(return_X_y=True)
-    train = raw[~held_out_mask(labels)]
-    part = Digits((0, 1), "harmful").load().fit
-    expected = (raw[originals(part, 1)] - train.mean()) / train.std()
-    assert np.allclose(part.x.numpy(), expected, rtol=0, atol=1e-13)
 
 
 def test_same_seed_same_images_other_seed_other_images() -> None:

@@ -98,11 +98,6 @@ def test_rows_takes_the_first_ones_of_the_role(root: Path) -> None:
     assert len(Housing(root, "harmful", rows=10_000).load().fit) == (table["MSZoning"] == "RL").sum()
 
 
-def test_encode_numbers_categories_by_the_order_of_their_strings() -> None:
-    table = pd.DataFrame({"a": ["b", None, "B", "b"], "n": [1.5, np.nan, 2.0, 3.0]})
-    assert encode(table).tolist() == [[2, 1.5], [0, 0], [1, 2], [2, 3]]
-
-
 def test_codes_are_those_of_the_released_codes_encoder() -> None:
     texts = ["Zebra", "abc", "Abc", "10", "9", "é", "e", " ", "", "1Fam", "\U0001f3e0", "０"] * 2
     assert encode(pd.DataFrame({"a": texts}))[:, 0].tolist() == LabelEncoder().fit_transform(texts).tolist()

@@ -46,12 +46,6 @@ def test_palette_with_transparency_keeps_its_colours(tmp_path: Path) -> None:
     assert np.array_equal(np.unique(pixels.reshape(-1, 3), axis=0), [[10, 20, 30]])
 
 
-def test_gray_levels_of_16_bits_keep_their_order() -> None:
-    levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    gray = np.asarray(to_rgb(Image.fromarray(levels)))[..., 0]
-    assert np.array_equal(gray, levels >> 8)
-
-
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "bmp", "gif", "tiff"])
 def test_whole_file_is_readable_and_cut_off_file_is_not(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"image.{ending}"
@@ -75,10 +69,6 @@ def test_file_that_is_no_image_is_not_readable(tmp_path: Path, content: bytes) -
     path = tmp_path / "image.jpg"
     path.write_bytes(content)
     assert not is_readable(str(path))
-
-
-def test_file_that_is_not_there_is_not_readable(tmp_path: Path) -> None:
-    assert not is_readable(str(tmp_path / "image.jpg"))
 
 
 def test_cut_off_images_are_not_filled_up() -> None:

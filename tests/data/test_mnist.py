@@ -119,12 +119,6 @@ def test_download_is_torchvisions_and_only_when_needed(
     assert calls == [(str(tmp_path), True)]
 
 
-def test_digit_that_the_files_lack_is_named(tmp_path: Path) -> None:
-    write_mnist(tmp_path)
-    with pytest.raises(DataError, match="no image of the digit 7"):
-        Mnist(tmp_path, [0, 7], "pretrain").load()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

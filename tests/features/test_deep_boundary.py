@@ -188,11 +188,6 @@ def test_rows_that_depend_on_each_other_cannot_be_cached() -> None:
         cut(net, ["2"], torch.randn(4, 6))
 
 
-def test_trainable_parameter_of_the_outermost_module() -> None:
-    with pytest.raises(NoBoundaryError, match="outermost"):
-        cut(network("vit_tiny_patch16_224", **VIT), ["cls_token"], torch.randn(2, 3, 32, 32))
-
-
 def test_replaced_shares_parameters_and_leaves_the_original_alone() -> None:
     net = Arbitrary()
     twin = replaced(net, {id(net.blocks[3]): nn.Identity()})
