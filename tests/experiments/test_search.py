@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from experiments import search
 from experiments.reporting import digit_pairs
 from immunize.errors import UserError
 from tests.composing import compose_config
+from tests.report.making import written
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("closed_form", "ill_only", "imma", "none", "opt_kappa", "ours", "well_only")
@@ -100,22 +100,12 @@ def test_search_that_is_not_complete_chooses_nothing(tmp_path: Path) -> None:
         search.trials_of(whole[:-1])
     with pytest.raises(SystemExit, match="no record"):
         search.own_records(tmp_path)
-    recorded(whole[:-1], tmp_path, listed=len(whole))
+    written(whole[:-1], tmp_path, own=len(whole))
     with pytest.raises(SystemExit, match="not complete: 3 of 4 runs are over"):
         search.own_records(tmp_path)
-    recorded([*whole[:-1], whole[-1] | {"status": "interrupted"}], tmp_path, listed=len(whole))
+    written([*whole[:-1], whole[-1] | {"status": "interrupted"}], tmp_path, own=len(whole))
     with pytest.raises(SystemExit, match="not complete: 3 of 4 runs are over"):
         search.own_records(tmp_path)
-
-
-def recorded(records: list[dict[str, Any]], runs: Path, listed: int) -> Path:
-    """A sweep's folder, whose own runs are the first `listed`."""
-    for index, found in enumerate(records):
-        folder = runs / f"hash{index}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "record.json").write_text(json.dumps(found))
-    (runs / "sweep.json").write_text(json.dumps({"runs": [f"hash{index}" for index in range(listed)]}))
-    return runs
 
 
 @pytest.fixture
@@ -124,7 +114,7 @@ def outcome(tmp_path: Path) -> Path:
     records = [record("ours", 0, rir, lambda_ill=value) for value, rir in ((1e11, 2.0), (1e12, 5.0))]
     records += [record("imma", 0, rir, inner=value) for value, rir in ((0.001, 3.0), (0.1, 1.0))]
     records += [record("ours", 0, 1e9, lambda_ill=1e13)]
-    recorded(records, tmp_path / "runs", listed=4)
+    written(records, tmp_path / "runs", own=4)
     search.run(["experiment=search_housing", f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'out'}"])
     return tmp_path / "out"
 
@@ -164,7 +154,7 @@ def test_a_method_searched_again_alone_leaves_the_others(outcome: Path, tmp_path
     assert ((outcome / "README.md").read_text(), (outcome / "results.csv").read_text()) == before, "all was searched"
     again = [record("imma", 0, rir, inner=value) | {"git_commit": "beef"} for value, rir in ((1.0, 2.0), (2.0, 7.0))]
     (outcome / "tuned" / "linear_housing" / "ours.yaml").unlink()
-    search.run([*given, f"runs={recorded(again, tmp_path / 'again', listed=2)}"])
+    search.run([*given, f"runs={written(again, tmp_path / 'again', own=2)}"])
     readme = (outcome / "README.md").read_text()
     assert [line for line in readme.splitlines() if "| `ours` |" in line] == [
         line for line in before[0].splitlines() if "| `ours` |" in line
@@ -174,8 +164,8 @@ def test_a_method_searched_again_alone_leaves_the_others(outcome: Path, tmp_path
     assert "| runs | 4: 2 configurations a method" in readme
     rows = (outcome / "results.csv").read_text().splitlines()
     assert rows[:3] == before[1].splitlines()[:3]
-    written = [path.name for path in (outcome / "tuned" / "linear_housing").iterdir()]
-    assert written == ["imma.yaml"], "a kept method's row of hyper-parameters is not written again"
+    chosen = [path.name for path in (outcome / "tuned" / "linear_housing").iterdir()]
+    assert chosen == ["imma.yaml"], "a kept method's row of hyper-parameters is not written again"
     with pytest.raises(UserError, match="keep=true: there is no"):
         search.run(["experiment=search_housing", f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'no'}", "keep=true"])
     with pytest.raises(UserError, match="keep=maybe"):

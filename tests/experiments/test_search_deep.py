@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from omegaconf import OmegaConf
 from experiments import search_deep
 from immunize.errors import UserError
 from immunize.sweeping.plan import jobs_of
+from tests.report.making import written
 
 RATE = "objective.learning_rate"
 
@@ -108,12 +108,7 @@ def runs(tmp_path: Path) -> Path:
         record("imma", 0.2, None),
         record("ours", 0.01, 1e9),
     ]
-    for index, one in enumerate(found):
-        folder = tmp_path / "runs" / f"hash{index}"
-        folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps(one))
-    (tmp_path / "runs" / "sweep.json").write_text(json.dumps({"runs": [f"hash{index}" for index in range(4)]}))
-    return tmp_path / "runs"
+    return written(found, tmp_path / "runs", own=4)
 
 
 def test_a_method_searched_again_alone_leaves_the_others(runs: Path, tmp_path: Path) -> None:
@@ -123,9 +118,7 @@ def test_a_method_searched_again_alone_leaves_the_others(runs: Path, tmp_path: P
     search_deep.run([*given, "keep=true"])
     assert (tmp_path / "out/README.md").read_text() == before, "all of it was searched again"
     again = [record("ours", value, rir, git_commit="beef", started="2030-02-01") for value, rir in ((1, 3.0), (2, 5.0))]
-    for index, one in enumerate(again):
-        (runs / f"hash{index}" / "record.json").write_text(json.dumps(one))
-    (runs / "sweep.json").write_text(json.dumps({"runs": ["hash0", "hash1"]}))
+    written(again, runs, own=2)
     search_deep.run([*given, "keep=true"])
     after = (tmp_path / "out/README.md").read_text()
     kept, new = ([line for line in text.splitlines() if "| `imma` |" in line] for text in (before, after))

@@ -89,12 +89,14 @@ def without_held_out(record: Record) -> Record:
     return left
 
 
-def written(records: Iterable[Record], folder: Path) -> Path:
-    """A folder of runs, each with its `record.json`, as a sweep leaves it."""
+def written(records: Iterable[Record], folder: Path, *, own: int | None = None) -> Path:
+    """A folder of runs, each with its `record.json`, as a sweep leaves it, whose own runs are the first so many."""
     for index, record in enumerate(records):
         run = folder / f"run{index:04d}"
-        run.mkdir(parents=True)
+        run.mkdir(parents=True, exist_ok=True)
         (run / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    if own is not None:
+        (folder / "sweep.json").write_text(json.dumps({"runs": [f"run{index:04d}" for index in range(own)]}))
     return folder
 
 
