@@ -87,15 +87,6 @@ def test_kappa_is_over_as_many_singular_values_as_the_raw_data_have(factor: floa
     assert float(found.values[5] / found.values[0]) == pytest.approx(sixth, rel=1e-5)
 
 
-def test_a_direction_that_theta_destroys_does_not_count() -> None:
-    x, y = data(50, D)
-    v = torch.linalg.svd(x, full_matrices=False).Vh.T
-    keep = torch.ones(D, dtype=torch.float64)
-    keep[-1] = 0
-    found = decompose(compress(x, y), v @ torch.diag(keep) @ v.T)
-    assert found.spectrum.rank == found.spectrum.numerical_rank == D - 1
-
-
 def test_several_outputs_are_one_problem_each_and_a_probe_sees_them_together() -> None:
     x, _ = data(40, D)
     y = ref.gaussian(40, 3, seed=9)

@@ -42,26 +42,6 @@ def test_scale_does_not_matter() -> None:
     assert np.abs(norm_ratio_curve(values * 1e12, optimum * 1e-7, steps=100).ratio / one - 1).max() < 1e-9
 
 
-def first_passage(curve: np.ndarray, threshold: float) -> int | None:
-    for step, value in enumerate(curve):
-        if value <= threshold:
-            return step
-    return None
-
-
-def test_steps_to_thresholds_are_those_of_the_naive_simulation() -> None:
-    for seed in range(4):
-        sigma = torch.logspace(0, -2, D)
-        x, y = ref.features_with_eigenvalues(sigma, 30, D, seed), ref.gaussian(30, seed=seed + 9)
-        found = decompose(compress(x, y))
-        naive = ref.norm_ratio_curve(x, y, 1500).numpy()
-        steps_to = norm_ratio_curve(found.spectrum.values, found.optimum, steps=1500).steps_to
-        assert steps_to == {0.1: first_passage(naive, 0.1), 0.01: first_passage(naive, 0.01)}
-        assert steps_to[0.1] is not None
-        assert steps_to[0.01] is not None
-        assert 0 < steps_to[0.1] < steps_to[0.01]
-
-
 def test_slowest_start_has_the_closed_form_of_the_textbook() -> None:
     """e_0 ∝ 1/λ is the worst case of exact line search: the error shrinks by (κ-1)/(κ+1) a step, no more."""
     kappa = 1000.0
