@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from immunize.evaluation.attacks.curves import Cost
-from immunize.evaluation.attacks.factoring import Array, Axes, principal_axes
+from immunize.evaluation.attacks.factoring import Array, Axes, both_axes
 from immunize.evaluation.attacks.protocol import AttackData
 from immunize.evaluation.attacks.scoring import target_matrix
 
@@ -49,7 +49,9 @@ def principal(data: AttackData, *, centred: bool = False) -> Principal:
         if "axes" in data.kept:
             axes, seen = data.kept["axes"]
         else:
-            axes = principal_axes(data.train.x, centred=centred)
+            if "both axes" not in data.kept:
+                data.kept["both axes"] = both_axes(data.train.x)
+            axes = data.kept["both axes"][centred]
             if other and other.axes is axes:
                 seen, seconds = other.data, other.seconds
             else:

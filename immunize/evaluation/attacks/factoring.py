@@ -26,7 +26,7 @@ import torch
 
 from immunize.memoize import memoize
 
-__all__ = ["Array", "Axes", "principal_axes", "thin_svd"]
+__all__ = ["Array", "Axes", "both_axes", "principal_axes", "thin_svd"]
 
 Array = npt.NDArray[np.float64]
 
@@ -56,9 +56,7 @@ class Axes:
 
 
 def principal_axes(x: Array, *, centred: bool) -> Axes:
-    """Of training rows; one QR decomposition for both kinds, kept for the next attack on the same rows.
-
-    Rows whose mean is zero up to rounding have one set of axes, which is then the same object twice.
+    """Of training rows; see :func:`both_axes`.
 
     Args:
         x: (N, D) finite.
@@ -68,12 +66,15 @@ def principal_axes(x: Array, *, centred: bool) -> Axes:
         ValueError: NaN or infinite values.
         numpy.linalg.LinAlgError: no convergence.
     """
-    plain, about_the_mean = _both(x)
-    return about_the_mean if centred else plain
+    return both_axes(x)[centred]
 
 
 @memoize(8)
-def _both(x: Array) -> tuple[Axes, Axes]:
+def both_axes(x: Array) -> tuple[Axes, Axes]:
+    """About zero and about the mean, by one QR decomposition, kept for the next attack on the same rows.
+
+    Rows whose mean is zero up to rounding have one set of axes, which is then the same object twice.
+    """
     started = time.perf_counter()
     n, d = x.shape
     mean = x.mean(axis=0)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from immunize.errors import UserError
@@ -84,7 +85,7 @@ def hash_of_data(data: AttackData) -> str:
     for name, rows in data.parts.items():
         for array in (rows.x, rows.y):
             digest.update(f"{name} {array.shape} {array.dtype}".encode())
-            digest.update(array.tobytes())
+            digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 

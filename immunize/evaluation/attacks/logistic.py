@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +27,9 @@ from immunize.evaluation.attacks.coordinates import pass_over, principal
 from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.protocol import Array, AttackData, Predict
 
-__all__ = ["CURVATURE", "BudgetSpentError", "Logistic", "feature_scale"]
+__all__ = ["CURVATURE", "BudgetSpentError", "Logistic", "answers", "feature_scale"]
 
-CACHED = 2**20
+CACHED = 2**19
 """Bytes of rows that stay in the cache of a core between two products."""
 
 CURVATURE = 0.5
@@ -70,47 +71,25 @@ class Logistic:
         self.penalty[axes:] = 0
         kind = _Two if self.two else _Several
         if "scaled" not in data.kept:
-            data.kept["scaled"] = self.seen.train.x / self.scale  # for every penalty and solver
-        self._classes = kind(data.kept["scaled"], data.train.y.astype(np.int64))
+            x = self.seen.train.x
+            data.kept["scaled"] = x if self.scale == 1 else x / self.scale  # for every penalty and solver
+        self.classes = kind(data.kept["scaled"], data.train.y.astype(np.int64))
         self.passes, self.limit = 0, sys.maxsize
         one = pass_over(data)
         columns = data.n_features + intercept
         self.per_pass = Cost(1, one.seconds, one.samples, 4.0 * one.samples * columns * data.n_classes)
 
-    def loss_and_gradient(self, w: Array) -> tuple[float, Array]:
-        """L and ∇L at a flat W.
-
-        Raises:
-            BudgetSpentError: `limit` passes were made before.
-        """
-        self._count()
-        weights = w.reshape(self.shape)
-        loss, gradient = self._classes.loss_and_gradient(weights)
-        decay = 0.5 * float((self.penalty * np.square(weights)).sum())
-        return loss + decay, (gradient + self.penalty * weights).ravel()
-
     def gradients(self, several: Sequence[Array]) -> list[Array]:
         """∇L alone at several flat W, of which each counts as a pass.
 
         Raises:
-            BudgetSpentError: as above.
+            BudgetSpentError: `limit` passes were made before.
         """
         weights = [w.reshape(self.shape) for w in several]
         for _ in weights:
-            self._count()
-        found = self._classes.gradients(weights)
+            self.count()
+        found = self.classes.gradients(weights)
         return [(gradient + self.penalty * of).ravel() for gradient, of in zip(found, weights, strict=True)]
-
-    def curvature(self, w: Array, direction: Array) -> Array:
-        """∇²L(W) times a flat direction.
-
-        Raises:
-            BudgetSpentError: as above.
-        """
-        self._count()
-        step = direction.reshape(self.shape)
-        moved = self._classes.curvature(w.reshape(self.shape), step)
-        return np.asarray(moved + self.penalty * step).ravel()
 
     def predictor(self, w: npt.NDArray[np.float64]) -> Predict:
         """Outputs of a flat W for rows of `seen`."""
@@ -124,10 +103,46 @@ class Logistic:
 
         return outputs
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Another pass.
+
+        Raises:
+            BudgetSpentError: `limit` passes were made before.
+        """
         if self.passes >= self.limit:
             raise BudgetSpentError
         self.passes += 1
+
+
+Question = tuple[Logistic, Array, Array | None]
+"""A loss, a flat W, and a flat direction; without one it asks for L and ∇L there."""
+
+
+def answers(questions: Sequence[Question]) -> list[Any]:
+    """What several losses are asked: L and ∇L at W, or ∇²L(W) times a direction; see `Logistic.count`.
+
+    Args:
+        questions: of losses of one task, whose rows are read once for all of them where there are two classes.
+    """
+    asked = [
+        (loss, w.reshape(loss.shape), None if direction is None else direction.reshape(loss.shape))
+        for loss, w, direction in questions
+    ]
+    kind: Any = type(asked[0][0].classes)
+    found = kind.answers([(loss.classes, weights, step) for loss, weights, step in asked])
+    return [_penalized(*of, plain) for of, plain in zip(asked, found, strict=True)]
+
+
+def _penalized(loss: Logistic, weights: Array, step: Array | None, plain: Any) -> Any:
+    if step is not None:
+        return np.asarray(plain + loss.penalty * step).ravel()
+    value, gradient = plain
+    decay = 0.5 * float((loss.penalty * np.square(weights)).sum())
+    return value + decay, (gradient + loss.penalty * weights).ravel()
+
+
+_Residual = Callable[[Array, slice], Array]
+"""Margins of a block of rows to what each adds of itself."""
 
 
 class _Two:
@@ -147,38 +162,49 @@ class _Two:
         self.blocks = [slice(at, at + rows) for at in range(0, len(x), rows)]
         self._at: tuple[Array, Array] | None = None
 
-    def loss_and_gradient(self, weights: Array) -> tuple[float, Array]:
-        loss = 0.0
-
-        def residual(margin: Array, block: slice) -> Array:
-            nonlocal loss
-            labels = self.labels[block]
-            loss += float(np.logaddexp(0, margin).sum() - labels @ margin)
-            return np.asarray(expit(margin) - labels)
-
-        (gradient,) = self._pass([weights], residual)
-        return loss / len(self.x), gradient
+    @staticmethod
+    def answers(asked: Sequence[tuple[_Two, Array, Array | None]]) -> list[Any]:
+        losses = [0.0] * len(asked)
+        residuals = [
+            of.losing(losses, at) if step is None else of.curving(weights)
+            for at, (of, weights, step) in enumerate(asked)
+        ]
+        found = asked[0][0].sums([weights if step is None else step for _, weights, step in asked], residuals)
+        return [
+            (losses[at] / len(of.x), sums) if step is None else sums
+            for at, ((of, _, step), sums) in enumerate(zip(asked, found, strict=True))
+        ]
 
     def gradients(self, several: Sequence[Array]) -> list[Array]:
-        return self._pass(several, lambda margin, block: np.asarray(expit(margin) - self.labels[block]))
+        return self.sums(several, [lambda margin, block: np.asarray(expit(margin) - self.labels[block])] * len(several))
 
-    def curvature(self, weights: Array, step: Array) -> Array:
+    def losing(self, losses: list[float], at: int) -> _Residual:
+        """P - Y, while the losses are summed up."""
+
+        def residual(margin: Array, block: slice) -> Array:
+            labels = self.labels[block]
+            losses[at] += float(np.logaddexp(0, margin).sum() - labels @ margin)
+            return np.asarray(expit(margin) - labels)
+
+        return residual
+
+    def curving(self, weights: Array) -> _Residual:
+        """How P changes with the margins."""
         if self._at is None or not np.array_equal(self._at[0], weights):  # Newton takes many products at one point
             v, last = self._column(weights)
             p = expit(self.x @ v + last)
             self._at = weights.copy(), p * (1 - p)
         slopes = self._at[1]
-        (moved,) = self._pass([step], lambda margin, block: slopes[block] * margin)
-        return moved
+        return lambda margin, block: slopes[block] * margin
 
-    def _pass(self, several: Sequence[Array], of: Callable[[Array, slice], Array]) -> list[Array]:
-        """For each W the sum over rows of √2·x times what `of` makes of their margins, over N."""
+    def sums(self, several: Sequence[Array], residuals: Sequence[_Residual]) -> list[Array]:
+        """For each W the sum over rows of √2·x times what its residual makes of their margins, over N."""
         columns = [self._column(weights) for weights in several]
         totals, sums = np.zeros((len(columns), self.x.shape[1])), np.zeros(len(columns))
         for block in self.blocks:
             x = self.x[block]
             for at, (v, last) in enumerate(columns):
-                share = of(x @ v + last, block)
+                share = residuals[at](x @ v + last, block)
                 totals[at] += share @ x
                 sums[at] += share.sum()
         whole = np.column_stack([totals, sums]) * (math.sqrt(2) / len(self.x))
@@ -202,6 +228,13 @@ class _Several:
         self.x, self.labels = torch.from_numpy(x), torch.from_numpy(labels)
         self.rows = torch.arange(len(labels))
         self._at: tuple[Array, Tensor] | None = None
+
+    @staticmethod
+    def answers(asked: Sequence[tuple[_Several, Array, Array | None]]) -> list[Any]:
+        return [
+            of.loss_and_gradient(weights) if step is None else of.curvature(weights, step)
+            for of, weights, step in asked
+        ]
 
     def loss_and_gradient(self, weights: Array) -> tuple[float, Array]:
         log_p = self._outputs(weights).log_softmax(dim=1)

@@ -75,6 +75,12 @@ class Rows:
         return len(self.x)
 
 
+def _finite(x: npt.NDArray[Any]) -> bool:
+    """Whether x has neither NaN nor infinities: by its sum, in a fifth of the time, unless that is not finite."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(x.sum())) or bool(np.isfinite(x).all())
+
+
 @dataclass(frozen=True)
 class AttackData:
     """One task, seen through one extractor.
@@ -107,7 +113,7 @@ class AttackData:
                 raise DataError(f"the {name} rows have shape {rows.x.shape} and {len(rows.y)} targets")
             if rows.x.shape[1] != self.n_features:
                 raise DataError(f"{rows.x.shape[1]} {name} features, {self.n_features} train features: another model?")
-            if not (np.isfinite(rows.x).all() and np.isfinite(rows.y).all()):
+            if not (_finite(rows.x) and _finite(rows.y)):
                 raise DataError(f"the {name} rows contain NaN or infinite values")
             if self.n_classes and not (rows.y.min() >= 0 and rows.y.max() < self.n_classes):
                 raise DataError(

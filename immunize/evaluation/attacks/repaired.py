@@ -67,15 +67,15 @@ class Repaired(Attack):
         floors = self.floors if self.repair == "whiten" else (ROUNDING,)
         traces = []
         for floor in floors:
-            transform, learning = REPAIRS[self.repair](data.train.x, floor)
-            applied = time.perf_counter()
             if self.repair == "whiten":
                 centred = principal(data, centred=True)
+                spreads = _spreads(centred.axes, len(data.train), floor)
+                learning = _whitening(centred.axes, data.train.x, spreads)
                 applied = time.perf_counter() - centred.seconds  # of products that every floor shares
-                repaired = centred.data.mapped(
-                    functools.partial(_divided, _spreads(centred.axes, len(data.train), floor))
-                )
+                repaired = centred.data.mapped(functools.partial(_divided, spreads))
             else:
+                transform, learning = REPAIRS[self.repair](data.train.x, floor)
+                applied = time.perf_counter()
                 repaired = data.mapped(transform)
             setup = learning + Cost(1, time.perf_counter() - applied, len(data.train))
             if self.repair == "standardize":
@@ -128,9 +128,13 @@ def whiten(x: Array, floor: float) -> tuple[Predict, Cost]:
     """Principal components of variance one, (M, k)."""
     axes = principal_axes(x, centred=True)
     spreads = _spreads(axes, len(x), floor)
+    return lambda rows: _divided(spreads, axes.coordinates(rows)), _whitening(axes, x, spreads)
+
+
+def _whitening(axes: Axes, x: Array, spreads: Array) -> Cost:
     long, short = max(x.shape), min(x.shape)
     flops = 4.0 * long * short**2 + 8.0 * short**3 + 2.0 * x.size * len(spreads)
-    return lambda rows: _divided(spreads, axes.coordinates(rows)), Cost(seconds=axes.seconds, flops=flops)
+    return Cost(seconds=axes.seconds, flops=flops)
 
 
 def _spreads(axes: Axes, n_rows: int, floor: float) -> Array:
