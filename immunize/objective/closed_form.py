@@ -61,10 +61,11 @@ class ClosedForm(Objective):
         """
         best = closed_form(pretrain.x, harmful.x, budget=self.budget, shrinkage=self.shrinkage, seed=self.seed)
         spent, chosen = best.budget_choice, best.shrinkage_choice
+        assert chosen is not None
         return best.theta, {
             "budget": best.budget,
             "shrinkage": list(best.shrinkage),
-            "shrinkage_chosen_by": chosen.how if chosen else "given",
+            "shrinkage_chosen_by": chosen.how,
             "budget_feasible": spent.feasible if spent else None,
             "budget_reason": spent.reason if spent else None,
             "forecast_rir": best.rir,

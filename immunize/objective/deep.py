@@ -241,4 +241,4 @@ class DeepStep(Step):
         return rows[(self.harmful.y >= first) & (self.harmful.y < last)]
 
     def _side(self, role: str) -> DeepSide:
-        return self.pretrain if role == "pretrain" else self.harmful
+        return {"pretrain": self.pretrain, "harmful": self.harmful}[role]

@@ -82,4 +82,4 @@ class LinearStep(Step):
         return self._side(role).tolerance
 
     def _side(self, role: str) -> Side:
-        return self.pretrain if role == "pretrain" else self.harmful
+        return {"pretrain": self.pretrain, "harmful": self.harmful}[role]

@@ -219,3 +219,9 @@ def test_a_batch_with_too_few_images_a_class_is_refused() -> None:
 def test_bad_settings_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Censor(**arguments)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_settings_of_an_attacker_without_steps_have_no_effect(steps: int) -> None:
+    settings = () if steps else ("attack_learning_rate", "attack_batch_size")
+    assert Censor(attack_steps=steps).unused == settings

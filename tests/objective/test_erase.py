@@ -176,6 +176,11 @@ def test_bad_settings_are_refused(arguments: dict[str, Any], words: str) -> None
         Erase(**arguments)
 
 
+def test_nothing_may_be_lost_and_nothing_shrunk() -> None:
+    made = Erase(slack=0.0, shrinkage=0.0)
+    assert (made.slack, made.shrinkage) == (0, 0)
+
+
 def test_rank_and_seed_are_those_of_the_map() -> None:
     sides = {role: FiveDigits(role).load().fit for role in ("pretrain", "harmful")}
     given = {rank: Erase(rank=rank, shrinkage=0.01).solve(**sides) for rank in (1, 3)}

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hydra.utils import get_class
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from immunize.config import config_dir
 from immunize.features import LinearExtractor, SpectralView
 from immunize.objective import LinearStep, Objective, Side, new_head, task_loss
 from immunize.objective.base import Head, check_weight, ill_term, kappa_term
@@ -289,6 +294,23 @@ def test_losses_by_name_and_smoothing() -> None:
     smooth = task_loss("ce", 0.5)(logits, y)
     even = -logits.log_softmax(1).mean(1).mean()
     torch.testing.assert_close(smooth, 0.5 * plain + 0.5 * even)
+
+
+@pytest.mark.parametrize("path", sorted((Path(config_dir()) / "method").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_methods_defaults_are_those_of_its_configuration(path: Path) -> None:
+    """But for the three methods whose class is for a paper's setting, and the seed, which is the run's."""
+    settings = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    assert isinstance(settings, dict)
+    made = inspect.signature(get_class(settings["_target_"])).parameters.values()
+    own = {"seed", *{"closed_form": ("budget", "shrinkage"), "ours": ("precondition",)}.get(path.stem, ())}
+    for of in made:
+        if of.default is not inspect.Parameter.empty and of.name not in own:
+            assert settings[of.name] == (list(of.default) if isinstance(of.default, tuple) else of.default), of.name
+
+
+def test_a_step_has_no_other_data_set() -> None:
+    with pytest.raises(KeyError, match="benign"):
+        make_step().tolerance("benign")
 
 
 def test_a_term_has_the_rank_cut_of_its_step() -> None:

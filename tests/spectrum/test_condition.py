@@ -228,6 +228,10 @@ def test_non_finite_values_are_refused(bad: float) -> None:
     for function in (spectrum_of, compress_rows, lambda m: spectrum_of_gram(m, 3)):
         with pytest.raises(ValueError, match="NaN or infinite"):
             function(x)
+    with pytest.raises(ValueError, match=r"^features contain"):
+        spectrum_of(x)
+    with pytest.raises(ValueError, match=r"^gram contain"):
+        spectrum_of_gram(x, 3)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (3,), (2, 3, 3)])
@@ -298,9 +302,12 @@ def test_a_gram_matrix_may_be_asymmetric_by_rounding_only() -> None:
     k = diagonal(1.0, 1.0)
     k[0, 1] = 5e-10
     assert spectrum_of_gram(k, 1).n_samples == 1
+    for scale in (1e-6, 1.0, 1e6):  # relative to the largest
+        spectrum_of_gram(scale * k, 1)
     k[0, 1] = 2e-9
-    with pytest.raises(ValueError, match="symmetric"):
-        spectrum_of_gram(k, 1)
+    for scale in (1e-6, 1.0, 1e6):
+        with pytest.raises(ValueError, match="symmetric"):
+            spectrum_of_gram(scale * k, 1)
     with pytest.raises(ValueError, match="at least one sample"):
         spectrum_of_gram(diagonal(1.0, 1.0), 0)
     assert float(spectrum_of_gram(diagonal(1.0, -1e-17), 4).values[-1]) == 0

@@ -16,6 +16,7 @@ from torch import Tensor
 import immunize
 from immunize.spectrum import SHRINKAGES, cross_fitted_correlation, erase, erasing_map, folds_of, label_directions
 from immunize.spectrum.erasing_choice import FOLDS, PROBES
+from immunize.spectrum.shrinkage import ledoit_wolf
 from tests import reference as ref
 
 D = 9
@@ -201,6 +202,38 @@ def test_classes_with_one_image_are_classes() -> None:
     r = erase(x_p, x_h, y)
     assert r.rank == 4
     assert float(cross(r(x_h), y).abs().max()) < 1e-10 * float(cross(x_h, y).abs().max())
+
+
+@pytest.mark.parametrize("target", [False, True])
+def test_directions_are_those_of_a_shrunk_linear_discriminant_analysis(target: bool) -> None:
+    _, x, y = data()
+    if target:
+        y = x @ ref.gaussian(D, seed=7) + 1
+    centred = x - x.mean(0)
+    shrunk = ref.shrunk(ref.covariance(x), ledoit_wolf(centred))
+    columns = (y - y.mean())[:, None] if target else ref.one_hot(y)
+    means = (x.T @ (columns - columns.mean(0)) / columns.square().sum(0).sqrt()) / len(x) ** 0.5
+    inner = torch.linalg.inv(torch.linalg.cholesky(shrunk)) @ means
+    right = torch.linalg.eigh(inner.T @ inner).eigenvectors.flip(1)
+    expected = (means @ right)[:, : 1 if target else 3]
+    expected = expected / expected.norm(dim=0)
+    found = label_directions([(x, y)])
+    assert found.shape == expected.shape
+    torch.testing.assert_close((found * expected).sum(0).abs(), torch.ones(expected.shape[1], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("count", "turns"), [(150, 1), (33, FOLDS)])
+def test_a_trial_of_d_p_is_a_probe_judged_on_one_fold_or_of_few_rows_on_each(count: int, turns: int) -> None:
+    x_p, x_h, y = data()
+    x_p = x_p[:count]
+    y_p = (x_p[:, 0] + x_p[:, 1] > 4).long()
+    raw = erase(x_p, x_h, y, y_pretrain=y_p).trials[0]
+    folds = folds_of(y_p, FOLDS, 0)
+    each = [
+        [ref.cross_fitted_correlation(x_p, ref.one_hot(y_p), folds == fold, rho) for rho in PROBES]
+        for fold in range(turns)
+    ]
+    assert raw.pretrain == pytest.approx(max(sum(of) / turns for of in zip(*each, strict=True)), rel=1e-9)
 
 
 def test_directions_that_differ_by_rounding_are_one() -> None:

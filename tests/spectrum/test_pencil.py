@@ -57,6 +57,12 @@ def test_small_negative_eigenvalues_are_rounding_and_larger_ones_are_not() -> No
         generalized_spectrum(skew, diagonal(1.0, 0.5))
 
 
+def test_a_multiple_is_aligned_and_what_can_be_told_apart_is_not() -> None:
+    k_p = diagonal(1.0, 0.5)
+    assert generalized_spectrum(k_p, 3 * k_p).aligned
+    assert not generalized_spectrum(k_p, diagonal(1.0, 0.4)).aligned
+
+
 @pytest.mark.parametrize("name", ["K_P", "K_H"])
 def test_a_matrix_that_is_no_covariance_is_called_by_its_name(name: str) -> None:
     good = diagonal(1.0, 0.5)

@@ -167,7 +167,7 @@ def test_bad_input_is_refused() -> None:
     x, y, judged = task(*TALL)
     with pytest.raises(TypeError, match="float64"):
         in_sample_share(x.float(), y)
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match=r"^features contain NaN"):
         in_sample_share(x * math.nan, y)
     with pytest.raises(ValueError, match="40 rows"):
         in_sample_share(x, y[1:])
@@ -176,6 +176,8 @@ def test_bad_input_is_refused() -> None:
             in_sample_share(x, y, rhos)
     with pytest.raises(ValueError, match="unknown kernel"):
         in_sample_share(x, y, kernel="cubic")  # type: ignore[arg-type]
+    for number in (1, len(y) - 1):  # one row is judged, or fitted on
+        assert cross_fitted_accuracy(x, y, torch.arange(len(y)) < number).shape == (3,)
     for rows in (torch.zeros_like(judged), torch.ones_like(judged), judged.double(), judged[1:]):
         with pytest.raises(ValueError, match="judged"):
             cross_fitted_correlation(x, y, rows)

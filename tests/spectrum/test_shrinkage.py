@@ -170,7 +170,7 @@ def test_bad_input_is_refused_with_the_reason() -> None:
     nan = x_h.clone()
     nan[0, 0] = math.nan
     for bad, reason in [
-        (x_h[:, :5], "one map serves both"),
+        (x_h[:, :5], "x_harmful has 5 features .*one map serves both"),
         (nan, "NaN"),
         (0 * x_h, "zeros"),
         (x_h[0], "matrix"),
