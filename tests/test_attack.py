@@ -165,6 +165,16 @@ def test_data_that_no_attack_can_use_are_refused_before_the_first_one(tmp_path: 
         )
 
 
+def test_record_says_what_each_attack_paid_and_how_long_it_ran(folder: Path) -> None:
+    record = json.loads((folder / ATTACK_RECORD).read_text())
+    for task, by_extractor in record["results"].items():
+        for extractor, tiers in by_extractor.items():
+            for tier, found in tiers.items():
+                own = {name for name, of in record["attacks"][task][extractor].items() if of["tier"] == tier}
+                assert found["flops_by_attack"].keys() == found["longest_by_attack"].keys() == own
+                assert all(steps >= 1 for of in found["longest_by_attack"].values() for steps in of)
+
+
 def target_of(*overrides: str) -> LinearTarget:
     found = attack.target_of(compose_attack(*overrides))
     assert isinstance(found, LinearTarget)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
@@ -28,6 +29,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from docs.draw import flow, idea
 from docs.hooks import MODULES, OF_ROOT, cells_of, choices_of, drawn, on_post_page, page_of, reference_of, settings_of
 from experiments.readme_tables import PLACE, pages, table, with_tables
 from immunize.config import config_dir, register, resolved
@@ -293,6 +295,18 @@ def test_formula_is_drawn_in_the_size_of_the_text() -> None:
     assert r'aria-label="\kappa(H) \leq \dfrac{a}{b}"' in svg
     with pytest.raises(ValueError, match="nosuch"):
         drawn(r"\nosuch", "span")
+
+
+def test_the_drawing_shows_what_it_says() -> None:
+    """D_P's spectrum is evened out, D_H's spread, and class means that were apart coincide."""
+    left, right = idea().axes
+    before_p, after_p, before_h, after_h = (line.get_ydata()[-1] for line in left.get_lines())
+    assert after_p > 2 * before_p
+    assert after_h < before_h / 2
+    places = [line.get_xydata()[0] for line in right.get_lines() if line.get_markersize() > 10]
+    before, after = np.split(np.array(places), 2)
+    assert np.ptp(after, axis=0).max() < 1e-9 < np.ptp(before, axis=0).min()
+    assert {text.get_text() for text in flow().axes[0].texts} >= {"data", "record", "report"}
 
 
 @pytest.mark.parametrize("start", ["https://", "//"])

@@ -17,37 +17,27 @@ from immunize.report.table import Table, short, to_print, to_read
 EXACT = 1e-9
 """A best possible loss below this share of the targets' mean square is zero up to rounding."""
 
-COLUMNS = [
-    "part",
-    "estimator",
-    "(i) harmful ↑",
-    "(ii) pretrain ↓",
-    "RIR ↑",
-    "κ(H_H), identity",
-    "κ(H_H), θ",
-    "κ(H_P), identity",
-    "κ(H_P), θ",
-]
-_KEYS = [
-    "ratio_harmful",
-    "ratio_pretrain",
-    "rir",
-    "kappa_harmful_baseline",
-    "kappa_harmful",
-    "kappa_pretrain_baseline",
-    "kappa_pretrain",
-]
+COLUMNS = {
+    "(i) harmful ↑": "ratio_harmful",
+    "(ii) pretrain ↓": "ratio_pretrain",
+    "RIR ↑": "rir",
+    "κ(H_H), identity": "kappa_harmful_baseline",
+    "κ(H_H), θ": "kappa_harmful",
+    "κ(H_P), identity": "kappa_pretrain_baseline",
+    "κ(H_P), θ": "kappa_pretrain",
+}
+"""Headings of a run's numbers, behind the part and the estimator, and what a record calls them."""
 
 
 def result_rows(record: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     """Column names, and one row a part and estimator, of networks by groups too; what θ began as stands beside."""
     rows = [
-        [f"{part}{of}", estimator, *(numbers[key] for key in _KEYS)]
+        [f"{part}{of}", estimator, *(numbers[key] for key in COLUMNS.values())]
         for of, kind in {"": "metrics", ", groups": "metrics_groups"}.items()
         for part, estimators in record.get(kind, {}).items()
         for estimator, numbers in estimators.items()
     ]
-    return COLUMNS, rows
+    return ["part", "estimator", *COLUMNS], rows
 
 
 def show_record(record: dict[str, Any], console: Console | None = None) -> None:

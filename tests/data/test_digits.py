@@ -80,6 +80,14 @@ def test_a_third_of_each_digit_is_held_out_whatever_the_seed() -> None:
         assert set(originals(Digits((3, 8), "pretrain", seed).load().fit, 3)) <= train
 
 
+def test_scaling_is_that_of_all_training_pixels() -> None:
+    raw, labels = load_digits(return_X_y=True)
+    train = raw[~held_out_mask(labels)]
+    part = Digits((0, 1), "harmful").load().fit
+    expected = (raw[originals(part, 1)] - train.mean()) / train.std()
+    assert np.allclose(part.x.numpy(), expected, rtol=0, atol=1e-13)
+
+
 def test_same_seed_same_images_other_seed_other_images() -> None:
     first, again, other = (Digits((3, 8), "pretrain", seed).load() for seed in (0, 0, 1))
     assert torch.equal(first.fit.x, again.fit.x)

@@ -46,6 +46,12 @@ def test_palette_with_transparency_keeps_its_colours(tmp_path: Path) -> None:
     assert np.array_equal(np.unique(pixels.reshape(-1, 3), axis=0), [[10, 20, 30]])
 
 
+def test_gray_levels_of_16_bits_keep_their_order() -> None:
+    levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    gray = np.asarray(to_rgb(Image.fromarray(levels)))[..., 0]
+    assert np.array_equal(gray, levels >> 8)
+
+
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "bmp", "gif", "tiff"])
 def test_whole_file_is_readable_and_cut_off_file_is_not(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"image.{ending}"

@@ -134,6 +134,15 @@ def test_singular_extractor_that_kills_a_needed_direction_fails_c() -> None:
     assert evaluate(torch.eye(D, dtype=torch.float64) - torch.outer(other, other), needed).verdicts.c is True
 
 
+def test_spectra_are_those_of_the_hessians() -> None:
+    parts, theta = pair(), ref.extractor(D, seed=6)
+    found = evaluate(theta, parts)
+    for name, part in (("pretrain", parts.pretrain), ("harmful", parts.harmful)):
+        for which, x in (("immunized", part.x @ theta), ("identity", part.x)):
+            values = torch.linalg.svdvals(ref.hessian(x))
+            assert torch.allclose(found.spectra[name][which].values, values, rtol=1e-9, atol=0)
+
+
 @pytest.mark.parametrize("rank", [1, 5, 20, 300])
 def test_recorded_spectra_keep_both_ends_and_the_order(rank: int) -> None:
     values = torch.cat([torch.logspace(3, -3, rank, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)])

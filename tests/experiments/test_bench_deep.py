@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from experiments.bench import deep
-from experiments.bench.deep_parts import NETWORKS, Steps, flops_of, random_batch
+from experiments.bench.deep_parts import NETWORKS, Steps, flops_of, in_turns, random_batch, spectra
 from experiments.bench.deep_processes import measure_processes
 from experiments.bench.machine import HERE, ROOT
 from experiments.bench.page import PAGE, page
@@ -51,6 +51,14 @@ def test_operations_are_counted_by_hand() -> None:
     assert flops.trunk == pytest.approx((3 * block + patches) / 1e9, rel=0.05)
     assert flops.tail == pytest.approx(3 * block / 1e9, rel=0.15)
     assert flops.cached_bound == pytest.approx(1 + flops.trunk / flops.tail)
+
+
+def test_the_shortest_time_of_each_counts() -> None:
+    calls: list[str] = []
+    times = in_turns(lambda: calls.append("a"), lambda: calls.append("b"), seconds=0.0, fewest=2)
+    assert calls == ["a", "b"] * 3  # one to warm up
+    assert all(0 <= wall < 1 and 0 <= process < 1 for wall, process in times)
+    spectra(8, 5)()
 
 
 def test_a_step_is_measured() -> None:

@@ -115,6 +115,7 @@ def test_a_method_searched_again_alone_leaves_the_others(runs: Path, tmp_path: P
     given = ["experiment=search_table3_small", f"runs={runs}", f"out={tmp_path / 'out'}"]
     search_deep.run(given)
     before = (tmp_path / "out/README.md").read_text()
+    assert "| η in {0.1, 0.2} | none |" in before, "nothing is chosen where all diverged"
     search_deep.run([*given, "keep=true"])
     assert (tmp_path / "out/README.md").read_text() == before, "all of it was searched again"
     again = [record("ours", value, rir, git_commit="beef", started="2030-02-01") for value, rir in ((1, 3.0), (2, 5.0))]

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from experiments.sweep_lambda.study import PARETO, run_study
+from experiments.sweep_lambda.study import PARETO, main, run_study
 from immunize.errors import UserError
 from immunize.records import RECORD, read_record
+from tests.commands import Called
 
 DIGITS = ["harmful=digits", "objective.epochs=20", "probe_steps=100"]
 TINY = ["harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=40", "objective.epochs=5", "probe_steps=50"]
@@ -189,3 +190,10 @@ def test_missing_optuna_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"needs Optuna, which is not installed: pip install -e '\.\[optuna\]'"):
         run_study(arguments(tmp_path))
+
+
+def test_misspelt_key_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = called(main, "n_trails=3")
+    assert (done.code, "n_trails" in done.err, "Traceback" in done.err) == (1, True, False)
+    assert list(tmp_path.iterdir()) == []

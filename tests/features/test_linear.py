@@ -69,6 +69,12 @@ def test_theta_is_one_square_float64_parameter(init: str) -> None:
     assert module.n_features == 6
 
 
+def test_theta_acts_on_rows() -> None:
+    module, x = extractor(6, seed=7), ref.gaussian(4, 6, seed=8)
+    expected = torch.stack([module.theta.detach().T @ row for row in x])
+    torch.testing.assert_close(module(x).detach(), expected, rtol=1e-13, atol=1e-13)
+
+
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_a_probe_is_applied_to_the_features(outputs: int) -> None:
     module, x, w = extractor(6, seed=9), ref.gaussian(40, 6, seed=10), ref.gaussian(6, outputs, seed=11)

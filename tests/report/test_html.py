@@ -126,6 +126,13 @@ def test_attack_grid_and_its_cost(page: Page, attack: Record) -> None:
     assert "REDUCED grid" in page.text
 
 
+def test_failed_control_is_told_first(record: Record, attack: Record) -> None:
+    assert "HELD" not in text_of(record, attack)
+    attack["control"] = {"held": {"harmful": ["T0"]}, "passed": False}
+    text = text_of(record, attack)
+    assert text.index("distrust") < text.index("Condition numbers, before")
+
+
 def test_attack_of_another_run_is_not_shown(attacked_run: Path, tmp_path: Path, attack: Record) -> None:
     (tmp_path / RECORD).write_bytes((attacked_run / RECORD).read_bytes())
     attack["subject"]["run_config_hash"] = "another"

@@ -117,6 +117,15 @@ def test_run_without_numbers_says_so(status: str, record: dict[str, Any]) -> Non
     assert shown(record) == f"ours: synthetic against synthetic, seed 0: {status}, not evaluated\n"
 
 
+@pytest.mark.usefixtures("drawn")
+def test_figure_shows_the_curves(record: dict[str, Any], tmp_path: Path) -> None:
+    for name, change in (("a.png", 1.0), ("b.png", 0.5)):
+        curve = record["curves"]["norm_ratio"]["held_out"]["harmful"]["immunized"]
+        curve["ratio"] = [value * change for value in curve["ratio"]]
+        norm_ratio_figure(record, tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()
+
+
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.usefixtures("drawn")
 def test_figure_without_curves(both: bool, record: dict[str, Any], tmp_path: Path) -> None:
