@@ -136,6 +136,8 @@ def test_spectra_are_float64_and_outside_mixed_precision(dtype: torch.dtype) -> 
         mixed = make_step(net=net)
         features = mixed.spectral_view("harmful", "none").features
         ill = IllOnly(1).terms(mixed)["ill"]
+        logits = mixed.logits("harmful", mixed.omega)
+    assert logits.dtype == dtype
     assert features.dtype == ill.dtype == torch.float64
     assert (mixed.harmful.h.dtype == torch.bfloat16) == (dtype == torch.float32)  # the trunk alone was rounded
     torch.testing.assert_close(features, plain, rtol=0.1, atol=0.05)

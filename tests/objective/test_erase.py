@@ -158,6 +158,11 @@ def test_the_refitted_classifier_repeats_the_old_answers_better_than_the_old_one
         lambda weight: -(old(f).softmax(1) * Head(weight, shifted.bias)(g).log_softmax(1)).sum(1).mean(), shifted.weight
     )
     assert float(gradient.abs().max()) < 1e-3  # the least divergence there is
+    assert shifted.bias is not None
+    gradient = torch.autograd.functional.jacobian(
+        lambda bias: -(old(f).softmax(1) * Head(shifted.weight, bias)(g).log_softmax(1)).sum(1).mean(), shifted.bias
+    )
+    assert float(gradient.abs().max()) < 1e-3
     assert distilled(f, g, Head(old.weight)).bias is None
 
 
@@ -187,5 +192,7 @@ def test_rank_and_seed_are_those_of_the_map() -> None:
     for rank, (theta, facts) in given.items():
         assert (facts["rank"], facts["rank_chosen_by"]) == (rank, "given")
         assert int(torch.linalg.matrix_rank(torch.eye(64) - theta, rtol=1e-9)) == rank
+    protected, free = (Erase(rank=3, shrinkage=0.01, protect=on).solve(**sides)[0] for on in (True, False))
+    assert not torch.allclose(protected, free)
     trials = [Erase(seed=seed).solve(**sides)[1]["trials"] for seed in (0, 0, 1)]
     assert trials[0] == trials[1] != trials[2]

@@ -66,6 +66,13 @@ def test_rows_of_all_processes_in_order_and_a_gradient_times_their_number(monkey
     assert torch.equal(slope, 3 * weights[2:4])
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_process_has_every_so_manieth_sample_of_the_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Group, "get_world_size", lambda self: size)
+    monkeypatch.setattr(ranks, "distributed", Group())
+    assert ranks.own_of(torch.tensor([1, 2, 7, 9])).tolist() == {2: [0, 3, 4], 3: [0, 2]}[size]
+
+
 def test_a_mean_over_processes_and_its_derivatives_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(4.0)
     monkeypatch.setattr(ranks, "distributed", group)

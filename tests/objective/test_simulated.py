@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from immunize import train
-from immunize.objective.attacker import Attacker, attack
+from immunize.objective.attacker import Attacker, _probe, attack
 from immunize.objective.base import Head
 from immunize.objective.censor import Censor
 from immunize.objective.deep import DeepStep
 from immunize.objective.simulated import SUPPRESSIONS, SimulatedFineTuning, Suppression, suppression
 from tests import reference as ref
 from tests.composing import tiny_deep
-from tests.objective.tiny import CLASSES, D, network, step_of
+from tests.objective.tiny import CLASSES, D, N, network, step_of
 
 K, RATE = 3, 0.05
 
@@ -122,6 +122,16 @@ def test_an_attacker_that_diverges_is_named_with_its_step_and_left_out() -> None
     with pytest.warns(RuntimeWarning, match="diverged in its step 1"):
         terms = objective.terms(step)
     assert all(torch.isfinite(term) for term in terms.values())
+
+
+def test_what_is_watched_is_the_attackers_loss_and_its_probe_has_the_networks_precision() -> None:
+    step, objective = step_of(network()), made()
+    objective.terms(step)
+    assert objective.watched.keys() == {"attacked"}
+    rows, labels = ref.gaussian(N, D, seed=5), torch.arange(N) % CLASSES
+    probe = _probe(rows, labels, torch.arange(N) < 8, CLASSES, torch.float32)
+    assert probe.bias is not None
+    assert probe.weight.dtype == probe.bias.dtype == torch.float32
 
 
 def test_without_steps_the_probe_of_theta_is_suppressed() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import immunize
 from immunize.spectrum import SHRINKAGES, cross_fitted_correlation, erase, erasing_map, folds_of, label_directions
-from immunize.spectrum.erasing_choice import FOLDS, PROBES
+from immunize.spectrum.erasing_choice import FOLDS, PROBES, _within_range
 from immunize.spectrum.shrinkage import ledoit_wolf
 from tests import reference as ref
 
@@ -234,6 +234,23 @@ def test_a_trial_of_d_p_is_a_probe_judged_on_one_fold_or_of_few_rows_on_each(cou
         for fold in range(turns)
     ]
     assert raw.pretrain == pytest.approx(max(sum(of) / turns for of in zip(*each, strict=True)), rel=1e-9)
+
+
+def test_rows_of_d_p_that_leave_the_span_of_the_others_do_not_judge() -> None:
+    """A category of which every row may be set aside: a row of its own says nothing of a map of the others."""
+    x = ref.gaussian(40, 4, seed=3) + 5
+    x[:, 3] = 0
+    x[7, 3] = 2.0
+    fitted = torch.arange(40) != 7
+    within = _within_range(x, fitted, ref.covariance(x[fitted]))
+    assert torch.equal(within, fitted)
+    assert _within_range(x, torch.ones(40, dtype=torch.bool), ref.covariance(x)).all()
+
+
+def test_labels_are_those_of_a_tensor_with_a_gradient() -> None:
+    x_p, x_h, _ = data()
+    target = (x_h @ ref.gaussian(D, seed=7)).requires_grad_()
+    assert torch.equal(erase(x_p, x_h, target).matrix, erase(x_p, x_h, target.detach()).matrix)
 
 
 def test_directions_that_differ_by_rounding_are_one() -> None:

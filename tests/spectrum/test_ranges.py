@@ -149,6 +149,8 @@ def test_a_lifted_map_scales_the_rest_by_the_geometric_mean_and_a_restricted_one
     lifted = lift_map(diagonal(8.0, 2.0), basis)
     sigma = torch.linalg.svdvals(lifted)
     torch.testing.assert_close(sigma, column(8.0, 4.0, 4.0, 2.0))
+    lifted = lift_map(diagonal(3.0, 7.0), basis)
+    torch.testing.assert_close(torch.linalg.svdvals(lifted)[1:3], column(21.0, 21.0).sqrt(), rtol=1e-14, atol=0)
     theta = ref.gaussian(4, 4, seed=4)
     lower = restrict_map(theta, basis)
     torch.testing.assert_close(lower @ lower.T, basis.T @ theta @ theta.T @ basis)

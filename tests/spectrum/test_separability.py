@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.spectrum import RHOS, Kernel, cross_fitted_accuracy, cross_fitted_correlation, in_sample_share
+from immunize.spectrum import (
+    RHOS,
+    Kernel,
+    cross_fitted_accuracy,
+    cross_fitted_correlation,
+    folds_of,
+    in_sample_share,
+    probe_correlation,
+)
 from tests import reference as ref
 
 TALL, WIDE = (40, 7), (18, 30)
@@ -161,6 +169,22 @@ def test_copies_of_one_row_leave_the_kernel_a_scale() -> None:
     x = torch.cat([torch.zeros(9, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)])
     y = torch.tensor([0] * 9 + [1] * 3)
     assert float(in_sample_share(x, y, (1e-9,), kernel="rbf")) == pytest.approx(1, abs=1e-6)
+
+
+def test_one_number_is_that_of_one_half_judged() -> None:
+    x, y, _ = task(*TALL)
+    half = folds_of(y, 2) == 0
+    for rho in (1e-2, 1.0):
+        assert probe_correlation(x, y, rho) == float(cross_fitted_correlation(x, y, half, (rho,)))
+    assert probe_correlation(x, y) == probe_correlation(x, y, 1e-2)
+
+
+def test_rows_that_are_all_the_same_have_no_correlation() -> None:
+    x, y, judged = task(*TALL)
+    x[judged] = 1.0
+    assert not cross_fitted_correlation(x, y, judged).any()
+    x[judged] = x[~judged].mean(0)
+    assert not cross_fitted_correlation(x, y, judged).any()
 
 
 def test_bad_input_is_refused() -> None:
