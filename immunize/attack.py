@@ -10,24 +10,29 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, now_and_then, tell
-from immunize.config import config_hash, resolved
-from immunize.effects import asked_for, idle_in_attack, idle_in_grid, refuse_idle, told
-from immunize.errors import UserError
-from immunize.instantiate import build
+from immunize.config import config_hash, data_folder, is_deep, moved, resolved
+from immunize.effects import Idle, asked_for, idle_in_attack, idle_in_grid, refuse_idle, told
+from immunize.errors import CheckpointError, UserError
+from immunize.instantiate import build, build_named
 from immunize.records import (
     ATTACK_CELLS,
     ATTACK_RECORD,
+    CHECKPOINT,
     begun,
     peak_memory_mib,
     plain,
     provenance,
+    read_record,
     reset_peak_memory,
+    whole_config,
     write_record,
 )
 from immunize.schemas import AttackConfig
@@ -42,12 +47,13 @@ __all__ = [
     "ATTACK_CELLS",
     "ATTACK_RECORD",
     "FEATURES",
+    "Grid",
+    "assemble",
     "entries_of",
     "hash_of_grid",
     "main",
     "measure",
     "run",
-    "target_of",
 ]
 
 FEATURES = "attack_features"
@@ -90,10 +96,10 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     check_schema(cfg, AttackConfig)
     check_rules(cfg, RULES)
     cfg.threads = threads_in_force(cfg.threads)  # they change numbers, so the record's configuration has those used
-    from immunize.attack_grid.target import CellFolder, Pointed
+    from immunize.attack_grid.target import CellFolder
 
-    idle = idle_in_attack(cfg, Pointed.at(cfg).nodes)
-    refuse_idle(given, idle)
+    grid = assemble(cfg)
+    refuse_idle(given, grid.idle)
     folder = folder_of(cfg.out, cfg.run, cfg.checkpoint)
     check_folder(folder)
     settings = resolved(cfg)
@@ -103,8 +109,8 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     reset_peak_memory()
     store = CellFolder(Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS)
     features = Path(cfg.features) if cfg.features is not None else folder / FEATURES
-    found = measure(cfg, store, tell, features)
-    idle |= idle_in_grid(cfg, found)
+    found = measure(grid, store, tell, features)
+    idle = grid.idle | idle_in_grid(cfg, found)
     record |= {
         "kind": "attack",
         "status": "finished",
@@ -136,7 +142,7 @@ def hash_of_grid(settings: dict[str, Any]) -> str:
 
 
 def measure(
-    cfg: DictConfig,
+    grid: Grid,
     store: Store | None = None,
     tell: Callable[[str], None] = lambda text: None,
     features: Path | None = None,
@@ -144,7 +150,7 @@ def measure(
     """Every number of the grid, from checkpoint and data.
 
     Args:
-        cfg: the composed configuration.
+        grid: of :func:`assemble`.
         store: of finished attacks; None repeats all of them.
         tell: gets a line for every finished attack.
         features: folder in which features of images are kept; None computes all.
@@ -152,57 +158,21 @@ def measure(
     Raises:
         UserError: as :func:`run`.
     """
-    entries = entries_of(cfg)  # a bad grid is reported before the data are read
+    entries = grid.new_entries()  # a bad grid is reported before the data are read
     from immunize.attack_grid.run import laid_out, run_grid
     from immunize.evaluation.attacks import version_of
 
-    with cpu_threads(cfg.threads):
-        target = target_of(cfg, features, tell)
+    with cpu_threads(grid.threads):
+        target = grid.new_target(features, tell)
         if not target.has_network and all(entry.attack.needs == "model" for entry in entries):
             raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
-        grid = run_grid(target.plan, target, entries, store, tell)
+        done = run_grid(target.plan, target, entries, store, tell)
     versions = {entry.name: version_of(entry.attack) for entry in entries}
     return {
-        **{"subject": target.facts, "tasks": grid.facts, "attack_versions": versions},
-        **laid_out(grid.cells, [entry.name for entry in entries]),
-        "peak_memory_mib": max(peak_memory_mib(), grid.peak_memory_mib),
+        **{"subject": target.facts, "tasks": done.facts, "attack_versions": versions},
+        **laid_out(done.cells, [entry.name for entry in entries]),
+        "peak_memory_mib": max(peak_memory_mib(), done.peak_memory_mib),
     }
-
-
-def target_of(cfg: DictConfig, features: Path | None = None, tell: Callable[[str], None] = lambda text: None) -> Target:
-    """What is attacked: a linear model, or a network with its features.
-
-    Args:
-        cfg: the composed configuration.
-        features: as in :func:`measure`.
-        tell: gets a line for every data set whose features are computed.
-
-    Raises:
-        UserError: as :func:`run`.
-    """
-    from immunize.attack_grid.target import GridPlan, Pointed
-    from immunize.evaluation.attacks import Budget
-
-    pointed, tasks = Pointed.at(cfg), cfg.get("tasks")
-    plan = GridPlan(
-        seeds=tuple(cfg.seeds),
-        threads=cfg.threads,
-        jobs=cfg.get("jobs"),
-        budget=Budget(cfg.attack.budget.steps, cfg.attack.budget.flops),
-        tasks=None if tasks is None else tuple(tasks),
-        validation_fraction=cfg.validation_fraction,
-        test_fraction=cfg.test_fraction,
-    )
-    if pointed.deep:
-        from immunize.attack_grid.network import network_target
-
-        settings = {name: cfg[name] for name in ("reference", "benign", "images", "workers")}
-        return network_target(pointed, plan, features=features, tell=tell, **settings)
-    if cfg.get("benign"):
-        raise UserError("benign=[...] names image data sets for networks; a linear model has benign_digits")
-    from immunize.attack_grid.linear import linear_target
-
-    return linear_target(pointed, plan, cfg.benign_digits)
 
 
 @command("attack")
@@ -240,6 +210,106 @@ def _refuse_other(path: Path, hashed: str, overwrite: bool) -> None:
         old = None
     if old != hashed:
         raise UserError(f"{path} was made with other settings; choose another folder with out=, or set overwrite=true")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid of attacks and what it is pointed at, as far as both are known before anything heavy is imported.
+
+    Attributes:
+        idle: settings without effect here.
+        threads: of every attack.
+        new_entries: makes the attacks.
+        new_target: from the folder of features, and what gets a line for every data set, to what is attacked.
+    """
+
+    idle: Idle
+    threads: int
+    new_entries: Callable[[], list[Entry]]
+    new_target: Callable[[Path | None, Callable[[str], None]], Target]
+
+
+def assemble(cfg: DictConfig) -> Grid:
+    """What the configuration comes to: a run, or a checkpoint with a model and data, and the attacks on it.
+
+    Args:
+        cfg: the composed configuration (`conf/attack.yaml`), checked.
+
+    Raises:
+        UserError: neither or both of `run` and `checkpoint`, one that does not exist, a run that did not finish, or a
+            network without θ_0.
+    """
+    if (cfg.run is None) == (cfg.checkpoint is None):
+        raise UserError(
+            "say what to attack: run=<output folder>, or checkpoint=<file> with model=, harmful=, pretrain="
+        )
+    for name in ("run", "checkpoint"):
+        if cfg[name] is not None and not Path(cfg[name]).exists():
+            raise UserError(f"{name}={cfg[name]} does not exist")
+    from immunize.attack_grid.target import GridPlan, Pointed
+
+    data_root, record = data_folder(cfg.data_root), {}
+    if cfg.run is None:
+        nodes = OmegaConf.merge(cfg, {"data_root": data_root or "data"})
+    else:
+        record = read_record(Path(cfg.run))
+        if record["status"] != "finished":
+            raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
+        nodes = OmegaConf.create(moved(whole_config(record), data_root))
+    assert isinstance(nodes, DictConfig)
+    pointed = Pointed(
+        model=nodes.model.name,
+        new_source=lambda role, **changed: build({**nodes[role], **changed}),
+        path=Path(cfg.checkpoint) if cfg.run is None else Path(cfg.run) / CHECKPOINT,
+        record=record,
+    )
+    budget, tasks = (cfg.attack.budget.steps, cfg.attack.budget.flops), cfg.get("tasks")
+    plan: Callable[..., GridPlan] = partial(
+        GridPlan,
+        seeds=tuple(cfg.seeds),
+        threads=cfg.threads,
+        jobs=cfg.get("jobs"),
+        tasks=None if tasks is None else tuple(tasks),
+        validation_fraction=cfg.validation_fraction,
+        test_fraction=cfg.test_fraction,
+    )
+    deep = is_deep(nodes)
+    own: dict[str, Any] = {"benign_digits": cfg.benign_digits}
+    if deep:
+        model = OmegaConf.create(OmegaConf.to_container(nodes.model, resolve=True))
+        assert isinstance(model, DictConfig)
+        if cfg.reference is not None:
+            model.checkpoint = cfg.reference
+        weights = model.get("checkpoint")
+        if weights is not None and not Path(weights).expanduser().is_file():
+            raise CheckpointError(f"θ_0's weights are not at {weights}: name their file with reference=<file>")
+        if not record and weights is None and not model.pretrained:
+            raise UserError("there is no θ_0 to compare with: give its weights with reference=<file>")
+        root = {"data_root": str(nodes.data_root)}
+        own = {
+            "new_theta_0": partial(build_named, model, seed=nodes.seed if record else 0),
+            "benign": {
+                str(name): partial(build, {**node, **(root if "data_root" in node else {})})
+                for name, node in cfg.benign.items()
+            },
+            "images": cfg.images,
+            "workers": cfg.workers,
+        }
+    elif cfg.get("benign"):
+        raise UserError("benign=[...] names image data sets for networks; a linear model has benign_digits")
+
+    def new_target(features: Path | None, tell: Callable[[str], None]) -> Target:
+        from immunize.evaluation.attacks import Budget
+
+        if deep:
+            from immunize.attack_grid.network import network_target
+
+            return network_target(pointed, plan(budget=Budget(*budget)), features=features, tell=tell, **own)
+        from immunize.attack_grid.linear import linear_target
+
+        return linear_target(pointed, plan(budget=Budget(*budget)), **own)
+
+    return Grid(idle_in_attack(cfg, nodes), cfg.threads, partial(entries_of, cfg), new_target)
 
 
 def entries_of(cfg: DictConfig) -> list[Entry]:

@@ -86,7 +86,7 @@ def _verify(folder: str, data_root: str | None) -> None:
 
 
 def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: Callable[[str], None]) -> list[str]:
-    from immunize.attack import hash_of_grid, measure
+    from immunize.attack import assemble, hash_of_grid, measure
     from immunize.attack_grid.run import RESULTS
     from immunize.records import plain, whole_config
 
@@ -97,7 +97,7 @@ def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: 
         raise CheckpointError(f"the attack record in {folder} is of a checkpoint, not of this run: attack run={folder}")
     cfg = OmegaConf.merge(whole, {"run": str(folder), "data_root": data_folder(data_root)})
     assert isinstance(cfg, DictConfig)
-    again = plain(measure(cfg, tell=tell))
+    again = plain(measure(assemble(cfg), tell=tell))
     found = [line for key in RESULTS for line in differences(_timeless(attack[key]), _timeless(again[key]), key)]
     if hash_of_grid(whole) != attack.get("config_hash"):
         found.append(f"config_hash: {attack.get('config_hash')} is not that of the grid beside it")

@@ -176,7 +176,7 @@ def test_record_says_what_each_attack_paid_and_how_long_it_ran(folder: Path) -> 
 
 
 def target_of(*overrides: str) -> LinearTarget:
-    found = attack.target_of(compose_attack(*overrides))
+    found = attack.assemble(compose_attack(*overrides)).new_target(None, print)
     assert isinstance(found, LinearTarget)
     return found
 

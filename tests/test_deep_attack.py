@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from immunize import attack
-from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES, target_of
+from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES, assemble
 from immunize.attack_grid.network import NetworkTarget
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.evaluation.attacks import Attack, AttackData, Budget, Ridge, StageProbes
@@ -50,7 +50,7 @@ def folder(original: Path, tmp_path: Path) -> Path:
 
 
 def target(*overrides: str) -> NetworkTarget:
-    found = target_of(compose_attack(*overrides))
+    found = assemble(compose_attack(*overrides)).new_target(None, print)
     assert isinstance(found, NetworkTarget)
     return found
 
@@ -241,7 +241,7 @@ def test_benign_data_set_goes_through_the_same_grid(folder: Path, tmp_path: Path
     shutil.move(tmp_path / "caltech101", tmp_path / "moved" / "caltech101")
     elsewhere = OmegaConf.merge(whole_config(record), {"data_root": str(tmp_path / "moved")})  # as immunize.verify does
     assert isinstance(elsewhere, DictConfig)
-    assert timeless(attack.measure(elsewhere)["results"]) == timeless(record["results"])
+    assert timeless(attack.measure(assemble(elsewhere))["results"]) == timeless(record["results"])
 
 
 def test_no_benign_task_is_told_with_the_reason(original: Path) -> None:

@@ -24,7 +24,6 @@ from immunize.data.loading import load_pair
 from immunize.data.splits import ROLES, Splits
 from immunize.errors import DataError
 from immunize.evaluation.attacks import AttackData, Rows
-from immunize.instantiate import build
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,7 +119,7 @@ def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> Linea
 
     def pair(digits: list[int] | None = None) -> tuple[Source, Source]:
         changed = {} if digits is None else {"pair": digits}
-        first, second = (build({**pointed.nodes[role], **changed}) for role in ROLES)
+        first, second = (pointed.new_source(role, **changed) for role in ROLES)
         return first, second
 
     sources = pair()

@@ -19,15 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
 from immunize.checkpoints import check_owner
-from immunize.data import ROLES
+from immunize.data import ROLES, Source
 from immunize.data.images import ImagePair, ImageSet, ImageSource, as_image_source
-from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
+from immunize.errors import CheckpointError, DataError, MissingDataError
 from immunize.evaluation.attacks import AttackData, Inputs, Network, Rows
 from immunize.evaluation.attacks.network import flops_of
 from immunize.features import (
@@ -40,7 +39,6 @@ from immunize.features import (
     released_network,
     state_digest,
 )
-from immunize.instantiate import build, build_named
 
 __all__ = ["NetworkTarget", "network_target"]
 
@@ -135,20 +133,20 @@ def network_target(
     pointed: Pointed,
     plan: GridPlan,
     *,
-    reference: str | None = None,
-    benign: Mapping[str, Mapping[str, Any]] | None = None,
-    images: int | None = None,
-    workers: int = 0,
-    features: Path | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    new_theta_0: Callable[..., DeepExtractor],
+    benign: Mapping[str, Callable[[], Source]],
+    images: int | None,
+    workers: int,
+    features: Path | None,
+    tell: Callable[[str], None],
 ) -> NetworkTarget:
     """The network that is pointed at, with the features of every task.
 
     Args:
         pointed: the run or checkpoint.
         plan: how images are split, and which tasks are wanted.
-        reference: a file of θ_0's weights; None is where the run had them.
-        benign: nodes of third data sets, by name.
+        new_theta_0: makes θ_0 with `n_classes`; None leaves the classifier that the weights have.
+        benign: make the third data sets, by name.
         images: most of each split of a data set; None for all.
         workers: processes that read images.
         features: the folder in which features are kept; None keeps none, and computes all.
@@ -158,10 +156,10 @@ def network_target(
         UserError: missing data, data that are not those of the run, weights that cannot be had or do not fit, a θ_0
             that is not the run's.
     """
-    sources = {role: as_image_source(build(pointed.nodes[role])) for role in ROLES}
+    sources = {role: as_image_source(pointed.new_source(role)) for role in ROLES}
     for source in sources.values():
         source.require()
-    theta_0 = _theta_0(pointed, reference, sources["pretrain"].n_classes)
+    theta_0 = new_theta_0(n_classes=sources["pretrain"].n_classes if pointed.record else None)
     transform = theta_0.transform()
     pair = ImagePair(sources["pretrain"], sources["harmful"], batch_size=2, transform_eval=transform)
     pair.setup()
@@ -174,7 +172,7 @@ def network_target(
     stages = {name: StageOutputs(network, example) for name, network in networks.items()}
     named = {"harmful": (sources["harmful"], pair.measured("harmful"))}
     named["pretrain"] = (sources["pretrain"], pair.measured("pretrain"))
-    for name, source in _benign(benign or {}, str(pointed.nodes.data_root), sources).items():
+    for name, source in _benign(benign, sources).items():
         named[f"benign_{name}"] = (source, source.splits(transform, transform))
     tasks, places = {}, {name: place for place, name in enumerate(named)}
     for name in plan.wanted(named):
@@ -196,23 +194,6 @@ def network_target(
 
 
 # --- networks -----------------------------------------------------------------------------------------------------
-
-
-def _theta_0(pointed: Pointed, reference: str | None, n_classes: int) -> DeepExtractor:
-    """θ_0, from `reference` or from where the run had it."""
-    model = OmegaConf.create(OmegaConf.to_container(pointed.nodes.model, resolve=True))
-    assert isinstance(model, DictConfig)
-    if reference is not None:
-        model.checkpoint = reference
-    weights = model.get("checkpoint")
-    if weights is not None and not Path(weights).expanduser().is_file():
-        raise CheckpointError(f"θ_0's weights are not at {weights}: name their file with reference=<file>")
-    if not pointed.record and model.checkpoint is None and not model.pretrained:
-        raise UserError("there is no θ_0 to compare with: give its weights with reference=<file>")
-    # Of a checkpoint its classifier is that of the weights, whatever the data.
-    of_run = {"n_classes": n_classes, "seed": pointed.nodes.seed} if pointed.record else {"n_classes": None, "seed": 0}
-    net: DeepExtractor = build_named(model, **of_run)
-    return net
 
 
 def _immunized(theta_0: DeepExtractor, pointed: Pointed) -> Released:
@@ -258,21 +239,19 @@ def _network(
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
-def _benign(
-    benign: Mapping[str, Mapping[str, Any]], data_root: str, sources: Mapping[Any, ImageSource]
-) -> dict[str, ImageSource]:
+def _benign(benign: Mapping[str, Callable[[], Source]], sources: Mapping[Any, ImageSource]) -> dict[str, ImageSource]:
     """The third data sets, which are neither D_P nor D_H."""
     taken = {source.file_hash(): role for role, source in sources.items()}
     found = {}
-    for name, node in benign.items():
+    for name, new_source in benign.items():
         try:
-            source = as_image_source(build({**node, "data_root": data_root} if "data_root" in node else node))
+            source = as_image_source(new_source())
             source.require()
         except MissingDataError as error:
             raise MissingDataError(f"benign={name}: {error}") from None
         if source.file_hash() in taken:
             raise DataError(f"benign={name} is the {taken[source.file_hash()]} data set itself; choose a third one")
-        found[str(name)] = source
+        found[name] = source
     return found
 
 

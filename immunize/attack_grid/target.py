@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import data_folder, is_deep, moved
 from immunize.data.splits import random_generator
 from immunize.errors import CheckpointError, UserError
-from immunize.records import CHECKPOINT, file_digest, read_record, whole_config, write_record
+from immunize.records import file_digest, write_record
 
 if TYPE_CHECKING:
     from immunize.data import Role, Source
@@ -131,49 +129,19 @@ class GridPlan:
 
 @dataclass(frozen=True)
 class Pointed:
-    """A run, or a checkpoint with a configuration.
+    """A run, or a checkpoint with a model and data.
 
     Attributes:
-        nodes: `model`, `pretrain` and `harmful`, with the data where they lie now.
+        model: its name.
+        new_source: from a role, and settings of its data set that are to be others, to the data set where it lies now.
         path: of the checkpoint.
         record: of the run; empty for a checkpoint.
     """
 
-    nodes: DictConfig
+    model: str
+    new_source: Callable[..., Source]
     path: Path
     record: dict[str, Any]
-
-    @property
-    def deep(self) -> bool:
-        """Whether it is a network."""
-        return is_deep(self.nodes)
-
-    @classmethod
-    def at(cls, cfg: DictConfig) -> Pointed:
-        """What the configuration points at.
-
-        Args:
-            cfg: composed (`conf/attack.yaml`).
-
-        Raises:
-            UserError: neither or both of `run` and `checkpoint`, one that does not exist, or a run that did not finish.
-        """
-        if (cfg.run is None) == (cfg.checkpoint is None):
-            raise UserError(
-                "say what to attack: run=<output folder>, or checkpoint=<file> with model=, harmful=, pretrain="
-            )
-        for name in ("run", "checkpoint"):
-            if cfg[name] is not None and not Path(cfg[name]).exists():
-                raise UserError(f"{name}={cfg[name]} does not exist")
-        root = data_folder(cfg.data_root)
-        if cfg.run is None:
-            nodes = OmegaConf.merge(cfg, {"data_root": root or "data"})
-            assert isinstance(nodes, DictConfig)
-            return cls(nodes, Path(cfg.checkpoint), {})
-        record = read_record(Path(cfg.run))
-        if record["status"] != "finished":
-            raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
-        return cls(OmegaConf.create(moved(whole_config(record), root)), Path(cfg.run) / CHECKPOINT, record)
 
     def facts(self, sources: Mapping[Role, Source], data_hash: str) -> dict[str, Any]:
         """What is attacked, for the record.
@@ -188,7 +156,7 @@ class Pointed:
         if self.record and data_hash != self.record["data_hash"]:
             raise CheckpointError("the data are not those of the run: their hash differs from the record's")
         return {
-            "model": self.nodes.model.name,
+            "model": self.model,
             "method": self.record.get("method"),
             **{role: source.name for role, source in sources.items()},
             "run_seed": self.record.get("seed"),
