@@ -21,7 +21,7 @@ from immunize.cli import command, now_and_then, tell
 from immunize.config import config_hash, data_folder, is_deep, moved, resolved
 from immunize.effects import Idle, asked_for, idle_in_attack, idle_in_grid, refuse_idle, told
 from immunize.errors import CheckpointError, UserError
-from immunize.instantiate import build, build_named
+from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.records import (
     ATTACK_CELLS,
     ATTACK_RECORD,
@@ -287,7 +287,7 @@ def assemble(cfg: DictConfig) -> Grid:
             raise UserError("there is no θ_0 to compare with: give its weights with reference=<file>")
         root = {"data_root": str(nodes.data_root)}
         own = {
-            "new_theta_0": partial(build_named, model, seed=nodes.seed if record else 0),
+            "new_theta_0": partial(build, model, leave_out=NOT_ARGUMENTS, seed=nodes.seed if record else 0),
             "benign": {
                 str(name): partial(build, {**node, **(root if "data_root" in node else {})})
                 for name, node in cfg.benign.items()

@@ -67,12 +67,12 @@ def run(
 
     path = folder / CHECKPOINT
     with cpu_threads(record["hardware"]["threads"]):  # another number of them rounds differently
-        experiment = assemble(cfg, sources)
+        experiment = assemble(cfg, sources, record)
         try:
             again = experiment.again(path, record)
         except (DivergedError, ZeroMatrixError) as error:  # or infinite: nothing counts beside the largest eigenvalue
             raise CheckpointError(f"{path} gives no numbers any more: {error}") from None
-        again["data"] = experiment.data_facts()
+        again["data"] = experiment.pair.describe()
     compared += tuple(key for key in OF_SEVERAL_SETS if key in record or key in again)
     compared += tuple(key for key in WHERE_KEPT if key in record and key not in compared)
     differing = [line for key in compared for line in differences(_here(record.get(key)), _here(again.get(key)), key)]

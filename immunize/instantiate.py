@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
@@ -18,17 +18,18 @@ from immunize.errors import UserError
 if TYPE_CHECKING:
     from immunize.data import Source
 
-__all__ = ["build", "build_named", "build_sources"]
+__all__ = ["NOT_ARGUMENTS", "build", "build_sources"]
 
 NOT_ARGUMENTS = ("name", "kind", "columns")
 """Keys of a model, method or start that its class does not take: its name in records, and what the run itself reads."""
 
 
-def build(node: Mapping[str, Any], **arguments: Any) -> Any:
+def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), **arguments: Any) -> Any:
     """Instantiate a `_target_`; what its constructor objects to is the user's to mend.
 
     Args:
         node: `_target_` and its arguments.
+        leave_out: keys that are none of them, such as `NOT_ARGUMENTS` of a model, method or start.
         arguments: further ones, that the run itself provides.
 
     Raises:
@@ -38,7 +39,11 @@ def build(node: Mapping[str, Any], **arguments: Any) -> Any:
     target = node.get("_target_")
     if target is None:
         raise UserError(f"_target_ is missing beside {', '.join(map(str, node)) or 'nothing'}: it names what is built")
-    _check_numbers(node)
+    if leave_out:
+        whole = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
+        assert isinstance(whole, Mapping)
+        node = OmegaConf.create({str(key): value for key, value in whole.items() if key not in leave_out})
+    _check_numbers(target, node)
     if clash := sorted(str(key) for key in node if key in arguments):
         raise UserError(f"{target}: {', '.join(clash)} cannot be set here, the run provides it")
     try:
@@ -52,14 +57,6 @@ def build(node: Mapping[str, Any], **arguments: Any) -> Any:
         if isinstance(cause, ImportError):
             raise UserError(f"{target} needs a package that is not installed: {cause}") from error
         raise UserError(f"{target}: {cause}" if cause else str(error)) from error
-
-
-def build_named(node: Mapping[str, Any], **arguments: Any) -> Any:
-    """:func:`build` of a model, a method or a start, without `NOT_ARGUMENTS`."""
-    container = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
-    assert isinstance(container, Mapping)
-    kept = {str(key): value for key, value in container.items() if key not in NOT_ARGUMENTS}
-    return build(OmegaConf.create(kept), **arguments)
 
 
 def build_sources(cfg: Mapping[str, Any]) -> tuple[Source, Source]:
@@ -94,11 +91,10 @@ def _check_loss(loss: str, source: Source, role: str) -> None:
 NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _check_numbers(node: Mapping[str, Any]) -> None:
+def _check_numbers(target: str, arguments: Mapping[str, Any]) -> None:
     """Refuse what is no number where the annotation asks for one; annotations with anything else in them pass."""
-    target = node.get("_target_")
     try:
-        found = get_object(str(target))
+        found = get_object(target)
         hints = typing.get_type_hints(found.__init__ if inspect.isclass(found) else found)
     except (ImportError, ValueError, NameError, TypeError, AttributeError):
         return  # `instantiate` says it better, or there are no annotations that can be read here
@@ -106,9 +102,9 @@ def _check_numbers(node: Mapping[str, Any]) -> None:
         union = typing.get_origin(hint) in (typing.Union, types.UnionType)
         allowed = set(typing.get_args(hint)) if union else {hint}
         kinds = allowed - {type(None)}
-        if name not in node or not kinds or not kinds <= NUMBERS.keys():
+        if name not in arguments or not kinds or not kinds <= NUMBERS.keys():
             continue
-        value = node[name]
+        value = arguments[name]
         fits = type(value) in kinds or (float in kinds and type(value) is int)
         if not fits and not (value is None and type(None) in allowed):
             words = " or ".join(word for kind, word in NUMBERS.items() if kind in kinds)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from immunize.cli import command, sigint_restored, teller
 from immunize.config import config_hash, is_deep, resolved
 from immunize.effects import asked_for, idle_in_pretraining, refuse_idle, told
 from immunize.errors import DivergedError, UserError
-from immunize.instantiate import build, build_named
+from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, begun, peak_memory_mib, provenance, write_record
 from immunize.schemas import PretrainConfig
@@ -212,18 +213,18 @@ def assemble(cfg: DictConfig, source: ImageSource) -> Pretraining:
     """
     from immunize.data.images.pair import without_aside
     from immunize.objective import task_loss
-    from immunize.pipeline.assemble import new_trainer, theta_0_facts
+    from immunize.pipeline.assemble import OF_PAIRS, new_trainer, theta_0_facts
     from immunize.training.module import SupervisedModule
 
     own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
     node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})
     assert isinstance(node, DictConfig)
-    net: DeepExtractor = build_named(node, n_classes=source.n_classes, seed=cfg.seed)
+    net: DeepExtractor = build(node, leave_out=NOT_ARGUMENTS, n_classes=source.n_classes, seed=cfg.seed)
     splits = source.splits(net.transform(train=cfg.augment), net.transform())
     if cfg.validation_fraction > 0:
         splits, _ = without_aside(splits, cfg.validation_fraction, seed=cfg.seed, role="pretrain")
     loss, rates = task_loss("ce", cfg.label_smoothing), (cfg.learning_rate, cfg.weight_decay)
-    epochs, clip, trainer = cfg.epochs, cfg.clip, cfg.trainer
+    epochs, clip, trainer = cfg.epochs, cfg.clip, partial(build, cfg.trainer, leave_out=OF_PAIRS)
     return Pretraining(
         network=net.network,
         facts=theta_0_facts(net, node.get("checkpoint")),

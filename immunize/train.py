@@ -17,7 +17,7 @@ from immunize.cli import command, sigint_restored, tell, teller
 from immunize.config import hash_of_run, is_deep, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
-from immunize.instantiate import build_named, build_sources
+from immunize.instantiate import NOT_ARGUMENTS, build, build_sources
 from immunize.processes import is_first, process_count, run_processes, started_outside
 from immunize.records import RECORD, read_record
 from immunize.settings import check_folder, check_settings, refuse_finished
@@ -59,7 +59,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     from immunize.pipeline.record import new_record
 
     clock, settings = time.perf_counter(), resolved(cfg)
-    method = build_named(cfg.method)
+    method = build(cfg.method, leave_out=NOT_ARGUMENTS)
     record = new_record(settings, method, given)
     count = process_count(cfg.trainer) if is_deep(cfg) and method.trains else 1
     with sigint_restored():

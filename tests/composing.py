@@ -30,7 +30,7 @@ from immunize.data.images.digit_images import DigitImages
 from immunize.data.images.stored import Array, ArrayImages
 from immunize.objective import Objective
 from immunize.pipeline.assemble import assemble
-from immunize.pipeline.linear import LinearExperiment
+from immunize.pipeline.linear import LinearModel
 from immunize.records import CHECKPOINT
 from immunize.training import LinearModule
 from immunize.training.callbacks import Progress
@@ -139,22 +139,22 @@ def theta_of(folder: Path, n_features: int = D) -> Tensor:
     return load_checkpoint(folder / CHECKPOINT, n_features)["fit"]
 
 
-def experiment_of(cfg: DictConfig) -> LinearExperiment:
-    """The run of a linear model, with its data."""
-    experiment = assemble(cfg)
-    assert isinstance(experiment, LinearExperiment)
-    return experiment
+def model_of(cfg: DictConfig) -> LinearModel:
+    """The linear model of a run, with its data."""
+    model = assemble(cfg).model
+    assert isinstance(model, LinearModel)
+    return model
 
 
 def data_of(cfg: DictConfig) -> PairedData:
     """The pair, set up."""
-    return experiment_of(cfg).pair
+    return model_of(cfg).pairs["fit"]
 
 
 def module_of(cfg: DictConfig, data: PairedData, objective: Objective | None = None) -> LinearModule:
     """The module of a run; `objective` replaces the configured method."""
-    experiment = experiment_of(OmegaConf.merge(cfg, {"log_every": 1}))
-    return experiment.module(data, objective or experiment.new_method())
+    model = model_of(OmegaConf.merge(cfg, {"log_every": 1}))
+    return model.module(data, objective or model.new_method())
 
 
 def fit_module(

@@ -222,12 +222,12 @@ def test_method_instantiates(choice: str) -> None:
 def test_model_instantiates_or_takes_the_keys_of_its_yaml(choice: str) -> None:
     """Networks are built, with random weights, by the tests of `immunize.features`."""
     from immunize.instantiate import NOT_ARGUMENTS
-    from tests.composing import experiment_of
+    from tests.composing import model_of
 
     cfg = in_group("model", choice)
     assert cfg.model.name in (choice, "x")
     if cfg.model.get("kind") != "deep":
-        assert experiment_of(cfg).new_extractor(N_FEATURES).n_features == N_FEATURES
+        assert model_of(cfg).new_extractor(N_FEATURES).n_features == N_FEATURES
         return
     left_out = ("_target_", "_convert_", *NOT_ARGUMENTS)
     arguments = {str(key): value for key, value in cfg.model.items() if key not in left_out}
@@ -288,12 +288,13 @@ def test_pair_on_real_files_loads(choice: str, data_root: Path) -> None:
 @pytest.mark.slow
 def test_table_4s_row_of_house_prices_immunizes_with_the_rows_and_batches_of_the_released_code(data_root: Path) -> None:
     from immunize.evaluation import evaluate_part
-    from tests.composing import experiment_of
+    from tests.composing import model_of
 
     words = ("harmful=housing", "harmful.rows=200", f"data_root={data_root}", "objective.epochs=334")
     cfg = composed(*words, "objective=linear_housing_table4")
-    experiment = experiment_of(cfg)
-    data, done = experiment.pair, experiment.fit(experiment.pair, [], quiet=True)
+    model = model_of(cfg)
+    data = model.pairs["fit"]
+    done = model.fit(data, [], quiet=True)
     assert done.theta is not None
     found = evaluate_part(done.theta, data.fit, data.tasks, probe_steps=1)
     assert done.steps == 1002

@@ -21,7 +21,7 @@ from immunize.config import config_hash, hash_of_run, resolved
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor, Features, extract, save_weights
 from immunize.features.boundary import Trunk
-from immunize.instantiate import build_named
+from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.pipeline.features import Measured, both_features
 from immunize.pipeline.fit import TRAINING
 from immunize.records import CHECKPOINT, read_record
@@ -354,7 +354,7 @@ def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
 def a_theta_0(folder: Path, seed: int) -> Path:
     """Some weights of the tiny network, always in the same file."""
     file = folder / "theta_0.safetensors"
-    save_weights(file, build_named(tiny_deep().model, n_classes=5, seed=seed).full_state_dict())
+    save_weights(file, build(tiny_deep().model, leave_out=NOT_ARGUMENTS, n_classes=5, seed=seed).full_state_dict())
     return file
 
 

@@ -15,7 +15,7 @@ import torch
 from immunize import evaluate, threads, train
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
-from immunize.pipeline.linear import LinearExperiment
+from immunize.pipeline.linear import LinearModel
 from immunize.records import CHECKPOINT, RECORD, read_record, write_record
 from tests.commands import Called
 from tests.composing import compose_config, run_tiny, theta_of
@@ -124,13 +124,13 @@ def test_unfinished_run_has_nothing_to_check(status: str, folder: Path) -> None:
 def test_threads_are_those_of_the_run_and_the_callers_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding depends on the number of threads, and gaps at a rank cut are made of rounding."""
     used = []
-    original = LinearExperiment.evaluate
+    original = LinearModel.numbers
 
     def watched(*args: Any) -> dict[str, Any]:
         used.append(torch.get_num_threads())
         return original(*args)
 
-    monkeypatch.setattr(LinearExperiment, "evaluate", watched)
+    monkeypatch.setattr(LinearModel, "numbers", watched)
     monkeypatch.setattr(threads, "cores", lambda: 1)  # no matter what this machine leaves
     before = torch.get_num_threads()
     try:

@@ -21,7 +21,7 @@ from immunize.evaluation.forecast_verdict import STRONG
 from immunize.records import CHECKPOINT
 from immunize.report import show_record
 from immunize.spectrum import EASE_SLACK, HARDER_BY, generalized_spectrum
-from tests.composing import compose_config, data_of, experiment_of
+from tests.composing import compose_config, data_of, model_of
 
 SHORT = ("probe_steps=20", "logger=none", "figure=false")
 
@@ -70,13 +70,13 @@ def files(folder: Path, x_p: Any, y_p: Any, x_h: Any, y_h: Any) -> list[str]:
 @pytest.mark.parametrize("name", MADE)
 def test_half_of_the_bound_is_reached_with_b_true_whatever_the_units(name: str, tmp_path: Path) -> None:
     cfg = compose_config(*files(tmp_path, *MADE[name]()), "logger=none")
-    experiment = experiment_of(cfg)
-    data = experiment.pair
+    model = model_of(cfg)
+    data = model.pairs["fit"]
     rows = data.fit.pretrain.x, data.fit.harmful.x
     grams = [x.T @ x for x in rows]
     theory = generalized_spectrum(*grams, n_samples=(len(rows[0]), len(rows[1])), shrinkage=1e-3)
     assert theory.rir_star > HARDER_BY  # the forecast says no "cannot" on these rows
-    found = experiment.fit(data, [], quiet=True)
+    found = model.fit(data, [], quiet=True)
     ratio = measure(found.theta, rows)["spectrum"]
     assert found.status == "finished"
     assert found.steps == 300

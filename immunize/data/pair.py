@@ -107,9 +107,18 @@ class Pair(LightningDataModule):
         """How the pair comes by held-out rows: "cross_fit" if either data set has none of its own, else "split"."""
         return "cross_fit" if "cross_fit" in {of.held_out_protocol for of in self.sources.values()} else "split"
 
+    @property
+    @abstractmethod
+    def data_hash(self) -> str:
+        """SHA-256 of both data sets. After `setup`."""
+
     def source(self, role: Role) -> Any:
         """The source of one data set."""
         return self.sources[role]
+
+    def describe(self) -> dict[str, Any]:
+        """What both data sets are, for a record. After `setup`."""
+        return {role: self.sources[role].describe() for role in ROLES}
 
     def train_dataloader(self) -> CombinedLoader:
         """Batches of both data sets.
@@ -232,6 +241,14 @@ class PairedData(Pair):
     def data_hash(self) -> str:
         """SHA-256 over names, shapes and bytes of all fit and held-out rows; validation rows count as fit rows."""
         return self._of_both.hash
+
+    def describe(self) -> dict[str, Any]:
+        """The same, and how many rows of them are immunized on."""
+        both = super().describe()
+        told: dict[str, Any] = {role: both[role] | {"fit_rows": len(self.fit.of(role))} for role in ROLES}
+        if self.scale is not None:
+            told["harmful"]["constant_columns"] = self.scale.dropped
+        return told
 
     @property
     def scale(self) -> Standardizer | None:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from immunize.errors import UserError
 from immunize.importing import start_quickly
-from immunize.instantiate import build_named
+from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.processes import end_with_parent, is_first
 
 
@@ -28,7 +28,9 @@ def main(path: Path) -> int:
     clock, spec = time.perf_counter(), json.loads(path.read_text(encoding="utf-8"))
     settings = OmegaConf.create(spec["config"])
     try:
-        record = new_record(spec["config"], build_named(settings.method)) | {"command": spec["command"]}
+        record = new_record(spec["config"], build(settings.method, leave_out=NOT_ARGUMENTS)) | {
+            "command": spec["command"]
+        }
         run(assemble(settings), record, path.parent, clock, quiet=spec["quiet"])
     except UserError as error:
         if is_first():

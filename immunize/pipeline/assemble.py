@@ -6,7 +6,7 @@ The only file in which a run's configuration is read. Sees every room; no room s
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -22,19 +22,20 @@ from immunize.data import PairedData, Source
 from immunize.data.images import ImagePair, as_image_source
 from immunize.errors import UserError
 from immunize.evaluation import EvaluationSettings
-from immunize.features import DeepExtractor, LinearExtractor, state_digest
-from immunize.instantiate import build, build_named, build_sources
+from immunize.features import DeepExtractor, state_digest
+from immunize.instantiate import NOT_ARGUMENTS, build, build_sources
 from immunize.objective import Objective, TaskLoss, task_loss
-from immunize.pipeline.experiment import HEAD_STREAM, Experiment
-from immunize.pipeline.fit import Training
-from immunize.pipeline.linear import LinearExperiment
-from immunize.pipeline.network import NetworkExperiment
+from immunize.pipeline.experiment import Experiment, Model
+from immunize.pipeline.fit import HEAD_STREAM, Training
+from immunize.pipeline.linear import ONE_THREAD_UP_TO, LinearModel
+from immunize.pipeline.network import NetworkModel, network_facts
 from immunize.records import file_digest
 from immunize.schemas import ObjectiveConfig
 from immunize.training.loggers import wandb_logger
 from immunize.training.module import OptimizerFactory
 
 __all__ = [
+    "OF_PAIRS",
     "assemble",
     "method_named",
     "new_trainer",
@@ -43,21 +44,24 @@ __all__ = [
     "theta_0_facts",
 ]
 
-Node = Mapping[str, Any]
-"""A part of a configuration: a `_target_` and its arguments, or settings by name."""
+OF_PAIRS = ("use_distributed_sampler",)
+"""What `trainer` may set and has no say in: a pair gives every process its share."""
 
 
-def assemble(cfg: DictConfig, sources: tuple[Source, Source] | None = None) -> Experiment:
+def assemble(
+    cfg: DictConfig, sources: tuple[Source, Source] | None = None, record: dict[str, Any] | None = None
+) -> Experiment:
     """Everything of a run that its configuration decides, with the data loaded and checked.
 
     Args:
         cfg: the composed configuration (`conf/train.yaml`), checked.
         sources: those of D_P and D_H, if they have been built.
+        record: of the run, if it is to be measured again as it was: on its device, in its shares.
 
     Raises:
         UserError: a bad setting, or missing or unusable data.
     """
-    deep = is_deep(cfg)
+    deep, selection, seed = is_deep(cfg), cfg.get("selection"), cfg.seed
     # None: what a record of before a hyper-parameter was there does not have, and what is for networks alone.
     given = {field.name: cfg.objective.get(field.name) for field in fields(ObjectiveConfig)}
     row = ObjectiveConfig(**given | ({} if deep else dict.fromkeys(OF_DEEP_NETS)))
@@ -70,99 +74,104 @@ def assemble(cfg: DictConfig, sources: tuple[Source, Source] | None = None) -> E
         resume=bool(cfg.get("resume") and not cfg.get("overwrite")),
         new_loss=partial(_loss, row.loss, row.label_smoothing),
         new_optimizer=partial(optimizer_factory, cfg.objective.optimizer, row.learning_rate),
-        new_trainer=partial(new_trainer, cfg.trainer),
+        new_trainer=partial(new_trainer, partial(build, cfg.trainer, leave_out=OF_PAIRS)),
     )
-    common: dict[str, Any] = {
-        "seed": cfg.seed,
-        "new_method": partial(build_named, cfg.method),
-        "training": training,
-        "new_loggers": partial(_loggers, cfg.logger),
-        "selection": cfg.get("selection"),
-        "threads": cfg.threads,
-        "figure": cfg.get("figure", False),
-        "on_cpu": cfg.trainer.get("accelerator") == "cpu",
-    }
+    new_method = partial(build, cfg.method, leave_out=NOT_ARGUMENTS)
+    new_model = partial(build, cfg.model, leave_out=NOT_ARGUMENTS)
     sources = build_sources(cfg) if sources is None else sources
     options: dict[str, Any] = {
         "batch_size": row.batch_size,
         "mode": cfg.pairing,
-        "validation_fraction": row.validation_fraction if row.early_stopping or cfg.get("selection") else 0.0,
-        "seed": cfg.seed,
+        "validation_fraction": row.validation_fraction if row.early_stopping or selection else 0.0,
+        "seed": seed,
     }
-    return (_network if deep else _linear)(cfg, sources, options, common)
-
-
-def _linear(
-    cfg: DictConfig, sources: tuple[Source, Source], options: dict[str, Any], common: dict[str, Any]
-) -> LinearExperiment:
-    row: ObjectiveConfig = common["training"].row
-    pair = PairedData(*sources, passes=row.epochs if row.batch_size is None else 1, **options)
-    pair.setup()
-    cross_fit = None
-    if pair.held_out_protocol == "cross_fit" and common["selection"] is None:
-        cross_fit = pair.cross_fit_pair(cfg.seed)
-        cross_fit.setup()
-    init = cfg.get("init") or {}
-
-    def new_extractor(n_features: int) -> LinearExtractor:
-        generator = torch.Generator().manual_seed(cfg.seed)
-        extractor: LinearExtractor = build_named(cfg.model, n_features=n_features, generator=generator)
-        return extractor
-
-    return LinearExperiment(
-        **common,
-        pair=pair,
-        cross_fit=cross_fit,
-        new_extractor=new_extractor,
-        new_start=None if init.get("_target_") is None else partial(build_named, init),
-        columns=cfg.model.get("columns", "all"),
-        rho=cfg.rho,
-        probe_steps=cfg.probe_steps,
-    )
-
-
-def _network(
-    cfg: DictConfig, sources: tuple[Source, Source], options: dict[str, Any], common: dict[str, Any]
-) -> NetworkExperiment:
-    row: ObjectiveConfig = common["training"].row
-    images = [as_image_source(source) for source in sources]
-    net: DeepExtractor = build_named(cfg.model, n_classes=images[0].n_classes, seed=cfg.seed)
-    net.check_classes(images[0].n_classes, f"D_P ({images[0].name})")
-    deep = cfg.deep
-    pair = ImagePair(
-        *images,
-        epochs_on=row.epochs_on or "harmful",
-        transform_fit=net.transform(train=bool(row.augment)),
-        transform_eval=net.transform(),
-        workers=deep.workers,
-        pin_memory=torch.cuda.is_available(),
-        **options,
-    )
-    pair.setup()
-    objective: Objective = common["new_method"]()
-    generator = torch.Generator().manual_seed(cfg.seed + HEAD_STREAM)
-    objective.bind(net.n_features, generator, pair.n_classes("harmful"), net.dtype)
-    return NetworkExperiment(
-        **common,
-        pair=pair,
-        net=net,
-        reference=net.reference(),
-        objective=objective,
-        theta_0=theta_0_facts(net, cfg.model.get("checkpoint")),
-        plan=EvaluationSettings(
+    common: dict[str, Any] = {"seed": seed, "training": training, "selection": selection}
+    shared = cfg.logger.get("_target_") == f"{wandb_logger.__module__}.{wandb_logger.__name__}"
+    on_cpu, threads, facts = cfg.trainer.get("accelerator") == "cpu", cfg.threads, {}
+    pairs: dict[str, Any]
+    model: Model
+    if deep:
+        images = [as_image_source(source) for source in sources]
+        checkpoint, settings = cfg.model.get("checkpoint"), cfg.deep
+        net: DeepExtractor = new_model(n_classes=images[0].n_classes, seed=seed)
+        net.check_classes(images[0].n_classes, f"D_P ({images[0].name})")
+        theta_0 = theta_0_facts(net, checkpoint)
+        pair = ImagePair(
+            *images,
+            epochs_on=row.epochs_on or "harmful",
+            transform_fit=net.transform(train=bool(row.augment)),
+            transform_eval=net.transform(),
+            workers=settings.workers,
+            pin_memory=torch.cuda.is_available(),
+            **options,
+        )
+        pair.setup()
+        objective: Objective = new_method()
+        generator = torch.Generator().manual_seed(seed + HEAD_STREAM)
+        objective.bind(net.n_features, generator, pair.n_classes("harmful"), net.dtype)
+        pairs, facts = {"fit": pair}, {"network": network_facts(net) | theta_0}
+        model = NetworkModel(
+            **common,
+            pair=pair,
+            net=net,
+            reference=net.reference(),
+            objective=objective,
+            theta_0=theta_0,
+            plan=EvaluationSettings(
+                rho=cfg.rho,
+                n_groups=settings.groups,
+                group_size=settings.group_size,
+                replicates=settings.replicates,
+                probe_steps={str(name): steps for name, steps in settings.probe_steps.items() if steps is not None},
+                pretrain_probe_steps=settings.pretrain_probe_steps,
+                probe_rows=settings.probe_rows,
+            ),
+            batch_size=settings.batch_size,
+            workers=settings.workers,
+            cache_dir=None if settings.cache_dir is None else Path(settings.cache_dir).expanduser(),
+            most_images=settings.get("images"),
+            on=None if record is None else _device_of(record, on_cpu=on_cpu),
+            shares=1 if record is None else int(record["training"]["fit"].get("processes") or 1),
+        )
+    else:
+        rows = PairedData(*sources, passes=row.epochs if row.batch_size is None else 1, **options)
+        rows.setup()
+        pairs = {"fit": rows}
+        if rows.held_out_protocol == "cross_fit" and selection is None:
+            pairs["cross_fit"] = rows.cross_fit_pair(seed)
+            pairs["cross_fit"].setup()
+        if threads is None and rows.n_features <= ONE_THREAD_UP_TO:
+            threads = 1
+        init = cfg.get("init") or {}
+        model = LinearModel(
+            **common,
+            pairs=pairs,
+            new_method=new_method,
+            new_extractor=lambda n: new_model(n_features=n, generator=torch.Generator().manual_seed(seed)),
+            new_start=partial(build, init, leave_out=NOT_ARGUMENTS) if init.get("_target_") else None,
+            columns=cfg.model.get("columns", "all"),
             rho=cfg.rho,
-            n_groups=deep.groups,
-            group_size=deep.group_size,
-            replicates=deep.replicates,
-            probe_steps={str(name): steps for name, steps in deep.probe_steps.items() if steps is not None},
-            pretrain_probe_steps=deep.pretrain_probe_steps,
-            probe_rows=deep.probe_rows,
+            probe_steps=cfg.probe_steps,
+        )
+    return Experiment(
+        pairs=pairs,
+        model=model,
+        method=training.method,
+        facts=facts,
+        new_loggers=partial(
+            _loggers, None if cfg.logger.get("_target_") is None else partial(build, cfg.logger), shared=shared
         ),
-        batch_size=deep.batch_size,
-        workers=deep.workers,
-        cache_dir=None if deep.cache_dir is None else Path(deep.cache_dir).expanduser(),
-        most_images=deep.get("images"),
+        selection=selection,
+        threads=threads,
+        figure=cfg.get("figure", False),
+        on_cpu=on_cpu,
     )
+
+
+def _device_of(record: dict[str, Any], *, on_cpu: bool) -> torch.device:
+    """Where a run computed its features, if there is such a device here."""
+    had = bool(record["hardware"]["accelerators"]) and not on_cpu
+    return torch.device("cuda" if had and torch.cuda.is_available() else "cpu")
 
 
 def theta_0_facts(net: DeepExtractor, checkpoint: str | None) -> dict[str, str | None]:
@@ -212,7 +221,7 @@ def method_named(
     if unknown := sorted(set(options) - set(map(str, whole.method))):
         raise UserError(f"method {name!r} has no option {', '.join(unknown)}")
     whole.method.update(dict(options))
-    objective: Objective = build_named(whole.method)
+    objective: Objective = build(whole.method, leave_out=NOT_ARGUMENTS)
     return objective, whole.objective
 
 
@@ -226,7 +235,7 @@ def shared_row() -> DictConfig:
 # --- the training -------------------------------------------------------------------------------------------------
 
 
-def optimizer_factory(node: Node, learning_rate: float) -> OptimizerFactory:
+def optimizer_factory(node: Mapping[str, Any], learning_rate: float) -> OptimizerFactory:
     """From parameters to their optimizer; what the node sets to null is left to the optimizer.
 
     Raises:
@@ -248,11 +257,11 @@ def _loss(name: str, label_smoothing: float | None) -> TaskLoss:
         raise UserError(str(error)) from None
 
 
-def new_trainer(node: Node, loggers: list[Logger], callbacks: list[Callback], **own: Any) -> Trainer:
+def new_trainer(make: Callable[..., Trainer], loggers: list[Logger], callbacks: list[Callback], **own: Any) -> Trainer:
     """Lightning's trainer.
 
     Args:
-        node: `trainer`.
+        make: makes it as it is configured.
         loggers: where metrics go.
         callbacks: in the order in which they are called.
         own: what the training itself sets.
@@ -261,9 +270,7 @@ def new_trainer(node: Node, loggers: list[Logger], callbacks: list[Callback], **
         UserError: a bad `trainer` setting, such as devices that do not exist.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    settings = {str(key): value for key, value in node.items() if key != "use_distributed_sampler"}
-    trainer: Trainer = build(
-        OmegaConf.create(settings),
+    return make(
         use_distributed_sampler=False,  # a pair gives every process its share
         logger=loggers or False,
         callbacks=callbacks,
@@ -273,24 +280,22 @@ def new_trainer(node: Node, loggers: list[Logger], callbacks: list[Callback], **
         num_sanity_val_steps=0,
         **own,
     )
-    return trainer
 
 
-def _loggers(node: Node, folder: Path, run: Mapping[str, Any]) -> list[Logger]:
-    """The logger that the node names, writing into `folder`; none for `logger=none`.
+def _loggers(make: Callable[..., Logger] | None, folder: Path, run: Mapping[str, Any], *, shared: bool) -> list[Logger]:
+    """The logger that was chosen, writing into `folder`; none for `logger=none`.
 
     Args:
-        node: `logger`.
+        make: makes it.
         folder: the output folder.
         run: what the run is called and made of, for a logger that other runs share.
+        shared: this is one.
 
     Raises:
         UserError: a package that the logger needs is missing.
     """
-    target = node.get("_target_")
-    if target is None:
+    if make is None:
         return []
-    if target != f"{wandb_logger.__module__}.{wandb_logger.__name__}":
-        return [build(node, save_dir=str(folder))]
     # As plain data: the classes that its configuration names are not to be built.
-    return [build(node, save_dir=str(folder), run=dict(run), _recursive_=False, _convert_="all")]
+    told = {"run": dict(run), "_recursive_": False, "_convert_": "all"} if shared else {}
+    return [make(save_dir=str(folder), **told)]

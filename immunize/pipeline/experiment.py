@@ -1,61 +1,111 @@
-"""The path of every run: fit, evaluate, record. What differs from model to model is what an `Experiment` is asked for.
+"""The path of every run: fit, evaluate, record. What differs from model to model is what a `Model` is asked for.
 
 Sees every room; no room sees it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from lightning.pytorch.loggers import Logger
 
 from immunize.cli import teller
-from immunize.data import ROLES, PairedData
-from immunize.data.images import ImagePair
-from immunize.errors import DivergedError
-from immunize.objective import Objective
-from immunize.pipeline.fit import TRAINING, Fit, Training
+from immunize.data import ROLES
+from immunize.data.pair import Pair
+from immunize.errors import CheckpointError, DivergedError
+from immunize.pipeline.fit import TRAINING, Fit
 from immunize.pipeline.record import logged_run, save
-from immunize.processes import is_first
+from immunize.processes import beside, can_fork, is_first
 from immunize.records import CHECKPOINT, peak_memory_mib
 from immunize.threads import cpu_threads, threads_in_force
 
-__all__ = ["HEAD_STREAM", "Experiment", "run"]
-
-HEAD_STREAM = 2**40
-"""Added to the seed for ω, so that no run's ω comes from the draw of another run's θ."""
+__all__ = ["Experiment", "Model", "run"]
 
 log = logging.getLogger(__name__)
 
 
+class Model(Protocol):
+    """What is immunized: what differs between a linear model (`linear.py`) and a network (`network.py`)."""
+
+    def fit(
+        self,
+        pair: Any,
+        loggers: list[Logger],
+        *,
+        label: str = "fit",
+        quiet: bool = False,
+        progress_shown: bool = True,
+        kept: tuple[Path, str] | None = None,
+    ) -> Fit:
+        """Train it on a pair.
+
+        Args:
+            pair: D_P and D_H, set up.
+            loggers: where metrics go; empty for none.
+            label: what to call this training in messages.
+            quiet: show no progress, and keep recognized failures for the record alone.
+            progress_shown: false shows no progress, but says what fails.
+            kept: where an interrupted training is kept, and the hash of its configuration.
+
+        Raises:
+            UserError: a setting that the method, callbacks, trainer or data refuse.
+        """
+
+    def numbers(self, fits: dict[str, Fit], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+        """Every number of the record; none in a process beside the first.
+
+        Args:
+            fits: what came of the trainings, the first of which has finished.
+            say: gets a line where seconds go by.
+
+        Raises:
+            DivergedError: the last step went too far, which no later step could notice.
+        """
+
+    def read(self, path: Path, record: dict[str, Any]) -> dict[str, Fit]:
+        """What came of the trainings of a finished run, from its checkpoint.
+
+        Raises:
+            CheckpointError: one that is missing, damaged, of another run, or does not go with the data.
+        """
+
+    def write(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
+        """The checkpoint of the record."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Experiment(ABC):
-    """One run as objects: data, extractor, method, how it is trained and how it is measured.
+class Experiment:
+    """One run as objects: data, what is immunized, how it is trained and how it is measured.
+
+    Where a data set has no held-out part of its own (House Prices), a second extractor is fitted the same way on a
+    random half of each data set and measured on the other half. Where the second one diverges the run is finished
+    nevertheless, with the numbers of `fit` alone.
 
     Attributes:
-        seed: of every draw.
-        pair: D_P and D_H, set up.
-        new_method: makes the method; every training has one of its own.
-        training: how a training goes.
+        pairs: what each training is of, set up: "fit", and "cross_fit" where there is something to be cross-fitted.
+        model: what is immunized.
+        method: its name.
+        facts: what the record says of the model before training.
         new_loggers: (folder, what the run is called and made of) to loggers.
         selection: "validation" measures on rows set aside from `fit` instead of the held-out ones; or None.
-        threads: CPU threads that are asked for; None leaves it to the model.
+        threads: CPU threads that the run is to have; None for all cores.
         figure: draw the norm ratios.
         on_cpu: the trainer has no accelerator.
     """
 
-    seed: int
-    pair: PairedData | ImagePair
-    new_method: Callable[[], Objective]
-    training: Training
+    pairs: Mapping[str, Pair]
+    model: Model
+    method: str
+    facts: dict[str, Any]
     new_loggers: Callable[[Path, Mapping[str, Any]], list[Logger]]
     selection: str | None
     threads: int | None
@@ -63,20 +113,17 @@ class Experiment(ABC):
     on_cpu: bool
 
     @property
-    def threads_wanted(self) -> int | None:
-        """CPU threads that the run is to have; None for all cores."""
-        return self.threads
+    def pair(self) -> Pair:
+        """D_P and D_H, set up."""
+        return self.pairs["fit"]
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the record says of the extractor before training."""
-        return {}
-
-    @abstractmethod
     def fit_each(
         self, folder: Path, config_hash: str, loggers: list[Logger], *, quiet: bool
     ) -> Generator[tuple[str, Fit], None, None]:
-        """Train, once or more: the names of the trainings and what came of them, until one does not finish.
+        """Train on every pair, which do not depend on each other: names and what came of them, until one is unfinished.
+
+        Where a second core is free for it, the second is fitted in a fork of this process meanwhile, to the same bits;
+        not in a sweep, whose other runs have the cores.
 
         Args:
             folder: the output folder.
@@ -87,28 +134,24 @@ class Experiment(ABC):
         Raises:
             UserError: a setting that the method, callbacks, trainer or data refuse.
         """
+        works: dict[str, Callable[[], Fit]] = {}
+        with contextlib.ExitStack() as forks:
+            alone = torch.get_num_threads() == 1 and self.on_cpu and can_fork(len(self.pairs))
+            for name, pair in self.pairs.items():
+                work = partial(self.model.fit, pair, label=name.replace("_", "-"), quiet=quiet)
+                if not works:
+                    works[name] = partial(work, loggers, kept=(folder / TRAINING, config_hash))
+                elif quiet or not alone:
+                    works[name] = partial(work, [])
+                else:  # a terminal has room for one line
+                    one_line = partial(work, [], progress_shown=not sys.stderr.isatty())
+                    works[name] = forks.enter_context(beside(one_line))
+            for name, run in works.items():
+                done = run()
+                yield name, done
+                if done.status != "finished":
+                    break
 
-    @abstractmethod
-    def evaluate(self, fits: dict[str, Fit], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-        """Every number of the record; none in a process beside the first.
-
-        Args:
-            fits: of :meth:`fit_each`, the first of which has finished.
-            say: gets a line where seconds go by.
-
-        Raises:
-            DivergedError: the last step went too far, which no later step could notice.
-        """
-
-    @abstractmethod
-    def data_facts(self) -> dict[str, Any]:
-        """What both data sets are."""
-
-    @abstractmethod
-    def write_weights(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
-        """The checkpoint of the record."""
-
-    @abstractmethod
     def again(self, path: Path, record: dict[str, Any]) -> dict[str, Any]:
         """The numbers of a finished run, from its checkpoint.
 
@@ -117,9 +160,12 @@ class Experiment(ABC):
             record: of the run.
 
         Raises:
-            CheckpointError: a checkpoint that is missing, damaged, of another run, or does not go with the data.
-            DivergedError, ZeroMatrixError: one that gives no numbers any more.
+            CheckpointError: as `Model.read`, or other data.
+            DivergedError, ZeroMatrixError: a checkpoint that gives no numbers any more.
         """
+        if self.pair.data_hash != record["data_hash"]:
+            raise CheckpointError("the data are not those of the run: their hash differs from the record's")
+        return self.model.numbers(self.model.read(path, record))
 
 
 def run(experiment: Experiment, record: dict[str, Any], folder: Path, clock: float, *, quiet: bool) -> dict[str, Any]:
@@ -143,19 +189,19 @@ def run(experiment: Experiment, record: dict[str, Any], folder: Path, clock: flo
     pair, say = experiment.pair, teller(quiet)
     names: dict[str, Any] = {role: pair.source(role).name for role in ROLES}
     fits: dict[str, Fit] = {}
-    with cpu_threads(threads_in_force(experiment.threads_wanted)):
+    with cpu_threads(threads_in_force(experiment.threads)):
         record |= experiment.facts
         loggers = experiment.new_loggers(folder, logged_run(record, list(names.values())))
         try:
-            with closing(experiment.fit_each(folder, record["config_hash"], loggers, quiet=quiet)) as each:
+            with contextlib.closing(experiment.fit_each(folder, record["config_hash"], loggers, quiet=quiet)) as each:
                 fits.update(each)
             if _status(fits) == "finished":
                 started = time.perf_counter()
-                record.update(experiment.evaluate(fits, say))
+                record.update(experiment.model.numbers(fits, say))
                 record["seconds_evaluating"] = time.perf_counter() - started
         except DivergedError as error:
             fits["fit"].diverged(error)
-            log.error("%s: after the last step: %s", experiment.training.method, error)
+            log.error("%s: after the last step: %s", experiment.method, error)
         except KeyboardInterrupt:  # between or after the trainings, which see to it themselves
             if not fits:
                 raise
@@ -163,7 +209,7 @@ def run(experiment: Experiment, record: dict[str, Any], folder: Path, clock: flo
         record.update(
             names,
             status=_status(fits),
-            data=experiment.data_facts(),  # now that all images have been read, with the count of unreadable ones
+            data=pair.describe(),  # now that all images have been read, with the count of unreadable ones
             data_hash=pair.data_hash,
             held_out_protocol=pair.held_out_protocol if experiment.selection is None else None,
             training={name: {"steps": fit.steps, "seconds": fit.seconds, **fit.facts} for name, fit in fits.items()},
@@ -173,7 +219,7 @@ def run(experiment: Experiment, record: dict[str, Any], folder: Path, clock: flo
         record["hardware"]["threads"] = torch.get_num_threads()  # those that were used, see `threads`
         if is_first():
             folder.mkdir(parents=True, exist_ok=True)
-            experiment.write_weights(folder / CHECKPOINT, fits, record["config_hash"])
+            experiment.model.write(folder / CHECKPOINT, fits, record["config_hash"])
             save(record, folder, loggers, fits["fit"].steps, figure=experiment.figure)
             if record["status"] != "interrupted":
                 (folder / TRAINING).unlink(missing_ok=True)

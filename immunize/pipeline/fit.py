@@ -21,13 +21,17 @@ from torch import Tensor, nn
 
 from immunize.data.pair import Pair
 from immunize.errors import DivergedError, UserError
+from immunize.features import AppendedHead
 from immunize.objective import Objective, TaskLoss
 from immunize.schemas import ObjectiveConfig
 from immunize.training import ImmunizationModule
 from immunize.training.callbacks import GradientBalance, Progress, StepLimit, TheoremGuard
 from immunize.training.module import OptimizerFactory
 
-__all__ = ["TRAINING", "Fit", "Training", "facts_of", "quiet_lightning", "train"]
+__all__ = ["HEAD_STREAM", "TRAINING", "Fit", "Training", "facts_of", "quiet_lightning", "train"]
+
+HEAD_STREAM = 2**40
+"""Added to the seed for ω, so that no run's ω comes from the draw of another run's θ."""
 
 TRAINING = "training.ckpt"
 """In the output folder of a run that has not finished: what `resume=true` goes on from."""
@@ -124,7 +128,9 @@ class Fit:
         signal: number of the signal that ended it; 0 for none.
         theta: of a linear model, (D, D) float64, in all D columns; the last finite one if it diverged.
         head: ω of a linear model, (D, C) float64, likewise.
-        released: a network with the map that its method has computed; None where it was trained, which is in place.
+        appended: the map that a network's method has computed, with the classifier behind it; None where the network
+            was trained, which is in place.
+        released: the network with that map.
     """
 
     status: str = "finished"
@@ -134,6 +140,7 @@ class Fit:
     signal: int = 0
     theta: Tensor | None = None
     head: Tensor | None = None
+    appended: AppendedHead | None = None
     released: nn.Module | None = None
 
     def diverged(self, error: DivergedError) -> None:

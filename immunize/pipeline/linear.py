@@ -1,16 +1,13 @@
-"""What a run of a linear model is: one θ in memory, full batches or rows, a cross-fit, norm ratios.
+"""A linear model in a run: θ in memory, full batches or rows, norm ratios.
 
 Sees every room; no room sees it. Shapes: N samples, D features, C outputs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +22,13 @@ from immunize.errors import CheckpointError, UserError
 from immunize.evaluation import PartEvaluation, evaluate_part, part_numbers
 from immunize.features import LinearExtractor
 from immunize.objective import Objective, new_head
-from immunize.pipeline.experiment import HEAD_STREAM, Experiment
-from immunize.pipeline.fit import Fit, facts_of, train
-from immunize.processes import beside, can_fork
+from immunize.pipeline.fit import HEAD_STREAM, Fit, Training, facts_of, train
 from immunize.records import diverged_cross_fit
 from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
 from immunize.training import LinearModule
 from immunize.training.callbacks import ImmunityMonitor, ValidationStop
 
-__all__ = ["COLUMNS", "ONE_THREAD_UP_TO", "LinearExperiment"]
+__all__ = ["COLUMNS", "ONE_THREAD_UP_TO", "LinearModel"]
 
 COLUMNS = ("auto", "joint", "all")
 """Values of `model.columns`."""
@@ -47,71 +42,32 @@ much where other processes are busy, and other numbers of cores would round othe
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearExperiment(Experiment):
-    """A run of f_θ(x) = xᵀθ.
-
-    Where the data set has no held-out part of its own (House Prices), a second extractor is fitted the same way on a
-    random half of each data set and measured on the other half. Where the second one diverges the run is finished
-    nevertheless, with the numbers of `fit` alone.
+class LinearModel:
+    """f_θ(x) = xᵀθ, of a run with one pair or with a second one to be cross-fitted.
 
     Attributes:
-        pair: D_P and D_H, set up.
-        cross_fit: their halves, set up; None where there is nothing to be cross-fitted.
+        seed: of every draw.
+        pairs: what each training is of, set up.
+        new_method: makes the method; every training has one of its own.
+        training: how a training goes.
         new_extractor: D to f_θ at its start.
         new_start: makes what computes the start of θ; None where θ starts as `new_extractor` says.
         columns: in which θ is trained, one of `COLUMNS`.
+        selection: see :class:`~immunize.pipeline.experiment.Experiment`.
         rho: ρ of the `ridge` estimator.
         probe_steps: length of the norm-ratio curves.
     """
 
-    pair: PairedData
-    cross_fit: PairedData | None
+    seed: int
+    pairs: Mapping[str, PairedData]
+    new_method: Callable[[], Objective]
+    training: Training
     new_extractor: Callable[[int], LinearExtractor]
     new_start: Callable[[], Objective] | None
     columns: str
+    selection: str | None
     rho: float
     probe_steps: int
-
-    @property
-    def pairs(self) -> dict[str, PairedData]:
-        """What each training is of."""
-        return {"fit": self.pair} | ({} if self.cross_fit is None else {"cross_fit": self.cross_fit})
-
-    @property
-    def threads_wanted(self) -> int | None:
-        """As asked for, by default 1 up to D = `ONE_THREAD_UP_TO`."""
-        if self.threads is None and self.pair.n_features <= ONE_THREAD_UP_TO:
-            return 1
-        return self.threads
-
-    # --- fit ------------------------------------------------------------------------------------------------------
-
-    def fit_each(
-        self, folder: Path, config_hash: str, loggers: list[Logger], *, quiet: bool
-    ) -> Generator[tuple[str, Fit], None, None]:
-        """Fit on every pair, which do not depend on each other.
-
-        Where a second core is free for it, the second is fitted in a fork of this process meanwhile, to the same bits;
-        not in a sweep, whose other runs have the cores.
-        """
-        del folder, config_hash
-        works: dict[str, Callable[[], Fit]] = {}
-        with contextlib.ExitStack() as forks:
-            alone = torch.get_num_threads() == 1 and self.on_cpu and can_fork(len(self.pairs))
-            for name, pair in self.pairs.items():
-                work = partial(self.fit, pair, label=name.replace("_", "-"), quiet=quiet)
-                if not works:
-                    works[name] = partial(work, loggers)
-                elif quiet or not alone:
-                    works[name] = partial(work, [])
-                else:  # a terminal has room for one line
-                    one_line = partial(work, [], progress_shown=not sys.stderr.isatty())
-                    works[name] = forks.enter_context(beside(one_line))
-            for name, run in works.items():
-                done = run()
-                yield name, done
-                if done.status != "finished":
-                    break
 
     def fit(
         self,
@@ -121,19 +77,10 @@ class LinearExperiment(Experiment):
         label: str = "fit",
         quiet: bool = False,
         progress_shown: bool = True,
+        kept: tuple[Path, str] | None = None,
     ) -> Fit:
-        """Find θ for a pair.
-
-        Args:
-            pair: set up.
-            loggers: where metrics go; empty for none.
-            label: what to call this training in messages.
-            quiet: show no progress, and keep recognized failures for the record alone.
-            progress_shown: false shows no progress, but says what fails.
-
-        Raises:
-            UserError: a setting that the method, callbacks or trainer refuse.
-        """
+        """Find θ for a pair; see :class:`~immunize.pipeline.experiment.Model`."""
+        del kept  # one that was interrupted begins again
         seed_everything(self.seed, workers=True, verbose=False)
         started = time.perf_counter()
         objective = self.new_method()
@@ -190,14 +137,12 @@ class LinearExperiment(Experiment):
             **self.training.of(objective),
         )
 
-    # --- evaluate -------------------------------------------------------------------------------------------------
-
-    def evaluate(self, fits: dict[str, Fit], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    def numbers(self, fits: dict[str, Fit], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
         """`metrics`, `verdicts`, `separability`, `steps_to_norm_ratio`, `curves` and `spectra`, each by part."""
         say("measuring")
-        held_by = "fit" if self.cross_fit is None else "cross_fit"
+        tasks, held_by = self.pairs["fit"].tasks, "cross_fit" if "cross_fit" in self.pairs else "fit"
         held = self.pairs[held_by]
-        rows = {"fit": (self.pair.fit, fits["fit"])}
+        rows = {"fit": (self.pairs["fit"].fit, fits["fit"])}
         if held_by in fits and fits[held_by].status == "finished":
             other = ("held_out", held.held_out) if self.selection is None else (self.selection, held.validation)
             assert other[1] is not None
@@ -205,32 +150,20 @@ class LinearExperiment(Experiment):
         parts: dict[str, PartEvaluation] = {}
         for name, (part, fit) in rows.items():
             assert fit.theta is not None
-            parts[name] = evaluate_part(fit.theta, part, self.pair.tasks, rho=self.rho, probe_steps=self.probe_steps)
+            parts[name] = evaluate_part(fit.theta, part, tasks, rho=self.rho, probe_steps=self.probe_steps)
         return part_numbers(parts)
 
-    def again(self, path: Path, record: dict[str, Any]) -> dict[str, Any]:
-        """From every θ that the record has numbers of."""
-        thetas = load_checkpoint(path, self.pair.n_features, config_hash=record["config_hash"])
-        if self.pair.data_hash != record["data_hash"]:
-            raise CheckpointError("the data are not those of the run: their hash differs from the record's")
+    def read(self, path: Path, record: dict[str, Any]) -> dict[str, Fit]:
+        """Every θ that the record has numbers of."""
+        thetas = load_checkpoint(path, self.pairs["fit"].n_features, config_hash=record["config_hash"])
         measured = self.pairs.keys() - ({"cross_fit"} if diverged_cross_fit(record) else set())
         if absent := measured - thetas.keys():
             raise CheckpointError(f"{path} lacks theta.{absent.pop()}, which the record has numbers of")
-        return self.evaluate({name: Fit(theta=thetas[name]) for name in measured})
+        return {name: Fit(theta=thetas[name]) for name in measured}
 
-    # --- record ---------------------------------------------------------------------------------------------------
-
-    def data_facts(self) -> dict[str, Any]:
-        """What both data sets are, and how many rows of them are immunized on."""
-        rows = {role: {"fit_rows": len(self.pair.fit.of(role))} for role in ROLES}
-        told: dict[str, Any] = {role: self.pair.source(role).describe() | rows[role] for role in ROLES}
-        if self.pair.scale is not None:
-            told["harmful"]["constant_columns"] = self.pair.scale.dropped
-        return told
-
-    def write_weights(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
+    def write(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
         """θ and ω of every training."""
-        scale = self.pair.scale
+        scale = self.pairs["fit"].scale
         save_checkpoint(
             path,
             {name: fit.theta for name, fit in fits.items() if fit.theta is not None},

@@ -1,12 +1,12 @@
-"""What a run of a network is: images, a frozen trunk, θ_0 beside it, features of every image that is measured.
+"""A network in a run: images, a frozen trunk, θ_0 beside it, features of every image that is measured.
 
 Sees every room; no room sees it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from immunize.features.store import Features
 from immunize.features.weights import check_fit
 from immunize.objective import Head, Objective
 from immunize.pipeline.append import append_computed
-from immunize.pipeline.experiment import Experiment
 from immunize.pipeline.features import (
     Fingerprints,
     Measured,
@@ -47,12 +46,12 @@ from immunize.pipeline.features import (
     measured_sets,
     unusable,
 )
-from immunize.pipeline.fit import TRAINING, Fit, train
+from immunize.pipeline.fit import Fit, Training, train
 from immunize.spectrum import ZeroMatrixError
 from immunize.training import DeepModule
 from immunize.training.callbacks import NetworkMonitor, Resuming
 
-__all__ = ["NetworkExperiment"]
+__all__ = ["NetworkModel", "network_facts"]
 
 WATCHED_GROUPS = 5
 """So many of `deep.groups` times `deep.group_size` images of each data set are watched while a network trains."""
@@ -62,11 +61,14 @@ MOST_ROWS = 6000
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkExperiment(Experiment):
-    """A run of a network.
+class NetworkModel:
+    """f_θ behind a frozen trunk, with ω.
 
     Attributes:
+        seed: of every draw.
         pair: D_P and D_H, set up.
+        training: how a training goes.
+        selection: see :class:`~immunize.pipeline.experiment.Experiment`.
         net: f_θ and ω, which are trained in place.
         reference: θ_0.
         objective: the method, with the parameters that it owns.
@@ -77,10 +79,14 @@ class NetworkExperiment(Experiment):
         cache_dir: where computed features are kept for other runs; None keeps none.
         most_images: of each part and role that are measured; None takes all.
         on: the device; None is the trainer's.
+        shares: how many processes this one stands for where a run of several is measured again.
         known: θ_0's features by part and role, as far as they were computed.
     """
 
+    seed: int
     pair: ImagePair
+    training: Training
+    selection: str | None
     net: DeepExtractor
     reference: DeepExtractor
     objective: Objective
@@ -91,23 +97,8 @@ class NetworkExperiment(Experiment):
     cache_dir: Path | None
     most_images: int | None
     on: torch.device | None = None
+    shares: int = 1
     known: dict[tuple[str, Role], Features] = field(default_factory=dict, repr=False)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The network: what is trained of it and what is not, and where it begins."""
-        net = self.net
-        trained = net.trainable_parameters()
-        network = {
-            "architecture": net.name,
-            "features": net.n_features,
-            "parameters": sum(parameter.numel() for parameter in net.network.parameters()),
-            "trained": [name for name, _ in trained],
-            "trained_parameters": sum(parameter.numel() for _, parameter in trained),
-            "split": net.no_split_reason or "at the first trained module",
-            "input": {key: str(value) for key, value in net.data_config.items()},
-        }
-        return {"network": network | self.theta_0}
 
     @cached_property
     def images(self) -> dict[str, dict[Role, Any]]:
@@ -167,36 +158,47 @@ class NetworkExperiment(Experiment):
 
     # --- fit ------------------------------------------------------------------------------------------------------
 
-    def fit_each(
-        self, folder: Path, config_hash: str, loggers: list[Logger], *, quiet: bool
-    ) -> Generator[tuple[str, Fit], None, None]:
-        """One training, gone on with where it was interrupted; nothing but a look at the data if the method solves."""
+    def fit(
+        self,
+        pair: ImagePair,
+        loggers: list[Logger],
+        *,
+        label: str = "",
+        quiet: bool = False,
+        progress_shown: bool = True,
+        kept: tuple[Path, str] | None = None,
+    ) -> Fit:
+        """Train in place, on from where it was interrupted; nothing but a look at the data if the method solves.
+
+        See :class:`~immunize.pipeline.experiment.Model`.
+        """
+        assert kept is not None
+        label = self.training.method
         seed_everything(self.seed, workers=True, verbose=False)
         inputs = self.inputs
         if not self.objective.trains:
-            yield "fit", Fit()
-            return
+            return Fit()
         if self.cached:
             for role in ROLES:
-                self.pair.replace_fit(role, inputs["fit"][role])
+                pair.replace_fit(role, inputs["fit"][role])
         self._prepare(inputs["fit"])
         module = self._module()
         training, row = self.training, self.training.row
-        begins = f"{config_hash} {self.theta_0['theta_0_sha256']}"
-        resuming = Resuming(folder / TRAINING, begins, resume=training.resume)
+        resuming = Resuming(kept[0], f"{kept[1]} {self.theta_0['theta_0_sha256']}", resume=training.resume)
         if resuming.place is not None:
-            self.pair.go_on(*resuming.place)
+            pair.go_on(*resuming.place)
         monitor = NetworkMonitor(
             self.reference,
             self._watched(),
             every=row.check_every if row.early_stopping else training.monitor_every,
             patience=row.patience if row.early_stopping else None,
-            cached=self.cached and self.pair.validation("pretrain") is None,
+            cached=self.cached and pair.validation("pretrain") is None,
             quiet=quiet,
         )
-        callbacks = training.callbacks(self.objective, monitor, training.method, quiet=quiet, silent=quiet)
-        trainer = training.trainer(loggers, [*callbacks, resuming], self.pair)
-        yield "fit", train(module, self.pair, trainer, label=training.method, checkpoint=resuming.begins_with)
+        silent = quiet or not progress_shown
+        callbacks = training.callbacks(self.objective, monitor, label, quiet=quiet, silent=silent)
+        trainer = training.trainer(loggers, [*callbacks, resuming], pair)
+        return train(module, pair, trainer, label=label, checkpoint=resuming.begins_with)
 
     def _prepare(self, inputs: dict[Role, Any]) -> None:
         """Let the method see what it needs of θ_0 and of D_H's labels, before the first step."""
@@ -256,21 +258,23 @@ class NetworkExperiment(Experiment):
 
     # --- evaluate -------------------------------------------------------------------------------------------------
 
-    def evaluate(self, fits: dict[str, Fit], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-        """The numbers of the record, from the features of every image."""
+    def numbers(self, fits: dict[str, Fit], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+        """The numbers of the record, from the features of every image; a map that there is none of yet is computed."""
         say("measuring: features of all images")
         features = self._features(self.net if self.objective.trains else None, self.inputs)
         if features is None:
             return {}
         after, fit = head_of(self.net), fits["fit"]
         if not self.objective.trains:
-            fit.released, after, fit.facts["closed_form"] = self._append(features)
+            if fit.appended is None:
+                rows = (Features(*features["theta_0"]["fit"][role]) for role in ROLES)
+                computed = append_computed(self.objective, self.net.network.cpu(), *rows)
+                fit.released, fit.appended, fit.facts["closed_form"] = computed
+            after = _mapped(features, fit.appended)
         say("measuring: condition numbers with intervals, then probes")
         return self._numbers(features, after, fit.steps)
 
-    def _features(
-        self, trained: DeepExtractor | None, inputs: dict[str, dict[Role, Any]], shares: int = 1
-    ) -> Measured | None:
+    def _features(self, trained: DeepExtractor | None, inputs: dict[str, dict[Role, Any]]) -> Measured | None:
         """Of both networks; θ_0's stand for those of a network that was not trained."""
         images: Fingerprints = {}
         if self.cache_dir is not None:
@@ -287,22 +291,9 @@ class NetworkExperiment(Experiment):
             cache_dir=self.cache_dir,
             images=images,
             cached=self.cached,
-            shares=shares,
+            shares=self.shares,
             theta_0=self.known,
         )
-
-    def _append(self, features: Measured) -> tuple[nn.Module, Head, dict[str, Any]]:
-        """Append the map that the method computes from the features, and put what comes of it in their place.
-
-        Returns:
-            the released network, its classifier behind the map, and facts.
-
-        Raises:
-            UserError: the features do not allow it.
-        """
-        pretrain, harmful = (Features(*features["theta_0"]["fit"][role]) for role in ROLES)
-        released, appended, facts = append_computed(self.objective, self.net.network.cpu(), pretrain, harmful)
-        return released, _mapped(features, appended), facts
 
     def _numbers(self, features: Measured, after: Head, step: int) -> dict[str, Any]:
         """The numbers of the record.
@@ -344,49 +335,44 @@ class NetworkExperiment(Experiment):
         numbers = {**each[weakest], "weakest": weakest, "harmful_sets": each} if len(each) > 1 else each[weakest]
         return numbers if self.selection is None else _renamed(numbers, PARTS[1], self.selection)
 
-    def again(self, path: Path, record: dict[str, Any]) -> dict[str, Any]:
-        """The same images, batches, threads and shares, from the checkpoint; what was not trained has to be θ_0's."""
+    def read(self, path: Path, record: dict[str, Any]) -> dict[str, Fit]:
+        """The weights of the run, into the network; what was not trained has to be θ_0's."""
         if not path.is_file():
             raise CheckpointError(f"{path} does not exist: the run did not get as far as a checkpoint")
-        if self.pair.data_hash != record["data_hash"]:
-            raise CheckpointError("the data are not those of the run: their hash differs from the record's")
         known = record["network"].get("theta_0_sha256")
         if known is not None and self.theta_0["theta_0_sha256"] != known:
             raise CheckpointError("θ_0 is not that of the run: is model.checkpoint still the file that it began with?")
         state = load_weights(path)
         check_owner(path, record["config_hash"])
-        there = replace(self, on=self._device_of(record))
-        net, fit = self.net, record["training"]["fit"]
-        shares = int(fit.get("processes") or 1)
+        net, fit = self.net, Fit(steps=record["training"]["fit"]["steps"])
         if self.objective.trains:
             _check_frozen(net.network, state, {name for name, _ in _trained(net)}, path)
-            _ = there.inputs  # of θ_0's trunk
+            _ = self.inputs  # of θ_0's trunk
             net.to(next(value.dtype for value in state.values() if value.is_floating_point()))
             net.load_full_state_dict(state, str(path))
-            features = there._features(net, there.inputs, shares)
-            assert features is not None  # this is the only process
-            return there._numbers(features, head_of(net), fit["steps"])
-        appended = _appended(net, state, path)
-        features = there._features(None, there.inputs, shares)
-        assert features is not None
-        return there._numbers(features, _mapped(features, appended), fit["steps"])
+        else:
+            fit.appended = _appended(net, state, path)
+        return {"fit": fit}
 
-    def _device_of(self, record: dict[str, Any]) -> torch.device:
-        """Where the run computed its features, if there is such a device here."""
-        had = bool(record["hardware"]["accelerators"]) and not self.on_cpu
-        return torch.device("cuda" if had and torch.cuda.is_available() else "cpu")
-
-    # --- record ---------------------------------------------------------------------------------------------------
-
-    def data_facts(self) -> dict[str, Any]:
-        """What both data sets are."""
-        return {role: self.pair.source(role).describe() for role in ROLES}
-
-    def write_weights(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
+    def write(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
         """The released network, by the names that it has in timm."""
         released = fits["fit"].released
         state = (self.net.network if released is None else released).state_dict()
         save_weights(path, state, {"config_hash": config_hash})
+
+
+def network_facts(net: DeepExtractor) -> dict[str, Any]:
+    """What of a network is trained and what is not, for the record."""
+    trained = net.trainable_parameters()
+    return {
+        "architecture": net.name,
+        "features": net.n_features,
+        "parameters": sum(parameter.numel() for parameter in net.network.parameters()),
+        "trained": [name for name, _ in trained],
+        "trained_parameters": sum(parameter.numel() for _, parameter in trained),
+        "split": net.no_split_reason or "at the first trained module",
+        "input": {key: str(value) for key, value in net.data_config.items()},
+    }
 
 
 def _mapped(features: Measured, appended: AppendedHead) -> Head:
