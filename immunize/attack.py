@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, now_and_then, tell
-from immunize.config import config_hash, data_folder, is_deep, moved, resolved
-from immunize.effects import Idle, asked_for, idle_in_attack, idle_in_grid, refuse_idle, told
+from immunize.config import config_hash, data_folder, is_deep, resolved, settings_of
+from immunize.effects import Idle, asked_for, idle_in_attack, refuse_idle, told
 from immunize.errors import CheckpointError, UserError
 from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.records import (
@@ -32,11 +32,10 @@ from immunize.records import (
     provenance,
     read_record,
     reset_peak_memory,
-    whole_config,
     write_record,
 )
 from immunize.schemas import AttackConfig
-from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
+from immunize.settings import LARGEST_SEED, Rule, check, check_folder
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
@@ -93,13 +92,12 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
         UserError: anything in the configuration, the run or the data that the user has to mend.
     """
     record, clock = begun(), time.perf_counter()
-    check_schema(cfg, AttackConfig)
-    check_rules(cfg, RULES)
+    check(cfg, AttackConfig, RULES)
     cfg.threads = threads_in_force(cfg.threads)  # they change numbers, so the record's configuration has those used
     from immunize.attack_grid.target import CellFolder
 
     grid = assemble(cfg)
-    refuse_idle(given, grid.idle)
+    refuse_idle(given, grid.idle())
     folder = folder_of(cfg.out, cfg.run, cfg.checkpoint)
     check_folder(folder)
     settings = resolved(cfg)
@@ -110,7 +108,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     store = CellFolder(Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS)
     features = Path(cfg.features) if cfg.features is not None else folder / FEATURES
     found = measure(grid, store, tell, features)
-    idle = grid.idle | idle_in_grid(cfg, found)
+    idle = grid.idle(found)
     record |= {
         "kind": "attack",
         "status": "finished",
@@ -217,13 +215,13 @@ class Grid:
     """A grid of attacks and what it is pointed at, as far as both are known before anything heavy is imported.
 
     Attributes:
-        idle: settings without effect here.
+        idle: from what :func:`measure` has found, if it has, to the settings without effect.
         threads: of every attack.
         new_entries: makes the attacks.
         new_target: from the folder of features, and what gets a line for every data set, to what is attacked.
     """
 
-    idle: Idle
+    idle: Callable[..., Idle]
     threads: int
     new_entries: Callable[[], list[Entry]]
     new_target: Callable[[Path | None, Callable[[str], None]], Target]
@@ -255,7 +253,7 @@ def assemble(cfg: DictConfig) -> Grid:
         record = read_record(Path(cfg.run))
         if record["status"] != "finished":
             raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
-        nodes = OmegaConf.create(moved(whole_config(record), data_root))
+        nodes = OmegaConf.create(settings_of(record, data_root))
     assert isinstance(nodes, DictConfig)
     pointed = Pointed(
         model=nodes.model.name,
@@ -309,7 +307,7 @@ def assemble(cfg: DictConfig) -> Grid:
 
         return linear_target(pointed, plan(budget=Budget(*budget)), **own)
 
-    return Grid(idle_in_attack(cfg, nodes), cfg.threads, partial(entries_of, cfg), new_target)
+    return Grid(partial(idle_in_attack, cfg, nodes), cfg.threads, partial(entries_of, cfg), new_target)
 
 
 def entries_of(cfg: DictConfig) -> list[Entry]:

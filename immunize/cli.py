@@ -24,7 +24,7 @@ from immunize.config import SCHEMAS, config_dir, register
 from immunize.errors import UserError
 from immunize.importing import start_quickly
 from immunize.processes import is_first
-from immunize.settings import check_schema
+from immunize.settings import check
 
 __all__ = ["command", "entry_point", "explain_errors", "now_and_then", "sigint_restored", "tell", "teller"]
 
@@ -57,7 +57,7 @@ def command(config: str, *, values: bool = False) -> Callable[[Callable[..., Any
 
     def decorate(task: Callable[..., Any]) -> Callable[[], None]:
         def of_values(cfg: DictConfig) -> Any:
-            check_schema(cfg, SCHEMAS[name])
+            check(cfg, SCHEMAS[name])
             return task(*(cfg[field.name] for field in fields(SCHEMAS[name])))
 
         @entry_point

@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from immunize import schemas
+from immunize.records import whole_config
 from immunize.threads import threads_in_force
 
 __all__ = [
@@ -24,9 +25,9 @@ __all__ = [
     "folder_name",
     "hash_of_run",
     "is_deep",
-    "moved",
     "register",
     "resolved",
+    "settings_of",
 ]
 
 NOT_HASHED = (
@@ -109,18 +110,42 @@ def hash_of_run(_root_: DictConfig) -> str:
 def config_hash(config: dict[str, Any]) -> str:
     """A hash of everything in the resolved configuration that can change a number.
 
+    Settings that a model of this kind does not have are left out, so that new ones for others change no hash.
+
     Args:
         config: the plain, resolved configuration of a run.
     """
-    kept = _of_its_kind({key: value for key, value in config.items() if key not in NOT_HASHED})
-    if is_deep(config) and config.get("threads") is not None:  # records of before they were resolved have null
+    kept = _without(config, *NOT_HASHED)
+    deep, of_training = is_deep(config), isinstance(config.get("model"), dict) and "objective" in config
+    if of_training:
+        own = {key: value for key, value in config["objective"].items() if not (key in ADDED and value is None)}
+        if deep:
+            # Their sum was once a choice, and is hashed as it was then.
+            summed = {"harmful": "sum"} if "sets" in config.get("harmful", {}) else {}
+            kept["objective"] = _without(own, "harmful") | summed
+            later = [key for key in ADDED if config["deep"].get(key) is None]
+            kept["deep"] = _without(config["deep"], *NOT_HASHED_DEEP, *later)
+        else:
+            kept = _without(kept, "deep") | {"objective": _without(own, *OF_DEEP_NETS, *GONE)}
+            kept["model"] = _without(config["model"], "kind")
+    if deep and config.get("threads") is not None:  # records of before they were resolved have null
         kept["rounded_by_threads"] = config["threads"]
     kept = _without_paths(kept, str(config.get("data_root")))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def moved(config: dict[str, Any], data_root: str | None) -> dict[str, Any]:
-    """A configuration with its data folder replaced wherever it or a file below it occurs; unchanged for None."""
+def _without(settings: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in names}
+
+
+def settings_of(record: dict[str, Any], data_root: str | None) -> dict[str, Any]:
+    """The whole configuration of a record, with its data folder replaced wherever it or a file below it occurs.
+
+    Args:
+        record: of a run.
+        data_root: where data sets lie now; None where the run had them.
+    """
+    config = whole_config(record)
     old = config["data_root"]
 
     def replace(value: Any) -> Any:
@@ -172,27 +197,6 @@ def is_deep(config: Mapping[str, Any]) -> bool:
     """Whether a configuration is of a network."""
     model = config.get("model")
     return isinstance(model, Mapping) and model.get("kind") == "deep"
-
-
-def _of_its_kind(config: dict[str, Any]) -> dict[str, Any]:
-    """Without the settings that a model of this kind does not have, so that new ones for others change no hash."""
-    model, objective, deep = (config.get(key) for key in ("model", "objective", "deep"))
-    if not (isinstance(model, dict) and isinstance(objective, dict)):
-        return config
-    objective = {key: value for key, value in objective.items() if not (key in ADDED and value is None)}
-    kept = {key: value for key, value in config.items() if key != "deep"} | {"objective": objective}
-    if is_deep(config):
-        assert isinstance(deep, dict)
-        # Their sum was once a choice, and is hashed as it was then.
-        summed = {"harmful": "sum"} if "sets" in config.get("harmful", {}) else {}
-        return kept | {
-            "objective": {k: v for k, v in objective.items() if k != "harmful"} | summed,
-            "deep": {k: v for k, v in deep.items() if k not in NOT_HASHED_DEEP and not (k in ADDED and v is None)},
-        }
-    return kept | {
-        "model": {key: value for key, value in model.items() if key != "kind"},
-        "objective": {key: value for key, value in objective.items() if key not in (*OF_DEEP_NETS, *GONE)},
-    }
 
 
 def _without_paths(value: Any, root: str) -> Any:

@@ -7,7 +7,7 @@ A setting that was given by name on the command line of a single run, and would 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from hydra.core.hydra_config import HydraConfig
@@ -17,17 +17,16 @@ from omegaconf import DictConfig
 
 from immunize.config import OF_DEEP_NETS, config_hash, is_deep
 from immunize.errors import UserError
+from immunize.records import parted
 
 __all__ = [
     "Idle",
-    "apart",
+    "Run",
     "asked_for",
     "given_names",
     "idle_data",
     "idle_in_attack",
-    "idle_in_grid",
     "idle_in_pretraining",
-    "idle_in_training",
     "refuse_idle",
     "told",
 ]
@@ -74,7 +73,7 @@ class Method(Protocol):
 
 
 class Run:
-    """What decides which settings of a run have an effect, by names as `RULES` asks for them.
+    """What decides which settings of a run of `immunize.train` have an effect, by names as `RULES` asks for them.
 
     Args:
         config: the plain, resolved configuration.
@@ -82,6 +81,7 @@ class Run:
     """
 
     def __init__(self, config: Config, method: Method) -> None:
+        self.config, self.trains, self.unused = config, method.trains, method.unused
         model, self.objective, self.method = config["model"], config["objective"], config["method"]
         self.deep, self.checkpoint = is_deep(config), model.get("checkpoint") is not None
         self.on_harmful, self.whole = self.objective["epochs_on"] == "harmful", self.objective["batch_size"] is None
@@ -95,6 +95,24 @@ class Run:
         """Whether the method has another λ of a term than the row of hyper-parameters."""
         name = f"lambda_{term}"
         return term in self.terms and not self.balanced and self.method.get(name) not in (None, self.objective[name])
+
+    @property
+    def idle(self) -> Idle:
+        """What has no effect."""
+        config = self.config
+        idle = idle_data(config, *(["images"] if self.deep else []))
+        rules = (*RULES, *(RULES_OF_STEPS if self.trains else ()))
+        idle |= {name: why for holds, why, names in rules if holds(self) for name in names.split()}
+        idle |= _all("nothing is drawn with these settings", *(f"method.{key}" for key in self.unused))
+        nulls = (key for key, value in self.objective["optimizer"].items() if value is None)
+        idle |= _all("null is not passed on", *(f"objective.optimizer.{key}" for key in nulls))
+        if self.trains:
+            return idle
+        kept = {f"objective.{key}" for key in WITHOUT_STEPS}
+        kept |= {f"trainer.{key}" for key in WHERE} if self.deep else set()
+        groups = [f"{group}.{key}" for group in ("objective", "trainer", "init") for key in config[group]]
+        start = (f"model.{key}" for key in ("init", "columns", "ridge", "trainable") if key in config["model"])
+        return idle | _all(TAKES_NO_STEPS, *(name for name in groups if name not in kept), *start, "pairing")
 
 
 Effect = tuple[Callable[[Run], bool], str, str]
@@ -128,44 +146,26 @@ RULES_OF_STEPS: tuple[Effect, ...] = (
 """The same of a method that takes steps."""
 
 
-def idle_in_training(config: Config, method: Method) -> Idle:
-    """What has no effect in a run of `immunize.train`.
+def idle_in_pretraining(*, fresh_head: bool, from_file: bool) -> Idle:
+    """What has no effect in `immunize.pretrain`, beside what a data set does not use.
 
     Args:
-        config: the plain, resolved configuration.
-        method: its method.
+        fresh_head: a new head is put on a network that is there.
+        from_file: whose weights are read from a file.
     """
-    run = Run(config, method)
-    idle = idle_data(config, *(["images"] if run.deep else []))
-    rules = (*RULES, *(RULES_OF_STEPS if method.trains else ()))
-    idle |= {name: why for holds, why, names in rules if holds(run) for name in names.split()}
-    idle |= _all("nothing is drawn with these settings", *(f"method.{key}" for key in method.unused))
-    passed_on = config["objective"]["optimizer"].items()
-    idle |= _all("null is not passed on", *(f"objective.optimizer.{key}" for key, value in passed_on if value is None))
-    if method.trains:
-        return idle
-    kept = {f"objective.{key}" for key in WITHOUT_STEPS} | ({f"trainer.{key}" for key in WHERE} if run.deep else set())
-    groups = [f"{group}.{key}" for group in ("objective", "trainer", "init") for key in config[group]]
-    start = (f"model.{key}" for key in ("init", "columns", "ridge", "trainable") if key in config["model"])
-    return idle | _all(TAKES_NO_STEPS, *(name for name in groups if name not in kept), *start, "pairing")
+    idle = _all("θ_0 is trained as a whole", "model.trainable")
+    if not fresh_head:
+        return idle | _all("weights are random without model.fresh_head", "model.pretrained", "model.checkpoint")
+    return idle | (_all("model.checkpoint goes before it", "model.pretrained") if from_file else {})
 
 
-def idle_in_pretraining(config: Config) -> Idle:
-    """What has no effect in `immunize.pretrain`, with the plain, resolved configuration."""
-    idle = idle_data(config, "images") | _all("θ_0 is trained as a whole", "model.trainable")
-    if not config["model"].get("fresh_head"):
-        idle |= _all("weights are random without model.fresh_head", "model.pretrained", "model.checkpoint")
-    elif config["model"].get("checkpoint") is not None:
-        idle |= _all("model.checkpoint goes before it", "model.pretrained")
-    return idle
-
-
-def idle_in_attack(cfg: DictConfig, nodes: DictConfig) -> Idle:
+def idle_in_attack(cfg: DictConfig, nodes: DictConfig, found: Mapping[str, Any] | None = None) -> Idle:
     """What has no effect in `immunize.attack`.
 
     Args:
         cfg: the composed configuration.
         nodes: `model`, `pretrain` and `harmful` of what is attacked.
+        found: what `immunize.attack.measure` returned, which tells of attacks, and inner ones, that nothing let run.
     """
     idle: Idle = {}
     for name, node in cfg.attack.attacks.items():
@@ -180,66 +180,35 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig) -> Idle:
         idle |= _all("it goes with checkpoint=; with run= model and data are those of the run", *_GROUPS)
     if is_deep(nodes):
         idle |= _all("image data sets have held-out images", "test_fraction")
-        return idle | _all("a network has benign=[...]", "benign_digits")
-    idle |= _all("a linear model has no images", "images", "workers", "reference", "benign")
-    if not all(isinstance(digit, int) for digit in nodes.harmful.get("pair", [None])):
-        idle |= _all("there is no third digit", "benign_digits")
-    if all(_class_of(nodes[role], "held_out_protocol") == "split" for role in _ROLES):
-        idle |= _all("the data set has held-out rows", "test_fraction")
-    return idle
-
-
-def idle_in_grid(cfg: DictConfig, found: Config) -> Idle:
-    """What had no effect in a finished `immunize.attack`: attacks, and inner ones, that nothing here lets run.
-
-    Args:
-        cfg: the composed configuration.
-        found: what `immunize.attack.measure` returned.
-    """
+        idle |= _all("a network has benign=[...]", "benign_digits")
+    else:
+        idle |= _all("a linear model has no images", "images", "workers", "reference", "benign")
+        if not all(isinstance(digit, int) for digit in nodes.harmful.get("pair", [None])):
+            idle |= _all("there is no third digit", "benign_digits")
+        if all(_of_class(nodes[role].get("_target_"), "held_out_protocol") == "split" for role in _ROLES):
+            idle |= _all("the data set has held-out rows", "test_fraction")
+    if found is None:
+        return idle
     cells = [item for seen in found["attacks"].values() for of in seen.values() for item in of.items()]
     known, ran = {name for name, _ in cells}, {name for name, cell in cells if cell["status"] != "skipped"}
     tasks = {task["task"] for task in found["tasks"].values()}
     left_out = {"kinds"} | ({"tier"} if cfg.tiers is not None else set())  # what may have left an attack out
-    idle: Idle = {}
     for name, node in cfg.attack.attacks.items():
         at = f"attack.attacks.{name}"
         if name not in known:
             idle |= _all("tried on no task", *(f"{at}.{key}" for key in node if key not in left_out))
         elif name not in ran:  # a tier that nobody can try here counts in the verdict
             idle |= _all("what it needs is not there", *(f"{at}.{key}" for key in node if key not in ("kinds", "tier")))
-        for one, inner in node.get("inner", {}).items():
-            if not tasks & set(_class_of(inner, "tasks")):
+        for one, inner_node in node.get("inner", {}).items():
+            if not tasks & set(_of_class(inner_node.get("_target_"), "tasks")):
                 idle |= _all("it can solve none of the tasks", f"{at}.inner.{one}")
     return idle
 
 
 def told(settings: dict[str, Any], idle: Idle, hashed: str | None = None) -> dict[str, Any]:
     """What a record says of its settings: those that have an effect, the others, and the hash of all that matter."""
-    config, without_effect = apart(settings, idle)
+    config, without_effect = parted(settings, idle)
     return {"config": config, "without_effect": without_effect, "config_hash": hashed or config_hash(settings)}
-
-
-def apart(config: Config, idle: Collection[str], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """A configuration in two: the settings that have an effect, and the others; `whole_config` puts them together.
-
-    Args:
-        config: plain.
-        idle: names as in `Idle`.
-        prefix: what the names of these settings begin with.
-    """
-    kept: dict[str, Any] = {}
-    rest: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if name in idle:
-            rest[key] = value
-        elif isinstance(value, dict) and value:
-            some, others = apart(value, idle, f"{name}.")
-            kept |= {key: some} if some else {}
-            rest |= {key: others} if others else {}
-        else:
-            kept[key] = value
-    return kept, rest
 
 
 def given_names(overrides: Iterable[str]) -> list[str]:
@@ -286,15 +255,14 @@ def idle_data(config: Config, *uses: str) -> Idle:
             role: node,
             **{f"{role}.sets.{key}": one for key, one in node.get("sets", {}).items()},
         }.items():
-            unused = _class_of(one, "unused") or {}
+            unused = _of_class(one.get("_target_"), "unused") or {}
             for use in (role, *uses):
                 names = (f"{name}.{key}" for key in unused.get(use, ()))
                 found |= _all(f"the data set does not use it as {use}", *names)
     return found
 
 
-def _class_of(node: Config | DictConfig, attribute: str) -> Any:
-    target = node.get("_target_")
+def _of_class(target: str | None, attribute: str) -> Any:
     return None if target is None else getattr(get_object(target), attribute, None)
 
 

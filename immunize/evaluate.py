@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from immunize.cli import command, tell
-from immunize.config import config_hash, data_folder, is_deep, moved
+from immunize.config import config_hash, data_folder, is_deep, settings_of
 from immunize.errors import CheckpointError, DivergedError
-from immunize.instantiate import build_sources
+from immunize.instantiate import build, checked_sources
 from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, read_record, whole_config
 from immunize.threads import cpu_threads
 
@@ -57,10 +57,9 @@ def run(
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
     if missing := [key for key in compared if key not in record]:
         raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
-    whole = whole_config(record)
-    config = moved(whole, data_folder(data_root))
-    cfg = OmegaConf.create(config)
-    sources = build_sources(cfg)  # missing files are reported before the heavy imports below, which take seconds
+    cfg = OmegaConf.create(settings_of(record, data_folder(data_root)))
+    # Missing files are reported before the heavy imports below, which take seconds.
+    sources = checked_sources(build(cfg.pretrain), build(cfg.harmful), None if deep else cfg.objective.loss)
     tell(f"{folder}: every number again, from checkpoint and data")
     from immunize.pipeline.assemble import assemble
     from immunize.spectrum import ZeroMatrixError
@@ -76,9 +75,9 @@ def run(
     compared += tuple(key for key in OF_SEVERAL_SETS if key in record or key in again)
     compared += tuple(key for key in WHERE_KEPT if key in record and key not in compared)
     differing = [line for key in compared for line in differences(_here(record.get(key)), _here(again.get(key)), key)]
-    said = {"method": config["method"]["name"], "model": config["model"]["name"], "seed": config["seed"]}
+    said = {"method": cfg.method.name, "model": cfg.model.name, "seed": cfg.seed}
     differing += [line for key, value in said.items() for line in differences(record.get(key), value, key)]
-    if config_hash(whole) != record["config_hash"]:
+    if config_hash(whole_config(record)) != record["config_hash"]:
         differing.append(f"config_hash: {record['config_hash']} is not that of the configuration beside it")
     return {**record, **again}, differing
 

@@ -23,7 +23,7 @@ from immunize.errors import DataError, UserError
 from immunize.instantiate import build
 from immunize.records import begun, peak_memory_mib, plain, provenance, write_record
 from immunize.schemas import ForecastConfig
-from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema
+from immunize.settings import LARGEST_SEED, Rule, check, check_folder
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
@@ -69,9 +69,8 @@ def run(
     """
     record: dict[str, Any] = begun()
     clock = time.perf_counter()
-    check_schema(cfg, ForecastConfig)  # before anything heavy is imported
+    check(cfg, ForecastConfig, RULES)  # before anything heavy is imported
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    check_rules(cfg, RULES)
     settings = resolved(cfg)
     idle = idle_data(settings, "rows")
     refuse_idle(given, idle)

@@ -12,24 +12,24 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import is_deep
 from immunize.errors import UserError
 
 if TYPE_CHECKING:
     from immunize.data import Source
 
-__all__ = ["NOT_ARGUMENTS", "build", "build_sources"]
+__all__ = ["NOT_ARGUMENTS", "build", "checked_sources"]
 
 NOT_ARGUMENTS = ("name", "kind", "columns")
 """Keys of a model, method or start that its class does not take: its name in records, and what the run itself reads."""
 
 
-def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), **arguments: Any) -> Any:
+def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), nulls: bool = True, **arguments: Any) -> Any:
     """Instantiate a `_target_`; what its constructor objects to is the user's to mend.
 
     Args:
         node: `_target_` and its arguments.
         leave_out: keys that are none of them, such as `NOT_ARGUMENTS` of a model, method or start.
+        nulls: pass on what is null; otherwise it is left to the constructor.
         arguments: further ones, that the run itself provides.
 
     Raises:
@@ -39,10 +39,11 @@ def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), **argumen
     target = node.get("_target_")
     if target is None:
         raise UserError(f"_target_ is missing beside {', '.join(map(str, node)) or 'nothing'}: it names what is built")
-    if leave_out:
+    if leave_out or not nulls:
         whole = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
         assert isinstance(whole, Mapping)
-        node = OmegaConf.create({str(key): value for key, value in whole.items() if key not in leave_out})
+        kept = {str(key): value for key, value in whole.items() if key not in leave_out}
+        node = OmegaConf.create({key: value for key, value in kept.items() if nulls or value is not None})
     _check_numbers(target, node)
     if clash := sorted(str(key) for key in node if key in arguments):
         raise UserError(f"{target}: {', '.join(clash)} cannot be set here, the run provides it")
@@ -59,16 +60,20 @@ def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), **argumen
         raise UserError(f"{target}: {cause}" if cause else str(error)) from error
 
 
-def build_sources(cfg: Mapping[str, Any]) -> tuple[Source, Source]:
+def checked_sources(pretrain: Source, harmful: Source, loss: str | None) -> tuple[Source, Source]:
     """The sources of D_P and D_H, with their files found.
 
+    Args:
+        pretrain: D_P.
+        harmful: D_H.
+        loss: of a linear model; None for a network, which has one for all tasks.
+
     Raises:
-        UserError: a bad setting, a loss that does not suit the tasks, or a file that is not there.
+        UserError: a loss that does not suit the tasks, or a file that is not there.
     """
-    pretrain, harmful = build(cfg["pretrain"]), build(cfg["harmful"])
     for source, role in ((pretrain, "pretrain"), (harmful, "harmful")):
-        if not is_deep(cfg):
-            _check_loss(cfg["objective"]["loss"], source, role)
+        if loss is not None:
+            _check_loss(loss, source, role)
         source.require()
     return pretrain, harmful
 

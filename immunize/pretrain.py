@@ -17,13 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.cli import command, sigint_restored, teller
 from immunize.config import config_hash, is_deep, resolved
-from immunize.effects import asked_for, idle_in_pretraining, refuse_idle, told
+from immunize.effects import asked_for, idle_data, idle_in_pretraining, refuse_idle, told
 from immunize.errors import DivergedError, UserError
 from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, begun, peak_memory_mib, provenance, write_record
 from immunize.schemas import PretrainConfig
-from immunize.settings import LARGEST_SEED, Rule, check_folder, check_rules, check_schema, refuse_finished
+from immunize.settings import LARGEST_SEED, Rule, check, check_folder, refuse_finished
 from immunize.sweeping import done_record
 from immunize.threads import cpu_threads, threads_in_force
 
@@ -78,10 +78,9 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     """
     if OmegaConf.is_missing(cfg.model, "trainable"):  # model=timm has no default
         cfg = DictConfig(OmegaConf.merge(cfg, {"model": ALL_OF_IT}))
-    check_schema(cfg, PretrainConfig)
     if not is_deep(cfg):
         raise UserError(f"model={cfg.model.name} is no network; choose a deep one, such as model=resnet_small")
-    check_rules(cfg, RULES)
+    check(cfg, PretrainConfig, RULES)
     if process_count(cfg.trainer) > 1 or started_outside():
         raise UserError("θ_0 is trained in one process: choose trainer=cpu or trainer=gpu with trainer.devices=1")
     OmegaConf.to_container(
@@ -95,16 +94,18 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     hashed = config_hash(whole)
     if cfg.resume and not cfg.overwrite and (done := done_record(folder, hashed)) is not None:
         return done
-    idle = idle_in_pretraining(whole)
+    weights = {"fresh_head": bool(cfg.model.get("fresh_head")), "from_file": cfg.model.get("checkpoint") is not None}
+    idle = idle_data(whole, "images") | idle_in_pretraining(**weights)
     refuse_idle(given, idle)
     refuse_finished(folder, cfg.overwrite)
     check_folder(folder)
-    say = teller(quiet)
-    say(f"{cfg.model.name} on {source.name}, seed {cfg.seed}: loading")
+    teller(quiet)(f"{cfg.model.name} on {source.name}, seed {cfg.seed}: loading")
     from lightning.pytorch import seed_everything
 
-    from immunize.features import save_weights
-    from immunize.pipeline.fit import TRAINING
+    from immunize.data.images.pair import without_aside
+    from immunize.objective import task_loss
+    from immunize.pipeline.assemble import OF_PAIRS, new_trainer, theta_0_facts
+    from immunize.training.module import SupervisedModule
 
     clock = time.perf_counter()
     record: dict[str, Any] = {
@@ -117,24 +118,36 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     seed_everything(cfg.seed, workers=True, verbose=False)
     with cpu_threads(threads_in_force(cfg.threads)):
         record |= provenance()
-        pretraining = assemble(cfg, source)
-        record["network"] = pretraining.facts
-        begins = f"{hashed} {pretraining.facts['theta_0_sha256']}"
-        with sigint_restored():
-            fit = pretraining.fit(folder / TRAINING, begins, quiet=quiet)
-        record.update(status=fit.status, data=source.describe(), data_hash=source.file_hash(), steps=fit.steps)
-        if fit.status == "finished":
-            say("measuring")
-            record["accuracy"] = pretraining.accuracy()
-    record["training"] = {"seconds": fit.seconds, **fit.facts}
-    record |= {"seconds": time.perf_counter() - clock, "peak_memory_mib": peak_memory_mib()}
-    save_weights(folder / CHECKPOINT, pretraining.network.state_dict(), {"config_hash": hashed})
-    write_record(folder, record)
-    if fit.signal:
-        raise SystemExit(128 + fit.signal)
-    if fit.status == "finished":
-        (folder / TRAINING).unlink(missing_ok=True)
-    return record
+        own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
+        node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})
+        assert isinstance(node, DictConfig)
+        net: DeepExtractor = build(node, leave_out=NOT_ARGUMENTS, n_classes=source.n_classes, seed=cfg.seed)
+        record["network"] = theta_0_facts(net, node.get("checkpoint"))
+        splits = source.splits(net.transform(train=cfg.augment), net.transform())
+        if cfg.validation_fraction > 0:
+            splits, _ = without_aside(splits, cfg.validation_fraction, seed=cfg.seed, role="pretrain")
+        loss, rates = task_loss("ce", cfg.label_smoothing), (cfg.learning_rate, cfg.weight_decay)
+        pretraining = Pretraining(
+            network=net.network,
+            source=source,
+            splits=splits,
+            batch_size=cfg.batch_size,
+            epochs=cfg.epochs,
+            seed=cfg.seed,
+            workers=cfg.workers,
+            resume=bool(cfg.resume and not cfg.overwrite),
+            new_module=lambda network, steps: SupervisedModule(
+                network, loss, learning_rate=rates[0], weight_decay=rates[1], steps=steps
+            ),
+            new_trainer=partial(
+                new_trainer,
+                partial(build, cfg.trainer, leave_out=OF_PAIRS),
+                [],
+                max_epochs=cfg.epochs,
+                gradient_clip_val=cfg.clip,
+            ),
+        )
+        return pretraining.run(record, folder, clock, quiet=quiet)
 
 
 @dataclass(frozen=True)
@@ -143,7 +156,7 @@ class Pretraining:
 
     Attributes:
         network: as it begins, every weight of it trainable.
-        facts: what it begins with.
+        source: D_P.
         splits: the images as it wants them.
         batch_size: images at once.
         epochs: passes.
@@ -155,7 +168,7 @@ class Pretraining:
     """
 
     network: nn.Module
-    facts: dict[str, str | None]
+    source: ImageSource
     splits: ImageSplits
     batch_size: int
     epochs: int
@@ -164,6 +177,37 @@ class Pretraining:
     resume: bool
     new_module: Callable[[nn.Module, int], LightningModule]
     new_trainer: Callable[[list[Callback]], Trainer]
+
+    def run(self, record: dict[str, Any], folder: Path, clock: float, *, quiet: bool) -> dict[str, Any]:
+        """Train, measure, record.
+
+        Args:
+            record: with everything that is known before training; it is completed in place.
+            folder: the output folder.
+            clock: when the run began, by `time.perf_counter`.
+            quiet: show no progress.
+        """
+        from immunize.features import save_weights
+        from immunize.pipeline.fit import TRAINING
+
+        hashed = record["config_hash"]
+        with sigint_restored():
+            fit = self.fit(folder / TRAINING, f"{hashed} {record['network']['theta_0_sha256']}", quiet=quiet)
+        record.update(
+            status=fit.status, data=self.source.describe(), data_hash=self.source.file_hash(), steps=fit.steps
+        )
+        if fit.status == "finished":
+            teller(quiet)("measuring")
+            record["accuracy"] = self.accuracy()
+        record["training"] = {"seconds": fit.seconds, **fit.facts}
+        record |= {"seconds": time.perf_counter() - clock, "peak_memory_mib": peak_memory_mib()}
+        save_weights(folder / CHECKPOINT, self.network.state_dict(), {"config_hash": hashed})
+        write_record(folder, record)
+        if fit.signal:
+            raise SystemExit(128 + fit.signal)
+        if fit.status == "finished":
+            (folder / TRAINING).unlink(missing_ok=True)
+        return record
 
     def fit(self, checkpoint: Path, run_hash: str, *, quiet: bool) -> Fit:
         """Train in place, from where the checkpoint says if the training is to go on; the network is on its device."""
@@ -199,46 +243,6 @@ class Pretraining:
             device=device_of(self.network),
         )
         return 100 * float((logits.argmax(1) == labels).double().mean())
-
-
-def assemble(cfg: DictConfig, source: ImageSource) -> Pretraining:
-    """What the configuration comes to.
-
-    Args:
-        cfg: composed (`conf/pretrain_theta.yaml`), checked.
-        source: D_P.
-
-    Raises:
-        UserError: a bad setting, or images that cannot be used.
-    """
-    from immunize.data.images.pair import without_aside
-    from immunize.objective import task_loss
-    from immunize.pipeline.assemble import OF_PAIRS, new_trainer, theta_0_facts
-    from immunize.training.module import SupervisedModule
-
-    own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
-    node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})
-    assert isinstance(node, DictConfig)
-    net: DeepExtractor = build(node, leave_out=NOT_ARGUMENTS, n_classes=source.n_classes, seed=cfg.seed)
-    splits = source.splits(net.transform(train=cfg.augment), net.transform())
-    if cfg.validation_fraction > 0:
-        splits, _ = without_aside(splits, cfg.validation_fraction, seed=cfg.seed, role="pretrain")
-    loss, rates = task_loss("ce", cfg.label_smoothing), (cfg.learning_rate, cfg.weight_decay)
-    epochs, clip, trainer = cfg.epochs, cfg.clip, partial(build, cfg.trainer, leave_out=OF_PAIRS)
-    return Pretraining(
-        network=net.network,
-        facts=theta_0_facts(net, node.get("checkpoint")),
-        splits=splits,
-        batch_size=cfg.batch_size,
-        epochs=epochs,
-        seed=cfg.seed,
-        workers=cfg.workers,
-        resume=bool(cfg.resume and not cfg.overwrite),
-        new_module=lambda network, steps: SupervisedModule(
-            network, loss, learning_rate=rates[0], weight_decay=rates[1], steps=steps
-        ),
-        new_trainer=lambda callbacks: new_trainer(trainer, [], callbacks, max_epochs=epochs, gradient_clip_val=clip),
-    )
 
 
 @command("pretrain_theta")

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ __all__ = [
     "file_digest",
     "finished",
     "merged",
+    "parted",
     "peak_memory_mib",
     "plain",
     "provenance",
@@ -207,6 +208,31 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
         result[key] = merged(result[key], value) if both else copy.deepcopy(value)
     return result
+
+
+def parted(
+    settings: Mapping[str, Any], names: Collection[str], prefix: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Nested dictionaries in two, which :func:`merged` puts together again: the rest, and what is named.
+
+    Args:
+        settings: with dictionaries in it.
+        names: dotted.
+        prefix: what the names of these begin with.
+    """
+    rest: dict[str, Any] = {}
+    named: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if name in names:
+            named[key] = value
+        elif isinstance(value, dict) and value:
+            some, others = parted(value, names, f"{name}.")
+            rest |= {key: some} if some else {}
+            named |= {key: others} if others else {}
+        else:
+            rest[key] = value
+    return rest, named
 
 
 def file_digest(path: Path) -> str:

@@ -19,7 +19,7 @@ from immunize.errors import UserError
 from immunize.records import finished
 from immunize.schemas import TrainConfig
 
-__all__ = ["LARGEST_SEED", "MULTIPLIERS", "Rule", "check_folder", "check_rules", "check_schema", "check_settings"]
+__all__ = ["LARGEST_SEED", "MULTIPLIERS", "Rule", "check", "check_folder", "check_settings"]
 
 LARGEST_SEED = 2**32 - 1
 """Numpy's largest."""
@@ -114,14 +114,14 @@ def check_settings(cfg: DictConfig) -> None:
         UserError: one is not.
         OmegaConfBaseException: a missing value, or a reference to a setting that does not exist.
     """
-    check_schema(cfg, TrainConfig)
+    check(cfg, TrainConfig)
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     objective = cfg.objective
     selecting = SELECTION_RULES if cfg.selection is not None else ()
     stopping = EARLY_STOPPING_RULES if objective.early_stopping else ()
     balancing = BALANCE_RULES if objective.balance else ()
     kind = DEEP_RULES if is_deep(cfg) else LINEAR_RULES
-    check_rules(cfg, (*RULES, *kind, *selecting, *stopping, *balancing))
+    check(cfg, TrainConfig, (*RULES, *kind, *selecting, *stopping, *balancing))
     if objective.early_stopping and objective.batch_size is None and objective.check_every > objective.epochs:
         raise UserError(
             f"objective.check_every={objective.check_every} looks at the validation split only after the last of "
@@ -129,29 +129,18 @@ def check_settings(cfg: DictConfig) -> None:
         )
 
 
-def check_rules(cfg: DictConfig, rules: Iterable[Rule]) -> None:
-    """Check values against rules: the place of a setting, what it may be, and that in words.
-
-    Raises:
-        UserError: a value is not allowed; the first.
-    """
-    for name, allowed, words in rules:
-        value = OmegaConf.select(cfg, name)
-        if not allowed(value):
-            raise UserError(f"{name} has to be {words}; it is {value}")
-
-
-def check_schema(node: DictConfig, schema: type, prefix: str = "") -> None:
+def check(node: DictConfig, schema: type, rules: Iterable[Rule] = (), prefix: str = "") -> None:
     """Check what Hydra lets pass: a "+" adds any key, a "~" takes any away, and the two together change its type.
 
     Args:
         node: a composed configuration.
         schema: the dataclass it is to have the keys and types of.
+        rules: the place of a setting, what it may be, and that in words.
         prefix: of a part of one, what its names begin with.
 
     Raises:
-        UserError: a key too many or too few.
-        OmegaConfBaseException: a value of the wrong type.
+        UserError: a key too many or too few, or a value that is not allowed; the first.
+        OmegaConfBaseException: a value of the wrong type, or a missing one.
     """
     known = schema.__dataclass_fields__.keys()  # type: ignore[attr-defined]
     if unknown := sorted(str(key) for key in node.keys() - known):
@@ -160,9 +149,13 @@ def check_schema(node: DictConfig, schema: type, prefix: str = "") -> None:
         raise UserError(f"{prefix}{gone[0]} cannot be taken out; give it a value")
     for name, kind in get_type_hints(schema).items():
         if is_dataclass(kind) and isinstance(node[name], DictConfig):
-            check_schema(node[name], kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+            check(node[name], kind, prefix=f"{prefix}{name}.")  # type: ignore[arg-type]
     if not prefix:
         OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(node))
+    for name, allowed, words in rules:
+        value = OmegaConf.select(node, name, throw_on_missing=True)
+        if not allowed(value):
+            raise UserError(f"{name} has to be {words}; it is {value}")
 
 
 def refuse_finished(folder: Path, overwrite: bool) -> None:

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import config_dir, config_hash, data_folder, folder_name, moved, register
+from immunize.config import config_dir, config_hash, data_folder, folder_name, register, settings_of
 from immunize.schemas import (
     AttackConfig,
     CardConfig,
@@ -416,12 +416,12 @@ def test_a_cap_on_images_changes_the_hash_only_where_there_is_one() -> None:
 
 def test_weights_below_the_data_folder_move_with_it() -> None:
     config = {"data_root": "/old", "model": {"checkpoint": "/old/weights/w.safetensors"}, "other": "/older/x"}
-    assert moved(config, "/new") == {
+    assert settings_of({"config": config}, "/new") == {
         "data_root": "/new",
         "model": {"checkpoint": "/new/weights/w.safetensors"},
         "other": "/older/x",
     }
-    assert moved(config, None) == config
+    assert settings_of({"config": config}, None) == config
 
 
 @pytest.mark.parametrize(

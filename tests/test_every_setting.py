@@ -30,7 +30,7 @@ from immunize.evaluation.attacks import scoring
 from immunize.evaluation.attacks.protocol import Array, AttackData, Rows
 from immunize.evaluation.attacks.scoring import shares
 from immunize.features import load_weights
-from immunize.instantiate import build_sources
+from immunize.instantiate import build, checked_sources
 from immunize.pipeline import record as pipeline_record
 from immunize.records import CHECKPOINT, differences, plain
 from immunize.settings import check_settings
@@ -276,7 +276,7 @@ NETWORK = (
 
 def check_training(cfg: DictConfig) -> None:
     check_settings(cfg)
-    build_sources(cfg)
+    checked_sources(build(cfg.pretrain), build(cfg.harmful), cfg.objective.loss)
 
 
 CHECKS: dict[str, Callable[[DictConfig], Any]] = {"train": check_training, "attack": attack.entries_of}

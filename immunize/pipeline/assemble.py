@@ -23,7 +23,7 @@ from immunize.data.images import ImagePair, as_image_source
 from immunize.errors import UserError
 from immunize.evaluation import EvaluationSettings
 from immunize.features import DeepExtractor, state_digest
-from immunize.instantiate import NOT_ARGUMENTS, build, build_sources
+from immunize.instantiate import NOT_ARGUMENTS, build, checked_sources
 from immunize.objective import Objective, TaskLoss, task_loss
 from immunize.pipeline.experiment import Experiment, Model
 from immunize.pipeline.fit import HEAD_STREAM, Training
@@ -65,6 +65,7 @@ def assemble(
     # None: what a record of before a hyper-parameter was there does not have, and what is for networks alone.
     given = {field.name: cfg.objective.get(field.name) for field in fields(ObjectiveConfig)}
     row = ObjectiveConfig(**given | ({} if deep else dict.fromkeys(OF_DEEP_NETS)))
+    optimizer = partial(build, cfg.objective.optimizer, nulls=False)
     training = Training(
         method=cfg.method.name,
         row=row,
@@ -73,12 +74,13 @@ def assemble(
         monitor_every=cfg.monitor_every,
         resume=bool(cfg.get("resume") and not cfg.get("overwrite")),
         new_loss=partial(_loss, row.loss, row.label_smoothing),
-        new_optimizer=partial(optimizer_factory, cfg.objective.optimizer, row.learning_rate),
+        new_optimizer=partial(optimizer_factory, optimizer, row.learning_rate),
         new_trainer=partial(new_trainer, partial(build, cfg.trainer, leave_out=OF_PAIRS)),
     )
     new_method = partial(build, cfg.method, leave_out=NOT_ARGUMENTS)
     new_model = partial(build, cfg.model, leave_out=NOT_ARGUMENTS)
-    sources = build_sources(cfg) if sources is None else sources
+    if sources is None:
+        sources = checked_sources(build(cfg.pretrain), build(cfg.harmful), None if deep else row.loss)
     options: dict[str, Any] = {
         "batch_size": row.batch_size,
         "mode": cfg.pairing,
@@ -235,14 +237,13 @@ def shared_row() -> DictConfig:
 # --- the training -------------------------------------------------------------------------------------------------
 
 
-def optimizer_factory(node: Mapping[str, Any], learning_rate: float) -> OptimizerFactory:
-    """From parameters to their optimizer; what the node sets to null is left to the optimizer.
+def optimizer_factory(make: Callable[..., OptimizerFactory], learning_rate: float) -> OptimizerFactory:
+    """From parameters to their optimizer.
 
     Raises:
         UserError: the optimizer refuses its settings.
     """
-    kept = OmegaConf.create({str(key): value for key, value in node.items() if value is not None})
-    factory: OptimizerFactory = build(kept, lr=learning_rate, _partial_=True)
+    factory = make(lr=learning_rate, _partial_=True)
     try:  # what the optimizer refuses, it refuses when it gets its parameters
         factory([torch.nn.Parameter(torch.zeros(1))])
     except (ValueError, TypeError, AttributeError) as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from immunize.effects import idle_in_training, refuse_idle, told
+from immunize.effects import Run, refuse_idle, told
 from immunize.objective import Objective
 from immunize.pipeline.fit import quiet_lightning
 from immunize.records import FIGURE, begun, provenance, reset_peak_memory, write_record
@@ -34,7 +34,7 @@ def new_record(settings: dict[str, Any], method: Objective, given: Iterable[str]
         UserError: one of them has none.
     """
     reset_peak_memory()
-    idle = idle_in_training(settings, method)
+    idle = Run(settings, method).idle
     refuse_idle(given, idle)
     return {
         **begun(),

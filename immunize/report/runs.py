@@ -255,7 +255,7 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
     seen: set[RunId] = set()
     starts: dict[tuple[str, int], dict[str, str]] = {}
     for record in records:
-        flat = flat_settings(whole_config(record))
+        flat = flat_settings(record)
         if differing := _differences(settings.setdefault(record["method"], flat), flat):
             raise ValueError(
                 f"runs of method {record['method']} differ in {_listed(differing)}; move those of an older "
@@ -283,18 +283,22 @@ def _theta_0(record: dict[str, Any]) -> dict[str, str]:
     return {"file": str(record["config"].get("model", {}).get("checkpoint"))}
 
 
-def flat_settings(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_settings(record: dict[str, Any]) -> dict[str, str]:
     """What has to agree between runs of a method: its settings less the seeds, the digits of a pair, and places.
 
     A setting that is null is one that runs of before it was there do not have.
     """
+    return _leaves(whole_config(record), "")
+
+
+def _leaves(nested: dict[str, Any], prefix: str) -> dict[str, str]:
     leaves: dict[str, str] = {}
-    for key, value in config.items():
+    for key, value in nested.items():
         name = f"{prefix}{key}"
         if name in _NOT_COMPARED or key in ("pair", "root"):
             continue
         if isinstance(value, dict):
-            leaves.update(flat_settings(value, f"{name}."))
+            leaves.update(_leaves(value, f"{name}."))
         elif value is not None:
             leaves[name] = json.dumps(value, sort_keys=True)
     return leaves

@@ -141,7 +141,7 @@ class Varied:
     def __init__(self, groups: Sequence[Sequence[dict[str, Any]]]) -> None:
         by_pair: dict[tuple[tuple[str, str], str], list[dict[str, str]]] = defaultdict(list)
         for group in groups:
-            flat = {k: v for k, v in flat_settings(whole_config(group[0])).items() if not k.startswith(_PLACES)}
+            flat = {k: v for k, v in flat_settings(group[0]).items() if not k.startswith(_PLACES)}
             by_pair[_kind(group[0]), pair_title(group[0])].append(flat)
         found: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         for (kind, _), flats in by_pair.items():
@@ -153,7 +153,7 @@ class Varied:
 
     def values_of(self, record: dict[str, Any]) -> tuple[str | None, ...]:
         """The values of what was varied about the method of a record, as JSON; None where it lacks one."""
-        flat = flat_settings(whole_config(record))
+        flat = flat_settings(record)
         return tuple(flat.get(name) for name in self._keys[_kind(record)])
 
     def name_of(self, record: dict[str, Any]) -> str:

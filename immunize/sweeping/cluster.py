@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hydra.errors import CompactHydraException
-from omegaconf import DictConfig, OmegaConf
 
 from immunize.sweeping.job import Jobs
 from immunize.sweeping.launching import Job, SweepLauncher
@@ -38,9 +37,7 @@ class ClusterLauncher(SweepLauncher):
         CompactHydraException: a setting that is not possible.
     """
 
-    def __init__(
-        self, cluster: str, runs_per_job: int, folder: str, parameters: Mapping[str, Any] | DictConfig
-    ) -> None:
+    def __init__(self, cluster: str, runs_per_job: int, folder: str, parameters: Mapping[str, Any]) -> None:
         if cluster not in CLUSTERS:
             raise CompactHydraException(f"error: hydra.launcher.cluster is {cluster}; there are {', '.join(CLUSTERS)}")
         if runs_per_job < 1:
@@ -48,9 +45,7 @@ class ClusterLauncher(SweepLauncher):
                 f"error: hydra.launcher.runs_per_job has to be at least 1; it is {runs_per_job}"
             )
         self.cluster, self.runs_per_job, self.folder = cluster, runs_per_job, folder
-        plain = OmegaConf.to_container(parameters, resolve=True) if isinstance(parameters, DictConfig) else parameters
-        assert isinstance(plain, Mapping)
-        self.parameters = {str(key): value for key, value in plain.items() if value is not None}
+        self.parameters = {str(key): value for key, value in parameters.items() if value is not None}
         self.threads: int = int(self.parameters.get("cpus_per_task", 1))
 
     def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:

@@ -204,9 +204,11 @@ def test_one_seed_has_no_spread_and_what_is_not_written_leaves_no_file(base: Rec
 
 
 def test_a_setting_that_is_null_is_one_that_was_not_there_yet() -> None:
-    old, new = {"objective": {"epochs": 2}}, {"objective": {"epochs": 2, "lr_decay": None}}
-    assert flat_settings(old) == flat_settings(new)
-    assert flat_settings(old) != flat_settings({"objective": {"epochs": 2, "lr_decay": 0.5}})
+    old, null, other = (
+        {"config": {"objective": {"epochs": 2, **of}}} for of in ({}, {"lr_decay": None}, {"lr_decay": 0.5})
+    )
+    assert flat_settings(old) == flat_settings(null)
+    assert flat_settings(old) != flat_settings(other)
 
 
 @pytest.mark.parametrize(
