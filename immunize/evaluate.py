@@ -18,17 +18,8 @@ from immunize.threads import cpu_threads
 
 __all__ = ["main", "run"]
 
-COMPARED = ("data", "metrics", "verdicts", "steps_to_norm_ratio")
-"""Parts of a linear run's record that are recomputed and compared."""
-
-COMPARED_DEEP = (
-    *("data", "metrics", "metrics_groups", "verdicts", "verdicts_groups"),
-    *("pretrain_accuracy", "probe_accuracy", "curves"),
-)
-"""The same of a run with a deep net."""
-
 OF_SEVERAL_SETS = ("weakest", "harmful_sets")
-"""Those that only a run against several harmful data sets has."""
+"""Parts of a record that only a run against several harmful data sets has."""
 
 WHERE_KEPT = ("curves", "spectra", "separability")
 """Those that records made before they were kept do not have."""
@@ -51,15 +42,12 @@ def run(
         UserError: an unreadable record or checkpoint, missing or different data.
     """
     record = read_record(folder)
-    deep = is_deep(record["config"])
-    compared: tuple[str, ...] = COMPARED_DEEP if deep else COMPARED
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
-    if missing := [key for key in compared if key not in record]:
-        raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
     cfg = OmegaConf.create(settings_of(record, data_folder(data_root)))
+    loss = None if is_deep(cfg) else cfg.objective.loss
     # Missing files are reported before the heavy imports below, which take seconds.
-    sources = checked_sources(build(cfg.pretrain), build(cfg.harmful), None if deep else cfg.objective.loss)
+    sources = checked_sources(build(cfg.pretrain), build(cfg.harmful), loss)
     tell(f"{folder}: every number again, from checkpoint and data")
     from immunize.pipeline.assemble import assemble
     from immunize.spectrum import ZeroMatrixError
@@ -72,8 +60,10 @@ def run(
         except (DivergedError, ZeroMatrixError) as error:  # or infinite: nothing counts beside the largest eigenvalue
             raise CheckpointError(f"{path} gives no numbers any more: {error}") from None
         again["data"] = experiment.pair.describe()
-    compared += tuple(key for key in OF_SEVERAL_SETS if key in record or key in again)
-    compared += tuple(key for key in WHERE_KEPT if key in record and key not in compared)
+    compared = [key for key in again if key in record or key not in WHERE_KEPT]
+    compared += [key for key in OF_SEVERAL_SETS if key in record and key not in again]
+    if missing := [key for key in compared if key not in record and key not in OF_SEVERAL_SETS]:
+        raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
     differing = [line for key in compared for line in differences(_here(record.get(key)), _here(again.get(key)), key)]
     said = {"method": cfg.method.name, "model": cfg.model.name, "seed": cfg.seed}
     differing += [line for key, value in said.items() for line in differences(record.get(key), value, key)]

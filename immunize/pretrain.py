@@ -126,7 +126,6 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
         splits = source.splits(net.transform(train=cfg.augment), net.transform())
         if cfg.validation_fraction > 0:
             splits, _ = without_aside(splits, cfg.validation_fraction, seed=cfg.seed, role="pretrain")
-        loss, rates = task_loss("ce", cfg.label_smoothing), (cfg.learning_rate, cfg.weight_decay)
         pretraining = Pretraining(
             network=net.network,
             source=source,
@@ -136,8 +135,12 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
             seed=cfg.seed,
             workers=cfg.workers,
             resume=bool(cfg.resume and not cfg.overwrite),
-            new_module=lambda network, steps: SupervisedModule(
-                network, loss, learning_rate=rates[0], weight_decay=rates[1], steps=steps
+            new_module=partial(
+                SupervisedModule,
+                net.network,
+                task_loss("ce", cfg.label_smoothing),
+                learning_rate=cfg.learning_rate,
+                weight_decay=cfg.weight_decay,
             ),
             new_trainer=partial(
                 new_trainer,
@@ -163,7 +166,7 @@ class Pretraining:
         seed: of the order of the images.
         workers: processes that read them.
         resume: an interrupted training goes on.
-        new_module: (network, steps) to what is trained.
+        new_module: from `steps` to what is trained.
         new_trainer: callbacks to Lightning's trainer.
     """
 
@@ -175,7 +178,7 @@ class Pretraining:
     seed: int
     workers: int
     resume: bool
-    new_module: Callable[[nn.Module, int], LightningModule]
+    new_module: Callable[..., LightningModule]
     new_trainer: Callable[[list[Callback]], Trainer]
 
     def run(self, record: dict[str, Any], folder: Path, clock: float, *, quiet: bool) -> dict[str, Any]:
@@ -221,7 +224,8 @@ class Pretraining:
         resuming = Resuming(checkpoint, run_hash, resume=self.resume)
         if resuming.place is not None:
             sampler.leave_out(*resuming.place)
-        module = self.new_module(self.network.train(), self.epochs * batches)
+        self.network.train()
+        module = self.new_module(steps=self.epochs * batches)
         trainer = self.new_trainer([Progress("pre-training", quiet=quiet), resuming])
         loader = stream_loader(images, sampler, workers=self.workers)
         try:

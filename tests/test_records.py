@@ -333,12 +333,12 @@ def test_cross_fit_beside_the_fit_is_the_same_to_the_bit(
     data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from immunize import train
-    from immunize.pipeline import linear
+    from immunize.pipeline import experiment
 
     forked: list[int] = []
     beside = linear.beside
-    monkeypatch.setattr(linear, "can_fork", lambda count: count == 2)
-    monkeypatch.setattr(linear, "beside", lambda work: forked.append(1) or beside(work))
+    monkeypatch.setattr(experiment, "can_fork", lambda count: count == 2)
+    monkeypatch.setattr(experiment, "beside", lambda work: forked.append(1) or beside(work))
     overrides = ("harmful=housing", f"data_root={data_root}", "objective.epochs=20", "probe_steps=50", "logger=none")
     records = [train.run(compose_config(*overrides), tmp_path / str(quiet), quiet=quiet) for quiet in (False, True)]
     assert forked == [1]  # a sweep, which is quiet, has its other runs on the cores

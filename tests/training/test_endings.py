@@ -17,7 +17,7 @@ from immunize import evaluate
 from immunize.data import Splits, Synthetic
 from immunize.objective import Step
 from immunize.objective.ours import Ours
-from immunize.pipeline import linear
+from immunize.pipeline import experiment
 from immunize.records import FIGURE, diverged_cross_fit, finished, read_record
 from immunize.report import show_record
 from immunize.sweeping import value_of
@@ -90,7 +90,7 @@ def spoil_second(cross_fitted: None, monkeypatch: pytest.MonkeyPatch) -> Spoil:
             return spoil("ill", math.inf)(computed)
 
         monkeypatch.setattr(Ours, "terms", terms)
-        monkeypatch.setattr(linear, "can_fork", lambda processes: False)  # in a fork nobody is the second
+        monkeypatch.setattr(experiment, "can_fork", lambda processes: False)  # in a fork nobody is the second
 
     return install
 
