@@ -288,13 +288,14 @@ def test_pair_on_real_files_loads(choice: str, data_root: Path) -> None:
 @pytest.mark.slow
 def test_table_4s_row_of_house_prices_immunizes_with_the_rows_and_batches_of_the_released_code(data_root: Path) -> None:
     from immunize.evaluation import evaluate_part
+    from immunize.pipeline.fit import Telling
     from tests.composing import model_of
 
     words = ("harmful=housing", "harmful.rows=200", f"data_root={data_root}", "objective.epochs=334")
     cfg = composed(*words, "objective=linear_housing_table4")
     model = model_of(cfg)
     data = model.pairs["fit"]
-    done = model.fit(data, [], quiet=True)
+    done = model.fit(data, [], Telling(quiet=True))
     assert done.theta is not None
     found = evaluate_part(done.theta, data.fit, data.tasks, probe_steps=1)
     assert done.steps == 1002

@@ -18,6 +18,7 @@ from immunize import evaluate, train
 from immunize.errors import DataError
 from immunize.evaluation.alignment import measure
 from immunize.evaluation.forecast_verdict import STRONG
+from immunize.pipeline.fit import Telling
 from immunize.records import CHECKPOINT
 from immunize.report import show_record
 from immunize.spectrum import EASE_SLACK, HARDER_BY, generalized_spectrum
@@ -76,7 +77,7 @@ def test_half_of_the_bound_is_reached_with_b_true_whatever_the_units(name: str, 
     grams = [x.T @ x for x in rows]
     theory = generalized_spectrum(*grams, n_samples=(len(rows[0]), len(rows[1])), shrinkage=1e-3)
     assert theory.rir_star > HARDER_BY  # the forecast says no "cannot" on these rows
-    found = model.fit(data, [], quiet=True)
+    found = model.fit(data, [], Telling(quiet=True))
     ratio = measure(found.theta, rows)["spectrum"]
     assert found.status == "finished"
     assert found.steps == 300

@@ -336,7 +336,7 @@ def test_cross_fit_beside_the_fit_is_the_same_to_the_bit(
     from immunize.pipeline import experiment
 
     forked: list[int] = []
-    beside = linear.beside
+    beside = experiment.beside
     monkeypatch.setattr(experiment, "can_fork", lambda count: count == 2)
     monkeypatch.setattr(experiment, "beside", lambda work: forked.append(1) or beside(work))
     overrides = ("harmful=housing", f"data_root={data_root}", "objective.epochs=20", "probe_steps=50", "logger=none")

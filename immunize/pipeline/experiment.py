@@ -22,7 +22,7 @@ from immunize.cli import teller
 from immunize.data import ROLES
 from immunize.data.pair import Pair
 from immunize.errors import CheckpointError, DivergedError
-from immunize.pipeline.fit import TRAINING, Fit
+from immunize.pipeline.fit import TRAINING, Fit, Telling
 from immunize.pipeline.record import logged_run, save
 from immunize.processes import beside, can_fork, is_first
 from immunize.records import CHECKPOINT, peak_memory_mib
@@ -36,24 +36,13 @@ log = logging.getLogger(__name__)
 class Model(Protocol):
     """What is immunized: what differs between a linear model (`linear.py`) and a network (`network.py`)."""
 
-    def fit(
-        self,
-        pair: Any,
-        loggers: list[Logger],
-        *,
-        label: str = "fit",
-        quiet: bool = False,
-        progress_shown: bool = True,
-        kept: tuple[Path, str] | None = None,
-    ) -> Fit:
+    def fit(self, pair: Any, loggers: list[Logger], telling: Telling, kept: tuple[Path, str] | None = None) -> Fit:
         """Train it on a pair.
 
         Args:
             pair: D_P and D_H, set up.
             loggers: where metrics go; empty for none.
-            label: what to call this training in messages.
-            quiet: show no progress, and keep recognized failures for the record alone.
-            progress_shown: false shows no progress, but says what fails.
+            telling: what is told meanwhile.
             kept: where an interrupted training is kept, and the hash of its configuration.
 
         Raises:
@@ -138,14 +127,14 @@ class Experiment:
         with contextlib.ExitStack() as forks:
             alone = torch.get_num_threads() == 1 and self.on_cpu and can_fork(len(self.pairs))
             for name, pair in self.pairs.items():
-                work = partial(self.model.fit, pair, label=name.replace("_", "-"), quiet=quiet)
+                fit, telling = partial(self.model.fit, pair), Telling(name.replace("_", "-"), quiet)
                 if not works:
-                    works[name] = partial(work, loggers, kept=(folder / TRAINING, config_hash))
+                    works[name] = partial(fit, loggers, telling, (folder / TRAINING, config_hash))
                 elif quiet or not alone:
-                    works[name] = partial(work, [])
+                    works[name] = partial(fit, [], telling)
                 else:  # a terminal has room for one line
-                    one_line = partial(work, [], progress_shown=not sys.stderr.isatty())
-                    works[name] = forks.enter_context(beside(one_line))
+                    one_line = replace(telling, progress=not sys.stderr.isatty())
+                    works[name] = forks.enter_context(beside(partial(fit, [], one_line)))
             for name, run in works.items():
                 done = run()
                 yield name, done

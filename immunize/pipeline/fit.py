@@ -28,7 +28,7 @@ from immunize.training import ImmunizationModule
 from immunize.training.callbacks import GradientBalance, Progress, StepLimit, TheoremGuard
 from immunize.training.module import OptimizerFactory
 
-__all__ = ["HEAD_STREAM", "TRAINING", "Fit", "Training", "facts_of", "quiet_lightning", "train"]
+__all__ = ["HEAD_STREAM", "TRAINING", "Fit", "Telling", "Training", "facts_of", "quiet_lightning", "train"]
 
 HEAD_STREAM = 2**40
 """Added to the seed for ω, so that no run's ω comes from the draw of another run's θ."""
@@ -37,6 +37,21 @@ TRAINING = "training.ckpt"
 """In the output folder of a run that has not finished: what `resume=true` goes on from."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What a training tells while it goes on.
+
+    Attributes:
+        label: what it is called.
+        quiet: nothing; what would be warned of is kept for the record alone.
+        progress: how far it is, unless quiet.
+    """
+
+    label: str = "fit"
+    quiet: bool = False
+    progress: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,10 +99,7 @@ class Training:
         self,
         objective: Objective,
         monitor: Callback,
-        label: str,
-        *,
-        quiet: bool,
-        silent: bool,
+        telling: Telling,
         said: Callable[[], str] | None = None,
     ) -> list[Callback]:
         """What watches a training, in the order in which Lightning is to call it.
@@ -95,9 +107,7 @@ class Training:
         Args:
             objective: the method.
             monitor: looks at what is trained.
-            label: what the training is called in messages.
-            quiet: keep what would be warned of for the record.
-            silent: show no progress.
+            telling: what it tells.
             said: of the progress, see there.
 
         Raises:
@@ -107,13 +117,16 @@ class Training:
         found: list[Callback] = []
         if row.balance and weighted:
             found.append(GradientBalance(row.balance_multiplier, row.balance_every, row.balance_multiplier_ill))
-        elif row.balance and objective.trains and not quiet:  # a sweep over methods shares one row of hyper-parameters
+        elif (
+            row.balance and objective.trains and not telling.quiet
+        ):  # a sweep over methods shares one row of hyper-parameters
             log.warning("objective.balance=true has no effect: method=%s has no λ that it could set", self.method)
         if self.guard != "off" and not weighted:
             raise UserError(f"guard={self.guard} watches R_well and R_ill; method={self.method} has neither")
         found += [TheoremGuard()] if self.guard != "off" else []
         found += [monitor, *([] if row.max_steps is None else [StepLimit(row.max_steps)])]
-        return [*found, Progress(label, said=said, max_steps=row.max_steps, quiet=silent)]
+        silent = telling.quiet or not telling.progress
+        return [*found, Progress(telling.label, said=said, max_steps=row.max_steps, quiet=silent)]
 
 
 @dataclass

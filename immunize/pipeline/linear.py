@@ -22,7 +22,7 @@ from immunize.errors import CheckpointError, UserError
 from immunize.evaluation import PartEvaluation, evaluate_part, part_numbers
 from immunize.features import LinearExtractor
 from immunize.objective import Objective, new_head
-from immunize.pipeline.fit import HEAD_STREAM, Fit, Training, facts_of, train
+from immunize.pipeline.fit import HEAD_STREAM, Fit, Telling, Training, facts_of, train
 from immunize.records import diverged_cross_fit
 from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
 from immunize.training import LinearModule
@@ -70,14 +70,7 @@ class LinearModel:
     probe_steps: int
 
     def fit(
-        self,
-        pair: PairedData,
-        loggers: list[Logger],
-        *,
-        label: str = "fit",
-        quiet: bool = False,
-        progress_shown: bool = True,
-        kept: tuple[Path, str] | None = None,
+        self, pair: PairedData, loggers: list[Logger], telling: Telling, kept: tuple[Path, str] | None = None
     ) -> Fit:
         """Find θ for a pair; see :class:`~immunize.pipeline.experiment.Model`."""
         del kept  # one that was interrupted begins again
@@ -99,15 +92,9 @@ class LinearModel:
                 theta, facts[name] = found
                 with torch.no_grad():
                     module.extractor.theta.copy_(theta if basis is None else restrict_map(theta, basis))
-        monitor = ImmunityMonitor(seen.fit, self.training.monitor_every, label, quiet=quiet)
-        callbacks = self.training.callbacks(
-            objective,
-            monitor,
-            label,
-            quiet=quiet,
-            silent=quiet or not progress_shown,
-            said=lambda: _of_rir(monitor.latest),
-        )
+        label = telling.label
+        monitor = ImmunityMonitor(seen.fit, self.training.monitor_every, label, quiet=telling.quiet)
+        callbacks = self.training.callbacks(objective, monitor, telling, lambda: _of_rir(monitor.latest))
         row = self.training.row
         if row.early_stopping and solved is None:  # first: the monitor's last look is at the θ that is put back
             assert seen.validation is not None

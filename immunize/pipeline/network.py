@@ -6,7 +6,7 @@ Sees every room; no room sees it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from immunize.pipeline.features import (
     measured_sets,
     unusable,
 )
-from immunize.pipeline.fit import Fit, Training, train
+from immunize.pipeline.fit import Fit, Telling, Training, train
 from immunize.spectrum import ZeroMatrixError
 from immunize.training import DeepModule
 from immunize.training.callbacks import NetworkMonitor, Resuming
@@ -159,21 +159,14 @@ class NetworkModel:
     # --- fit ------------------------------------------------------------------------------------------------------
 
     def fit(
-        self,
-        pair: ImagePair,
-        loggers: list[Logger],
-        *,
-        label: str = "",
-        quiet: bool = False,
-        progress_shown: bool = True,
-        kept: tuple[Path, str] | None = None,
+        self, pair: ImagePair, loggers: list[Logger], telling: Telling, kept: tuple[Path, str] | None = None
     ) -> Fit:
         """Train in place, on from where it was interrupted; nothing but a look at the data if the method solves.
 
         See :class:`~immunize.pipeline.experiment.Model`.
         """
         assert kept is not None
-        label = self.training.method
+        telling = replace(telling, label=self.training.method)
         seed_everything(self.seed, workers=True, verbose=False)
         inputs = self.inputs
         if not self.objective.trains:
@@ -193,12 +186,11 @@ class NetworkModel:
             every=row.check_every if row.early_stopping else training.monitor_every,
             patience=row.patience if row.early_stopping else None,
             cached=self.cached and pair.validation("pretrain") is None,
-            quiet=quiet,
+            quiet=telling.quiet,
         )
-        silent = quiet or not progress_shown
-        callbacks = training.callbacks(self.objective, monitor, label, quiet=quiet, silent=silent)
+        callbacks = training.callbacks(self.objective, monitor, telling)
         trainer = training.trainer(loggers, [*callbacks, resuming], pair)
-        return train(module, pair, trainer, label=label, checkpoint=resuming.begins_with)
+        return train(module, pair, trainer, label=telling.label, checkpoint=resuming.begins_with)
 
     def _prepare(self, inputs: dict[Role, Any]) -> None:
         """Let the method see what it needs of θ_0 and of D_H's labels, before the first step."""
