@@ -19,9 +19,11 @@ from immunize.features import DeepExtractor, load_weights
 from immunize.features.depths import check_depths, features_at
 from immunize.features.store import Features
 from immunize.objective import DeepSide, DeepStep
+from immunize.objective.attacker import thirds
 from immunize.objective.censor import Censor
 from immunize.pipeline.assemble import method_named
 from immunize.records import CHECKPOINT
+from immunize.spectrum import cross_fitted_correlation
 from tests import reference as ref
 from tests.composing import compose_config, killed, tiny_deep
 from tests.objective.tiny import CLASSES, network, step_of
@@ -225,3 +227,17 @@ def test_bad_settings_are_refused(arguments: dict[str, Any], words: str) -> None
 def test_settings_of_an_attacker_without_steps_have_no_effect(steps: int) -> None:
     settings = () if steps else ("attack_learning_rate", "attack_batch_size")
     assert Censor(attack_steps=steps).unused == settings
+
+
+def test_of_several_data_sets_the_one_that_is_told_best_is_watched() -> None:
+    step = step_of(network(), classes=(2, 3), rows=30)
+    together, each = Censor(answers=0, kernels=["linear"]), []
+    together.terms(step.again())
+    (features,) = step.look("harmful", ())
+    for role in ("harmful:0", "harmful:1"):
+        (rows,), labels = step.labelled(role, [features.detach()])
+        each.append(float(cross_fitted_correlation(rows, labels, thirds(labels), together.rhos).max()))
+    (watched,) = together.watched.values()
+    assert each[0] != each[1]
+    assert float(watched) == pytest.approx(max(each), rel=1e-12)
+    assert Censor(answers=0).trains_classifier

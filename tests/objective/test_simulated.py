@@ -172,6 +172,7 @@ def _shifted(step: DeepStep) -> DeepStep:
         ({"suppress": "loudly"}, "inverse, uniform, ascent"),
         ({"attack_steps": -1}, "whole number of steps"),
         ({"attack_learning_rate": 0.0}, "positive and finite"),
+        ({"attack_learning_rate": float("inf")}, "positive and finite"),
         ({"attack_optimizer": "lion"}, "sgd, adam"),
         ({"second_order": True}, "second-order steps need sgd"),
         ({"weight": -1.0}, "method.weight"),
