@@ -68,6 +68,14 @@ def test_series_differ_in_one_variable_only() -> None:
     assert not fits_of(fitted, variable="N")  # one value of N is no series
 
 
+def test_memory_below_what_can_be_told_is_left_out() -> None:
+    fitted = fits_of(scaling.exponents(grid()), quantity="memory_mib", variable="D")
+    assert fitted
+    for one in fitted:
+        assert one["D"] == "256 784 2048"  # at 79 it is 0.4 MiB
+        assert one["exponent"] == pytest.approx(2)
+
+
 @pytest.mark.slow
 def test_measuring_runs_real_steps_and_sees_their_memory() -> None:
     d = 600
