@@ -260,6 +260,7 @@ def test_without_a_claim_to_immunize_nothing_is_violated() -> None:
         (("kappa_pretrain", "kappa_harmful"), "lower objective.learning_rate"),
         (("ill",), "method=ours"),
         (("outer", "heads"), "method=ours"),
+        (("adversary", "features"), "immunize.attack"),
         (("solved",), "method.budget"),
     ],
 )

@@ -45,6 +45,9 @@ SIGNATURES = (
     *("kappa_pretrain_rising", "no_immunization_aligned"),
 )
 
+OF_LEARNING = {"adversary", "answers", "suppressed"}
+"""Terms of the methods that aim at what can be learned of D_H, and not at how fast."""
+
 NEAR_POLE = 1e-2
 """Share of ‖H‖_F²/(2k) that is left of f: R_ill is then 100 times, its gradient (1/f²) 10⁴ times what spread singular
 values of the same size give, and no λ_H suits both."""
@@ -197,6 +200,8 @@ class FailureSignatures:
             advice = "lower objective.learning_rate"
         elif "solved" in look.terms:
             advice = "lower method.budget, which is the κ(H_P) that is allowed (method=erase: method.rank)"
+        elif OF_LEARNING & set(look.terms):
+            advice = "the method does not aim at κ; python -m immunize.attack says whether its defence holds"
         else:
             advice = "no term of this method keeps κ(H_P) down as R_well does; take method=ours"
         values = {"kappa_pretrain": kappa, "kappa_pretrain_baseline": baseline, "ratio_pretrain": kappa / baseline}
