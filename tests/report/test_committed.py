@@ -18,7 +18,7 @@ ATTACKS = (
 )
 OF_RUNS = {
     **{name: (name, name) for name in ("table1", "table2", "sweep_lambda")},
-    **{name: ("table3", name) for name in ("table3_digits", "table3_digits_amd", "table3_small")},
+    **{name: ("table3", name) for name in ("table3_digits", "table3_digits_intel", "table3_small")},
     **{name: ("table_attacks", name) for name in ATTACKS},
     "fig2": ("fig2", "table2"),
 }
