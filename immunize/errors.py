@@ -14,7 +14,10 @@ class DataError(UserError):
 
 
 class MissingDataError(DataError):
-    """A data set was not found; the message names the file, where to get it, and the option that sets the folder."""
+    """A data set was not found; its source says which file, where to get it, and the option that sets the folder.
+
+    Of images that is `immunize.data.images.source`; tables and digits have theirs beside their reading.
+    """
 
 
 class CheckpointError(UserError):

@@ -139,7 +139,7 @@ class ImageSource(SourceBase):
 
     @property
     def parts(self) -> dict[str, ImageSource]:
-        """The data sets that this one is made of, by name: itself, but for `several.SeveralSets`."""
+        """The data sets that this one is made of, by name: itself, but for `multi.SeveralSets`."""
         return {self.name: self}
 
     @property
