@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from immunize import attack, closed_form, evaluate, forecast, train
 from immunize.config import config_dir, register
+from immunize.instantiate import build
 
 OUT = Path(tempfile.mkdtemp(prefix="immunize-tutorial-"))
 
@@ -106,7 +107,7 @@ for tier, found in attacked["results"]["harmful"]["immunized"].items():
 
 # %%
 data = configured("train", "harmful=digits")
-pair = train.build_sources(data)
+pair = [build(data[side]) for side in ("pretrain", "harmful")]
 X_P, X_H = (source.load() for source in pair)
 best = closed_form(X_P.fit.x, X_H.fit.x, budget=10.0, shrinkage=1e-3)
 print(f"κ(H_P) {best.kappa_pretrain:.1f}, (ii) {best.ratio_pretrain:.2g}, RIR {best.rir:.3g} on the fitted rows")
