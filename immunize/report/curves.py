@@ -40,7 +40,10 @@ STYLES: dict[str, tuple[str, Any]] = {
     "none": ("#7F7F7F", (0, (2, 2))),
     IDENTITY: ("#000000", (0, (1, 2.5))),
 }
-_OTHERS = (("#8C6D31", "-"), ("#332288", (0, (8, 2))), ("#117733", (0, (2, 1, 1, 1))), ("#882255", (0, (1, 2))))
+_OTHERS = (
+    *(("#8C6D31", "-"), ("#332288", (0, (8, 2))), ("#117733", (0, (2, 1, 1, 1))), ("#882255", (0, (1, 2)))),
+    *(("#DDCC77", (0, (4, 1))), ("#CC3311", (0, (2, 1)))),
+)
 _FAINT_BAND, _PROBE_BAND = 0.07, 0.12
 """Opacity of a band among many, and of a probe's."""
 
@@ -52,11 +55,18 @@ HOW = {
 }
 
 
-def style_of(method: str) -> tuple[str, Any]:
-    """Colour and line of a method; of those from outside the package four take turns by their names."""
+def style_of(method: str, among: Sequence[str] = ()) -> tuple[str, Any]:
+    """Colour and line of a method.
+
+    Args:
+        method: one of the package, or with a name of its own; of these six take turns.
+        among: all that are drawn together: turns go by their order, and not by the name, which may give two the same.
+    """
     if method == THETA_0:
         return STYLES[IDENTITY]
-    return STYLES.get(method) or _OTHERS[zlib.crc32(method.encode()) % len(_OTHERS)]
+    others = [name for name in among if name not in STYLES]
+    turn = others.index(method) if method in others else zlib.crc32(method.encode())
+    return STYLES.get(method) or _OTHERS[turn % len(_OTHERS)]
 
 
 def curves_figure(bands: pd.DataFrame, part: str) -> Figure:

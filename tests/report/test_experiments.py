@@ -423,7 +423,9 @@ def test_methods_are_told_apart_by_colour_and_by_line() -> None:
     assert (
         len({colour for colour, _ in STYLES.values()}) == len({str(line) for _, line in STYLES.values()}) == len(STYLES)
     )
-    others = {style_of(f"method_{number}") for number in range(20)}
-    assert len(others) == 4
+    others = {style_of(f"method_{number}") for number in range(100)}
+    assert len(others) == 6
     assert not others & set(STYLES.values())
     assert style_of("mine") == style_of("mine")
+    drawn = ["ours", *(f"method_{number}" for number in range(6))]
+    assert len({style_of(name, drawn) for name in drawn}) == 7

@@ -207,12 +207,12 @@ def best_figure(attacks: Attacks, stem: Path) -> None:
     for row, group in zip(axes, attacks.groups, strict=True):
         for axis, kind in zip(row, kinds, strict=True):
             if kind in group.kinds:
-                _bars(axis, group, kind)
+                _bars(axis, group, kind, attacks.methods)
                 axis.set_title(group.titled(f"{KIND_WORDS[kind]} task"), fontsize=10, loc="left")
             else:
                 axis.set_axis_off()
         row[0].set_ylabel("best score of the tier", fontsize=9)
-    _legend(figure, [THETA_0, *attacks.methods])
+    _legend(figure, [THETA_0, *attacks.methods], attacks.methods)
     figure.suptitle(attacks.mark("What the best attacker of each tier reaches, and the best honest user"), fontsize=12)
     save_figure(figure, stem)
 
@@ -242,13 +242,13 @@ def plane_figure(attacks: Attacks, stem: Path) -> bool:
     axes = figure.subplots(len(attacks.groups), len(honest), squeeze=False, sharex=True, sharey=True)
     for row, group in zip(axes, attacks.groups, strict=True):
         for axis, tier in zip(row, sorted(honest), strict=True):
-            _points(axis, group, tier)
+            _points(axis, group, tier, attacks.methods)
             axis.set_title(tier, fontsize=10)
         row[0].set_ylabel(f"{group.titled()}\nhonest retention", fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("harmful retention", fontsize=9)
     shapes = [f"{'circle' if kind == 'pretrain' else 'square'}: {KIND_WORDS[kind]} task" for kind in _MARKERS]
-    _legend(figure, [*attacks.methods, CONTROL])
+    _legend(figure, [*attacks.methods, CONTROL], attacks.methods)
     figure.suptitle(attacks.mark(f"What is left of what θ$_0$ teaches\n({', '.join(shapes)})"), fontsize=11)
     save_figure(figure, stem)
     return True
@@ -283,7 +283,7 @@ def horizon_figure(attacks: Attacks, stem: Path) -> bool:
             axis = axes[rows.index((group.name, task)), columns.index(attack)]
             steps = np.unique(np.geomspace(1, max(one["last"] for one in found), 200).astype(int))
             line = "--" if method == THETA_0 else "-"
-            axis.plot(steps, _mean_curve(found, steps), line, color=_colour(method), linewidth=1.4)
+            axis.plot(steps, _mean_curve(found, steps), line, color=_colour(method, attacks.methods), linewidth=1.4)
     for (name, task), row in zip(rows, axes, strict=True):
         row[0].set_ylabel(f"{name}\n{task}" if len(attacks.groups) > 1 else task, fontsize=9)
         for axis in row:
@@ -298,7 +298,7 @@ def horizon_figure(attacks: Attacks, stem: Path) -> bool:
             axis.set_axis_off()
         drawn[-1].set_xlabel("steps", fontsize=9)
         drawn[-1].xaxis.set_tick_params(labelbottom=True)
-    _legend(figure, [THETA_0, *attacks.methods])
+    _legend(figure, [THETA_0, *attacks.methods], attacks.methods)
     figure.suptitle(attacks.mark("Best score so far of attackers who fine-tune"), fontsize=11)
     save_figure(figure, stem)
     return True
@@ -314,16 +314,16 @@ def _mean_curve(found: Sequence[dict[str, Any]], steps: npt.NDArray[np.int64]) -
     return np.asarray(np.mean(reached, axis=0))
 
 
-def _colour(method: str) -> str:
-    return {THETA_0: "#000000", CONTROL: "#BBBBBB"}.get(method) or style_of(method)[0]
+def _colour(method: str, among: Sequence[str]) -> str:
+    return {THETA_0: "#000000", CONTROL: "#BBBBBB"}.get(method) or style_of(method, among)[0]
 
 
-def _legend(figure: Figure, names: Sequence[str]) -> None:
-    handles = [Patch(color=_colour(name), label=name.replace("θ_0", "θ$_0$")) for name in names]
+def _legend(figure: Figure, names: Sequence[str], among: Sequence[str]) -> None:
+    handles = [Patch(color=_colour(name, among), label=name.replace("θ_0", "θ$_0$")) for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
 
 
-def _bars(axis: Axes, group: Group, kind: str) -> None:
+def _bars(axis: Axes, group: Group, kind: str, among: Sequence[str]) -> None:
     methods, tiers = [THETA_0, *group.methods], group.tiers
     width = _WIDTH / len(methods)
     for place, method in enumerate(methods):
@@ -332,7 +332,7 @@ def _bars(axis: Axes, group: Group, kind: str) -> None:
             scores = [] if tried is None else [v for of in tried.score.values() for v in of if v is not None]
             if scores:
                 x = index + (place - (len(methods) - 1) / 2) * width
-                axis.bar(x, mean(scores), 0.9 * width, color=_colour(method))
+                axis.bar(x, mean(scores), 0.9 * width, color=_colour(method, among))
                 axis.vlines(x, min(scores), max(scores), color="#444444", linewidth=1)
     if chances := group.chances(kind):
         axis.axhline(mean(chances), color="#444444", linewidth=0.8, linestyle=":")
@@ -343,7 +343,7 @@ def _bars(axis: Axes, group: Group, kind: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _points(axis: Axes, group: Group, tier: str) -> None:
+def _points(axis: Axes, group: Group, tier: str, among: Sequence[str]) -> None:
     for method in [CONTROL, *group.methods]:
         harmful = group.tried(method, "harmful", tier)
         x = None if harmful is None else interval_of(harmful.retention)
@@ -352,9 +352,10 @@ def _points(axis: Axes, group: Group, tier: str) -> None:
             y = None if honest is None else interval_of(honest.retention)
             if x is None or y is None:
                 continue
-            axis.plot([x.low, x.high], [y.mean] * 2, color=_colour(method), linewidth=1)
-            axis.plot([x.mean] * 2, [y.low, y.high], color=_colour(method), linewidth=1)
-            axis.plot(*np.clip((x.mean, y.mean), *_LIMITS), marker, color=_colour(method), markersize=6)
+            colour = _colour(method, among)
+            axis.plot([x.low, x.high], [y.mean] * 2, color=colour, linewidth=1)
+            axis.plot([x.mean] * 2, [y.low, y.high], color=colour, linewidth=1)
+            axis.plot(*np.clip((x.mean, y.mean), *_LIMITS), marker, color=colour, markersize=6)
     axis.axhline(1, color="#888888", linewidth=0.6, linestyle=":")
     axis.axvline(1, color="#888888", linewidth=0.6, linestyle=":")
     axis.set(xlim=_LIMITS, ylim=_LIMITS, aspect="equal")
