@@ -246,12 +246,14 @@ def test_report_is_the_same_from_what_it_left(base: Record, tmp_path: Path) -> N
         ("attacks_small_cars", "", "scale=small harmful=cars out=outputs/attacks_small_cars"),
         ("defence_digits_linear", "", "scale=defence_digits models=linear out=outputs/attacks_defence_digits_linear"),
         ("t4_digits", " `make table_t4 SCALE=digits`, that is", "scale=t4_digits"),
+        ("t4_digits_deep", "", "scale=t4_digits methods=ours_deep out=outputs/attacks_t4_digits_deep"),
     ],
 )
 def test_page_names_the_command_that_makes_it(
     name: str, target: str, arguments: str, base: Record, tmp_path: Path
 ) -> None:
-    report_attacks(write(changed(base, "ours", 0), tmp_path / "run"), tmp_path / name)
+    method = "ours_deep" if name.endswith("_deep") else "ours"
+    report_attacks(write(changed(base, method, 0), tmp_path / "run"), tmp_path / name)
     page = (tmp_path / name / "README.md").read_text()
     made = f"python -m experiments.table_attacks {arguments}\n"
     runs = name if name.startswith("attacks") else f"attacks_{name}"
