@@ -188,7 +188,7 @@ class NetworkMonitor(BestLook):
         self._y: dict[Role, Tensor] = {}
         self._before: dict[Role, Spectrum] = {}
         self._accuracy_before = math.nan
-        self._seen_at = -1
+        self._seen: Look | None = None
         self._fallen: list[Warned] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -220,8 +220,9 @@ class NetworkMonitor(BestLook):
         """Put the best back; the last look is at what is kept."""
         super().on_train_end(trainer, pl_module)
         assert isinstance(pl_module, DeepModule)
-        if self._best or self._seen_at != trainer.global_step:
+        if self._best or self._seen is None or self._seen.step != trainer.global_step:
             self._logged_look(trainer, pl_module)
+        assert self._seen is not None
         self.signatures.see(self._seen, last=True, more=self._fallen)
 
     def facts(self, module: LightningModule) -> dict[str, Any]:
@@ -230,7 +231,6 @@ class NetworkMonitor(BestLook):
 
     def _logged_look(self, trainer: Trainer, module: DeepModule) -> dict[str, float]:
         self._seen, self.latest = self._look(trainer, module)
-        self._seen_at = trainer.global_step
         module.log_now(self.latest)
         now, before = self.latest["accuracy_pretrain"], self._accuracy_before
         self._fallen = [_fallen(self._seen, before, now)] if before - now > ACCURACY_COLLAPSED else []
