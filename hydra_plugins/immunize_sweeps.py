@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 
-__all__ = ["ClusterLauncher", "GridSweeper", "PoolLauncher", "SerialLauncher"]
+__all__ = ["GridSweeper", "PoolLauncher", "SerialLauncher"]
 
 
 class _Later:
@@ -49,7 +49,3 @@ class SerialLauncher(_Later, Launcher):
 
 class PoolLauncher(_Later, Launcher):
     """hydra/launcher=pool."""
-
-
-class ClusterLauncher(_Later, Launcher):
-    """hydra/launcher=slurm."""

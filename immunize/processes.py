@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, TypeVar
 
 from immunize.errors import UserError
@@ -34,6 +34,7 @@ __all__ = [
     "can_fork",
     "end_with_parent",
     "is_first",
+    "new_pool",
     "process_count",
     "run_processes",
     "started_outside",
@@ -53,6 +54,18 @@ RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 PARENT = "IMMUNIZE_PARENT"
 """Variable that tells a process who has started it."""
+
+THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+"""Variables that cap the threads of a process which has not imported torch or numpy yet."""
+
+LARGEST_GROWTH = 4 * 1024**3
+"""Bytes by which a process of a pool may grow before it is replaced by a new one."""
 
 POLL, GRACE, TO_END = 0.2, 30.0, 300.0
 """Seconds between two looks at the processes, for those that are left to end after one has failed, and for all to
@@ -197,6 +210,43 @@ def _in_fork(work: Callable[[], Any], sending: Connection) -> None:
     with contextlib.suppress(BaseException):
         sending.send(work())
         threading.Event().wait()  # until killed: a thread of the process that tensors come from hands them over
+
+
+def new_pool(
+    count: int,
+    threads: int,
+    enter: Callable[..., None] | None = None,
+    *arguments: Any,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
+    """A pool of processes that leave Ctrl-C to this one, and end when it does, however it does.
+
+    Args:
+        count: of processes.
+        threads: of each.
+        enter: called in each of them first.
+        *arguments: of `enter`.
+        environment: variables that each has beside those of this process.
+
+    Returns:
+        Loky's executor, whose processes start with the first task.
+    """
+    from loky import ProcessPoolExecutor
+
+    variables = dict.fromkeys(THREADS, str(threads)) | dict(environment)
+    return ProcessPoolExecutor(count, initializer=_enter, initargs=(os.getpid(), enter, arguments), env=variables)
+
+
+def _enter(parent: int, enter: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    from loky import process_executor
+
+    # What is kept from task to task, such as rows that several need, loky takes for a leak worth a new process.
+    process_executor._MAX_MEMORY_LEAK_SIZE = LARGEST_GROWTH
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
+    if enter is not None:
+        enter(*arguments)
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -190,13 +190,10 @@ MODULE_OF = {"hydra-core": "hydra", "scikit-learn": "sklearn", "pillow": "PIL", 
 def test_dependencies_are_what_is_imported() -> None:
     """The wheel's test borrows an environment; a package that only another one brings along would not be missed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared, optional = (
-        {MODULE_OF.get(name, name) for line in lines for name in re.findall(r"^[\w-]+", line)}
-        for lines in (project["dependencies"], project["optional-dependencies"]["slurm"])
-    )
+    declared = {MODULE_OF.get(name, name) for line in project["dependencies"] for name in re.findall(r"^[\w-]+", line)}
     files = [*FILES, *(ROOT / "hydra_plugins").rglob("*.py")]
     imported = {name.partition(".")[0] for path in files for name in imports_of(path, typing_only=False)}
-    assert imported - sys.stdlib_module_names - {"immunize"} - optional == declared
+    assert imported - sys.stdlib_module_names - {"immunize"} == declared
 
 
 def test_what_is_declared_is_pinned() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import json
 import os
 import random
@@ -29,7 +28,7 @@ from immunize.sweeping import Outcome, done_record
 from immunize.sweeping.launching import SweepLauncher, sole_sweep
 from immunize.sweeping.plan import Plan, jobs_of
 from immunize.sweeping.pool import threads_a_worker
-from immunize.sweeping.progress import CLEAR, Progress
+from immunize.sweeping.progress import Progress
 from tests.commands import ENVIRONMENT, INTERRUPTIBLE, Called, Done
 from tests.composing import TINY, compose_config, run_tiny
 
@@ -184,83 +183,30 @@ def test_only_a_run_that_is_over_with_the_same_configuration_is_done(
 # How far it is.
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+def states_of(err: str, name: str = "sweep") -> list[str]:
+    """What the line of a sweep said, one after another."""
+    return [line for line in err.replace("\r", "\n").splitlines() if line.startswith(f"{name}:") and "/" in line]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+def ended(err: str, runs: int, *became: str) -> bool:
+    """Whether the line ended with all runs over, and with these words about them."""
+    last = states_of(err)[-1]
+    return f"{runs}/{runs}" in last and all(words in last for words in became)
 
 
-def test_progress_line_counts_and_estimates() -> None:
-    clock = Clock()
-    progress = Progress("table2", 1890, io.StringIO(), clock)
-    for _ in range(12):
-        progress.add(Outcome("finished", found=True))
-    clock.now += 50
-    assert progress.line() == "table2: 12/1890 done (12 found finished)"
-    progress.begin("seed=0")
-    for status in ["diverged"] + 124 * ["finished"]:
-        clock.now += 3.1
-        progress.add(Outcome(status))
-    expected = "table2: 137/1890 done (12 found finished, 1 diverged), 3.1 s a run, about 91 min left"
-    assert progress.line() == expected.replace("91 min", "1.5 h")
-    progress.add(Outcome("failed", messages=("error",)))
-    assert "138/1890 done (12 found finished, 1 diverged, 1 failed)" in progress.line()
-
-
-def test_log_gets_a_line_every_half_minute_and_one_at_the_end() -> None:
-    clock, log = Clock(), io.StringIO()
-    progress = Progress("sweep", 100, log, clock)
-    for _ in range(100):
-        clock.now += 1
-        progress.add(Outcome("finished"))
-    progress.close()
-    lines = log.getvalue().splitlines()
-    assert [line.split()[1] for line in lines] == ["30/100", "60/100", "90/100", "100/100"]
-    assert lines[-1] == "sweep: 100/100 done, 1.0 s a run"
-
-
-def test_terminal_gets_one_line_that_is_rewritten_below_the_messages() -> None:
-    screen = Terminal()
-    progress = Progress("sweep", 2, screen, Clock())
-    progress.add(Outcome("finished"))
+def test_the_line_counts_what_became_of_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress("table2", 5)
+    for outcome in [Outcome("finished", found=True), Outcome("diverged"), Outcome("failed", messages=("error",))]:
+        progress.add(outcome)
     progress.note("a message")
     progress.add(Outcome("finished"))
     progress.close()
-    assert screen.getvalue().count("\n") == 2
-    kept = [part.rpartition(CLEAR)[2] for part in screen.getvalue().split("\n")]
-    assert kept[0] == "a message"
-    assert kept[1].startswith("sweep: 2/2 done")
-
-
-def test_line_is_there_before_the_first_run_ends_and_says_what_is_waited_for() -> None:
-    clock, log = Clock(), io.StringIO()
-    progress = Progress("sweep", 3, log, clock)
-    progress.begin("seed=0")
-    progress.begin("seed=1")
-    assert log.getvalue() == "sweep: 0/3 done\n"
-    for _ in range(240):
-        clock.now += 1
-        progress.tick()
-    progress.add(Outcome("finished"), "seed=0")
-    progress.tick()
-    clock.now += 100
-    progress.tick()
-    progress.close()
-    progress.tick()
-    assert log.getvalue().splitlines()[1:] == [
-        "sweep: 0/3 done; waiting 30 s for seed=0",
-        "sweep: 0/3 done; waiting 60 s for seed=0",
-        "sweep: 0/3 done; waiting 2 min for seed=0",
-        "sweep: 0/3 done; waiting 4 min for seed=0",
-        "sweep: 1/3 done, 340.0 s a run, about 11 min left; waiting 2 min for seed=1",
-    ]
+    err = capsys.readouterr().err
+    assert "a message\n" in err
+    first, *_, last = states_of(err, "table2")
+    assert "0/5" in first
+    assert "4/5" in last
+    assert "1 found, 1 diverged, 1 failed" in last
 
 
 @pytest.mark.parametrize(("cores", "n_jobs", "threads"), [(2, 2, 1), (8, 2, 4), (8, 3, 2), (2, 4, 1), (1, 1, 1)])
@@ -294,9 +240,10 @@ def test_sweep_prints_its_progress_and_nothing_of_its_runs(sweep: Sweep) -> None
     code, out, err = sweep("seed=0,1", "method=none,ill_only")
     assert code == 0
     assert out == f"{Path('sweep').absolute()}\n"
-    first, last = err.splitlines()
-    assert first == "sweep: 0/4 done"
-    assert last.startswith("sweep: 4/4 done, ")
+    states = states_of(err)
+    assert "0/4" in states[0]
+    assert "4/4" in states[-1]
+    assert len(states) == len(list(filter(None, err.replace("\r", "\n").splitlines())))
     records = sweep.records()
     assert {(record["method"], record["seed"]) for record in records} == {
         (method, seed) for method in ("none", "ill_only") for seed in (0, 1)
@@ -313,7 +260,7 @@ def test_finished_runs_are_not_done_again_and_interrupted_ones_are(sweep: Sweep)
     (Path("sweep") / third["config_hash"] / RECORD).write_text('{"status": "finished", ')
     code, _, err = sweep("seed=range(0,4)")
     assert code == 0
-    assert "4/4 done (1 found finished)" in err
+    assert ended(err, 4, "1 found")
     started = {record["config_hash"]: record["started"] for record in sweep.records()}
     assert len(started) == 4
     assert [digest for digest, when in started.items() if when == "before"] == [second["config_hash"]]
@@ -322,19 +269,19 @@ def test_finished_runs_are_not_done_again_and_interrupted_ones_are(sweep: Sweep)
 def test_diverged_run_is_a_result_and_is_not_done_again(sweep: Sweep) -> None:
     code, _, err = sweep("objective.learning_rate=0.01,1e200")
     assert code == 0
-    assert "2/2 done (1 diverged)" in err
+    assert ended(err, 2, "1 diverged")
     assert "objective.learning_rate=1e+200: fit: the term" in err
     assert sorted(record["status"] for record in sweep.records()) == ["diverged", "finished"]
     code, _, err = sweep("objective.learning_rate=0.01,1e200")
     assert code == 0
-    assert "2/2 done (2 found finished, 1 diverged)" in err
+    assert ended(err, 2, "2 found, 1 diverged")
     assert "the term" not in err
 
 
 def test_failing_run_lets_the_others_run_and_fails_the_sweep(sweep: Sweep) -> None:
     code, _, err = sweep("objective.lambda_well=-1,1,2", "method=ours")
     assert code == 1
-    assert "3/3 done (1 failed)" in err
+    assert ended(err, 3, "1 failed")
     assert "sweep: failed: " in err
     assert "objective.lambda_well has to be" in err
     assert "1 of 3 runs failed" in err
@@ -375,7 +322,7 @@ def test_folder_belongs_to_one_sweep_at_a_time(sweep: Sweep) -> None:
     with sole_sweep(Path("sweep")):
         code, _, err = sweep("seed=0,1")
         assert code == 1
-        assert f"another sweep (process {os.getpid()}) is running in" in err
+        assert "another sweep is running in" in err
         assert "hydra.sweep.dir" in err
         assert "Traceback" not in err
         assert not sweep.records()
@@ -385,9 +332,7 @@ def test_folder_belongs_to_one_sweep_at_a_time(sweep: Sweep) -> None:
 
 def test_runs_of_other_settings_are_told_apart(sweep: Sweep) -> None:
     sweep("seed=0,1")
-    code, _, err = sweep("seed=0", "rho=0.5")
-    assert code == 0
-    assert err.splitlines()[-1] == "sweep: 2 runs in its folder are not of this sweep; no report counts them"
+    assert sweep("seed=0", "rho=0.5")[0] == 0
     own = json.loads(Path("sweep/sweep.json").read_text())["runs"]
     assert {record["config"]["rho"] for record in sweep.records() if record["config_hash"] in own} == {0.5}
 
@@ -401,11 +346,9 @@ def test_part_of_a_preset_adds_its_runs_to_the_list(sweep: Sweep) -> None:
     sweep(*named)
     first = listed()
     assert len(first) == 2
-    code, _, err = sweep("experiment.name=mine", "seed=2")
-    assert code == 0
+    assert sweep("experiment.name=mine", "seed=2")[0] == 0
     assert listed()[:2] == first
     assert len(listed()) == 3
-    assert "not of this sweep" not in err
 
 
 def test_list_of_runs_is_there_before_the_first_run(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +368,7 @@ def test_interruption_says_how_to_continue(
     assert code == 130
     (told,) = [line for line in err.splitlines() if line.startswith("sweep: interrupted; ")]
     assert words in told
-    assert "0/3 done" in err
+    assert "0/3" in states_of(err)[0]
 
 
 def test_overwrite_does_finished_runs_again(sweep: Sweep) -> None:
@@ -441,26 +384,14 @@ def test_overwrite_does_finished_runs_again(sweep: Sweep) -> None:
 def test_two_names_of_a_run_are_one_run(sweep: Sweep) -> None:
     code, _, err = sweep("threads=1,2")  # no number depends on it
     assert code == 0
-    assert "2/2 done (1 found finished)" in err
+    assert ended(err, 2, "1 found")
     assert len(sweep.records()) == 1
 
 
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        (["hydra/launcher=pool", "hydra.launcher.n_jobs=0"], "n_jobs"),
-        (["hydra/launcher=slurm", "hydra.launcher.cluster=cloud"], "cluster is cloud"),
-        (["hydra/launcher=slurm", "hydra.launcher.runs_per_job=0"], "runs_per_job"),
-        (["hydra/launcher=slurm"], "slurm"),
-    ],
-)
-def test_launcher_that_cannot_work_says_why(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, lines: list[str], words: str
-) -> None:
-    monkeypatch.setenv("PATH", "")  # no SLURM here
-    code, _, err = sweep("seed=0,1", *lines)
+def test_a_pool_without_processes_is_refused(sweep: Sweep) -> None:
+    code, _, err = sweep("seed=0,1", "hydra/launcher=pool", "hydra.launcher.n_jobs=0")
     assert code == 1
-    assert words in err
+    assert "n_jobs" in err
     assert "Traceback" not in err
 
 
@@ -597,7 +528,7 @@ def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path, sta
     before = len(finished_in(tmp_path))
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
-    assert f"10/10 done ({before} found finished)" in err
+    assert ended(err, 10, f"{before} found")
     assert out == f"{tmp_path / 'sweep'}\n"
 
     done = finished_in(tmp_path)
@@ -610,23 +541,6 @@ def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path, sta
 
     process = started(*sweep, code=INTERRUPTIBLE.replace("sys.exit(main())", "main(); print('torch' in sys.modules)"))
     out, err = process.communicate(timeout=PATIENCE)
-    assert err == "sweep: 10/10 done (10 found finished)\n"
+    assert ended(err, 10, "10 found")
     assert out.splitlines() == [str(tmp_path / "sweep"), "False"]
     assert finished_in(tmp_path) == done
-
-
-@pytest.mark.slow
-def test_jobs_of_a_cluster_by_submitits_local_executor(tmp_path: Path, started: Starter) -> None:
-    pytest.importorskip("submitit")
-    process = started(
-        *("hydra/launcher=slurm", "hydra.launcher.cluster=local", "hydra.launcher.runs_per_job=4"),
-        *("seed=0,1", "objective.lambda_ill=1e9,-1"),
-    )
-    _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1
-    assert "4/4 done (2 failed)" in err
-    assert "objective.lambda_ill has to be" in err
-    assert "Traceback" not in err
-    records = [read_record(path.parent) for path in tmp_path.glob("sweep/*/record.json")]
-    assert sorted(record["seed"] for record in records) == [0, 1]
-    assert all(record["status"] == "finished" for record in records)

@@ -96,10 +96,11 @@ def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
         return
     from concurrent.futures import as_completed
 
-    from immunize.attack_grid.run import pool_of
+    from immunize.attack_grid.run import KEPT_MEMORY
+    from immunize.processes import new_pool
     from immunize.sweeping.pool import threads_a_worker
 
-    with pool_of(workers, threads_a_worker(cores(), workers)) as pool:
+    with new_pool(workers, threads_a_worker(cores(), workers), environment=KEPT_MEMORY) as pool:
         futures = {pool.submit(attack, job): job for job in jobs}
         try:
             for future in as_completed(futures):

@@ -12,9 +12,6 @@ import contextlib
 import functools
 import itertools
 import math
-import os
-import signal
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass, replace
@@ -38,12 +35,11 @@ from immunize.evaluation.attacks import (
     in_tier,
     judge,
 )
-from immunize.processes import end_with_parent
+from immunize.processes import new_pool
 from immunize.records import peak_memory_mib
-from immunize.sweeping.pool import LARGEST_GROWTH, THREADS
 from immunize.threads import cores, cpu_threads
 
-__all__ = ["LARGE", "RESULTS", "Grid", "laid_out", "pool_of", "run_grid"]
+__all__ = ["LARGE", "RESULTS", "Grid", "laid_out", "run_grid"]
 
 LARGE = 2**20
 """Numbers in the training rows of a task from which processes are worth the seconds that they take to start."""
@@ -222,23 +218,6 @@ def _moves(entry: Entry) -> bool:
 # --- processes ----------------------------------------------------------------------------------------------------
 
 
-def pool_of(processes: int, threads: int) -> Any:
-    """Processes that have so many threads each, leave Ctrl-C to this one, and end when it does, however it does."""
-    from loky import ProcessPoolExecutor
-
-    environment = dict.fromkeys(THREADS, str(threads)) | KEPT_MEMORY
-    return ProcessPoolExecutor(processes, initializer=_enter, initargs=(os.getpid(),), env=environment)
-
-
-def _enter(parent: int) -> None:
-    from loky import process_executor
-
-    process_executor._MAX_MEMORY_LEAK_SIZE = LARGEST_GROWTH  # what is kept for the next part is no leak
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent)
-
-
 Done = tuple[Cells, list[str], float]
 
 
@@ -246,7 +225,7 @@ def _side_by_side(
     parts: Iterator[_Part], processes: int, threads: int, budget: Budget, store: Store | None
 ) -> Generator[tuple[_Part, Done], None, None]:
     """Run parts in a pool; one more than there are processes is under way, so that few rows are held at once."""
-    pool = pool_of(processes, threads)
+    pool = new_pool(processes, threads, environment=KEPT_MEMORY)
     running: dict[Future[Done], _Part] = {}
     try:
         while True:

@@ -3,7 +3,6 @@
 Hydra finds its launchers and sweeper in `hydra_plugins/immunize_sweeps.py`, the only place it looks for them.
 """
 
-from immunize.sweeping.cluster import ClusterLauncher
 from immunize.sweeping.grids import GridSweeper
 from immunize.sweeping.launching import SerialLauncher
 from immunize.sweeping.outcome import DONE, Outcome, done_record, value_of
@@ -11,7 +10,6 @@ from immunize.sweeping.pool import PoolLauncher
 
 __all__ = [
     "DONE",
-    "ClusterLauncher",
     "GridSweeper",
     "Outcome",
     "PoolLauncher",

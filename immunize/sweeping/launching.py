@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
 from hydra.errors import CompactHydraException
@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import NOT_HASHED
 from immunize.processes import started_outside
-from immunize.records import RECORD, SWEEP, write_record
+from immunize.records import SWEEP, write_record
 from immunize.sweeping.job import Jobs, job_return, words
 from immunize.sweeping.outcome import Outcome, done_record, value_of
 from immunize.sweeping.plan import BY_HASH, Plan
@@ -27,15 +27,8 @@ from immunize.sweeping.progress import Progress
 
 __all__ = ["LOCK", "Job", "SerialLauncher", "SweepLauncher", "sole_sweep"]
 
-try:
-    import fcntl
-except ImportError:  # no POSIX: sweeps are not kept apart there
-    fcntl = None  # type: ignore[assignment]
-
-
 LOCK = ".sweep.lock"
-"""Name of the file that a running sweep holds, and that says which process it is. The system frees it when the process
-ends, however it ends."""
+"""Name of the file that a running sweep holds. The system frees it when the process ends, however it ends."""
 
 
 @contextlib.contextmanager
@@ -48,23 +41,14 @@ def sole_sweep(folder: Path) -> Iterator[None]:
     Raises:
         CompactHydraException: another sweep is running in it.
     """
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                holder = file.read().strip() or "of another machine"
-                raise CompactHydraException(
-                    f"error: another sweep ({holder}) is running in {folder}; wait for its end, or choose another "
-                    f"folder with hydra.sweep.dir=..."
-                ) from None
-            except OSError:  # a file system without locks
-                pass
-        file.truncate(0)
-        file.write(f"process {os.getpid()}\n")
-        file.flush()
-        yield
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            yield
+    except Timeout:
+        raise CompactHydraException(
+            f"error: another sweep is running in {folder}; wait for its end, or choose another folder with "
+            f"hydra.sweep.dir=..."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -110,8 +94,7 @@ class SweepLauncher(Launcher):
         if started_outside():
             raise CompactHydraException(
                 "error: srun or torchrun has started this sweep in several processes, each of which would do all of "
-                "it; start it once: every run starts its own processes (trainer=ddp), and hydra/launcher=slurm gives "
-                "every run a job of its own"
+                "it; start it once: every run starts its own processes (trainer=ddp)"
             )
         jobs = [Job(initial_job_idx + index, tuple(lines)) for index, lines in enumerate(job_overrides)]
         self.jobs = Jobs(self.hydra_context, self.task_function, self.config, Singleton.get_state())
@@ -140,8 +123,6 @@ class SweepLauncher(Launcher):
             raise
         finally:
             self.progress.close()
-        if strangers := self._strangers():
-            self.progress.note(f"{name}: {strangers} runs in its folder are not of this sweep; no report counts them")
         return [job_return(job.overrides, self.ended[job]) for job in jobs]
 
     @abstractmethod
@@ -174,7 +155,6 @@ class SweepLauncher(Launcher):
                 if (record := done_record(folder, digest)) is not None:
                     self._end(job, Outcome(record["status"], value_of(record), found=True))
                     continue
-            self.progress.begin(words(job.overrides))
             yield job
 
     def _tell_its_own(self) -> None:
@@ -207,16 +187,9 @@ class SweepLauncher(Launcher):
         lasting = f"resume=true hydra.sweep.dir=outputs/mine 'hydra.sweep.subdir={BY_HASH}'"
         return f"what is finished lies in {folder}; a sweep that can be continued is one with {lasting}"
 
-    def _strangers(self) -> int:
-        """Runs in the folder that a sweep of before has left, with other settings."""
-        if not self.hashes:
-            return 0
-        there = {path.parent.name for path in Path(str(self.config.hydra.sweep.dir)).glob(f"*/{RECORD}")}
-        return len(there - set(self.hashes))
-
     def _end(self, job: Job, outcome: Outcome) -> None:
         self.ended[job] = outcome
-        self.progress.add(outcome, words(job.overrides))
+        self.progress.add(outcome)
         if outcome.status == "failed" and not outcome.found:
             error = outcome.messages[0]
             *before, last = error.splitlines()

@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 WORKERS = """
 import os
-from immunize.attack_grid.run import pool_of
-pool = pool_of(2, 1)
+from immunize.processes import new_pool
+pool = new_pool(2, 1)
 print(*{pool.submit(os.getpid).result() for _ in range(20)}, flush=True)
 os.kill(os.getpid(), 9)
 """
