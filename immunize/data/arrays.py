@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -105,19 +105,6 @@ class Arrays(SourceBase):
             scale = float(y[fit].std(ddof=1)) or 1.0
             y = (y - y[fit].mean()) / scale
         return Splits(fit=to_part(x[fit], y[fit]), held_out=to_part(x[out], y[out]))
-
-    def fingerprint(self) -> Hashable:
-        """File, its size and time, and the settings of the split."""
-        stat = self.file.stat()
-        return (
-            self.role,
-            str(self.file.resolve()),
-            stat.st_size,
-            stat.st_mtime_ns,
-            self.held_out,
-            self.split_seed,
-            self.standardize,
-        )
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""

@@ -6,7 +6,6 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 
 from immunize.data.checks import check_part, check_same_width, first_columns
 from immunize.data.scaling import Standardizer
-from immunize.data.splits import ROLES, Part, Role, Source, Splits, fingerprint_of, hash_of
+from immunize.data.splits import ROLES, Part, Role, Source, Splits, hash_of
 from immunize.errors import DataError
 
 __all__ = ["CrossFitted", "LoadedPair", "load_pair"]
@@ -55,11 +54,6 @@ class CrossFitted:
             DataError: always.
         """
         raise DataError(f"{self.name} is cross-fitted already")
-
-    def fingerprint(self) -> Hashable:
-        """The source's, and the seed."""
-        inner = fingerprint_of(self.source)
-        return None if inner is None else (type(self), self.seed, inner)
 
     def describe(self) -> dict[str, object]:
         """The source's facts and the seed of the halves."""

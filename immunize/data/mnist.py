@@ -17,7 +17,7 @@ import gzip
 import math
 import struct
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,6 @@ class Mnist(DigitPairSource):
             "scaling": f"(x/255 - {MEAN})/{STD}",
             "held_out": "test images of the same digit",
         }
-
-    def fingerprint(self) -> Hashable:
-        """The settings, and path, size and time of the four files."""
-        files = [find_file(self.folder, name) for pair in SPLIT_FILES.values() for name in pair]
-        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files if path is not None]
-        return type(self), self.pair, self.role, self.seed, *stats
 
     @property
     def folder(self) -> Path:

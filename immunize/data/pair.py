@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, T
 
 from immunize.data.loading import CrossFitted, LoadedPair, load_pair
 from immunize.data.scaling import Standardizer
-from immunize.data.splits import ROLES, Part, Role, Source, fingerprint_of, random_generator
+from immunize.data.splits import ROLES, Part, Role, Source, random_generator
 from immunize.errors import DataError
 
 __all__ = ["MODES", "Pair", "PairParts", "PairedData", "WholeSampler", "batch_loader", "set_aside", "whole_loader"]
@@ -35,7 +35,6 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 """CombinedLoader's modes in which every batch holds rows of both data sets; an objective needs both."""
 
 VALIDATION_STREAM, SHUFFLE_STREAM = 0, 1
-_LATEST: dict[tuple[Hashable, ...], LoadedPair] = {}
 MAX_VALIDATION_FRACTION = 0.9
 
 
@@ -267,7 +266,7 @@ class PairedData(Pair):
         """
         if self._fit is not None:
             return
-        self._loaded = self._load()
+        self._loaded = load_pair(*(self.sources[role] for role in ROLES))
         splits = self._loaded.splits
         fit = PairParts(splits["pretrain"].fit, splits["harmful"].fit)
         self._check_sizes({role: len(fit.of(role)) for role in ROLES})
@@ -319,17 +318,6 @@ class PairedData(Pair):
         if self._loaded is None:
             raise RuntimeError("call setup() before asking for data")
         return self._loaded
-
-    def _load(self) -> LoadedPair:
-        """Both data sets; those of the last pair are kept, for the other runs of a sweep."""
-        prints = tuple(fingerprint_of(self.source(role)) for role in ROLES)
-        if prints in _LATEST:
-            return _LATEST[prints]
-        loaded = load_pair(*(self.sources[role] for role in ROLES))
-        if None not in prints:
-            _LATEST.clear()
-            _LATEST[prints] = loaded
-        return loaded
 
     def _train_loader(self, role: Role) -> DataLoader[Any]:
         part = self.fit.of(role)

@@ -16,7 +16,7 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
@@ -34,7 +34,6 @@ __all__ = [
     "Source",
     "SourceBase",
     "Splits",
-    "fingerprint_of",
     "hash_of",
     "random_generator",
     "to_part",
@@ -112,16 +111,6 @@ class Source(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record; plain values that JSON can hold."""
-
-
-def fingerprint_of(source: Source) -> Hashable:
-    """What the source's `load` depends on, if it says so with a method `fingerprint`; None: load anew each time.
-
-    Args:
-        source: any; the method is optional, and returns settings, and path, size and time of every file.
-    """
-    own = getattr(source, "fingerprint", None)
-    return None if own is None else own()
 
 
 class SourceBase:

@@ -10,7 +10,7 @@ Shapes: N images, C classes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -174,11 +174,6 @@ class ImageSource(SourceBase):
         splits = self.stored
         parts = [splits.fit.digest(times=False), splits.held_out.digest(times=False)]
         return hashlib.sha256("/".join([self.name, *parts]).encode()).hexdigest()
-
-    def fingerprint(self) -> Hashable:
-        """Role and name, and names, sizes and times of all files."""
-        splits = self.stored
-        return type(self), self.name, self.role, splits.fit.digest(times=True), splits.held_out.digest(times=True)
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record; counts are those after unreadable images were left out."""
