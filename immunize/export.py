@@ -8,29 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from immunize.cli import command, tell
 from immunize.errors import CheckpointError, UserError
-from immunize.files import whole, write_text
+from immunize.files import write_text
 from immunize.records import CHECKPOINT, read_record
 from immunize.settings import check_folder
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["CARD", "FORMATS", "STATE_DICT", "TIMM_CONFIG", "WEIGHTS", "main", "run"]
+__all__ = ["CARD", "TIMM_CONFIG", "WEIGHTS", "main", "run"]
 
-FORMATS = ("timm", "safetensors")
-WEIGHTS, STATE_DICT, TIMM_CONFIG, CARD = "model.safetensors", "state_dict.pth", "config.json", "README.md"
+WEIGHTS, TIMM_CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 KEPT = ("first_conv", "classifier", "fixed_input_size", "pool_size")
 """What timm's pretrained configuration knows of an architecture, beside the input and the classes."""
 
 
-def run(folder: Path, *, format: str = "timm", out: Path | None = None, overwrite: bool = False) -> Path:
-    """Write the network of a run for use without this package.
+def run(folder: Path, *, out: Path | None = None, overwrite: bool = False) -> Path:
+    """Write the network of a run for use without this package: `model.safetensors`, timm's `config.json`, `README.md`.
 
     Args:
         folder: output folder of a finished run with a deep model.
-        format: "timm" writes `model.safetensors`, the same as a plain state dict (`state_dict.pth`), `config.json` and
-            `README.md`; "safetensors" leaves out the second and the third.
         out: where to; None is the folder `export` in the run's.
         overwrite: replace an export that is there.
 
@@ -38,11 +35,9 @@ def run(folder: Path, *, format: str = "timm", out: Path | None = None, overwrit
         The folder that was written.
 
     Raises:
-        UserError: an unknown format, a linear run, a network that timm cannot build, or an export that is there.
+        UserError: a linear run, a network that timm cannot build, or an export that is there.
         CheckpointError: a run that did not finish, or whose checkpoint is missing or does not fit.
     """
-    if format not in FORMATS:
-        raise UserError(f"format has to be one of {', '.join(FORMATS)}; it is {format}")
     record = read_record(folder)
     model = record["config"].get("model", {})
     if model.get("kind") != "deep":
@@ -59,8 +54,6 @@ def run(folder: Path, *, format: str = "timm", out: Path | None = None, overwrit
         raise UserError(f"{out} already holds {WEIGHTS}; choose another folder with out=<folder> or set overwrite=true")
     check_folder(out)
 
-    import torch
-
     from immunize.features import load_weights, save_weights
     from immunize.features.weights import build_network, network_arguments
 
@@ -76,12 +69,7 @@ def run(folder: Path, *, format: str = "timm", out: Path | None = None, overwrit
     config = _timm_config(network, model, arguments)
 
     save_weights(out / WEIGHTS, state, {"config_hash": record["config_hash"]})
-    for name in (STATE_DICT, TIMM_CONFIG):
-        (out / name).unlink(missing_ok=True)  # of an export that this one replaces
-    if format == "timm":
-        with whole(out / STATE_DICT) as partial:
-            torch.save(state, partial)
-        write_text(out / TIMM_CONFIG, json.dumps(config, indent=2) + "\n")
+    write_text(out / TIMM_CONFIG, json.dumps(config, indent=2) + "\n")
     words = "".join(f", {key}={value!r}" for key, value in arguments.items())
     call = f'timm.create_model("{config["architecture"]}", num_classes={config["num_classes"]}{words}'
     write_text(out / CARD, _card(record, call))
@@ -89,11 +77,11 @@ def run(folder: Path, *, format: str = "timm", out: Path | None = None, overwrit
 
 
 @command("export", values=True)
-def main(folder: str, format: str, out: str | None, overwrite: bool) -> None:
+def main(folder: str, out: str | None, overwrite: bool) -> None:
     """Print the folder as the last line of stdout."""
     tell(f"{folder}: exporting")
     to = None if out is None else Path(out)
-    print(run(Path(folder), format=format, out=to, overwrite=overwrite), flush=True)
+    print(run(Path(folder), out=to, overwrite=overwrite), flush=True)
 
 
 def _timm_config(network: nn.Module, model: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -116,45 +104,16 @@ def _timm_config(network: nn.Module, model: dict[str, Any], arguments: dict[str,
 
 
 def _card(record: dict[str, Any], call: str) -> str:
-    """Where the weights come from, how to load them, what was measured, and what the defence does not promise."""
-    lines = [
-        f"# {record['model']}, immunized",
-        "",
-        "A network whose condition numbers were changed after pre-training, so that gradient descent on a linear probe",
-        f"of its features converges slowly on {record['harmful']} and quickly on {record['pretrain']}.",
-        "",
-        f'    model = {call}, checkpoint_path="{WEIGHTS}")',
-        "",
-        "| | |",
-        "| --- | --- |",
-        f"| method | {record['method']} |",
-        f"| D_P, D_H | {record['pretrain']}, {record['harmful']} |",
-        f"| seed | {record['seed']} |",
-        f"| config hash | {record['config_hash']} |",
-        f"| commit | {record.get('git_commit') or 'unknown'} |",
-        f"| started | {record.get('started') or 'unknown'} |",
-        *(f"| {name} | {value} |" for name, value in _measured(record)),
-        "",
-        "The numbers are the run's own; its record.json says how each was measured. An attacker who probes with Adam",
-        "or L-BFGS, whitens the features or fine-tunes the network is not stopped by a condition number.",
-    ]
-    return "\n".join(lines) + "\n"
+    """Where the weights come from, how to load them, and what says how far the defence holds."""
+    return f"""# {record["model"]}, immunized by `{record["method"]}`
 
+    model = {call}, checkpoint_path="{WEIGHTS}")
 
-def _measured(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Held-out numbers of the paper's protocol and the accuracy on D_P, as far as the record has them."""
-    numbers = record.get("metrics_groups", {}).get("held_out", {}).get("spectrum", {})
-    names = {"ratio_harmful": "(i)", "ratio_pretrain": "(ii)", "rir": "RIR_θ0"}
-    rows = [("numbers of the weakest harmful data set", str(record["weakest"]))] if "weakest" in record else []
-    rows += [
-        (f"{name}, groups, held out, `spectrum`", f"{numbers[key]:.3g}")
-        for key, name in names.items()
-        if isinstance(numbers.get(key), float)
-    ]
-    accuracy = record.get("pretrain_accuracy") or {}
-    if {"before", "after"} <= accuracy.keys():
-        rows.append(("D_P top-1 before, after", f"{accuracy['before']:.2f} %, {accuracy['after']:.2f} %"))
-    return rows
+Pre-trained on {record["pretrain"]}, immunized against {record["harmful"]}, seed {record["seed"]}; config hash
+{record["config_hash"]}. What was measured, and who learns the harmful task all the same, is on the run's card:
+`python -m immunize.report card run=<the run> out=<this folder>`. No condition number stops an attacker who probes
+with Adam or L-BFGS, whitens the features or fine-tunes the network.
+"""
 
 
 if __name__ == "__main__":

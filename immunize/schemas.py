@@ -220,7 +220,6 @@ class ExportConfig:
     """`python -m immunize.export`; every key is explained in `conf/export.yaml`."""
 
     run: str = MISSING
-    format: str = MISSING
     out: str | None = MISSING
     overwrite: bool = MISSING
 

@@ -40,10 +40,6 @@ def finished_run(folder: Path, architecture: str = "resnet18", **changes: Any) -
         "seed": 3,
         "config_hash": "0123456789abcdef",
         "config": {"model": model | {"kind": "deep"}},
-        "metrics_groups": {
-            "held_out": {"spectrum": {"rir": 35.7, "ratio_harmful": 17.3, "ratio_pretrain": 0.49, "facts": {}}}
-        },
-        "pretrain_accuracy": {"before": 26.6, "after": 25.8},
     }
     write_record(folder, record | changes)
     save_weights(folder / CHECKPOINT, extractor.full_state_dict())
@@ -67,16 +63,15 @@ def test_timm_loads_it_and_has_the_same_logits(architecture: str, tmp_path: Path
     config = timm.data.resolve_data_config({}, model=whole)
     as_json = {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}
     assert as_json == extractor.data_config
-    state = torch.load(out / export.STATE_DICT, weights_only=True)
-    assert state.keys() == known.state_dict().keys()
-    assert all(torch.equal(value, known.state_dict()[key]) for key, value in state.items())
+    with safe_open(out / export.WEIGHTS, "pt") as file:
+        assert file.metadata() == {"config_hash": "0123456789abcdef", "format": "pt"}
 
 
 def test_card_says_where_it_comes_from_and_its_command_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extractor = finished_run(tmp_path)
     out = export.run(tmp_path)
     card = (out / export.CARD).read_text()
-    for words in ("0123456789abcdef", "ours", "digits, cars", "35.7", "17.3", "26.60 %, 25.80 %", "Adam"):
+    for words in ("0123456789abcdef", "ours", "digits", "cars", "Adam"):
         assert words in card
     (command,) = [line.strip() for line in card.splitlines() if "create_model" in line]
     monkeypatch.chdir(out)
@@ -86,19 +81,7 @@ def test_card_says_where_it_comes_from_and_its_command_works(tmp_path: Path, mon
     assert torch.equal(names["model"].eval()(x), extractor.head(extractor(x)))
 
 
-def test_safetensors_alone(tmp_path: Path) -> None:
-    finished_run(tmp_path)
-    export.run(tmp_path, out=tmp_path / "out")
-    export.run(tmp_path, format="safetensors", out=tmp_path / "out", overwrite=True)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {export.WEIGHTS, export.CARD}
-    with safe_open(tmp_path / "out" / export.WEIGHTS, "pt") as file:
-        assert file.metadata() == {"config_hash": "0123456789abcdef", "format": "pt"}
-
-
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
-    finished_run(tmp_path)
-    with pytest.raises(UserError, match="format has to be one of timm, safetensors; it is onnx"):
-        export.run(tmp_path, format="onnx")
     finished_run(tmp_path, config={"model": {"name": "linear"}})
     with pytest.raises(UserError, match="trained a linear model"):
         export.run(tmp_path)
