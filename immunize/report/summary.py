@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,69 +18,49 @@ from immunize.report.naming import data_name, pair_title
 from immunize.report.results import verdict_counts
 from immunize.report.runs import flat_settings, held_out_text
 from immunize.report.stored import write_results
-from immunize.report.table import NOTHING, Table, summary_of, summary_text, to_print, to_read
+from immunize.report.table import Table, markdown_of, summary_of, summary_text, to_print, to_read
 
 _APART = (*NOT_HASHED, "seed", "method")
 
-# header, part, estimator, number
-_COLUMNS = [
-    ("(i) ↑", "fit", "spectrum", "ratio_harmful"),
-    ("(ii) ↓", "fit", "spectrum", "ratio_pretrain"),
-    ("RIR ↑", "fit", "spectrum", "rir"),
-    ("RIR ↑", "fit", "released", "rir"),
-    ("RIR ↑", "fit", "ridge", "rir"),
-    ("RIR ↑", "held_out", "spectrum", "rir"),
-    ("RIR ↑", "held_out", "ridge", "rir"),
-]
+_COLUMNS = {
+    "(i) ↑": ("spectrum", "ratio_harmful"),
+    "(ii) ↓": ("spectrum", "ratio_pretrain"),
+    "RIR ↑": ("spectrum", "rir"),
+    "RIR ↑, released": ("released", "rir"),
+    "RIR ↑, ridge": ("ridge", "rir"),
+}
+"""Headings, with the estimator and the number below each."""
+_WORDS = ("method", "runs", "part", "(a) (b) (c)")
 
 
-# header, estimator, number
-_SHOWN = [
-    ("(i) ↑", "spectrum", "ratio_harmful"),
-    ("(ii) ↓", "spectrum", "ratio_pretrain"),
-    ("RIR ↑", "spectrum", "rir"),
-    ("RIR ↑, released", "released", "rir"),
-    ("RIR ↑, ridge", "ridge", "rir"),
-]
+def summary_tables(records: Iterable[dict[str, Any]]) -> list[Table]:
+    """A table a pair of data sets, best RIR first: a row for runs that differ in nothing but the seed, and part.
+
+    Cells are mean ± standard deviation (n - 1) over the seeds; what was varied about a method stands beside its name.
+    """
+    groups = sorted(groups_of(records), key=_by_rir)
+    varied = Varied(groups)
+    tables = []
+    for data, of_data in itertools.groupby(groups, lambda runs: _data(runs[0])):
+        rows = [
+            [varied.name_of(runs[0]), held_out_text(runs), part.replace("_", " ")]
+            + [summary_text([_numbers(runs, part, *number)]) for number in _COLUMNS.values()]
+            + [verdict_counts(runs, part)]
+            for runs in of_data
+            for part in dict.fromkeys(part for run in runs for part in run["metrics"])
+        ]
+        tables.append(Table(data, (*_WORDS[:3], *_COLUMNS, _WORDS[3]), rows))
+    return tables
 
 
 def show_summary(records: Iterable[dict[str, Any]], console: Console | None = None) -> None:
-    """Print :func:`summary_table` for a screen: a table a pair of data sets, a row a part of the data."""
+    """Print :func:`summary_tables` for a screen."""
     console = to_read(console)
-    groups = sorted(groups_of(records), key=_by_rir)
-    varied = Varied(groups)
-    for data, of_data in itertools.groupby(groups, lambda runs: _data(runs[0])):
-        rows = []
-        for runs in of_data:
-            for part in dict.fromkeys(part for run in runs for part in run["metrics"]):
-                numbers = (_numbers(runs, part, estimator, name) for _, estimator, name in _SHOWN)
-                cells = (summary_text([of_part]) for of_part in numbers)
-                left = [varied.name_of(runs[0]), held_out_text(runs), part.replace("_", " ")]
-                rows.append([*left, *cells, verdict_counts(runs, part)])
-        words = ("method", "runs", "part", "(a) (b) (c)")
-        columns = (*words[:3], *(header for header, _, _ in _SHOWN), words[3])
-        shown = to_print(Table(data, columns, rows), words)
+    for table in summary_tables(records):
+        shown = to_print(table, _WORDS)
         shown.columns[0].min_width, shown.columns[0].overflow = 11, "fold"
         shown.columns[-1].no_wrap = True
         console.print(shown)
-
-
-def summary_table(records: Iterable[dict[str, Any]]) -> str:
-    """Markdown: one row for runs that differ in nothing but the seed, mean ± standard deviation (n - 1) over them.
-
-    What was varied about a method stands beside its name.
-    """
-    columns = [
-        "data",
-        "method",
-        "runs",
-        *(f"{name} {part} {est}" for name, part, est, _ in _COLUMNS),
-        "(a) (b) (c) fit",
-    ]
-    groups = sorted(groups_of(records), key=_by_rir)
-    varied = Varied(groups)
-    rows = [list(_row(runs, varied.name_of(runs[0]))) for runs in groups]
-    return Table("", columns, rows).markdown(heading=False)
 
 
 def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -93,9 +73,9 @@ def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def write_summary(records: Sequence[dict[str, Any]], out: Path) -> None:
     """Write `results.csv.gz` (see :mod:`immunize.report.stored`) and `table.md` into `out`."""
-    table = summary_table(records)
+    text = markdown_of(summary_tables(records))
     write_results(records, out)
-    write_text(out / "table.md", table)
+    write_text(out / "table.md", text)
 
 
 def _data(record: dict[str, Any]) -> str:
@@ -112,14 +92,6 @@ def _but_for_the_seed(record: dict[str, Any]) -> str:
 def _by_rir(runs: list[dict[str, Any]]) -> tuple[str, float]:
     summary = summary_of([_numbers(runs, "fit", "spectrum", "rir")])
     return _data(runs[0]), 0.0 if summary is None else -summary.mean
-
-
-def _row(runs: list[dict[str, Any]], setting: str) -> Iterator[str]:
-    yield from (_data(runs[0]), setting, held_out_text(runs))
-    for _, part, estimator, name in _COLUMNS:
-        numbers = _numbers(runs, part, estimator, name)
-        yield summary_text([numbers]) if numbers else NOTHING
-    yield verdict_counts(runs, "fit")
 
 
 def _numbers(runs: list[dict[str, Any]], part: str, estimator: str, name: str) -> list[float | None]:

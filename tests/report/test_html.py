@@ -21,7 +21,7 @@ from immunize.report.html.run import read_log, run_page
 from immunize.report.html.sweep import settings_of, sweep_page
 from immunize.report.loading import METRICS
 from immunize.report.stored import write_results
-from immunize.report.summary import summary_table
+from immunize.report.summary import summary_tables
 from immunize.report.table import short, summary_text
 from tests.commands import Called
 from tests.report.making import (
@@ -338,7 +338,7 @@ def test_settings_are_named_by_what_differs_and_ordered_by_it(base: Record) -> N
     settings = settings_of(records)
     assert list(settings) == ["ours, lambda_ill=3", "ours, lambda_ill=100000", "ours, lambda_ill=1e+16"]
     assert all(len(runs) == 2 for runs in settings.values())
-    told = [line.split(" | ")[1] for line in summary_table(records).splitlines()[2:]]
+    told = {row[0] for table in summary_tables(records) for row in table.rows}
     assert sorted(told) == sorted(settings)
 
 
