@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CURVES, PROBES = "curves.csv", "probes.csv"
 IDENTITY, THETA_0 = "identity", "theta_0"
+_SAID = {THETA_0: "θ_0"}
+"""What a legend calls a curve, where records have another word for it."""
 _FLOOR = 1e-4
 
 # Okabe-Ito, dark to light along the order of the tables as far as it goes; line styles tell them apart in grey.
@@ -76,20 +78,9 @@ def curves_figure(bands: pd.DataFrame, part: str) -> Figure:
         bands: from :func:`immunize.report.curves.norm_ratio_bands`.
         part: "fit" or "held_out".
     """
-    figure = Figure(figsize=(9.5, 4.6), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    order = [*in_order(set(bands["extractor"]) - {IDENTITY}), IDENTITY]
-    shown = bands[bands["part"] == part]
-    for axis, (role, name) in zip(axes, TASKS.items(), strict=True):
-        for extractor in reversed(order):  # ours on top
-            _draw(axis, shown[(shown["data_set"] == role) & (shown["extractor"] == extractor)], _FAINT_BAND)
-        _set_up(axis)
-        axis.set(title=name, xlabel=STEPS_LABEL)
-    axes[0].set_ylabel(r"norm ratio $\|w_t-w^*\|^2 / \|w_0-w^*\|^2$")
-    handles = {line.get_label(): line for axis in axes for line in axis.lines}
-    labels = [label for one in order for label in handles if str(label).split(",")[0] == one]
-    figure.legend([handles[label] for label in labels], list(map(str, labels)), loc="outside lower center", ncols=4)
-    figure.suptitle(_title(bands, part), fontsize=11)
+    title = f"norm ratio of a linear probe, {part}: mean and range of the runs"
+    figure = _panels(bands[bands["part"] == part], IDENTITY, _FAINT_BAND, title)
+    _as_norm_ratios(figure.axes)
     return figure
 
 
@@ -109,53 +100,57 @@ def probe_figure(bands: pd.DataFrame) -> Figure:
         bands: from :func:`immunize.report.curves.probe_bands`, of one network, pair of data sets and optimizer.
     """
     first = bands.iloc[0]
-    order = [*in_order(set(bands["extractor"]) - {THETA_0}), THETA_0]
-    figure = Figure(figsize=(9.5, 4.6), layout="constrained")
-    axes = figure.subplots(1, 2)
-    for axis, role in zip(axes, ("harmful", "pretrain"), strict=True):
-        for extractor in reversed(order):  # ours on top
-            shown = bands[(bands["data_set"] == role) & (bands["extractor"] == extractor)]
-            _draw(axis, shown, _PROBE_BAND, "θ_0" if extractor == THETA_0 else extractor)
-        name = f"steps {first['optimizer']}".strip()
-        axis.set(xscale="log", title=TASKS[role], xlabel=name, ylabel="held-out accuracy, %")
+    how = HOW.get(first["optimizer"], first["optimizer"])
+    title = f"{first['model']}, {first['data']}: probe by {how}"
+    figure = _panels(bands, THETA_0, _PROBE_BAND, title, roles=("harmful", "pretrain"))
+    for axis in figure.axes:
+        axis.set(xscale="log", xlabel=f"steps {first['optimizer']}".strip(), ylabel="held-out accuracy, %")
         axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
         if (batches := int(first["batches_per_epoch"])) > 1:
             top = axis.secondary_xaxis("top", functions=(_times(1 / batches), _times(batches)))
             top.set_xlabel("passes over the data")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=4)
-    mark = "REDUCED: " if first["reduced"] else ""
-    how = HOW.get(first["optimizer"], first["optimizer"])
-    figure.suptitle(f"{mark}{first['model']}, {first['data']}: probe by {how}", fontsize=11)
     return figure
 
 
-def _title(bands: pd.DataFrame, part: str) -> str:
-    mark = "REDUCED: " if bands["reduced"].any() else ""
-    return f"{mark}norm ratio of a linear probe, {part}: mean and range of the runs"
+def _panels(
+    bands: pd.DataFrame, before: str, opacity: float, title: str, roles: Sequence[str] = ("pretrain", "harmful")
+) -> Figure:
+    """A panel a task: the methods, ours on top, over what the probe makes of the features before any of them."""
+    figure = Figure(figsize=(9.5, 4.6), layout="constrained")
+    order = [*in_order(set(bands["extractor"]) - {before}), before]
+    for axis, role in zip(figure.subplots(1, 2), roles, strict=True):
+        for extractor in reversed(order):
+            _draw(axis, bands[(bands["data_set"] == role) & (bands["extractor"] == extractor)], opacity)
+        axis.set_title(TASKS[role])
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles = {str(line.get_label()): line for axis in figure.axes for line in axis.lines}
+    labels = [label for one in order for label in handles if label.split(",")[0] == _SAID.get(one, one)]
+    figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=4)
+    figure.suptitle(f"{'REDUCED: ' if bands['reduced'].any() else ''}{title}", fontsize=11)
+    return figure
 
 
-def _set_up(axis: Axes) -> None:
-    # step 0 has no place on a log axis, the linear stretch below 1 gives it one
-    axis.set(xscale="symlog", yscale="log")
-    axis.set_xlim(left=0)
-    axis.set_ylim(_FLOOR, 1.5)
-    axis.grid(alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
+def _as_norm_ratios(axes: Sequence[Axes]) -> None:
+    """Axes of Eq. (16) against steps: step 0 has no place on a log axis, the linear stretch below 1 gives it one."""
+    for axis in axes:
+        axis.set(xlabel="gradient-descent steps, exact line search", xscale="symlog", yscale="log")
+        axis.set_xlim(left=0)
+        axis.set_ylim(_FLOOR, 1.5)
+    axes[1].tick_params(labelleft=False)
+    axes[0].set_ylabel(r"norm ratio $\|w_t-w^*\|^2 / \|w_0-w^*\|^2$")
 
 
-def _draw(axis: Axes, band: pd.DataFrame, opacity: float, name: str | None = None) -> None:
+def _draw(axis: Axes, band: pd.DataFrame, opacity: float) -> None:
     if band.empty:
         return
     extractor, runs = str(band["extractor"].iloc[0]), int(band["runs"].iloc[0])
     colour, style = style_of(extractor)
     steps = band["step"].to_numpy(dtype=np.float64)
     # below the axis a band's edge would be clipped to nothing on the log scale
-    low = np.maximum(band["low"].to_numpy(), SMALLEST) if name is None else band["low"].to_numpy()
+    low = np.maximum(band["low"].to_numpy(), SMALLEST)
     axis.fill_between(steps, low, band["high"].to_numpy(), color=colour, alpha=opacity, linewidth=0)
-    label = f"{name or extractor}, {runs} run{'s' if runs > 1 else ''}"
+    label = f"{_SAID.get(extractor, extractor)}, {runs} run{'s' if runs > 1 else ''}"
     width = 2.4 if extractor == "ours" else 1.5
     axis.plot(steps, band["mean"].to_numpy(), color=colour, linestyle=style, linewidth=width, label=label)
 
@@ -287,7 +282,6 @@ def _on_steps(curve: _Curve, steps: Array) -> Array:
 # Blue and orange of the Okabe-Ito palette: distinct in print and for colour-blind readers.
 _COLOURS = {"immunized": "#0072B2", "identity": "#E69F00"}
 TASKS = {"pretrain": "pre-training task $D_P$", "harmful": "harmful task $D_H$"}
-STEPS_LABEL = "gradient-descent steps, exact line search"
 
 
 def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
@@ -304,7 +298,7 @@ def draw_norm_ratio(record: dict[str, Any]) -> Figure:
         record: with `curves.norm_ratio.<part>.<data set>.<extractor>` = {"steps": [...], "ratio": [...]}.
     """
     figure = Figure(figsize=(9, 3.6))  # margins by hand: to find them takes as long as to draw
-    axes = figure.subplots(1, 2, sharey=True)
+    axes = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.08, right=0.99, bottom=0.14, top=0.83, wspace=0.04)
     curves = record["curves"]["norm_ratio"]
     for axis, (name, title) in zip(axes, TASKS.items(), strict=True):
@@ -313,12 +307,9 @@ def draw_norm_ratio(record: dict[str, Any]) -> Figure:
                 if curve is not None:
                     label = f"{which}, {part.replace('_', ' ')}"
                     axis.plot(curve["steps"], curve["ratio"], style, color=_COLOURS[which], label=label)
-        # step 0 has no place on a log axis, the linear stretch below 1 gives it one
-        axis.set(title=title, xlabel=STEPS_LABEL, xscale="symlog", yscale="log")
-        axis.set_xlim(left=0)
-        axis.set_ylim(1e-4, 1.5)
+        axis.set_title(title)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel(r"norm ratio $\|w_t-w^*\|^2 / \|w_0-w^*\|^2$")
+    _as_norm_ratios(axes)
     drawn = [axis for axis in axes if axis.lines]  # a task with nothing to learn has no curve
     if drawn:
         drawn[-1].legend(loc="lower left", fontsize=8)
