@@ -47,9 +47,9 @@ TITLES = {
     "fig3": "Figure 3: accuracy of a linear probe on the harmful task against its steps",
 }
 _POINTS = (
-    "A point is the geometric mean over the seeds of one λ_H/λ_P, a dot one run. Solid: `fit`, with its Pareto front; "
-    "hollow: the same weights on rows that θ never saw, joined to the points of the front. Shaded: (i) ≥ 2 and (ii) ≤ "
-    "1, verdicts (a) and (b) of Definition 3.1. `tradeoff.csv` has the numbers."
+    "A large point is the geometric mean over the seeds of one λ_H/λ_P, a small one a run; the colour is the weight. "
+    "Circles: `fit`, with its Pareto front; squares: the same weights on rows that θ never saw. Shaded: (i) ≥ 2 and "
+    "(ii) ≤ 1, verdicts (a) and (b) of Definition 3.1. `tradeoff.csv` has the numbers."
 )
 _SCALED = (
     "Scale `{}`: other networks and data than the paper's Table 3, small enough for two cores; see the settings below."
@@ -186,7 +186,7 @@ def _tradeoff(request: Request) -> str:
     trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES))
 
     def draw(out: Path) -> list[str]:
-        points = trade.points().drop(columns="each")
+        points = trade.points()
         write_text(out / "tradeoff.csv", points.to_csv(index=False, lineterminator="\r\n"))
         save_figure(tradeoff_figure(trade), out / "tradeoff")
         return []

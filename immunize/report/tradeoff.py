@@ -2,31 +2,30 @@
 
 One weight is a point, the geometric mean over its seeds: (i) and (ii) are ratios. A point is on the Pareto front if no
 other one of the same part and estimator has an (i) as large and an (ii) as small, one of the two better. The front is
-that of `fit`; beside each of its points stands the one that the same weight has on data θ never saw.
+that of `fit`; of the same colour is the point that the same weight has on data θ never saw.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from immunize.config import config_dir
 from immunize.records import merged, whole_config
 from immunize.report.loading import infinite
 from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIOS
 from immunize.report.results import verdict_counts
-from immunize.report.runs import FAST, RunId, Runs, experiment_of, measured_on, swept
+from immunize.report.runs import FAST, Runs, experiment_of, measured_on, swept
 from immunize.report.table import NOTHING, Table, short, under
 
 if TYPE_CHECKING:
@@ -35,13 +34,10 @@ if TYPE_CHECKING:
 
 NAME = "sweep_lambda"
 ESTIMATORS = ("spectrum", "ridge", "released")
-_COLUMNS = [
-    *("estimator", "part", "lambda_ratio", "runs", "diverged"),
-    *(f"{name}{of}" for name in RATIOS[:2] for of in ("", "_min", "_max")),
-    *("rir", "on_front", "each"),
-]
 VERDICTS_BY = "spectrum"
 """The estimator that the verdicts of a record are by."""
+_PLACE = ["estimator", "part", "lambda_ratio"]
+_I, _II, _ = RATIOS
 
 
 @dataclass(frozen=True)
@@ -49,12 +45,14 @@ class TradeOff:
     """Checked records of one sweep over λ_H/λ_P; make it with :meth:`of`.
 
     Attributes:
-        runs: all of them.
-        weights: λ_H/λ_P, ascending, with the runs that have it.
+        runs: all of them, by ascending λ_H/λ_P.
+        by_weight: the same, each called by its weight in place of its method.
+        weights: λ_H/λ_P to what it is called there.
     """
 
     runs: Runs
-    weights: Sequence[tuple[float, Runs]]
+    by_weight: Runs
+    weights: dict[float, str]
 
     @classmethod
     def of(cls, records: Sequence[dict[str, Any]]) -> TradeOff:
@@ -68,53 +66,41 @@ class TradeOff:
                 differ; full and reduced ones together; a run twice; runs with selection=validation.
         """
         # without their weights, and with a number for a seed, they have to pass for runs of one method
-        bare = [_without_weights(record) | {"seed": index} for index, record in enumerate(records)]
-        all_runs = Runs.of(bare, NAME)
-        for what, found in (("methods", all_runs.methods), ("pairs of data sets", all_runs.pairs)):
+        bare = Runs.of([_without_weights(record) | {"seed": index} for index, record in enumerate(records)], NAME)
+        for what, found in (("methods", bare.methods), ("pairs of data sets", bare.pairs)):
             if len(found) > 1:
                 raise ValueError(f"a trade-off is that of one method on one pair, but there are {what} {found}")
         if any("held_out" not in record.get("metrics", PARTS) for record in measured_on(records, "held_out")):
             raise ValueError("runs with selection=validation have no held-out numbers, which a trade-off shows")
-        groups: dict[float, list[dict[str, Any]]] = {}
-        for record in sorted(records, key=_ratio):
-            groups.setdefault(_ratio(record), []).append(record)
+        ordered = sorted(records, key=_ratio)
+        weights = {_ratio(record): _weight(_ratio(record)) for record in ordered}
         ratios, seeds = _preset_grid(records)
-        pair, (method,) = all_runs.pairs[0], all_runs.methods
-        missing: list[RunId] = []
-        weights = []
-        for ratio in sorted({*ratios, *groups}):
-            expected = [(pair, method, seed) for seed in seeds] if ratio in ratios else None
-            if ratio in groups:
-                weights.append((ratio, Runs.of(groups[ratio], NAME, expected)))
-            absent = weights[-1][1].missing if ratio in groups else expected or []
-            missing += [(f"λ_H/λ_P = {ratio:g}", method, seed) for _, method, seed in absent]
-        ordered = [record for _, runs in weights for record in runs.records]
-        return cls(Runs(tuple(ordered), NAME, experiment_of(records[0])[1], missing), weights)
+        expected = [(bare.pairs[0], _weight(ratio), seed) for ratio in sorted(ratios) for seed in seeds]
+        named = Runs.of([record | {"method": weights[_ratio(record)]} for record in ordered], NAME, expected)
+        missing = [(weight, bare.methods[0], seed) for _, weight, seed in named.missing]
+        return cls(Runs(tuple(ordered), NAME, named.reduced, missing), named, weights)
 
-    def points(self) -> pd.DataFrame:
-        """A row a weight that has finished runs, part and estimator, by ascending λ_H/λ_P, as `tradeoff.csv` has it.
-
-        Returns:
-            columns of the CSV, `on_front` 0 or 1, and `each`, ((i), (ii)) of every finished run.
-        """
+    def each(self) -> pd.DataFrame:
+        """A row a finished run, part and estimator: `estimator`, `part`, `lambda_ratio`, (i) and (ii)."""
         import pandas as pd
 
-        rows: list[dict[str, Any]] = []
-        for estimator in ESTIMATORS:
-            for part in PARTS:
-                of: list[dict[str, Any]] = []
-                for ratio, runs in self.weights:
-                    each = [ratios_of(run["metrics"][part][estimator]) for run in measured_on(runs.finished, part)]
-                    if each:
-                        means = zip(RATIOS, geometric_means(each), zip(*each, strict=True), strict=False)
-                        row: dict[str, Any] = {"estimator": estimator, "part": part, "lambda_ratio": ratio}
-                        row |= {"runs": len(each), "diverged": len(runs.records) - len(runs.finished)}
-                        for name, mean, values in means:
-                            row |= {name: mean, f"{name}_min": min(values), f"{name}_max": max(values)}
-                        of.append(row | {"rir": row["ratio_harmful"] / row["ratio_pretrain"], "each": each})
-                front = on_front([(row["ratio_harmful"], row["ratio_pretrain"]) for row in of])
-                rows += [row | {"on_front": int(on)} for row, on in zip(of, front, strict=True)]
-        return pd.DataFrame(rows, columns=_COLUMNS)
+        rows = [
+            (estimator, part, _ratio(run), *(infinite(run["metrics"][part][estimator][name]) for name in (_I, _II)))
+            for estimator in ESTIMATORS
+            for part in PARTS
+            for run in measured_on(self.runs.finished, part)
+        ]
+        return pd.DataFrame(rows, columns=[*_PLACE, _I, _II]).astype({_I: float, _II: float})
+
+    def points(self) -> pd.DataFrame:
+        """A row a weight that has finished runs, part and estimator, by ascending λ_H/λ_P, as `tradeoff.csv` has it."""
+        several = {"": _geometric_mean, "_min": "min", "_max": "max"}
+        columns = {f"{name}{of}": (name, how) for name in (_I, _II) for of, how in several.items()}
+        points = self.each().groupby(_PLACE, sort=False).agg(runs=(_I, "size"), **columns).reset_index()
+        lost = {ratio: self.by_weight.diverged(weight) for ratio, weight in self.weights.items()}
+        points.insert(4, "diverged", points["lambda_ratio"].map(lost))
+        points["rir"] = points[_I] / points[_II]
+        return with_front(points, _PLACE[:2]).astype({"on_front": int})
 
 
 def tradeoff_tables(trade: TradeOff) -> list[Table]:
@@ -134,17 +120,6 @@ def settings_text(trade: TradeOff) -> str:
     )
 
 
-def ratios_of(numbers: Mapping[str, Any]) -> tuple[float, float]:
-    """(i) and (ii) of a record's numbers by one estimator; null there is infinite."""
-    return infinite(numbers["ratio_harmful"]), infinite(numbers["ratio_pretrain"])
-
-
-def geometric_means(ratios: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Of ((i), (ii)), each by itself."""
-    i, ii = np.exp(np.log(np.array(ratios)).mean(axis=0))
-    return float(i), float(ii)
-
-
 def on_front(values: Sequence[tuple[float, float]]) -> list[bool]:
     """Which pairs no other one beats.
 
@@ -160,20 +135,29 @@ def on_front(values: Sequence[tuple[float, float]]) -> list[bool]:
     ]
 
 
+def with_front(points: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """The same, and a column `on_front`: whether no other point of its group beats it.
+
+    Args:
+        points: with columns `ratio_harmful` and `ratio_pretrain`.
+        by: columns that tell the groups apart.
+    """
+    points = points.assign(on_front=False)
+    for _, of in points.groupby(by):
+        points.loc[of.index, "on_front"] = on_front(list(zip(of[_I], of[_II], strict=True)))
+    return points
+
+
 def _table(trade: TradeOff, points: pd.DataFrame, estimator: str) -> Table:
     with_verdicts = estimator == VERDICTS_BY
     rows = []
-    for ratio, runs in trade.weights:
-        row = [f"{ratio:.3g}", runs.count_text(runs.methods[0])]
+    for ratio, weight in trade.weights.items():
+        row = [f"{ratio:.3g}", trade.by_weight.count_text(weight)]
         for part in PARTS:
             found = points[(points["part"] == part) & (points["lambda_ratio"] == ratio)]
-            if found.empty:
-                row += [NOTHING] * 4
-            else:
-                point = found.iloc[0]
-                row += [short(point[name]) for name in ("ratio_harmful", "ratio_pretrain", "rir")]
-                row.append("yes" if point["on_front"] else "")
-            row += [verdict_counts(runs.finished, part)] if with_verdicts else []
+            cells = [[*(short(of[name]) for name in RATIOS), "yes" * of["on_front"]] for _, of in found.iterrows()]
+            row += cells[0] if cells else [NOTHING] * 4
+            row += [verdict_counts(trade.by_weight.of_method(weight), part)] if with_verdicts else []
         rows.append(row)
     columns = ("(i) ↑", "(ii) ↓", "RIR ↑", "front", *(["(a) (b) (c)"] if with_verdicts else []))
     seeds = len(trade.runs.seeds)
@@ -211,130 +195,62 @@ def _preset_grid(records: Sequence[dict[str, Any]]) -> tuple[list[float], list[i
     return [float(ill) / well for ill in params["objective.lambda_ill"]], [int(seed) for seed in params["seed"]]
 
 
-_FIT, _HELD_OUT, _REGION = "#0072B2", "#D55E00", "#009E73"  # Okabe-Ito
+def _weight(ratio: float) -> str:
+    return f"λ_H/λ_P = {ratio:g}"
+
+
+def _geometric_mean(values: pd.Series[float]) -> float:
+    return float(np.exp(np.log(values.to_numpy()).mean()))
+
+
 PANELS = ("spectrum", "ridge")
-_AXES = ("ratio_pretrain", "ratio_harmful")
-_MARGIN = 1.6
-_TOO_CLOSE = 0.045
-"""Share of the axes below which two points have one name."""
+MARKERS = {"fit": "o", "held_out": "s"}
 
 
 def tradeoff_figure(trade: TradeOff) -> Figure:
-    """A panel an estimator, log axes, the good corner at the upper left."""
-    points = trade.points()
-    points = points[np.isfinite(points[list(_AXES)].astype(float)).all(axis=1)]
+    """A panel an estimator, log axes, the good corner at the upper left; the colour is the weight."""
+    each, points = (of[np.isfinite(of[[_I, _II]]).all(axis=1)] for of in (trade.each(), trade.points()))
+    known = [ratio for ratio in trade.weights if 0 < ratio < math.inf] or [1.0]
+    scale = LogNorm(min(known), max(known))
     figure = Figure(figsize=(11.5, 5.4), layout="constrained")
-    for axis, estimator in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-        fit, held_out = (points[(points["estimator"] == estimator) & (points["part"] == part)] for part in PARTS)
-        _draw(axis, fit, held_out)
-        axis.set_title(f"{estimator} condition number", fontsize=10)
-    handles = [
-        Line2D([], [], color=_FIT, marker="o", linewidth=1.6, label="fit, the Pareto front"),
-        Line2D([], [], color=_FIT, marker="o", alpha=0.35, linestyle="none", label="fit, beaten by another weight"),
-        Line2D([], [], color=_HELD_OUT, marker="s", markerfacecolor="none", linestyle=":", label="held out"),
-        Line2D([], [], color="#888888", marker=".", linestyle="none", markersize=4, label="single runs"),
-        Patch(facecolor=_REGION, alpha=0.12, label="(i) ≥ 2 and (ii) ≤ 1"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    axes = figure.subplots(1, len(PANELS))
+    for axis, estimator in zip(axes, PANELS, strict=True):
+        for of, size, ink in ((each, 4, {}), (points, 55, {"edgecolors": "#222222", "linewidths": 0.6})):
+            for part, marker in MARKERS.items():
+                shown = of[(of["estimator"] == estimator) & (of["part"] == part)]
+                colours = shown["lambda_ratio"].clip(scale.vmin, scale.vmax)
+                name = part.replace("_", " ") if ink else None
+                axis.scatter(shown[_II], shown[_I], size, colours, marker, norm=scale, label=name, zorder=3, **ink)
+        draw_fronts(axis, points[(points["estimator"] == estimator) & (points["part"] == "fit")], "part")
+        axis.set(xlabel="(ii)  κ(H_P) against raw data, better to the left", title=f"{estimator} condition number")
+        axis.set_ylabel("(i)  κ(H_H) against raw data, better upwards")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.colorbar(axes[0].collections[-1], ax=list(axes), label="λ_H/λ_P", shrink=0.8, aspect=30, pad=0.01)
     title = f"(i) against (ii) as λ_H/λ_P grows, geometric means over {len(trade.runs.seeds)} seeds"
     figure.suptitle(trade.runs.mark(title), fontsize=11)
     return figure
 
 
-def _draw(axis: Axes, fit: pd.DataFrame, held_out: pd.DataFrame) -> None:
-    axis.set(xscale="log", yscale="log", xlabel="(ii)  κ(H_P) against raw data, better to the left")
-    axis.set_ylabel("(i)  κ(H_H) against raw data, better upwards")
-    for points, colour in ((fit, _FIT), (held_out, _HELD_OUT)):
-        runs = _runs(points)
-        axis.plot([ii for _, ii in runs], [i for i, _ in runs], ".", color=colour, markersize=3, alpha=0.35)
-    front = fit[fit["on_front"] == 1].sort_values("ratio_pretrain", kind="stable")
-    axis.plot(*_places(fit[fit["on_front"] == 0]), "o", color=_FIT, alpha=0.35, markersize=6)
-    axis.plot(
-        *_places(front),
-        "o-",
-        color=_FIT,
-        drawstyle="steps-post",  # between two points of the front nothing better is known than the left one
-        linewidth=1.6,
-        markersize=7,
-        zorder=4,
-    )
-    axis.plot(*_places(held_out), "s", color=_HELD_OUT, markersize=6, mfc="none")
-    joined = held_out.set_index("lambda_ratio").reindex(front["lambda_ratio"]).dropna(subset=list(_AXES)).reset_index()
-    for _, other in joined.iterrows():
-        of = front[front["lambda_ratio"] == other["lambda_ratio"]].iloc[0]
-        axis.plot(*([of[name], other[name]] for name in _AXES), ":", color="#888888", linewidth=1.0)
-    _frame(axis, [*_runs(fit), *_runs(held_out)])
-    for points in (front, joined):
-        _label(axis, points)
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _runs(points: pd.DataFrame) -> list[tuple[float, float]]:
-    return [run for each in points["each"] for run in each]
-
-
-def _places(points: pd.DataFrame) -> tuple[list[float], list[float]]:
-    across, up = (points[name].tolist() for name in _AXES)
-    return across, up
-
-
-def labels(points: Sequence[tuple[float, float, float]]) -> list[tuple[str, int]]:
-    """Names of points, with one name for those that are too close to have each its own.
+def draw_fronts(axis: Axes, points: pd.DataFrame, by: str) -> None:
+    """Log axes, a line a group through what is `on_front`, and a shade where verdicts (a) and (b) hold.
 
     Args:
-        points: (λ_H/λ_P, x, y) by ascending λ_H/λ_P, x and y as shares of the axes.
-
-    Returns:
-        (text, index of the point to put it at); three or more neighbouring weights are written as a range.
+        axis: with the points.
+        points: from :func:`with_front`.
+        by: the column that tells the groups apart.
     """
-    clusters: list[list[int]] = []
-    for index, (_, x, y) in enumerate(points):
-        for cluster in clusters:
-            _, x_first, y_first = points[cluster[0]]
-            if math.hypot(x - x_first, y - y_first) < _TOO_CLOSE:
-                cluster.append(index)
-                break
-        else:
-            clusters.append([index])
-    return [(", ".join(_spans(points, cluster)), cluster[(len(cluster) - 1) // 2]) for cluster in clusters]
-
-
-def _spans(points: Sequence[tuple[float, float, float]], cluster: Sequence[int]) -> Iterator[str]:
-    """The weights of a cluster, three or more neighbours as "first–last"."""
-    for _, group in itertools.groupby(enumerate(cluster), key=lambda item: item[1] - item[0]):
-        names = [_power(points[index][0]) for _, index in group]
-        yield f"{names[0]}–{names[-1]}" if len(names) > 2 else ", ".join(names)
-
-
-def _label(axis: Axes, points: pd.DataFrame) -> None:
-    ordered = points.sort_values("lambda_ratio", kind="stable")
-    places = list(zip(*_places(ordered), strict=True))
-    to_share = axis.transData + axis.transAxes.inverted()
-    at = [to_share.transform(place) for place in places]
-    shares = [(float(r), float(x), float(y)) for r, (x, y) in zip(ordered["lambda_ratio"], at, strict=True)]
-    for text, index in labels(shares):
-        axis.annotate(text, places[index], (7, 5), textcoords="offset points", fontsize=8)
-
-
-def _frame(axis: Axes, runs: Sequence[tuple[float, float]]) -> None:
-    """Limits around every run and the corner of the good region, which is shaded."""
-    pretrain = [ii for _, ii in runs if math.isfinite(ii)] + [NO_HARDER]
-    harmful = [i for i, _ in runs if math.isfinite(i)] + [HARDER_BY]
-    for side, values in ((axis.xaxis, pretrain), (axis.yaxis, harmful)):
-        narrow = max(values) < 100 * min(values)  # powers of ten alone would be a tick or two
-        side.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
-        side.set_minor_formatter(NullFormatter())
-        if narrow:
-            side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    left, top = min(pretrain) / _MARGIN, max(harmful) * _MARGIN
-    axis.set_xlim(left, max(pretrain) * _MARGIN)
-    axis.set_ylim(min(harmful) / _MARGIN, top)
-    axis.add_patch(Rectangle((left, HARDER_BY), NO_HARDER - left, top - HARDER_BY, color=_REGION, alpha=0.12, zorder=0))
-
-
-def _power(ratio: float) -> str:
-    if not 0 < ratio < math.inf:
-        return f"{ratio:g}".replace("inf", "$\\infty$")
-    exponent = math.log10(ratio)
-    return f"$10^{{{exponent:.0f}}}$" if abs(exponent - round(exponent)) < 1e-9 else f"{ratio:.2g}"
+    front = points[points["on_front"].astype(bool) & np.isfinite(points[[_I, _II]]).all(axis=1)]
+    for _, of in front.sort_values([_II, _I]).groupby(by):
+        # between two points of the front nothing better is known than the left one
+        axis.plot(of[_II], of[_I], color="#333333", linewidth=1.2, drawstyle="steps-post")
+    axis.set(xscale="log", yscale="log")
+    axis.update_datalim([(NO_HARDER, HARDER_BY)])
+    axis.autoscale_view()
+    left, top = axis.get_xlim()[0], axis.get_ylim()[1]
+    label = f"(i) ≥ {HARDER_BY:g} and (ii) ≤ {NO_HARDER:g}"
+    corner = (left, HARDER_BY), NO_HARDER - left, top - HARDER_BY
+    axis.add_patch(Rectangle(*corner, color="#009E73", alpha=0.12, zorder=0, label=label))
+    for side, (low, high) in ((axis.xaxis, axis.get_xlim()), (axis.yaxis, axis.get_ylim())):
+        side.set_minor_locator(LogLocator(subs=(2, 5)))  # of a narrow axis powers of ten would be a tick or two
+        side.set_minor_formatter(StrMethodFormatter("{x:g}") if high < 100 * low else NullFormatter())
+    axis.grid(alpha=0.3)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from immunize.report.experiments import Request, report_experiment
-from immunize.report.tradeoff import ESTIMATORS, TradeOff, labels, on_front, tradeoff_tables
+from immunize.report.tradeoff import ESTIMATORS, TradeOff, on_front, tradeoff_figure, tradeoff_tables
 from tests.report.making import with_change, written
 
 NUMBER = st.floats(0.01, 100)
@@ -155,20 +155,9 @@ def test_report_is_marked_where_runs_are_reduced_and_made_again_from_its_files(
     assert "make sweep_lambda FAST=1" in readme
 
 
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
-        ([], []),
-        ([(1e4, 0.1, 0.1), (1e5, 0.9, 0.9)], [("$10^{4}$", 0), ("$10^{5}$", 1)]),
-        (
-            [(1e4, 0.1, 0.1), (1e5, 0.11, 0.1), (1e6, 0.12, 0.1), (1e7, 0.5, 0.5)],
-            [("$10^{4}$–$10^{6}$", 1), ("$10^{7}$", 3)],
-        ),
-        ([(1e4, 0.1, 0.1), (1e6, 0.9, 0.9), (1e7, 0.11, 0.1)], [("$10^{4}$, $10^{7}$", 0), ("$10^{6}$", 1)]),
-        ([(0.0, 0.1, 0.1), (2.5, 0.5, 0.5), (math.inf, 0.9, 0.9)], [("0", 0), ("2.5", 1), (r"$\infty$", 2)]),
-    ],
-)
-def test_labels_of_points_that_are_close_are_put_together(
-    points: list[tuple[float, float, float]], expected: list[tuple[str, int]]
-) -> None:
-    assert labels(points) == expected
+def test_the_colour_of_a_point_is_its_weight(records: list[Record]) -> None:
+    """Also of weights that a logarithm does not have: they get the colours of the ends."""
+    panel = tradeoff_figure(TradeOff.of([*records, at(records[0], 0.0, 0, (1.0, 1.0))])).axes[0]
+    fit = next(of for of in panel.collections if of.get_label() == "fit")
+    assert fit.get_offsets().tolist() == [pytest.approx(at) for at in ([1.0, 1.0], [0.2, 2.0], [0.9, 2.0], [0.3, 6.0])]
+    assert fit.get_array().tolist() == [10.0, 10.0, 1e3, 1e5]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from immunize.errors import UserError
 from immunize.records import SWEEP
@@ -29,7 +28,7 @@ from immunize.report.results import HELD, held_text, validity_notes
 from immunize.report.runs import Runs, experiment_of, held_out_text, measured_on
 from immunize.report.summary import Varied, groups_of
 from immunize.report.table import Table, short, summary_of, summary_text, under
-from immunize.report.tradeoff import on_front
+from immunize.report.tradeoff import draw_fronts, with_front
 
 _STATUSES = ("finished", "diverged", "interrupted")
 _COLUMNS = dict(zip(RATIOS, ("(i) ↑", "(ii) ↓", "RIR ↑"), strict=True))
@@ -196,8 +195,7 @@ def _front(view: str, numbers: pd.DataFrame) -> list[Block]:
     logs = numbers.assign(**{ratio: np.log(numbers[ratio]) for ratio in (i, ii)})
     keys = ["model", "method", "setting"]
     small = np.exp(logs.groupby([*keys, "pair"], sort=False)[[i, ii]].mean()).reset_index() if several else numbers
-    points = np.exp(logs.groupby(keys, sort=False)[[i, ii]].mean()).reset_index()
-    points["front"] = False
+    points = with_front(np.exp(logs.groupby(keys, sort=False)[[i, ii]].mean()).reset_index(), ["model"])
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axis = figure.subplots()
     for (method, name), of in small.groupby(["method", "setting"], sort=False):
@@ -207,18 +205,9 @@ def _front(view: str, numbers: pd.DataFrame) -> list[Block]:
             axis.plot(mean[ii], mean[i], "o", color=style_of(method)[0], markersize=7)
             if len(points) <= _MOST_LABELS:
                 axis.annotate(name, (mean[ii], mean[i]), (6, 4), textcoords="offset points", fontsize=8)
-    for _, of in points.groupby("model"):  # networks of different kinds begin elsewhere
-        points.loc[of.index, "front"] = on_front(list(zip(of[i], of[ii], strict=True)))
-        line = points.loc[of.index].query("front").sort_values([ii, i])
-        line = line[np.isfinite(line[[i, ii]]).all(axis=1)]
-        axis.plot(line[ii], line[i], color="#333333", linewidth=1.2, drawstyle="steps-post")
-    axis.set(xscale="log", yscale="log", xlabel="(ii), to be small", ylabel="(i), to be large", title=view)
-    left, top = axis.get_xlim()[0], axis.get_ylim()[1]
-    axis.add_patch(
-        Rectangle((left, HARDER_BY), NO_HARDER - left, top - HARDER_BY, color="#009E73", alpha=0.12, zorder=0)
-    )
-    axis.grid(alpha=0.3)
-    rows = [[p["setting"], short(p[i]), short(p[ii]), "yes" if p["front"] else ""] for _, p in points.iterrows()]
+    draw_fronts(axis, points, "model")  # networks of different kinds begin elsewhere
+    axis.set(xlabel="(ii), to be small", ylabel="(i), to be large", title=view)
+    rows = [[p["setting"], short(p[i]), short(p[ii]), "yes" if p["on_front"] else ""] for _, p in points.iterrows()]
     caption = (
         f"Large dots: geometric means over {'pairs and ' if several else ''}seeds, joined where no other setting of "
         f"the same network has an (i) as large and an (ii) as small; small ones: {'pairs' if several else 'runs'}. "
