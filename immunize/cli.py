@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import os
-import re
 import signal
 import sys
 import threading
@@ -36,10 +35,6 @@ A plain dictionary, because joblib copies a task to its workers with what it ref
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Hydra's environment variable; set to 1 by the user, errors of every kind come with their traceback."""
-
-
-_STRUCT = "is not in struct"
-"""What a message says of a setting that a part without a schema, such as a method, does not have."""
 
 
 class _PastHydra(BaseException):
@@ -155,7 +150,7 @@ def _explained(main: Callable[[], None]) -> None:
     except (_PastHydra, HydraException, OmegaConfBaseException) as error:
         causes = [error.__cause__] if isinstance(error.__cause__, OmegaConfBaseException) else []
         told = "\n".join(filter(None, map(str, [error, *causes])))
-        print(_of_use(told), *_close_names(told), sep="\n", file=sys.stderr)
+        print(_of_use(told), file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
         raise
@@ -183,34 +178,8 @@ def _told(message: str) -> BaseException:
 def _of_use(told: str) -> str:
     """Hydra's message without the names of our classes, where it looked, and the advice to add a misspelt name."""
     lines = told.partition("Config search path:")[0].rstrip().splitlines()
-    others = ("object_type=", "reference_type=") + (
-        ("To append to your config use",) if _fields(told) or _STRUCT in told else ()
-    )
-    return "\n".join(line for line in lines if not line.strip().startswith(tuple(others)))
-
-
-def _close_names(told: str) -> list[str]:
-    """What a misspelt setting, or choice of a group, may have meant, from Hydra's message."""
-    import difflib
-
-    if (missed := re.search(r"Could not find '(?:[\w/]+/)?(\w+)'", told)) is not None:
-        known = re.findall(r"^\t(\w+)$", told, flags=re.MULTILINE)
-        return [f"did you mean {name}?" for name in difflib.get_close_matches(missed[1], known, n=1)]
-    if _STRUCT in told:
-        return ["--cfg job shows the settings that there are"]
-    return [
-        f"did you mean {name}?" for key, known in _fields(told) for name in difflib.get_close_matches(key, known, n=1)
-    ]
-
-
-def _fields(told: str) -> list[tuple[str, list[str]]]:
-    """The setting that a message calls unknown, with the names that there are; empty where it calls none so."""
-    if (found := re.search(r"Key '(\w+)' not in '(\w+)'", told)) is None:
-        return []
-    from immunize import schemas
-
-    known = getattr(getattr(schemas, found[2], None), "__dataclass_fields__", {})
-    return [(found[1], list(known))] if known else []
+    others = ("object_type=", "reference_type=", "To append to your config use")
+    return "\n".join(line for line in lines if not line.strip().startswith(others))
 
 
 def _full_error() -> bool:
