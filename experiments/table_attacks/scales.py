@@ -74,12 +74,22 @@ _DIGITS = (
     *(f"attack.attacks.{name}.flops=8e11" for name in MOVING),  # 1e11 would be two steps of LoRA
     "attack.attacks.lora.ranks=[8]",
 )
-_SMALL = (
+_SMALL_HEADS = (
     *("attack=full", "attack.budget.steps=300", "attack.budget.flops=3e11", "images=4000"),
-    *("~attack.attacks.newton", "~attack.attacks.lora", "~attack.attacks.full_finetune", *for_harmful("last_block")),
+    *("~attack.attacks.newton", "~attack.attacks.lora", "~attack.attacks.full_finetune"),
+)
+_SMALL = (
+    *(*_SMALL_HEADS, *for_harmful("last_block")),
     *("attack.attacks.last_block.steps=120", "attack.attacks.last_block.flops=6e12"),
 )
-_DEFENCE = (*_SMALL, *for_harmful(*DEFENDED), "benign=[imagenette,cifar10]")
+_DEFENDED = (*for_harmful(*DEFENDED), "benign=[imagenette,cifar10]")
+_DEFENCE = (*_SMALL, *_DEFENDED)
+_LAST_BLOCK = (
+    *("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful]", SAME_BLOCK[0]),
+    "attack.attacks.last_block.learning_rates=[0.0001,0.001,0.01]",
+    *(f"~attack.attacks.last_block_{of}" for of in ("10_percent", "1_percent", "sgd")),
+    *(f"~attack.attacks.{name}" for name in ("lora", "full_finetune", "full_finetune_augmented")),
+)
 _DRAWS = f"seeds={list(range(20))}".replace(" ", "")
 
 SCALES = {
@@ -114,14 +124,17 @@ SCALES = {
         ),
         methods=PEERS,
     ),
+    "defence_deep": Scale(
+        ("outputs/t4_small",),
+        (*_SMALL_HEADS, *_DEFENDED, "~attack.attacks.last_block"),
+        methods=("censor_deep",),
+    ),
+    "t4_rates": Scale(
+        ("outputs/t4_digits",), (*_LAST_BLOCK, "attack.attacks.last_block.tuning_steps=null"), methods=PEERS
+    ),
     "t4_small": Scale(
         ("outputs/t4_small",),
-        (
-            *("attack=horizon", "attack.budget.steps=1000", "images=4000", "benign=[imagenette,cifar10]"),
-            *for_harmful(*(f"last_block_{of}" for of in ("10_percent", "1_percent", "sgd"))),
-            *for_harmful("lora", "full_finetune", "full_finetune_augmented"),
-            *SAME_BLOCK,
-        ),
+        (*_LAST_BLOCK, "images=4000"),
         methods=PEERS,
     ),
     "rotations": Scale(
@@ -132,5 +145,7 @@ SCALES = {
     ),
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
-settings of `censor` by name, for what each costs benign tasks. `rotations` tries the
+settings of `censor` by name, for what each costs benign tasks. `defence_deep` has heads on what `t4_small` leaves;
+`t4_small` the last block alone, since LoRA or all weights take hours a run there. `t4_rates` runs every learning rate
+of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries the
 verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by accident."""

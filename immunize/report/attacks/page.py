@@ -215,7 +215,8 @@ def best_figure(attacks: Attacks, stem: Path) -> None:
                 axis.set_axis_off()
         row[0].set_ylabel("best score of the tier", fontsize=9)
     _legend(figure, [THETA_0, *attacks.methods], attacks.methods)
-    figure.suptitle(attacks.mark("What the best attacker of each tier reaches, and the best honest user"), fontsize=12)
+    honest = ", and the best honest user" if len(kinds) > 1 else ""
+    figure.suptitle(attacks.mark(f"What the best attacker of each tier reaches{honest}"), fontsize=12)
     save_figure(figure, stem)
 
 
@@ -277,7 +278,7 @@ def horizon_figure(attacks: Attacks, stem: Path) -> bool:
     columns = list(dict.fromkeys(attack for *_, of in each for _, attack in of))
     if not rows:
         return False
-    size = (2.4 * len(columns) + 0.6, 2.1 * len(rows) + 1.0)
+    size = (max(4.4, 2.4 * len(columns) + 0.6), 2.1 * len(rows) + 1.0)  # the title needs so much
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey="row")
     for group, method, of in each:
