@@ -177,6 +177,8 @@ def _load(sources: Sequence[Source], seed: int) -> _Data:
 
 def _numbers(found: Forecast) -> dict[str, Any]:
     """Every number by name, with the part and the estimator it belongs to."""
+    from immunize.evaluation.numbers import ratio_numbers
+
     theory, aligned = found.spectrum, found.alignment
     return {
         "data_sets": {"part": "fit", "pretrain": _facts(found.pretrain), "harmful": _facts(found.harmful)},
@@ -206,7 +208,10 @@ def _numbers(found: Forecast) -> dict[str, Any]:
             "rir_star": theory.rir_star,
         },
         "maps": {"fit": _map(found.fit, found.budget), "held_out": _map(found.held_out, found.budget)},
-        "metrics": {"fit": _ratios(found.fit), "held_out": _ratios(found.held_out)},
+        "metrics": {
+            part: {estimator: ratio_numbers(ratio) for estimator, ratio in one.ratios.items()}
+            for part, one in {"fit": found.fit, "held_out": found.held_out}.items()
+        },
         "curves": {
             "eigenvalues": {
                 "pretrain": found.pretrain.eigenvalues.tolist(),
@@ -229,20 +234,6 @@ def _map(one: MeasuredMap, budget: float) -> dict[str, Any]:
         "shrinkage": list(one.shrinkage),
         "fitted_on": list(one.fitted_on),
         "measured_on": list(one.measured_on),
-    }
-
-
-def _ratios(one: MeasuredMap) -> dict[str, Any]:
-    names = ("kappa_pretrain", "kappa_harmful", "kappa_pretrain_baseline", "kappa_harmful_baseline")
-    return {
-        estimator: {
-            **{name: getattr(ratio, name).value for name in names},
-            "ratio_harmful": ratio.ratio_harmful,
-            "ratio_pretrain": ratio.ratio_pretrain,
-            "rir": ratio.rir,
-            "facts": {name: _kappa(getattr(ratio, name)) for name in names},
-        }
-        for estimator, ratio in one.ratios.items()
     }
 
 
