@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from torch import nn
 
-    from immunize.data.images import ImageSource, ImageSplits
+    from immunize.data.images.image_set import ImageSplits
+    from immunize.data.images.source import ImageSource
     from immunize.features import DeepExtractor
     from immunize.pipeline.fit import Fit
 
@@ -86,7 +87,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "model"]), resolve=True, throw_on_missing=True
     )
-    from immunize.data.images import as_image_source
+    from immunize.data.images.source import as_image_source
 
     source = as_image_source(build(cfg.pretrain))
     source.require()

@@ -16,7 +16,7 @@ from immunize.attack_grid.linear import LinearTarget, _within_range
 from immunize.attack_grid.run import RESULTS
 from immunize.checkpoints import save_checkpoint
 from immunize.config import resolved
-from immunize.data import Arrays
+from immunize.data.arrays import Arrays
 from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import GradientDescent
 from immunize.records import CHECKPOINT, RECORD

@@ -113,7 +113,7 @@ def test_same_command_gives_the_same_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overrides", [("harmful=digits",), SMALL])
 def test_data_hash_is_that_of_a_training(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    from immunize.data import PairedData
+    from immunize.data.pair import PairedData
     from immunize.instantiate import build
 
     cfg = composed(*overrides)
@@ -221,7 +221,7 @@ def test_verdicts_on_real_data(data_root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.data
 def test_halves_are_those_of_a_training(data_root: Path) -> None:
-    from immunize.data import PairedData
+    from immunize.data.pair import PairedData
     from immunize.instantiate import build
 
     cfg = composed("harmful=housing", f"data_root={data_root}")

@@ -11,8 +11,9 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from immunize import pretrain
-from immunize.data.images import ImagePair, ImageSet
 from immunize.data.images.digit_images import DigitImages
+from immunize.data.images.image_set import ImageSet
+from immunize.data.images.pair import ImagePair
 from immunize.data.images.sampling import stream_loader
 from immunize.data.splits import ROLES
 from immunize.errors import UserError

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from immunize.data import PairedData, Part, Splits
+from immunize.data import Part, Splits
+from immunize.data.pair import PairedData
 from immunize.data.splits import SourceBase, random_generator
 from immunize.features import LinearExtractor
 from immunize.objective import new_head, task_loss

@@ -25,7 +25,9 @@ from torch.utils.data import ConcatDataset
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES, Source
-from immunize.data.images import ImagePair, ImageSet, ImageSource, as_image_source
+from immunize.data.images.image_set import ImageSet
+from immunize.data.images.pair import ImagePair
+from immunize.data.images.source import ImageSource, as_image_source
 from immunize.errors import CheckpointError, DataError, MissingDataError
 from immunize.evaluation.attacks import AttackData, Inputs, Network, Rows
 from immunize.evaluation.attacks.network import flops_of

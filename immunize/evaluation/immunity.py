@@ -30,7 +30,7 @@ from immunize.spectrum import (
 )
 
 if TYPE_CHECKING:
-    from immunize.data import PairParts
+    from immunize.data.pair import PairParts
 
 __all__ = ["PartEvaluation", "evaluate_part", "least_squares_targets", "part_numbers"]
 

@@ -18,8 +18,10 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import OF_DEEP_NETS, config_dir, is_deep
-from immunize.data import PairedData, Source
-from immunize.data.images import ImagePair, as_image_source
+from immunize.data import Source
+from immunize.data.images.pair import ImagePair
+from immunize.data.images.source import as_image_source
+from immunize.data.pair import PairedData
 from immunize.errors import UserError
 from immunize.evaluation import EvaluationSettings
 from immunize.features import DeepExtractor, state_digest

@@ -19,7 +19,8 @@ from torch import Tensor, distributed
 from torch.utils.data import Dataset, Subset
 
 from immunize.data import ROLES, Role
-from immunize.data.images import ImagePair, ImageSet
+from immunize.data.images.image_set import ImageSet
+from immunize.data.images.pair import ImagePair
 from immunize.evaluation import check_group_size
 from immunize.evaluation.deep import PARTS
 from immunize.features import DeepExtractor, Features, cache_place, extract

@@ -17,7 +17,8 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from immunize.checkpoints import load_checkpoint, save_checkpoint
-from immunize.data import ROLES, PairedData
+from immunize.data import ROLES
+from immunize.data.pair import PairedData
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluation import PartEvaluation, evaluate_part, part_numbers
 from immunize.features import LinearExtractor

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES, Role
-from immunize.data.images import ImagePair
+from immunize.data.images.pair import ImagePair
 from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.evaluation import EvaluationSettings, evaluate_deep
 from immunize.evaluation.deep import PARTS

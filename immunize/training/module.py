@@ -29,7 +29,7 @@ from immunize.objective import DeepSide, DeepStep, LinearStep, Objective, Side, 
 from immunize.spectrum import compress_rows
 
 if TYPE_CHECKING:
-    from immunize.data import PairedData
+    from immunize.data.pair import PairedData
 
 __all__ = ["Batch", "DeepModule", "ImmunizationModule", "LinearModule", "OptimizerFactory", "SupervisedModule"]
 

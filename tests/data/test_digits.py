@@ -10,8 +10,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from immunize.data import Digits, Part
-from immunize.data.digits import FiveDigits
+from immunize.data import Part
+from immunize.data.digits import Digits, FiveDigits
 from immunize.data.embedded_digits import embedded_digits, held_out_mask
 
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from immunize.data import Housing
 from immunize.data.arrays import Arrays
+from immunize.data.housing import Housing
 from immunize.data.housing_table import COLUMNS
-from immunize.data.images import ImageFolder
+from immunize.data.images.folders import ImageFolder
 from immunize.data.mnist import read_idx
 from immunize.errors import DataError, UserError
 from tests.data.test_mnist import idx_bytes

@@ -14,8 +14,7 @@ import pytest
 import torch
 from sklearn.preprocessing import LabelEncoder
 
-from immunize.data import Housing
-from immunize.data.housing import encode
+from immunize.data.housing import Housing, encode
 from immunize.data.housing_table import COLUMNS, read_local
 from immunize.data.scaling import Standardizer
 from immunize.errors import DataError, MissingDataError

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from immunize.data import Synthetic
-from immunize.data.images import ImageFolder, ImagePair
+from immunize.data.images.folders import ImageFolder
+from immunize.data.images.pair import ImagePair
+from immunize.data.synthetic import Synthetic
 from immunize.errors import DataError, MissingDataError
 from tests.data.image_files import write_two_splits
 

@@ -12,20 +12,17 @@ from typing import Any
 import pytest
 from torchvision.datasets.utils import calculate_md5
 
-from immunize.data import Digits
-from immunize.data.images import (
-    Caltech101,
-    Cars,
-    Cifar10,
-    Country211,
-    DigitImages,
-    ImageFolder,
-    ImageNet,
-    Imagenette,
-    ImageSource,
-    TinyImageNet,
-    as_image_source,
-)
+from immunize.data.digits import Digits
+from immunize.data.images.caltech101 import Caltech101
+from immunize.data.images.cars import Cars
+from immunize.data.images.cifar10 import Cifar10
+from immunize.data.images.country211 import Country211
+from immunize.data.images.digit_images import DigitImages
+from immunize.data.images.folders import ImageFolder
+from immunize.data.images.imagenet import ImageNet
+from immunize.data.images.imagenette import Imagenette
+from immunize.data.images.source import ImageSource, as_image_source
+from immunize.data.images.tiny_imagenet import TinyImageNet
 from immunize.errors import DataError, MissingDataError
 from tests.data.image_files import (
     WNIDS,
@@ -381,7 +378,7 @@ def test_digits_as_images_share_rows_with_digits_as_tables() -> None:
 
 
 def test_source_without_images_is_refused() -> None:
-    from immunize.data import Synthetic
+    from immunize.data.synthetic import Synthetic
 
     with pytest.raises(DataError, match="synthetic has no images, which a deep model needs"):
         as_image_source(Synthetic("harmful"))

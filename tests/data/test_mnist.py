@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from immunize.data import Mnist
-from immunize.data.mnist import SPLIT_FILES, read_idx
+from immunize.data.mnist import SPLIT_FILES, Mnist, read_idx
 from immunize.errors import DataError, MissingDataError
 
 COUNTS = {"fit": {0: 9, 1: 6, 2: 7}, "held_out": {0: 4, 1: 5, 2: 3}}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from immunize.data import PairedData, Part, Splits
+from immunize.data import Part, Splits
+from immunize.data.pair import PairedData
 from immunize.errors import DataError
 
 

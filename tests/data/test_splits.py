@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from immunize.data import Part, Synthetic
+from immunize.data import Part
 from immunize.data.splits import random_generator, to_part
+from immunize.data.synthetic import Synthetic
 from immunize.errors import DataError
 
 

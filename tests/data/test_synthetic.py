@@ -12,8 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from immunize.data import Synthetic
-from immunize.data.synthetic import eigenvalues, rotate_pairs
+from immunize.data.synthetic import Synthetic, eigenvalues, rotate_pairs
 from immunize.errors import DataError
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.data import Synthetic
+from immunize.data.synthetic import Synthetic
 from immunize.evaluation.alignment import (
     TOP_K,
     align,

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.data import PairParts, Part
+from immunize.data import Part
+from immunize.data.pair import PairParts
 from immunize.evaluation import PartEvaluation, evaluate_part, least_squares_targets
 from immunize.evaluation.numbers import spectrum_numbers
 from immunize.spectrum import ESTIMATORS, Spectrum

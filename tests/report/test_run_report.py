@@ -12,7 +12,8 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from immunize.data import Part, Splits, Synthetic
+from immunize.data import Part, Splits
+from immunize.data.synthetic import Synthetic
 from immunize.records import read_record
 from immunize.report import result_rows, show_record
 from immunize.report.curves import norm_ratio_figure

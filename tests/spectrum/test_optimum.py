@@ -281,7 +281,7 @@ def test_bad_options_are_refused() -> None:
 
 @pytest.mark.data
 def test_house_prices_on_all_rows(data_root: Path) -> None:
-    from immunize.data import Housing
+    from immunize.data.housing import Housing
 
     x_p, x_h = (Housing(data_root, role).load().fit.x for role in ("pretrain", "harmful"))
     s = generalized_spectrum(x_p.T @ x_p, x_h.T @ x_h, n_samples=(len(x_p), len(x_h)), shrinkage=1e-3)
@@ -301,7 +301,7 @@ def test_house_prices_on_all_rows(data_root: Path) -> None:
 
 @pytest.mark.data
 def test_mnist_carries_over_to_test_images(data_root: Path) -> None:
-    from immunize.data import Mnist
+    from immunize.data.mnist import Mnist
 
     p, h = (Mnist(data_root, [0, 1], role).load() for role in ("pretrain", "harmful"))
     assert p.held_out is not None

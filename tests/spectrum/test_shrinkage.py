@@ -204,7 +204,7 @@ def test_bad_input_is_refused_with_the_reason() -> None:
 
 @pytest.mark.data
 def test_mnist_with_everything_automatic(data_root: Path) -> None:
-    from immunize.data import Mnist
+    from immunize.data.mnist import Mnist
 
     p, h = (Mnist(data_root, [0, 1], role).load() for role in ("pretrain", "harmful"))
     assert p.held_out is not None

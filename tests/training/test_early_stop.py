@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.data import PairedData
+from immunize.data.pair import PairedData
 from immunize.objective import Objective, Step
 from immunize.training.callbacks import ValidationStop
 from tests import reference as ref

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from immunize import evaluate
-from immunize.data import Splits, Synthetic
+from immunize.data import Splits
+from immunize.data.synthetic import Synthetic
 from immunize.objective import Step
 from immunize.objective.ours import Ours
 from immunize.pipeline import experiment

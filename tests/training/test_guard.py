@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.data import PairedData
+from immunize.data.pair import PairedData
 from immunize.errors import UserError
 from immunize.objective import Objective, Step
 from immunize.training.callbacks import TheoremGuard

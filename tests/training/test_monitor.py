@@ -10,7 +10,8 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from immunize.data import PairParts, Part
+from immunize.data import Part
+from immunize.data.pair import PairParts
 from immunize.spectrum import folds_of
 from immunize.training.callbacks import ImmunityMonitor
 from tests import reference as ref

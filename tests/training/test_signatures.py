@@ -15,7 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from torch import Tensor
 
-from immunize.data import PairParts, Part, Role
+from immunize.data import Part, Role
+from immunize.data.pair import PairParts
 from immunize.errors import DivergedError
 from immunize.features import LinearExtractor
 from immunize.objective import Objective, Step

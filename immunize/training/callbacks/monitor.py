@@ -18,7 +18,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from immunize.data import ROLES, PairParts, Part, Role
+from immunize.data import ROLES, Part, Role
+from immunize.data.pair import PairParts
 from immunize.errors import DivergedError
 from immunize.features import DeepExtractor
 from immunize.spectrum import (

@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from immunize.data import ROLES, PairParts
+from immunize.data import ROLES
+from immunize.data.pair import PairParts
 from immunize.objective import LinearStep, Side
 from immunize.spectrum import immunization_ratio, spectrum_of
 from immunize.training.module import ImmunizationModule, LinearModule
