@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
 from hydra.errors import CompactHydraException
@@ -41,6 +40,8 @@ def sole_sweep(folder: Path) -> Iterator[None]:
     Raises:
         CompactHydraException: another sweep is running in it.
     """
+    from filelock import FileLock, Timeout  # not for a run alone, which imports this room too
+
     try:
         with FileLock(folder / LOCK, timeout=0):
             yield

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from tqdm import tqdm
-
 from immunize.sweeping.outcome import Outcome
 
 __all__ = ["Progress"]
@@ -24,6 +22,8 @@ class Progress:
     """
 
     def __init__(self, name: str, total: int) -> None:
+        from tqdm import tqdm  # not for a run alone, which imports this room too
+
         self.name = name
         self.counts: Counter[str] = Counter()
         every = 0.1 if sys.stderr.isatty() else EVERY
@@ -39,7 +39,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line of its own."""
-        tqdm.write(text, file=sys.stderr)
+        self._bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
         """Leave the line as it stands at the end."""
