@@ -71,17 +71,14 @@ def style_of(method: str, among: Sequence[str] = ()) -> tuple[str, Any]:
     return STYLES.get(method) or _OTHERS[turn % len(_OTHERS)]
 
 
-def curves_figure(bands: pd.DataFrame, part: str) -> Figure:
-    """Fig. 1: norm ratio against probe steps, D_P left and D_H right, the mean of the runs over their range.
-
-    Args:
-        bands: from :func:`immunize.report.curves.norm_ratio_bands`.
-        part: "fit" or "held_out".
-    """
-    title = f"norm ratio of a linear probe, {part}: mean and range of the runs"
-    figure = _panels(bands[bands["part"] == part], IDENTITY, _FAINT_BAND, title)
-    _as_norm_ratios(figure.axes)
-    return figure
+def norm_ratio_figures(bands: pd.DataFrame, out: Path) -> list[str]:
+    """Fig. 1: a figure a part, norm ratio against probe steps; returns the files' names without suffix."""
+    for part in PARTS:
+        title = f"norm ratio of a linear probe, {part}: mean and range of the runs"
+        figure = _panels(bands[bands["part"] == part], IDENTITY, _FAINT_BAND, title)
+        _as_norm_ratios(figure.axes)
+        save_figure(figure, out / f"norm_ratio_{part}")
+    return [f"norm_ratio_{part}" for part in PARTS]
 
 
 def probe_figures(bands: pd.DataFrame, out: Path) -> list[str]:

@@ -14,8 +14,8 @@ from immunize.report.curves import (
     NORM_RATIOS,
     PROBE_ACCURACIES,
     PROBES,
-    curves_figure,
     norm_ratio_bands,
+    norm_ratio_figures,
     probe_bands,
     probe_figures,
     read_bands,
@@ -24,7 +24,7 @@ from immunize.report.curves import (
 )
 from immunize.report.heatmaps import heatmap
 from immunize.report.loading import load_records, sort_key
-from immunize.report.naming import PARTS, REDUCED, pair_title
+from immunize.report.naming import REDUCED, pair_title
 from immunize.report.networks import SCALES, by_setting, completeness, table3_tables
 from immunize.report.provenance import facts_table, provenance_rows, readme, settings_table
 from immunize.report.published import read_published
@@ -51,6 +51,19 @@ _POINTS = (
     "Circles: `fit`, with its Pareto front; squares: the same weights on rows that θ never saw. Shaded: (i) ≥ 2 and "
     "(ii) ≤ 1, verdicts (a) and (b) of Definition 3.1. `tradeoff.csv` has the numbers."
 )
+_LINES = {
+    "fig1": (CURVES, NORM_RATIOS, norm_ratio_figures),
+    "fig3": (PROBES, PROBE_ACCURACIES, probe_figures),
+}
+"""The file with the numbers of a figure's lines, its columns, and what draws them into a folder."""
+_RANGES = "Lines are means over the seeds, bands go from the smallest to the largest run; "
+_SHOWN = {
+    "fig1": f"the norm ratio is Eq. (16) of the paper. `{CURVES}` holds the numbers; from it alone `python -m "
+    "immunize.report experiment=fig1 runs=experiments/fig1 out=experiments/fig1` draws the figures again.",
+    "fig3": "θ_0 is the network before immunization. The probe is a new linear classifier on frozen features, trained "
+    f"on `fit` and measured on `held_out`. `{PROBES}` holds the numbers; with the folder that holds it as runs= the "
+    "figures are drawn again.",
+}
 _SCALED = (
     "Scale `{}`: other networks and data than the paper's Table 3, small enough for two cores; see the settings below."
 )
@@ -106,33 +119,23 @@ def _table(request: Request) -> str:
     return _write(request, [runs], markdown_of(result_tables(runs, published)), kept=True)
 
 
-def _fig1(request: Request) -> str:
-    if (drawn_before := _drawn_before(request, CURVES)) is not None and request.out is not None:
-        _draw_curves(drawn_before, request.out)
+def _curves(request: Request) -> str:
+    file, columns, draw = _LINES[request.name]
+    drawn_before = request.folder / file
+    if request.out is not None and drawn_before.is_file() and not (request.folder / RESULTS).is_file():
+        draw(read_bands(drawn_before, columns), request.out)
         return f"drawn again from {drawn_before}\n"
-    runs = _runs(request, "table1")
-    bands = norm_ratio_bands(runs)
-
-    def draw(out: Path) -> list[str]:
-        write_bands(bands, out / CURVES)
-        return _draw_curves(out / CURVES, out)
-
+    of = [_runs(request, "table1")] if request.name == "fig1" else _settings(request)
+    bands = norm_ratio_bands(of[0]) if isinstance(of[0], Runs) else probe_bands(of)
     if request.out is None:
-        return f"{len(bands.groupby(list(NORM_RATIOS[:4])))} curves; out=<folder> draws them\n"
-    note = (
-        "Lines are means over the seeds, bands go from the smallest to the largest run; the norm ratio is Eq. (16) of "
-        f"the paper. `{CURVES}` holds the numbers; from it alone `python -m immunize.report experiment=fig1 "
-        "runs=experiments/fig1 out=experiments/fig1` draws the figures again.\n"
-    )
-    return _write(request, [runs], note, draw)
+        curves = bands.groupby(list(columns[: columns.index("runs")]))
+        return f"{len(curves)} curves; out=<folder> draws them\n"
 
+    def write(out: Path) -> list[str]:
+        write_bands(bands, out / file)
+        return draw(bands, out)
 
-def _draw_curves(path: Path, out: Path) -> list[str]:
-    """The figures' names without suffix."""
-    bands = read_bands(path, NORM_RATIOS)
-    for part in PARTS:
-        save_figure(curves_figure(bands, part), out / f"norm_ratio_{part}")
-    return [f"norm_ratio_{part}" for part in PARTS]
+    return _write(request, of, f"{_RANGES}{_SHOWN[request.name]}\n", write)
 
 
 def _fig2(request: Request) -> str:
@@ -156,30 +159,12 @@ def _fig2(request: Request) -> str:
 
 
 def _table3(request: Request) -> str:
-    settings = by_setting(load_records(request.folder, EXPERIMENT_STATUSES))
+    settings = _settings(request)
     return _write(request, settings, markdown_of(table3_tables(settings, read_published(request.published))), kept=True)
 
 
-def _fig3(request: Request) -> str:
-    if (drawn_before := _drawn_before(request, PROBES)) is not None and request.out is not None:
-        probe_figures(read_bands(drawn_before, PROBE_ACCURACIES), request.out)
-        return f"drawn again from {drawn_before}\n"
-    settings = by_setting(load_records(request.folder, EXPERIMENT_STATUSES))
-    bands = probe_bands(settings)
-
-    def draw(out: Path) -> list[str]:
-        write_bands(bands, out / PROBES)
-        return probe_figures(bands, out)
-
-    if request.out is None:
-        return f"{len(bands.groupby(list(PROBE_ACCURACIES[:6])))} curves; out=<folder> draws them\n"
-    note = (
-        "Lines are means over the seeds, bands go from the smallest to the largest run; θ_0 is the network before "
-        "immunization. The probe is a new linear classifier on frozen features, trained on `fit` and measured on "
-        f"`held_out`. `{PROBES}` holds the numbers; with the folder that holds it as runs= the figures are drawn "
-        "again.\n"
-    )
-    return _write(request, settings, note, draw)
+def _settings(request: Request) -> list[NetworkSetting]:
+    return by_setting(load_records(request.folder, EXPERIMENT_STATUSES))
 
 
 def _tradeoff(request: Request) -> str:
@@ -205,12 +190,6 @@ def _runs(request: Request, experiment: str, keep: bool = False) -> Runs:
         earlier = load_records(request.out, EXPERIMENT_STATUSES)
         records = sorted([*records, *(one for one in earlier if one["method"] not in again)], key=sort_key)
     return Runs.of(records, experiment, expected_runs(experiment, records))
-
-
-def _drawn_before(request: Request, name: str) -> Path | None:
-    """The numbers of the figures, where a report has left them and there are no records."""
-    path = request.folder / name
-    return path if path.is_file() and not (request.folder / RESULTS).is_file() else None
 
 
 def _write(
@@ -272,8 +251,8 @@ def _write(
 
 
 EXPERIMENTS: dict[str, Callable[[Request], str]] = {
-    **{"table1": _table, "table2": _table, "fig1": _fig1, "fig2": _fig2},
+    **{"table1": _table, "table2": _table, "fig1": _curves, "fig2": _fig2},
     "sweep_lambda": _tradeoff,
-    **{"table3": _table3, "fig3": _fig3, "table_attacks": _attacks},
+    **{"table3": _table3, "fig3": _curves, "table_attacks": _attacks},
 }
 """`experiment=` of `python -m immunize.report` to what writes its report."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,15 +133,9 @@ def read_run(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: there is none, or it cannot be read, or it is of something else or another version.
     """
-    path = folder / RECORD
-    try:
-        record = read_file(path)
-        check_run(record, path)
-        check_versions([record], path)
-    except FileNotFoundError:
-        raise UserError(_no_record(folder)) from None
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    record = _read(folder / RECORD, "a record", check_run)
+    if record is None:
+        raise UserError(_no_record(folder))
     return record
 
 
@@ -151,17 +145,24 @@ def read_attack(folder: Path) -> dict[str, Any] | None:
     Raises:
         UserError: as :func:`read_run`.
     """
-    path = folder / ATTACK_RECORD
+    return _read(folder / ATTACK_RECORD, "an attack record", _check_attack)
+
+
+def _check_attack(attack: Mapping[str, Any], path: Path) -> None:
+    if "subject" not in attack:
+        raise ValueError(f"{path} is not an attack record: it has no 'subject'")
+
+
+def _read(path: Path, what: str, check: Callable[[Mapping[str, Any], Path], None]) -> dict[str, Any] | None:
     try:
-        attack = read_file(path, "an attack record")
-        if "subject" not in attack:
-            raise ValueError(f"{path} is not an attack record: it has no 'subject'")
-        check_versions([attack], path)
+        record = read_file(path, what)
+        check(record, path)
+        check_versions([record], path)
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise UserError(str(error)) from None
-    return attack
+    return record
 
 
 def check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from immunize.config import NOT_HASHED, config_dir
 from immunize.records import diverged_cross_fit, whole_config
 from immunize.report.loading import verdict_on
 from immunize.report.naming import in_order, pair_label, side_label
+from immunize.report.stored import SEPARATOR, leaves
 from immunize.report.table import summary_text
 
 EXPERIMENT_STATUSES = ("finished", "diverged")
@@ -288,20 +290,12 @@ def flat_settings(record: dict[str, Any]) -> dict[str, str]:
 
     A setting that is null is one that runs of before it was there do not have.
     """
-    return _leaves(whole_config(record), "")
-
-
-def _leaves(nested: dict[str, Any], prefix: str) -> dict[str, str]:
-    leaves: dict[str, str] = {}
-    for key, value in nested.items():
-        name = f"{prefix}{key}"
-        if name in _NOT_COMPARED or key in ("pair", "root"):
-            continue
-        if isinstance(value, dict):
-            leaves.update(_leaves(value, f"{name}."))
-        elif value is not None:
-            leaves[name] = json.dumps(value, sort_keys=True)
-    return leaves
+    found = [(path.split(SEPARATOR), value) for path, value in leaves(whole_config(record)) if value not in (None, {})]
+    return {
+        ".".join(path): json.dumps(value, sort_keys=True)
+        for path, value in found
+        if not {"pair", "root"} & {*path} and not {*_NOT_COMPARED} & {*accumulate(path, "{}.{}".format)}
+    }
 
 
 def _differences(one: dict[str, str], other: dict[str, str]) -> list[str]:

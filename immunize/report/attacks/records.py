@@ -85,11 +85,6 @@ def collected(record: Record) -> Record:
     if subject["method"] is None:
         raise KeyError("subject.method")
     results = {task: {name: of[name] for name in _EXTRACTORS} for task, of in record["results"].items()}
-    best_so_far = {
-        task: {name: _by_steps(of[name]) for name in ("theta_0", "immunized")}
-        for task, of in record["best_so_far"].items()
-        if record["tasks"][task]["kind"] == "harmful"
-    }
     return {
         **{name: record[name] for name in _KEPT},
         **{name: subject[name] for name in _SAID},
@@ -98,7 +93,6 @@ def collected(record: Record) -> Record:
         "subject": {name: value for name, value in subject.items() if name not in (*_SAID, "run_seed")},
         "config": {name: value for name, value in whole_config(record).items() if name in _SETTINGS},
         "results": results,
-        "best_so_far": best_so_far,
         "by_attack": {
             task: {name: {attack: _alone(found) for attack, found in attacks.items()} for name, attacks in of.items()}
             for task, of in record["attacks"].items()
@@ -109,10 +103,6 @@ def collected(record: Record) -> Record:
 def _alone(found: Record) -> Record:
     horizon = {"horizon": found["horizon"]} if "horizon" in found else {}
     return {"tier": found["tier"], "score": (found.get("score") or {}).get("values", []), **horizon}  # skipped: none
-
-
-def _by_steps(tiers: Record) -> dict[str, list[dict[str, list[float]]]]:
-    return {tier: [curves["steps"] for curves in seeds] for tier, seeds in tiers.items()}
 
 
 def _read(path: Path) -> Record:
