@@ -19,7 +19,7 @@ from immunize.files import write_text
 from immunize.records import diverged_cross_fit
 from immunize.report.attacks.one_run import grid_parts, not_tried, verdict_sentence
 from immunize.report.loading import check_same_run, lacking_is_told, read_sources, verdict_on, with_infinities
-from immunize.report.naming import RATIOS, data_name, run_title
+from immunize.report.naming import RATIOS, data_name, fit_rows, run_title
 from immunize.report.one_run import carried_over, each_set, separability_lines, sets_table, weakest_told
 from immunize.report.provenance import machine_name
 from immunize.report.table import Table, short
@@ -53,8 +53,9 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
         "model": record["model"],
         "seed": record["seed"],
         "data": {
-            role: {"name": data_name(record, role), "task": record["data"][role]["task"], "rows": _rows(record, role)}
+            role: {"name": data_name(record, role), "task": facts["task"], "rows": fit_rows(facts)}
             for role in ("pretrain", "harmful")
+            for facts in [record["data"][role]]
         },
         "held_out_protocol": record["held_out_protocol"],
         **({} if (lost := diverged_cross_fit(record)) is None else {"no_held_out": lost}),
@@ -124,11 +125,6 @@ def write_card(folder: Path, out: Path) -> Path:
 
 def _kind(record: dict[str, Any]) -> str:
     return str(record["config"]["model"].get("kind") or "linear")
-
-
-def _rows(record: dict[str, Any], role: str) -> int:
-    facts = record["data"][role]
-    return int(facts["images"]["fit"] if _kind(record) == "deep" else facts["fit_rows"])
 
 
 def _of_networks(record: dict[str, Any], parts: list[str]) -> dict[str, Any]:

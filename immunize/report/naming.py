@@ -18,6 +18,11 @@ def data_name(record: dict[str, Any], role: str) -> str:
     return str(record[role]) if which is None else f"{record[role]} {which}"
 
 
+def fit_rows(facts: dict[str, Any]) -> int:
+    """Rows or images of a data set in `fit`, from what a record says of it."""
+    return int(facts["images"]["fit"] if "images" in facts else facts["fit_rows"])
+
+
 def pair_title(record: dict[str, Any]) -> str:
     """The two data sets of a run or forecast, D_P first: "mnist 3 against mnist 8"."""
     return f"{data_name(record, 'pretrain')} against {data_name(record, 'harmful')}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from immunize.records import whole_config
-from immunize.report.naming import LAMBDAS, data_name
+from immunize.report.naming import LAMBDAS, data_name, fit_rows
 from immunize.report.runs import Runs
 from immunize.report.table import NOTHING, Table, short
 
@@ -200,8 +200,7 @@ def _data(runs: Runs) -> str:
 
 
 def _rows(runs: Runs, role: str) -> str:
-    facts = [record["data"][role] for record in runs.records]
-    sizes = sorted({of["images"]["fit"] if "images" in of else of["fit_rows"] for of in facts})
+    sizes = sorted({fit_rows(record["data"][role]) for record in runs.records})
     return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
 
 

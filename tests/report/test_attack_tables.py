@@ -16,10 +16,10 @@ from immunize.attack import ATTACK_RECORD
 from immunize.evaluation.attacks import RESOURCES
 from immunize.report.__main__ import main
 from immunize.report.attacks import page
-from immunize.report.attacks.one_run import interval_text
+from immunize.report.attacks.one_run import interval_text, middle
 from immunize.report.attacks.page import horizon_figure, outcome, plane_figure, report_attacks
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
-from immunize.report.attacks.tables import attack_tables, held_counts, middle, unbroken_counts
+from immunize.report.attacks.tables import attack_tables, held_counts, unbroken_counts
 from immunize.report.table import Table
 from tests.commands import Called
 from tests.report.making import with_change

@@ -93,9 +93,9 @@ def attack_rows(record: dict[str, Any], extractor: str = "immunized") -> list[li
                     score_text(found["score_reference"]),
                     score_text(found["score"]),
                     interval_text(found.get("retention")),
-                    steps_text(found["to_target_reference"]["steps"]),
-                    steps_text(found["to_target"]["steps"]),
-                    _middle(found["to_target"]["flops"]),
+                    paid_text("steps", found["to_target_reference"]["steps"]),
+                    paid_text("steps", found["to_target"]["steps"]),
+                    paid_text("flops", found["to_target"]["flops"]),
                     next((label for label in found["best"] if label), NOTHING),
                     held_text(found),
                 ]
@@ -111,7 +111,7 @@ def attack_table(record: dict[str, Any], extractor: str = "immunized") -> Table:
 
 def horizon_cells(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """Of `HORIZON_COLUMNS`, from the numbers of one or more curves."""
-    reached = [median(math.inf if (step := one["steps"][index]) is None else step for one in found) for index in (0, 1)]
+    reached = [middle([one["steps"][index] for one in found]) for index in (0, 1)]
     numbers = [short(fmean(one[name] for one in found)) for name in HORIZON_COLUMNS[:3]]
     return numbers + ["never" if math.isinf(step) else short(step) for step in reached]
 
@@ -184,7 +184,9 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
         parts.append(
             f"{broken} gets through: score {score_text(found['score'])} instead of "
             f"{score_text(found['score_reference'])}, {_difference(found)}steps "
-            f"{steps_text(found['to_target']['steps'])} instead of {steps_text(found['to_target_reference']['steps'])}"
+            + " instead of ".join(
+                paid_text("steps", found[name]["steps"]) for name in ("to_target", "to_target_reference")
+            )
         )
     if undecided:
         reasons = {reason for tier in undecided for reason in record["results"][task][extractor][tier]["undecided"]}
@@ -221,23 +223,25 @@ def held_text(found: dict[str, Any]) -> str:
     return f"{'yes' if all(found['held']) else 'no'} {found['seeds_held']}"
 
 
-def steps_text(values: list[int | None]) -> str:
-    """The median number of steps; "never" where the median seed does not get there."""
-    if not values:
+def middle(values: Sequence[float | None]) -> float:
+    """The median where None is never; infinite if the median case does not get there, NaN without any."""
+    return median(math.inf if value is None else value for value in values) if values else math.nan
+
+
+def paid_text(resource: str, values: Sequence[float | None]) -> str:
+    """The median of what was paid, "flops" with two digits; "never" where the median case does not get there."""
+    found = middle(values)
+    if math.isnan(found):
         return NOTHING
-    middle = median(math.inf if value is None else value for value in values)
-    return "never" if math.isinf(middle) else f"{middle:,.0f}"
+    if math.isinf(found):
+        return "never"
+    return f"{found:.1e}" if resource == "flops" else f"{found:,.0f}"
 
 
 def _difference(found: dict[str, Any]) -> str:
     """The interval that the verdict goes by; records from before it have none."""
     text = interval_text(found.get("difference"))
     return "" if text == NOTHING else f"a difference of {text}, "
-
-
-def _middle(values: list[float | None]) -> str:
-    middle = median(math.inf if value is None else value for value in values) if values else math.inf
-    return NOTHING if math.isinf(middle) else f"{middle:.1e}"
 
 
 def score_text(found: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean
 
 from immunize.report.attacks.one_run import (
     HELD,
@@ -22,6 +22,8 @@ from immunize.report.attacks.one_run import (
     TIERS,
     horizon_cells,
     interval_text,
+    middle,
+    paid_text,
 )
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Flops, Group, Tried, extractor_of
 from immunize.report.table import NOTHING, Table, short, summary_text, under
@@ -79,11 +81,6 @@ def unbroken_counts(group: Group, method: str) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{tier} in {n}" for tier, n in counts.most_common())
-
-
-def middle(values: Sequence[float | None]) -> float:
-    """The median where None is never; infinite if the median case does not get there, NaN without any."""
-    return median(math.inf if value is None else value for value in values) if values else math.nan
 
 
 def _by_method(
@@ -151,7 +148,7 @@ def _scores(attacks: Attacks, group: Group, kind: str) -> Table:
 def _costs(attacks: Attacks, group: Group) -> Table:
     def cells(method: str) -> Iterator[str]:
         tried = [group.tried(method, "harmful", tier) for tier in group.tiers]
-        return (_paid_text(of, t.paid[of]) if t else NOTHING for t in tried for of in _PAID)
+        return (paid_text(of, t.paid[of]) if t else NOTHING for t in tried for of in _PAID)
 
     title = "steps and FLOPs to 90 % of θ_0's score on the harmful task, median of the runs"
     columns = [c for tier in group.tiers for c in under(tier, ("steps", "FLOPs"))]
@@ -160,15 +157,6 @@ def _costs(attacks: Attacks, group: Group) -> Table:
         "saves steps factors a matrix, who saves FLOPs may take more steps."
     )
     return _by_method(attacks, group, title, columns, cells, note)
-
-
-def _paid_text(resource: str, values: Sequence[float | None]) -> str:
-    found = middle(values)
-    if math.isnan(found):
-        return NOTHING
-    if math.isinf(found):
-        return "never"
-    return f"{found:.1e}" if resource == "flops" else f"{found:,.0f}"
 
 
 def _repairs(attacks: Attacks, group: Group, costs: Mapping[str, Mapping[str, tuple[str, Flops]]]) -> Table:
@@ -187,7 +175,7 @@ def _repairs(attacks: Attacks, group: Group, costs: Mapping[str, Mapping[str, tu
         rows,
         [
             "Both to 90 % of θ_0's best score in their tier: the median of the runs, and how many get there. "
-            f"{_FIRST} from θ_0 takes {_paid_text('flops', [base])} FLOPs. All that an attacker does is counted: the "
+            f"{_FIRST} from θ_0 takes {paid_text('flops', [base])} FLOPs. All that an attacker does is counted: the "
             "repair (statistics of the rows, a decomposition, the map back to θ_0's features) and the probe after it. "
             "`public_reference` repairs nothing: it has θ_0."
         ],

@@ -68,12 +68,12 @@ def write_run_page(folder: Path, out: Path) -> Path:
     """
     record, log = read_run(folder), read_log(folder)
     with lacking_is_told(f"the record in {folder}"):
-        attack, problem = _attack_of(folder, record)
-        if attack is not None:
-            try:
+        try:
+            attack, problem = _attack_of(folder, record)
+            if attack is not None:
                 return write_page(run_page(record, attack, log), out)
-            except KeyError as error:
-                problem = f"{ATTACK_RECORD} lacks {error}: it is of another version."
+        except KeyError as error:  # where it is the record that lacks it, the page without attacks lacks it too
+            problem = f"{ATTACK_RECORD} lacks {error}: it is of another version."
         return write_page(run_page(record, None, log, problem), out)
 
 
@@ -157,8 +157,6 @@ def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | N
             return None, "An attack on this run was begun and has not ended; the same command goes on where it stopped."
     except UserError as error:  # a run that was done again leaves the attacks on the one before
         return None, f"{error}.".removeprefix(f"{folder}/")
-    except KeyError as error:
-        return None, f"{ATTACK_RECORD} lacks {error}: it is of another version."
     return attack, None
 
 
