@@ -220,7 +220,9 @@ def tradeoff_figure(trade: TradeOff) -> Figure:
                 shown = of[(of["estimator"] == estimator) & (of["part"] == part)]
                 colours = shown["lambda_ratio"].clip(scale.vmin, scale.vmax)
                 name = part.replace("_", " ") if ink else None
-                axis.scatter(shown[_II], shown[_I], size, colours, marker, norm=scale, label=name, zorder=3, **ink)
+                axis.scatter(
+                    shown[_II], shown[_I], s=size, c=colours, marker=marker, norm=scale, label=name, zorder=3, **ink
+                )
         draw_fronts(axis, points[(points["estimator"] == estimator) & (points["part"] == "fit")], "part")
         axis.set(xlabel="(ii)  κ(H_P) against raw data, better to the left", title=f"{estimator} condition number")
         axis.set_ylabel("(i)  κ(H_H) against raw data, better upwards")
