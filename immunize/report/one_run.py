@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -41,54 +41,72 @@ def result_rows(record: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
 
 
 def show_record(record: dict[str, Any], console: Console | None = None) -> None:
-    """Print the numbers and verdicts of one run."""
+    """Print the numbers, verdicts and warnings of one run, of each harmful data set by itself."""
     console = to_read(console)
-    title = run_title(record)
     if not record.get("metrics"):
-        console.print(f"{title}: {record['status']}, not evaluated")
-        _show_warnings(record, console)
-        return
-    if "metrics_groups" in record:
-        for one in by_harmful_set(record):
-            show_deep_record(one, console, run_title(one))
-            _show_separability(one, console)
-        _show_warnings(record, console)
-        return
-    rows = [
-        [part.replace("_", " "), estimator, *(short(m[key]) for key in RATIOS)]
-        + [f"{short(m[f'{key}_baseline'])} → {short(m[key])}" for key in ("kappa_harmful", "kappa_pretrain")]
-        for _, part, estimator, m in measured(record)
-    ]
-    columns = ("part", "estimator", "(i) ↑", "(ii) ↓", "RIR ↑", "κ(H_H): I → θ", "κ(H_P): I → θ")
-    console.print(to_print(Table(title, columns, rows), columns[:2]))
-    if (lost := diverged_cross_fit(record)) is not None:
-        console.print(f"no held-out numbers: {lost}")
-    for part in ("fit", "held_out", "validation"):
-        if (verdict := verdict_on(record, part)) is not None:
-            lines = _verdicts(verdict, with_infinities(record["metrics"][part][verdict["estimator"]]))
-            console.print(f"Definition 3.1 on {part.replace('_', ' ')}, {verdict['estimator']}:", *lines, sep="\n  ")
-    _show_separability(record, console)
-    console.print("probe steps to norm ratio 0.1 (gradient descent, exact line search), I → θ:")
-    limit = record["config"]["probe_steps"]
-    for part, sets in record["steps_to_norm_ratio"].items():
-        for name, of in sets.items():
-            line = f"{_steps(of['identity'], limit)} → {_steps(of['immunized'], limit)}"
-            console.print(f"  {part.replace('_', ' '):9} {name:9} {line}")
-    _show_warnings(record, console)
-    _say_what_to_do(record, console)
-
-
-def _show_separability(record: dict[str, Any], console: Console) -> None:
-    if lines := separability_lines(carried_over(record, record["metrics"])):
-        console.print(*lines, sep="\n  ")
-
-
-def _show_warnings(record: dict[str, Any], console: Console) -> None:
-    """The failure signatures that the trainings of a run showed, if any."""
+        console.print(f"{run_title(record)}: {record['status']}, not evaluated")
+    for one in by_harmful_set(record) if record.get("metrics") else ():
+        _show_numbers(one, console)
     if lines := warning_lines(record):
         console.print("warnings:")
         for line in lines:
             console.print(Padding(Text(line), (0, 0, 0, 2)))
+    if record.get("metrics") and "metrics_groups" not in record:
+        _say_what_to_do(record, console)
+
+
+def _show_numbers(record: dict[str, Any], console: Console) -> None:
+    network = "metrics_groups" in record
+    rows = []
+    for protocol, part, estimator, m in sorted(measured(record), key=lambda of: list(record["metrics"]).index(of[1])):
+        if network:
+            low, high = m["interval"]["rir"]
+            behind = [f"{short(low)} to {short(infinite(high))}"]
+        else:
+            behind = [f"{short(m[f'{key}_baseline'])} → {short(m[key])}" for key in ("kappa_harmful", "kappa_pretrain")]
+        left = [_named(part), *([PROTOCOLS[protocol]] if network else []), estimator]
+        rows.append([*left, *(short(m[key]) for key in RATIOS), *behind])
+    left = ["part", *(["rows"] if network else []), "estimator"]
+    columns = (*left, "(i) ↑", "(ii) ↓", "RIR ↑")
+    columns += ("95 % of RIR",) if network else ("κ(H_H): I → θ", "κ(H_P): I → θ")
+    title = f"{record['model']}, {run_title(record)}" if network else run_title(record)
+    console.print(to_print(Table(title, columns, rows), left))
+    if (lost := diverged_cross_fit(record)) is not None:
+        console.print(f"no held-out numbers: {lost}")
+    if network:
+        accuracy = record["pretrain_accuracy"]
+        console.print(f"D_P accuracy on held-out images: {accuracy['before']:.2f} % → {accuracy['after']:.2f} %")
+    for protocol, name in PROTOCOLS.items():
+        for part in record.get(protocol, {}):
+            if (verdict := verdict_on(record, part, protocol)) is not None:
+                ratios = with_infinities(record[protocol][part][verdict["estimator"]])
+                where = f"{_named(part)}, {name}" if network else _named(part)
+                lines = _verdicts(verdict, ratios, "the network" if network else "a ridge probe")
+                console.print(f"Definition 3.1 on {where}, {verdict['estimator']}:", *lines, sep="\n  ")
+    if lines := separability_lines(carried_over(record, record["metrics"])):
+        console.print(*lines, sep="\n  ")
+    console.print(*(_probe_accuracies if network else _probe_steps)(record), sep="\n  ")
+
+
+def _probe_steps(record: dict[str, Any]) -> Iterator[str]:
+    yield "probe steps to norm ratio 0.1 (gradient descent, exact line search), I → θ:"
+    limit = record["config"]["probe_steps"]
+    for part, sets in record["steps_to_norm_ratio"].items():
+        for name, of in sets.items():
+            yield f"{_named(part):9} {name:9} {_steps(of['identity'], limit)} → {_steps(of['immunized'], limit)}"
+
+
+def _probe_accuracies(record: dict[str, Any]) -> Iterator[str]:
+    yield "accuracy of a linear probe after some steps, θ_0 → θ, %:"
+    for optimizer, roles in record["probe_accuracy"].items():
+        for role, of in roles.items():
+            steps = [step for step in _MILESTONES if step in of["immunized"]]
+            texts = [f"{step}: {of['theta_0'][step]:.1f} → {of['immunized'][step]:.1f}" for step in steps]
+            yield f"{optimizer:13} {role:9} " + "   ".join(texts)
+
+
+def _named(part: str) -> str:
+    return part.replace("_", " ")
 
 
 def warning_lines(record: dict[str, Any]) -> list[str]:
@@ -101,11 +119,11 @@ def warning_lines(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def _verdicts(v: dict[str, Any], ratios: dict[str, float]) -> list[str]:
+def _verdicts(v: dict[str, Any], ratios: dict[str, float], of: str) -> list[str]:
     return [
         f"(a) harmful task harder           {_word(v['a'])}  (i) = {short(ratios['ratio_harmful'])}",
         f"(b) pre-training task no harder   {_word(v['b'])}  (ii) = {short(ratios['ratio_pretrain'])}",
-        f"(c) pre-training task still done  {_word(v['c'])}  {loss_text(v, 'a ridge probe')}",
+        f"(c) pre-training task still done  {_word(v['c'])}  {loss_text(v, of)}",
     ]
 
 
@@ -145,33 +163,6 @@ def _steps(steps_to: dict[str, int | None], limit: int) -> str:
 
 
 _MILESTONES = ("30", "300", "1000", "end")
-
-
-def show_deep_record(record: dict[str, Any], console: Console, title: str) -> None:
-    """Print RIR_θ0 by groups and pooled, the verdicts, the accuracy on D_P and the probes of one finished run."""
-    rows = []
-    for protocol, part, estimator, m in sorted(measured(record), key=lambda of: list(record["metrics"]).index(of[1])):
-        low, high = m["interval"]["rir"]
-        numbers = [*(short(m[key]) for key in RATIOS), f"{short(low)} to {short(infinite(high))}"]
-        rows.append([part.replace("_", " "), PROTOCOLS[protocol], estimator, *numbers])
-    columns = ("part", "rows", "estimator", "(i) ↑", "(ii) ↓", "RIR ↑", "95 % of RIR")
-    console.print(to_print(Table(f"{record['model']}, {title}", columns, rows), columns[:3]))
-    accuracy = record["pretrain_accuracy"]
-    console.print(f"D_P accuracy on held-out images: {accuracy['before']:.2f} % → {accuracy['after']:.2f} %")
-    console.print(
-        "Definition 3.1 by spectrum, (a) harmful task harder, (b) pre-training task no harder, (c) still done:"
-    )
-    for protocol, name in PROTOCOLS.items():
-        for part in record[protocol]:
-            verdict = verdict_on(record, part, protocol) or {}
-            words = "  ".join(f"({v}) {_word(verdict[v])}" for v in "abc")
-            console.print(f"  {name:6} {part.replace('_', ' '):10} {words}")
-    console.print("accuracy of a linear probe after some steps, θ_0 → θ, %:")
-    for optimizer, roles in record["probe_accuracy"].items():
-        for role, of in roles.items():
-            steps = [step for step in _MILESTONES if step in of["immunized"]]
-            texts = [f"{step}: {of['theta_0'][step]:.1f} → {of['immunized'][step]:.1f}" for step in steps]
-            console.print(f"  {optimizer:13} {role:9} " + "   ".join(texts))
 
 
 def _word(passed: bool) -> str:
