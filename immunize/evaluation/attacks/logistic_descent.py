@@ -73,12 +73,13 @@ class _Racer:
 
 
 def _advance(racers: Sequence[_Racer], looks: Sequence[int]) -> None:
-    """All to the same steps; who is over stays behind."""
+    """All at the same step, whose passes read the rows together; who is over stays behind."""
     for look in looks:
         live = [racer for racer in racers if not racer.meter.over]
         for _ in range(look - max((racer.step for racer in live), default=look)):
-            for racer in live:
-                racer.w = racer.w - racer.length * racer.loss.gradient(racer.w)
+            gradients = live[0].loss.gradients([racer.w for racer in live])
+            for racer, gradient in zip(live, gradients, strict=True):
+                racer.w = racer.w - racer.length * gradient
                 racer.step += 1
         for racer in live:
             racer.meter.look(look, racer.loss.predictor(racer.w))

@@ -30,7 +30,7 @@ from immunize.evaluation.attacks import (
 )
 from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.factoring import principal_axes
-from immunize.evaluation.attacks.logistic import CURVATURE, Logistic, feature_scale
+from immunize.evaluation.attacks.logistic import CURVATURE, Logistic, answers, feature_scale
 from immunize.evaluation.attacks.repaired import AXES, REPAIRS
 from immunize.evaluation.attacks.scoring import score, target_matrix
 from tests.evaluation.attacks.making import D, Memory, classes, ill_conditioned, regression
@@ -96,7 +96,7 @@ def test_logistic_loss_is_that_of_plain_columns(name: str, intercept: bool) -> N
     plain = PlainLogistic(data, 0.02, intercept)
     w, direction = (plain.lifted(loss, one) for one in (v, s))
     expected, gradient = plain.loss_and_gradient(w)
-    (found, reduced), curved = loss.loss(v.ravel()), loss.curvature(v.ravel(), s.ravel())
+    (found, reduced), curved = answers([(loss, v.ravel(), None), (loss, v.ravel(), s.ravel())])
     assert found == pytest.approx(expected, rel=1e-12)
     assert plain.lifted(loss, reduced.reshape(loss.shape)) == pytest.approx(gradient, abs=1e-12)
     eps = 1e-6
@@ -337,10 +337,10 @@ def test_passes_in_blocks_go_the_way_of_the_plain_iteration(
     loss, plain = Logistic(data, intercept=False), PlainLogistic(data, 0.0, intercept=False)
     v, w = np.zeros(loss.shape), np.zeros((D, n_classes))
     for _ in range(1000):
-        v -= multiplier / CURVATURE * loss.gradient(v.ravel()).reshape(loss.shape)
+        v -= multiplier / CURVATURE * loss.gradients([v.ravel()])[0].reshape(loss.shape)
         w -= multiplier / CURVATURE * plain.loss_and_gradient(w)[1]
     found = loss.predictor(v.ravel())(loss.seen.test.x)
     expected = plain.outputs(w, data.test.x)
     assert found == pytest.approx(expected, abs=1e-9 * np.abs(expected).max())
-    _, gradient = loss.loss(v.ravel())
-    assert loss.gradient(v.ravel()) == pytest.approx(gradient, abs=1e-15)
+    ((_, gradient),) = answers([(loss, v.ravel(), None)])
+    assert loss.gradients([v.ravel()])[0] == pytest.approx(gradient, abs=1e-15)
