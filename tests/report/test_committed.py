@@ -14,7 +14,8 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 ATTACKS = (
     *("attacks_digits", "attacks_linear", "attacks_linear_mnist", "attacks_small"),
     *("defence_digits", "defence_digits_vit_small", "defence_front", "defence_small_caltech101", "defence_small_cars"),
-    *("t4_digits", "t4_digits_deep", "t4_rates_deep"),
+    "defence_deep_caltech101",
+    *("t4_digits", "t4_digits_deep", "t4_rates_deep", "t4_small_deep"),
 )
 OF_RUNS = {
     **{name: (name, name) for name in ("table1", "table2", "sweep_lambda")},
