@@ -216,6 +216,11 @@ ERASED = {
     "ResNet18, Caltech-101": ("defence_small_caltech101", 1),
     "ResNet18, Stanford Cars": ("defence_small_cars", 1),
 }
+OF_METHOD = {
+    "`erase`": ERASED,
+    "`censor`": ERASED,
+    "`censor_deep`": {"ResNet18, Caltech-101": ("defence_deep_caltech101", 1)},
+}
 """Where the tiers that were held off are counted: folder, and number of the table; and where for erasure."""
 
 
@@ -224,9 +229,7 @@ def test_who_is_stopped_where_is_as_the_tables_count() -> None:
     told = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
     assert len(told) >= len(WHERE)
     for method, data, *tiers in told:
-        folder, number = (ERASED if method in ("`erase`", "`censor`") else WHERE).get(data, WHERE[data])
-        if method == "`censor_deep`":
-            folder, number = "defence_deep_caltech101", 1
+        folder, number = OF_METHOD.get(method, WHERE).get(data, WHERE[data])
         head, _, *rows = table(ROOT / "experiments" / folder / "table.md", str(number)).splitlines()
         row = next(row for row in rows if row.startswith(f"| {method} |"))
         counts = {

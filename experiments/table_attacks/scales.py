@@ -82,8 +82,8 @@ _SMALL = (
     *(*_SMALL_HEADS, *for_harmful("last_block")),
     *("attack.attacks.last_block.steps=120", "attack.attacks.last_block.flops=6e12"),
 )
-_DEFENDED = (*for_harmful(*DEFENDED), "benign=[imagenette,cifar10]")
-_DEFENCE = (*_SMALL, *_DEFENDED)
+_HONEST = (*for_harmful(*DEFENDED), "benign=[imagenette,cifar10]")
+_DEFENCE = (*_SMALL, *_HONEST)
 _LAST_BLOCK = (
     *("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful]", SAME_BLOCK[0]),
     "attack.attacks.last_block.learning_rates=[0.0001,0.001,0.01]",
@@ -126,7 +126,7 @@ SCALES = {
     ),
     "defence_deep": Scale(
         ("outputs/t4_small",),
-        (*_SMALL_HEADS, *_DEFENDED, "~attack.attacks.last_block"),
+        (*_SMALL_HEADS, *_HONEST, "~attack.attacks.last_block"),
         methods=("censor_deep",),
     ),
     "t4_rates": Scale(
