@@ -117,7 +117,7 @@ def _readme(attacks: Attacks, name: str, text: str, *, retained: bool, long: boo
     table = next((one for one in OWN_SCALES if name.startswith(one)), "attacks")
     scale, _, some = name.removeprefix(f"{table}_").partition("_")
     part = f" {'models' if some in {record['model'] for record in attacks.records} else 'harmful'}={some}"
-    if all(method.endswith(f"_{some}") for method in attacks.methods):
+    if any(method.endswith(f"_{some}") for method in attacks.methods):
         part = f" methods={','.join(attacks.methods)}"
     target = f" `make table_{table}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
     if table in OWN_SCALES:
