@@ -43,15 +43,16 @@ def result_rows(record: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
 def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     """Print the numbers, verdicts and warnings of one run, of each harmful data set by itself."""
     console = to_read(console)
-    if not record.get("metrics"):
+    evaluated = bool(record.get("metrics"))
+    if not evaluated:
         console.print(f"{run_title(record)}: {record['status']}, not evaluated")
-    for one in by_harmful_set(record) if record.get("metrics") else ():
+    for one in by_harmful_set(record) if evaluated else ():
         _show_numbers(one, console)
     if lines := warning_lines(record):
         console.print("warnings:")
         for line in lines:
             console.print(Padding(Text(line), (0, 0, 0, 2)))
-    if record.get("metrics") and "metrics_groups" not in record:
+    if evaluated and "metrics_groups" not in record:
         _say_what_to_do(record, console)
 
 

@@ -116,9 +116,10 @@ def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
 def _readme(attacks: Attacks, name: str, text: str, *, retained: bool, long: bool) -> str:
     table = next((one for one in OWN_SCALES if name.startswith(one)), "attacks")
     scale, _, some = name.removeprefix(f"{table}_").partition("_")
-    part = f" {'models' if some in {record['model'] for record in attacks.records} else 'harmful'}={some}"
     if any(method.endswith(f"_{some}") for method in attacks.methods):
-        part = f" methods={','.join(attacks.methods)}"
+        part = f"methods={','.join(attacks.methods)}"
+    else:
+        part = f"{'models' if some in {record['model'] for record in attacks.records} else 'harmful'}={some}"
     target = f" `make table_{table}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
     if table in OWN_SCALES:
         scale = f"{table}_{scale}"
@@ -157,7 +158,7 @@ def _readme(attacks: Attacks, name: str, text: str, *, retained: bool, long: boo
         notes=[_REDUCED] if attacks.reduced else [],
         target="" if some else target,
         commands=[
-            f"python -m experiments.{NAME} scale={scale}" + (f"{part} out={attacked}" if some else ""),
+            f"python -m experiments.{NAME} scale={scale}" + (f" {part} out={attacked}" if some else ""),
             f"python -m immunize.report experiment={NAME} runs={attacked} out=experiments/{name}",
         ],
     )
