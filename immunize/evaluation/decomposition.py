@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum import Spectrum, default_tolerance, rank_of_map
-from immunize.spectrum.checks import check_matrix
+from immunize.spectrum.condition import check_matrix
 
 __all__ = ["Decomposition", "Rows", "compress", "decompose"]
 

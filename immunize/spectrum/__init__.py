@@ -1,34 +1,36 @@
 """Pure linear algebra on tensors: condition numbers, regularizers, guarantees. Imports no other room."""
 
-from immunize.spectrum.budget import BudgetChoice, BudgetTrial, choose_budget
-from immunize.spectrum.checks import ZeroMatrixError
 from immunize.spectrum.condition import (
+    ACCURACY_SLACK,
     DEFAULT_RHO,
+    EASE_SLACK,
     ESTIMATORS,
+    HARDER_BY,
     ConditionNumber,
     Estimator,
     ImmunizationRatio,
     Spectrum,
+    ZeroMatrixError,
     condition_number,
     default_tolerance,
     immunization_ratio,
     spectrum_of,
     spectrum_of_gram,
 )
-from immunize.spectrum.definition import ACCURACY_SLACK, EASE_SLACK, HARDER_BY
 from immunize.spectrum.erasing import Erasure, erasing_map, label_directions
 from immunize.spectrum.erasing_choice import SHRINKAGES, ChosenErasure, EraseTrial, erase
-from immunize.spectrum.guarantees import ill_step_bound, well_step_bound
 from immunize.spectrum.optimum import HarmfulForecast, Immunizer, frontier
 from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum, rir_bound
 from immunize.spectrum.ranges import compress_rows, joint_basis, lift_map, rank_of_map, restrict_map
 from immunize.spectrum.regularizers import (
+    ill_step_bound,
     kappa,
     kappa_of_features,
     r_ill,
     r_ill_of_features,
     r_well,
     r_well_of_features,
+    well_step_bound,
 )
 from immunize.spectrum.separability import (
     KERNELS,
@@ -43,8 +45,11 @@ from immunize.spectrum.separability import (
 )
 from immunize.spectrum.shrinkage import (
     SHRINKAGE_GRID,
+    BudgetChoice,
+    BudgetTrial,
     ClosedForm,
     ShrinkageChoice,
+    choose_budget,
     choose_shrinkage,
     closed_form,
     ledoit_wolf,

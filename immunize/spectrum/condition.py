@@ -13,6 +13,9 @@ spectrum    σ_1 / σ_k over the numerical rank          Eq. (1), what the paper
 released    (σ_1 + 1e-6) / min{λ_i + 1e-6 > 1e-6}      what the authors' code computes; the published tables use it
 ridge       (σ_1 + α) / (σ_D + α), α = ρ·tr(H)/D       fine-tuning with weight decay; finite for every matrix
 ==========  =========================================  ==========================================================
+
+What Definition 3.1 asks of the ratios (i) and (ii) stands here as well. The paper gives no numbers; `immunize.report`,
+which imports no other room, has its own in `naming`, and a test holds the two together.
 """
 
 from __future__ import annotations
@@ -24,22 +27,64 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from immunize.spectrum.checks import ZeroMatrixError, check_matrix
-
 __all__ = [
+    "ACCURACY_SLACK",
     "DEFAULT_RHO",
+    "EASE_SLACK",
     "ESTIMATORS",
+    "HARDER_BY",
     "RELEASED_FLOOR",
     "ConditionNumber",
     "Estimator",
     "ImmunizationRatio",
     "Spectrum",
+    "ZeroMatrixError",
+    "all_finite",
+    "check_matrix",
     "condition_number",
     "default_tolerance",
     "immunization_ratio",
     "spectrum_of",
     "spectrum_of_gram",
 ]
+
+HARDER_BY = 2.0
+"""(a) asks for κ(H_H(θ)) ≫ κ(H_H(I)); at least this factor counts as harder (ours)."""
+
+EASE_SLACK = 1e-9
+"""(b) asks for κ(H_P(θ)) ≤ κ(H_P(I)); relative slack for rounding, so that θ = I passes."""
+
+ACCURACY_SLACK = 1.0
+"""(c) asks for a competitive performance on D_P; an accuracy may fall by this many points (ours)."""
+
+
+class ZeroMatrixError(ValueError):
+    """A matrix of zeros has no spectrum to speak of."""
+
+
+def check_matrix(matrix: Tensor, name: str) -> None:
+    """Refuse what has no trustworthy spectrum.
+
+    Args:
+        matrix: to be a non-empty, finite float64 matrix.
+        name: in messages, a plural.
+
+    Raises:
+        TypeError: not float64.
+        ValueError: not a non-empty, finite matrix.
+    """
+    if matrix.dtype != torch.float64:
+        raise TypeError(f"{name} have to be float64 for a trustworthy spectrum, they are {matrix.dtype}")
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"{name} have to be a non-empty matrix, their shape is {tuple(matrix.shape)}")
+    if not all_finite(matrix):
+        raise ValueError(f"{name} contain NaN or infinite values")
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether x has neither NaN nor infinities: by its sum, which is 30 times faster, unless that is not finite."""
+    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
+
 
 Estimator = Literal["spectrum", "released", "ridge"]
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from immunize.spectrum.checks import all_finite
-from immunize.spectrum.condition import Spectrum, condition_number, default_tolerance
+from immunize.spectrum.condition import Spectrum, all_finite, condition_number, default_tolerance
 
 __all__ = ["ALIGNED", "GeneralizedSpectrum", "generalized_spectrum", "rir_bound", "with_identity"]
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from immunize.memoize import memoize
-from immunize.spectrum.checks import check_matrix
-from immunize.spectrum.condition import default_tolerance
+from immunize.spectrum.condition import check_matrix, default_tolerance
 
 __all__ = ["compress_rows", "joint_basis", "lift_map", "rank_of_map", "restrict_map"]
 

@@ -24,7 +24,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from immunize.spectrum.checks import check_matrix
+from immunize.spectrum.condition import check_matrix
 
 __all__ = [
     "KERNELS",

@@ -13,8 +13,7 @@ from immunize.spectrum import (
     generalized_spectrum,
     ledoit_wolf,
 )
-from immunize.spectrum.budget import kappa_of_gram
-from immunize.spectrum.shrinkage import _in_joint_range
+from immunize.spectrum.shrinkage import _in_joint_range, kappa_of_gram
 from tests import reference as ref
 from tests.reference import rows
 from tests.spectrum.making import column, diagonal

@@ -22,8 +22,8 @@ from immunize.spectrum import (
     spectrum_of,
     spectrum_of_gram,
 )
-from immunize.spectrum.checks import all_finite
-from immunize.spectrum.extremes import gram_ends
+from immunize.spectrum.condition import all_finite
+from immunize.spectrum.regularizers import gram_ends
 from tests import reference as ref
 from tests.spectrum.making import column, diagonal
 

@@ -21,7 +21,7 @@ from immunize.spectrum import (
     r_well,
     r_well_of_features,
 )
-from immunize.spectrum.extremes import Ends, gram_ends
+from immunize.spectrum.regularizers import Ends, gram_ends
 from tests import reference as ref
 from tests.reference import error, gradient
 
