@@ -22,10 +22,10 @@ from immunize.config import config_dir, register
 from immunize.files import write_text
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.attacks.page import best_figure
-from immunize.report.attacks.records import THETA_0, Attacks, Group, collected
-from immunize.report.attacks.tables import KIND_WORDS
+from immunize.report.attacks.records import THETA_0, Attacks, collected
+from immunize.report.attacks.tables import KIND_WORDS, scores_of, wanted_columns
 from immunize.report.stored import write_results
-from immunize.report.table import NOTHING, Table, short, summary_text, to_print, to_read, under
+from immunize.report.table import Table, short, to_print, to_read
 
 METHODS = ("ours", "erase")
 BUDGET = ("attack=full", "attack.budget.steps=300", "attack.budget.flops=1e10", "seeds=[0]")
@@ -83,31 +83,22 @@ def table_of(attacks: Attacks) -> Table:
     (group,) = attacks.groups
     chance = mean(group.chances("harmful"))
     rows = [
-        [f"`{method}`", *(_score(group, method, kind, tier) for kind in group.kinds for tier in group.tiers)]
+        [f"`{method}`", *(cell for kind in group.kinds for cell in scores_of(group, method, kind))]
         for method in [THETA_0, *METHODS]
     ]
-    kinds = [
-        c for kind in group.kinds for c in under(f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", group.tiers)
-    ]
     title = f"Best accuracy by tier of attackers; of the best constant answer {chance:.2f}"
-    return Table(title, ["method", *kinds], rows)
+    return Table(title, ["method", *wanted_columns(group)], rows)
 
 
 def rows_of(attacks: Attacks) -> Table:
     """The same numbers, a row a task and method, as narrow as a terminal."""
     (group,) = attacks.groups
     rows = [
-        [f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", method]
-        + [_score(group, method, kind, tier) for tier in group.tiers]
+        [f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", method, *scores_of(group, method, kind)]
         for kind in group.kinds
         for method in [THETA_0, *METHODS]
     ]
     return Table(table_of(attacks).title, ["task", "method", *group.tiers], rows)
-
-
-def _score(group: Group, method: str, kind: str, tier: str) -> str:
-    tried = group.tried(method, kind, tier)
-    return NOTHING if tried is None else summary_text(list(tried.score.values()))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,6 @@ def test_counts_and_middles_are_those_of_the_runs(base: Record) -> None:
     group = group_of(*records)
     assert group.methods == ["ours", "none"]
     tried = group.tried("ours", "harmful", "T0")
-    assert tried is not None
     assert tried.score == {"synthetic→synthetic harmful": [0.8, 0.6, 0.7]}
     assert held_counts(tried) == "3/3"
     assert held_counts(group.tried("ours", "harmful", "T1")) == "1/2 (1 undecided)"
@@ -147,7 +146,6 @@ def test_reference_and_control_are_counted_once_a_seed(base: Record) -> None:
     group = group_of(*(changed(base, m, s) for m in ("ours", "none") for s in (0, 1)))
     assert len(group.of_method(THETA_0)) == len(group.of_method(CONTROL)) == 2
     tried = group.tried(THETA_0, "harmful", "T0")
-    assert tried is not None
     assert {resource: len(values) for resource, values in tried.paid.items()} == dict.fromkeys(RESOURCES, 2)
     assert tried.held == []
 

@@ -63,7 +63,7 @@ class Interval:
 
 def interval_of(found: Estimates | None) -> Interval | None:
     """Over the seeds; None without a number, or of a record from before there were any."""
-    pairs = [] if found is None else zip(found["values"], found["errors"], strict=True)
+    pairs = zip(found["values"], found["errors"], strict=True) if found else []
     known = [(value, error) for value, error in pairs if value is not None and error is not None]
     if not known:
         return None

@@ -85,12 +85,12 @@ def outcome(attacks: Attacks) -> list[str]:
 
 def _control(group: Group) -> list[str]:
     """Where a map that changes nothing held: there a single verdict is noise."""
-    found = []
-    for kind in group.kinds:
-        for tier in group.tiers:
-            tried = group.tried(CONTROL, kind, tier)
-            if tried is not None and (held := tried.held.count(True)):
-                found.append(f"{tier} of the {KIND_WORDS[kind]} task in {held} of {len(tried.held)} cases")
+    tried = {(kind, tier): group.tried(CONTROL, kind, tier).held for kind in group.kinds for tier in group.tiers}
+    found = [
+        f"{tier} of the {KIND_WORDS[kind]} task in {held.count(True)} of {len(held)} cases"
+        for (kind, tier), held in tried.items()
+        if True in held
+    ]
     return [f"The control, {CONTROL}, held {', '.join(found)}: there a single verdict is noise."] if found else []
 
 
@@ -108,8 +108,7 @@ def _failures(group: Group) -> str:
 
 def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
     """Of the cases that are decided; NaN without any."""
-    tried = group.tried(method, kind, tier)
-    decided = [held for held in tried.held if held is not None] if tried is not None else []
+    decided = [held for held in group.tried(method, kind, tier).held if held is not None]
     return sum(decided) / len(decided) if decided else math.nan
 
 
@@ -233,12 +232,8 @@ def plane_figure(attacks: Attacks, stem: Path) -> bool:
     Returns:
         whether there was something to draw: harmful tasks alone have no such plane.
     """
-    honest = {
-        tier
-        for group in attacks.groups
-        for tier in group.tiers
-        if any(group.tried(CONTROL, kind, tier) for kind in _MARKERS)
-    }
+    places = ((group, kind, tier) for group in attacks.groups for kind in _MARKERS for tier in group.tiers)
+    honest = {tier for group, kind, tier in places if group.tried(CONTROL, kind, tier).held}
     if not honest:
         return False
     size = (1.7 * len(honest) + 0.8, 1.9 * len(attacks.groups) + 1.5)
@@ -332,9 +327,8 @@ def _bars(axis: Axes, group: Group, kind: str, among: Sequence[str]) -> None:
     width = _WIDTH / len(methods)
     for place, method in enumerate(methods):
         for index, tier in enumerate(tiers):
-            tried = group.tried(method, kind, tier)
-            scores = [] if tried is None else [v for of in tried.score.values() for v in of if v is not None]
-            if scores:
+            of = group.tried(method, kind, tier).score.values()
+            if scores := [score for one in of for score in one if score is not None]:
                 x = index + (place - (len(methods) - 1) / 2) * width
                 axis.bar(x, mean(scores), 0.9 * width, color=_colour(method, among))
                 axis.vlines(x, min(scores), max(scores), color="#444444", linewidth=1)
@@ -349,11 +343,9 @@ def _bars(axis: Axes, group: Group, kind: str, among: Sequence[str]) -> None:
 
 def _points(axis: Axes, group: Group, tier: str, among: Sequence[str]) -> None:
     for method in [CONTROL, *group.methods]:
-        harmful = group.tried(method, "harmful", tier)
-        x = None if harmful is None else interval_of(harmful.retention)
+        x = interval_of(group.tried(method, "harmful", tier).retention)
         for kind, marker in _MARKERS.items():
-            honest = group.tried(method, kind, tier)
-            y = None if honest is None else interval_of(honest.retention)
+            y = interval_of(group.tried(method, kind, tier).retention)
             if x is None or y is None:
                 continue
             colour = _colour(method, among)

@@ -40,8 +40,8 @@ _SETTINGS = (
 )
 """What of the configuration is kept, as far as it is there: what changes numbers, and no place on a disk."""
 
-Flops = list[float | None]
-"""A number a run, task and attacker's seed; None for never."""
+Numbers = list[float | None]
+"""A number a run, task and attacker's seed; None for never, or where there is none."""
 KINDS = ("harmful", "pretrain", "benign")
 """Kinds of tasks: to be made costly, and the two that are not."""
 
@@ -125,7 +125,7 @@ def _group_name(record: Record) -> str:
 
 @dataclass(frozen=True)
 class Tried:
-    """Every run of one method against one tier, on the tasks of one kind.
+    """Every run of one method against one tier, on the tasks of one kind; all of it empty where there is none.
 
     Attributes:
         score: by pair and task, one number a run and attacker's seed; None where no attack had a finite output.
@@ -137,11 +137,11 @@ class Tried:
             nothing, and of records from before it was kept.
     """
 
-    score: dict[str, list[float | None]]
-    paid: dict[str, list[float | None]]
+    score: Mapping[str, Numbers]
+    paid: Mapping[str, Numbers]
     held: list[bool | None]
-    undecided: tuple[str, ...]
-    retention: Mapping[str, Sequence[float | None]]
+    undecided: set[str]
+    retention: Mapping[str, Numbers]
 
 
 def extractor_of(method: str) -> str:
@@ -168,18 +168,18 @@ class Group(Collection):
     @property
     def tiers(self) -> list[str]:
         """Those that some task was attacked in."""
-        there = {one.tier for one in _cells(self.records)}
+        there = {tier for *_, tier, _ in _cells(self.records)}
         return [tier for tier in TIERS if tier in there]
 
     @property
     def judged_by_intervals(self) -> bool:
         """Verdicts of records from before were decided by the scores alone."""
-        return all("difference" in one.found for one in _cells(self.records))
+        return all("difference" in found for *_, found in _cells(self.records))
 
     @property
     def kinds(self) -> list[str]:
         """Kinds of tasks that were attacked."""
-        there = {one.kind for one in _cells(self.records)}
+        there = {kind for _, _, kind, *_ in _cells(self.records)}
         return [kind for kind in KINDS if kind in there]
 
     def of_method(self, method: str) -> list[Record]:
@@ -188,47 +188,43 @@ class Group(Collection):
             return list({(pair_label(r), *r["config"]["seeds"]): r for r in self.records}.values())
         return [record for record in self.records if record["method"] == method]
 
-    def tried(self, method: str, kind: str, tier: str) -> Tried | None:
-        """What a method met in a tier on the tasks of a kind; None where it was not tried.
+    def tried(self, method: str, kind: str, tier: str) -> Tried:
+        """What a method met in a tier on the tasks of a kind.
 
         Args:
             method: a method, `THETA_0` or `CONTROL`.
             kind: of `KINDS`.
             tier: of `TIERS`.
         """
-        of = [one for one in self._met(method) if (one.kind, one.tier) == (kind, tier)]
-        if not of:
-            return None
         side = "_reference" if method == THETA_0 else ""
-        score: dict[str, list[float | None]] = defaultdict(list)
-        paid: dict[str, list[float | None]] = defaultdict(list)
-        for one in of:
-            score[f"{pair_label(one.record)} {one.task}"] += one.found[f"score{side}"]["values"]
-            for resource, values in one.found[f"to_target{side}"].items():
-                paid[resource] += values
-        judged = [] if method == THETA_0 else [one.found for one in of]
-        held = [held for found in judged for held in found["held"]]
-        undecided = sorted({reason for found in judged for reason in found["undecided"]})
-        columns = ("values", "errors")
-        left = {name: [v for found in judged for v in found.get("retention", {}).get(name, ())] for name in columns}
-        return Tried(dict(score), dict(paid), held, tuple(undecided), left)
+        tried = Tried(defaultdict(list), defaultdict(list), [], set(), defaultdict(list))
+        for record, task, *place, found in _cells(self.of_method(method), extractor_of(method)):
+            if place == [kind, tier]:
+                judged = {} if side else found
+                tried.score[f"{pair_label(record)} {task}"].extend(found[f"score{side}"]["values"])
+                tried.held.extend(judged.get("held", []))
+                tried.undecided.update(judged.get("undecided", []))
+                for kept, of in (tried.paid, found[f"to_target{side}"]), (tried.retention, judged.get("retention", {})):
+                    for name, values in of.items():
+                        kept[name].extend(values)
+        return tried
 
     def chances(self, kind: str) -> list[float]:
         """Scores of the best constant answer to the tasks of a kind; records of before have none."""
-        return [c for one in _cells(self.records) if one.kind == kind for c in one.found.get("chance", ())]
+        return [c for _, _, of, _, found in _cells(self.records) if of == kind for c in found.get("chance", ())]
 
-    def flops_by_attack(self, method: str, tiers: Sequence[str]) -> dict[str, tuple[str, Flops]]:
-        """By attack its tier, and what it paid alone for 90 % of θ_0's score on the harmful tasks; None for never.
+    def flops_by_attack(self, method: str, tiers: Sequence[str]) -> dict[tuple[str, str], Numbers]:
+        """By tier and attack, what it paid alone for 90 % of θ_0's score on the harmful tasks; None for never.
 
         Args:
             method: a method or `CONTROL`.
             tiers: of `TIERS`.
         """
-        found: dict[str, tuple[str, Flops]] = {}
-        for one in self._met(method):
-            if one.kind == "harmful" and one.tier in tiers:
-                for name, flops in one.found["flops_by_attack"].items():
-                    found.setdefault(name, (one.tier, []))[1].extend(flops)
+        found: dict[tuple[str, str], Numbers] = defaultdict(list)
+        for _, _, kind, tier, of in _cells(self.of_method(method), extractor_of(method)):
+            if kind == "harmful" and tier in tiers:
+                for name, flops in of["flops_by_attack"].items():
+                    found[tier, name] += flops
         return found
 
     def scores_by_attack(self, method: str) -> dict[tuple[str, str, str], list[float]]:
@@ -253,9 +249,6 @@ class Group(Collection):
             found[task, attack] += [one for one in alone.get("horizon", []) if one is not None]
         return {key: of for key, of in found.items() if of}
 
-    def _met(self, method: str) -> Iterator[_Cell]:
-        return _cells(self.of_method(method), extractor_of(method))
-
     def _alone(self, method: str) -> Iterator[tuple[str, str, Record]]:
         """Task and attack of every run, with what the attack does by itself."""
         extractor = "theta_0" if method == THETA_0 else extractor_of(method)
@@ -264,22 +257,12 @@ class Group(Collection):
                 yield from ((task, attack, alone) for attack, alone in of.get(extractor, {}).items())
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """What a run has of one task in one tier."""
-
-    record: Record
-    task: str
-    kind: str
-    tier: str
-    found: Record
-
-
-def _cells(records: Sequence[Record], extractor: str = "immunized") -> Iterator[_Cell]:
+def _cells(records: Sequence[Record], extractor: str = "immunized") -> Iterator[tuple[Record, str, str, str, Record]]:
+    """What each run has of each task in each tier: record, task, its kind, tier, numbers."""
     for record in records:
         for task, facts in record["tasks"].items():
             for tier, found in record["results"][task][extractor].items():
-                yield _Cell(record, task, facts["kind"], tier, found)
+                yield record, task, facts["kind"], tier, found
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Imports no other room and no torch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +26,8 @@ from immunize.report.attacks.one_run import (
     middle,
     paid_text,
 )
-from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Flops, Group, Tried, extractor_of
-from immunize.report.table import NOTHING, Table, short, summary_text, under
+from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, Numbers, Tried, extractor_of
+from immunize.report.table import NOTHING, Table, share, short, summary_text, under
 
 REPAIRS = ("T3", "T5")
 """Tiers in which something is mended before the probe: the features, or the way back to θ_0's."""
@@ -59,13 +60,10 @@ def attack_tables(attacks: Attacks) -> list[Table]:
     return tables
 
 
-def held_counts(tried: Tried | None) -> str:
+def held_counts(tried: Tried) -> str:
     """In how many of the decided cases a tier held: "16/18", with those that are not decided."""
-    if tried is None:
-        return NOTHING
-    decided = [held for held in tried.held if held is not None]
-    left = len(tried.held) - len(decided)
-    text = f"{sum(decided)}/{len(decided)}" if decided else NOTHING
+    left = tried.held.count(None)
+    text = share(tried.held.count(True), len(tried.held) - left)
     return f"{text} ({left} undecided)" if left else text
 
 
@@ -127,28 +125,34 @@ def _verdicts(attacks: Attacks, group: Group) -> Table:
 def _retention(attacks: Attacks, group: Group) -> Table:
     def cells(method: str) -> Iterator[str]:
         tried = (group.tried(method, kind, tier) for kind in group.kinds for tier in group.tiers)
-        return (NOTHING if t is None else interval_text(t.retention) for t in tried)
+        return (interval_text(one.retention) for one in tried)
 
-    arrows = {"harmful": "↓"}
-    kinds = [c for kind in group.kinds for c in under(f"{KIND_WORDS[kind]} {arrows.get(kind, '↑')}", group.tiers)]
     note = f"{RETENTION}. Harmful: wanted near 0, the others near 1."
-    return _by_method(attacks, group, "retention", kinds, cells, note, with_theta_0=False)
+    return _by_method(attacks, group, "retention", wanted_columns(group), cells, note, with_theta_0=False)
+
+
+def wanted_columns(group: Group) -> list[str]:
+    """A column a kind of task and tier, and whether its scores are to be small."""
+    arrows = {"harmful": "↓"}
+    return [c for kind in group.kinds for c in under(f"{KIND_WORDS[kind]} {arrows.get(kind, '↑')}", group.tiers)]
 
 
 def _scores(attacks: Attacks, group: Group, kind: str) -> Table:
-    def cells(method: str) -> Iterator[str]:
-        tried = (group.tried(method, kind, tier) for tier in group.tiers)
-        return (NOTHING if t is None else summary_text(list(t.score.values())) for t in tried)
-
     title = f"best score on the {KIND_WORDS[kind]} task, {_sizes(group)}"
     note = "Accuracy or R² on the attacker's test rows, best attack of the tier as chosen on its validation rows."
-    return _by_method(attacks, group, title, group.tiers, cells, note)
+    return _by_method(attacks, group, title, group.tiers, lambda method: scores_of(group, method, kind), note)
+
+
+def scores_of(group: Group, method: str, kind: str) -> list[str]:
+    """The best score of every tier on the tasks of a kind."""
+    tried = (group.tried(method, kind, tier) for tier in group.tiers)
+    return [summary_text(list(one.score.values())) for one in tried]
 
 
 def _costs(attacks: Attacks, group: Group) -> Table:
     def cells(method: str) -> Iterator[str]:
         tried = [group.tried(method, "harmful", tier) for tier in group.tiers]
-        return (paid_text(of, t.paid[of]) if t else NOTHING for t in tried for of in _PAID)
+        return (paid_text(of, one.paid.get(of, [])) for one in tried for of in _PAID)
 
     title = "steps and FLOPs to 90 % of θ_0's score on the harmful task, median of the runs"
     columns = [c for tier in group.tiers for c in under(tier, ("steps", "FLOPs"))]
@@ -159,19 +163,16 @@ def _costs(attacks: Attacks, group: Group) -> Table:
     return _by_method(attacks, group, title, columns, cells, note)
 
 
-def _repairs(attacks: Attacks, group: Group, costs: Mapping[str, Mapping[str, tuple[str, Flops]]]) -> Table:
+def _repairs(attacks: Attacks, group: Group, costs: Mapping[str, Mapping[tuple[str, str], Numbers]]) -> Table:
     """What each repair costs in all, over what plain gradient descent costs from θ_0."""
-    plain = group.tried(THETA_0, "harmful", _FIRST)
-    base = math.nan if plain is None else middle(plain.paid["flops"])
-    methods = [*group.methods, CONTROL]
-    tiers = {name: tier for of in costs.values() for name, (tier, _) in of.items()}
-    rows = []
-    for tier, name in sorted((tier, name) for name, tier in tiers.items()):
-        paid: list[Flops] = [costs[method][name][1] if name in costs[method] else [] for method in methods]
-        rows.append([tier, f"`{name}`", *(_times(flops, base) for flops in paid)])
+    base = middle(group.tried(THETA_0, "harmful", _FIRST).paid.get("flops", []))
+    rows = [
+        [tier, f"`{name}`", *(_times(of.get((tier, name), []), base) for of in costs.values())]
+        for tier, name in sorted({key for of in costs.values() for key in of})
+    ]
     return Table(
         attacks.mark(f"{group.name}: restoring cost, FLOPs of each repaired attack over those of {_FIRST} from θ_0"),
-        ["tier", "attack", *map(_named, methods)],
+        ["tier", "attack", *map(_named, costs)],
         rows,
         [
             "Both to 90 % of θ_0's best score in their tier: the median of the runs, and how many get there. "
@@ -208,25 +209,18 @@ def _horizons(attacks: Attacks, group: Group) -> list[Table]:
     there = dict.fromkeys(key for of in each.values() for key in of)
     tables = []
     for task in dict.fromkeys(task for task, _ in there):
-        names = [attack for of, attack in there if of == task]
-        of_theta_0 = each[THETA_0]
-        names_and_steps = [f"`{name}` ({max(one['last'] for one in of_theta_0[task, name]):,})" for name in names]
-        cells = {
-            method: [horizon_cells(found) if (found := each[method].get((task, name))) else None for name in names]
-            for method in methods
-        }
+        keys = [key for key in there if key[0] == task]
+        columns = ("method", *(f"`{key[1]}` ({max(one['last'] for one in each[THETA_0][key]):,})" for key in keys))
+        nothing = [NOTHING] * len(HORIZON_COLUMNS)
+        cells = {m: [horizon_cells(of[key]) if key in of else nothing for key in keys] for m, of in each.items()}
         for index, what in enumerate(HORIZON_COLUMNS):
-            rows = [
-                [_named(method), *(NOTHING if of is None else of[index] for of in found)]
-                for method, found in cells.items()
-            ]
+            rows = [[_named(method), *(of[index] for of in found)] for method, found in cells.items()]
             title = attacks.mark(f"{group.name}: fine-tuning over many steps, {task}: {what}")
-            notes = (*HORIZON, STEPS) if what == HORIZON_COLUMNS[-1] else ()
-            tables.append(Table(title, ("method", *names_and_steps), rows, notes))
+            tables.append(Table(title, columns, rows, (*HORIZON, STEPS) if what == HORIZON_COLUMNS[-1] else ()))
     return tables
 
 
-def _times(flops: Flops, base: float) -> str:
+def _times(flops: Numbers, base: float) -> str:
     """The median over the base, and in how many cases there is a number: "1.3 × (3/3)"."""
     cost = middle(flops)
     if math.isnan(cost):
@@ -246,12 +240,8 @@ def _completeness(attacks: Attacks, group: Group) -> list[str]:
 
 
 def _undecided(group: Group) -> list[str]:
-    reasons: Counter[str] = Counter()
-    for method in group.methods:
-        for kind in group.kinds:
-            for tier in group.tiers:
-                if (tried := group.tried(method, kind, tier)) is not None:
-                    reasons.update(dict.fromkeys(tried.undecided, tried.held.count(None)))
+    places = itertools.product(group.methods, group.kinds, group.tiers)
+    reasons = {reason for place in places for reason in group.tried(*place).undecided}
     return [f"Not decided: {'; '.join(sorted(reasons))}."] if reasons else []
 
 
