@@ -65,6 +65,7 @@ SHIPPED_ATTACKS = {
     *("gd_fixed", "gd_line_search", "gd_logistic", "adam", "adam_raw", "adamw", "sgd", "sgd_raw"),
     *("conjugate_gradient", "lbfgs", "newton", "ridge", "batchnorm_head", "centre", "mlp_head", "nearest_neighbours"),
     *("normalize", "standardize", "whiten", "full_finetune", "last_block", "lora", "linear_map", "public_reference"),
+    "images_alone",
 }
 """What `attack=full` must not lose, likewise."""
 GIVEN = {"arrays": ("harmful.file=x.npz", "pretrain.file=y.npz")}

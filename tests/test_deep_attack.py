@@ -18,7 +18,7 @@ from immunize import attack
 from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES, assemble
 from immunize.attack_grid.network import NetworkTarget
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
-from immunize.evaluation.attacks import Attack, AttackData, Budget, Ridge, StageProbes
+from immunize.evaluation.attacks import Attack, AttackData, Budget, ImagesAlone, Ridge, StageProbes
 from immunize.features import load_weights, save_weights
 from immunize.features.released import MAP_OFF
 from immunize.records import CHECKPOINT, RECORD, read_record, whole_config
@@ -214,6 +214,18 @@ def test_an_appended_map_is_taken_off_and_every_stage_read(tmp_path: Path) -> No
     (trace, *_) = probes.run(data, Budget(1), 0).traces
     assert trace.label.startswith("stage act1, ridge: ")
     assert trace.spent.flops > len(data.train) * network.stages.columns["act1"].stop
+
+
+def test_images_alone_give_everyone_the_same_and_need_no_feature(tmp_path: Path) -> None:
+    """Digits have 8 × 8 pixels: no network can hide them from an attacker who has the images."""
+    run_tiny_deep(tmp_path, "method=erase", "method.rank=4")
+    task = target(f"run={tmp_path}").tasks(0)["harmful"]
+    alone = ImagesAlone(tier="T5", inner={"ridge": Ridge(tier="T5", penalties=(1e-2, 1e-4))})
+    of_erased, of_theta_0 = (alone.run(task.seen_by(which), Budget(1), 0) for which in ("immunized", "theta_0"))
+    points = [[point.test for trace in of.traces for point in trace.points] for of in (of_erased, of_theta_0)]
+    assert points[0] == points[1]
+    assert max(points[0]) > 0.8
+    assert of_erased.traces[0].label.startswith("images, ridge: ")
 
 
 # Benign third tasks.

@@ -40,6 +40,7 @@ method is left out there too: it has to solve for a hundred classes at once."""
 DEFENDED = (
     *("gd_line_search", "gd_logistic", "sgd", "adamw", "sgd_raw", "adam_raw", "lbfgs", "conjugate_gradient", "centre"),
     *("standardize", "normalize", "whiten", "batchnorm_head", "mlp_head", "linear_map", "public_reference"),
+    "images_alone",
 )
 """Of the table of defences at small, attackers of the harmful task alone. Honest users of D_P, Imagenette and CIFAR-10
 have one of each kind: gradient descent, Adam, ridge regression, neighbours, a Gaussian kernel and the stages."""
@@ -137,6 +138,15 @@ SCALES = {
         (*_LAST_BLOCK, "images=4000"),
         methods=PEERS,
     ),
+    "rotations_small": Scale(
+        ("outputs/defence_small",),
+        (
+            *("attack=standard", "attack.budget.steps=300", "attack.budget.flops=3e11", "images=2000"),
+            *("~attack.attacks.newton", "tasks=[harmful]", _DRAWS),
+        ),
+        methods=("none",),
+        seeds=(0,),
+    ),
     "rotations": Scale(
         ("outputs/defence_digits",),
         ("attack=standard", "attack.budget.steps=300", "attack.budget.flops=1e11", "tasks=[harmful]", _DRAWS),
@@ -147,5 +157,6 @@ SCALES = {
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
 settings of `censor` by name, for what each costs benign tasks. `defence_deep` has heads on what `t4_small` leaves;
 `t4_small` the last block alone, since LoRA or all weights take hours a run there. `t4_rates` runs every learning rate
-of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries the
-verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
+of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` and
+`rotations_small` try the verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by
+accident."""

@@ -3,7 +3,7 @@
 One file an attack; `protocol` says what they have in common, `grid` runs them, `judging` computes the verdict.
 """
 
-from immunize.evaluation.attacks.adaptive import LinearMap, PublicReference
+from immunize.evaluation.attacks.adaptive import ImagesAlone, LinearMap, PublicReference
 from immunize.evaluation.attacks.conjugate_gradient import ConjugateGradient
 from immunize.evaluation.attacks.curves import RESOURCES, Cost, Curve, Point, Trace, best_so_far
 from immunize.evaluation.attacks.first_order import FirstOrder
@@ -40,6 +40,7 @@ __all__ = [
     "FullFinetune",
     "GradientDescent",
     "Horizon",
+    "ImagesAlone",
     "Inputs",
     "KernelRidge",
     "LastBlock",

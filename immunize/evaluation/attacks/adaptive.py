@@ -1,10 +1,11 @@
-"""T5: θ_0 is public. Use it instead, or learn the map from immunized features back to those of θ_0.
+"""T5: around the defence. θ_0 is public: use it, or learn the map from immunized features back. Or use no network.
 
 `PublicReference` attacks the features of θ_0: the immunized model need not be used at all. `LinearMap` needs no label:
 it fits A, b with F_immunized·A + b ≈ F_θ0 by ridge regression on rows that went through both networks, and attacks the
-mapped features. What it costs is the restoring cost: rows, and FLOPs of one decomposition.
+mapped features. What it costs is the restoring cost: rows, and FLOPs of one decomposition. `ImagesAlone` learns from
+small images: no defence can take more from an attacker who has them.
 
-Shapes: N samples, D features of the immunized extractor, D_0 of θ_0.
+Shapes: N samples, D features of the immunized extractor, D_0 of θ_0; images (N, C, H, W).
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
 from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.factoring import Axes, principal_axes
 from immunize.evaluation.attacks.inner import Preparing, run_inner
-from immunize.evaluation.attacks.protocol import Array, AttackData, Budget, Needs, Outcome
+from immunize.evaluation.attacks.network import Numbers
+from immunize.evaluation.attacks.protocol import Array, AttackData, Budget, Needs, Outcome, Rows
 
-__all__ = ["LinearMap", "PublicReference"]
+__all__ = ["ImagesAlone", "LinearMap", "PublicReference"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +101,38 @@ def _in_axes(data: AttackData, chosen: slice | npt.NDArray[np.int64]) -> tuple[A
 def _apply(coordinates: Array, offset: Array, x: Array) -> Array:
     """(x - mean)A + b with A = basis·coordinates, for rows that are in the basis already."""
     return np.asarray(x @ coordinates + offset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesAlone(Preparing):
+    """The inner attacks on the images themselves, averaged over places to a square, each with an equal share.
+
+    Attributes:
+        side: S; a row of the inner attacks is (C·S²,), of images as the network takes them.
+
+    Raises:
+        UserError: a side below 1, or no inner attack.
+    """
+
+    side: int = 8
+    needs: ClassVar[Needs] = "model"
+    sees_features: ClassVar[bool] = False
+    called: ClassVar[str] = "the attack on images alone"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.side < 1:
+            raise UserError(f"{self.called} needs a side of 1 or more")
+
+    def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
+        """Average once, then attack; the network is not asked."""
+        network = data.network
+        assert network is not None
+        small = nn.AdaptiveAvgPool2d(self.side)
+
+        def rows(numbers: Numbers, of: Rows) -> Rows:
+            return Rows(small(network.images.at(numbers)).flatten(1).double().numpy(), of.y)
+
+        train, validation, test = (rows(getattr(network, part), of) for part, of in data.parts.items())
+        seen = AttackData(train, validation, test, data.n_classes)
+        return Outcome(tuple(run_inner(self.inner, seen, budget, seed, setup=Cost(), prefix="images")))

@@ -31,8 +31,9 @@ ONE_POINT = 0.01
 
 @functools.cache
 def entries() -> tuple[Entry, ...]:
-    """Tiers T0 to T3 and T5, with fewer learning rates; T4 and probes of stages need more than features."""
-    cfg = compose_attack("attack=full", "tiers=[T0,T1,T2,T3,T5]", "~attack.attacks.stage_probes", "run=x")
+    """Tiers T0 to T3 and T5, with fewer learning rates; T4, stages and images need more than features."""
+    need_more = ("~attack.attacks.stage_probes", "~attack.attacks.images_alone")
+    cfg = compose_attack("attack=full", "tiers=[T0,T1,T2,T3,T5]", *need_more, "run=x")
     for name, rates in (("sgd", [0.1, 1.0]), ("adam", [0.01, 0.1]), ("adamw", [0.1]), ("mlp_head", [0.01])):
         cfg.attack.attacks[name].learning_rates = rates
     cfg.attack.attacks.mlp_head.hidden = 16

@@ -14,6 +14,7 @@ from immunize.evaluation.attacks import (
     Budget,
     Cost,
     GradientDescent,
+    ImagesAlone,
     KernelRidge,
     Lbfgs,
     LinearMap,
@@ -155,6 +156,7 @@ def test_nearest_neighbours_remember_their_own_rows() -> None:
         lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), first_rows=1),
         lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), keep=0),
         lambda: StageProbes(tier="T3", inner={}),
+        lambda: ImagesAlone(tier="T5", inner={"gd": GD}, side=0),
         lambda: GradientDescent(tier="T9", step="fixed"),
     ],
 )
