@@ -26,12 +26,12 @@ from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.features import OF_NETWORKS, DeepExtractor, Once, device_of, refuse_precondition
-from immunize.features.store import Features
+from immunize.features.extract import Features
 from immunize.instantiate import build
 from immunize.objective import Objective, task_loss
-from immunize.pipeline.append import append_computed
 from immunize.pipeline.assemble import method_named, optimizer_factory, shared_row
 from immunize.pipeline.fit import quiet_lightning
+from immunize.pipeline.network import append_computed
 from immunize.settings import LARGEST_SEED, MULTIPLIERS
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.training import DeepModule

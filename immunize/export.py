@@ -86,7 +86,7 @@ def main(folder: str, out: str | None, overwrite: bool) -> None:
 
 def _timm_config(network: nn.Module, model: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """What timm needs to build and feed the network, in the form of its hub's `config.json`."""
-    from immunize.features.transforms import input_config
+    from immunize.features.deep import input_config
 
     known: Any = network.pretrained_cfg
     classes: Any = network.num_classes

@@ -215,7 +215,7 @@ class Pretraining:
 
     def fit(self, checkpoint: Path, run_hash: str, *, quiet: bool) -> Fit:
         """Train in place, from where the checkpoint says if the training is to go on; the network is on its device."""
-        from immunize.data.images.sampling import StreamSampler, stream_loader
+        from immunize.data.images.pair import StreamSampler, stream_loader
         from immunize.pipeline.fit import train
         from immunize.training.callbacks import Progress, Resuming
 

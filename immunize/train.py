@@ -57,8 +57,8 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     pretrain, harmful = sources
     teller(quiet)(f"{cfg.method.name}: {pretrain.name} against {harmful.name}, seed {cfg.seed}: loading")
     from immunize.pipeline.assemble import assemble
+    from immunize.pipeline.experiment import new_record
     from immunize.pipeline.experiment import run as fit_evaluate_record
-    from immunize.pipeline.record import new_record
 
     clock, settings = time.perf_counter(), resolved(cfg)
     method = build(cfg.method, leave_out=NOT_ARGUMENTS)

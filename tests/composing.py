@@ -24,8 +24,7 @@ from torch import Tensor
 from immunize import train
 from immunize.checkpoints import load_checkpoint
 from immunize.config import config_dir, register
-from immunize.data.digits import Digits
-from immunize.data.images.digit_images import DigitImages
+from immunize.data.digits import DigitImages, Digits
 from immunize.data.images.stored import Array, ArrayImages
 from immunize.data.pair import PairedData
 from immunize.objective import Objective

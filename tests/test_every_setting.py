@@ -22,8 +22,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from immunize import attack, forecast, pretrain, records, train
-from immunize.data.embedded_digits import embedded_digits
-from immunize.data.images import digit_images
+from immunize.data.digits import DigitImages, embedded_digits
+from immunize.data.images.source import StoredSplits
 from immunize.effects import given_names
 from immunize.errors import UserError
 from immunize.evaluation.attacks import scoring
@@ -31,7 +31,7 @@ from immunize.evaluation.attacks.protocol import Array, AttackData, Rows
 from immunize.evaluation.attacks.scoring import shares
 from immunize.features import load_weights
 from immunize.instantiate import build, checked_sources
-from immunize.pipeline import record as pipeline_record
+from immunize.pipeline import experiment
 from immunize.records import CHECKPOINT, differences, plain
 from immunize.settings import check_settings
 from tests.attacking import timeless
@@ -379,9 +379,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is not measured, Git is not asked, and there are only so many digits as are needed."""
     pixels, digits = embedded_digits()
     some = np.flatnonzero(np.arange(len(digits)) < np.where(digits < 5, 200, 130))  # more of D_P's than of D_H's
-    few = pixels[some], digits[some]
-    monkeypatch.setattr(digit_images, "embedded_digits", lambda: few)
-    for module in (records, pipeline_record):
+    few, read = (pixels[some], digits[some]), DigitImages._read
+
+    def read_few(images: DigitImages) -> StoredSplits:
+        with monkeypatch.context() as within:
+            within.setattr("immunize.data.digits.embedded_digits", lambda: few)
+            return read(images)
+
+    monkeypatch.setattr(DigitImages, "_read", read_few)
+    for module in (records, experiment):
         monkeypatch.setattr(module, "reset_peak_memory", lambda: None)
     monkeypatch.setattr(records, "_git_commit", lambda: None)
 

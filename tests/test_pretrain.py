@@ -11,10 +11,9 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from immunize import pretrain
-from immunize.data.images.digit_images import DigitImages
+from immunize.data.digits import DigitImages
 from immunize.data.images.image_set import ImageSet
-from immunize.data.images.pair import ImagePair
-from immunize.data.images.sampling import stream_loader
+from immunize.data.images.pair import ImagePair, stream_loader
 from immunize.data.splits import ROLES
 from immunize.errors import UserError
 from immunize.features import load_weights
@@ -130,7 +129,7 @@ def test_it_does_not_train_on_the_images_that_a_run_is_judged_by(
         trained_on.append(set(images.rows.tolist()))
         return stream_loader(images, *rest, **options)
 
-    monkeypatch.setattr("immunize.data.images.sampling.stream_loader", noting)
+    monkeypatch.setattr("immunize.data.images.pair.stream_loader", noting)
     for fraction in (0.0, 0.2):
         run_folder = tmp_path / str(fraction)
         settings = ("epochs=1", "seed=3", f"validation_fraction={fraction}")

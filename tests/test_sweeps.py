@@ -25,10 +25,8 @@ from immunize import evaluate, train
 from immunize.config import config_dir, hash_of_run, register
 from immunize.records import RECORD, read_record, write_record
 from immunize.sweeping import Outcome, done_record
-from immunize.sweeping.launching import SweepLauncher, sole_sweep
+from immunize.sweeping.launching import Progress, SweepLauncher, sole_sweep, threads_a_worker
 from immunize.sweeping.plan import Plan, jobs_of
-from immunize.sweeping.pool import threads_a_worker
-from immunize.sweeping.progress import Progress
 from tests.commands import ENVIRONMENT, INTERRUPTIBLE, Called, Done
 from tests.composing import TINY, compose_config, run_tiny
 

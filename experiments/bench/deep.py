@@ -27,7 +27,7 @@ from torch import Tensor
 from experiments.bench.deep_parts import NETWORKS, Steps, flops_of, generated_images, in_turns, random_batch, spectra
 from experiments.bench.machine import show, write_csv
 from immunize.data.images.folders import ImageFolder
-from immunize.data.images.sampling import StreamSampler, stream_loader
+from immunize.data.images.pair import StreamSampler, stream_loader
 from immunize.features import cached_trunk
 
 __all__ = ["measure_cache", "measure_pooled", "measure_step", "pooled", "run"]

@@ -28,7 +28,7 @@ from experiments.bench.deep_parts import (
 from experiments.bench.deep_processes import measure_processes
 from experiments.bench.machine import show, write_csv
 from immunize.data.images.folders import ImageFolder
-from immunize.features.transforms import image_transform
+from immunize.features.deep import image_transform
 
 __all__ = ["COLUMNS", "measure", "run"]
 

@@ -99,7 +99,7 @@ def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
 
     from immunize.attack_grid.run import KEPT_MEMORY
     from immunize.processes import new_pool
-    from immunize.sweeping.pool import threads_a_worker
+    from immunize.sweeping.launching import threads_a_worker
 
     with new_pool(workers, threads_a_worker(cores(), workers), environment=KEPT_MEMORY) as pool:
         futures = {pool.submit(attack, job): job for job in jobs}

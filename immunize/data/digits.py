@@ -5,8 +5,9 @@ The protocol is that of the paper's MNIST experiment (see `digit_pairs`): D_P ho
 standard deviation, those of all pixels of the training images of all ten digits, are subtracted and divided out: the
 same recipe that gives MNIST its constants 0.1307 and 0.3081.
 
-Deep networks take the same images as two tasks of five classes (`Digits.images`); `FiveDigits` are these two
-tasks for a linear model, with real labels.
+Deep networks take the same images as two tasks of five classes (`DigitImages`), 0 to 4 as D_P and 5 to 9 as D_H: they
+stay 8 x 8 gray levels there, and the network's transform enlarges them and makes three equal channels. `FiveDigits`
+are these two tasks for a linear model, with real labels.
 
 A third of each digit's images is held out, drawn once with a constant seed: the `seed` argument chooses images for
 balancing but never moves an image from one part to the other.
@@ -16,19 +17,60 @@ Shapes: N images, D = 64 pixels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+import gzip
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from immunize.data.digit_pairs import DigitPairSource
-from immunize.data.embedded_digits import DIGITS_OF, PIXEL_MAX, Array, embedded_digits, held_out_mask
-from immunize.data.splits import Part, SourceBase, Splits, to_part
+from immunize.data.images.source import ImageSource, Layout, StoredSplits
+from immunize.data.images.stored import Array, ArrayImages
+from immunize.data.splits import Part, Role, SourceBase, Splits, random_generator, to_part
 
-if TYPE_CHECKING:
-    from immunize.data.images.digit_images import DigitImages
+__all__ = ["DIGITS_OF", "PIXEL_MAX", "DigitImages", "Digits", "FiveDigits", "embedded_digits", "held_out_mask"]
 
-__all__ = ["Digits", "FiveDigits"]
+PIXEL_MAX = 16.0
+"""Largest pixel value: each is a count of the dark ones in a 4x4 block."""
+
+DIGITS_OF: dict[Role, tuple[int, ...]] = {"pretrain": (0, 1, 2, 3, 4), "harmful": (5, 6, 7, 8, 9)}
+"""The digits of each role where they are two tasks of five classes; a label is a digit's position here."""
+
+HOLD_OUT_SEED = 0
+"""Constant, so that no choice of the user can turn a test image into a training image."""
+
+
+def embedded_digits() -> tuple[Array, Array]:
+    """Images and labels.
+
+    Returns:
+        (N, 64) float64 pixels from 0 to `PIXEL_MAX`, row by row, and (N,) digits.
+    """
+    package = importlib.util.find_spec("sklearn")  # found and not imported, which would take a second
+    assert package is not None
+    assert package.origin is not None
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt", encoding="utf-8") as file:
+        table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(int)
+
+
+def held_out_mask(labels: Array) -> Array:
+    """The stratified third that is held out.
+
+    Args:
+        labels: (N,) digits.
+
+    Returns:
+        (N,) bool, true for a third (rounded down) of the images of each digit; the same on every call.
+    """
+    mask = np.zeros(len(labels), dtype=bool)
+    for digit in np.unique(labels):
+        rows = np.flatnonzero(labels == digit)
+        mask[random_generator(HOLD_OUT_SEED, int(digit)).permutation(rows)[: len(rows) // 3]] = True
+    return mask
+
 
 _MADE = {
     "from": "sklearn.datasets.load_digits",
@@ -66,8 +108,6 @@ class Digits(DigitPairSource):
 
     def images(self) -> DigitImages:
         """The same data set for deep networks: five digits a role, as images; the pair and the seed play no part."""
-        from immunize.data.images.digit_images import DigitImages
-
         return DigitImages(self.role)
 
     def describe(self) -> dict[str, object]:
@@ -118,3 +158,47 @@ def _standardized() -> tuple[Array, Array, Array]:
     held_out = held_out_mask(labels)
     scaled = raw / PIXEL_MAX
     return (scaled - scaled[~held_out].mean()) / scaled[~held_out].std(), labels, held_out
+
+
+class DigitImages(ImageSource):
+    """Five of the ten embedded digits; `fit` is two thirds of them, `held_out` the rest.
+
+    Args:
+        role: "pretrain" or "harmful".
+
+    Raises:
+        DataError: for an unknown role.
+    """
+
+    name = "digits"
+    usual_names: ClassVar[tuple[str, ...]] = ("",)
+
+    def __init__(self, role: str) -> None:
+        super().__init__(role, data_root="")
+
+    def layouts(self) -> Sequence[Layout]:
+        """Embedded in scikit-learn."""
+        return (Layout("embedded", "nothing", lambda _: True, lambda _: self._read()),)
+
+    def describe(self) -> dict[str, object]:
+        """Short facts for the record."""
+        return super().describe() | {
+            "from": "sklearn.datasets.load_digits",
+            "digits": list(DIGITS_OF[self.role]),
+            "held_out": "a third of each digit's images, constant draw",
+        }
+
+    def _read(self) -> StoredSplits:
+        raw, digits = embedded_digits()
+        pixels = np.rint(raw.reshape(-1, 8, 8) * (255 / PIXEL_MAX)).astype(np.uint8)
+        mine = np.isin(digits, DIGITS_OF[self.role])
+        held_out = held_out_mask(digits)
+        return StoredSplits(
+            self._select(pixels, digits, mine & ~held_out), self._select(pixels, digits, mine & held_out)
+        )
+
+    def _select(self, pixels: Array, digits: Array, rows: Array) -> ArrayImages:
+        chosen = DIGITS_OF[self.role]
+        return ArrayImages(
+            pixels[rows], np.searchsorted(np.array(chosen), digits[rows]).astype(np.int64), tuple(map(str, chosen))
+        )

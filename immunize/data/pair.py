@@ -23,11 +23,10 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 
 from immunize.data.loading import CrossFitted, LoadedPair, load_pair
-from immunize.data.scaling import Standardizer
-from immunize.data.splits import ROLES, Part, Role, Source, random_generator
+from immunize.data.splits import ROLES, Part, Role, Source, Standardizer, random_generator
 from immunize.errors import DataError
 
-__all__ = ["MODES", "Pair", "PairParts", "PairedData", "WholeSampler", "batch_loader", "set_aside", "whole_loader"]
+__all__ = ["MODES", "Pair", "PairParts", "PairedData", "as_is", "set_aside"]
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Mode = Literal["max_size_cycle", "min_size"]
@@ -393,10 +392,10 @@ def batch_loader(part: Part, batch_size: int, seed: int) -> DataLoader[Any]:
 
 def _loader(part: Part, sampler: Sampler[Any], generator: torch.Generator) -> DataLoader[Any]:
     return DataLoader(
-        TensorDataset(part.x, part.y), sampler=sampler, batch_size=None, collate_fn=_as_is, generator=generator
+        TensorDataset(part.x, part.y), sampler=sampler, batch_size=None, collate_fn=as_is, generator=generator
     )
 
 
-def _as_is(batch: Any) -> Any:
+def as_is(batch: Any) -> Any:
     """Keep the tuple; the default would turn it into a list."""
     return batch

@@ -1,22 +1,21 @@
 """Feature extractors f_θ, the gradient preconditioning of Algorithm 1, and a map appended to any network."""
 
 from immunize.features.append import AppendedHead, append_map, released_features
-from immunize.features.boundary import split_network
-from immunize.features.calls import NoBoundaryError
+from immunize.features.boundary import NoBoundaryError, split_network
 from immunize.features.deep import DeepExtractor, matching_parameters
-from immunize.features.extract import Once, cached_trunk, device_of, extract
-from immunize.features.linear import LinearExtractor, SpectralView
-from immunize.features.lora import add_lora
-from immunize.features.precondition import (
+from immunize.features.extract import Features, Once, Place, cache_place, cached_trunk, device_of, extract
+from immunize.features.linear import (
     OF_LINEAR,
     OF_NETWORKS,
+    LinearExtractor,
     Precondition,
+    SpectralView,
     preconditioned_features,
     preconditioned_linear,
     refuse_precondition,
 )
+from immunize.features.lora import add_lora
 from immunize.features.released import Released, StageOutputs, released_network
-from immunize.features.store import Features, Place, cache_place
 from immunize.features.weights import build_network, load_weights, save_weights, state_digest
 
 __all__ = [

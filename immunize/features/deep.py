@@ -8,6 +8,9 @@ The features are what enters the classifier, after pooling. Trunk and tail are t
 uses θ_0's statistics and never changes them, dropout is off. So a gradient depends on the batch's images alone, cached
 trunk outputs give the same gradients as computing them again, and so do several processes with a share of the batch.
 
+What happens to an image before is timm's pretrained configuration's business: sizes in pixels, mean and std in units of
+pixel values / 255, one number a channel.
+
 Shapes: N images (N, 3, height, width), h (N, ...), features (N, D), C classes.
 """
 
@@ -27,10 +30,58 @@ from torch.func import functional_call
 from immunize.errors import UserError
 from immunize.features.boundary import NoBoundaryError, replaced, split_network
 from immunize.features.extract import Once, device_of
-from immunize.features.transforms import image_transform, input_config
 from immunize.features.weights import build_network, check_fit, classifier_name, state_digest
 
-__all__ = ["EVERYTHING", "DeepExtractor", "matching_parameters"]
+__all__ = ["ADJUSTABLE", "EVERYTHING", "DeepExtractor", "image_transform", "input_config", "matching_parameters"]
+
+ADJUSTABLE = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
+"""What `model.data` may set differently from the pretrained configuration; the size is `model.image_size`."""
+
+
+def input_config(network: nn.Module, image_size: int | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Size, interpolation, mean, std and crop that a timm network wants.
+
+    Args:
+        network: a timm model.
+        image_size: side of the square that it gets; None takes the size that it was trained with.
+        changes: values of `ADJUSTABLE` that differ from the pretrained configuration.
+
+    Returns:
+        as timm's `resolve_data_config`: input_size (3, height, width), interpolation, mean, std, crop_pct, crop_mode.
+
+    Raises:
+        UserError: a change that is not one of `ADJUSTABLE`.
+    """
+    if unknown := sorted(changes.keys() - set(ADJUSTABLE)):
+        raise UserError(f"there is no setting model.data.{unknown[0]}; there are {', '.join(ADJUSTABLE)}")
+    wanted = {key: value for key, value in changes.items() if value is not None}
+    if image_size is not None:
+        wanted["input_size"] = (3, image_size, image_size)
+    config: dict[str, Any] = _timm_data().resolve_data_config(wanted, model=network)
+    return config
+
+
+def image_transform(data_config: Mapping[str, Any], *, train: bool) -> Callable[[Any], Tensor]:
+    """A PIL image in RGB to (3, height, width) float32, normalized.
+
+    Args:
+        data_config: of :func:`input_config`.
+        train: random resized crop and horizontal flip, as timm has them for training on ImageNet, without changes of
+            colour; otherwise resize and centre crop.
+
+    Returns:
+        a transform whose `repr` names everything that it does, which a cache key may hold.
+    """
+    create = _timm_data().create_transform
+    transform: Callable[[Any], Tensor] = create(**data_config, is_training=train, color_jitter=None)
+    return transform
+
+
+def _timm_data() -> Any:
+    """The module; imported late, since it takes a second, and untyped, as it is in most versions."""
+    import timm.data
+
+    return timm.data
 
 
 class DeepExtractor(nn.Module):
@@ -116,7 +167,7 @@ class DeepExtractor(nn.Module):
             n_classes: of D_P; checked against the weights' classifier.
             image_size: side of the images in pixels; None is that of the pretrained configuration.
             fresh_head: a new classifier.
-            data: changes to the pretrained configuration's transform, see `transforms.ADJUSTABLE`.
+            data: changes to the pretrained configuration's transform, see `ADJUSTABLE`.
             kwargs: further arguments of the architecture.
             seed: of random weights.
 
@@ -161,7 +212,7 @@ class DeepExtractor(nn.Module):
             name: for messages and cache keys; None is the name of the backbone's class.
             example: (N ≥ 2, ...), a batch of inputs in the backbone's dtype; without it the frozen part cannot be
                 cached.
-            data_config: what `transform` is made from, in timm's words (see `transforms.input_config`); None where the
+            data_config: what `transform` is made from, in timm's words (see `input_config`); None where the
                 inputs come as tensors.
 
         Raises:
@@ -253,7 +304,7 @@ class DeepExtractor(nn.Module):
         return list(self.head.parameters())
 
     def transform(self, *, train: bool = False) -> Callable[[Any], Tensor]:
-        """A PIL image in RGB → (3, height, width) float32; see :func:`immunize.features.transforms.image_transform`.
+        """A PIL image in RGB → (3, height, width) float32; see :func:`immunize.features.deep.image_transform`.
 
         Raises:
             UserError: the extractor was made from a module, which does not say what it wants.

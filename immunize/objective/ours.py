@@ -17,7 +17,7 @@ class Ours(Objective):
         lambda_well: λ_P ≥ 0.
         lambda_ill: λ_H ≥ 0.
         precondition: of a linear extractor one of `OF_LINEAR`, of a network one of `OF_NETWORKS`, see
-            :mod:`immunize.features.precondition`.
+            :mod:`immunize.features.linear`.
 
     Raises:
         ValueError: a negative λ.

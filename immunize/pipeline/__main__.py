@@ -22,8 +22,7 @@ def main(path: Path) -> int:
     end_with_parent()
     start_quickly()
     from immunize.pipeline.assemble import assemble
-    from immunize.pipeline.experiment import run
-    from immunize.pipeline.record import new_record
+    from immunize.pipeline.experiment import new_record, run
 
     clock, spec = time.perf_counter(), json.loads(path.read_text(encoding="utf-8"))
     settings = OmegaConf.create(spec["config"])

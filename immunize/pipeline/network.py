@@ -1,6 +1,7 @@
 """A network in a run: images, a frozen trunk, θ_0 beside it, features of every image that is measured.
 
-Sees every room; no room sees it.
+A method that computes a map has it put behind the network, for runs and for `immunize.immunize` alike. Sees every room;
+no room sees it.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from immunize.features import (
     load_weights,
     save_weights,
 )
-from immunize.features.store import Features
+from immunize.features.extract import Features
 from immunize.features.weights import check_fit
 from immunize.objective import Head, Objective
-from immunize.pipeline.append import append_computed
+from immunize.objective.refit import distilled
 from immunize.pipeline.features import (
     Fingerprints,
     Measured,
@@ -51,7 +52,56 @@ from immunize.spectrum import ZeroMatrixError
 from immunize.training import DeepModule
 from immunize.training.callbacks import NetworkMonitor, Resuming
 
-__all__ = ["NetworkModel", "network_facts"]
+__all__ = ["NetworkModel", "append_computed", "network_facts"]
+
+
+def append_computed(
+    objective: Objective,
+    network: nn.Module,
+    pretrain: Features,
+    harmful: Features,
+    *,
+    head: str | None = None,
+) -> tuple[nn.Module, AppendedHead, dict[str, Any]]:
+    """Append the map that a method computes from features.
+
+    A map with an inverse changes no logit. Behind one without, the classifier is fitted again to repeat θ_0's answers
+    on D_P.
+
+    Args:
+        objective: the method.
+        network: θ_0; it is not changed.
+        pretrain: θ_0's features of D_P.
+        harmful: of D_H.
+        head: of the network, as `append_map` takes it.
+
+    Returns:
+        the released network, its map and classifier, and facts.
+
+    Raises:
+        UserError: a method for linear models alone, or features that do not allow the map.
+    """
+    x = pretrain.x.double()
+    try:
+        solved = objective.solve(Features(x, pretrain.y), Features(harmful.x.double(), harmful.y))
+        if solved is None:
+            raise UserError("this method is made for linear models; for a network choose another, such as closed_form")
+        theta, facts = solved
+        inverse = torch.linalg.inv(theta) if objective.has_inverse else None
+        released = append_map(network, theta, inverse, head=head)
+    except (ValueError, RuntimeError) as error:  # LAPACK's errors are runtime errors
+        raise UserError(str(error)) from None
+    (appended,) = (module for module in released.modules() if isinstance(module, AppendedHead))
+    if inverse is None:
+        parameters = appended.head
+        bias = None if parameters.bias is None else parameters.bias.detach().cpu()
+        refitted = distilled(x, x @ theta, Head(parameters.weight.detach().cpu().T, bias))
+        with torch.no_grad():
+            parameters.weight.copy_(refitted.weight.T)
+            if refitted.bias is not None:
+                parameters.bias.copy_(refitted.bias)
+    return released, appended, facts
+
 
 WATCHED_GROUPS = 5
 """So many of `deep.groups` times `deep.group_size` images of each data set are watched while a network trains."""

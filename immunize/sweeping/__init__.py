@@ -3,10 +3,9 @@
 Hydra finds its launchers and sweeper in `hydra_plugins/immunize_sweeps.py`, the only place it looks for them.
 """
 
-from immunize.sweeping.grids import GridSweeper
-from immunize.sweeping.launching import SerialLauncher
-from immunize.sweeping.outcome import DONE, Outcome, done_record, value_of
-from immunize.sweeping.pool import PoolLauncher
+from immunize.sweeping.job import DONE, Outcome, done_record, value_of
+from immunize.sweeping.launching import PoolLauncher, SerialLauncher
+from immunize.sweeping.plan import GridSweeper
 
 __all__ = [
     "DONE",

@@ -1,13 +1,24 @@
-"""What the launchers share: skip what is done, hand out the rest, count, and end as the user expects."""
+"""The launchers of a sweep: skip what is done, hand out the rest, count, and end as the user expects.
+
+One run after another (hydra/launcher=serial), or side by side on the cores of this machine (hydra/launcher=pool). The
+processes are those of joblib's pool (loky), which live as long as the sweep does: importing torch and Lightning costs
+more than a short run.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import signal
+import sys
+import threading
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
@@ -17,14 +28,59 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import NOT_HASHED
-from immunize.processes import started_outside
+from immunize.processes import new_pool, started_outside
 from immunize.records import SWEEP, write_record
-from immunize.sweeping.job import Jobs, job_return, words
-from immunize.sweeping.outcome import Outcome, done_record, value_of
+from immunize.sweeping.job import Jobs, Outcome, done_record, job_return, value_of, words
 from immunize.sweeping.plan import BY_HASH, Plan
-from immunize.sweeping.progress import Progress
+from immunize.threads import cores
 
-__all__ = ["LOCK", "Job", "SerialLauncher", "SweepLauncher", "sole_sweep"]
+__all__ = [
+    "LOCK",
+    "Job",
+    "PoolLauncher",
+    "Progress",
+    "SerialLauncher",
+    "SweepLauncher",
+    "sole_sweep",
+    "threads_a_worker",
+]
+
+EVERY = 30.0
+"""Seconds between two states of the line in a log."""
+
+
+class Progress:
+    """Counts outcomes and shows the count.
+
+    Args:
+        name: what the line begins with.
+        total: runs of the sweep.
+    """
+
+    def __init__(self, name: str, total: int) -> None:
+        from tqdm import tqdm  # not for a run alone, which imports this room too
+
+        self.name = name
+        self.counts: Counter[str] = Counter()
+        every = 0.1 if sys.stderr.isatty() else EVERY
+        self._bar = tqdm(total=total, desc=name, unit="run", file=sys.stderr, mininterval=every, dynamic_ncols=True)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a run that is over."""
+        self.counts["found"] += outcome.found
+        self.counts[outcome.status] += outcome.status != "finished"
+        facts = ", ".join(f"{count} {what}" for what, count in self.counts.items() if count)
+        self._bar.set_postfix_str(facts, refresh=False)
+        self._bar.update()
+
+    def note(self, text: str) -> None:
+        """Print a line of its own."""
+        self._bar.write(text, file=sys.stderr)
+
+    def close(self) -> None:
+        """Leave the line as it stands at the end."""
+        self._bar.close()
+
 
 LOCK = ".sweep.lock"
 """Name of the file that a running sweep holds. The system frees it when the process ends, however it ends."""
@@ -209,3 +265,87 @@ class SerialLauncher(SweepLauncher):
         """One after another."""
         for job in jobs:
             yield job, self.jobs.run(job.number, job.overrides)
+
+
+QUEUED = 1
+"""Runs a worker that wait for it, so that it never waits for the next one."""
+
+_jobs: Jobs | None = None
+
+
+def threads_a_worker(available: int, n_jobs: int) -> int:
+    """Threads for each of `n_jobs` processes, so that together they have no more than there are cores."""
+    return max(1, available // n_jobs)
+
+
+class PoolLauncher(SweepLauncher):
+    """A pool of processes.
+
+    Args:
+        n_jobs: processes; -1 is one a core.
+
+    Raises:
+        CompactHydraException: that is no number of processes.
+    """
+
+    def __init__(self, n_jobs: int) -> None:
+        if n_jobs == 0 or n_jobs < -1:
+            raise CompactHydraException(
+                f"error: hydra.launcher.n_jobs has to be at least 1, or -1 for one a core; it is {n_jobs}"
+            )
+        self.n_jobs = cores() if n_jobs == -1 else n_jobs
+        self.threads: int = threads_a_worker(cores(), self.n_jobs)
+
+    def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
+        """Side by side. A process that dies (killed, out of memory) ends the pool: what was handed out has failed."""
+        pool: Any = None
+        running: dict[Future[Outcome], Job] = {}
+        try:
+            while True:
+                while len(running) < self.n_jobs * (1 + QUEUED) and (job := next(jobs, None)) is not None:
+                    pool = pool or new_pool(self.n_jobs, self.threads, _enter, self.jobs)
+                    with _sigint_ignored():  # inherited by the processes, which the first run starts
+                        running[pool.submit(_run, job)] = job
+                if not running:
+                    return
+                done = wait(running, return_when=FIRST_COMPLETED).done
+                died = next((error for future in done if (error := future.exception()) is not None), None)
+                for future in list(running if died else done):
+                    job = running.pop(future)
+                    if future.done() and future.exception() is None:
+                        yield job, future.result()
+                    else:
+                        message = f"error: a process of the pool died ({died}); the same command does its runs again"
+                        yield job, Outcome("failed", messages=(message,))
+                if died:
+                    pool.shutdown(wait=True, kill_workers=True)
+                    pool = None
+        finally:
+            if pool is not None:
+                pool.shutdown(wait=True, kill_workers=True)
+
+
+@contextlib.contextmanager
+def _sigint_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _enter(jobs: Jobs) -> None:
+    global _jobs  # noqa: PLW0603  what a worker process knows
+    jobs.enter()
+    _jobs = jobs
+
+
+def _run(job: Job) -> Outcome:
+    assert _jobs is not None
+    try:
+        return _jobs.run(job.number, job.overrides)
+    finally:
+        sys.stdout.flush()

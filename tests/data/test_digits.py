@@ -11,8 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from immunize.data import Part
-from immunize.data.digits import Digits, FiveDigits
-from immunize.data.embedded_digits import embedded_digits, held_out_mask
+from immunize.data.digits import Digits, FiveDigits, embedded_digits, held_out_mask
 
 
 def originals(part: Part, digit: int) -> list[int]:

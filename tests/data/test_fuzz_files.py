@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from immunize.data.arrays import Arrays
-from immunize.data.housing import Housing
-from immunize.data.housing_table import COLUMNS
+from immunize.data.housing import COLUMNS, Housing
 from immunize.data.images.folders import ImageFolder
 from immunize.data.mnist import read_idx
 from immunize.errors import DataError, UserError

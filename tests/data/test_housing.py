@@ -14,9 +14,8 @@ import pytest
 import torch
 from sklearn.preprocessing import LabelEncoder
 
-from immunize.data.housing import Housing, encode
-from immunize.data.housing_table import COLUMNS, read_local
-from immunize.data.scaling import Standardizer
+from immunize.data.housing import COLUMNS, Housing, encode, read_local
+from immunize.data.splits import Standardizer
 from immunize.errors import DataError, MissingDataError
 
 TEXT_COLUMNS = {"MSZoning", "Street", "Alley", "Neighborhood", "MasVnrType", "PoolQC"}

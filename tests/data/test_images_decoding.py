@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from immunize.data.images.decoding import UNREADABLE, is_readable, open_rgb, to_rgb
+from immunize.data.images.stored import UNREADABLE, is_readable, open_rgb, to_rgb
 from tests.data.image_files import truncate, write_image
 
 

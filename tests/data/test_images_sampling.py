@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from immunize.data.images.sampling import Draw, StreamSampler, stream_loader
+from immunize.data.images.pair import Draw, StreamSampler, stream_loader
 
 
 def sampler(n: int = 10, batch_size: int = 4, steps: int = 2, **options: int) -> StreamSampler:

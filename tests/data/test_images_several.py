@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from immunize.data.images.digit_images import DigitImages
+from immunize.data.digits import DigitImages
 from immunize.data.images.folders import ImageFolder
 from immunize.data.images.multi import JoinedImages, SeveralSets, set_numbers
-from immunize.data.images.pair import ImagePair
-from immunize.data.images.sampling import JointSampler, StreamSampler
+from immunize.data.images.pair import ImagePair, JointSampler, StreamSampler
 from immunize.errors import DataError, MissingDataError
 from immunize.instantiate import build
 from tests.composing import compose_config

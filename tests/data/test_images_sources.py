@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from torchvision.datasets.utils import calculate_md5
 
-from immunize.data.digits import Digits
+from immunize.data.digits import DigitImages, Digits
 from immunize.data.images.caltech101 import Caltech101
 from immunize.data.images.cars import Cars
 from immunize.data.images.cifar10 import Cifar10
 from immunize.data.images.country211 import Country211
-from immunize.data.images.digit_images import DigitImages
 from immunize.data.images.folders import ImageFolder
 from immunize.data.images.imagenet import ImageNet
 from immunize.data.images.imagenette import Imagenette
@@ -358,7 +357,7 @@ def test_half_unpacked_country211_is_not_taken_for_complete(tmp_path: Path) -> N
 def test_digits_as_images_share_rows_with_digits_as_tables() -> None:
     from sklearn.datasets import load_digits
 
-    from immunize.data.embedded_digits import held_out_mask
+    from immunize.data.digits import held_out_mask
 
     raw, digits = load_digits(return_X_y=True)
     mask = held_out_mask(digits)

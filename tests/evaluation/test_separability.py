@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from immunize.evaluation.separability import separability
-from immunize.pipeline.record import flat_metrics
+from immunize.pipeline.experiment import flat_metrics
 from immunize.report.card import card_of, card_text
 from immunize.report.one_run import separability_lines
 from immunize.spectrum import folds_of

@@ -10,8 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from immunize.features.boundary import Tail, Trunk, replaced, split_network
-from immunize.features.calls import NoBoundaryError
+from immunize.features.boundary import NoBoundaryError, Tail, Trunk, replaced, split_network
 
 
 class Block(nn.Module):

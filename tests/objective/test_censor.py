@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import immunize
 from immunize import train
-from immunize.data.embedded_digits import embedded_digits, held_out_mask
+from immunize.data.digits import embedded_digits, held_out_mask
 from immunize.errors import UserError
 from immunize.features import DeepExtractor, load_weights
 from immunize.features.depths import check_depths, features_at
-from immunize.features.store import Features
+from immunize.features.extract import Features
 from immunize.objective import DeepSide, DeepStep
 from immunize.objective.attacker import thirds
 from immunize.objective.censor import Censor

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from immunize.features.precondition import RIDGE, preconditioned_features
+from immunize.features.linear import RIDGE, preconditioned_features
 from immunize.objective import task_loss
 from immunize.objective.deep import DeepSide, DeepStep
 from immunize.spectrum import default_tolerance

@@ -1,4 +1,4 @@
-"""`sweeping.pool` when a process dies: what was handed out has failed, the rest is done by new processes."""
+"""`PoolLauncher` when a process dies: what was handed out has failed, the rest is done by new processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from immunize.sweeping.launching import Job
-from immunize.sweeping.outcome import Outcome
-from immunize.sweeping.pool import PoolLauncher
+from immunize.sweeping.job import Outcome
+from immunize.sweeping.launching import Job, PoolLauncher
 
 PATIENCE = 60.0
 LONG, DEADLY = 0, 1

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from immunize.data import ROLES
-from immunize.data.images.sampling import StreamSampler, stream_loader
+from immunize.data.images.pair import StreamSampler, stream_loader
 from immunize.errors import DivergedError
 from immunize.features import DeepExtractor
 from immunize.objective import task_loss
@@ -238,7 +238,7 @@ def test_throughput_counts_images_of_both_sets(capsys: pytest.CaptureFixture[str
 def test_line_on_a_terminal_is_rewritten_between_those_that_stay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("immunize.training.callbacks.progress.REDRAWN", 0.0)
+    monkeypatch.setattr("immunize.training.callbacks.stopping.REDRAWN", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     fit(module_of(), Progress("a network", lines=2), steps=6)
     drawn = re.findall(r"step (\d)/6 [^\r\n]*([\r\n])", capsys.readouterr().err)

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from immunize.data.images.decoding import UNREADABLE
-from immunize.data.images.stored import Array, StoredImages
+from immunize.data.images.stored import UNREADABLE, Array, StoredImages
 from immunize.data.splits import random_generator
 from immunize.errors import DataError
 

@@ -87,7 +87,7 @@ class JoinedImages:
         return replace(self, number_of=self.number_of[rows], row_of=self.row_of[rows])
 
     def open(self, row: int) -> Image:
-        """One image, mode RGB; raises one of `decoding.UNREADABLE`."""
+        """One image, mode RGB; raises one of `stored.UNREADABLE`."""
         part: StoredImages = self.parts[self.number_of[row]]
         return part.open(int(self.row_of[row]))
 

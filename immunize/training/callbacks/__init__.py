@@ -3,10 +3,8 @@
 from immunize.training.callbacks.balance import GradientBalance
 from immunize.training.callbacks.guard import TheoremGuard
 from immunize.training.callbacks.monitor import ImmunityMonitor, NetworkMonitor
-from immunize.training.callbacks.progress import Progress
-from immunize.training.callbacks.resuming import Resuming
 from immunize.training.callbacks.signatures import FailureSignatures
-from immunize.training.callbacks.stopping import StepLimit, ValidationStop
+from immunize.training.callbacks.stopping import Progress, Resuming, StepLimit, ValidationStop
 
 __all__ = [
     "FailureSignatures",

@@ -43,7 +43,7 @@ ROLES_OF = {"well": "pretrain", "ill": "harmful"}
 """The data set of each regularizer."""
 
 INVERSE_FREE: Precondition = "inverse_free"
-"""The preconditioning that is K⁻¹∇R without an ε, see :mod:`immunize.features.precondition`."""
+"""The preconditioning that is K⁻¹∇R without an ε, see :mod:`immunize.features.linear`."""
 
 
 @dataclass

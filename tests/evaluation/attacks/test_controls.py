@@ -9,7 +9,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from immunize.attack import entries_of
-from immunize.data.embedded_digits import embedded_digits
+from immunize.data.digits import embedded_digits
 from immunize.evaluation.attacks import (
     AttackData,
     Budget,
