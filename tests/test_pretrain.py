@@ -106,7 +106,7 @@ def test_the_accuracy_is_taken_in_the_trainers_precision(precision: str, tmp_pat
 def test_a_finished_training_is_not_done_again_but_another_is(tmp_path: Path) -> None:
     first = pretrain.run(composed(*FEW, "epochs=1", "resume=true"), tmp_path, quiet=True)
     assert first["training"]["resumed"] is None
-    assert pretrain.run(composed(*FEW, "epochs=1", "resume=true", "threads=1"), tmp_path, quiet=True) == first
+    assert pretrain.run(composed(*FEW, "epochs=1", "resume=true", "workers=1"), tmp_path, quiet=True) == first
     with pytest.raises(UserError, match="overwrite=true"):
         pretrain.run(composed(*FEW, "epochs=2", "resume=true"), tmp_path, quiet=True)
 
