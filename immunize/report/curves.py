@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from immunize.files import whole, write_text
 from immunize.report.naming import PARTS, in_order, run_title
-from immunize.report.runs import NetworkSetting, Runs, measured_on
+from immunize.report.runs import Runs, measured_on
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -200,28 +200,27 @@ def norm_ratio_bands(runs: Runs) -> pd.DataFrame:
     return _table(found, NORM_RATIOS)
 
 
-def probe_bands(settings: Sequence[NetworkSetting]) -> pd.DataFrame:
-    """One band a setting, optimizer, data set, and method; θ_0's once a seed, whatever the method.
+def probe_bands(settings: Sequence[Runs]) -> pd.DataFrame:
+    """One band a network and pair, optimizer, data set, and method; θ_0's once a seed, whatever the method.
 
     Raises:
-        ValueError: a setting without a finished run, records without curves, as those of a `results.csv.gz`, or curves
-            of one band at different steps.
+        ValueError: no finished run of one, records without curves, as those of a `results.csv.gz`, or curves of one
+            band at different steps.
     """
     found = []
-    for one in settings:
-        _check(one.runs)
-        once = {record["seed"]: record for record in one.runs.finished}
-        sources = {method: one.runs.of_method(method) for method in one.runs.methods} | {THETA_0: [*once.values()]}
-        for optimizer in dict.fromkeys(name for record in one.runs.finished for name in record["curves"]["probe"]):
+    for runs in settings:
+        _check(runs)
+        sources = {method: runs.of_method(method) for method in runs.methods} | {THETA_0: runs.once_a_seed}
+        for optimizer in dict.fromkeys(name for record in runs.finished for name in record["curves"]["probe"]):
             for role in TASKS:
                 for extractor, records in sources.items():
                     which = THETA_0 if extractor == THETA_0 else "immunized"
                     curves = [record["curves"]["probe"][optimizer][role][which] for record in records]
                     if any(curve["steps"] != curves[0]["steps"] for curve in curves):
                         told = f"the probes by {optimizer} took different steps"
-                        raise ValueError(f"{one.model}, {one.title}: {told}; report them apart")
+                        raise ValueError(f"{runs.model}, {runs.title}: {told}; report them apart")
                     if curves:
-                        place = (one.runs.reduced, one.model, one.title, optimizer, role, extractor, len(curves))
+                        place = (runs.reduced, runs.model, runs.title, optimizer, role, extractor, len(curves))
                         values = np.array([curve["accuracy"] for curve in curves], dtype=np.float64)
                         found.append(_band((*place, curves[0]["batches_per_epoch"]), curves[0]["steps"], values))
     return _table(found, PROBE_ACCURACIES)

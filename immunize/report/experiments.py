@@ -22,14 +22,13 @@ from immunize.report.curves import (
     save_figure,
     write_bands,
 )
-from immunize.report.heatmaps import heatmap
+from immunize.report.heatmaps import heatmap, log_means, success_table
 from immunize.report.loading import load_records, sort_key
 from immunize.report.naming import REDUCED, pair_title
-from immunize.report.networks import SCALES, by_setting, completeness, table3_tables
 from immunize.report.provenance import facts_table, provenance_rows, readme, settings_table
 from immunize.report.published import read_published
-from immunize.report.results import log_means, result_tables, success_table
-from immunize.report.runs import EXPERIMENT_STATUSES, FAST, NetworkSetting, Runs, expected_runs
+from immunize.report.results import SCALES, by_setting, completeness, result_tables, table3_tables
+from immunize.report.runs import EXPERIMENT_STATUSES, FAST, Runs, expected_runs
 from immunize.report.stored import RESULTS, write_results
 from immunize.report.table import markdown_of
 from immunize.report.tradeoff import TradeOff, settings_text, tradeoff_figure, tradeoff_tables
@@ -126,7 +125,7 @@ def _curves(request: Request) -> str:
         draw(read_bands(drawn_before, columns), request.out)
         return f"drawn again from {drawn_before}\n"
     of = [_runs(request, "table1")] if request.name == "fig1" else _settings(request)
-    bands = norm_ratio_bands(of[0]) if isinstance(of[0], Runs) else probe_bands(of)
+    bands = norm_ratio_bands(of[0]) if request.name == "fig1" else probe_bands(of)
     if request.out is None:
         curves = bands.groupby(list(columns[: columns.index("runs")]))
         return f"{len(curves)} curves; out=<folder> draws them\n"
@@ -163,7 +162,7 @@ def _table3(request: Request) -> str:
     return _write(request, settings, markdown_of(table3_tables(settings, read_published(request.published))), kept=True)
 
 
-def _settings(request: Request) -> list[NetworkSetting]:
+def _settings(request: Request) -> list[Runs]:
     return by_setting(load_records(request.folder, EXPERIMENT_STATUSES))
 
 
@@ -194,7 +193,7 @@ def _runs(request: Request, experiment: str, keep: bool = False) -> Runs:
 
 def _write(
     request: Request,
-    of: Sequence[Runs] | Sequence[NetworkSetting],
+    of: Sequence[Runs],
     text: str,
     draw: Callable[[Path], list[str]] = lambda out: [],
     *,
@@ -211,21 +210,20 @@ def _write(
         kept: whether the records belong to this experiment, and not to the one that its runs are of.
         trade: what the runs are of, where it is a trade-off.
     """
-    every = [one.runs if isinstance(one, NetworkSetting) else one for one in of]
-    settings = [one for one in of if isinstance(one, NetworkSetting)]
-    runs, name = every[0], request.name
+    runs, name = of[0], request.name
+    settings = of if runs.name in SCALES else []
     if (out := request.place(runs)) is None:
         return text
     if kept:
-        write_results([record for one in every for record in one.records], out)
+        write_results([record for one in of for record in one.records], out)
         write_text(out / "table.md", text)
     body = [f"![{runs.mark(figure.replace('_', ' '))}]({figure}.png)\n" for figure in draw(out)]
     title = TITLES.get(name, "")
     if settings:
         body = [*(f"- {note}" for note in completeness(settings)), "", *body, text]
         for one in settings:
-            body += [f"## Runs: {one.model}, {one.title}", "", *facts_table(provenance_rows(one.runs))]
-            body.append(settings_table(one.runs).markdown())
+            body += [f"## Runs: {one.model}, {one.title}", "", *facts_table(provenance_rows(one))]
+            body.append(settings_table(one).markdown())
     elif trade is not None:
         title = f"The trade-off between (i) and (ii) over λ_H/λ_P: `{runs.methods[0]}`, {pair_title(runs.records[0])}"
         body = [settings_text(trade), "", f"![{runs.mark('trade-off')}](tradeoff.png)", "", _POINTS, "", text]

@@ -14,11 +14,18 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from immunize.report.published import Published, find
+from immunize.report.results import NOT_PUBLISHED, by_method, pair_means
+from immunize.report.runs import Runs
+from immunize.report.table import NOTHING, Table, share, short, under
+
 _PAD = 0.1  # inches, so that titles keep clear of the ticks above them
 _PALE = 0.08
 """Share of the colour map that is left out on either side of its middle, so that no cell is of neither colour."""
 _DARK = 0.62
 """Share of the scale from which a cell is too dark for black print."""
+_LEAST = 3
+"""Pairs below which a rank correlation says nothing."""
 
 
 def _red_and_blue() -> ListedColormap:
@@ -92,3 +99,76 @@ def _cell(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     return (f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}").replace("-", "−")
+
+
+def log_means(runs: Runs, method: str, part: str, estimator: str) -> dict[str, float]:
+    """Natural logarithm of the mean RIR over seeds, by pair; infinite where the RIR of a run is.
+
+    That the paper's Fig. 2 shows the logarithm of the mean follows from its own numbers: the mean of exp(cell) over
+    the 90 cells is the mean RIR of its Table 2, for all four methods.
+    """
+    means = pair_means(runs, method, part, estimator)
+    return {pair: math.log(mean) if mean > 0 else -math.inf for pair, mean in means.items()}
+
+
+def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequence[Published]) -> Table:
+    """Pairs with a mean RIR over seeds of at least 1, by method; notes on the paper's cells where there are any.
+
+    Args:
+        runs: on pairs of digits.
+        wheres: (part, estimator) of the columns.
+        published: with `failed_pairs` and `log_rir` rows.
+    """
+
+    def cells(method: str) -> list[str]:
+        failed = find(published, method, "failed_pairs")
+        total = len({p.pair for p in published if p.method == method and p.quantity == "log_rir"})
+        every = [log_means(runs, method, *where).values() for where in wheres]
+        theirs = NOTHING if failed is None else f"{total - failed.value:.0f}/{total}"
+        return [*(share(sum(value >= 0 for value in of), len(of)) for of in every), theirs]
+
+    notes = [
+        runs.completeness(),
+        *(note for method in runs.methods for note in _against_paper(runs, method, published)),
+    ]
+    if any(p.quantity == "log_rir" for p in published):
+        notes.append(
+            "The paper's cells were read from the text of its PDF, which keeps no minus signs. That the mean of "
+            "exp(cell) is the mean RIR of its Table 2 says that there are none, so that in the paper too these RIR are "
+            "at least 1; what its text and colours call a failure must be a small RIR."
+        )
+    if not published:
+        notes.append(NOT_PUBLISHED)
+    columns = under(runs.size_text(), (", ".join(where) for where in wheres))
+    title = f"Pairs with RIR ≥ 1, mean RIR over {runs.seeds_text()}"
+    return by_method(runs, title, [*columns, "§5.1, not failed paper"], cells, notes)
+
+
+def _against_paper(runs: Runs, method: str, published: Sequence[Published]) -> list[str]:
+    cells = {p.pair: p.value for p in published if p.method == method and p.quantity == "log_rir"}
+    if not cells:
+        return []
+    failed = find(published, method, "failed_pairs")
+    text = (
+        f"`{method}`: the paper's {len(cells)} cells are {min(cells.values()):.2f} to {max(cells.values()):.2f}, the "
+        f"mean of exp(cell) is {short(float(np.mean(np.exp(list(cells.values())))))}"
+    )
+    if failed is not None and (below := sum(value < 0 for value in cells.values())) != failed.value:
+        text += f"; {below} of them are below 0, but its text counts {failed.value:.0f} failures"
+    ours = log_means(runs, method, "fit", "released")
+    common = sorted(pair for pair in cells.keys() & ours.keys() if math.isfinite(ours[pair]))
+    if len(common) >= _LEAST:
+        mine = [ours[pair] for pair in common]
+        same = _rank_correlation(mine, [cells[pair] for pair in common])
+        text += f". Rank correlation with ours (`released`, `fit`) {same:.2f}"
+        swapped = ["→".join(reversed(pair.split("→"))) for pair in common]
+        if all(pair in cells for pair in swapped):
+            text += f", with D_P and D_H exchanged {_rank_correlation(mine, [cells[pair] for pair in swapped]):.2f}"
+    return [text + "."]
+
+
+def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's; NaN where all are tied."""
+    from scipy.stats import spearmanr  # a second of import time, for this one report
+
+    return math.nan if 1 in (len(set(one)), len(set(other))) else float(spearmanr(one, other).statistic)

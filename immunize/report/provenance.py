@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from immunize.records import whole_config
-from immunize.report.naming import LAMBDAS, data_name, fit_rows
-from immunize.report.runs import Runs
+from immunize.report.loading import infinite
+from immunize.report.naming import LAMBDAS, PARTS, data_name, fit_rows
+from immunize.report.runs import Runs, measured_on
 from immunize.report.table import NOTHING, Table, short
 
 _SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
+TIED = 1e-6
+"""A gap σ_i/σ_{i+1} within this of 1 counts as a tie: Theorem 4.1 asks for unique extreme singular values."""
+_SIDES = (("H_P", "kappa_pretrain"), ("H_H", "kappa_harmful"))
 _NOT_SETTINGS = ("_target_", "name", "seed", *LAMBDAS)
 
 
@@ -116,6 +120,48 @@ def settings_table(runs: Runs) -> Table:
     if any(_balanced(record) for record in runs.records):
         notes.append("λ from a balance of gradient norms (C.2) differ by run: their medians.")
     return Table("Hyper-parameters", columns, rows, notes)
+
+
+def validity_notes(runs: Runs) -> list[str]:
+    """One sentence a part of the data: numerical rank, floor hits and ties of H(θ), the gap at the rank cut of K.
+
+    A last one counts the failure signatures that the trainings on `fit` showed, where they showed any.
+    """
+    notes = [_note(measured, part) for part in PARTS if (measured := measured_on(runs.finished, part))]
+    shown: Counter[tuple[str, str]] = Counter()
+    for record in runs.records:
+        warnings = record.get("training", {}).get("fit", {}).get("warnings", [])
+        shown.update((name, record["method"]) for name in {warning["name"] for warning in warnings})
+    counts = [
+        f"`{name}` in " + ", ".join(f"{shown[name, m]} of `{m}`" for m in runs.methods if shown[name, m])
+        for name in sorted({name for name, _ in shown})
+    ]
+    return [*notes, *([f"Failure signatures while training on `fit`, by runs: {'; '.join(counts)}."] if counts else [])]
+
+
+def _note(records: Sequence[dict[str, Any]], part: str) -> str:
+    metrics = [record["metrics"][part] for record in records]
+    sides = []
+    for name, key in _SIDES:
+        facts = [of["spectrum"]["facts"][key] for of in metrics]
+        floors = sum(of["released"]["facts"][key]["floor_hit"] for of in metrics)
+        tops, bottoms = (
+            sum(f[gap] is not None and f[gap] - 1 < TIED for f in facts) for gap in ("gap_top", "gap_bottom")
+        )
+        below = sum(f.get("numerical_rank", f["rank"]) < f["rank"] for f in facts)
+        cut = min(infinite(of["spectrum"]["facts"][f"{key}_baseline"]["gap_cut"]) for of in metrics)
+        sides.append(
+            f"{name} has numerical rank {_range(f['rank'] for f in facts)} of "
+            f"{_range(f['n_features'] for f in facts)}, σ₁ tied in {tops:,} and the smallest σ in {bottoms:,} runs, a "
+            f"gap of at least {short(cut)} at the raw data's rank cut, and `released` hits its floor in {floors:,} runs"
+            + (f" (in {below:,} runs θ pushes some of the data's singular values below the cut)" if below else "")
+        )
+    return f"`{part}`, {len(records):,} runs: {'; '.join(sides)}."
+
+
+def _range(values: Iterable[int]) -> str:
+    found = set(values)
+    return f"{min(found)}" if len(found) == 1 else f"{min(found)} to {max(found)}"
 
 
 def _batch(size: int | None) -> str:

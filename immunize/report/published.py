@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from immunize.report.naming import RATIOS
-from immunize.report.runs import NetworkSetting, Runs
+from immunize.report.runs import Runs
 from immunize.report.table import NOTHING, short, summary_of, with_spread
 
 ACCURACY = "pretrain_accuracy"
@@ -82,16 +82,22 @@ def cell(published: Sequence[Published], method: str, quantity: str, pair: str =
     return NOTHING if found is None else with_spread(found.value, found.std)
 
 
-def elsewhere(one: NetworkSetting, published: Sequence[Published]) -> list[str]:
+def network_pair(runs: Runs) -> str:
+    """What a network and D_H are called among published numbers."""
+    first = runs.records[0]
+    architecture = (first.get("network") or {}).get("architecture", first["model"])  # in timm, or a module's class
+    return f"{architecture}→{first['harmful']}"
+
+
+def elsewhere(runs: Runs, published: Sequence[Published]) -> list[str]:
     """What others report on this network and D_H by methods that are not here."""
     names = {"rir": "RIR", ACCURACY: "D_P accuracy in %", **dict(zip(RATIOS, ("(i)", "(ii)"), strict=False))}
     by_source: dict[str, list[str]] = {}
     for p in published:
-        if p.pair == one.published and p.method not in (THETA_0, *one.runs.methods):
+        if p.pair == network_pair(runs) and p.method not in (THETA_0, *runs.methods):
             by_source.setdefault(f"{p.name} ({p.source})", []).append(f"{names[p.quantity]} {short(p.value)}")
-    return [
-        f"Also published for {one.architecture} on {one.harmful}: {k}, {', '.join(v)}." for k, v in by_source.items()
-    ]
+    where = " on ".join(network_pair(runs).split("→"))
+    return [f"Also published for {where}: {source}, {', '.join(told)}." for source, told in by_source.items()]
 
 
 def differences(runs: Runs, published: Sequence[Published]) -> list[str]:

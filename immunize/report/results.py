@@ -1,20 +1,19 @@
-"""The tables of an experiment with many runs (Tables 1 and 2, Figure 2 of the paper), every cell from records."""
+"""Tables 1, 2 and 3 from records: linear extractors, a row a method, and networks, a row a network, D_H and method."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from immunize.report.loading import infinite, verdict_on
-from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS
-from immunize.report.published import Published, cell, differences, find
-from immunize.report.runs import Runs, measured_on
-from immunize.report.table import NOTHING, Table, share, short, summary_of, under
+from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS, pair_title
+from immunize.report.provenance import validity_notes
+from immunize.report.published import ACCURACY, THETA_0, Published, cell, differences, elsewhere, find, network_pair
+from immunize.report.runs import Runs, expected_runs, experiment_of, swept
+from immunize.report.table import NOTHING, Table, share, short, summary_of, summary_text, under
 
 COLUMNS = ("(i) ↑", "(ii) ↓", "RIR ↑")
 HELD = ("(a)", "(b)", "(c)", "all")
@@ -25,16 +24,84 @@ SPREADS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "spectrum"), (
 """Where the distribution of RIR over pairs is shown."""
 WORST = 3
 
-TIED = 1e-6
-"""A gap σ_i/σ_{i+1} within this of 1 counts as a tie: Theorem 4.1 asks for unique extreme singular values."""
-_SIDES = (("H_P", "kappa_pretrain"), ("H_H", "kappa_harmful"))
-_LEAST = 3
-"""Pairs below which a rank correlation says nothing."""
 NOT_PUBLISHED = "There is no published column: the file of published numbers is missing."
-VERDICTS = (
+_VERDICTS = (
     f"(a) the harmful task is harder, (i) ≥ {HARDER_BY:g}; (b) the pre-training task is no harder, (ii) ≤ "
     f"{NO_HARDER:g}; (c) {{}}. The paper gives no thresholds, these are ours."
 )
+_RIDGE = "`ridge`: κ of H + ρ·tr(H)/D·I{}fine-tuning with weight decay."
+
+SCALES = {"table3": "", "table3_small": "small", "table3_digits": "digits"}
+"""`experiment.name` of the presets of Table 3 to their SCALE."""
+MOST_POINTS = 1
+"""Points of D_P accuracy that (c) lets go, as :mod:`immunize.evaluation` has it."""
+KINDS = {"metrics_groups": "20 × 100 groups", "metrics": "pooled"}
+_PROBES = (
+    ("gd", ("30", "300", "1000")),
+    ("sgd", ("300", "1000")),
+    ("adam", ("300",)),
+    ("least_squares", ("1000", "end")),
+)
+
+
+def _table(
+    of: Sequence[Runs],
+    title: str,
+    columns: Sequence[str],
+    cells: Callable[[Runs, str], Iterable[str]],
+    notes: Sequence[str] = (),
+    *,
+    before: Callable[[Runs], Iterable[str]] | None = None,
+) -> Table:
+    """A row a method: its name, how many runs it has, and its cells; of networks behind their names.
+
+    Args:
+        of: the runs of linear extractors, or those of every network and pair of data sets.
+        title: of the table.
+        columns: headings of the cells.
+        cells: of a method.
+        notes: below the table.
+        before: of θ_0, in a row before the others of a network.
+    """
+    networks = of[0].name in SCALES
+    rows: list[list[str]] = []
+    for runs in of:
+        left = [f"`{runs.model}`", runs.title] if networks else []
+        rows += [] if before is None else [[*left, "θ_0", *before(runs)]]
+        rows += [[*left, f"`{m}`", runs.count_text(m), *cells(runs, m)] for m in runs.methods]
+    if networks:
+        title, columns = f"{title}, {_scale(of)}", ["network", "data", "method", "runs", *columns]
+    else:
+        columns = ["method", "runs", *columns]
+    return Table(of[0].mark(title), columns, rows, notes)
+
+
+def _scale(settings: Sequence[Runs]) -> str:
+    """What the two numbers of a cell are, and the scale of the experiment."""
+    seeds, scale = max(len(runs.seeds) for runs in settings), SCALES[settings[0].name]
+    over = f"mean ± standard deviation (n − 1) over {seeds} seeds" if seeds > 1 else "one seed"
+    return f"{over}, scale `{scale}`" if scale else over
+
+
+def by_method(
+    runs: Runs, title: str, columns: Sequence[str], cells: Callable[[str], Iterable[str]], notes: Sequence[str] = ()
+) -> Table:
+    """A row a method of linear extractors: its name, how many runs it has, and its cells."""
+    return _table([runs], title, columns, lambda _, method: cells(method), notes)
+
+
+def _both_parts(columns: Sequence[str], *by: str, runs: Runs | None = None, before: Sequence[str] = ()) -> list[str]:
+    """Columns of both parts; `runs` of linear extractors are counted in their headings."""
+    sizes = {part: [] if runs is None else [runs.size_text(part)] for part in PARTS}
+    return [c for part, size in sizes.items() for c in under(", ".join([*before, part, *by, *size]), columns)]
+
+
+def _numbers(runs: Runs, method: str, estimator: str, kind: str = "metrics") -> list[str]:
+    return [runs.text(method, part, estimator, name, kind) for part in PARTS for name in RATIOS]
+
+
+def _rhos(of: Sequence[Runs]) -> str:
+    return ", ".join(sorted({f"{run['config']['rho']:g}" for runs in of for run in runs.finished}))
 
 
 def result_tables(runs: Runs, published: Sequence[Published]) -> list[Table]:
@@ -44,7 +111,6 @@ def result_tables(runs: Runs, published: Sequence[Published]) -> list[Table]:
         runs: of one experiment.
         published: the paper's numbers; none leaves the comparison without their column, and the table says so.
     """
-    rhos = sorted({f"{run['config']['rho']:g}" for run in runs.finished})
     spectrum = [
         "`spectrum`: κ as the paper defines it, Eq. (1), over the numerical rank. `fit`: the data θ was immunized "
         "with; `held_out`: data it never saw.",
@@ -52,12 +118,17 @@ def result_tables(runs: Runs, published: Sequence[Published]) -> list[Table]:
         runs.completeness(),
         *validity_notes(runs),
     ]
-    ridge = ["`ridge`: κ of H + ρ·tr(H)/D·I, fine-tuning with weight decay."]
+
+    def ratios(title: str, estimator: str, notes: Sequence[str]) -> Table:
+        columns = _both_parts(COLUMNS, estimator, runs=runs)
+        return by_method(runs, f"{title}, {how(runs)}", columns, lambda m: _numbers(runs, m, estimator), notes)
+
+    verdicts = _both_parts(HELD, "spectrum", runs=runs)
     tables = [
-        _ratios(runs, "Immunization by `spectrum`", "spectrum", spectrum),
+        ratios("Immunization by `spectrum`", "spectrum", spectrum),
         _comparison(runs, published),
-        _ratios(runs, f"Immunization by `ridge`, ρ = {', '.join(rhos)}", "ridge", ridge),
-        _verdicts(runs),
+        ratios(f"Immunization by `ridge`, ρ = {_rhos([runs])}", "ridge", [_RIDGE.format(", ")]),
+        _verdicts([runs], verdicts, ["metrics"], "the pre-training task can still be solved as well"),
         _steps(runs),
     ]
     return [*tables, *(_spread(runs, *where) for where in SPREADS)] if len(runs.pairs) > 1 else tables
@@ -76,35 +147,6 @@ def how(runs: Runs) -> str:
     )
 
 
-def _by_method(
-    runs: Runs, title: str, columns: Sequence[str], cells: Callable[[str], Iterable[str]], notes: Sequence[str] = ()
-) -> Table:
-    """A row a method: its name, how many runs it has, and its cells."""
-    rows = [[f"`{method}`", runs.count_text(method), *cells(method)] for method in runs.methods]
-    return Table(runs.mark(title), ["method", "runs", *columns], rows, notes)
-
-
-def _ratios(
-    runs: Runs,
-    title: str,
-    estimator: str,
-    notes: Sequence[str],
-    *,
-    before: Sequence[str] = (),
-    published: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> Table:
-    """(i), (ii) and RIR on both parts, behind the published ones."""
-    columns = [c for part in PARTS for c in under(f"{part}, {estimator}, {runs.size_text(part)}", COLUMNS)]
-
-    def cells(method: str) -> list[str]:
-        return [
-            *published.get(method, ()),
-            *(runs.text(method, part, estimator, name) for part in PARTS for name in RATIOS),
-        ]
-
-    return _by_method(runs, f"{title}, {how(runs)}", [*before, *columns], cells, notes)
-
-
 def _comparison(runs: Runs, published: Sequence[Published]) -> Table:
     sources = ", ".join(dict.fromkeys(p.source for p in published if p.quantity in RATIOS))
     notes = [
@@ -114,29 +156,31 @@ def _comparison(runs: Runs, published: Sequence[Published]) -> Table:
         *differences(runs, published),
         *([] if sources else [NOT_PUBLISHED]),
     ]
-    theirs = under(f"paper, {sources}", COLUMNS) if sources else []
-    title = "Comparison with the paper by `released`"
-    found = {m: [cell(published, m, name) for name in RATIOS if sources] for m in runs.methods}
-    return _ratios(runs, title, "released", notes, before=theirs, published=found)
-
-
-def _verdicts(runs: Runs) -> Table:
-    columns = [c for part in PARTS for c in under(f"{part}, spectrum, {runs.size_text(part)}", HELD)]
-    return _by_method(
+    return by_method(
         runs,
+        f"Comparison with the paper by `released`, {how(runs)}",
+        [*(under(f"paper, {sources}", COLUMNS) if sources else []), *_both_parts(COLUMNS, "released", runs=runs)],
+        lambda m: [*(cell(published, m, of) for of in RATIOS if sources), *_numbers(runs, m, "released")],
+        notes,
+    )
+
+
+def _verdicts(of: Sequence[Runs], columns: Sequence[str], kinds: Iterable[str], solved: str) -> Table:
+    places = [(kind, part) for kind in kinds for part in PARTS]
+    return _table(
+        of,
         "Runs in which Definition 3.1 holds, by `spectrum`",
         columns,
-        lambda method: (text for part in PARTS for text in held_text(runs.verdicts(method, part))),
-        [VERDICTS.format("the pre-training task can still be solved as well")],
+        lambda runs, method: (text for kind, part in places for text in held_text(runs.verdicts(method, part, kind))),
+        [_VERDICTS.format(solved)],
     )
 
 
 def _steps(runs: Runs) -> Table:
-    columns = [c for part in PARTS for c in under(f"{part}, {runs.size_text(part)}", ("D_P: I → θ", "D_H: I → θ"))]
-    return _by_method(
+    return by_method(
         runs,
         f"Probe steps to norm ratio {THRESHOLD} (gradient descent, exact line search), median of the runs",
-        columns,
+        _both_parts(("D_P: I → θ", "D_H: I → θ"), runs=runs),
         lambda method: (
             " → ".join(_middle_steps(runs, method, part, role, which) for which in ("identity", "immunized"))
             for part in PARTS
@@ -152,7 +196,7 @@ def _steps(runs: Runs) -> Table:
 def _spread(runs: Runs, part: str, estimator: str) -> Table:
     def cells(method: str) -> list[str]:
         by_pair = runs.numbers(method, part, estimator, "rir")
-        means = _means(runs, method, part, estimator)
+        means = pair_means(runs, method, part, estimator)
         if not means:
             return [NOTHING] * 7
         worst = sorted(means, key=lambda pair: means[pair])[:WORST]
@@ -165,7 +209,7 @@ def _spread(runs: Runs, part: str, estimator: str) -> Table:
 
     columns = ("min", "25 %", "median", "75 %", "max", "pairs with RIR > 1 at every seed", "worst pairs")
     title = f"RIR over the {len(runs.pairs)} pairs on `{part}` by `{estimator}`, mean over seeds of each pair"
-    return _by_method(runs, title, under(f"{part}, {estimator}, {runs.size_text(part)}", columns), cells)
+    return by_method(runs, title, under(f"{part}, {estimator}, {runs.size_text(part)}", columns), cells)
 
 
 def _relative_spreads(runs: Runs, published: Sequence[Published]) -> list[str]:
@@ -211,122 +255,205 @@ def _quantile(values: Sequence[float], q: float) -> float:
     return low if low == high else low + (at - math.floor(at)) * (high - low)
 
 
-def _means(runs: Runs, method: str, part: str, estimator: str) -> dict[str, float]:
+def pair_means(runs: Runs, method: str, part: str, estimator: str) -> dict[str, float]:
     """The mean RIR over seeds, by pair; infinite where that of a run is: κ of D_H beyond floating point."""
     found = runs.numbers(method, part, estimator, "rir")
     return {pair: float(np.mean([infinite(v) for v in numbers])) for pair, numbers in found.items()}
 
 
-def log_means(runs: Runs, method: str, part: str, estimator: str) -> dict[str, float]:
-    """Natural logarithm of the mean RIR over seeds, by pair; infinite where the RIR of a run is.
-
-    That the paper's Fig. 2 shows the logarithm of the mean follows from its own numbers: the mean of exp(cell) over
-    the 90 cells is the mean RIR of its Table 2, for all four methods.
-    """
-    means = _means(runs, method, part, estimator)
-    return {pair: math.log(mean) if mean > 0 else -math.inf for pair, mean in means.items()}
-
-
-def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequence[Published]) -> Table:
-    """Pairs with a mean RIR over seeds of at least 1, by method; notes on the paper's cells where there are any.
+def by_setting(records: Sequence[dict[str, Any]]) -> list[Runs]:
+    """The runs of each network on each pair of data sets, sorted by both.
 
     Args:
-        runs: on pairs of digits.
-        wheres: (part, estimator) of the columns.
-        published: with `failed_pairs` and `log_rir` rows.
-    """
+        records: finished and diverged runs of one of `SCALES`.
 
-    def cells(method: str) -> list[str]:
-        failed = find(published, method, "failed_pairs")
-        total = len({p.pair for p in published if p.method == method and p.quantity == "log_rir"})
-        every = [log_means(runs, method, *where).values() for where in wheres]
-        theirs = NOTHING if failed is None else f"{total - failed.value:.0f}/{total}"
-        return [*(share(sum(value >= 0 for value in of), len(of)) for of in every), theirs]
+    Raises:
+        ValueError: records that may not be put into one table, see :meth:`Runs.of`; or of linear extractors.
+    """
+    names = {experiment_of(record)[0] for record in records}
+    if len(names) != 1 or not names <= SCALES.keys():
+        raise ValueError(
+            f"Table 3 needs runs of one of {', '.join(SCALES)}; these are of {', '.join(sorted(names))}; report each "
+            "from a folder of its own"
+        )
+    name = names.pop()
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        if record["status"] == "finished" and "metrics_groups" not in record:
+            raise ValueError(f"Table 3 is of deep networks; there is a run of {record['model']!r}")
+        groups.setdefault((record["model"], pair_title(record)), []).append(record)
+    return [Runs.of(of, name, expected_runs(name, of)) for _, of in sorted(groups.items())]
+
+
+def completeness(settings: Sequence[Runs]) -> list[str]:
+    """One sentence a setting on its runs, and one on settings of the preset of which there is none."""
+    notes = [f"{runs.model}, {runs.title}: {runs.completeness()}" for runs in settings]
+    params = swept(settings[0].preset)
+    meant = max(len(params.get("model", [])), 1) * max(len(params.get("harmful", [])), 1)
+    if meant > len(settings):
+        notes.append(f"There are runs of {len(settings)} of {meant} pairs of network and D_H.")
+    return notes
+
+
+def table3_tables(settings: Sequence[Runs], published: Sequence[Published]) -> list[Table]:
+    """Groups and pooled by `spectrum`, the comparison with the paper, both by `ridge`, verdicts, probes.
+
+    Args:
+        settings: from :func:`by_setting`.
+        published: from :func:`immunize.report.published.read_published`.
+    """
+    return [
+        _network_ratios(settings, "metrics_groups", "spectrum", completeness(settings)),
+        _network_ratios(settings, "metrics", "spectrum", _gaps(settings)),
+        _network_comparison(settings, published),
+        *(_network_ratios(settings, kind, "ridge", []) for kind in KINDS),
+        _verdicts(
+            settings,
+            [c for kind in KINDS.values() for c in _both_parts(HELD, before=[kind])],
+            KINDS,
+            f"the accuracy on held-out images of D_P fell by {MOST_POINTS} point or less",
+        ),
+        *(_probes(settings, role) for role in ("harmful", "pretrain")),
+    ]
+
+
+def _network_ratios(settings: Sequence[Runs], kind: str, estimator: str, notes: Sequence[str]) -> Table:
+    about = {
+        "metrics_groups": "The paper's protocol: (i), (ii) and RIR are each the mean over 20 groups of 100 images, so "
+        "that RIR is not (i)/(ii). `fit`: images θ was immunized on; `held_out`: images it never saw.",
+        "metrics": "κ over all images of the part.",
+    }
+    interval = (
+        "95 %: bootstrap interval of RIR within a run (images or groups resampled), geometric means of its ends over "
+        "the runs."
+    )
+    notes = [_RIDGE.format(f", ρ = {_rhos(settings)}: ")] if estimator == "ridge" else [*_wins(settings, kind), *notes]
+    return _table(
+        settings,
+        f"RIR_θ0, {KINDS[kind]}, by `{estimator}`",
+        [
+            *_both_parts(COLUMNS, estimator),
+            "95 % of RIR held_out",
+            *under("D_P accuracy, %", ("θ_0", "after ↑")),
+        ],
+        lambda runs, m: [
+            *_numbers(runs, m, estimator, kind),
+            _interval(runs, m, kind, estimator),
+            *(_accuracy(runs.of_method(m), when) for when in ("before", "after")),
+        ],
+        [about[kind], interval, *notes],
+    )
+
+
+def _network_comparison(settings: Sequence[Runs], published: Sequence[Published]) -> Table:
+    def theirs(runs: Runs, method: str) -> list[str]:
+        return [cell(published, method, of, network_pair(runs)) for of in (*RATIOS, ACCURACY) if published]
+
+    def before(runs: Runs) -> list[str]:
+        once = runs.once_a_seed
+        return [str(len(once)), *("1" for _ in RATIOS), _accuracy(once, "before"), *theirs(runs, THETA_0)]
+
+    def cells(runs: Runs, method: str) -> list[str]:
+        ours = [runs.text(method, "fit", "released", name, "metrics_groups") for name in RATIOS]
+        return [*ours, _accuracy(runs.of_method(method), "after"), *theirs(runs, method)]
 
     notes = [
-        runs.completeness(),
-        *(note for method in runs.methods for note in _against_paper(runs, method, published)),
+        "`released`: κ as the paper's released code computes it, with which its tables were made; in groups of "
+        "fewer images than features it is σ₁/1e-06, whatever the conditioning. θ_0's own ratios are 1 by "
+        "definition; `none` is trained on the supervised loss alone.",
+        *(note for runs in settings for note in elsewhere(runs, published)),
     ]
-    if any(p.quantity == "log_rir" for p in published):
-        notes.append(
-            "The paper's cells were read from the text of its PDF, which keeps no minus signs. That the mean of "
-            "exp(cell) is the mean RIR of its Table 2 says that there are none, so that in the paper too these RIR are "
-            "at least 1; what its text and colours call a failure must be a small RIR."
-        )
     if not published:
         notes.append(NOT_PUBLISHED)
-    columns = under(runs.size_text(), (", ".join(where) for where in wheres))
-    title = f"Pairs with RIR ≥ 1, mean RIR over {runs.seeds_text()}"
-    return _by_method(runs, title, [*columns, "§5.1, not failed paper"], cells, notes)
+    elif SCALES[settings[0].name]:
+        notes.append(
+            "The published numbers are of ImageNet and of timm's weights at 224 px; these runs are not, so that the "
+            "columns can be compared in their signs and orders alone."
+        )
+    names = (*COLUMNS, "D_P acc. % ↑")
+    columns = [*under("here", names), *(under("paper, Table 3", names) if published else [])]
+    title = "Comparison with the paper: 20 × 100 groups of `fit`, by `released`"
+    return _table(settings, title, columns, cells, notes, before=before)
 
 
-def _against_paper(runs: Runs, method: str, published: Sequence[Published]) -> list[str]:
-    cells = {p.pair: p.value for p in published if p.method == method and p.quantity == "log_rir"}
-    if not cells:
-        return []
-    failed = find(published, method, "failed_pairs")
-    text = (
-        f"`{method}`: the paper's {len(cells)} cells are {min(cells.values()):.2f} to {max(cells.values()):.2f}, the "
-        f"mean of exp(cell) is {short(float(np.mean(np.exp(list(cells.values())))))}"
-    )
-    if failed is not None and (below := sum(value < 0 for value in cells.values())) != failed.value:
-        text += f"; {below} of them are below 0, but its text counts {failed.value:.0f} failures"
-    ours = log_means(runs, method, "fit", "released")
-    common = sorted(pair for pair in cells.keys() & ours.keys() if math.isfinite(ours[pair]))
-    if len(common) >= _LEAST:
-        mine = [ours[pair] for pair in common]
-        same = _rank_correlation(mine, [cells[pair] for pair in common])
-        text += f". Rank correlation with ours (`released`, `fit`) {same:.2f}"
-        swapped = ["→".join(reversed(pair.split("→"))) for pair in common]
-        if all(pair in cells for pair in swapped):
-            text += f", with D_P and D_H exchanged {_rank_correlation(mine, [cells[pair] for pair in swapped]):.2f}"
-    return [text + "."]
+def _probes(settings: Sequence[Runs], role: str) -> Table:
+    def values(runs: Runs, method: str | None, optimizer: str, step: str) -> list[float]:
+        """One a run; of θ_0, once a seed, where the method is None."""
+        of, which = (runs.once_a_seed, "theta_0") if method is None else (runs.of_method(method), "immunized")
+        found = (run["probe_accuracy"].get(optimizer, {}).get(role, {}).get(which, {}).get(step) for run in of)
+        return [value for value in found if value is not None]
 
-
-def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's; NaN where all are tied."""
-    from scipy.stats import spearmanr  # a second of import time, for this one report
-
-    return math.nan if 1 in (len(set(one)), len(set(other))) else float(spearmanr(one, other).statistic)
-
-
-def validity_notes(runs: Runs) -> list[str]:
-    """One sentence a part of the data: numerical rank, floor hits and ties of H(θ), the gap at the rank cut of K.
-
-    A last one counts the failure signatures that the trainings on `fit` showed, where they showed any.
-    """
-    notes = [_note(measured, part) for part in PARTS if (measured := measured_on(runs.finished, part))]
-    shown: Counter[tuple[str, str]] = Counter()
-    for record in runs.records:
-        warnings = record.get("training", {}).get("fit", {}).get("warnings", [])
-        shown.update((name, record["method"]) for name in {warning["name"] for warning in warnings})
-    counts = [
-        f"`{name}` in " + ", ".join(f"{shown[name, m]} of `{m}`" for m in runs.methods if shown[name, m])
-        for name in sorted({name for name, _ in shown})
+    shown = [
+        (optimizer, step)
+        for optimizer, steps in _PROBES
+        for step in steps
+        if any(values(runs, None, optimizer, step) for runs in settings)
     ]
-    return [*notes, *([f"Failure signatures while training on `fit`, by runs: {'; '.join(counts)}."] if counts else [])]
+
+    def cells(runs: Runs, method: str | None) -> list[str]:
+        return [summary_text([values(runs, method, *where)]) for where in shown]
+
+    name, aim = {"harmful": ("D_H", "low"), "pretrain": ("D_P", "high")}[role]
+    return _table(
+        settings,
+        f"Accuracy of a linear probe on {name}, %",
+        [f"{'at the end' if step == 'end' else f'{step} steps'} {optimizer}" for optimizer, step in shown],
+        cells,
+        [
+            "A new linear classifier on the frozen features, trained on `fit`, measured on `held_out`, after the given "
+            f"steps; to be {aim}. gd: logistic loss, full batch, step 1/L, the paper's attacker; sgd: batches of 256, "
+            "momentum 0.9; adam: full batch; least_squares: squared loss, full batch, step 1/L.",
+        ],
+        before=lambda runs: [str(len(runs.seeds)), *cells(runs, None)],
+    )
 
 
-def _note(records: Sequence[dict[str, Any]], part: str) -> str:
-    metrics = [record["metrics"][part] for record in records]
-    sides = []
-    for name, key in _SIDES:
-        facts = [of["spectrum"]["facts"][key] for of in metrics]
-        floors = sum(of["released"]["facts"][key]["floor_hit"] for of in metrics)
-        tops, bottoms = (
-            sum(f[gap] is not None and f[gap] - 1 < TIED for f in facts) for gap in ("gap_top", "gap_bottom")
-        )
-        below = sum(f.get("numerical_rank", f["rank"]) < f["rank"] for f in facts)
-        cut = min(infinite(of["spectrum"]["facts"][f"{key}_baseline"]["gap_cut"]) for of in metrics)
-        sides.append(
-            f"{name} has numerical rank {_range(f['rank'] for f in facts)} of "
-            f"{_range(f['n_features'] for f in facts)}, σ₁ tied in {tops:,} and the smallest σ in {bottoms:,} runs, a "
-            f"gap of at least {short(cut)} at the raw data's rank cut, and `released` hits its floor in {floors:,} runs"
-            + (f" (in {below:,} runs θ pushes some of the data's singular values below the cut)" if below else "")
-        )
-    return f"`{part}`, {len(records):,} runs: {'; '.join(sides)}."
+def _accuracy(runs: Sequence[dict[str, Any]], when: str) -> str:
+    return summary_text([[run[ACCURACY][when] for run in runs]])
 
 
-def _range(values: Iterable[int]) -> str:
-    found = set(values)
-    return f"{min(found)}" if len(found) == 1 else f"{min(found)} to {max(found)}"
+def _interval(runs: Runs, method: str, kind: str, estimator: str) -> str:
+    ends = [run[kind]["held_out"][estimator]["interval"]["rir"] for run in runs.of_method(method)]
+    if not ends:
+        return NOTHING
+    if any(low is None or high is None or not low > 0 for low, high in ends):
+        return "unbounded"
+    low, high = (math.exp(sum(math.log(end[side]) for end in ends) / len(ends)) for side in (0, 1))
+    return f"{short(low)} to {short(high)}"
+
+
+def _wins(settings: Sequence[Runs], kind: str) -> list[str]:
+    """In how many seeds `ours` has a larger held-out RIR than each other method, by a key of `KINDS`."""
+    notes = []
+    for runs in settings:
+        rir = {
+            m: {r["seed"]: infinite(r[kind]["held_out"]["spectrum"]["rir"]) for r in runs.of_method(m)}
+            for m in runs.methods
+        }
+        ours = rir.pop("ours", {})
+        better = {method: [ours[seed] > of[seed] for seed in ours.keys() & of.keys()] for method, of in rir.items()}
+        counts = [f"{sum(of)}/{len(of)} against `{method}`" for method, of in better.items() if of]
+        if counts:
+            notes.append(
+                f"{runs.model}, {runs.title}: seeds in which `ours` has the larger `held_out` RIR: {', '.join(counts)}."
+            )
+    return notes
+
+
+def _gaps(settings: Sequence[Runs]) -> list[str]:
+    """How clear the rank cut is, over all finished runs."""
+    facts = [
+        run["metrics"][part]["spectrum"]["facts"][f"kappa_{side}"]
+        for runs in settings
+        for run in runs.finished
+        for part in PARTS
+        for side in ("harmful", "harmful_baseline", "pretrain", "pretrain_baseline")
+    ]
+    if not facts:
+        return []
+    ranks = [f["rank"] for f in facts]
+    return [
+        f"Numerical rank {min(ranks)} to {max(ranks)} of {facts[0]['n_features']} features; the smallest gap at the "
+        f"rank cut is {short(min(infinite(f['gap_cut']) for f in facts))}. Where features are nearly dead the cut "
+        "decides κ: see `ridge` beside it."
+    ]

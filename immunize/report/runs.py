@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from immunize.config import NOT_HASHED, config_dir
 from immunize.records import diverged_cross_fit, whole_config
 from immunize.report.loading import verdict_on
-from immunize.report.naming import in_order, pair_label, side_label
+from immunize.report.naming import in_order, pair_label, pair_title, side_label
 from immunize.report.stored import SEPARATOR, leaves
 from immunize.report.table import summary_text
 
@@ -105,9 +105,24 @@ class Runs(Collection):
         return f"{self.name}{FAST}" if self.reduced else self.name
 
     @property
+    def model(self) -> str:
+        """The network of the first run, as `conf/model` calls it."""
+        return str(self.records[0]["model"])
+
+    @property
+    def title(self) -> str:
+        """Its pair of data sets: "imagenet against cars" and the like, D_P first."""
+        return pair_title(self.records[0])
+
+    @property
     def finished(self) -> list[dict[str, Any]]:
         """The runs that have numbers."""
         return [record for record in self.records if record["status"] == "finished"]
+
+    @property
+    def once_a_seed(self) -> list[dict[str, Any]]:
+        """One of them a seed, for numbers that are the same whatever the method."""
+        return list({record["seed"]: record for record in self.finished}.values())
 
     def check_finished(self) -> None:
         """Refuse to draw nothing.
@@ -192,39 +207,6 @@ class Runs(Collection):
             text += "; no held-out numbers, as the cross-fit diverged: "
             text += ", ".join(f"{count} of `{m}`" for m, count in halves.items() if count)
         return text + "."
-
-
-@dataclass(frozen=True)
-class NetworkSetting:
-    """One network on one pair of data sets.
-
-    Attributes:
-        model: as `conf/model` calls it.
-        architecture: the network's name in timm or the class of a module, the model's where it is not told.
-        harmful: D_H.
-        title: "imagenet against cars" and the like, D_P first.
-        runs: every method and seed.
-    """
-
-    model: str
-    architecture: str
-    harmful: str
-    title: str
-    runs: Runs
-
-    @property
-    def published(self) -> str:
-        """What it is called among published numbers."""
-        return f"{self.architecture}→{self.harmful}"
-
-    def probes(self, method: str | None, role: str, optimizer: str, step: str) -> list[float | None]:
-        """A probe's accuracy after some steps, one a run; of θ_0, once a seed, where the method is None."""
-        if method is None:
-            runs, which = list({run["seed"]: run for run in self.runs.finished}.values()), "theta_0"
-        else:
-            runs, which = self.runs.of_method(method), "immunized"
-        found = (run["probe_accuracy"].get(optimizer, {}).get(role, {}).get(which, {}).get(step) for run in runs)
-        return [value for value in found if value is not None]
 
 
 def measured_on(records: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:
@@ -322,7 +304,7 @@ def expected_runs(name: str, records: Sequence[Mapping[str, Any]]) -> list[RunId
         None where the preset does not exist, or does not sweep over methods and seeds.
     """
     reduced = any(experiment_of(dict(record))[1] for record in records)
-    params = swept(Path(config_dir()) / "experiment" / f"{name}{FAST if reduced else ''}.yaml")
+    params = swept(f"{name}{FAST if reduced else ''}")
     if _METHOD not in params or _SEED not in params:
         return None
     pairs = ["→".join(map(side_label, pair)) for pair in params.get(_PAIR, [])]
@@ -330,16 +312,17 @@ def expected_runs(name: str, records: Sequence[Mapping[str, Any]]) -> list[RunId
     return [(pair, str(m), int(s)) for pair in pairs for m in params[_METHOD] for s in params[_SEED]]
 
 
-def swept(preset: Path) -> dict[str, list[Any]]:
+def swept(preset: str) -> dict[str, list[Any]]:
     """Setting to its values in the `hydra.sweeper.params` of a preset and of those it builds on; empty without it."""
-    if not preset.is_file():
+    path = Path(config_dir(), "experiment", f"{preset}.yaml")
+    if not path.is_file():
         return {}
-    content = OmegaConf.to_container(OmegaConf.load(preset))
+    content = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(content, dict)
     found: dict[str, list[Any]] = {}
     for base in content.get("defaults", []):
         if isinstance(base, str) and base != "_self_":
-            found |= swept(preset.with_name(f"{base}.yaml"))
+            found |= swept(base)
     params = ((content.get("hydra") or {}).get("sweeper") or {}).get("params") or {}
     parser = OverridesParser.create()
     for key, value in params.items():

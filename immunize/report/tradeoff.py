@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from immunize.config import config_dir
 from immunize.records import merged, whole_config
 from immunize.report.loading import infinite
 from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIOS
@@ -189,8 +187,7 @@ def _without_weights(record: dict[str, Any]) -> dict[str, Any]:
 
 def _preset_grid(records: Sequence[dict[str, Any]]) -> tuple[list[float], list[int]]:
     """Weights and seeds that the preset sweeps over."""
-    suffix = FAST if experiment_of(records[0])[1] else ""
-    params = swept(Path(config_dir()) / "experiment" / f"{NAME}{suffix}.yaml")
+    params = swept(f"{NAME}{FAST if experiment_of(records[0])[1] else ''}")
     well = float(whole_config(records[0])["objective"]["lambda_well"])
     return [float(ill) / well for ill in params["objective.lambda_ill"]], [int(seed) for seed in params["seed"]]
 

@@ -16,9 +16,9 @@ from immunize.report import naming, results
 from immunize.report.__main__ import main
 from immunize.report.curves import IDENTITY, NORM_RATIOS, STYLES, norm_ratio_bands, read_bands, style_of, write_bands
 from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
+from immunize.report.heatmaps import log_means
 from immunize.report.loading import load_records
 from immunize.report.published import read_published
-from immunize.report.results import log_means
 from immunize.report.runs import Runs, expected_runs, flat_settings, swept
 from immunize.report.table import short, summary_text
 from immunize.spectrum import HARDER_BY
@@ -256,7 +256,7 @@ def test_the_presets_say_which_runs_there_are(table1: list[Record]) -> None:
     assert expected is not None
     assert len(expected) == 7 * 5
     assert {method for _, method, _ in expected} == set(METHODS)
-    params = swept(ROOT / "conf/experiment/table2.yaml")
+    params = swept("table2")
     assert len(params["harmful.pair"]) == 90
     for record in table1:
         record["config"]["experiment"]["reduced"] = True

@@ -19,12 +19,12 @@ from rich.console import Console
 from immunize.evaluation.deep import PARTS, WHICH, EvaluationSettings, evaluate_deep
 from immunize.evaluation.numbers import RATIOS
 from immunize.records import plain
-from immunize.report import networks
+from immunize.report import results
 from immunize.report.curves import PROBE_ACCURACIES, PROBES, THETA_0, probe_bands, read_bands, write_bands
 from immunize.report.experiments import Request, report_experiment
-from immunize.report.networks import by_setting
 from immunize.report.one_run import show_record
 from immunize.report.published import read_published
+from immunize.report.results import by_setting
 from immunize.report.table import short
 from immunize.spectrum import ACCURACY_SLACK
 from tests.report.making import Tables, tables_of, with_change, written
@@ -162,7 +162,7 @@ def test_cells_are_those_of_the_records(model: str, harmful: str, whole: Report)
 
 
 def test_the_thresholds_that_are_told_are_those_applied() -> None:
-    assert networks.MOST_POINTS == ACCURACY_SLACK
+    assert results.MOST_POINTS == ACCURACY_SLACK
 
 
 def test_an_interval_without_ends_is_unbounded(records: list[Record], tmp_path: Path) -> None:

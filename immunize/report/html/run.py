@@ -25,10 +25,10 @@ from immunize.report.loading import (
     read_run,
     verdict_on,
 )
-from immunize.report.naming import HARDER_BY, NO_HARDER, RATIOS, data_name, pair_title, run_title
+from immunize.report.naming import HARDER_BY, NO_HARDER, RATIOS, data_name, run_title
 from immunize.report.one_run import each_set, loss_text, sets_table, warning_lines, weakest_told
 from immunize.report.provenance import provenance_rows
-from immunize.report.runs import NetworkSetting, Runs, experiment_of
+from immunize.report.runs import Runs, experiment_of
 from immunize.report.table import NOTHING, Table, short
 
 if TYPE_CHECKING:
@@ -256,9 +256,10 @@ def _probes(record: dict[str, Any], of_one: Runs) -> list[Picture]:
         return [Picture(draw_norm_ratio(record), caption)] if "norm_ratio" in curves else []
     if "probe" not in curves:
         return []
-    of = NetworkSetting(record["model"], record["model"], record["harmful"], pair_title(record), of_one)
     caption = "A new linear classifier on frozen features, trained on `fit` and measured on `held out`."
-    return [Picture(probe_figure(shown), caption) for _, shown in probe_bands([of]).groupby("optimizer", sort=False)]
+    return [
+        Picture(probe_figure(shown), caption) for _, shown in probe_bands([of_one]).groupby("optimizer", sort=False)
+    ]
 
 
 def _named(part: str) -> str:

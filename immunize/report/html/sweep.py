@@ -23,8 +23,8 @@ from immunize.report.html.page import Block, Picture, page, write_page
 from immunize.report.html.run import ABOUT
 from immunize.report.loading import lacking_is_told, load_records, measured, own_runs, verdict_on
 from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS, in_order, pair_label
-from immunize.report.provenance import provenance_rows, settings_table
-from immunize.report.results import HELD, held_text, validity_notes
+from immunize.report.provenance import provenance_rows, settings_table, validity_notes
+from immunize.report.results import HELD, held_text
 from immunize.report.runs import Runs, experiment_of, held_out_text, measured_on
 from immunize.report.summary import Varied, groups_of
 from immunize.report.table import Table, short, summary_of, summary_text, under
