@@ -24,7 +24,7 @@ from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.attacks.page import best_figure
 from immunize.report.attacks.records import THETA_0, Attacks, collected
 from immunize.report.attacks.tables import KIND_WORDS, scores_of, wanted_columns
-from immunize.report.stored import write_results
+from immunize.report.loading import write_results
 from immunize.report.table import Table, short, to_print, to_read
 
 METHODS = ("ours", "erase")

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from immunize.errors import UserError
-from immunize.report.loading import load_records
+from immunize.report.loading import load_records, write_results
 from immunize.report.naming import pair_title
 from immunize.report.provenance import made_with, readme, versions_of
-from immunize.report.stored import write_results
 from immunize.report.table import Table
 
 if TYPE_CHECKING:

@@ -23,13 +23,12 @@ from immunize.report.curves import (
     write_bands,
 )
 from immunize.report.heatmaps import heatmap, log_means, success_table
-from immunize.report.loading import load_records, sort_key
+from immunize.report.loading import RESULTS, load_records, sort_key, write_results
 from immunize.report.naming import REDUCED, pair_title
 from immunize.report.provenance import facts_table, provenance_rows, readme, settings_table
 from immunize.report.published import read_published
 from immunize.report.results import SCALES, by_setting, completeness, result_tables, table3_tables
 from immunize.report.runs import EXPERIMENT_STATUSES, FAST, Runs, expected_runs
-from immunize.report.stored import RESULTS, write_results
 from immunize.report.table import markdown_of
 from immunize.report.tradeoff import TradeOff, settings_text, tradeoff_figure, tradeoff_tables
 

@@ -1,7 +1,16 @@
-"""Records of many runs, read from a folder of runs or from a committed `results.csv.gz`."""
+"""Records of many runs: from a folder of runs, or in one file that pandas reads in a line.
+
+    pandas.read_csv("results.csv.gz")
+
+A row a run, a column a leaf of its record, called by its path: `metrics/fit/spectrum/rir`. Nothing is lost but curves
+and spectra, which are left out. A cell that is empty is a key that the record does not have; else it is the JSON of the
+value, a text as it is where nothing else could be meant by it. Imports no other room and no torch.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import math
 from collections import Counter
@@ -11,10 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from immunize.errors import UserError
+from immunize.files import whole
 from immunize.records import ATTACK_RECORD, RECORD, SWEEP, check_versions, read_file
 from immunize.report.naming import PROTOCOLS, data_name
-from immunize.report.stored import RESULTS, read_results
 
+RESULTS = "results.csv.gz"
+SEPARATOR = "/"
+_LEFT_OUT = ("curves", "spectra")
+_DATA_ROOT = "<data_root>"
+_Record = dict[str, Any]
 FINISHED = ("finished",)
 
 
@@ -34,11 +48,14 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
     """
     collected = folder if folder.name.endswith(RESULTS) else folder / RESULTS
     if collected.is_file():
-        records = read_results(collected)
-        for record in records:
-            check_run(record, collected)
+        found = [(collected, record) for record in read_results(collected)]
     else:
-        records = _own_records(folder)
+        found = [(path, read_file(path)) for path in sorted(folder.rglob(RECORD))]
+        if (own := own_runs(folder / SWEEP)) is not None:
+            found = [(path, record) for path, record in found if record.get("config_hash") in own]
+    for path, record in found:
+        check_run(record, path)
+    records = [record for _, record in found]
     taken = [one for record in records if record["status"] in statuses for one in by_harmful_set(record)]
     if not taken:
         raise FileNotFoundError(_nothing(folder, records))
@@ -49,15 +66,6 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
 def sort_key(record: dict[str, Any]) -> tuple[str, str, str, int]:
     """By which records are sorted: data, method and seed."""
     return data_name(record, "pretrain"), data_name(record, "harmful"), record["method"], record["seed"]
-
-
-def _own_records(folder: Path) -> list[dict[str, Any]]:
-    found = {path: read_file(path) for path in sorted(folder.rglob(RECORD))}
-    if (own := own_runs(folder / SWEEP)) is not None:
-        found = {path: record for path, record in found.items() if record.get("config_hash") in own}
-    for path, record in found.items():
-        check_run(record, path)
-    return list(found.values())
 
 
 def _nothing(folder: Path, records: Sequence[dict[str, Any]]) -> str:
@@ -246,3 +254,84 @@ def _quotient(value: float | None, above: float, below: float) -> float:
     if value is None and (math.isnan(above) or not math.isfinite(below)):
         return math.nan
     return infinite(value)
+
+
+def write_results(records: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Write `results.csv.gz` into `out`; :func:`read_results` gives the records back.
+
+    The folder of the data sets, which says something about a machine and nothing about a number, becomes "<data_root>".
+    Equal records give equal bytes.
+
+    Args:
+        records: whose keys hold no "/".
+        out: a folder, made if it is not there.
+    """
+    import pandas as pd
+
+    rows = [{path: _text(value) for path, value in leaves(_kept(record))} for record in records]
+    text = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
+    with whole(out / RESULTS) as partial, partial.open("wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed:
+        packed.write(text.encode())
+
+
+def read_results(path: Path) -> list[_Record]:
+    """The records in a file of :func:`write_results`.
+
+    Raises:
+        ValueError: it was cut off or damaged, or is no such file.
+    """
+    import pandas as pd
+
+    try:
+        text = gzip.decompress(path.read_bytes()).decode()
+        cells = pd.read_csv(io.StringIO(text), dtype=str, na_filter=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as results: {error}. It was cut off or damaged") from None
+    records: list[_Record] = [{} for _ in cells.index]
+    for name in cells.columns:
+        *outer, last = name.split(SEPARATOR)
+        known: dict[str, Any] = {}
+        for record, cell in zip(records, cells[name], strict=True):
+            if cell:
+                if cell not in known:
+                    known[cell] = _value(cell)
+                place = record
+                for key in outer:
+                    place = place.setdefault(key, {})
+                place[last] = known[cell]
+    return records
+
+
+def leaves(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of everything in a record that is no further dictionary; an empty one is a leaf."""
+    for key, value in record.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{above}{key}{SEPARATOR}")
+        else:
+            yield f"{above}{key}", value
+
+
+def _kept(record: Mapping[str, Any]) -> _Record:
+    kept = {key: value for key, value in record.items() if key not in _LEFT_OUT}
+    root = kept.get("config", {}).get("data_root")
+    return _replaced(kept, root) if isinstance(root, str) and len(root) > 1 and "/" in root else kept
+
+
+def _replaced(value: Any, root: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(item, root) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replaced(item, root) for item in value]
+    return value.replace(root, _DATA_ROOT) if isinstance(value, str) else value
+
+
+def _text(value: Any) -> str:
+    plain = isinstance(value, str) and value != "" and _value(value) == value
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+def _value(cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell

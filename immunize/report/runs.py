@@ -16,9 +16,8 @@ from omegaconf import OmegaConf
 
 from immunize.config import NOT_HASHED, config_dir
 from immunize.records import diverged_cross_fit, whole_config
-from immunize.report.loading import verdict_on
+from immunize.report.loading import SEPARATOR, leaves, verdict_on
 from immunize.report.naming import in_order, pair_label, pair_title, side_label
-from immunize.report.stored import SEPARATOR, leaves
 from immunize.report.table import summary_text
 
 EXPERIMENT_STATUSES = ("finished", "diverged")

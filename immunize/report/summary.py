@@ -14,10 +14,10 @@ from rich.console import Console
 from immunize.config import NOT_HASHED
 from immunize.files import write_text
 from immunize.records import whole_config
+from immunize.report.loading import write_results
 from immunize.report.naming import data_name, pair_title
 from immunize.report.results import verdict_counts
 from immunize.report.runs import flat_settings, held_out_text
-from immunize.report.stored import write_results
 from immunize.report.table import Table, markdown_of, summary_of, summary_text, to_print, to_read
 
 _APART = (*NOT_HASHED, "seed", "method")
@@ -72,7 +72,7 @@ def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def write_summary(records: Sequence[dict[str, Any]], out: Path) -> None:
-    """Write `results.csv.gz` (see :mod:`immunize.report.stored`) and `table.md` into `out`."""
+    """Write `results.csv.gz`, see :func:`write_results`, and `table.md` into `out`."""
     text = markdown_of(summary_tables(records))
     write_results(records, out)
     write_text(out / "table.md", text)

@@ -37,10 +37,9 @@ from typing import TYPE_CHECKING, Any
 
 from immunize.records import ATTACK_RECORD, RECORD, whole_config
 from immunize.report.attacks.records import load_attacks
-from immunize.report.loading import load_records, measured, verdict_on
+from immunize.report.loading import leaves, load_records, measured, verdict_on
 from immunize.report.naming import LAMBDAS, PROTOCOLS, pair_label
 from immunize.report.runs import EXPERIMENT_STATUSES, experiment_of
-from immunize.report.stored import leaves
 
 if TYPE_CHECKING:
     import pandas as pd

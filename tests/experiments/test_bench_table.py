@@ -13,7 +13,7 @@ import pytest
 from experiments.bench import attack, busy, deep, in_place, mnist, scaling, start, table
 from experiments.bench.machine import HERE, MACHINE, ROOT, write_csv
 from immunize.errors import UserError
-from immunize.report.stored import write_results
+from immunize.report.loading import write_results
 
 Row = dict[str, Any]
 

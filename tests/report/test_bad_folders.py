@@ -16,8 +16,7 @@ from immunize.records import ATTACK_CELLS, ATTACK_RECORD, RECORD, SCHEMA_VERSION
 from immunize.report.card import write_card
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.html import write_run_page, write_sweep_page
-from immunize.report.loading import METRICS, lacking_is_told, load_records
-from immunize.report.stored import RESULTS, write_results
+from immunize.report.loading import METRICS, RESULTS, lacking_is_told, load_records, write_results
 from immunize.report.summary import write_summary
 from tests.report.making import diverged, table1_records, table2_records, written
 from tests.report.pages import check

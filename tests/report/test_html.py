@@ -19,8 +19,7 @@ from immunize.report.html import write_run_page, write_sweep_page
 from immunize.report.html.page import REPORT, Picture
 from immunize.report.html.run import read_log, run_page
 from immunize.report.html.sweep import settings_of, sweep_page
-from immunize.report.loading import METRICS
-from immunize.report.stored import write_results
+from immunize.report.loading import METRICS, write_results
 from immunize.report.summary import summary_tables
 from immunize.report.table import short, summary_text
 from tests.commands import Called

@@ -16,9 +16,8 @@ import pytest
 import immunize.report
 from immunize.config import config_hash
 from immunize.records import merged
-from immunize.report.loading import load_records
+from immunize.report.loading import RESULTS, load_records, write_results
 from immunize.report.runs import EXPERIMENT_STATUSES
-from immunize.report.stored import RESULTS, write_results
 from immunize.report.tidy import COLUMNS
 from tests.report.making import METHODS, Record, diverged, table1_records, table2_records, without_held_out
 

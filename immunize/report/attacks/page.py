@@ -27,8 +27,8 @@ from immunize.report.attacks.records import (
 )
 from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
 from immunize.report.curves import save_figure, style_of
+from immunize.report.loading import write_results
 from immunize.report.provenance import made_with, readme, versions_of
-from immunize.report.stored import write_results
 
 NAME = "table_attacks"
 OWN_SCALES = ("defence", "t4")

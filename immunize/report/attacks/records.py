@@ -19,10 +19,9 @@ from typing import Any
 
 from immunize.records import ATTACK_RECORD, check_versions, read_file, whole_config
 from immunize.report.attacks.one_run import NAMES, TIERS
-from immunize.report.loading import load_records
+from immunize.report.loading import RESULTS, load_records
 from immunize.report.naming import in_order, pair_label
 from immunize.report.runs import Collection
-from immunize.report.stored import RESULTS
 
 Record = dict[str, Any]
 Run = tuple[str, str, str, int]
