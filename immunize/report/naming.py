@@ -18,6 +18,11 @@ def data_name(record: dict[str, Any], role: str) -> str:
     return str(record[role]) if which is None else f"{record[role]} {which}"
 
 
+def part_words(part: str) -> str:
+    """A part of the data in a sentence: "held out"."""
+    return part.replace("_", " ")
+
+
 def fit_rows(facts: dict[str, Any]) -> int:
     """Rows or images of a data set in `fit`, from what a record says of it."""
     return int(facts["images"]["fit"] if "images" in facts else facts["fit_rows"])

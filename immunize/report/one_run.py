@@ -11,7 +11,7 @@ from rich.text import Text
 
 from immunize.records import diverged_cross_fit
 from immunize.report.loading import by_harmful_set, infinite, measured, verdict_on, with_infinities
-from immunize.report.naming import PROTOCOLS, RATIOS, run_title
+from immunize.report.naming import PROTOCOLS, RATIOS, part_words, run_title
 from immunize.report.table import Table, short, to_print, to_read
 
 EXACT = 1e-9
@@ -65,7 +65,7 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
             behind = [f"{short(low)} to {short(infinite(high))}"]
         else:
             behind = [f"{short(m[f'{key}_baseline'])} → {short(m[key])}" for key in ("kappa_harmful", "kappa_pretrain")]
-        left = [_named(part), *([PROTOCOLS[protocol]] if network else []), estimator]
+        left = [part_words(part), *([PROTOCOLS[protocol]] if network else []), estimator]
         rows.append([*left, *(short(m[key]) for key in RATIOS), *behind])
     left = ["part", *(["rows"] if network else []), "estimator"]
     columns = (*left, "(i) ↑", "(ii) ↓", "RIR ↑")
@@ -81,7 +81,7 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
         for part in record.get(protocol, {}):
             if (verdict := verdict_on(record, part, protocol)) is not None:
                 ratios = with_infinities(record[protocol][part][verdict["estimator"]])
-                where = f"{_named(part)}, {name}" if network else _named(part)
+                where = f"{part_words(part)}, {name}" if network else part_words(part)
                 lines = _verdicts(verdict, ratios, "the network" if network else "a ridge probe")
                 console.print(f"Definition 3.1 on {where}, {verdict['estimator']}:", *lines, sep="\n  ")
     if lines := separability_lines(carried_over(record, record["metrics"])):
@@ -94,7 +94,7 @@ def _probe_steps(record: dict[str, Any]) -> Iterator[str]:
     limit = record["config"]["probe_steps"]
     for part, sets in record["steps_to_norm_ratio"].items():
         for name, of in sets.items():
-            yield f"{_named(part):9} {name:9} {_steps(of['identity'], limit)} → {_steps(of['immunized'], limit)}"
+            yield f"{part_words(part):9} {name:9} {_steps(of['identity'], limit)} → {_steps(of['immunized'], limit)}"
 
 
 def _probe_accuracies(record: dict[str, Any]) -> Iterator[str]:
@@ -104,10 +104,6 @@ def _probe_accuracies(record: dict[str, Any]) -> Iterator[str]:
             steps = [step for step in _MILESTONES if step in of["immunized"]]
             texts = [f"{step}: {of['theta_0'][step]:.1f} → {of['immunized'][step]:.1f}" for step in steps]
             yield f"{optimizer:13} {role:9} " + "   ".join(texts)
-
-
-def _named(part: str) -> str:
-    return part.replace("_", " ")
 
 
 def warning_lines(record: dict[str, Any]) -> list[str]:
@@ -222,7 +218,7 @@ def sets_table(found: dict[str, Any]) -> Table:
         [
             f"`{name}`",
             f"{of['rows']:,}",
-            part.replace("_", " "),
+            part_words(part),
             *(short(with_infinities(of[by][part])[key]) for by in _POOLED_FIRST.values() for key in RATIOS),
             *("yes" if of["definition_3_1"][part][verdict] else "no" for verdict in "abc"),
         ]

@@ -14,7 +14,7 @@ from immunize.records import whole_config
 from immunize.report.loading import infinite
 from immunize.report.naming import LAMBDAS, PARTS, data_name, fit_rows
 from immunize.report.runs import Runs, measured_on
-from immunize.report.table import NOTHING, Table, short
+from immunize.report.table import NOTHING, Table, short, span
 
 _SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
 TIED = 1e-6
@@ -75,7 +75,7 @@ def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Commits, dates, machines, threads, wall time and memory of any records, a row of the README's head each."""
     return [
         ("commit", _counted(str(record.get("git_commit")) for record in records)),
-        ("date", _dates(records)),
+        ("date", span((record["started"][:10] for record in records), "{}")),
         ("machine", _counted(machine_name(record["hardware"]) for record in records)),
         ("threads a run", _counted(str(record["hardware"]["threads"]) for record in records)),
         ("wall time", _wall_time(records)),
@@ -149,19 +149,15 @@ def _note(records: Sequence[dict[str, Any]], part: str) -> str:
             sum(f[gap] is not None and f[gap] - 1 < TIED for f in facts) for gap in ("gap_top", "gap_bottom")
         )
         below = sum(f.get("numerical_rank", f["rank"]) < f["rank"] for f in facts)
+        ranks, sizes = (span((f[size] for f in facts), "{}") for size in ("rank", "n_features"))
         cut = min(infinite(of["spectrum"]["facts"][f"{key}_baseline"]["gap_cut"]) for of in metrics)
         sides.append(
-            f"{name} has numerical rank {_range(f['rank'] for f in facts)} of "
-            f"{_range(f['n_features'] for f in facts)}, σ₁ tied in {tops:,} and the smallest σ in {bottoms:,} runs, a "
-            f"gap of at least {short(cut)} at the raw data's rank cut, and `released` hits its floor in {floors:,} runs"
+            f"{name} has numerical rank {ranks} of {sizes}, σ₁ tied in {tops:,} and the smallest σ in {bottoms:,} "
+            f"runs, a gap of at least {short(cut)} at the raw data's rank cut, and `released` hits its floor in "
+            f"{floors:,} runs"
             + (f" (in {below:,} runs θ pushes some of the data's singular values below the cut)" if below else "")
         )
     return f"`{part}`, {len(records):,} runs: {'; '.join(sides)}."
-
-
-def _range(values: Iterable[int]) -> str:
-    found = set(values)
-    return f"{min(found)}" if len(found) == 1 else f"{min(found)} to {max(found)}"
 
 
 def _batch(size: int | None) -> str:
@@ -195,11 +191,6 @@ def _counted(texts: Iterable[str]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return "; ".join(f"{text} ({count:,} runs)" for text, count in counts.most_common())
-
-
-def _dates(records: Sequence[dict[str, Any]]) -> str:
-    days = sorted({record["started"][:10] for record in records})
-    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
 def machine_name(hardware: dict[str, Any]) -> str:
@@ -246,8 +237,7 @@ def _data(runs: Runs) -> str:
 
 
 def _rows(runs: Runs, role: str) -> str:
-    sizes = sorted({fit_rows(record["data"][role]) for record in runs.records})
-    return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    return span(fit_rows(record["data"][role]) for record in runs.records)
 
 
 def _data_hash(runs: Runs) -> str:

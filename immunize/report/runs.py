@@ -18,7 +18,7 @@ from immunize.config import NOT_HASHED, config_dir
 from immunize.records import diverged_cross_fit, whole_config
 from immunize.report.loading import SEPARATOR, leaves, verdict_on
 from immunize.report.naming import in_order, pair_label, pair_title, side_label
-from immunize.report.table import summary_text
+from immunize.report.table import span, summary_text
 
 EXPERIMENT_STATUSES = ("finished", "diverged")
 """A diverged run is an outcome of its method; an interrupted one is a missing run."""
@@ -179,13 +179,11 @@ class Runs(Collection):
 
     def size_text(self, part: str = "fit") -> str:
         """The runs that were measured on a part, in a heading: "n = 5", or "n = 3 to 5"."""
-        sizes = sorted({len(self.of_method(method, part)) for method in self.methods})
-        return f"n = {sizes[0]}" if len(sizes) == 1 else f"n = {sizes[0]} to {sizes[-1]}"
+        return f"n = {span((len(self.of_method(method, part)) for method in self.methods), '{}')}"
 
     def seeds_text(self) -> str:
         """The seeds of a method's runs, counted: "3 seeds", or "1 to 3 seeds" where methods have more and fewer."""
-        counts = sorted({len({r["seed"] for r in self.records if r["method"] == m}) for m in self.methods})
-        return f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+        return f"{span(len({r['seed'] for r in self.records if r['method'] == m}) for m in self.methods)} seeds"
 
     def mark(self, text: str) -> str:
         """A title, marked where the runs are reduced ones."""

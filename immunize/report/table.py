@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 import rich.table
@@ -108,6 +109,12 @@ def short(value: float | None) -> str:
 def share(count: int, total: int) -> str:
     """Such as "4/5"; `NOTHING` of none."""
     return f"{count:,}/{total:,}" if total else NOTHING
+
+
+def span(values: Iterable[Any], form: str = "{:,}") -> str:
+    """The least and the largest value, or the only one: "3 to 5", "5"."""
+    found = sorted(values)
+    return " to ".join(dict.fromkeys(form.format(of) for of in (found[0], found[-1])))
 
 
 @dataclass(frozen=True)

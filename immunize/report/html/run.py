@@ -25,7 +25,7 @@ from immunize.report.loading import (
     read_run,
     verdict_on,
 )
-from immunize.report.naming import HARDER_BY, NO_HARDER, RATIOS, data_name, run_title
+from immunize.report.naming import HARDER_BY, NO_HARDER, RATIOS, data_name, part_words, run_title
 from immunize.report.one_run import each_set, loss_text, sets_table, warning_lines, weakest_told
 from immunize.report.provenance import provenance_rows
 from immunize.report.runs import Runs, experiment_of
@@ -167,7 +167,7 @@ def _definition(record: dict[str, Any]) -> Table:
         if of is not None and of["estimator"] == estimator:
             words = ["holds" if of[name] else "fails" for name in "abc"]
             numbers = [short(ratios[name]) for name in RATIOS]
-            rows.append([f"{_named(part)}{ABOUT[protocol]}", *words, *numbers, estimator, loss_text(of)])
+            rows.append([f"{part_words(part)}{ABOUT[protocol]}", *words, *numbers, estimator, loss_text(of)])
     columns = ("part", "(a)", "(b)", "(c)", "(i)", "(ii)", "RIR", "by", "what (c) rests on")
     lost = diverged_cross_fit(record)
     notes = [_HOW, *([_GROUPS] if "metrics_groups" in record else [])]
@@ -184,7 +184,7 @@ def _ratios(record: dict[str, Any]) -> Table:
         size = f"{m['n_groups']} × {m['group_size']}" if "n_groups" in m else sizes
         low, high = m.get("interval", {}).get("rir", (None, None))
         interval = f"{short(low)} to {short(infinite(high))}" if "interval" in m else NOTHING
-        cells = [_named(part), size, estimator, *(short(m[name]) for name in RATIOS), interval]
+        cells = [part_words(part), size, estimator, *(short(m[name]) for name in RATIOS), interval]
         for key in _SIDES.values():
             cells.append(f"{short(m[f'{key}_baseline'])} → {short(m[key])}")
             cells.append(_rank(facts[f"{key}_baseline"], facts[key]))
@@ -234,7 +234,7 @@ def _spectra(record: dict[str, Any]) -> Picture | None:
         for axis, (role, (_, side)) in zip(axes, _ROLES.items(), strict=True):
             for which, of in roles[role].items():
                 axis.plot(of["index"], of["sigma"], "-" if which == "immunized" else "--", label=which)
-            axis.set(title=f"{side}, {_named(part)}", xlabel="index i of σ_i", ylabel=f"σ_i({side})", yscale="log")
+            axis.set(title=f"{side}, {part_words(part)}", xlabel="index i of σ_i", ylabel=f"σ_i({side})", yscale="log")
             axis.grid(alpha=0.3)
             if row == 0:
                 axis.legend(fontsize=8)
@@ -260,7 +260,3 @@ def _probes(record: dict[str, Any], of_one: Runs) -> list[Picture]:
     return [
         Picture(probe_figure(shown), caption) for _, shown in probe_bands([of_one]).groupby("optimizer", sort=False)
     ]
-
-
-def _named(part: str) -> str:
-    return part.replace("_", " ")
