@@ -8,10 +8,12 @@ Shapes: N samples, D features, O outputs.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-__all__ = ["packed", "products"]
+__all__ = ["packed", "products", "quotient"]
 
 
 def packed(x: Tensor) -> Tensor:
@@ -24,3 +26,10 @@ def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """xWᵀ + b: (N, D), packed or not, and (O, D) to (N, O)."""
     found = nn.functional.linear(packed(x), weight, bias)
     return found.to_dense() if found.is_mkldnn else found
+
+
+def quotient(x: npt.NDArray[np.float64], size: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """x/size, divided in float64 and rounded once, without a float64 copy of the rows."""
+    found = torch.empty(x.shape, dtype=dtype)
+    np.divide(x, size, out=found.numpy(), casting="same_kind")
+    return found

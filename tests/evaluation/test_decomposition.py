@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.evaluation.decomposition import compress, decompose
+from immunize.evaluation.immunity import compress, decompose
 from tests import reference as ref
 from tests.composing import gap
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from immunize.evaluation import norm_ratio_curve
-from immunize.evaluation.decomposition import compress, decompose
+from immunize.evaluation.immunity import compress, decompose
 from tests import reference as ref
 
 D = 6

@@ -1,13 +1,12 @@
-"""T4: what all attackers who move the weights have in common; which weights, each file says for itself.
+"""T4: attackers who move the weights: all of them, the last block, or low-rank updates.
 
 A new linear head behind the features and the weights that move are trained together on cross-entropy. The head starts
-from a linear probe (:mod:`immunize.evaluation.attacks.starting`), or at zero, on features divided by σ_1(X)/√N as
-everywhere in the grid. Every learning rate is run to the end, with a cosine schedule, or over fewer steps with one of
-its own; what is left to run, other variants of what moves included, then gets the rate that was best by validation. The
-rates do not race as in T1: weights that start to move first unlearn what
-the probe knew, so that after a few steps the smallest rate looks best, and through some features more than through
-others. The probe with nothing moved is a candidate too. Where one names every validation image right, it and the larger
-rates end at that step: no later look could be chosen.
+from a linear probe (`probed_head`), or at zero, on features divided by σ_1(X)/√N as everywhere in the grid. Every
+learning rate is run to the end, with a cosine schedule, or over fewer steps with one of its own; what is left to run,
+other variants of what moves included, then gets the rate that was best by validation. The rates do not race as in T1:
+weights that start to move first unlearn what the probe knew, so that after a few steps the smallest rate looks best,
+and through some features more than through others. The probe with nothing moved is a candidate too. Where one names
+every validation image right, it and the larger rates end at that step: no later look could be chosen.
 
 Measuring costs more than training here: a candidate is looked at four times a decade, on so many images drawn at random
 from the validation rows and from the test rows, the same for every extractor.
@@ -28,17 +27,16 @@ import torch
 from torch import Tensor, nn
 
 from immunize.errors import UserError
+from immunize.evaluation.attacks.coordinates import feature_scale
 from immunize.evaluation.attacks.curves import Cost, Trace, look_steps
-from immunize.evaluation.attacks.heads import new_head
-from immunize.evaluation.attacks.logistic import feature_scale
+from immunize.evaluation.attacks.least_squares import Ridge, probed_head
+from immunize.evaluation.attacks.lockstep import Candidate, Optimizer, batches, check_training, new_head
 from immunize.evaluation.attacks.network import Inputs, Network, Numbers, flops_of
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome, Rows, Task
-from immunize.evaluation.attacks.racing import Candidate, Optimizer, batches, check_training
-from immunize.evaluation.attacks.ridge import Ridge
 from immunize.evaluation.attacks.scoring import Meter
-from immunize.evaluation.attacks.starting import probed_head
+from immunize.features import NoBoundaryError, add_lora, matching_parameters, split_network
 
-__all__ = ["FineTuning"]
+__all__ = ["FineTuning", "FullFinetune", "LastBlock", "Lora"]
 
 LOOKS = 4
 """A decade; two looks are a factor of 1.8 in steps apart."""
@@ -329,3 +327,93 @@ def _drawn(rng: np.random.Generator, rows: Rows, numbers: Numbers, most: int) ->
         return rows, numbers
     kept = np.sort(rng.permutation(len(rows))[:most])
     return Rows(rows.x[kept], rows.y[kept]), numbers[kept]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastBlock(FineTuning):
+    """What the immunization itself trained (`model.trainable`), a map that was appended, and a new head.
+
+    Attributes:
+        modules: names or patterns of modules or parameters that move instead, such as ("layer4",): networks that were
+            immunized at different depths then meet the same attacker. An appended map stands at the classifier's place.
+
+    Raises:
+        UserError: `shift` or `flip`, since the trunk sees every image once; modules that the network has not, or before
+            which it cannot be cut.
+    """
+
+    modules: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shift or self.flip:
+            raise UserError("shift and flip change images, which last_block's trunk sees once: use full_finetune")
+
+    def module(self, network: Network, variant: Hashable, seed: int) -> nn.Module:
+        """The part behind the frozen trunk."""
+        return network.tail() if self.modules is None else self._cut(network, self.modules)[1]
+
+    def inputs(self, network: Network) -> tuple[Inputs, Cost]:
+        """What the trunk makes of the images."""
+        if self.modules is None:
+            return network.trunk_outputs, network.trunk_cost
+        trunk, _ = self._cut(network, self.modules)
+        return network.images.through(trunk), network.cost_of(trunk)
+
+    def _cut(self, network: Network, modules: tuple[str, ...]) -> tuple[nn.Module, nn.Module]:
+        whole = network.whole().to(network.device)
+        names = {*matching_parameters(whole, modules, "the network", "modules")}
+        for name, parameter in whole.named_parameters():
+            parameter.requires_grad_(name in names)
+        moved = [parameter for parameter in whole.parameters() if parameter.requires_grad]
+        try:
+            return split_network(whole, moved, network.images.at(np.arange(2)).to(network.device))
+        except NoBoundaryError as error:
+            raise UserError(f"modules={[*modules]}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullFinetune(FineTuning):
+    """All parameters of the network, a map that was appended, and a new head."""
+
+    def module(self, network: Network, variant: Hashable, seed: int) -> nn.Module:
+        """The whole network."""
+        return network.whole()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora(FineTuning):
+    """LoRA on every linear layer and convolution, and a new head; nothing else moves, BatchNorm's statistics included.
+
+    Attributes:
+        ranks: the grid; the learning rate is chosen with the one in the middle.
+        alpha: an update is worth α/√r.
+
+    Raises:
+        UserError: an empty grid, a rank below 1, an α that is not positive, or `batch_statistics`.
+    """
+
+    ranks: tuple[int, ...]
+    alpha: float = 1.0
+    batch_statistics: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.ranks or min(self.ranks) < 1 or not self.alpha > 0:
+            raise UserError("LoRA needs at least one rank, ranks of 1 or more, and a positive alpha")
+        if self.batch_statistics:
+            raise UserError("LoRA moves nothing but its updates and the head: batch_statistics has to be false")
+
+    def module(self, network: Network, variant: Hashable, seed: int) -> nn.Module:
+        """The network with updates of rank `variant`."""
+        module = network.whole()
+        add_lora(module, _rank(variant), alpha=self.alpha, seed=seed)
+        return module
+
+    def variants(self) -> Sequence[Hashable]:
+        """The ranks, in words."""
+        return tuple(f"rank {rank}" for rank in sorted(self.ranks))
+
+
+def _rank(variant: Hashable) -> int:
+    return int(str(variant).removeprefix("rank "))

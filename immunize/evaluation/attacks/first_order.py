@@ -21,10 +21,8 @@ from typing import ClassVar
 import torch
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.heads import HEADS
-from immunize.evaluation.attacks.lockstep import HeadTask, Lockstep
+from immunize.evaluation.attacks.lockstep import HEADS, HeadTask, Lockstep, Optimizer, check_training
 from immunize.evaluation.attacks.protocol import Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.racing import Optimizer, check_training
 
 __all__ = ["FirstOrder"]
 

@@ -30,8 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from immunize.evaluation.attacks.curves import Curve, Point
-from immunize.evaluation.attacks.factoring import Array
-from immunize.evaluation.attacks.protocol import TIERS
+from immunize.evaluation.attacks.protocol import TIERS, Array
 
 __all__ = [
     "CONFIDENCE",

@@ -1,7 +1,10 @@
 """T2: logistic regression by L-BFGS over a grid of penalties, the linear probe of CLIP and DINOv2.
 
 The solver is SciPy's L-BFGS-B, as in scikit-learn's LogisticRegression; here its iterates are looked at on the way, and
-all penalties are solved for side by side, so that the rows are read once for all of them.
+all penalties are solved for side by side, so that the rows are read once for all of them (`together`). Every solver has
+a thread of its own, of which one runs at a time, until it asks or ends. So what comes of each is what comes of it
+alone, and nothing depends on chance.
+
 `C` is that of scikit-learn for features divided by σ_1(X)/√N: λ = 1/(C·N).
 """
 
@@ -9,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,9 +27,8 @@ from immunize.evaluation.attacks.curves import Trace, look_steps
 from immunize.evaluation.attacks.logistic import BudgetSpentError, Logistic, Question, answers
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome, Task
 from immunize.evaluation.attacks.scoring import Meter
-from immunize.evaluation.attacks.together import together
 
-__all__ = ["Lbfgs"]
+__all__ = ["Lbfgs", "together"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +99,92 @@ class Lbfgs(Attack):
         if looked_at < loss.passes:  # it ended between two looks
             meter.look(loss.passes, loss.predictor(latest))
         return meter.trace()
+
+
+Ask = Callable[[Any], Any]
+
+
+class _StoppedError(BaseException):
+    """Ends a solver of which nobody wants to know any more; no solver holds it up."""
+
+
+class _Solver(Thread):
+    """A solver, which stands still until it is told to go on.
+
+    Attributes:
+        asks: whether it waits for an answer to `question`; it has ended otherwise.
+        found: what it returned.
+        failure: what it raised.
+    """
+
+    def __init__(self, work: Callable[[Ask], Any]) -> None:
+        super().__init__(daemon=True)
+        self.question: Any = None
+        self.found: Any = None
+        self.failure: BaseException | None = None
+        self.asks = True
+        self._work = work
+        self._stands: SimpleQueue[None] = SimpleQueue()
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+
+    def go_on(self, answer: Any = None) -> None:
+        """Let it run with an answer until it asks again, or ends.
+
+        Raises:
+            BaseException: what it raised.
+        """
+        if self.ident is None:
+            self.start()
+        else:
+            self._answers.put(answer)
+        self._stands.get()
+        if self.failure is not None:
+            raise self.failure
+
+    def stop(self) -> None:
+        """End it, if it waits."""
+        if self.ident is not None and self.asks:
+            with contextlib.suppress(BaseException):
+                self.go_on(_StoppedError())
+
+    def run(self) -> None:
+        try:
+            self.found = self._work(self._ask)
+        except BaseException as error:
+            self.failure = error
+        self.asks = False
+        self._stands.put(None)
+
+    def _ask(self, question: Any) -> Any:
+        self.question = question
+        self._stands.put(None)
+        answer = self._answers.get()
+        if isinstance(answer, _StoppedError):
+            raise answer
+        return answer
+
+
+def together(works: Sequence[Callable[[Ask], Any]], answer: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    """Run solvers.
+
+    Args:
+        works: each gets what it may ask with, and returns its result.
+        answer: of the questions of all that wait, in their order.
+
+    Returns:
+        what each returned.
+
+    Raises:
+        BaseException: the first that a solver raised, or `answer`; the others are ended.
+    """
+    solvers = [_Solver(work) for work in works]
+    try:
+        for solver in solvers:
+            solver.go_on()
+        while waiting := [solver for solver in solvers if solver.asks]:
+            for solver, told in zip(waiting, answer([solver.question for solver in waiting]), strict=True):
+                solver.go_on(told)
+    finally:
+        for solver in solvers:
+            solver.stop()
+    return [solver.found for solver in solvers]

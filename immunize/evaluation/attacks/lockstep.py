@@ -7,27 +7,166 @@ and a head that diverges moves no other: every candidate goes the way that it wo
 own schedule, looks and costs; steps, samples and FLOPs are those of a run alone. Seconds are the time that a step
 of all took, in equal parts: their sum is what the attacker waited, and one candidate alone would have taken longer.
 
-Shapes: N samples, D features, B batch, C outputs, R heads.
+The heads are linear, linear behind BatchNorm, or have one hidden layer. Attackers who train more than a head share what
+is no head's own: one learning rate and schedule on its way (`Candidate`), and the mini-batches.
+
+Shapes: N samples, D features, B batch, H hidden units, C outputs, R heads.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from immunize.evaluation.attacks.curves import Cost, look_steps
-from immunize.evaluation.attacks.heads import flops_per_row, new_head, outputs_of, quotient, statistics
-from immunize.evaluation.attacks.logistic import feature_scale
+from immunize.errors import UserError
+from immunize.evaluation.attacks.coordinates import feature_scale
+from immunize.evaluation.attacks.curves import Cost, best_validation, look_steps
 from immunize.evaluation.attacks.protocol import Array, AttackData
-from immunize.evaluation.attacks.racing import Candidate, Optimizer, batches
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
+from immunize.evaluation.products import products, quotient
 
-__all__ = ["HeadTask", "Lockstep"]
+__all__ = ["HEADS", "Candidate", "HeadTask", "Lockstep", "Optimizer", "batches", "check_training", "new_head"]
+
+HEADS = ("linear", "batchnorm", "mlp")
+
+
+def new_head(kind: str, n_features: int, n_outputs: int, hidden: int, seed: int) -> nn.Module:
+    """A head at its start: linear layers behind features at zero, a hidden layer as PyTorch draws it.
+
+    Args:
+        kind: one of `HEADS`.
+        n_features: D.
+        n_outputs: C.
+        hidden: H, of "mlp" alone.
+        seed: of the hidden layer.
+
+    Raises:
+        UserError: an unknown kind.
+    """
+    if kind not in HEADS:
+        raise UserError(f"unknown head {kind!r}; there are {', '.join(HEADS)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        last = nn.Linear(hidden if kind == "mlp" else n_features, n_outputs)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        if kind == "linear":
+            return last
+        if kind == "batchnorm":
+            return nn.Sequential(nn.BatchNorm1d(n_features), last)
+        return nn.Sequential(nn.Linear(n_features, hidden), nn.ReLU(), last)
+
+
+def statistics(kind: str, n_features: int) -> nn.Module:
+    """What a head does to features before any weight of its own: BatchNorm's statistics, or nothing.
+
+    They depend on the rows seen so far and on no weight, so heads that see the same rows can share them.
+    """
+    return nn.BatchNorm1d(n_features, affine=False) if kind == "batchnorm" else nn.Identity()
+
+
+def outputs_of(kind: str, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+    """Of R heads for the same rows, with one product of matrices where these meet the weights.
+
+    Args:
+        kind: one of `HEADS`.
+        parameters: of `new_head`, in its order, those of all heads stacked: (R, ...).
+        x: (N, D), as `statistics` leaves them.
+
+    Returns:
+        (R, C, N), which PyTorch's cross-entropy takes; what is not finite in one head stays in that head.
+    """
+    *first, weight, bias = parameters
+    if kind == "mlp":
+        hidden = products(x, first[0].flatten(0, 1), first[1].flatten())
+        return torch.baddbmm(bias[:, :, None], weight, hidden.T.view(*first[1].shape, -1).relu())
+    if kind == "batchnorm":  # (γ∘x + β)Wᵀ + b = x(γ∘W)ᵀ + (Wβ + b)
+        gamma, beta = first
+        weight, bias = weight * gamma[:, None], bias + (weight @ beta[:, :, None])[:, :, 0]
+    return _affine(weight, bias, x)
+
+
+def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+    """(R, O, D) and (R, O) on (N, D): (R, O, N)."""
+    return torch.addmm(bias.reshape(-1, 1), weight.flatten(0, 1), x.T).view(*bias.shape, -1)
+
+
+def flops_per_row(kind: str, n_features: int, n_outputs: int, hidden: int) -> float:
+    """Of one forward and backward pass; the gradient with respect to the features themselves is not needed."""
+    if kind == "mlp":
+        return 4.0 * n_features * hidden + 6.0 * hidden * n_outputs
+    return (6.0 if kind == "batchnorm" else 4.0) * n_features * n_outputs
+
+
+Optimizer = Callable[..., torch.optim.Optimizer]
+"""From parameters, or groups of them, and `lr` to an optimizer."""
+
+
+def check_training(optimizer: Optimizer, learning_rates: Sequence[float]) -> None:
+    """Refuse before any training what would end it.
+
+    Raises:
+        UserError: no learning rate, one that is not positive, or an optimizer that refuses its settings.
+    """
+    if not learning_rates or min(learning_rates) <= 0:
+        raise UserError("the grid of learning rates has to hold at least one number, and positive ones")
+    try:  # an optimizer looks at its settings when it gets its parameters
+        optimizer([torch.nn.Parameter(torch.zeros(1))], lr=learning_rates[0])
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(f"optimizer: {error}") from error
+
+
+class Candidate:
+    """One learning rate and schedule on its way.
+
+    Args:
+        groups: its groups of an optimizer; their rates are those at the start.
+        rate: what to call it by.
+        length: steps of a cosine schedule; None keeps the rates.
+        meter: notes where it stands.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], rate: float, length: int | None, meter: Meter) -> None:
+        self.rate, self.length, self.meter, self.step = rate, length, meter, 0
+        self._groups = [(group, group["lr"]) for group in groups]
+
+    @property
+    def best(self) -> float:
+        """The best validation score so far."""
+        return best_validation(self.meter.points)
+
+    def set_rates(self) -> None:
+        """To those of the next step."""
+        if self.length is not None:
+            left = 0.5 * (1 + math.cos(math.pi * self.step / self.length))
+            for group, rate in self._groups:
+                group["lr"] = rate * left
+
+
+def batches(n_rows: int, size: int, seed: int) -> Iterator[Tensor | slice]:
+    """Endless shuffled mini-batches; the incomplete last one of a pass is left out. All rows where they fit.
+
+    Args:
+        n_rows: N.
+        size: B.
+        seed: of the orders.
+    """
+    if size >= n_rows:
+        return repeat(slice(None))
+    return _shuffled(n_rows, size, torch.Generator().manual_seed(seed))
+
+
+def _shuffled(n_rows: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    while True:
+        order = torch.randperm(n_rows, generator=generator)
+        yield from torch.split(order[: n_rows - n_rows % size], size)
 
 
 class HeadTask:

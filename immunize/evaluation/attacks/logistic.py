@@ -23,22 +23,17 @@ import torch
 from scipy.special import expit
 from torch import Tensor
 
-from immunize.evaluation.attacks.coordinates import pass_over, principal
+from immunize.evaluation.attacks.coordinates import feature_scale, pass_over, principal
 from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.protocol import Array, AttackData, Predict
 
-__all__ = ["CURVATURE", "BudgetSpentError", "Logistic", "answers", "feature_scale"]
+__all__ = ["CURVATURE", "BudgetSpentError", "Logistic", "answers"]
 
 CACHED = 2**19
 """Bytes of rows that stay in the cache of a core between two products."""
 
 CURVATURE = 0.5
 """Largest curvature of the loss for σ_1(X)/√N = 1."""
-
-
-def feature_scale(data: AttackData) -> float:
-    """σ_1(X)/√N of the training rows, which multiplies with the features; 1 for rows of zeros."""
-    return float(principal(data).axes.sigma[0]) / math.sqrt(len(data.train)) or 1.0
 
 
 class BudgetSpentError(Exception):

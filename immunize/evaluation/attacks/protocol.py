@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks.curves import Trace
-from immunize.evaluation.attacks.factoring import Array
 from immunize.evaluation.attacks.network import Network
 
 __all__ = [
@@ -39,6 +38,7 @@ __all__ = [
     "Task",
 ]
 
+Array = npt.NDArray[np.float64]
 Predict = Callable[[Array], Array]
 """Features (M, D) to outputs (M, C)."""
 

@@ -38,7 +38,7 @@ HORIZON = (
     "small and the third large; on other tasks the contrary.",
     "Steps to a share of what θ_0's features teach in the end: medians.",
 )
-"""What the numbers of fine-tuning over many steps mean (`evaluation/attacks/horizon.py`)."""
+"""What the numbers of fine-tuning over many steps mean (`evaluation/attacks/curves.py`)."""
 
 _CONFIDENCE = 1.96
 

@@ -238,7 +238,7 @@ class Group(Collection):
         return found
 
     def horizons(self, method: str) -> dict[tuple[str, str], list[Record]]:
-        """By task and attack that moves weights, the numbers of its curves (`evaluation/attacks/horizon.py`).
+        """By task and attack that moves weights, the numbers of its curves (`evaluation/attacks/curves.py`).
 
         Args:
             method: a method, `THETA_0` or `CONTROL`.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 from omegaconf import OmegaConf
 from scipy.optimize import minimize
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
@@ -26,12 +28,11 @@ from immunize.evaluation.attacks import (
     Ridge,
     Rows,
     attack_all,
-    factoring,
+    coordinates,
 )
-from immunize.evaluation.attacks.coordinates import principal
-from immunize.evaluation.attacks.factoring import principal_axes
-from immunize.evaluation.attacks.logistic import CURVATURE, Logistic, answers, feature_scale
-from immunize.evaluation.attacks.repaired import AXES, REPAIRS
+from immunize.evaluation.attacks.coordinates import feature_scale, principal, principal_axes, thin_svd
+from immunize.evaluation.attacks.logistic import CURVATURE, Logistic, answers
+from immunize.evaluation.attacks.prepared import REPAIRS
 from immunize.evaluation.attacks.scoring import score, target_matrix
 from tests.evaluation.attacks.making import D, Memory, classes, ill_conditioned, regression
 
@@ -76,7 +77,7 @@ def test_axes_are_those_of_the_singular_value_decomposition(shape: tuple[int, in
 
 def test_axes_are_computed_once_and_kept_by_content(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(factoring, "thin_svd", lambda x, plain=factoring.thin_svd: calls.append(1) or plain(x))
+    monkeypatch.setattr(coordinates, "thin_svd", lambda x, plain=coordinates.thin_svd: calls.append(1) or plain(x))
     x = np.random.default_rng(9).standard_normal((40, 3)) + 1
     one, about_mean = principal_axes(x, centred=False), principal_axes(x.copy(), centred=True)
     assert len(calls) == 2
@@ -192,14 +193,21 @@ def test_gradient_descent_is_the_plain_iteration(name: str, step: str) -> None:
     assert len(trace.points) > 10
     for point in trace.points:
         assert point.test == pytest.approx(expected[point.cost.steps], abs=1e-9)
+    cost, passes = trace.points[-1].cost, trace.points[-1].cost.steps  # of passes over the rows
+    assert (cost.samples, cost.flops) == (passes * len(x), passes * 4 * x.size * y.shape[1])
+    assert cost.seconds > 0
 
 
 def test_divergence_is_seen_at_the_look_where_it_happens() -> None:
-    fast = GradientDescent(tier="T0", step="fixed", multipliers=(2.5,))
-    (trace,) = fast.run(classes(sizes=SIZES), Budget(1000), 0).traces
-    assert trace.status == "diverged"
+    fast, both = (GradientDescent(tier="T0", step="fixed", multipliers=lengths) for lengths in ((2.5,), (1.0, 2.5)))
+    outcome = fast.run(classes(sizes=SIZES), Budget(1000), 0)
+    (trace,) = outcome.traces
+    assert outcome.status == trace.status == "diverged"
     assert [p.cost.steps for p in trace.points][-1] < trace.spent.steps
     assert 1.5 ** trace.points[-1].cost.steps < 1e6 <= 1.5**trace.spent.steps
+    assert trace.spent.steps < 1000
+    survived = both.run(classes(sizes=SIZES), Budget(1000), 0)
+    assert (survived.status, [of.status for of in survived.traces]) == ("finished", ["finished", "diverged"])
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -312,16 +320,14 @@ def test_attack_on_public_theta_0_is_kept_for_every_extractor() -> None:
 @pytest.mark.parametrize("name", ["four classes", "regression", "fewer rows than columns"])
 @pytest.mark.parametrize(("repair", "floor"), [("centre", 1e-12), ("whiten", 1e-3), ("whiten", 1e-12)])
 def test_axes_of_repaired_rows_are_those_of_a_decomposition(name: str, repair: str, floor: float) -> None:
-    data = TASKS[name]()
-    transform, _ = REPAIRS[repair](data.train.x, floor)
-    x = transform(data.train.x)
-    found = AXES[repair](principal_axes(data.train.x, centred=True), data, floor)
+    repaired, _ = REPAIRS[repair](TASKS[name](), floor)
+    x, (found, seen) = repaired.train.x, repaired.kept["axes"]
     computed = principal_axes(x, centred=False)
     assert found.sigma == pytest.approx(computed.sigma, rel=1e-9)
     assert found.basis @ found.basis.T == pytest.approx(computed.basis @ computed.basis.T, abs=1e-9)
     assert not found.mean.any()
-    along = x @ found.basis
-    assert along.T @ along == pytest.approx(np.diag(found.sigma**2), abs=1e-9 * found.sigma[0] ** 2)
+    assert seen.train.x == pytest.approx(x @ found.basis, abs=1e-9 * found.sigma[0])
+    assert seen.train.x.T @ seen.train.x == pytest.approx(np.diag(found.sigma**2), abs=1e-9 * found.sigma[0] ** 2)
 
 
 MULTIPLIERS = OmegaConf.load(Path(config_dir()) / "attack" / "t0" / "gd_logistic.yaml").multipliers
@@ -344,3 +350,47 @@ def test_passes_in_blocks_go_the_way_of_the_plain_iteration(
     assert found == pytest.approx(expected, abs=1e-9 * np.abs(expected).max())
     ((_, gradient),) = answers([(loss, v.ravel(), None)])
     assert loss.gradients([v.ravel()])[0] == pytest.approx(gradient, abs=1e-15)
+
+
+DECOMPOSE = scipy.linalg.svd
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (4, 9)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_factors_give_the_matrix_back(shape: tuple[int, int], fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    drivers = []
+
+    def svd(x: Any, lapack_driver: str = "gesdd", **others: Any) -> Any:
+        drivers.append(lapack_driver)
+        if fails and lapack_driver == "gesdd":
+            raise np.linalg.LinAlgError("SVD did not converge")
+        return DECOMPOSE(x, lapack_driver=lapack_driver, **others)
+
+    monkeypatch.setattr(scipy.linalg, "svd", svd)
+    x = np.random.default_rng(0).standard_normal(shape)
+    u, sigma, vt = thin_svd(x)
+    assert drivers == (["gesdd", "gesvd"] if fails else ["gesdd"])
+    assert u.shape == (shape[0], 4)
+    assert vt.shape == (4, shape[1])
+    assert (np.diff(sigma) <= 0).all()
+    assert u * sigma @ vt == pytest.approx(x)
+
+
+def test_bad_input_is_not_tried_twice() -> None:
+    with pytest.raises(ValueError, match="infs or NaNs"):
+        thin_svd(np.full((3, 2), np.nan))
+
+
+def test_logistic_descent_lets_the_best_multiplier_run_to_the_end() -> None:
+    outcome = LogisticDescent(tier="T0", multipliers=(0.01, 4.0)).run(classes(ill_conditioned(30)), Budget(300), 0)
+    slow, fast = outcome.traces
+    assert (slow.spent.steps, fast.spent.steps) == (25, 300)  # the last look of the first lap, and all
+    assert fast.points[-1].validation > slow.points[-1].validation
+
+
+def test_conjugate_gradients_solve_in_as_many_steps_as_there_are_features() -> None:
+    data = regression(ill_conditioned(10), sizes=(80, 60, 2000))
+    (trace,) = ConjugateGradient(tier="T2").run(data, Budget(500), 0).traces
+    least_squares = Ridge(tier="T2", penalties=(1e-15,)).run(data, Budget(1), 0).traces[0]
+    assert trace.points[-1].test == pytest.approx(least_squares.points[0].test, abs=1e-6)
+    assert trace.spent.steps <= 12  # 8 in exact arithmetic

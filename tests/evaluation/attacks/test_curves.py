@@ -1,4 +1,4 @@
-"""Best so far is what an attacker that tunes on validation rows would have in its hands."""
+"""Best so far is what an attacker that tunes on validation rows has in its hands; numbers of a long fine-tuning."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from immunize.evaluation.attacks import RESOURCES, Cost, Curve, Point, Trace, best_so_far
+from immunize.evaluation.attacks import RESOURCES, Cost, Curve, Point, Trace, best_so_far, horizon_of
 from immunize.evaluation.attacks.curves import look_steps
 
 
@@ -72,3 +72,35 @@ def test_looks_are_dense_enough_for_a_factor_of_two(last: int) -> None:
     assert looks == sorted(set(looks))
     assert all(b <= max(a + 1, 1.34 * a) for a, b in itertools.pairwise(looks))
     assert len(looks) < 60
+
+
+def curve(*points: tuple[int, float]) -> Curve:
+    return Curve(tuple(Point(Cost(steps), score, score) for steps, score in points), ("",) * len(points))
+
+
+THETA_0 = curve((1, 0.3), (10, 0.6))
+
+
+def test_theta_0_at_once_has_area_one_and_nothing_learned_none() -> None:
+    at_once = horizon_of(curve((1, 0.6)), THETA_0, 0.1, 1000)
+    assert at_once is not None
+    assert (at_once.area, at_once.end, at_once.deviation) == pytest.approx((1, 1, 0))
+    assert at_once.steps == (1, 1)
+    never = horizon_of(curve((1, 0.1)), THETA_0, 0.1, 1000)
+    assert never is not None
+    assert (never.area, never.end, never.steps) == (0, 0, (None, None))
+    assert never.deviation == pytest.approx(5 / 6)
+
+
+def test_area_is_the_mean_of_retention_over_the_logarithm_of_steps() -> None:
+    """Nothing until 10, .4 of θ_0's end until 100, .8 until 1,000."""
+    found = horizon_of(curve((10, 0.3), (100, 0.5)), THETA_0, 0.1, 1000)
+    assert found is not None
+    assert found.area == pytest.approx((0 + 0.4 + 0.8) / 3)
+    assert found.steps == (100, None)
+    assert found.curve == ((10, 0.3), (100, 0.5))
+
+
+def test_where_theta_0_learns_nothing_there_is_no_number() -> None:
+    assert horizon_of(THETA_0, curve((1, 0.1)), 0.1, 1000) is None
+    assert horizon_of(curve(), THETA_0, 0.1, 1000) is None

@@ -29,7 +29,8 @@ from immunize.evaluation.attacks import (
     fine_tuning,
 )
 from immunize.evaluation.attacks.curves import best_so_far
-from immunize.evaluation.attacks.starting import probed_head
+from immunize.evaluation.attacks.fine_tuning import with_share
+from immunize.evaluation.attacks.least_squares import probed_head
 from immunize.features import DeepExtractor, Released
 from tests.evaluation.attacks.making import Memory
 
@@ -455,3 +456,17 @@ def test_network_of_other_rows_is_refused() -> None:
     data = task()
     with pytest.raises(DataError, match="59 train images"):
         AttackData(*data.parts.values(), C, network=Network(**{**vars(data.network), "train": np.arange(59)}))
+
+
+def test_a_share_is_drawn_once_with_two_classes_and_the_same_for_everybody() -> None:
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    y = (np.arange(200) == 7).astype(np.int64)
+    rows = Rows(x, y)
+    data, other = (AttackData(Rows(factor * x, y), rows, rows, 2) for factor in (1, 2))
+    some, same = with_share(data, 0.1, seed=3), with_share(other, 0.1, seed=3)
+    assert len(some.train) in (20, 21)
+    np.testing.assert_array_equal(2 * some.train.x, same.train.x)
+    assert set(some.train.y) == {0, 1}
+    assert len(with_share(data, 1e-6, seed=3).train) == 2
+    assert with_share(data, 1.0, seed=3) is data
+    assert not np.array_equal(with_share(data, 0.1, seed=4).train.x, some.train.x)

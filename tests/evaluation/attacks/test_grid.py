@@ -244,6 +244,3 @@ def test_verdict_follows_from_the_tiers(
 def test_a_tier_that_nobody_can_try_breaks_no_ladder() -> None:
     tiers = {tier: [result(True)] for tier in ("T0", "T1", "T2", "T3", "T5")}
     assert judge(tiers, impossible={"T4"}).unbroken_up_to == "T5"
-
-
-# The documentation.

@@ -1,4 +1,4 @@
-"""Candidates in lockstep go the way that each would go alone: against a plain loop, in float64."""
+"""T1: candidates in lockstep go the way that each would go alone, against a plain loop; races within the budget."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from immunize.evaluation.attacks import AttackData, Budget, FirstOrder
 from immunize.evaluation.attacks.curves import look_steps
-from immunize.evaluation.attacks.heads import HEADS, flops_per_row, new_head
-from immunize.evaluation.attacks.lockstep import HeadTask, Lockstep
+from immunize.evaluation.attacks.lockstep import HEADS, HeadTask, Lockstep, batches, flops_per_row, new_head
 from immunize.evaluation.attacks.scoring import score, target_matrix
 from tests.evaluation.attacks.making import classes, regression
 
@@ -37,8 +36,10 @@ TASKS = {
 class Alone:
     """The reference: one module of PyTorch, its optimizer and scheduler, and a loop over shuffled rows."""
 
-    def __init__(self, data: AttackData, optimizer, rate: float, *, head: str = "linear", cosine: int | None = None):
-        self.data = data
+    def __init__(
+        self, data: AttackData, optimizer, rate: float, *, head="linear", cosine: int | None = None, batch: int = BATCH
+    ) -> None:
+        self.data, self.batch = data, batch
         self.module = new_head(head, data.n_features, data.n_outputs, HIDDEN, SEED).double()
         self.optimizer = optimizer(self.module.parameters(), lr=rate)
         self.scheduler = cosine and torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, cosine)
@@ -49,9 +50,9 @@ class Alone:
     def walk(self, steps: int) -> Alone:
         generator, order = torch.Generator().manual_seed(SEED), torch.empty(0, dtype=torch.int64)
         for step in range(1, steps + 1):
-            if len(order) < BATCH:
+            if len(order) < self.batch:
                 order = torch.randperm(len(self.x), generator=generator)
-            rows, order = order[:BATCH], order[BATCH:]
+            rows, order = order[: self.batch], order[self.batch :]
             self.module.train()
             outputs = self.module(self.x[rows])
             of = nn.functional.cross_entropy if self.data.n_classes else nn.functional.mse_loss
@@ -182,3 +183,48 @@ def test_seconds_are_shared_and_no_more_than_passed() -> None:
     assert sum(spent) < passed
     times = [point.cost.seconds for point in race.candidates[0].meter.points]
     assert times == sorted(times)
+
+
+def attack(**settings) -> FirstOrder:
+    sgd = functools.partial(torch.optim.SGD, momentum=0.9)
+    return FirstOrder(**({"tier": "T1", "optimizer": sgd, "learning_rates": (0.1,), "cosine": ()} | settings))
+
+
+def untimed(outcome) -> list:
+    return [
+        (t.label, t.status, [(p.cost.steps, p.validation, p.test) for p in t.points], t.spent.steps)
+        for t in outcome.traces
+    ]
+
+
+def test_full_batch_training_is_a_plain_loop() -> None:
+    data, whole = TASKS["multiclass"], attack(scaled=False, precision="float64", batch_size=10_000)
+    (trace,) = whole.run(data, Budget(40), SEED).traces
+    expected = Alone(data, whole.optimizer, 0.1, batch=len(data.train)).walk(40).scores
+    assert {p.cost.steps: (p.validation, p.test) for p in trace.points}.items() <= expected.items()
+    assert trace.points[-1].cost.steps == 40
+
+
+@pytest.mark.parametrize("task", ["multiclass", "regression"])
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_learns_and_repeats_itself(task: str, head: str) -> None:
+    one = attack(head=head, hidden=16, batch_size=20, cosine=(1.0,))
+    first, again, other = (one.run(TASKS[task], Budget(60), seed) for seed in (0, 0, 1))
+    assert untimed(first) == untimed(again)
+    assert untimed(first) != untimed(other)
+    assert max(p.test for t in first.traces for p in t.points) > 0.7
+
+
+def test_flops_of_the_whole_race_stay_within_the_budget() -> None:
+    budget = Budget(10_000, 2e7)
+    outcome = attack(learning_rates=(0.01, 0.1, 1.0), cosine=(0.1, 1.0)).run(TASKS["multiclass"], budget, 0)
+    spent = sum(trace.spent.flops for trace in outcome.traces)
+    assert 0.6 * budget.flops < spent <= 1.05 * budget.flops
+    assert outcome.traces[0].spent.flops == outcome.traces[0].spent.steps * 70 * flops_per_row("linear", 8, 4, 1)
+
+
+def test_mini_batches_cover_all_rows_in_each_pass() -> None:
+    drawn = batches(10, 3, 0)
+    for _ in range(4):
+        seen = np.concatenate([np.asarray(next(drawn)) for _ in range(3)])
+        assert len(set(seen.tolist())) == 9

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from sklearn.kernel_ridge import KernelRidge as SkKernelRidge
 
 from immunize.errors import UserError
@@ -13,6 +14,7 @@ from immunize.evaluation.attacks import (
     AttackData,
     Budget,
     Cost,
+    FirstOrder,
     GradientDescent,
     ImagesAlone,
     KernelRidge,
@@ -25,38 +27,41 @@ from immunize.evaluation.attacks import (
     Rows,
     StageProbes,
 )
-from immunize.evaluation.attacks.repaired import REPAIRS
+from immunize.evaluation.attacks.prepared import REPAIRS
 from tests.evaluation.attacks.making import C, D, classes, ill_conditioned, regression
 
 GD = GradientDescent(tier="T3", step="fixed", multipliers=(1.0,))
 PLANTED = ill_conditioned(1e4)
+FIRST_ORDER = {"tier": "T1", "optimizer": torch.optim.SGD, "learning_rates": (0.1,)}
 
 
 def test_repairs_do_what_they_are_called_by() -> None:
-    x = classes(ill_conditioned(100)).train.x + 3
-    fresh = classes(ill_conditioned(100), seed=1).train.x + 3
-    applied = {name: repair(x, 1e-12)[0] for name, repair in REPAIRS.items()}
-    assert applied["centre"](x).mean(axis=0) == pytest.approx(np.zeros(D), abs=1e-12)
-    assert applied["standardize"](x).std(axis=0) == pytest.approx(np.ones(D))
-    assert np.linalg.norm(applied["normalize"](fresh), axis=1) == pytest.approx(np.ones(len(fresh)))
-    white = applied["whiten"](x)
+    x, fresh = (classes(ill_conditioned(100), seed=seed).train.x + 3 for seed in (0, 1))
+    data = AttackData(Rows(x, labels := np.arange(len(x)) % 2), Rows(fresh, labels), Rows(x[:1], labels[:1]), 2)
+    repaired = {name: repair(data, 1e-12)[0] for name, repair in REPAIRS.items()}
+    assert repaired["centre"].train.x.mean(axis=0) == pytest.approx(np.zeros(D), abs=1e-12)
+    assert repaired["standardize"].train.x.std(axis=0) == pytest.approx(np.ones(D))
+    lengths = np.linalg.norm(repaired["normalize"].validation.x, axis=1)
+    assert lengths == pytest.approx(np.ones(len(fresh)))
+    white = repaired["whiten"].train.x
     assert white.T @ white / len(x) == pytest.approx(np.eye(D), abs=1e-8)
     # statistics are those of the training rows, not of the rows they are applied to
-    assert abs(applied["centre"](fresh).mean()) > 0
-    assert applied["whiten"](x[:1]) == pytest.approx(white[:1])
+    assert abs(repaired["centre"].validation.x.mean()) > 0
+    assert repaired["whiten"].test.x == pytest.approx(white[:1])
 
 
 def test_degenerate_features_are_not_blown_up() -> None:
     x = np.column_stack([np.arange(5.0), np.full(5, 7.0), np.zeros(5)])
     x[2] = 0
+    rows = Rows(x, np.arange(5) % 2)
     for repair in REPAIRS.values():
-        assert np.abs(repair(x, 1e-12)[0](x)).max() < 10
+        assert np.abs(repair(AttackData(rows, rows, rows, 2), 1e-12)[0].train.x).max() < 10
 
 
 def test_whitening_floor_leaves_components_out() -> None:
-    x = classes(PLANTED).train.x
-    assert REPAIRS["whiten"](x, 1e-12)[0](x).shape[1] == D
-    assert 1 < REPAIRS["whiten"](x, 1e-3)[0](x).shape[1] < D
+    data = classes(PLANTED)
+    assert REPAIRS["whiten"](data, 1e-12)[0].n_features == D
+    assert 1 < REPAIRS["whiten"](data, 1e-3)[0].n_features < D
 
 
 def test_repair_is_paid_for_before_the_first_step() -> None:
@@ -158,6 +163,15 @@ def test_nearest_neighbours_remember_their_own_rows() -> None:
         lambda: StageProbes(tier="T3", inner={}),
         lambda: ImagesAlone(tier="T5", inner={"gd": GD}, side=0),
         lambda: GradientDescent(tier="T9", step="fixed"),
+        lambda: GradientDescent(tier="T0", step="newton"),
+        lambda: GradientDescent(tier="T0", step="fixed", multipliers=()),
+        *(
+            lambda changed=changed: FirstOrder(**FIRST_ORDER | changed)
+            for changed in (
+                *({"head": "cnn"}, {"precision": "float16"}, {"learning_rates": ()}),
+                *({"cosine": (2.0,)}, {"batch_size": 1}),
+            )
+        ),
     ],
 )
 def test_bad_settings_are_refused(make) -> None:

@@ -1,11 +1,17 @@
-"""T3: kernel ridge regression with a Gaussian kernel, in its dual form: a head that is not linear, in closed form.
+"""T3: attacks by distances between rows, k nearest neighbours and kernel ridge regression.
+
+Distances see the features' spread as it is, so they are taken on the features themselves and on standardized ones.
+
+Nearest neighbours search all training rows; there are no weights and no condition number. Distances are float32, of
+features of size one: a rounding of 1e-7 decides between neighbours that are equally near.
+
+Kernel ridge regression with a Gaussian kernel is a head that is not linear, in closed form, here its dual one:
 
     k(x, z) = exp(-|x - z|²/(w m)),    α(w, λ) = (K + λI)⁻¹ Y,    outputs k(x, X)α + offset
 
-with m the median squared distance of training rows. Distances see the features' spread as it is, so that they are taken
-on the features themselves and on standardized ones, in float64: rounded to float32 they made kernels of rows that lie
-close together indefinite. Every λ is one Cholesky factor of K, whose cost grows with the cube of the rows: where there
-are many, all are tried on some of the rows, and the best few, by validation, on all of them.
+with m the median squared distance of training rows. These distances are float64: rounded to float32 they made kernels
+of rows that lie close together indefinite. Every λ is one Cholesky factor of K, whose cost grows with the cube of the
+rows: where there are many, all are tried on some of the rows, and the best few, by validation, on all of them.
 
 Shapes: N training rows, M rows that are asked for, D features, C outputs.
 """
@@ -14,27 +20,113 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy.linalg import cho_factor, cho_solve
+from torch import Tensor
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import principal
-from immunize.evaluation.attacks.curves import Cost, Trace
+from immunize.evaluation.attacks.curves import Cost, Trace, best_validation
+from immunize.evaluation.attacks.network import Numbers
+from immunize.evaluation.attacks.prepared import standardized
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.repaired import standardized
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
+from immunize.evaluation.products import products, quotient
 
-__all__ = ["KernelRidge"]
+__all__ = ["KernelRidge", "NearestNeighbours"]
 
-Numbers = npt.NDArray[np.int64]
+METRICS = ("euclidean", "cosine")
+
+TOGETHER = 2**22
+"""Distances that are held at once: 16 MiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestNeighbours(Attack):
+    """k nearest neighbours.
+
+    Attributes:
+        neighbours: the grid of k; those above N are left out.
+        metrics: of "euclidean" and "cosine".
+
+    Raises:
+        UserError: an empty grid, k < 1, or an unknown metric.
+    """
+
+    neighbours: tuple[int, ...]
+    metrics: tuple[str, ...] = METRICS
+    version: ClassVar[int] = 1  # one product for both metrics
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.neighbours or min(self.neighbours) < 1:
+            raise UserError("the grid of k has to hold at least one number, 1 or more")
+        if not self.metrics or not set(self.metrics) <= set(METRICS):
+            raise UserError(f"unknown metric among {', '.join(self.metrics)}; there are {', '.join(METRICS)}")
+
+    def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
+        """Remember the training rows; the cost is that of answering for the test rows, one search for all k."""
+        n = len(data.train)
+        ks = [k for k in self.neighbours if k <= n] or [1]
+        flops = 2.0 * len(data.test) * data.train.x.size
+        traces = []
+        for name, seen in (("features", data), ("standardized", standardized(data))):
+            rows = principal(seen).data  # in principal axes a row only loses what is the same for all training rows
+            started = time.perf_counter()
+            test = nearest(rows.train.x, rows.test.x, max(ks), self.metrics)
+            seconds = (time.perf_counter() - started) / len(self.metrics)
+            validation = nearest(rows.train.x, rows.validation.x, max(ks), self.metrics)
+            for metric in self.metrics:
+                for k in ks:
+                    meter = Meter(rows, f"k {k}, {metric}, {name}", Cost(1, seconds, n, flops))
+                    answers = [_answers(rows, of[metric][:, :k]) for of in (validation, test)]
+                    meter.note(1, functools.partial(list, answers))
+                    traces.append(meter.trace())
+        return Outcome(tuple(traces))
+
+
+def nearest(train: Array, asked: Array, k: int, metrics: Sequence[str]) -> dict[str, Numbers]:
+    """(M, k) numbers of training rows by metric, the nearest first; one product of matrices serves all metrics.
+
+    Args:
+        train: (N, D).
+        asked: (M, D).
+        k: at most N.
+        metrics: of `METRICS`. A row of zeros counts as one of cosine ½.
+    """
+    size = float(np.abs(train).max()) or 1.0
+    x, others = (quotient(rows, size) for rows in (train, asked))
+    squares = x.square().sum(dim=1)
+    zero = squares == 0
+    lengths = torch.where(zero, 1.0, squares.sqrt())
+    found: dict[str, list[Tensor]] = {metric: [] for metric in metrics}
+    for rows in others.tensor_split(max(1, round(len(others) * len(x) / TOGETHER))):
+        both = products(rows, x)
+        for metric in metrics:
+            if metric == "euclidean":  # less the length of the asked row, the same for all training rows
+                far = torch.add(squares, both, alpha=-2)
+            else:
+                far = both / -lengths
+                far[:, zero] = -0.5 * rows.norm(dim=1, keepdim=True)
+            found[metric].append(far.topk(k, dim=1, largest=False).indices)  # of equals in any order that stays
+    return {metric: torch.cat(parts).numpy() for metric, parts in found.items()}
+
+
+def _answers(data: AttackData, nearest: Numbers) -> Array:
+    """(M, C): the share of each class among the neighbours, or the mean of their targets."""
+    if not data.n_classes:
+        return np.asarray(target_matrix(data, data.train)[nearest].mean(axis=1))
+    rows = np.arange(len(nearest))[:, None] * data.n_classes + data.train.y[nearest].astype(np.int64)
+    votes = np.bincount(rows.ravel(), minlength=len(nearest) * data.n_classes)
+    return np.asarray(votes.reshape(len(nearest), data.n_classes) / nearest.shape[1])
+
+
 _Candidate = tuple[str, float, float]
 """View, width and penalty."""
 
@@ -82,7 +174,9 @@ class KernelRidge(Attack):
         traces = []
         if len(drawn) > self.first_rows and len(grid) > self.keep:
             traces = self._solve(views, grid, np.sort(drawn[: self.first_rows]))
-            best = sorted(range(len(grid)), key=lambda at: -_validated(traces[at]))  # stable: of equals the first
+            best = sorted(
+                range(len(grid)), key=lambda at: -best_validation(traces[at].points)
+            )  # stable: of equals the first
             grid = [grid[at] for at in sorted(best[: self.keep])]
         return Outcome((*traces, *self._solve(views, grid, np.sort(drawn))))
 
@@ -121,10 +215,6 @@ class KernelRidge(Attack):
                     meter.note(1, functools.partial(list, [of @ alpha + offset for of in answering]))
                     traces.append(meter.trace())
         return traces
-
-
-def _validated(trace: Trace) -> float:
-    return max((point.validation for point in trace.points), default=-math.inf)
 
 
 def _kernel(distances: Array, width: float) -> Array:

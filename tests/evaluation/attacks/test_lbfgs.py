@@ -1,4 +1,4 @@
-"""Solvers side by side: each is told what it asks, one runs at a time, and none is left behind."""
+"""Logistic regression against scikit-learn; its solvers side by side are told what they ask, none is left behind."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
 
+from immunize.evaluation.attacks import Budget, Lbfgs
+from immunize.evaluation.attacks.coordinates import feature_scale
+from immunize.evaluation.attacks.lbfgs import together
 from immunize.evaluation.attacks.logistic import Logistic, answers
-from immunize.evaluation.attacks.together import together
 from tests.evaluation.attacks.making import classes, ill_conditioned
 
 Ask = Callable[[Any], Any]
@@ -87,3 +90,27 @@ def test_answers_together_are_those_alone_to_the_last_bit(n_classes: int, monkey
     assert (value, other) == (value_alone, other_alone)
     for one, expected in ((slope, slope_alone), (moved, moved_alone), (last, last_alone)):
         assert np.array_equal(one, expected)
+
+
+SMALL = (80, 60, 2000)
+
+
+@pytest.mark.parametrize("solver", ["L-BFGS-B", "Newton-CG"])
+@pytest.mark.parametrize("strength", [0.1, 10.0])
+def test_logistic_regression_is_scikit_learns(solver: str, strength: float) -> None:
+    data = classes(ill_conditioned(10), sizes=SMALL)
+    (trace,) = Lbfgs(tier="T2", strengths=(strength,), solver=solver).run(data, Budget(2000), 0).traces
+    scale = feature_scale(data)
+    model = LogisticRegression(C=strength, tol=1e-10, max_iter=5000).fit(data.train.x / scale, data.train.y)
+    assert trace.points[-1].test == pytest.approx(model.score(data.test.x / scale, data.test.y), abs=1.5 / 2000)
+
+
+def test_passes_are_counted_and_limited() -> None:
+    data = classes(ill_conditioned(1e3), sizes=SMALL)
+    for solver in ("L-BFGS-B", "Newton-CG"):
+        outcome = Lbfgs(tier="T2", strengths=(1e3, 1e5), solver=solver).run(data, Budget(25), 0)
+        assert [trace.spent.steps for trace in outcome.traces] == [25, 25]
+        flops = 4 * 80 * 9 * 4  # one pass over 80 rows of 8 features and the constant one
+        assert outcome.traces[0].spent.flops == 25 * flops
+        shared = Lbfgs(tier="T2", strengths=(1e3, 1e5), solver=solver).run(data, Budget(10_000, 40 * flops), 0)
+        assert [trace.spent.steps for trace in shared.traces] == [20, 20]
