@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from unittest import mock
 import pytest
 from matplotlib.figure import Figure
 
-from immunize.records import read_record
+from immunize.records import ATTACK_RECORD, read_record
 from tests.composing import run_tiny
 
 SAVE = Figure.savefig
+Record = dict[str, Any]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,6 +41,18 @@ def stored_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("report")
     run_tiny(folder, "probe_steps=2000", "data_root=data")  # whatever IMMUNIZE_DATA says
     return read_record(folder)
+
+
+@pytest.fixture
+def attacked(attacked_run: Path) -> Record:
+    """A finished run that was attacked."""
+    return read_record(attacked_run)
+
+
+@pytest.fixture
+def attack(attacked_run: Path) -> Record:
+    """Its attack record."""
+    return dict(json.loads((attacked_run / ATTACK_RECORD).read_text()))
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from immunize.config import config_dir
 from immunize.errors import UserError
-from immunize.records import RECORD
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
 from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, front_matter, threat_model
@@ -30,13 +29,8 @@ OF_CONDITION_NUMBERS = {"closed_form", "ill_only", "imma", "none", "opt_kappa", 
 
 
 @pytest.fixture
-def record(attacked_run: Path) -> dict[str, Any]:
-    return dict(json.loads((attacked_run / RECORD).read_text()))
-
-
-@pytest.fixture
-def attack(attacked_run: Path) -> dict[str, Any]:
-    return dict(json.loads((attacked_run / "attack_record.json").read_text()))
+def record(attacked: dict[str, Any]) -> dict[str, Any]:
+    return attacked
 
 
 def test_every_other_method_says_what_it_promises_itself() -> None:

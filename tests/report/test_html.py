@@ -52,13 +52,8 @@ def page(attacked_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 @pytest.fixture
-def record(attacked_run: Path) -> Record:
-    return copy.deepcopy(read_record(attacked_run))
-
-
-@pytest.fixture
-def attack(attacked_run: Path) -> Record:
-    return dict(json.loads((attacked_run / ATTACK_RECORD).read_text()))
+def record(attacked: Record) -> Record:
+    return attacked
 
 
 def text_of(record: Record, attack: Record | None = None) -> str:
