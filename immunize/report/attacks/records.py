@@ -208,6 +208,10 @@ class Group(Collection):
                         kept[name].extend(values)
         return tried
 
+    def across(self, method: str, *kinds: str) -> list[Tried]:
+        """The same for every kind of these, and every tier that something was attacked in."""
+        return [self.tried(method, kind, tier) for kind in kinds for tier in self.tiers]
+
     def chances(self, kind: str) -> list[float]:
         """Scores of the best constant answer to the tasks of a kind; records of before have none."""
         return [c for _, _, of, _, found in _cells(self.records) if of == kind for c in found.get("chance", ())]

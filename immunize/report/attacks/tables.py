@@ -9,10 +9,10 @@ Imports no other room and no torch.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from immunize.report.attacks.one_run import (
@@ -43,21 +43,20 @@ KIND_WORDS = {"harmful": "harmful", "pretrain": "pre-training", "benign": "benig
 
 def attack_tables(attacks: Attacks) -> list[Table]:
     """For every kind of model and data: verdicts, scores, steps, the tasks that should stay easy, and repairs."""
-    tables = []
-    for group in attacks.groups:
-        tables.append(_verdicts(attacks, group))
-        if group.judged_by_intervals:
-            tables.append(_retention(attacks, group))
-        for kind in group.kinds:
-            tables.append(_scores(attacks, group, kind))
-        tables.append(_costs(attacks, group))
-        costs = {method: group.flops_by_attack(method, REPAIRS) for method in [*group.methods, CONTROL]}
-        if any(costs.values()):
-            tables.append(_repairs(attacks, group, costs))
-        if all("by_attack" in record for record in group.records):
-            tables.append(_by_attack(attacks, group))
-        tables += _horizons(attacks, group)
-    return tables
+    each = [
+        (group, table)
+        for group in attacks.groups
+        for table in (
+            _verdicts(attacks, group),
+            *([_retention(group)] if group.judged_by_intervals else []),
+            *(_scores(group, kind) for kind in group.kinds),
+            _costs(group),
+            *_repairs(group),
+            *([_by_attack(group)] if all("by_attack" in record for record in group.records) else []),
+            *_horizons(group),
+        )
+    ]
+    return [replace(table, title=attacks.mark(f"{group.name}: {table.title}")) for group, table in each]
 
 
 def held_counts(tried: Tried) -> str:
@@ -82,7 +81,6 @@ def unbroken_counts(group: Group, method: str) -> str:
 
 
 def _by_method(
-    attacks: Attacks,
     group: Group,
     title: str,
     columns: Sequence[str],
@@ -93,14 +91,14 @@ def _by_method(
     """A row a method, the control last."""
     methods = [*([THETA_0] if with_theta_0 else []), *group.methods, CONTROL]
     rows = [[_named(method), *cells(method)] for method in methods]
-    return Table(attacks.mark(f"{group.name}: {title}"), ["method", *columns], rows, notes)
+    return Table(title, ["method", *columns], rows, notes)
 
 
 def _verdicts(attacks: Attacks, group: Group) -> Table:
     def cells(method: str) -> Iterator[str]:
         yield f"{len(group.of_method(method))}"
         for kind in group.kinds:
-            yield from (held_counts(group.tried(method, kind, tier)) for tier in group.tiers)
+            yield from map(held_counts, group.across(method, kind))
             yield from [unbroken_counts(group, method)] if kind == "harmful" else []
 
     columns = ["runs"]
@@ -118,17 +116,18 @@ def _verdicts(attacks: Attacks, group: Group) -> Table:
         *_completeness(attacks, group),
         *_undecided(group),
     ]
-    title = "which attackers the methods hold off"
-    return _by_method(attacks, group, title, columns, cells, *notes, with_theta_0=False)
+    return _by_method(group, "which attackers the methods hold off", columns, cells, *notes, with_theta_0=False)
 
 
-def _retention(attacks: Attacks, group: Group) -> Table:
-    def cells(method: str) -> Iterator[str]:
-        tried = (group.tried(method, kind, tier) for kind in group.kinds for tier in group.tiers)
-        return (interval_text(one.retention) for one in tried)
-
-    note = f"{RETENTION}. Harmful: wanted near 0, the others near 1."
-    return _by_method(attacks, group, "retention", wanted_columns(group), cells, note, with_theta_0=False)
+def _retention(group: Group) -> Table:
+    return _by_method(
+        group,
+        "retention",
+        wanted_columns(group),
+        lambda method: (interval_text(one.retention) for one in group.across(method, *group.kinds)),
+        f"{RETENTION}. Harmful: wanted near 0, the others near 1.",
+        with_theta_0=False,
+    )
 
 
 def wanted_columns(group: Group) -> list[str]:
@@ -137,22 +136,20 @@ def wanted_columns(group: Group) -> list[str]:
     return [c for kind in group.kinds for c in under(f"{KIND_WORDS[kind]} {arrows.get(kind, '↑')}", group.tiers)]
 
 
-def _scores(attacks: Attacks, group: Group, kind: str) -> Table:
+def _scores(group: Group, kind: str) -> Table:
     title = f"best score on the {KIND_WORDS[kind]} task, {_sizes(group)}"
     note = "Accuracy or R² on the attacker's test rows, best attack of the tier as chosen on its validation rows."
-    return _by_method(attacks, group, title, group.tiers, lambda method: scores_of(group, method, kind), note)
+    return _by_method(group, title, group.tiers, lambda method: scores_of(group, method, kind), note)
 
 
 def scores_of(group: Group, method: str, kind: str) -> list[str]:
     """The best score of every tier on the tasks of a kind."""
-    tried = (group.tried(method, kind, tier) for tier in group.tiers)
-    return [summary_text(list(one.score.values())) for one in tried]
+    return [summary_text(list(one.score.values())) for one in group.across(method, kind)]
 
 
-def _costs(attacks: Attacks, group: Group) -> Table:
+def _costs(group: Group) -> Table:
     def cells(method: str) -> Iterator[str]:
-        tried = [group.tried(method, "harmful", tier) for tier in group.tiers]
-        return (paid_text(of, one.paid.get(of, [])) for one in tried for of in _PAID)
+        return (paid_text(of, one.paid.get(of, [])) for one in group.across(method, "harmful") for of in _PAID)
 
     title = "steps and FLOPs to 90 % of θ_0's score on the harmful task, median of the runs"
     columns = [c for tier in group.tiers for c in under(tier, ("steps", "FLOPs"))]
@@ -160,30 +157,28 @@ def _costs(attacks: Attacks, group: Group) -> Table:
         "never: the median run does not get there within the budget. Each number is the least of its kind: who "
         "saves steps factors a matrix, who saves FLOPs may take more steps."
     )
-    return _by_method(attacks, group, title, columns, cells, note)
+    return _by_method(group, title, columns, cells, note)
 
 
-def _repairs(attacks: Attacks, group: Group, costs: Mapping[str, Mapping[tuple[str, str], Numbers]]) -> Table:
-    """What each repair costs in all, over what plain gradient descent costs from θ_0."""
+def _repairs(group: Group) -> list[Table]:
+    """What each repair costs in all, over what plain gradient descent costs from θ_0; nothing without repairs."""
+    costs = {method: group.flops_by_attack(method, REPAIRS) for method in [*group.methods, CONTROL]}
     base = middle(group.tried(THETA_0, "harmful", _FIRST).paid.get("flops", []))
     rows = [
         [tier, f"`{name}`", *(_times(of.get((tier, name), []), base) for of in costs.values())]
         for tier, name in sorted({key for of in costs.values() for key in of})
     ]
-    return Table(
-        attacks.mark(f"{group.name}: restoring cost, FLOPs of each repaired attack over those of {_FIRST} from θ_0"),
-        ["tier", "attack", *map(_named, costs)],
-        rows,
-        [
-            "Both to 90 % of θ_0's best score in their tier: the median of the runs, and how many get there. "
-            f"{_FIRST} from θ_0 takes {paid_text('flops', [base])} FLOPs. All that an attacker does is counted: the "
-            "repair (statistics of the rows, a decomposition, the map back to θ_0's features) and the probe after it. "
-            "`public_reference` repairs nothing: it has θ_0."
-        ],
+    title = f"restoring cost, FLOPs of each repaired attack over those of {_FIRST} from θ_0"
+    note = (
+        "Both to 90 % of θ_0's best score in their tier: the median of the runs, and how many get there. "
+        f"{_FIRST} from θ_0 takes {paid_text('flops', [base])} FLOPs. All that an attacker does is counted: the "
+        "repair (statistics of the rows, a decomposition, the map back to θ_0's features) and the probe after it. "
+        "`public_reference` repairs nothing: it has θ_0."
     )
+    return [Table(title, ["tier", "attack", *map(_named, costs)], rows, [note])] if rows else []
 
 
-def _by_attack(attacks: Attacks, group: Group) -> Table:
+def _by_attack(group: Group) -> Table:
     """What each attack reaches by itself, on each task."""
     methods = [THETA_0, *group.methods, CONTROL]
     each = [group.scores_by_attack(method) for method in methods]
@@ -195,14 +190,14 @@ def _by_attack(attacks: Attacks, group: Group) -> Table:
         for task, tier, attack in (key,)
     ]
     return Table(
-        attacks.mark(f"{group.name}: score of every attack by itself, mean over the runs"),
+        "score of every attack by itself, mean over the runs",
         ["task", "tier", "attack", *map(_named, methods)],
         rows,
         ["Accuracy or R² on the attacker's test rows, settings chosen on its validation rows."],
     )
 
 
-def _horizons(attacks: Attacks, group: Group) -> list[Table]:
+def _horizons(group: Group) -> list[Table]:
     """What fine-tuning over many steps gets back, a table a task and number."""
     methods = [THETA_0, *group.methods, CONTROL]
     each = {method: group.horizons(method) for method in methods}
@@ -215,7 +210,7 @@ def _horizons(attacks: Attacks, group: Group) -> list[Table]:
         cells = {m: [horizon_cells(of[key]) if key in of else nothing for key in keys] for m, of in each.items()}
         for index, what in enumerate(HORIZON_COLUMNS):
             rows = [[_named(method), *(of[index] for of in found)] for method, found in cells.items()]
-            title = attacks.mark(f"{group.name}: fine-tuning over many steps, {task}: {what}")
+            title = f"fine-tuning over many steps, {task}: {what}"
             tables.append(Table(title, columns, rows, (*HORIZON, STEPS) if what == HORIZON_COLUMNS[-1] else ()))
     return tables
 
@@ -233,15 +228,14 @@ def _completeness(attacks: Attacks, group: Group) -> list[str]:
     """Runs that the others lead to expect, and that are not there; methods that only other groups have."""
     expected = len(group.methods) * len(group.pairs) * len(group.seeds)
     notes = [] if expected == len(group.records) else [f"{len(group.records)} of {expected} runs."]
-    everywhere = attacks.methods
-    if missing := [_named(method) for method in everywhere if method not in group.methods]:
+    if missing := [_named(method) for method in attacks.methods if method not in group.methods]:
         notes.append(f"No run of {', '.join(missing)} was attacked: it did not finish, or was left out.")
     return notes
 
 
 def _undecided(group: Group) -> list[str]:
-    places = itertools.product(group.methods, group.kinds, group.tiers)
-    reasons = {reason for place in places for reason in group.tried(*place).undecided}
+    tried = (one for method in group.methods for one in group.across(method, *group.kinds))
+    reasons = {reason for one in tried for reason in one.undecided}
     return [f"Not decided: {'; '.join(sorted(reasons))}."] if reasons else []
 
 
