@@ -295,7 +295,6 @@ def _passed_on(processes: list[subprocess.Popen[bytes]]) -> Iterator[set[int]]:
         return
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        del frame
         received.add(number)
         for process in processes:
             if process.poll() is None:

@@ -17,9 +17,7 @@ W'. An error ε·|f|·|θ_j| in g_j (θ_j the columns) meets row j of W'ᵀ, so 
 
     a = ‖diag(|θ_1|, …, |θ_D|) θ⁻¹Wᵀ‖_F / ‖W‖_F ≤ cond(θ)
 
-and a = 1 where the columns of θ are orthogonal, whatever cond(θ) is. Every θ has such a form, θV with θ = UΣVᵀ, and
-turning the features by V changes no condition number and no step of gradient descent (``turn=True``). It lines the
-badly scaled directions up with the axes, though, where Adam finds them; so this is not the default.
+and a = 1 where the columns of θ are orthogonal, whatever cond(θ) is.
 
 Shapes: D features, C classes; θ (D, D) acts on rows.
 """
@@ -83,7 +81,6 @@ def append_map(
     inverse: Tensor | None,
     *,
     head: str | None = None,
-    turn: bool = False,
     tolerance: float | None = None,
 ) -> nn.Module:
     """A copy of `model` that releases features·θ and, where θ has an inverse, has the same logits on every input.
@@ -98,9 +95,6 @@ def append_map(
         inverse: (D, D) float64, θ⁻¹; None where there is none.
         head: dotted name of the `nn.Linear` that is the head; default the model's `get_classifier()`, its
             `pretrained_cfg["classifier"]`, or else one of the usual names.
-        turn: append θV instead of θ = UΣVᵀ, where there is an inverse. Condition numbers and gradient descent stay as
-            they are, and the accuracy of the fold no longer depends on cond(θ); but Adam probes the features in fewer
-            steps.
         tolerance: refuse a fold whose expected relative error in the logits is larger; default `FOLD_TOLERANCE`, or
             `FOLD_TOLERANCE_FLOAT64` for a float64 head.
 
@@ -127,8 +121,6 @@ def append_map(
     if isinstance(old, AppendedHead):
         before = old.map.weight.detach().cpu().double().T
         total, readout = before @ total, readout if inverse is None else before @ readout
-    if turn and inverse is not None:
-        total = total @ torch.linalg.svd(total)[2].T
     dtype = plain.weight.dtype
     stored = total.T.to(dtype).T.double()
     folded = readout
@@ -291,6 +283,6 @@ def _check_fold(stored: Tensor, folded: Tensor, readout: Tensor, dtype: torch.dt
     if not expected <= tolerance:
         raise ValueError(
             f"with the inverse of this map in a {dtype} head the logits would change by about {expected:.1g} (relative)"
-            f", more than {tolerance:g}: use turn=True, a model of a wider dtype (model.double()), more shrinkage or a "
-            f"smaller budget, or raise tolerance"
+            f", more than {tolerance:g}: use a model of a wider dtype (model.double()), more shrinkage or a smaller "
+            f"budget, or raise tolerance"
         )

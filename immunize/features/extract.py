@@ -170,7 +170,6 @@ def cached_trunk(
     *,
     batch_size: int = 256,
     workers: int = 0,
-    dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
     cache_dir: Path | None = None,
     key: Mapping[str, Any] | None = None,
@@ -182,8 +181,6 @@ def cached_trunk(
         dataset: map-style, of (image, label), without random augmentation, which would be frozen along.
         batch_size: as for :func:`extract`, also the following.
         workers: processes that load images.
-        dtype: of h in memory. float32 gives the gradients of a float32 network exactly; float16 takes half the memory
-            and rounds h to three digits.
         device: where the trunk runs, to which the extractor is moved; None is where it is.
         cache_dir: folder of the cache on disk.
         key: what the images depend on; the extractor's part is added here.
@@ -201,13 +198,13 @@ def cached_trunk(
             f"objective.cache_frozen: the frozen part of {extractor.name} cannot be cut off "
             f"({extractor.no_split_reason}); set it to false"
         )
-    count, needed, available = _count(dataset), trunk_bytes(extractor, dataset, dtype), available_memory()
+    count, needed, available = _count(dataset), trunk_bytes(extractor, dataset), available_memory()
     logger.info("frozen outputs of %d images: %.2f GiB in memory", count, needed / 1024**3)
     if available is not None and needed > MEMORY_SHARE * available:
         raise UserError(
             f"the frozen outputs of {count} images take {needed / 1024**3:.1f} GiB, "
-            f"{available / 1024**3:.1f} GiB are available: keep them in float16, choose smaller images "
-            f"(model.image_size), or set objective.cache_frozen=false"
+            f"{available / 1024**3:.1f} GiB are available: choose smaller images (model.image_size), or set "
+            f"objective.cache_frozen=false"
         )
     if device is not None:
         extractor.to(device)
@@ -217,7 +214,6 @@ def cached_trunk(
         dataset,
         batch_size=batch_size,
         workers=workers,
-        dtype=dtype,
         device=device_of(extractor),
         cache_dir=cache_dir,
         key=facts,
@@ -225,8 +221,8 @@ def cached_trunk(
     return TensorDataset(h, y)
 
 
-def trunk_bytes(extractor: DeepExtractor, dataset: Dataset[Any], dtype: torch.dtype = torch.float32) -> int:
-    """Memory that the trunk's outputs on a data set take, from those on its first image.
+def trunk_bytes(extractor: DeepExtractor, dataset: Dataset[Any]) -> int:
+    """Memory that the trunk's outputs on a data set take in float32, from those on its first image.
 
     Raises:
         UserError: an empty data set.
@@ -234,7 +230,7 @@ def trunk_bytes(extractor: DeepExtractor, dataset: Dataset[Any], dtype: torch.dt
     count = _count(dataset)
     first = torch.as_tensor(dataset[0][0])[None].to(device_of(extractor), extractor.dtype)
     size: int = math.prod(extractor.trunk(first).shape[1:])
-    return count * size * dtype.itemsize
+    return count * size * torch.float32.itemsize
 
 
 class _InDtype:

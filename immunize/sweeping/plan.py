@@ -136,16 +136,14 @@ class GridSweeper(Sweeper):
     Args:
         params: setting to values, "0,1,2", of every grid.
         grids: what each grid has beside them; null is a single grid.
-        max_batch_size: runs that are handed to the launcher at once; null is all of them.
     """
 
     def __init__(
         self,
         params: Mapping[str, Any] | None = None,
         grids: Sequence[Mapping[str, Any]] | None = None,
-        max_batch_size: int | None = None,
     ) -> None:
-        self.params, self.grids, self.max_batch_size = params or {}, grids or [], max_batch_size
+        self.params, self.grids = params or {}, grids or []
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hydra's way to say what is swept."""
@@ -161,7 +159,7 @@ class GridSweeper(Sweeper):
             arguments: overrides of the command line.
 
         Returns:
-            Hydra's returns of the runs, batch by batch.
+            Hydra's returns of the runs.
 
         Raises:
             CompactHydraException: runs failed; the others were done nevertheless.
@@ -173,9 +171,8 @@ class GridSweeper(Sweeper):
         if not jobs:
             raise CompactHydraException("error: no grid of this sweep has such runs; see hydra.sweeper.grids")
         Plan(self.hydra_context, self.config).check(jobs)
-        size = self.max_batch_size or len(jobs)
-        returns = [self.launcher.launch(jobs[start : start + size], start) for start in range(0, len(jobs), size)]
-        failed = sum(done.status is JobStatus.FAILED for batch in returns for done in batch)
+        returns = self.launcher.launch(jobs, 0)
+        failed = sum(done.status is JobStatus.FAILED for done in returns)
         print(Path(str(self.config.hydra.sweep.dir)).absolute(), flush=True)
         if failed:
             raise CompactHydraException(f"error: {failed} of {len(jobs)} runs failed, as told above")

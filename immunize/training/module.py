@@ -86,7 +86,6 @@ class ImmunizationModule(LightningModule):
 
     def reference_loss(self, step: Step, terms: dict[str, Tensor]) -> Tensor:
         """The loss whose gradient norm λ_P and λ_H are balanced with."""
-        del step
         return terms["task"]
 
     def groups(self) -> Iterable[Any]:
@@ -114,7 +113,6 @@ class ImmunizationModule(LightningModule):
             DivergedError: a term is not finite. `last_finite` then holds the parameters of the last step at which
                 all were.
         """
-        del batch_idx
         self._latest = self.step_of(batch)
         terms = self.objective.terms(self._latest)
         weights = self.objective.weights
@@ -361,7 +359,6 @@ class SupervisedModule(LightningModule):
         Raises:
             DivergedError: it is not finite.
         """
-        del batch_idx
         x, y = batch
         loss = self.loss(self.network(x), y)
         if not bool(torch.isfinite(loss)):

@@ -35,7 +35,6 @@ class GradientBalance(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         """Balance before the step."""
-        del batch_idx
         step = trainer.global_step
         if step == 0 or (self.every and step % self.every == 0):
             assert isinstance(pl_module, ImmunizationModule)

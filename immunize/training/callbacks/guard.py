@@ -87,7 +87,6 @@ class TheoremGuard(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         """Remember both condition numbers and η."""
-        del batch_idx
         assert isinstance(pl_module, ImmunizationModule)
         self._step = pl_module.step_of(batch)
         watched = [name for name in ROLES_OF if name in pl_module.objective.weights]
@@ -98,7 +97,6 @@ class TheoremGuard(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         """Compare them with those after the step."""
-        del trainer, outputs, batch, batch_idx
         assert isinstance(pl_module, ImmunizationModule)
         if self._before:
             assert self._step is not None
@@ -136,13 +134,11 @@ class TheoremGuard(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say how it went."""
-        del trainer, pl_module
         c = self.counts
         log.info("guard: %d of %d steps moved both condition numbers as promised", c.promises_kept, c.steps)
 
     def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record, under "guard"; `theorem_step`: the bounds on ηλ are the theorem's conditions in this run."""
-        del module
         return {"guard": {"theorem_step": self._theorem_step, **asdict(self.counts)}}
 
 

@@ -57,7 +57,6 @@ class Watch(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the steps."""
-        del outputs, batch, batch_idx
         if trainer.global_step % self.every == 0:
             self.look(trainer, pl_module)
 
@@ -91,7 +90,6 @@ class BestLook(Watch):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the best back."""
-        del trainer
         assert isinstance(pl_module, ImmunizationModule)
         if self._best:
             pl_module.restore(self._best)
@@ -108,7 +106,6 @@ class BestLook(Watch):
 
     def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record: where early stopping found the best; None where nothing was kept."""
-        del module
         best = {"best_step": self._step, "best_val_log_rir": None if self._step is None else self._score}
         return {} if self.patience is None else {"early_stopping": best}
 
@@ -158,14 +155,12 @@ class StepLimit(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A training that was interrupted after its last step takes no other."""
-        del pl_module
         self._stop(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """After every step."""
-        del pl_module, outputs, batch, batch_idx
         self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
@@ -207,7 +202,6 @@ class Progress(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count; the first step, which sets everything up, only starts the clock."""
-        del pl_module, outputs, batch_idx
         now = time.perf_counter()
         if not self._started:
             self._started = now
@@ -270,12 +264,10 @@ class Resuming(Callback):
 
     def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record."""
-        del module
         return {"resumed": None if self.place is None else dict(zip(("epoch", "step"), self.place, strict=True))}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take SIGTERM over from Lightning, which gives it back in the end."""
-        del pl_module
         if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_asked", True))
 
@@ -285,7 +277,6 @@ class Resuming(Callback):
         Raises:
             SystemExit: in all processes before the same step.
         """
-        del batch, batch_idx
         if trainer.world_size > 1:
             asked = torch.tensor(float(self._asked), device=pl_module.device)
             distributed.all_reduce(asked, distributed.ReduceOp.MAX)
@@ -296,18 +287,15 @@ class Resuming(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the steps of this epoch."""
-        del trainer, pl_module, outputs, batch
         self._steps = batch_idx + 1
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Every epoch."""
-        del pl_module
         self._steps = 0
         self._save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """SIGTERM ends a training between two steps; anything else may come within one, and keeps the last epoch's."""
-        del pl_module
         if self._steps and isinstance(exception, SystemExit):
             self._save(trainer)
 
@@ -321,7 +309,6 @@ class Resuming(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Name the run, and the place in its data."""
-        del pl_module
         place = (trainer.current_epoch, self._steps) if self._steps else (trainer.current_epoch + 1, 0)
         checkpoint["immunize"] = {"config_hash": self.config_hash, "epoch": place[0], "step": place[1]}
 
