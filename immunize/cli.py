@@ -25,8 +25,6 @@ from immunize.importing import start_quickly
 from immunize.processes import is_first
 from immunize.settings import check
 
-__all__ = ["command", "entry_point", "explain_errors", "now_and_then", "sigint_restored", "tell", "teller"]
-
 _reached = {"task": False, "explained": False}
 """Whether a configuration was composed, so that a task has begun in this call of an entry point, and whether errors are
 ours to show.

@@ -19,18 +19,6 @@ from immunize.config import OF_DEEP_NETS, config_hash, is_deep
 from immunize.errors import UserError
 from immunize.records import parted
 
-__all__ = [
-    "Idle",
-    "Run",
-    "asked_for",
-    "given_names",
-    "idle_data",
-    "idle_in_attack",
-    "idle_in_pretraining",
-    "refuse_idle",
-    "told",
-]
-
 Idle = dict[str, str]
 """The dotted name of a setting, or of a group of them, to why it has no effect."""
 

@@ -8,8 +8,6 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["whole", "write_text"]
-
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:

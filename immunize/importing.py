@@ -21,8 +21,6 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
-__all__ = ["start_quickly"]
-
 OBJECTS = 10_000
 """New objects between two searches for garbage, 700 by default: imports make many that stay, and each search of them
 costs; a tenth of the seconds that imports take."""

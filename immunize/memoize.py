@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["memoize"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

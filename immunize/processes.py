@@ -28,18 +28,6 @@ from typing import Any, TypeVar
 from immunize.errors import UserError
 from immunize.threads import cores
 
-__all__ = [
-    "SPEC",
-    "beside",
-    "can_fork",
-    "end_with_parent",
-    "is_first",
-    "new_pool",
-    "process_count",
-    "run_processes",
-    "started_outside",
-]
-
 R = TypeVar("R")
 
 SPEC = ".processes.json"

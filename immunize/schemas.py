@@ -15,24 +15,6 @@ from typing import Any
 
 from omegaconf import MISSING
 
-__all__ = [
-    "AttackConfig",
-    "BudgetConfig",
-    "CardConfig",
-    "DeepConfig",
-    "EvaluateConfig",
-    "ExperimentConfig",
-    "ExportConfig",
-    "ForecastConfig",
-    "GridConfig",
-    "GuardMode",
-    "HtmlConfig",
-    "ObjectiveConfig",
-    "PretrainConfig",
-    "ReportConfig",
-    "TrainConfig",
-]
-
 
 class GuardMode(Enum):
     """What the theorem guard does; see :mod:`immunize.training.callbacks.guard`."""

@@ -19,8 +19,6 @@ from immunize.errors import UserError
 from immunize.records import finished
 from immunize.schemas import TrainConfig
 
-__all__ = ["LARGEST_SEED", "MULTIPLIERS", "Rule", "check", "check_folder", "check_settings"]
-
 LARGEST_SEED = 2**32 - 1
 """Numpy's largest."""
 

@@ -13,8 +13,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["cores", "cpu_threads", "sleep_when_idle", "threads_in_force"]
-
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """How OpenMP's threads wait for work: GNU's, which torch brings, and LLVM's read the first, Intel's the second.
 

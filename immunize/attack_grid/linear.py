@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from immunize.data import Source
 
-__all__ = ["LinearTarget", "linear_target", "seen_by"]
-
 RANGE_TOLERANCE = 1e-8
 """A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
 

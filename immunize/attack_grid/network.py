@@ -42,8 +42,6 @@ from immunize.features import (
     state_digest,
 )
 
-__all__ = ["NetworkTarget", "network_target"]
-
 BATCH_SIZE = 256
 """Images at once when features are computed; halved where memory does not suffice."""
 

@@ -39,8 +39,6 @@ from immunize.processes import new_pool
 from immunize.records import peak_memory_mib
 from immunize.threads import cores, cpu_threads
 
-__all__ = ["LARGE", "RESULTS", "Grid", "laid_out", "run_grid"]
-
 LARGE = 2**20
 """Numbers in the training rows of a task from which processes are worth the seconds that they take to start."""
 

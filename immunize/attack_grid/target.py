@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from immunize.data import Role, Source
     from immunize.evaluation.attacks import AttackData, Budget
 
-__all__ = ["EXTRACTORS", "CellFolder", "GridPlan", "Pointed", "Target", "Task", "random_rotation"]
-
 EXTRACTORS = ("theta_0", "immunized", "random_orthogonal")
 """What every attack is run on; the first is the reference, the last the control."""
 

@@ -30,8 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FOLD_TOLERANCE", "FOLD_TOLERANCE_FLOAT64", "AppendedHead", "append_map", "released_features"]
-
 FOLD_TOLERANCE = 1e-4
 FOLD_TOLERANCE_FLOAT64 = 1e-9
 """Largest relative change of the logits that a fold may cause: of a float32 head, and of a float64 one."""

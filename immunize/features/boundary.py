@@ -28,8 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Call", "NoBoundaryError", "Seen", "Tail", "Trunk", "replaced", "split_network", "watch", "working_modules"]
-
 Sizes = tuple[tuple[int, bool], ...]
 """(size, whether it is a multiple of N) for each dimension of a tensor."""
 

@@ -32,8 +32,6 @@ from immunize.features.boundary import NoBoundaryError, replaced, split_network
 from immunize.features.extract import Once, device_of
 from immunize.features.weights import build_network, check_fit, classifier_name, state_digest
 
-__all__ = ["ADJUSTABLE", "EVERYTHING", "DeepExtractor", "image_transform", "input_config", "matching_parameters"]
-
 ADJUSTABLE = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
 """What `model.data` may set differently from the pretrained configuration; the size is `model.image_size`."""
 

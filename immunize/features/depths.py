@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from immunize.errors import UserError
 from immunize.features.boundary import working_modules
 
-__all__ = ["MOST_COLUMNS", "check_depths", "features_at"]
-
 MOST_COLUMNS = 4096
 """Of a flattened output; a larger one is averaged over its places, pixels or tokens (ours)."""
 

@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 
     from immunize.features.deep import DeepExtractor
 
-__all__ = [
-    "Features",
-    "Once",
-    "Place",
-    "available_memory",
-    "cache_place",
-    "cached_trunk",
-    "device_of",
-    "extract",
-    "trunk_bytes",
-]
-
 logger = logging.getLogger(__name__)
 
 

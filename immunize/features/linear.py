@@ -24,19 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = [
-    "INITIALIZATIONS",
-    "OF_LINEAR",
-    "OF_NETWORKS",
-    "Initialization",
-    "LinearExtractor",
-    "Precondition",
-    "SpectralView",
-    "preconditioned_features",
-    "preconditioned_linear",
-    "refuse_precondition",
-]
-
 Precondition = Literal["inverse_free", "dummy", "literal", "features", "none"]
 OF_LINEAR: tuple[Precondition, ...] = ("inverse_free", "dummy", "literal", "none")
 OF_NETWORKS: tuple[Precondition, ...] = ("features", "none")

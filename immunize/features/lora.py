@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from immunize.errors import UserError
 
-__all__ = ["LoraLayer", "add_lora"]
-
 
 class LoraLayer(nn.Module):
     """A layer and its low-rank update; stands where the layer stood.

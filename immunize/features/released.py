@@ -19,8 +19,6 @@ from immunize.errors import CheckpointError
 from immunize.features.deep import DeepExtractor
 from immunize.features.weights import state_digest
 
-__all__ = ["MAP_OFF", "Released", "StageOutputs", "released_network"]
-
 
 @dataclass(frozen=True)
 class Released:

@@ -22,18 +22,6 @@ from torch import Tensor, nn
 from immunize.errors import CheckpointError, UserError
 from immunize.files import whole
 
-__all__ = [
-    "WAIT",
-    "build_network",
-    "check_fit",
-    "classifier_name",
-    "load_weights",
-    "network_arguments",
-    "pretrained_overlay",
-    "save_weights",
-    "state_digest",
-]
-
 SHOWN = 3
 """How many keys of each kind a message names."""
 

@@ -36,16 +36,6 @@ from immunize.schemas import ObjectiveConfig
 from immunize.training.loggers import wandb_logger
 from immunize.training.module import OptimizerFactory
 
-__all__ = [
-    "OF_PAIRS",
-    "assemble",
-    "method_named",
-    "new_trainer",
-    "optimizer_factory",
-    "shared_row",
-    "theta_0_facts",
-]
-
 OF_PAIRS = ("use_distributed_sampler",)
 """What `trainer` may set and has no say in: a pair gives every process its share."""
 

@@ -32,8 +32,6 @@ from immunize.report import result_rows
 from immunize.threads import cpu_threads, threads_in_force
 from immunize.training.loggers import close_loggers, log_results
 
-__all__ = ["Experiment", "Model", "flat_curves", "flat_metrics", "logged_run", "new_record", "run", "save"]
-
 
 def new_record(settings: dict[str, Any], method: Objective, given: Iterable[str] = ()) -> dict[str, Any]:
     """A record with everything that is known before training; the peak of memory is counted from here.

@@ -27,17 +27,6 @@ from immunize.features import DeepExtractor, Features, cache_place, extract
 from immunize.objective import Head, world_size
 from immunize.processes import is_first
 
-__all__ = [
-    "Fingerprints",
-    "Measured",
-    "accuracy",
-    "both_features",
-    "by_set",
-    "head_of",
-    "measured_sets",
-    "unusable",
-]
-
 Measured = dict[str, dict[str, dict[str, tuple[Tensor, Tensor]]]]
 """which ("immunized", "theta_0") -> part ("fit", "held_out") -> role -> (x (N, D), y (N,))."""
 

@@ -28,8 +28,6 @@ from immunize.training import ImmunizationModule
 from immunize.training.callbacks import GradientBalance, Progress, StepLimit, TheoremGuard
 from immunize.training.module import OptimizerFactory
 
-__all__ = ["HEAD_STREAM", "TRAINING", "Fit", "Telling", "Training", "facts_of", "quiet_lightning", "train"]
-
 HEAD_STREAM = 2**40
 """Added to the seed for ω, so that no run's ω comes from the draw of another run's θ."""
 

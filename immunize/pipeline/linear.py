@@ -29,8 +29,6 @@ from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
 from immunize.training import LinearModule
 from immunize.training.callbacks import ImmunityMonitor, ValidationStop
 
-__all__ = ["COLUMNS", "ONE_THREAD_UP_TO", "LinearModel"]
-
 COLUMNS = ("auto", "joint", "all")
 """Values of `model.columns`."""
 

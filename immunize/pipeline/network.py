@@ -52,8 +52,6 @@ from immunize.spectrum import ZeroMatrixError
 from immunize.training import DeepModule
 from immunize.training.callbacks import NetworkMonitor, Resuming
 
-__all__ = ["NetworkModel", "append_computed", "network_facts"]
-
 
 def append_computed(
     objective: Objective,

@@ -26,8 +26,6 @@ from immunize.errors import CheckpointError
 from immunize.importing import start_quickly
 from immunize.records import RECORD, file_digest, read_record
 
-__all__ = ["DONE", "Jobs", "Outcome", "done_record", "job_return", "value_of", "words"]
-
 DONE = ("finished", "diverged")
 """Statuses of a record that the same configuration would end with again; an interrupted run is run again."""
 

@@ -34,17 +34,6 @@ from immunize.sweeping.job import Jobs, Outcome, done_record, job_return, value_
 from immunize.sweeping.plan import BY_HASH, Plan
 from immunize.threads import cores
 
-__all__ = [
-    "LOCK",
-    "Job",
-    "PoolLauncher",
-    "Progress",
-    "SerialLauncher",
-    "SweepLauncher",
-    "sole_sweep",
-    "threads_a_worker",
-]
-
 EVERY = 30.0
 """Seconds between two states of the line in a log."""
 

@@ -23,8 +23,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import config_hash, resolved
 
-__all__ = ["BY_HASH", "GridSweeper", "Plan", "jobs_of"]
-
 BY_HASH = "${immunize.config_hash:}"
 """`hydra.sweep.subdir` of a sweep whose runs are found again by their configuration."""
 

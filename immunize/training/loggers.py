@@ -10,8 +10,6 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-__all__ = ["close_loggers", "log_results", "wandb_logger"]
-
 
 def wandb_logger(project: str, save_dir: str, *, run: Mapping[str, Any] | None = None, **options: Any) -> WandbLogger:
     """A W&B logger that stays offline unless the user is logged in, so that no account is ever needed.

@@ -31,8 +31,6 @@ from immunize.spectrum import compress_rows
 if TYPE_CHECKING:
     from immunize.data.pair import PairedData
 
-__all__ = ["Batch", "DeepModule", "ImmunizationModule", "LinearModule", "OptimizerFactory", "SupervisedModule"]
-
 Batch = dict[str, tuple[Tensor, Tensor]]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """From parameters, or groups of them with settings of their own, to their optimizer."""

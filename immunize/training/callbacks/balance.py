@@ -11,8 +11,6 @@ from torch import Tensor
 from immunize.objective import mean_over_ranks
 from immunize.training.module import Batch, ImmunizationModule
 
-__all__ = ["GradientBalance"]
-
 
 class GradientBalance(Callback):
     """Sets the weight of each regularizer so that its gradient norm is a multiple of the task loss's.

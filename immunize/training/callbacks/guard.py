@@ -32,8 +32,6 @@ from immunize.objective import Step
 from immunize.spectrum import Spectrum, condition_number, ill_step_bound, spectrum_of, well_step_bound
 from immunize.training.module import Batch, ImmunizationModule, LinearModule
 
-__all__ = ["GuardCounts", "TheoremGuard"]
-
 log = logging.getLogger(__name__)
 
 ROUNDING = 1e-12

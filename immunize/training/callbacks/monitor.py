@@ -38,8 +38,6 @@ from immunize.training.callbacks.signatures import FailureSignatures, Look, Warn
 from immunize.training.callbacks.stopping import BestLook, Watch
 from immunize.training.module import DeepModule, LinearModule
 
-__all__ = ["ACCURACY_COLLAPSED", "ImmunityMonitor", "NetworkMonitor"]
-
 JUDGED = 1000
 """Rows of each data set of which is seen what a probe can learn: all of House Prices' D_P, and quick for images."""
 

@@ -36,8 +36,6 @@ from immunize.spectrum import (
     generalized_spectrum,
 )
 
-__all__ = ["SIGNATURES", "FailureSignatures", "Look", "Warned"]
-
 log = logging.getLogger(__name__)
 
 SIGNATURES = (

@@ -36,8 +36,6 @@ from immunize.objective import LinearStep, Side
 from immunize.spectrum import immunization_ratio, spectrum_of
 from immunize.training.module import ImmunizationModule, LinearModule
 
-__all__ = ["BestLook", "Progress", "Resuming", "StepLimit", "ValidationStop", "Watch"]
-
 
 class Watch(Callback):
     """Looks at a training every so many steps.
