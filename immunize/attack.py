@@ -42,18 +42,7 @@ if TYPE_CHECKING:
     from immunize.attack_grid.target import Target
     from immunize.evaluation.attacks import Entry, Store
 
-__all__ = [
-    "ATTACK_CELLS",
-    "ATTACK_RECORD",
-    "FEATURES",
-    "Grid",
-    "assemble",
-    "entries_of",
-    "hash_of_grid",
-    "main",
-    "measure",
-    "run",
-]
+__all__ = ["FEATURES", "Grid", "assemble", "entries_of", "hash_of_grid", "main", "measure", "run"]
 
 FEATURES = "attack_features"
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from immunize import attack, threads
-from immunize.attack import ATTACK_CELLS, ATTACK_RECORD
 from immunize.attack_grid.linear import LinearTarget, _within_range
 from immunize.attack_grid.run import RESULTS
 from immunize.checkpoints import save_checkpoint
@@ -19,7 +18,7 @@ from immunize.config import resolved
 from immunize.data.arrays import Arrays
 from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import GradientDescent
-from immunize.records import CHECKPOINT, RECORD
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD
 from immunize.report.attacks.one_run import verdict_sentence
 from tests.attacking import TINY_GRID, UNFIT, attack_tiny, compose_attack, timeless
 from tests.commands import Called

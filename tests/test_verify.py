@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from immunize import attack, verify
-from immunize.attack import ATTACK_CELLS, ATTACK_RECORD, FEATURES
+from immunize.attack import FEATURES
 from immunize.checkpoints import save_checkpoint
 from immunize.config import NOT_HASHED
 from immunize.errors import CheckpointError, UserError
-from immunize.records import CHECKPOINT, RECORD, differences, read_record
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD, differences, read_record
 from immunize.report.card import CARD_JSON, CARD_MD, write_card
 from tests.attacking import TINY_NETWORK_GRID, attack_tiny, compose_attack
 from tests.commands import Called

@@ -115,10 +115,10 @@ def waves(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def _is_done(job: Job, cfg: DictConfig) -> bool:
-    from immunize.attack import ATTACK_RECORD, entries_of
+    from immunize.attack import entries_of
     from immunize.attack_grid.run import RESULTS
     from immunize.evaluation.attacks import version_of
-    from immunize.records import CHECKPOINT, whole_config
+    from immunize.records import ATTACK_RECORD, CHECKPOINT, whole_config
 
     record = _read(job.out / ATTACK_RECORD)
     if record is None or not record.keys() >= set(RESULTS):  # of an older version

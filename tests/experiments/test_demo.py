@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import demo
-from immunize.attack import ATTACK_RECORD
+from immunize.records import ATTACK_RECORD
 from immunize.report.attacks.records import Attacks, load_attacks
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ import pytest
 from experiments.table_attacks import __main__ as table_attacks
 from experiments.table_attacks.__main__ import CELLS, run
 from experiments.table_attacks.jobs import Job, waves
-from immunize.attack import ATTACK_RECORD
 from immunize.errors import UserError
+from immunize.records import ATTACK_RECORD
 from immunize.report.attacks.records import load_attacks
 from tests.attacking import TINY_GRID
 from tests.commands import run as run_command

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from immunize.attack import ATTACK_RECORD
 from immunize.evaluation.attacks import RESOURCES
+from immunize.records import ATTACK_RECORD
 from immunize.report.__main__ import main
 from immunize.report.attacks import page
 from immunize.report.attacks.one_run import interval_text, middle
