@@ -1,13 +1,14 @@
 """Commands as a user calls them, each in a process of its own, without the seconds that importing torch takes.
 
 The imports are done once, in a server that every command is a fork of (`multiprocessing`'s). What a fresh interpreter
-alone can show, such as what `--help` imports, is shown with `subprocess`.
+alone can show, such as what `--help` imports and how long it takes, is shown with `subprocess`.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import runpy
 import subprocess
 import sys
@@ -103,3 +104,50 @@ def _enter(line: list[str], cwd: Path, environment: dict[str, str], written: Pat
         runpy.run_path(line[0], run_name="__main__")
     else:
         runpy.run_module(line[0], run_name="__main__", alter_sys=True)
+
+
+HEAVY = (
+    *("torch", "lightning", "sklearn", "pandas", "matplotlib", "scipy", "timm", "torchvision", "wandb", "tensorboard"),
+    *("scipy.signal", "sympy"),
+)
+PROBE = """
+import atexit, sys
+atexit.register(lambda: print("loaded:", *(name for name in {heavy!r} if name in sys.modules), file=sys.stderr))
+sys.argv[0] = {module!r}
+from {module} import main
+main()
+"""
+
+
+def timed(
+    command: Callable[[], subprocess.CompletedProcess[str]],
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run a command; also its processor time in seconds, user and system, of all its threads.
+
+    No other child of this process may end meanwhile.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = command()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def fresh(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """A Python of its own."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def loaded_by(module: str, *arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], set[str], float]:
+    """Run an entry point; also the heavy packages it imported, and the seconds of processor time it took."""
+    done, seconds = timed(lambda: fresh("-c", PROBE.format(heavy=HEAVY, module=module), *arguments, cwd=cwd))
+    words = done.stderr.rpartition("loaded:")[2].split()
+    return done, set(words), seconds

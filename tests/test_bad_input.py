@@ -17,9 +17,8 @@ from omegaconf import OmegaConf
 from immunize import evaluate, train
 from immunize.errors import UserError
 from immunize.settings import check_settings
-from tests.commands import Called, Done
+from tests.commands import Called, Done, loaded_by
 from tests.composing import compose_config
-from tests.timing import loaded_by
 
 TINY = ["objective.epochs=2", "probe_steps=10", "logger=none", "figure=false"]
 

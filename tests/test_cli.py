@@ -19,8 +19,7 @@ import pytest
 
 from immunize.cli import now_and_then
 from immunize.importing import start_quickly
-from tests.commands import ENVIRONMENT, INTERRUPTIBLE, run
-from tests.timing import HEAVY, fresh, loaded_by, timed
+from tests.commands import ENVIRONMENT, HEAVY, INTERRUPTIBLE, fresh, loaded_by, run, timed
 
 TINY = ["objective.epochs=3", "probe_steps=20"]
 ENTRY_POINTS = (

@@ -1,4 +1,4 @@
-"""`immunize.evaluate`: recomputes a run from its checkpoint, agrees with an honest record, and names changes."""
+"""`immunize.evaluate`: recomputes a run of either kind again, agrees with an honest one, names what changed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import torch
 from immunize import evaluate, threads, train
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
+from immunize.features import load_weights, save_weights
 from immunize.pipeline.linear import LinearModel
 from immunize.records import CHECKPOINT, RECORD, read_record, write_record
 from tests.commands import Called
-from tests.composing import compose_config, run_tiny, theta_of
+from tests.composing import compose_config, run_tiny, run_tiny_deep, theta_of
 from tests.tampering import edit_json
 
 NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
@@ -212,3 +213,105 @@ def test_cross_fitted_run_agrees(data_root: Path, tmp_path: Path, monkeypatch: p
     assert evaluate.run(folder, str(data_root))[1] == []  # the data have moved: said by option,
     monkeypatch.setenv("IMMUNIZE_DATA", str(data_root))  # or by the environment
     assert evaluate.run(folder)[1] == []
+
+
+@pytest.fixture
+def network(finished_network: Path, tmp_path: Path) -> Path:
+    """A copy of a run, to be tampered with."""
+    return Path(shutil.copytree(finished_network, tmp_path / "copy"))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], config_hash: str = "") -> None:
+    """The checkpoint with changed weights."""
+    state = load_weights(folder / CHECKPOINT)
+    change(state)
+    save_weights(folder / CHECKPOINT, state, {"config_hash": config_hash or read_record(folder)["config_hash"]})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["objective.cache_frozen=true"],
+        ["selection=validation"],
+        ["method=closed_form", "method.budget=10", "method.shrinkage=0.1"],
+        ["+trainer.precision=64-true"],
+    ],
+    ids=["cached", "validation", "closed_form", "float64"],
+)
+def test_other_kinds_of_runs_agree_too(overrides: list[str], tmp_path: Path) -> None:
+    run_tiny_deep(tmp_path, "objective.max_steps=2", *overrides)
+    record, differing = evaluate.run(tmp_path)
+    assert differing == []
+    assert ("validation" in record["metrics"]) == ("selection=validation" in overrides)
+
+
+TAMPERED_NETWORK = (
+    "metrics.fit.spectrum.rir",
+    "metrics.held_out.ridge.facts.kappa_harmful.sigma_min",
+    "metrics_groups.held_out.released.kappa_pretrain_baseline",
+    "verdicts.held_out.ratio_harmful",
+    "verdicts_groups.accuracy_after",
+    "pretrain_accuracy.after",
+    "probe_accuracy.gd.harmful.immunized.end",
+)
+
+
+def test_tampered_numbers_are_named_and_no_other(network: Path) -> None:
+    def change(record: dict[str, Any]) -> None:
+        for path in TAMPERED_NETWORK:
+            *keys, last = path.split(".")
+            place = record
+            for key in keys:
+                place = place[key]
+            place[last] = 1.5 * place[last] + 1
+
+    edit_json(network / RECORD, change)
+    assert sorted(line.partition(": ")[0] for line in evaluate.run(network)[1]) == sorted(TAMPERED_NETWORK)
+
+
+def test_numbers_come_from_the_checkpoint(network: Path) -> None:
+    def moved(state: dict[str, torch.Tensor]) -> None:
+        state["layer4.1.conv2.weight"] *= 1.1
+
+    rewrite(network, moved)
+    names = {line.partition(":")[0] for line in evaluate.run(network)[1]}
+    assert {"metrics.fit.spectrum.rir", "metrics_groups.held_out.spectrum.kappa_harmful"} <= names
+    assert not any(name.endswith("baseline") for name in names)  # θ_0 is what it was
+
+
+def test_checkpoint_with_another_frozen_part_is_refused(network: Path) -> None:
+    def moved(state: dict[str, torch.Tensor]) -> None:
+        state["conv1.weight"] += 1e-3
+
+    rewrite(network, moved)
+    with pytest.raises(CheckpointError, match=r"conv1\.weight was not trained"):
+        evaluate.run(network)
+
+
+def test_checkpoint_of_another_run_or_none_is_refused(network: Path) -> None:
+    rewrite(network, lambda _: None, "0123456789abcdef")
+    with pytest.raises(CheckpointError, match="belongs to another run"):
+        evaluate.run(network)
+    (network / CHECKPOINT).unlink()
+    with pytest.raises(CheckpointError, match="does not exist"):
+        evaluate.run(network)
+
+
+def test_checkpoint_whose_features_are_of_no_use_is_refused(network: Path) -> None:
+    def dead(state: dict[str, torch.Tensor]) -> None:
+        for name, value in state.items():
+            if name.startswith("layer4") and "running" not in name:
+                value.zero_()
+
+    rewrite(network, dead)
+    with pytest.raises(CheckpointError, match=r"gives no numbers any more: .*features of pretrain.* 0\.0"):
+        evaluate.run(network)
+
+
+def test_processes_are_stood_for_by_their_shares(network: Path) -> None:
+    """Of two processes each had every other image; the same images in other batches round differently at most."""
+    edit_json(network / RECORD, lambda record: record["training"]["fit"].update(processes=2))
+    record, _ = evaluate.run(network)
+    was = read_record(network)
+    for group in ("metrics", "metrics_groups"):
+        assert record[group]["fit"]["spectrum"]["rir"] == pytest.approx(was[group]["fit"]["spectrum"]["rir"], rel=1e-3)

@@ -57,7 +57,7 @@ NO_NUMBER = {
     **dict.fromkeys(("objective.cache_frozen", "*optimizer.fused", "trainer.accelerator"), SPEED),
     "guard": "it counts, in the record, and warns",
     "method.slack": "a bound that no choice in so small a run meets: tests/objective/test_erase.py",
-    "trainer.devices": "the same batch on several devices: tests/training/test_deep_processes.py",
+    "trainer.devices": "the same batch on several devices: tests/test_processes.py",
 }
 """Settings that change no number, and why. Nothing else may be here."""
 

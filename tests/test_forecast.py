@@ -13,9 +13,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from immunize import forecast
-from tests.commands import Called
+from tests.commands import Called, fresh, loaded_by, timed
 from tests.composing import compose_config
-from tests.timing import fresh, loaded_by, timed
 
 SMALL = ("harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=60", "top_k=3")
 PNG = b"\x89PNG"

@@ -501,7 +501,7 @@ def members(group: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the processes of a sweep in /proc")
 def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path, started: Starter) -> None:
-    """kill -9 of all of it, Ctrl-C: nothing is lost, nothing is done twice. Of one worker: `sweeping/test_pool.py`."""
+    """kill -9 of all of it, Ctrl-C: nothing is lost, nothing is done twice. A worker: `sweeping/test_launchers.py`."""
     draw = random.Random()
     sweep = ["seed=range(0,10)", "hydra/launcher=pool", "hydra.launcher.n_jobs=2"]
     process = started(*sweep)

@@ -1,19 +1,29 @@
-"""D_P and D_H side by side: batches, epochs, splits, and what is refused."""
+"""D_P and D_H side by side: batches, epochs, splits, their order, and several harmful data sets at once.
+
+The order is one of whole passes, the same in any number of processes and workers and after a resume.
+"""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
 
+from immunize.data.digits import DigitImages
 from immunize.data.images.folders import ImageFolder
-from immunize.data.images.pair import ImagePair
+from immunize.data.images.multi import JoinedImages, SeveralSets, set_numbers
+from immunize.data.images.pair import Draw, ImagePair, JointSampler, StreamSampler, stream_loader
 from immunize.data.synthetic import Synthetic
 from immunize.errors import DataError, MissingDataError
-from tests.data.image_files import write_two_splits
+from immunize.instantiate import build
+from tests.composing import compose_config
+from tests.data.image_files import colour, colour_of, truncate, write_classes, write_two_splits
 
 
 @pytest.fixture
@@ -149,3 +159,228 @@ def test_bad_options_and_pairs_are_refused(folders: Path, tmp_path: Path) -> Non
         ImagePair(ImageFolder("pretrain", tmp_path / "no"), ImageFolder("harmful", folders / "h"), batch_size=4).setup()
     with pytest.raises(RuntimeError, match=r"call setup\(\)"):
         pair(folders).splits("harmful")
+
+
+def sampler(n: int = 10, batch_size: int = 4, steps: int = 2, **options: int) -> StreamSampler:
+    return StreamSampler(n, batch_size, steps, **{"seed": 0, "stream": 0} | options)
+
+
+def epochs(found: StreamSampler, count: int) -> list[Draw]:
+    draws = []
+    for epoch in range(count):
+        found.set_epoch(epoch)
+        draws.extend(found)
+        assert len(found) == found.steps
+    return draws
+
+
+class Noisy(Dataset[tuple[Tensor, int]]):
+    """Item i is i plus what torch, Python and numpy draw, as an augmentation may."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return torch.tensor([row, random.random(), np.random.rand(), float(torch.rand(()))]), row % 3  # noqa: NPY002
+
+
+def batches(images: Dataset[Any], count: int = 1, workers: int = 0, **options: int) -> list[tuple[Tensor, Tensor]]:
+    loader = stream_loader(images, sampler(12, 4, 3, **options), workers=workers)
+    read = []
+    for epoch in range(count):
+        assert isinstance(loader.sampler, StreamSampler)
+        loader.sampler.set_epoch(epoch)
+        read.extend(loader)
+    return read
+
+
+def test_each_pass_holds_every_image_at_most_once_and_all_but_the_rest() -> None:
+    draws = epochs(sampler(n=10, batch_size=4, steps=6), 5)
+    passes: dict[int, list[int]] = {}
+    for draw in draws:
+        assert len(draw.rows) == 4
+        passes.setdefault(draw.number, []).extend(draw.rows)
+    assert list(passes) == list(range(15))
+    assert all(len(rows) == len(set(rows)) == 8 for rows in passes.values())
+    assert set().union(*passes.values()) == set(range(10))
+    assert len({tuple(rows) for rows in passes.values()}) == 15  # a new order every time
+
+
+def test_epochs_go_on_where_the_last_one_stopped_however_they_are_cut() -> None:
+    assert epochs(sampler(steps=1), 12) == epochs(sampler(steps=3), 4) == epochs(sampler(steps=12), 1)
+
+
+def test_epoch_depends_on_its_number_seed_and_stream_alone() -> None:
+    again = sampler()
+    again.set_epoch(3)
+    assert list(again) == list(again) == epochs(sampler(), 4)[6:]
+    assert list(sampler(seed=1)) != list(sampler()) != list(sampler(stream=1))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_share_the_batches_that_one_would_see(world: int) -> None:
+    alone = epochs(sampler(n=11, batch_size=8), 3)
+    ranks = [epochs(sampler(n=11, batch_size=8, rank=rank, world=world), 3) for rank in range(world)]
+    for whole, *parts in zip(alone, *ranks, strict=True):
+        assert {len(part.rows) for part in parts} == {8 // world}
+        assert sorted(row for part in parts for row in part.rows) == sorted(whole.rows)
+        assert {part.number for part in parts} == {whole.number}
+
+
+def test_data_set_smaller_than_a_batch_is_one_batch_of_equal_shares() -> None:
+    assert sorted(next(iter(sampler(n=3, batch_size=8))).rows) == [0, 1, 2]
+    shares = [next(iter(sampler(n=3, batch_size=8, rank=rank, world=2))).rows for rank in (0, 1)]
+    assert [len(rows) for rows in shares] == [1, 1]
+
+
+@pytest.mark.parametrize(("n", "batch_size", "world"), [(10, 5, 2), (1, 2, 2)])
+def test_unequal_shares_are_refused(n: int, batch_size: int, world: int) -> None:
+    with pytest.raises(ValueError, match="cannot be shared"):
+        sampler(n, batch_size, world=world)
+
+
+def test_augmentation_depends_on_image_and_pass_and_not_on_workers_or_processes() -> None:
+    first, again, workers = batches(Noisy(), 2), batches(Noisy(), 2), batches(Noisy(), 2, workers=2)
+    for (x, y), *others in zip(first, again, workers, strict=True):
+        assert x.shape == (4, 4)
+        assert y.dtype == torch.int64
+        assert torch.equal(y, x[:, 0].long() % 3)
+        assert all(torch.equal(x, other) and torch.equal(y, labels) for other, labels in others)
+    rows = torch.cat([x for x, _ in first])
+    for column in (1, 2, 3):
+        assert len(rows[:, column].unique()) == 24  # 12 images in 2 passes
+    shares = [batches(Noisy(), 2, rank=rank, world=2) for rank in (0, 1)]
+    together = torch.cat([x for share in shares for x, _ in share])
+    assert torch.equal(together[together[:, 1].argsort()], rows[rows[:, 1].argsort()])
+
+
+def test_reading_leaves_the_random_state_of_the_program_alone() -> None:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    batches(Noisy())
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # noqa: NPY002
+
+
+def test_tensors_are_read_a_batch_at_a_time_in_the_same_order() -> None:
+    features = TensorDataset(torch.arange(24.0).reshape(12, 2), torch.arange(12))
+    for (x, y), (noisy, _) in zip(batches(features, 2), batches(Noisy(), 2), strict=True):
+        assert torch.equal(y, noisy[:, 0].long())
+        assert torch.equal(x, torch.stack([2.0 * y, 2.0 * y + 1], dim=1))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Two image folders: 3 classes of 4 images, and 2 of 9; two held-out images a class."""
+    write_two_splits(tmp_path / "one")
+    write_two_splits(tmp_path / "two", classes=("x", "y"), count=9)
+    return tmp_path
+
+
+def several(two: Path) -> SeveralSets:
+    return SeveralSets({name: ImageFolder("harmful", root=two / name) for name in ("one", "two")})
+
+
+def pair_of(two: Path, **options: Any) -> ImagePair:
+    pair = ImagePair(DigitImages("pretrain"), several(two), batch_size=6, **options)
+    pair.setup()
+    return pair
+
+
+def test_images_come_set_after_set_with_labels_of_their_own(two: Path) -> None:
+    source = several(two)
+    images = source.splits(None, None).fit
+    assert (source.name, source.n_classes, len(images)) == ("one+two", 5, 12 + 18)
+    assert images.labels.tolist() == sorted([0, 1, 2] * 4 + [3, 4] * 9)
+    assert images.classes == ["one/a", "one/b", "one/c", "two/x", "two/y"]
+    x, label = images[12 + 9 + 2]
+    assert (label, colour_of(x)) == (4, colour(1, 2))  # the third of the second class of the second set
+    assert set_numbers(images.labels.numpy(), [3, 2]).tolist() == [0] * 12 + [1] * 18
+
+
+def test_describe_tells_each_set(two: Path) -> None:
+    truncate(two / "two" / "train" / "x" / "003.png", 0.5)
+    write_classes(two / "one" / "train", {"a": 150})
+    facts: Any = several(two).describe()
+    assert facts["skipped"] == {"fit": 1, "held_out": 0}
+    assert facts["sets"]["two"]["images"] == {"fit": 17, "held_out": 4}
+    assert facts["sets"]["one"]["classes"] == 3
+    assert sum(of["images"]["fit"] for of in facts["sets"].values()) == facts["images"]["fit"]
+
+
+def test_joined_images_are_taken_in_any_order_and_told_apart(two: Path) -> None:
+    stored = several(two).stored.fit
+    assert isinstance(stored, JoinedImages)
+    rows = np.array([29, 0, 12])
+    taken = stored.take(rows)
+    assert taken.labels.tolist() == stored.labels[rows].tolist()
+    assert [taken.name_of(i) for i in range(3)] == [stored.name_of(int(row)) for row in rows]
+    assert taken.name_of(1) == "one: a/000.png"
+    assert taken.digest(times=False) != stored.digest(times=False)
+    assert several(two).stored.fit.digest(times=True) == stored.digest(times=True)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_batch_holds_as_many_images_of_each_set(two: Path, cached: bool) -> None:
+    pair = pair_of(two)
+    assert pair.harmful_sets == {"one": 3, "two": 2}
+    assert pair.steps_per_epoch == 3  # a pass of the larger one
+    if cached:
+        images = pair.splits("harmful").fit
+        x = torch.arange(len(images), dtype=torch.float32)[:, None]
+        pair.replace_fit("harmful", TensorDataset(x, images.labels))
+    seen: list[int] = []
+    for batch, _, _ in pair.train_dataloader():
+        x, y = batch["harmful"]
+        assert len(batch["pretrain"][1]) == 6
+        assert set_numbers(y.numpy(), [3, 2]).tolist() == [0] * 6 + [1] * 6
+        seen += x[6:, 0].tolist() if cached else []
+    if cached:
+        assert sorted(seen) == list(range(12, 30))  # one pass
+
+
+def test_processes_share_every_set_and_a_resumed_epoch_goes_on() -> None:
+    def draws(rank: int, world: int, epoch: int = 0, done: int = 0) -> list[Any]:
+        parts = [StreamSampler(n, 4, 5, seed=3, stream=s, rank=rank, world=world) for s, n in ((1, 8), (2, 12))]
+        sampler = JointSampler(parts, [np.arange(8), np.arange(8, 20)])
+        sampler.set_epoch(epoch)
+        sampler.leave_out(epoch, done)
+        return list(sampler)
+
+    alone = draws(0, 1)
+    assert [draw.number for draw in alone] == list(range(5))
+    for whole, *shares in zip(alone, draws(0, 2), draws(1, 2), strict=True):
+        assert sorted(whole.rows) == sorted(row for share in shares for row in share.rows)
+        for share in shares:
+            assert sorted(row < 8 for row in share.rows) == [False, False, True, True]
+    assert draws(0, 1, epoch=1, done=2) == draws(0, 1, epoch=1)[2:]
+
+
+def test_what_cannot_be_several_is_refused(two: Path) -> None:
+    one = {"one": ImageFolder("harmful", root=two / "one")}
+    with pytest.raises(DataError, match=r"harmful/sets=\[cars,caltech101\]"):
+        SeveralSets(one)
+    with pytest.raises(DataError, match="D_P is one"):
+        SeveralSets(one | one, role="pretrain")
+    missing = SeveralSets(one | {"other": ImageFolder("harmful", root=two / "nowhere")})
+    with pytest.raises(MissingDataError, match=r"nowhere.*harmful\.sets\.other\.root"):
+        missing.require()
+    with pytest.raises(DataError, match=r"the same images \(digits\)"):
+        ImagePair(
+            ImageFolder("pretrain", root=two / "one"),
+            SeveralSets({"digits": ImageFolder("harmful", root=two / "one"), "b": DigitImages("harmful")}),
+            batch_size=4,
+        ).setup()
+
+
+def test_sets_are_chosen_like_any_group(two: Path) -> None:
+    def composed(*overrides: str) -> Any:
+        return compose_config("model=resnet18", "harmful=multi", *overrides, f"data_root={two}")
+
+    cfg = composed("harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={two}/one")
+    source = build(cfg.harmful)
+    assert list(source.parts) == ["digits", "imagefolder"]
+    assert [part.n_classes for part in source.parts.values()] == [5, 3]
+    assert composed().pretrain._target_.endswith("ImageNet")
+    assert list(composed().harmful.sets) == ["cars", "caltech101"]
+    twice = composed("harmful/sets=[imagefolder]", "+harmful@harmful.sets.other=imagefolder")
+    assert list(twice.harmful.sets) == ["imagefolder", "other"]

@@ -1,4 +1,4 @@
-"""One of several gloo processes: a step of a network on its share of a batch. Run by `test_deep_processes`.
+"""One of several gloo processes: a step of a network on its share of a batch. Run by `tests/test_processes.py`.
 
 python -m tests.training.two_processes <method> <out> <rank> <world>
 """

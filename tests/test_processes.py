@@ -1,8 +1,9 @@
-"""Several processes with a share of a batch give every number of one process with the whole (numerics.md §7)."""
+"""Processes of a run: a fork beside it, and several that share a batch and give the numbers of one (numerics.md §7)."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -12,9 +13,98 @@ from typing import Any
 import pytest
 import torch
 
+from immunize import processes
 from immunize.errors import UserError
-from immunize.processes import SPEC, is_first, process_count, run_processes, started_outside
+from immunize.processes import SPEC, beside, can_fork, is_first, process_count, run_processes, started_outside
 from tests.commands import ROOT, Command
+
+
+def test_result_is_that_of_another_process_at_the_same_time(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+
+    def work() -> tuple[int, str]:
+        while not (said.exists() and said.read_text()):  # by the body, which runs meanwhile
+            time.sleep(0.01)
+        return os.getpid(), said.read_text()
+
+    with beside(work) as result:
+        said.write_text("both")
+        process, text = result()
+    assert process != os.getpid()
+    assert text == "both"
+
+
+def test_tensors_come_back() -> None:
+    with beside(lambda: {"theta": torch.arange(1e6, dtype=torch.float64)}) as result:
+        theta = result()["theta"]
+    assert torch.equal(theta, torch.arange(1e6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("end", [lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: 1 / 0])
+def test_work_of_a_fork_that_failed_is_done_here(end: object) -> None:
+    here = os.getpid()
+
+    def work() -> int:
+        if os.getpid() != here:
+            end()  # type: ignore[operator]
+        return os.getpid()
+
+    with beside(work) as result:
+        assert result() == here
+
+
+def test_error_is_raised_here_and_not_printed_twice(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        raise ValueError("wrong")
+
+    with beside(work) as result, pytest.raises(ValueError, match="wrong"):
+        result()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_fork_is_gone_when_the_body_is_interrupted() -> None:
+    before = set(multiprocessing.active_children())
+
+    def interrupted() -> None:
+        with beside(lambda: time.sleep(600)):
+            assert len(set(multiprocessing.active_children()) - before) == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_ctrl_c_does_not_reach_the_fork(tmp_path: Path) -> None:
+    begun, told = tmp_path / "begun", tmp_path / "told"
+
+    def work() -> str:
+        begun.write_text(str(os.getpid()))
+        while not told.exists():
+            time.sleep(0.01)
+        return "done"
+
+    with beside(work) as result:
+        while not (begun.exists() and begun.read_text()):
+            time.sleep(0.01)
+        os.kill(int(begun.read_text()), signal.SIGINT)
+        told.touch()
+        assert result() == "done"
+
+
+def test_no_fork_without_a_core_for_it_or_beside_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "cores", lambda: 2)
+    for name in processes.OUTSIDE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert can_fork(2)
+    assert not can_fork(3)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert not can_fork(2)
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert not can_fork(2)
+
 
 SLACK = 1e-9
 
@@ -138,7 +228,7 @@ def test_processes_of_a_slurm_job_with_one_task_are_not_each_the_first(
         "said = [is_first(), cluster.local_rank(), os.environ['WORLD_SIZE']]\n"
         "json.dump(said, open(f\"{json.load(open(sys.argv[1]))['out']}/{os.environ['LOCAL_RANK']}\", 'w'))\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     job = {"PROCID": "0", "NTASKS": "1", "JOB_ID": "5", "JOB_NAME": "ours", "LOCALID": "0", "NODEID": "0"}
     for name, value in job.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
