@@ -24,47 +24,23 @@ from immunize.report.curves import (
 )
 from immunize.report.heatmaps import heatmap, log_means, success_table
 from immunize.report.loading import RESULTS, load_records, sort_key, write_results
-from immunize.report.naming import REDUCED, pair_title
-from immunize.report.provenance import facts_table, provenance_rows, readme, settings_table
+from immunize.report.provenance import provenance_rows, settings_table
 from immunize.report.published import read_published
 from immunize.report.results import SCALES, by_setting, completeness, result_tables, table3_tables
-from immunize.report.runs import EXPERIMENT_STATUSES, FAST, Runs, expected_runs
+from immunize.report.runs import EXPERIMENT_STATUSES, Runs, expected_runs
 from immunize.report.table import markdown_of
+from immunize.report.templates import filled_in
 from immunize.report.tradeoff import TradeOff, settings_text, tradeoff_figure, tradeoff_tables
 
 _PANELS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
 """What the heat maps are drawn for."""
 _PAPERS = ("ill_only", "imma", "opt_kappa", "ours")
 """The four heat maps of the paper's Fig. 2, in its order."""
-TITLES = {
-    "table1": "Table 1: House Prices, linear extractor, every method",
-    "table2": "Table 2: MNIST, every ordered pair of digits, linear extractor, every method",
-    "table3": "Table 3: deep networks, every method",
-    "fig1": "Figure 1: convergence of a linear probe on House Prices",
-    "fig2": "Figure 2: log(RIR) of every ordered pair of MNIST digits",
-    "fig3": "Figure 3: accuracy of a linear probe on the harmful task against its steps",
-}
-_POINTS = (
-    "A large point is the geometric mean over the seeds of one λ_H/λ_P, a small one a run; the colour is the weight. "
-    "Circles: `fit`, with its Pareto front; squares: the same weights on rows that θ never saw. Shaded: (i) ≥ 2 and "
-    "(ii) ≤ 1, verdicts (a) and (b) of Definition 3.1. `tradeoff.csv` has the numbers."
-)
 _LINES = {
     "fig1": (CURVES, NORM_RATIOS, norm_ratio_figures),
     "fig3": (PROBES, PROBE_ACCURACIES, probe_figures),
 }
 """The file with the numbers of a figure's lines, its columns, and what draws them into a folder."""
-_RANGES = "Lines are means over the seeds, bands go from the smallest to the largest run; "
-_SHOWN = {
-    "fig1": f"the norm ratio is Eq. (16) of the paper. `{CURVES}` holds the numbers; from it alone `python -m "
-    "immunize.report experiment=fig1 runs=experiments/fig1 out=experiments/fig1` draws the figures again.",
-    "fig3": "θ_0 is the network before immunization. The probe is a new linear classifier on frozen features, trained "
-    f"on `fit` and measured on `held_out`. `{PROBES}` holds the numbers; with the folder that holds it as runs= the "
-    "figures are drawn again.",
-}
-_SCALED = (
-    "Scale `{}`: other networks and data than the paper's Table 3, small enough for two cores; see the settings below."
-)
 
 
 @dataclass(frozen=True)
@@ -133,7 +109,7 @@ def _curves(request: Request) -> str:
         write_bands(bands, out / file)
         return draw(bands, out)
 
-    return _write(request, of, f"{_RANGES}{_SHOWN[request.name]}\n", write)
+    return _write(request, of, "", write)
 
 
 def _fig2(request: Request) -> str:
@@ -172,9 +148,10 @@ def _tradeoff(request: Request) -> str:
         points = trade.points()
         write_text(out / "tradeoff.csv", points.to_csv(index=False, lineterminator="\r\n"))
         save_figure(tradeoff_figure(trade), out / "tradeoff")
-        return []
+        return ["tradeoff"]
 
-    return _write(request, [trade.runs], markdown_of(tradeoff_tables(trade)), draw, kept=True, trade=trade)
+    tables = markdown_of(tradeoff_tables(trade))
+    return _write(request, [trade.runs], tables, draw, kept=True, common=settings_text(trade))
 
 
 def _attacks(request: Request) -> str:
@@ -197,51 +174,37 @@ def _write(
     draw: Callable[[Path], list[str]] = lambda out: [],
     *,
     kept: bool = False,
-    trade: TradeOff | None = None,
+    common: str = "",
 ) -> str:
     """Figures, README.md and, where they are `kept`, records and `table.md`; returns the text.
 
     Args:
         request: whose `out` is None where nothing is to be written.
         of: the runs, or those of several networks.
-        text: tables, or what is to be said of the figures.
+        text: tables.
         draw: the figures into a folder, and their names without suffix.
         kept: whether the records belong to this experiment, and not to the one that its runs are of.
-        trade: what the runs are of, where it is a trade-off.
+        common: what to say of the settings in place of their table.
     """
-    runs, name = of[0], request.name
-    settings = of if runs.name in SCALES else []
+    runs = of[0]
     if (out := request.place(runs)) is None:
         return text
     if kept:
         write_results([record for one in of for record in one.records], out)
         write_text(out / "table.md", text)
-    body = [f"![{runs.mark(figure.replace('_', ' '))}]({figure}.png)\n" for figure in draw(out)]
-    title = TITLES.get(name, "")
-    if settings:
-        body = [*(f"- {note}" for note in completeness(settings)), "", *body, text]
-        for one in settings:
-            body += [f"## Runs: {one.model}, {one.title}", "", *facts_table(provenance_rows(one))]
-            body.append(settings_table(one).markdown())
-    elif trade is not None:
-        title = f"The trade-off between (i) and (ii) over λ_H/λ_P: `{runs.methods[0]}`, {pair_title(runs.records[0])}"
-        body = [settings_text(trade), "", f"![{runs.mark('trade-off')}](tradeoff.png)", "", _POINTS, "", text]
-    else:
-        body = [settings_table(runs).markdown(), *body, text]
-    scale = SCALES.get(runs.name, "")
-    target = f"make {name}" + (f" SCALE={scale}" if scale else "") + (" FAST=1" if runs.reduced else "")
-    into = f"outputs/{name}{FAST}/report" if runs.reduced else f"experiments/{name}"
-    into = "<this folder>" if runs.name in SCALES else into
-    page = readme(
-        runs.mark(title),
-        [] if settings else provenance_rows(runs),
-        body,
-        notes=[*([REDUCED] if runs.reduced else []), *([_SCALED.format(scale)] if scale else [])],
-        target=f" `{target}`, that is",
-        commands=[
-            f"python -m immunize.train experiment={runs.preset}",
-            f"python -m immunize.report experiment={name} runs=outputs/{runs.preset} out={into}",
-        ],
+    networks = of if runs.name in SCALES else []
+    page = filled_in(
+        "experiment.md",
+        name=request.name,
+        runs=runs,
+        networks=networks,
+        completeness=completeness(networks) if networks else [],
+        scale=SCALES.get(runs.name, ""),
+        figures=draw(out),
+        text=text,
+        common=common,
+        facts_of=provenance_rows,
+        settings_of=lambda one: settings_table(one).markdown(),
     )
     write_text(out / "README.md", page)
     return text

@@ -15,6 +15,7 @@ from immunize.report.loading import infinite
 from immunize.report.naming import LAMBDAS, PARTS, data_name, fit_rows
 from immunize.report.runs import Runs, measured_on
 from immunize.report.table import NOTHING, Table, short, span
+from immunize.report.templates import filled_in
 
 _SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
 TIED = 1e-6
@@ -42,18 +43,8 @@ def readme(
         target: what stands behind "Rebuilt by".
         commands: that made it.
     """
-    lines = [f"# {title}", ""]
-    for note in notes:
-        lines += [note, ""]
-    if commands:
-        lines += [f"Rebuilt by{target}", "", "```bash", *commands, "```", ""]
-    return "\n".join([*lines, *facts_table(facts), *body])
-
-
-def facts_table(facts: Iterable[tuple[str, str]]) -> list[str]:
-    """Names and texts as a table without a head; nothing of none."""
-    rows = [f"| {name} | {text or NOTHING} |" for name, text in facts]
-    return ["| | |", "| --- | --- |", *rows, ""] if rows else []
+    values = {"title": title, "facts": [*facts], "body": [*body], "notes": [*notes]}
+    return filled_in("page.md", **values, target=target, commands=commands)
 
 
 def provenance_rows(runs: Runs) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ def asset(name: str) -> str:
     return files("immunize.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def filled_in(name: str, **values: Any) -> str:
+def filled_in(name: str, /, **values: Any) -> str:
     """A template with its values; in HTML every text is escaped, and code where it stands between backticks."""
     templates = Environment(
         autoescape=select_autoescape(["html"]),

@@ -28,17 +28,16 @@ from immunize.report.attacks.records import (
 from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
 from immunize.report.curves import save_figure, style_of
 from immunize.report.loading import write_results
-from immunize.report.provenance import made_with, readme, versions_of
+from immunize.report.provenance import made_with, versions_of
+from immunize.report.table import markdown_of
+from immunize.report.templates import filled_in
 
-NAME = "table_attacks"
 OWN_SCALES = ("defence", "t4")
 """First words of the pages of `make table_defence` and `make table_t4`, whose runs have scales of their own."""
-BEST, PLANE, HORIZON = "best", "plane", "horizon"
 _WIDTH = 0.8
 """Of a tier's place, shared by the methods."""
 _MARKERS = {"pretrain": "o", "benign": "s"}
 _LIMITS = (-0.15, 1.25)
-_REDUCED = "**REDUCED**: a shortened grid that shows the code path; its numbers are not to be reported."
 
 
 def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str:
@@ -57,17 +56,19 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     """
     records = load_attacks(folder)
     attacks = Attacks.of(with_earlier(records, load_attacks(out)) if keep and out is not None else records)
-    tables = attack_tables(attacks)
-    text = "\n".join(table.markdown() for table in tables)
+    text = markdown_of(attack_tables(attacks))
     if out is None:
         return text
     out.mkdir(parents=True, exist_ok=True)
     write_results(attacks.records, out)
     write_text(out / "table.md", text)
-    best_figure(attacks, out / BEST)
-    retained = all(group.judged_by_intervals for group in attacks.groups) and plane_figure(attacks, out / PLANE)
-    long = horizon_figure(attacks, out / HORIZON)
-    write_text(out / "README.md", _readme(attacks, out.name, text, retained=retained, long=long))
+    best_figure(attacks, out / "best")
+    figures = {"best": "best score by tier"}
+    if all(group.judged_by_intervals for group in attacks.groups) and plane_figure(attacks, out / "plane"):
+        figures["plane"] = "retention by tier, harmful and honest"
+    if horizon_figure(attacks, out / "horizon"):
+        figures["horizon"] = "score against steps of fine-tuning"
+    write_text(out / "README.md", _readme(attacks, out.name, text, figures))
     return text
 
 
@@ -77,7 +78,7 @@ def outcome(attacks: Attacks) -> list[str]:
     for group in attacks.groups:
         reached = "; ".join(f"`{method}` {unbroken_counts(group, method)}" for method in group.methods)
         sentences.append(
-            f"- {group.name}: the highest tier up to which the harmful task was unbroken is, by method, {reached}. "
+            f"{group.name}: the highest tier up to which the harmful task was unbroken is, by method, {reached}. "
             f"{' '.join([_failures(group), *_control(group)])}"
         )
     return sentences
@@ -112,7 +113,7 @@ def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
     return sum(decided) / len(decided) if decided else math.nan
 
 
-def _readme(attacks: Attacks, name: str, text: str, *, retained: bool, long: bool) -> str:
+def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> str:
     table = next((one for one in OWN_SCALES if name.startswith(one)), "attacks")
     scale, _, some = name.removeprefix(f"{table}_").partition("_")
     if any(method.endswith(f"_{some}") for method in attacks.methods):
@@ -122,49 +123,33 @@ def _readme(attacks: Attacks, name: str, text: str, *, retained: bool, long: boo
     target = f" `make table_{table}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
     if table in OWN_SCALES:
         scale = f"{table}_{scale}"
-    attacked = f"outputs/attacks_{scale}{'_' * bool(some)}{some}"
     budget = attacks.grid["budget"]
+    paired = all(record["config"]["seeds"] == [record["seed"]] for record in attacks.records)
+    grid = f"`{attacks.grid['name']}`, {budget['steps']:,} steps a candidate, {budget['flops']:.0e} FLOPs an attack"
     facts = [
         ("runs", "; ".join(f"{group.name}: {len(group.records)}" for group in attacks.groups)),
         ("pairs", "; ".join(f"{group.name}: {', '.join(group.pairs)}" for group in attacks.groups)),
         ("methods", ", ".join(f"`{m}`" for m in dict.fromkeys(m for g in attacks.groups for m in g.methods))),
         ("seeds", ", ".join(map(str, sorted({s for g in attacks.groups for s in g.seeds})))),
-        ("attacker's seeds", "that of the run" if _paired(attacks) else "as the records say"),
-        (
-            "grid",
-            f"`{attacks.grid['name']}`, {budget['steps']:,} steps a candidate, {budget['flops']:.0e} FLOPs an attack",
-        ),
+        ("attacker's seeds", "that of the run" if paired else "as the records say"),
+        ("grid", grid),
         *((tier, ", ".join(names)) for tier, names in _by_tier(attacks).items()),
         *made_with(attacks.records),
         versions_of(attacks.records),
     ]
-    body = [
-        *outcome(attacks),
-        "",
-        f"![{attacks.mark('best score by tier')}]({BEST}.png)",
-        "",
-        *([f"![{attacks.mark('retention by tier, harmful and honest')}]({PLANE}.png)", ""] if retained else []),
-        *([f"![{attacks.mark('score against steps of fine-tuning')}]({HORIZON}.png)", ""] if long else []),
-        "Bars are means over runs, tasks and seeds, lines their range; dotted is the best constant answer. What the "
-        "tiers and the rules of the grid are stands in docs/attacks.md.",
-        "",
-        text,
-    ]
-    return readme(
-        attacks.mark("Methods against attackers"),
-        facts,
-        body,
-        notes=[_REDUCED] if attacks.reduced else [],
+    return filled_in(
+        "attacks.md",
+        attacks=attacks,
+        name=name,
+        scale=scale,
+        attacked=f"outputs/attacks_{scale}{'_' * bool(some)}{some}",
+        part=part if some else "",
         target="" if some else target,
-        commands=[
-            f"python -m experiments.{NAME} scale={scale}" + (f" {part} out={attacked}" if some else ""),
-            f"python -m immunize.report experiment={NAME} runs={attacked} out=experiments/{name}",
-        ],
+        facts=facts,
+        outcome=outcome(attacks),
+        figures=figures,
+        text=text,
     )
-
-
-def _paired(attacks: Attacks) -> bool:
-    return all(record["config"]["seeds"] == [record["seed"]] for record in attacks.records)
 
 
 def _by_tier(attacks: Attacks) -> dict[str, list[str]]:
