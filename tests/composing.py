@@ -84,7 +84,7 @@ class _FewImages(DigitImages):
 
 
 def compose_config(*overrides: str, primary: str = "train") -> DictConfig:
-    """`conf/train.yaml` with overrides, to be changed at will. Hydra composes once what the same choices come to."""
+    """`conf/<primary>.yaml` with overrides, to be changed at will; what the same choices come to is composed once."""
     values = [parsed for parsed in map(_parsed, overrides) if _is_value(parsed)]
     choices = tuple(line for line in overrides if not _is_value(_parsed(line)))
     cfg = copy.deepcopy(_composed(primary, choices))
@@ -96,8 +96,9 @@ def compose_config(*overrides: str, primary: str = "train") -> DictConfig:
 @functools.cache
 def _composed(primary: str, choices: tuple[str, ...]) -> DictConfig:
     register()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return compose(primary, list(choices))
+    folder, _, name = f"{config_dir()}/{primary}".rpartition("/")
+    with initialize_config_dir(folder, version_base="1.3"):
+        return compose(name, list(choices))
 
 
 @functools.cache

@@ -169,15 +169,6 @@ def test_settings_and_rooms_accept_the_same_words() -> None:
     assert {*settings.LINEAR_LOSSES, *settings.DEEP_LOSSES} == set(LOSSES)
 
 
-def test_missing_data_names_file_source_and_option(command: Command) -> None:
-    message = command.refused("harmful=mnist", "data_root=nowhere")
-    for word in ("nowhere/MNIST/raw/train-images-idx3-ubyte", "https://", "data_root=", "IMMUNIZE_DATA"):
-        assert word in message
-    message = command.refused("harmful=housing", "data_root=nowhere")
-    for word in ("nowhere/house_prices/train.csv", "https://", "data_root=", "IMMUNIZE_DATA"):
-        assert word in message
-
-
 def test_data_root_of_the_environment_is_the_default(command: Command) -> None:
     command.monkeypatch.setenv("IMMUNIZE_DATA", "elsewhere")
     assert "elsewhere/house_prices/train.csv" in command.refused("harmful=housing")

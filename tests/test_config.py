@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import inspect
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+import torch
+from hydra.errors import MissingConfigException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import config_dir, config_hash, data_folder, folder_name, register, settings_of
+from immunize.config import config_hash, data_folder, folder_name, settings_of
+from immunize.errors import DataError
+from immunize.evaluation import evaluate_part
+from immunize.evaluation.attacks import TIERS, Attack
+from immunize.instantiate import NOT_ARGUMENTS, build
+from immunize.objective import Objective
+from immunize.pipeline.fit import Telling
 from immunize.schemas import (
     AttackConfig,
     CardConfig,
@@ -28,6 +32,7 @@ from immunize.schemas import (
     ReportConfig,
     TrainConfig,
 )
+from tests.composing import compose_config, data_of, model_of
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -35,13 +40,13 @@ YAMLS = sorted(CONF.rglob("*.yaml"))
 PRIMARY = {
     "train": TrainConfig,
     "evaluate": EvaluateConfig,
-    "report": ReportConfig,
+    "report/report": ReportConfig,
     "forecast": ForecastConfig,
     "export": ExportConfig,
     "pretrain_theta": PretrainConfig,
     "attack": AttackConfig,
-    "card": CardConfig,
-    "html": HtmlConfig,
+    "report/card": CardConfig,
+    "report/html": HtmlConfig,
     "verify": EvaluateConfig,
 }
 GROUPS = ["model", "harmful", "pretrain", "method", "objective", "init", "trainer", "logger", "experiment"]
@@ -77,18 +82,6 @@ def choices(group: str) -> list[str]:
     return [path.stem for path in sorted((CONF / group).glob("*.yaml"))]
 
 
-def composed(*overrides: str, primary: str = "train") -> DictConfig:
-    return copy.deepcopy(_composed(overrides, primary, os.environ.get("IMMUNIZE_DATA")))
-
-
-@functools.cache
-def _composed(overrides: tuple[str, ...], primary: str, data: str | None) -> DictConfig:
-    register()
-    folder = f"{config_dir()}/report" if primary in ("report", "card", "html") else config_dir()
-    with initialize_config_dir(folder, version_base="1.3"):
-        return compose(primary, overrides=list(overrides))
-
-
 def resolved(cfg: DictConfig) -> dict[str, Any]:
     container = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(container, dict)
@@ -97,7 +90,7 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 def in_group(group: str, choice: str) -> DictConfig:
     """A composed train configuration with one choice of one group, and with something for whatever that asks for."""
-    return filled(composed(f"{group}={choice}", *beside(group, choice)))
+    return filled(compose_config(f"{group}={choice}", *beside(group, choice)))
 
 
 def beside(group: str, choice: str) -> list[str]:
@@ -140,12 +133,12 @@ ROWS = [
 def test_every_yaml_belongs_to_something_tested_here() -> None:
     for path in YAMLS:
         first = path.relative_to(CONF).parts[0].removesuffix(".yaml")
-        assert first in {*GROUPS, *PRIMARY, "hydra", "objective_defaults", "objective_deep", "benign"}, path
+        assert first in {*GROUPS, *PRIMARY, "report", "hydra", "objective_defaults", "objective_deep", "benign"}, path
 
 
 @pytest.mark.parametrize("primary", PRIMARY)
 def test_primary_config_composes_with_a_value_for_every_field(primary: str) -> None:
-    cfg = composed(
+    cfg = compose_config(
         *(f"{name}=x" for name in ("run", "runs") if name in {f.name for f in fields(PRIMARY[primary])}),
         primary=primary,
     )
@@ -168,7 +161,7 @@ def test_objective_row_names_its_source_and_sets_every_hyper_parameter(name: str
     )
     assert "Source: " in comment
     assert "Table 4" in comment or "ours" in comment
-    assert set(resolved(composed(f"objective={name}"))["objective"]) == {
+    assert set(resolved(compose_config(f"objective={name}"))["objective"]) == {
         field.name for field in fields(ObjectiveConfig)
     }
 
@@ -182,7 +175,7 @@ def test_every_row_is_of_a_pair_or_a_variant_of_its_row() -> None:
 
 @pytest.mark.parametrize(("model", "harmful"), ROWS, ids=str)
 def test_a_pair_finds_its_row_of_hyper_parameters(model: str, harmful: str) -> None:
-    cfg = filled(composed(f"model={model}", f"harmful={harmful}", *followed_by(harmful)))
+    cfg = filled(compose_config(f"model={model}", f"harmful={harmful}", *followed_by(harmful)))
     assert cfg.objective.epochs >= 1
     assert (cfg.objective.loss == "ce") == (cfg.model.get("kind") == "deep" or harmful == "digits5to9")
     if harmful in TABLES:
@@ -190,16 +183,30 @@ def test_a_pair_finds_its_row_of_hyper_parameters(model: str, harmful: str) -> N
 
 
 def test_an_unknown_pair_fails_loudly() -> None:
-    from hydra.errors import MissingConfigException
-
     with pytest.raises(MissingConfigException, match="resnet18_housing"):
-        composed("model=resnet18", "harmful=housing")
+        compose_config("model=resnet18", "harmful=housing")
 
 
-def test_pretraining_data_follow_the_harmful_data_unless_given() -> None:
-    follows = resolved(composed("harmful=synthetic", "harmful.n_features=8"))
-    assert follows["pretrain"]["n_features"] == 8
-    given = resolved(composed("harmful=synthetic", "harmful.n_features=64", "pretrain=digits"))
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("mnist", "pair", (3, 5)),
+        ("mnist", "download", True),
+        ("digits", "pair", (7, 2)),
+        ("housing", "rows", 200),
+        ("housing", "source", "openml"),
+        ("synthetic", "n_features", 8),
+        ("synthetic", "seed", 5),
+    ],
+)
+def test_pretraining_data_follow_the_harmful_data(name: str, setting: str, value: Any) -> None:
+    given = str(list(value)) if isinstance(value, tuple) else value
+    cfg = compose_config(f"harmful={name}", f"harmful.{setting}={given}")
+    assert [getattr(build(cfg[role]), setting) for role in ("harmful", "pretrain")] == [value, value]
+
+
+def test_pretraining_data_may_be_given() -> None:
+    given = resolved(compose_config("harmful=synthetic", "harmful.n_features=64", "pretrain=digits"))
     assert given["pretrain"]["_target_"].endswith("Digits")
 
 
@@ -208,10 +215,7 @@ def test_pretraining_data_follow_the_harmful_data_unless_given() -> None:
 
 @pytest.mark.parametrize("choice", choices("method"))
 def test_method_instantiates(choice: str) -> None:
-    from immunize.instantiate import build
-    from immunize.objective import Objective
-
-    cfg = composed(f"method={choice}")
+    cfg = compose_config(f"method={choice}")
     assert cfg.method.name == choice
     node = {key: value for key, value in resolved(cfg)["method"].items() if key != "name"}
     objective = build(OmegaConf.create(node))
@@ -222,9 +226,6 @@ def test_method_instantiates(choice: str) -> None:
 @pytest.mark.parametrize("choice", choices("model"))
 def test_model_instantiates_or_takes_the_keys_of_its_yaml(choice: str) -> None:
     """Networks are built, with random weights, by the tests of `immunize.features`."""
-    from immunize.instantiate import NOT_ARGUMENTS
-    from tests.composing import model_of
-
     cfg = in_group("model", choice)
     assert cfg.model.name in (choice, "x")
     if cfg.model.get("kind") != "deep":
@@ -237,11 +238,7 @@ def test_model_instantiates_or_takes_the_keys_of_its_yaml(choice: str) -> None:
 
 @pytest.mark.parametrize("choice", choices("objective"))
 def test_optimizer_of_a_row_instantiates(choice: str) -> None:
-    import torch
-
-    from immunize.instantiate import build
-
-    objective = composed(f"objective={choice}").objective
+    objective = compose_config(f"objective={choice}").objective
     kept = {key: value for key, value in objective.optimizer.items() if value is not None}
     factory = build(OmegaConf.create(kept), lr=objective.learning_rate, _partial_=True)
     optimizer = factory([torch.nn.Parameter(torch.zeros(2))])
@@ -252,9 +249,6 @@ def test_optimizer_of_a_row_instantiates(choice: str) -> None:
     ("role", "choice"), [(role, choice) for role in ("harmful", "pretrain") for choice in choices(role)], ids=str
 )
 def test_source_instantiates_in_its_role(role: str, choice: str) -> None:
-    from immunize.errors import DataError
-    from immunize.instantiate import build
-
     try:
         source = build(in_group(role, choice)[role])
     except DataError as error:  # which names the value that the user has to give
@@ -265,9 +259,6 @@ def test_source_instantiates_in_its_role(role: str, choice: str) -> None:
 
 @pytest.mark.parametrize("choice", [name for name in TABLES if name not in WITH_FILES])
 def test_pair_loads(choice: str) -> None:
-    from immunize.errors import DataError
-    from tests.composing import data_of
-
     try:
         data = data_of(in_group("harmful", choice))
     except DataError as error:  # which names the files or the setting that it lacks
@@ -279,21 +270,15 @@ def test_pair_loads(choice: str) -> None:
 @pytest.mark.data
 @pytest.mark.parametrize("choice", ["housing", "mnist"])
 def test_pair_on_real_files_loads(choice: str, data_root: Path) -> None:
-    from tests.composing import data_of
-
-    data = data_of(composed(f"harmful={choice}", f"data_root={data_root}"))
+    data = data_of(compose_config(f"harmful={choice}", f"data_root={data_root}"))
     assert data.n_features == {"housing": 79, "mnist": 784}[choice]
 
 
 @pytest.mark.data
 @pytest.mark.slow
 def test_table_4s_row_of_house_prices_immunizes_with_the_rows_and_batches_of_the_released_code(data_root: Path) -> None:
-    from immunize.evaluation import evaluate_part
-    from immunize.pipeline.fit import Telling
-    from tests.composing import model_of
-
     words = ("harmful=housing", "harmful.rows=200", f"data_root={data_root}", "objective.epochs=334")
-    cfg = composed(*words, "objective=linear_housing_table4")
+    cfg = compose_config(*words, "objective=linear_housing_table4")
     model = model_of(cfg)
     data = model.pairs["fit"]
     done = model.fit(data, [], Telling(quiet=True))
@@ -306,24 +291,22 @@ def test_table_4s_row_of_house_prices_immunizes_with_the_rows_and_batches_of_the
 
 @pytest.mark.parametrize("path", sorted((CONF / "harmful" / "sets").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_set_of_images_can_be_one_of_several(path: Path) -> None:
-    own = OmegaConf.to_container(composed(f"harmful={path.stem}", "model=resnet18", "objective=resnet18_cars").harmful)
-    among = composed("harmful=multi", "model=resnet18", f"harmful/sets=[{path.stem}]").harmful.sets
-    assert OmegaConf.to_container(among) == {path.stem: own}
+    alone = compose_config(f"harmful={path.stem}", "model=resnet18", "objective=resnet18_cars").harmful
+    among = compose_config("harmful=multi", "model=resnet18", f"harmful/sets=[{path.stem}]").harmful.sets
+    assert OmegaConf.to_container(among) == {path.stem: OmegaConf.to_container(alone)}
 
 
 def test_same_is_the_data_set_of_the_other_role() -> None:
-    found = resolved(composed("harmful=synthetic", "harmful.noise=0.2", "pretrain=same", "pretrain.condition=10"))
+    found = resolved(compose_config("harmful=synthetic", "harmful.noise=0.2", "pretrain=same", "pretrain.condition=10"))
     harmful, pretrain = found["harmful"], found["pretrain"]
-    assert pretrain == {**resolved(composed("harmful=synthetic"))["harmful"], "role": "pretrain", "condition": 10.0}
+    plain = resolved(compose_config("harmful=synthetic"))["harmful"]
+    assert pretrain == {**plain, "role": "pretrain", "condition": 10.0}
     assert (harmful["role"], harmful["condition"], harmful["noise"]) == ("harmful", 100.0, 0.2)
 
 
 @pytest.mark.parametrize("grid", choices("attack"))
 def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
-    from immunize.evaluation.attacks import TIERS, Attack
-    from immunize.instantiate import build
-
-    cfg = composed(f"attack={grid}", primary="attack")
+    cfg = compose_config(f"attack={grid}", primary="attack")
     assert cfg.attack.name == grid
     attacks = {name: build(node, _convert_="all") for name, node in cfg.attack.attacks.items()}
     assert all(isinstance(attack, Attack) for attack in attacks.values())
@@ -336,11 +319,8 @@ def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((CONF / "attack").glob("t*/*.yaml")), ids=lambda path: path.stem)
 def test_attack_joins_a_grid_in_the_tier_of_its_folder(path: Path) -> None:
-    from immunize.evaluation.attacks import Attack
-    from immunize.instantiate import build
-
     folder = path.parent.name
-    cfg = composed("attack=quick", f"+attack/{folder}@attack.attacks.mine={path.stem}", primary="attack")
+    cfg = compose_config("attack=quick", f"+attack/{folder}@attack.attacks.mine={path.stem}", primary="attack")
     attack = build(cfg.attack.attacks.mine, _convert_="all")
     assert isinstance(attack, Attack)
     assert attack.tier == folder.upper()
@@ -348,7 +328,7 @@ def test_attack_joins_a_grid_in_the_tier_of_its_folder(path: Path) -> None:
 
 @pytest.mark.parametrize("choice", choices("benign"))
 def test_benign_task_is_the_data_set_of_that_name(choice: str) -> None:
-    cfg = filled(composed(f"benign=[{choice}]", "data_root=here", primary="attack"))
+    cfg = filled(compose_config(f"benign=[{choice}]", "data_root=here", primary="attack"))
     assert list(cfg.benign) == [choice]
     harmful = {**in_group("harmful", choice).harmful} | {"data_root": "here", "root": None}
     assert {**cfg.benign[choice]} | {"data_root": "here", "root": None} == harmful
@@ -358,8 +338,8 @@ def test_benign_task_is_the_data_set_of_that_name(choice: str) -> None:
 
 
 def test_several_benign_tasks_stand_side_by_side() -> None:
-    assert set(composed("benign=[cars,cifar10]", primary="attack").benign) == {"cars", "cifar10"}
-    assert composed(primary="attack").benign == {}
+    assert set(compose_config("benign=[cars,cifar10]", primary="attack").benign) == {"cars", "cifar10"}
+    assert compose_config(primary="attack").benign == {}
 
 
 @pytest.mark.parametrize(
@@ -387,11 +367,11 @@ def test_folder_name_is_never_over_long_nor_ambiguous() -> None:
 def test_data_folder_is_the_option_or_the_variable_and_an_empty_one_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMMUNIZE_DATA", "here")
     assert [data_folder(given) for given in ("there", "", None)] == ["there", "here", "here"]
-    assert resolved(composed())["data_root"] == "here"
+    assert resolved(compose_config())["data_root"] == "here"
     for absent in (lambda: monkeypatch.setenv("IMMUNIZE_DATA", ""), lambda: monkeypatch.delenv("IMMUNIZE_DATA")):
         absent()
         assert data_folder() is data_folder("") is None
-        assert resolved(composed())["data_root"] == "data"
+        assert resolved(compose_config())["data_root"] == "data"
 
 
 def test_an_empty_data_folder_takes_no_slash_off_a_path() -> None:
@@ -401,19 +381,18 @@ def test_an_empty_data_folder_takes_no_slash_off_a_path() -> None:
     assert config_hash(config) != config_hash(config | {"name": "<data_root>"})
 
 
-def test_decay_changes_the_hash_only_where_there_is_one() -> None:
-    config = resolved(composed())
-    before = config | {"objective": {key: value for key, value in config["objective"].items() if key != "lr_decay"}}
-    assert config["objective"]["lr_decay"] is None
-    assert config_hash(before) == config_hash(config)
-    assert config_hash(resolved(composed("objective.lr_decay=0.25"))) != config_hash(config)
-
-
-def test_a_cap_on_images_changes_the_hash_only_where_there_is_one() -> None:
-    config = resolved(composed("model=resnet_small", "harmful=digits"))
-    before = config | {"deep": {key: value for key, value in config["deep"].items() if key != "images"}}
-    assert config_hash(before) == config_hash(config)
-    assert config_hash(config | {"deep": config["deep"] | {"images": 9}}) != config_hash(config)
+@pytest.mark.parametrize(
+    ("group", "setting", "value", "words"),
+    [("objective", "lr_decay", 0.25, ()), ("deep", "images", 9, ("model=resnet_small", "harmful=digits"))],
+)
+def test_what_came_later_changes_the_hash_only_where_it_is_set(
+    group: str, setting: str, value: float, words: tuple[str, ...]
+) -> None:
+    config = resolved(compose_config(*words))
+    assert config[group][setting] is None
+    before = {key: one for key, one in config[group].items() if key != setting}
+    assert config_hash(config | {group: before}) == config_hash(config)
+    assert config_hash(config | {group: {**before, setting: value}}) != config_hash(config)
 
 
 def test_weights_below_the_data_folder_move_with_it() -> None:
@@ -438,11 +417,11 @@ def test_weights_below_the_data_folder_move_with_it() -> None:
     ids=lambda value: "-".join(value) or "linear" if isinstance(value, tuple) else value,
 )
 def test_one_setting_says_how_ours_is_preconditioned(words: tuple[str, ...], expected: str) -> None:
-    config = resolved(composed(*words))
+    config = resolved(compose_config(*words))
     assert {group for group, node in config.items() if isinstance(node, dict) and "precondition" in node} == {"method"}
     assert config["method"]["precondition"] == expected
 
 
 def test_records_of_before_that_was_one_setting_keep_their_hash() -> None:
-    config = resolved(composed())
+    config = resolved(compose_config())
     assert config_hash(config | {"objective": config["objective"] | {"precondition": None}}) == config_hash(config)

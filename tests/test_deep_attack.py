@@ -130,16 +130,6 @@ def test_features_and_cells_of_another_model_are_not_taken(original: Path, tmp_p
     assert len(list((other / FEATURES).iterdir())) == 16
 
 
-def test_spoilt_cache_is_made_anew(original: Path, folder: Path) -> None:
-    files = sorted((folder / FEATURES).iterdir())
-    shutil.copy(files[0], files[1])  # the file of another network under this one's name
-    files[2].write_bytes(b"x")
-    (folder / ATTACK_RECORD).unlink()
-    shutil.rmtree(folder / ATTACK_CELLS)
-    attack_network(folder)
-    assert all(path.read_bytes() == (original / FEATURES / path.name).read_bytes() for path in files)
-
-
 def test_only_wanted_tasks_are_computed_and_they_are_the_same(folder: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     grid = (*TINY_NETWORK_GRID, "tasks=[harmful]", f"out={tmp_path / 'alone'}")

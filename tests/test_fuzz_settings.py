@@ -11,13 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import DictConfig
 
 from immunize import attack, evaluate, export, forecast, pretrain, train
-from immunize.config import config_dir, register
 from immunize.report import __main__ as report
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, compose_attack
 from tests.composing import compose_config
@@ -36,12 +33,6 @@ DEEP = [
 FORECAST = ["harmful=synthetic", "harmful.n_features=4", "harmful.n_samples=24"]
 PRETRAIN = [*NET, "pretrain=digits", "epochs=1", "batch_size=256"]
 GRID = [word for word in TINY_GRID if not word.startswith("seeds=")]
-
-
-def composed(name: str, *words: str, group: str = "") -> DictConfig:
-    register()
-    with initialize_config_dir(config_dir() + group, version_base="1.3"):
-        return compose(name, list(words))
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +88,7 @@ def test_random_settings_of_a_forecast(chosen: list[str], tmp_path: Path) -> Non
 
 
 @cases(3)
-@given(chosen=overrides(leaves(composed("pretrain_theta", *PRETRAIN), without=NOT_OURS)))
+@given(chosen=overrides(leaves(compose_config(*PRETRAIN, primary="pretrain_theta"), without=NOT_OURS)))
 def test_random_settings_of_a_pretraining(chosen: list[str], tmp_path: Path) -> None:
     ends_well(pretrain.main, [*PRETRAIN, *chosen], tmp_path)
 
@@ -128,7 +119,7 @@ def test_random_settings_of_an_attack_on_a_network(chosen: list[str], network: P
 
 
 # Commands with a handful of settings, each of which may be anything. A folder of theirs is there, and others are not.
-REPORT = leaves(composed("report", group="/report"), without=NOT_OURS)
+REPORT = leaves(compose_config(primary="report/report"), without=NOT_OURS)
 EXPERIMENTS = ["table1", "table2", "table3", "fig1", "fig2", "fig3", "sweep_lambda", "table_attacks"]
 FEW: dict[str, tuple[Callable[[], None], list[str], st.SearchStrategy[list[str]]]] = {
     "evaluate": (evaluate.main, ["run={run}"], overrides(["run", "data_root"])),

@@ -237,25 +237,16 @@ def expected_weights(data: object, theta: Tensor, head: Tensor, multiplier: floa
     }
 
 
-@pytest.mark.parametrize("multiplier", [1, 5])
-def test_weights_make_the_gradient_norms_a_multiple_of_the_task_loss(multiplier: int) -> None:
+@pytest.mark.parametrize(("multiplier", "ill"), [(1, None), (5, None), (2, 5)])
+def test_weights_make_the_gradient_norms_a_multiple_of_the_task_loss(multiplier: int, ill: int | None) -> None:
     cfg = tiny("objective.lambda_well=123", "objective.epochs=4")
     data, seen = data_of(cfg), Trajectory()
-    fit_module(module_of(cfg, data), data, GradientBalance(multiplier), seen)
-    expected = expected_weights(data, seen.thetas[0], seen.heads[0], multiplier)
+    fit_module(module_of(cfg, data), data, GradientBalance(multiplier, ill=ill), seen)
+    expected = expected_weights(data, seen.thetas[0], seen.heads[0], 1)
     for weights in seen.weights:  # once, before the first step, and kept
         assert weights["task"] == 1
-        assert weights["well"] == pytest.approx(expected["well"], rel=1e-9)
-        assert weights["ill"] == pytest.approx(expected["ill"], rel=1e-9)
-
-
-def test_lambda_ill_may_have_a_multiplier_of_its_own() -> None:
-    cfg = tiny("objective.epochs=1")
-    data, seen = data_of(cfg), Trajectory()
-    fit_module(module_of(cfg, data), data, GradientBalance(2, ill=5), seen)
-    for name, multiplier in (("well", 2), ("ill", 5)):
-        expected = expected_weights(data, seen.thetas[0], seen.heads[0], multiplier)
-        assert seen.weights[0][name] == pytest.approx(expected[name], rel=1e-9)
+        assert weights["well"] == pytest.approx(multiplier * expected["well"], rel=1e-9)
+        assert weights["ill"] == pytest.approx((ill or multiplier) * expected["ill"], rel=1e-9)
 
 
 def test_plain_gradients_are_balanced_as_the_method_uses_them() -> None:
