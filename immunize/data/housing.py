@@ -35,7 +35,7 @@ import pandas as pd
 from immunize.data.splits import ROLES, Part, SourceBase, Splits, Standardizer, random_generator, to_part
 from immunize.errors import DataError, MissingDataError
 
-__all__ = ["COLUMNS", "TARGETS", "ZONE", "Housing", "encode", "local_csv", "read_local", "read_openml", "require_local"]
+__all__ = ["COLUMNS", "TARGETS", "ZONE", "Housing", "encode", "read_local", "read_openml", "require_local"]
 
 OPENML_ID = 42165
 """OpenML's "house_prices", version 1: the same 1,460 rows and 81 columns."""
@@ -62,20 +62,8 @@ COLUMNS = (
 """The header of train.csv, 81 names."""
 
 
-def local_csv(root: str | Path) -> Path:
-    """Where the local file has to lie.
-
-    Args:
-        root: the data folder.
-
-    Returns:
-        ``<root>/house_prices/train.csv``.
-    """
-    return Path(root).expanduser() / "house_prices" / "train.csv"
-
-
 def require_local(root: str | Path) -> Path:
-    """Find the local file.
+    """Find the local file, ``<root>/house_prices/train.csv``.
 
     Args:
         root: the data folder.
@@ -83,7 +71,7 @@ def require_local(root: str | Path) -> Path:
     Raises:
         MissingDataError: if the file is not there.
     """
-    path = local_csv(root)
+    path = Path(root).expanduser() / "house_prices" / "train.csv"
     if not path.is_file():
         raise MissingDataError(
             f"House Prices was not found: looked for {path}. Get train.csv from {KAGGLE_URL} (needs an account) and "

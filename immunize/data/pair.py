@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -20,7 +20,7 @@ import torch
 from lightning import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from immunize.data.loading import CrossFitted, LoadedPair, load_pair
 from immunize.data.splits import ROLES, Part, Role, Source, Standardizer, random_generator
@@ -321,7 +321,8 @@ class PairedData(Pair):
     def _train_loader(self, role: Role) -> DataLoader[Any]:
         part = self.fit.of(role)
         if self.batch_size is None:
-            return whole_loader(part, self.passes)
+            # All rows at once, by a slice and not a list of indices: it gives views, so that a batch copies nothing.
+            return _loader(part, [slice(None)] * self.passes, torch.Generator())
         stream = random_generator(self.seed, SHUFFLE_STREAM, ROLES.index(role))
         return batch_loader(part, self.batch_size, int(stream.integers(2**31)))
 
@@ -334,38 +335,6 @@ class PairedData(Pair):
             rows = set_aside(len(part), self.validation_fraction, seed=self.seed, role=role, what=what)
             parts.append((part.take(torch.from_numpy(rows[0])), part.take(torch.from_numpy(rows[1]))))
         return PairParts(*(stays for stays, _ in parts)), PairParts(*(aside for _, aside in parts))
-
-
-class WholeSampler(Sampler[slice]):
-    """Asks for all rows at once, a given number of times.
-
-    A slice and not a list of indices: indexing with it gives views, so that a full batch copies nothing.
-
-    Args:
-        passes: how many times.
-    """
-
-    def __init__(self, passes: int) -> None:
-        self.passes = passes
-
-    def __iter__(self) -> Iterator[slice]:
-        return iter([slice(None)] * self.passes)
-
-    def __len__(self) -> int:
-        return self.passes
-
-
-def whole_loader(part: Part, passes: int) -> DataLoader[Any]:
-    """All rows as one batch, `passes` times.
-
-    Args:
-        part: (N, D) and (N,).
-        passes: number of batches.
-
-    Returns:
-        a loader of tuples (x, y), (N, D) and (N,) views of the part; do not write into them.
-    """
-    return _loader(part, WholeSampler(passes), torch.Generator())
 
 
 def batch_loader(part: Part, batch_size: int, seed: int) -> DataLoader[Any]:
@@ -390,7 +359,7 @@ def batch_loader(part: Part, batch_size: int, seed: int) -> DataLoader[Any]:
     return _loader(part, BatchSampler(order, batch_size, drop_last), own)
 
 
-def _loader(part: Part, sampler: Sampler[Any], generator: torch.Generator) -> DataLoader[Any]:
+def _loader(part: Part, sampler: Iterable[Any], generator: torch.Generator) -> DataLoader[Any]:
     return DataLoader(
         TensorDataset(part.x, part.y), sampler=sampler, batch_size=None, collate_fn=as_is, generator=generator
     )

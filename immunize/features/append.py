@@ -131,8 +131,7 @@ def append_map(
     appended = AppendedHead(mapping, plain).train(plain.training)
     if not name:  # the model is nothing but a head
         return appended
-    parent, _, leaf = name.rpartition(".")
-    setattr(released.get_submodule(parent), leaf, appended)
+    released.set_submodule(name, appended)
     return released
 
 

@@ -198,7 +198,7 @@ def cached_trunk(
         extractor.to(device)
     facts = None if cache_dir is None else {**(key or {}), **extractor.cache_facts("trunk")}
     h, y = extract(
-        _InDtype(extractor),
+        lambda images: extractor.trunk(images.to(extractor.dtype)),
         dataset,
         batch_size=batch_size,
         workers=workers,
@@ -219,17 +219,6 @@ def trunk_bytes(extractor: DeepExtractor, dataset: Dataset[Any]) -> int:
     first = torch.as_tensor(dataset[0][0])[None].to(device_of(extractor), extractor.dtype)
     size: int = math.prod(extractor.trunk(first).shape[1:])
     return count * size * torch.float32.itemsize
-
-
-class _InDtype:
-    """The trunk on images of whatever precision, as `DeepExtractor.forward` calls it."""
-
-    def __init__(self, extractor: DeepExtractor) -> None:
-        self.extractor = extractor
-
-    def __call__(self, images: Tensor) -> Tensor:
-        h: Tensor = self.extractor.trunk(images.to(self.extractor.dtype))
-        return h
 
 
 def _loader(dataset: Dataset[Any], batch_size: int, workers: int) -> DataLoader[Any]:

@@ -95,7 +95,7 @@ def add_lora(network: nn.Module, rank: int, *, alpha: float = 1.0, seed: int = 0
     for name in names:
         layer = network.get_submodule(name)
         assert isinstance(layer, nn.Linear | nn.Conv2d)
-        _put(network, name, LoraLayer(layer, rank, alpha, generator))
+        network.set_submodule(name, LoraLayer(layer, rank, alpha, generator))
     return names
 
 
@@ -103,8 +103,3 @@ def _takes_lora(module: nn.Module) -> bool:
     if type(module) is nn.Conv2d:
         return module.groups == 1
     return type(module) is nn.Linear
-
-
-def _put(network: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, leaf = name.rpartition(".")
-    setattr(network.get_submodule(parent), leaf, module)

@@ -46,8 +46,7 @@ class Released:
     def whole(self) -> nn.Module:
         """A copy: images → released features, of plain layers, in eval mode; every parameter of it may be trained."""
         network = copy.deepcopy(self.net.network)
-        parent, _, leaf = _head_name(self.net).rpartition(".")
-        setattr(network.get_submodule(parent), leaf, nn.Identity() if self.map is None else _linear(self.map))
+        network.set_submodule(_head_name(self.net), nn.Identity() if self.map is None else _linear(self.map))
         return network.requires_grad_(True).eval()
 
     def tail(self) -> nn.Module:

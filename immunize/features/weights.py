@@ -270,8 +270,11 @@ def pretrained_overlay(architecture: str, config: Any) -> dict[str, Any]:
         )
     if cached := _cached(hub, getattr(config, "hf_hub_filename", None), url):
         return {"file": str(cached)}
-    address = _hub_address() if hub else str(url)
-    if not _answers(address, wait := _wait()):
+    from huggingface_hub import constants
+
+    address = str(constants.ENDPOINT if hub else url)
+    wait = float(constants.HF_HUB_ETAG_TIMEOUT) if "HF_HUB_ETAG_TIMEOUT" in os.environ else WAIT
+    if constants.HF_HUB_OFFLINE or not _answers(address, wait):
         raise UserError(
             f"the pretrained weights of {architecture} are not in the cache and {address} does not answer within "
             f"{wait:g} s (HF_HUB_ETAG_TIMEOUT=<seconds> waits longer). Give weights that you have with "
@@ -297,25 +300,11 @@ def _cached(hub: str | None, filename: str | None, url: str | None) -> Path | No
     return path if path.is_file() else None
 
 
-def _hub_address() -> str:
-    from huggingface_hub import constants
-
-    return str(constants.ENDPOINT)
-
-
-def _wait() -> float:
-    from huggingface_hub import constants
-
-    return float(constants.HF_HUB_ETAG_TIMEOUT) if "HF_HUB_ETAG_TIMEOUT" in os.environ else WAIT
-
-
 def _answers(address: str, wait: float) -> bool:
     """Whether anybody answers there, whatever the answer; through the user's proxy if there is one.
 
     In a thread, since nothing limits how long a name may take to be looked up.
     """
-    if _told_offline():
-        return False
     answered = threading.Event()
 
     def ask() -> None:
@@ -331,9 +320,3 @@ def _answers(address: str, wait: float) -> bool:
     thread.start()
     thread.join(wait)
     return answered.is_set()
-
-
-def _told_offline() -> bool:
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)

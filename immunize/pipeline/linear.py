@@ -93,7 +93,9 @@ class LinearModel:
                     module.extractor.theta.copy_(theta if basis is None else restrict_map(theta, basis))
         label = telling.label
         monitor = ImmunityMonitor(seen.fit, self.training.monitor_every, label, quiet=telling.quiet)
-        callbacks = self.training.callbacks(objective, monitor, telling, lambda: _of_rir(monitor.latest))
+        callbacks = self.training.callbacks(
+            objective, monitor, telling, lambda: f"RIR {monitor.latest['RIR']:.4g}" if monitor.latest else ""
+        )
         row = self.training.row
         if row.early_stopping and solved is None:  # first: the monitor's last look is at the θ that is put back
             assert seen.validation is not None
@@ -189,7 +191,3 @@ def _basis(columns: str, pair: PairedData, *, stopping: bool) -> Tensor | None:
     parts = [of.of(role).x for of in (pair.fit, pair.validation if stopping else None) if of for role in ROLES]
     basis = joint_basis(*(compress_rows(x) for x in parts))
     return None if columns == "auto" and basis.shape[1] > JOINT_BELOW * pair.n_features else basis
-
-
-def _of_rir(latest: dict[str, float]) -> str:
-    return f"RIR {latest['RIR']:.4g}" if latest else ""

@@ -18,10 +18,10 @@ import numpy as np
 
 from immunize.data.images.folders import class_names, read_two_folders, two_folders
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
-from immunize.data.images.stored import FileImages
+from immunize.data.images.stored import FileImages, StoredImages
 from immunize.errors import DataError
 
-__all__ = ["ImageNet", "imagenet_ids", "with_imagenet_labels"]
+__all__ = ["ImageNet", "with_imagenet_labels"]
 
 
 class ImageNet(ImageSource):
@@ -40,31 +40,31 @@ class ImageNet(ImageSource):
         return (replace(two_folders(("train",), ("val",)), read=_read),)
 
 
-def with_imagenet_labels(images: FileImages) -> FileImages:
-    """The same images with labels among ImageNet's 1,000 classes.
+def with_imagenet_labels(splits: StoredSplits) -> StoredSplits:
+    """The same images with labels among ImageNet's 1,000 classes, in the order of the list that timm ships.
 
     Args:
-        images: classes are WordNet ids.
+        splits: of files, whose classes are WordNet ids.
 
     Raises:
         DataError: if a class is not one of ImageNet's.
     """
-    ids = imagenet_ids()
-    position = {wnid: label for label, wnid in enumerate(ids)}
-    if unknown := [name for name in images.classes if name not in position]:
-        raise DataError(
-            f"{images.root}: {', '.join(unknown[:3])} {'is' if len(unknown) == 1 else 'are'} not among the 1,000 "
-            f"WordNet ids of ImageNet; remove these folders, or use imagefolder for classes of your own"
-        )
-    labels = np.array([position[name] for name in images.classes], dtype=np.int64)[images.labels]
-    return replace(images, labels=labels, classes=ids)
-
-
-def imagenet_ids() -> tuple[str, ...]:
-    """The 1,000 WordNet ids in the order of the labels, from the list that timm ships."""
     from timm.data.imagenet_info import ImageNetInfo  # imports torch
 
-    return tuple(ImageNetInfo("imagenet-1k").label_names())  # type: ignore[no-untyped-call]
+    ids = tuple(ImageNetInfo("imagenet-1k").label_names())  # type: ignore[no-untyped-call]
+    position = {wnid: label for label, wnid in enumerate(ids)}
+
+    def relabelled(images: StoredImages) -> FileImages:
+        assert isinstance(images, FileImages)
+        if unknown := [name for name in images.classes if name not in position]:
+            raise DataError(
+                f"{images.root}: {', '.join(unknown[:3])} {'is' if len(unknown) == 1 else 'are'} not among the 1,000 "
+                f"WordNet ids of ImageNet; remove these folders, or use imagefolder for classes of your own"
+            )
+        labels = np.array([position[name] for name in images.classes], dtype=np.int64)[images.labels]
+        return replace(images, labels=labels, classes=ids)
+
+    return StoredSplits(relabelled(splits.fit), relabelled(splits.held_out))
 
 
 def _read(folder: Path) -> StoredSplits:
@@ -73,7 +73,4 @@ def _read(folder: Path) -> StoredSplits:
             f"{folder / 'val'} has no class folders; the archive of validation images has none, sort them into "
             f"val/<wnid> by the labels of ILSVRC2012_devkit_t12.tar.gz"
         )
-    splits = read_two_folders(folder / "train", folder / "val")
-    assert isinstance(splits.fit, FileImages)
-    assert isinstance(splits.held_out, FileImages)
-    return StoredSplits(with_imagenet_labels(splits.fit), with_imagenet_labels(splits.held_out))
+    return with_imagenet_labels(read_two_folders(folder / "train", folder / "val"))

@@ -15,8 +15,7 @@ from typing import ClassVar
 
 from immunize.data.images.folders import two_folders
 from immunize.data.images.imagenet import with_imagenet_labels
-from immunize.data.images.source import ImageSource, Layout, StoredSplits
-from immunize.data.images.stored import FileImages
+from immunize.data.images.source import ImageSource, Layout
 from immunize.errors import DataError
 
 __all__ = ["Imagenette"]
@@ -60,7 +59,9 @@ class Imagenette(ImageSource):
     def layouts(self) -> Sequence[Layout]:
         """One folder a class."""
         layout = two_folders(("train",), ("val", "test"))
-        return (replace(layout, read=lambda folder: self._labelled(layout.read(folder))),)
+        if self.labels == "own":
+            return (layout,)
+        return (replace(layout, read=lambda folder: with_imagenet_labels(layout.read(folder))),)
 
     def fetch(self, folder: Path) -> None:
         """Download with torchvision, which unpacks into ``imagenette2-160`` in a folder it is given."""
@@ -72,10 +73,3 @@ class Imagenette(ImageSource):
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
         return super().describe() | {"labels": self.labels}
-
-    def _labelled(self, splits: StoredSplits) -> StoredSplits:
-        if self.labels == "own":
-            return splits
-        assert isinstance(splits.fit, FileImages)
-        assert isinstance(splits.held_out, FileImages)
-        return StoredSplits(with_imagenet_labels(splits.fit), with_imagenet_labels(splits.held_out))

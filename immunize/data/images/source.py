@@ -114,7 +114,7 @@ class ImageSource(SourceBase):
         """
         if self.download and self._search() is None:
             try:
-                self.fetch(self._home())
+                self.fetch(self._candidates()[0])
             except (OSError, RuntimeError) as error:  # no network, no permission, wrong checksum
                 raise MissingDataError(f"{self.name} could not be downloaded: {error}. {self._help()}") from error
         self._found()
@@ -211,18 +211,11 @@ class ImageSource(SourceBase):
         )
 
     def _candidates(self) -> list[Path]:
-        """Where the data set may be, in the order of looking."""
+        """Where the data set may be, in the order of looking; a download goes to the first."""
         if self.root is not None:
             return [self.root, *(self.root / name for name in self.usual_names)]
         assert self.data_root is not None
         return [self.data_root / name for name in self.usual_names]
-
-    def _home(self) -> Path:
-        """Where a download goes."""
-        if self.root is not None:
-            return self.root
-        assert self.data_root is not None
-        return self.data_root / self.usual_names[0]
 
     def _search(self) -> tuple[Layout, Path] | None:
         for folder in self._candidates():
