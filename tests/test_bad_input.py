@@ -163,7 +163,7 @@ def test_settings_and_rooms_accept_the_same_words() -> None:
     """The rules cannot import the rooms, which import torch."""
     from immunize import settings
     from immunize.data.pair import MODES
-    from immunize.objective.losses import LOSSES
+    from immunize.objective.base import LOSSES
 
     assert settings.PAIRINGS == MODES
     assert {*settings.LINEAR_LOSSES, *settings.DEEP_LOSSES} == set(LOSSES)

@@ -10,7 +10,6 @@ Shapes: N samples, D features, M blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,7 @@ from immunize.spectrum import (
     spectrum_of_gram,
 )
 
-__all__ = ["CHUNK", "BlockGrams", "PooledRatio", "block_grams", "blocks_for", "gram", "pooled_ratios"]
+__all__ = ["BlockGrams", "PooledRatio", "block_grams", "gram", "pooled_ratios"]
 
 CHUNK = 4096
 """Rows that are in float64 at a time."""
@@ -43,50 +42,23 @@ def blocks_for(n_features: int) -> int:
     return max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, _BYTES // (8 * n_features**2)))
 
 
+@dataclass(frozen=True)
 class BlockGrams:
-    """H of rows that come in batches, by blocks.
-
-    Two with the same seed that are given batches of the same lengths deal their rows alike.
-
-    Args:
-        n_features: D.
-        n_blocks: M; 1 where no interval is wanted.
-        seed: of the dealing.
-        device: where the sums lie, as the rows that are added.
+    """H of rows, by blocks.
 
     Attributes:
-        blocks: (M, D, D) float64.
-        n_samples: rows so far.
+        blocks: (M, D, D) float64, where the rows lie.
+        n_samples: N.
     """
 
-    def __init__(self, n_features: int, n_blocks: int, seed: int, device: torch.device | str = "cpu") -> None:
-        self.blocks = torch.zeros(n_blocks, n_features, n_features, dtype=torch.float64, device=device)
-        self.n_samples = 0
-        self._draws = generator(seed, "blocks")
-
-    def add(self, rows: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            rows: (B, D) features, float32 or float64.
-        """
-        m = len(self.blocks)
-        if m == 1:
-            self.blocks[0] += gram(rows)
-        else:
-            order = torch.randperm(len(rows), generator=self._draws)
-            for index in range(m):
-                # dealt one after the other, from where the last batch ended: block sizes differ by one at most
-                dealt = order[(index - self.n_samples) % m :: m]
-                if len(dealt):
-                    self.blocks[index] += gram(rows[dealt.to(rows.device)])
-        self.n_samples += len(rows)
+    blocks: Tensor
+    n_samples: int
 
     def spectrum(self) -> Spectrum:
         """Eigenvalues of H.
 
         Raises:
-            ValueError: no rows, or features that are not finite.
+            ValueError: features that are not finite.
         """
         return spectrum_of_gram(self.blocks.sum(0).cpu(), self.n_samples)
 
@@ -121,26 +93,30 @@ def gram(rows: Tensor) -> Tensor:
     return total
 
 
-def block_grams(batches: Tensor | Iterable[Tensor], *, seed: int, n_blocks: int | None = None) -> BlockGrams:
-    """H of features in memory, or of a stream of batches of them.
+def block_grams(x: Tensor, *, seed: int) -> BlockGrams:
+    """H of features; the same rows of two extractors are dealt alike with the same seed.
 
     Args:
-        batches: (N, D), or batches (B, D).
-        seed: of the dealing into blocks; the same for the two extractors.
-        n_blocks: M; default :func:`blocks_for`.
+        x: (N, D) features, float32 or float64.
+        seed: of the dealing into blocks.
 
     Raises:
         ValueError: no rows.
     """
-    sums: BlockGrams | None = None
-    for rows in _batches_of(batches) if isinstance(batches, Tensor) else batches:
-        if sums is None:
-            size = rows.shape[1]
-            sums = BlockGrams(size, blocks_for(size) if n_blocks is None else n_blocks, seed, rows.device)
-        sums.add(rows)
-    if sums is None or sums.n_samples == 0:
+    if not len(x):
         raise ValueError("there are no rows to take a Gram matrix of")
-    return sums
+    size, m, together = x.shape[1], blocks_for(x.shape[1]), 8 * CHUNK  # each part still large enough for a fast BLAS
+    blocks = torch.zeros(m, size, size, dtype=torch.float64, device=x.device)
+    draws = generator(seed, "blocks")
+    for start in range(0, len(x), together):
+        rows = x[start : start + together]
+        order = torch.randperm(len(rows), generator=draws)
+        for index in range(m):
+            # dealt one after the other, from where the last rows ended: block sizes differ by one at most
+            dealt = order[(index - start) % m :: m]
+            if len(dealt):
+                blocks[index] += gram(rows[dealt.to(rows.device)])
+    return BlockGrams(blocks, len(x))
 
 
 def pooled_ratios(
@@ -192,11 +168,6 @@ def pooled_ratios(
         }
         found[estimator] = PooledRatio(ratio, intervals)
     return found
-
-
-def _batches_of(x: Tensor) -> Iterator[Tensor]:
-    size = 8 * CHUNK  # dealt into blocks, each part is still large enough for BLAS to be fast
-    return (x[start : start + size] for start in range(0, len(x), size))
 
 
 def _spectra(sums: tuple[BlockGrams, BlockGrams]) -> tuple[Spectrum, Spectrum]:

@@ -1,9 +1,8 @@
 """Immunization methods: one file each, all seen by training only through :class:`Objective` and :class:`Step`."""
 
-from immunize.objective.base import Head, Objective, Step, TaskLoss, new_head
+from immunize.objective.base import Head, Objective, Step, TaskLoss, new_head, task_loss
 from immunize.objective.deep import DeepNet, DeepSide, DeepStep
 from immunize.objective.linear import LinearStep, Side
-from immunize.objective.losses import task_loss
 from immunize.objective.ranks import all_finite, gather_rows, mean_over_ranks, world_size
 
 __all__ = [

@@ -8,6 +8,7 @@ Shapes: N samples, D features, C outputs.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,20 +16,24 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from immunize.features import Precondition, SpectralView
 from immunize.spectrum import kappa_of_features, r_ill_of_features, r_well_of_features
 
 __all__ = [
+    "LOSSES",
     "Head",
     "Labelled",
     "Objective",
     "Step",
     "TaskLoss",
     "check_weight",
+    "divergence",
     "ill_term",
     "kappa_term",
     "new_head",
+    "task_loss",
     "well_term",
 ]
 
@@ -257,3 +262,36 @@ def check_weight(name: str, value: float) -> float:
     if not 0 <= value < float("inf"):
         raise ValueError(f"{name} has to be a finite number ≥ 0 (Algorithm 1), it is {value}")
     return float(value)
+
+
+LOSSES: dict[str, TaskLoss] = {
+    "mse": functional.mse_loss,
+    "bce": functional.binary_cross_entropy_with_logits,
+    "ce": functional.cross_entropy,
+}
+"""Supervised losses L of Table 4: "mse" and "bce" take scores and targets (N,), "ce" logits (N, C) and labels (N,)."""
+
+
+def task_loss(name: str, label_smoothing: float = 0.0) -> TaskLoss:
+    """Look a loss up.
+
+    Args:
+        name: one of `LOSSES`.
+        label_smoothing: share of the target that "ce" spreads over all classes; the other losses know none.
+
+    Raises:
+        ValueError: unknown name, or smoothing outside [0, 1) or of another loss than "ce".
+    """
+    if name not in LOSSES:
+        raise ValueError(f"unknown objective.loss {name!r}; there are {', '.join(LOSSES)}")
+    if not label_smoothing:
+        return LOSSES[name]
+    if name != "ce" or not 0 <= label_smoothing < 1:
+        raise ValueError(f"objective.label_smoothing={label_smoothing} has to be in [0, 1), and 0 but for loss=ce")
+    return functools.partial(functional.cross_entropy, label_smoothing=label_smoothing)
+
+
+def divergence(wanted: Tensor, found: Tensor) -> Tensor:
+    """Mean over samples of KL(softmax(wanted) ‖ softmax(found)), logits (N, C): how far answers are from θ_0's."""
+    known = wanted.log_softmax(1)
+    return (known.exp() * (known - found.log_softmax(1))).sum(1).mean()

@@ -29,8 +29,7 @@ from immunize.features import (
     refuse_precondition,
 )
 from immunize.features.depths import features_at
-from immunize.objective.base import Head, Step, TaskLoss
-from immunize.objective.losses import divergence
+from immunize.objective.base import Head, Step, TaskLoss, divergence
 from immunize.objective.ranks import gather_rows, in_order, mean_over_ranks, own_of
 from immunize.spectrum import default_tolerance
 

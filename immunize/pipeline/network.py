@@ -36,7 +36,7 @@ from immunize.features import (
 from immunize.features.extract import Features
 from immunize.features.weights import check_fit
 from immunize.objective import Head, Objective
-from immunize.objective.refit import distilled
+from immunize.objective.erase import distilled
 from immunize.pipeline.features import (
     Fingerprints,
     Measured,

@@ -33,7 +33,6 @@ __all__ = [
     "EASE_SLACK",
     "ESTIMATORS",
     "HARDER_BY",
-    "RELEASED_FLOOR",
     "ConditionNumber",
     "Estimator",
     "ImmunizationRatio",
@@ -237,13 +236,12 @@ def spectrum_of(
     return Spectrum(values, n_samples, n_features, cut, rank_of_data)
 
 
-def spectrum_of_gram(gram: Tensor, n_samples: int, *, tolerance: float | None = None) -> Spectrum:
+def spectrum_of_gram(gram: Tensor, n_samples: int) -> Spectrum:
     """Eigenvalues of a D×D matrix H that was accumulated elsewhere (streaming, several processes).
 
     Args:
         gram: (D, D) float64, symmetric positive semi-definite up to rounding.
         n_samples: N, the number of rows it was accumulated from.
-        tolerance: relative cut; default :func:`default_tolerance`.
 
     Raises:
         TypeError: `gram` is not float64.
@@ -258,8 +256,7 @@ def spectrum_of_gram(gram: Tensor, n_samples: int, *, tolerance: float | None = 
         raise ValueError("a Gram matrix is symmetric, this one is not")
     n_features = gram.shape[0]
     values = torch.linalg.eigvalsh(gram).flip(0).clamp_min(0)[: min(n_samples, n_features)]
-    cut = default_tolerance(n_samples, n_features) if tolerance is None else tolerance
-    return Spectrum(values, n_samples, n_features, cut)
+    return Spectrum(values, n_samples, n_features, default_tolerance(n_samples, n_features))
 
 
 def condition_number(

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from immunize.spectrum.condition import Spectrum, all_finite, condition_number, default_tolerance
 
-__all__ = ["ALIGNED", "GeneralizedSpectrum", "generalized_spectrum", "rir_bound", "with_identity"]
+__all__ = ["GeneralizedSpectrum", "generalized_spectrum", "rir_bound"]
 
 ALIGNED = 1e-6
 """κ_gen within this of 1 counts as 1: the covariances are proportional, and what is left of μ is rounding."""
@@ -116,7 +116,6 @@ def generalized_spectrum(
     *,
     n_samples: tuple[int, int] | None = None,
     shrinkage: float | tuple[float, float] = 0.0,
-    tolerance: float | None = None,
 ) -> GeneralizedSpectrum:
     """Solve the generalized symmetric eigenproblem (K_H, K_P) by whitening: two complete `eigh`, no SVD.
 
@@ -127,7 +126,6 @@ def generalized_spectrum(
         gram_harmful: (D, D) float64, K_H.
         n_samples: (N_P, N_H) the matrices were accumulated from; None counts both as large enough.
         shrinkage: ρ of K + ρ·tr(K)/D·I, one number or (ρ_P, ρ_H).
-        tolerance: relative rank cut; default :func:`~immunize.spectrum.default_tolerance`.
 
     Raises:
         TypeError: a matrix is not float64.
@@ -144,8 +142,8 @@ def generalized_spectrum(
 
     values, vectors = torch.linalg.eigh(gram_pretrain)
     values, vectors = values.flip(0), vectors.flip(1)
-    pretrain = _spectrum(values, n_pretrain, tolerance, "K_P")
-    harmful = _spectrum(torch.linalg.eigvalsh(gram_harmful).flip(0), n_harmful, tolerance, "K_H")
+    pretrain = _spectrum(values, n_pretrain, "K_P")
+    harmful = _spectrum(torch.linalg.eigvalsh(gram_harmful).flip(0), n_harmful, "K_H")
     rank = pretrain.rank
     seen = _compress(gram_harmful, vectors[:, rank:])
     cut = harmful.tolerance * float(harmful.values[0])
@@ -210,15 +208,14 @@ def _schur_complement(gram: Tensor, null: Tensor, cut: float) -> Tensor:
     return complement
 
 
-def _spectrum(values: Tensor, n_samples: int, tolerance: float | None, name: str) -> Spectrum:
+def _spectrum(values: Tensor, n_samples: int, name: str) -> Spectrum:
     """Spectrum of a Gram matrix from its eigenvalues, descending."""
     size = len(values)
     if float(values[-1]) < -NEGATIVE * float(values.abs().max()):
         raise ValueError(f"{name} has the negative eigenvalue {float(values[-1]):.3g}, so it is no covariance")
     if not float(values[0]) > 0:
         raise ValueError(f"{name} is a matrix of zeros, which has no condition number")
-    cut = default_tolerance(n_samples, size) if tolerance is None else tolerance
-    return Spectrum(values.clamp_min(0)[: min(n_samples, size)], n_samples, size, cut)
+    return Spectrum(values.clamp_min(0)[: min(n_samples, size)], n_samples, size, default_tolerance(n_samples, size))
 
 
 def _kappa(spectrum: Spectrum, rho: float) -> float:

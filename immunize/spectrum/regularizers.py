@@ -38,8 +38,6 @@ from torch.autograd.function import once_differentiable
 from immunize.spectrum.condition import check_matrix, default_tolerance
 
 __all__ = [
-    "Ends",
-    "gram_ends",
     "ill_step_bound",
     "kappa",
     "kappa_of_features",

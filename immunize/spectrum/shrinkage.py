@@ -47,9 +47,7 @@ __all__ = [
     "choose_budget",
     "choose_shrinkage",
     "closed_form",
-    "kappa_of_gram",
     "ledoit_wolf",
-    "middle_budget",
 ]
 
 BUDGET_POINTS = 13

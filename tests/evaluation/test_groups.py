@@ -148,13 +148,6 @@ def test_a_single_group_has_no_spread_and_no_interval() -> None:
     assert found.intervals["rir"] == (0, math.inf)
 
 
-def test_features_that_are_not_finite_are_refused() -> None:
-    x = four()[0]
-    x[3, 2] = math.nan
-    with pytest.raises(ValueError, match="NaN"):
-        group_spectra(x, torch.arange(len(x))[None])
-
-
 # Intervals.
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+from immunize.evaluation import pooled
 from immunize.evaluation.pooled import (
     CHUNK,
     PooledRatio,
@@ -33,36 +33,20 @@ def ratios(
     return pooled_ratios(p, h, p0, h0, rho=RHO, replicates=replicates, draws=ref.generator(seed + 1))
 
 
-def pieces(x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
-    """The rows of x in batches of these sizes."""
-    start = 0
-    for size in sizes:
-        yield x[start : start + size]
-        start += size
-
-
 # Sums.
 
 
-@pytest.mark.parametrize("n_blocks", [1, 3, 32])
-@pytest.mark.parametrize("n", [1, 2, 31, 100])
-def test_blocks_add_up_to_the_whole(n: int, n_blocks: int) -> None:
+@pytest.mark.parametrize("n", [1, 2, 31, 100, 999])
+def test_blocks_add_up_to_the_whole_and_differ_by_a_row_at_most(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled, "CHUNK", 5)  # rows are dealt 40 at a time
     x = ref.gaussian(n, D, seed=n)
-    sums = block_grams(x, seed=0, n_blocks=n_blocks)
+    sums = block_grams(x, seed=0)
     assert sums.n_samples == n
-    assert (sums.blocks.sum(0) - x.T @ x).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("sizes", [[100], [50, 50], [1] * 100, [33, 60, 7]])
-def test_a_stream_gives_what_the_whole_gives(sizes: list[int]) -> None:
-    x = ref.gaussian(100, D, seed=1)
-    sums = block_grams(pieces(x, sizes), seed=0, n_blocks=7)
-    assert (sums.blocks.sum(0) - x.T @ x).abs().max() < 1e-12
-    # each row in one block, and block sizes that differ by one at most: rows of length 1 make the trace a count
-    counted = block_grams(pieces(x / x.norm(dim=1, keepdim=True), sizes), seed=0, n_blocks=7)
-    counts = counted.blocks.diagonal(dim1=1, dim2=2).sum(1)
-    assert sorted(counts.round().int().tolist()) == [14] * 5 + [15] * 2
+    assert (sums.blocks.sum(0) - x.T @ x).abs().max() < 1e-11
+    # rows of length 1 make the trace a count
+    counts = block_grams(x / x.norm(dim=1, keepdim=True), seed=0).blocks.diagonal(dim1=1, dim2=2).sum(1)
     assert (counts - counts.round()).abs().max() < 1e-9
+    assert set(counts.round().int().tolist()) <= {n // 32, -(-n // 32)}
 
 
 def test_rows_longer_than_a_chunk() -> None:
@@ -74,10 +58,10 @@ def test_rows_longer_than_a_chunk() -> None:
 
 def test_rows_are_dealt_at_random() -> None:
     """A sorted data set: each block has rows of the whole range."""
-    x = torch.arange(320, dtype=torch.float64)[:, None].sqrt()
-    means = block_grams(x, seed=0, n_blocks=4).blocks.flatten() / 80
+    x = torch.arange(2560, dtype=torch.float64)[:, None].sqrt()
+    means = block_grams(x, seed=0).blocks.flatten() / 80
     assert means.std() / means.mean() < 0.2
-    assert not torch.equal(means, block_grams(x, seed=1, n_blocks=4).blocks.flatten() / 80)
+    assert not torch.equal(means, block_grams(x, seed=1).blocks.flatten() / 80)
 
 
 @pytest.mark.parametrize(("d", "expected"), [(64, 32), (512, 32), (768, 28), (1024, 16), (2048, 8)])
@@ -87,14 +71,7 @@ def test_blocks_stay_below_their_memory(d: int, expected: int) -> None:
 
 def test_no_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="no rows"):
-        block_grams(iter([]), seed=0)
-
-
-def test_features_that_are_not_finite_are_refused() -> None:
-    x = ref.gaussian(20, D, seed=4)
-    x[3, 1] = math.inf
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        block_grams(x, seed=0).spectrum()
+        block_grams(torch.empty(0, D), seed=0)
 
 
 # Condition numbers.
@@ -127,14 +104,6 @@ def test_prescribed_condition_numbers_are_found(kappa: float) -> None:
     assert found.rir == pytest.approx(kappa / 5 / 0.25, rel=1e-6)
 
 
-def test_a_dead_feature_does_not_count() -> None:
-    x = ref.gaussian(300, D, seed=7)
-    x[:, 2] = 0
-    found = ratios((x, x, x, x))["spectrum"].ratio
-    assert found.kappa_harmful.rank == D - 1
-    assert found.rir == 1
-
-
 def test_different_rows_are_refused() -> None:
     x, shorter = ref.gaussian(30, D, seed=1), ref.gaussian(29, D, seed=1)
     with pytest.raises(ValueError, match="30 rows and θ_0 29"):
@@ -146,7 +115,7 @@ def test_different_rows_are_refused() -> None:
 
 def test_a_resample_is_the_matrix_with_repeated_rows() -> None:
     x = ref.gaussian(32, D, seed=10)
-    sums = block_grams(x, seed=0, n_blocks=32)  # one row a block
+    sums = block_grams(x, seed=0)  # one row a block
     rows = [int((sums.blocks[i] - torch.einsum("ni,nj->nij", x, x)).abs().sum((1, 2)).argmin()) for i in range(32)]
     assert sorted(rows) == list(range(32))
     counts = torch.tensor([3, 0, 2] + [1] * 27 + [0, 0], dtype=torch.float64)

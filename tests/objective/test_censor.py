@@ -214,7 +214,6 @@ def test_a_batch_with_too_few_images_a_class_is_refused() -> None:
         ({"kernels": []}, "method.kernels"),
         ({"kernels": ["poly"]}, "method.kernels"),
         ({"rhos": [0.0]}, "method.rhos"),
-        ({"attack_batch_size": 0}, "attack_batch_size"),
         ({"gradient_clip": 0.0}, "method.gradient_clip"),
     ],
 )

@@ -12,14 +12,13 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional
 
-from immunize import train
 from immunize.config import config_dir
 from immunize.objective.attacker import attack
 from immunize.objective.censor import Censor
 from immunize.objective.contract import Contract
 from immunize.objective.deep import DeepStep
 from immunize.pipeline.assemble import method_named
-from tests.composing import compose_config, tiny_deep
+from tests.composing import compose_config
 from tests.objective.tiny import CLASSES, D, network, step_of
 
 K, RATE, ETA, FACTOR = 3, 0.05, 0.3, 0.25
@@ -122,13 +121,6 @@ def test_an_attacker_that_stands_still_has_no_factor(step: DeepStep) -> None:
     assert (terms["gain"].item(), terms["contraction"].item()) == (0, 0)
 
 
-def test_an_attacker_that_diverges_is_named_with_its_step_and_left_out(step: DeepStep) -> None:
-    objective = made(attack_optimizer="sgd", attack_learning_rate=1e300)
-    with pytest.warns(RuntimeWarning, match="diverged in its step 1"):
-        terms = objective.terms(step)
-    assert all(torch.isfinite(term) for term in terms.values())
-
-
 def test_its_files_have_the_settings_of_censor() -> None:
     """Written out, since `immunize.immunize` reads them without Hydra."""
     folder = Path(config_dir()) / "method"
@@ -161,22 +153,12 @@ def test_on_digits_it_has_the_values_of_censor(model: str) -> None:
         ({"descent_rate": 0.0}, "method.descent_rate"),
         ({"gain": -1.0}, "method.gain"),
         ({"contraction": float("nan")}, "method.contraction"),
-        ({"attack_steps": -1}, "whole number of steps"),
-        ({"attack_batch_size": 0}, "attack_batch_size"),
-        ({"second_order": True}, "second-order steps need sgd"),
         ({"adversary": -1.0}, "method.adversary"),
     ],
 )
 def test_settings_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         made(**options)
-
-
-def test_a_network_is_trained_by_it(tmp_path: Path) -> None:
-    words = ("method=contract", "method.attack_steps=2", "objective.batch_size=64", "objective.max_steps=4")
-    record = train.run(tiny_deep(*words), tmp_path, quiet=True)
-    assert record["training"]["fit"]["steps"] == 4
-    assert {"gained", "factor"} <= record["training"]["fit"]["watched"].keys()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from immunize.features import DeepExtractor, preconditioned_features
+from immunize.features import DeepExtractor
+from immunize.features.linear import RIDGE, preconditioned_features
 from immunize.objective import DeepSide, DeepStep, Objective, task_loss
 from immunize.objective.ill_only import IllOnly
 from immunize.objective.imma import Imma
@@ -16,6 +18,7 @@ from immunize.objective.none import Plain
 from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
 from immunize.objective.well_only import WellOnly
+from immunize.spectrum import default_tolerance
 from tests import reference as ref
 
 WIDTH, D, CLASSES, HARMFUL_CLASSES = 6, 10, 3, 4
@@ -145,19 +148,6 @@ def test_spectra_are_float64_and_outside_mixed_precision(dtype: torch.dtype) -> 
     torch.testing.assert_close(features, by_hand, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(("n", "d"), [(5, 9), (9, 5)])
-def test_the_layer_of_c3_multiplies_by_the_inverse_on_the_feature_side(n: int, d: int) -> None:
-    f = ref.gaussian(n, d, seed=5).requires_grad_()
-    g = ref.gaussian(n, d, seed=6)
-    out = preconditioned_features(f, 1e-3)
-    assert torch.equal(out, f)
-    (slope,) = torch.autograd.grad(out, f, g)
-    gram = f.detach().T @ f.detach()
-    epsilon = 1e-3 * gram.trace() / d
-    expected = g @ torch.linalg.inv(gram + epsilon * torch.eye(d, dtype=torch.float64))
-    torch.testing.assert_close(slope, expected, rtol=1e-9, atol=1e-9)
-
-
 def test_preconditioning_at_the_features_changes_gradients_and_no_value() -> None:
     plain, other = make_step(), make_step()
     for name in ("well", "ill"):
@@ -173,28 +163,37 @@ def test_what_needs_the_linear_models_gram_matrix_is_refused(precondition: str) 
         Ours(1, 1, precondition).terms(make_step())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ridge", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_ridge_that_is_not_positive_is_refused(ridge: float) -> None:
-    with pytest.raises(ValueError, match="relative ridge"):
-        preconditioned_features(torch.eye(3, dtype=torch.float64), ridge)
-
-
-def test_features_that_are_not_finite_are_named() -> None:
-    step = make_step()
-    with torch.no_grad():
-        tail_weight(step).fill_(float("nan"))
-    step.features("pretrain")
-    found = step.unusable()
-    assert found is not None
-    assert found[0] == "pretrain"
-    assert math.isnan(found[1])
-    assert make_step().unusable() is None
-
-
 @pytest.mark.parametrize(("name", "smoothing"), [("mse", 0.1), ("ce", 1.0), ("ce", -0.1)])
 def test_smoothing_is_for_cross_entropy_and_a_share(name: str, smoothing: float) -> None:
     with pytest.raises(ValueError, match="label_smoothing"):
         task_loss(name, smoothing)
+
+
+@pytest.mark.parametrize(("n", "d"), [(5, 9), (9, 5)])
+def test_the_layer_of_c3_multiplies_by_the_inverse_on_the_feature_side(n: int, d: int) -> None:
+    f = ref.gaussian(n, d, seed=5).requires_grad_()
+    g = ref.gaussian(n, d, seed=6)
+    out = preconditioned_features(f, 1e-3)
+    assert torch.equal(out, f)
+    (slope,) = torch.autograd.grad(out, f, g)
+    gram = f.detach().T @ f.detach()
+    expected = g @ torch.linalg.inv(gram + 1e-3 * gram.trace() / d * torch.eye(d, dtype=torch.float64))
+    torch.testing.assert_close(slope, expected, rtol=1e-9, atol=1e-9)
+    assert preconditioned_features(f, 1e-300) is not f  # the smallest ridge is one
+    for bad in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="relative ridge"):
+            preconditioned_features(f, bad)
+
+
+@pytest.mark.parametrize(("value", "role"), [(math.nan, "pretrain"), (0.0, "harmful")])
+def test_features_without_a_spectrum_are_named(value: float, role: str) -> None:
+    step = make_step()
+    assert step.unusable() is None
+    with torch.no_grad():
+        for parameter in step.parameters().values():
+            parameter.fill_(value)
+    step.features(role)
+    assert step.unusable() == (role, pytest.approx(value, nan_ok=True))
 
 
 # Several harmful data sets.
@@ -219,18 +218,97 @@ def test_regularizers_of_several_sets_are_put_together() -> None:
     assert float(terms["kappa_harmful"].detach()) == pytest.approx(sum(kappa), rel=1e-7)
 
 
-def test_features_of_zeros_are_named() -> None:
-    step = make_step()
-    with torch.no_grad():
-        for parameter in step.parameters().values():
-            parameter.zero_()
-    step.features("harmful")
-    assert step.unusable() == ("harmful", 0.0)
-
-
 def test_labels_are_those_of_the_data_set_that_is_asked_for() -> None:
     step = make_step()
     for role, side in (("pretrain", step.pretrain), ("harmful", step.harmful)):
         (features,), labels = step.labelled(role, [side.h])
         assert torch.equal(labels, side.y)
         assert torch.equal(features, side.h.double())
+
+
+class Net(nn.Module):
+    """A tail of one layer and a head with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tail, self.head = nn.Linear(3, 4).double(), nn.Linear(4, 5).double()
+
+    def features(self, h: Tensor, parameters: dict[str, Tensor] | None = None) -> Tensor:
+        weight = self.tail.weight if parameters is None else parameters["weight"]
+        return torch.tanh(h @ weight.T + self.tail.bias)
+
+    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [("weight", self.tail.weight)]
+
+
+def deep_step(**options: Any) -> DeepStep:
+    torch.manual_seed(0)
+    y = torch.tensor([0, 0, 1, 2, 2, 3])
+    sides = [DeepSide(ref.gaussian(n, 3, seed=n), labels) for n, labels in ((7, torch.arange(7) % 5), (6, y))]
+    return DeepStep(Net(), sides[0], sides[1], task_loss("ce"), **options)  # type: ignore[arg-type]
+
+
+def test_a_deep_step_has_the_networks_head_and_the_batchs_tolerance() -> None:
+    step = deep_step()
+    assert torch.equal(step.omega.weight, step.net.head.weight.T)
+    assert step.omega.bias is step.net.head.bias
+    assert list(step.parameters()) == ["weight"]
+    assert (step.tolerance("pretrain"), step.tolerance("harmful")) == (default_tolerance(7, 4), default_tolerance(6, 4))
+    features = step.features("pretrain")
+    assert step.features("pretrain") is features
+    assert step.again().features("pretrain") is not features
+    assert torch.equal(step.again().features("pretrain"), features)
+    doubled = {"weight": 2 * step.net.tail.weight}
+    assert not torch.equal(step.features("pretrain", doubled), features)
+    expected = nn.functional.cross_entropy(step.net.head(features), step.pretrain.y)
+    torch.testing.assert_close(step.pretrain_loss(), expected)
+    gradients = [torch.ones(2), torch.zeros(1)]
+    assert all(torch.equal(a, b) for a, b in zip(step.averaged(gradients), gradients, strict=True))
+
+
+def test_a_deep_loss_is_outside_mixed_precision() -> None:
+    step = deep_step()
+    exact = step.pretrain_loss()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(deep_step().pretrain_loss(), exact)
+        w = {"weight": step.net.tail.weight}
+        assert torch.equal(step.features("harmful", w), step.features("harmful"))
+
+
+def test_rows_of_each_harmful_set_are_those_of_its_classes() -> None:
+    step = deep_step(harmful_classes=(1, 1, 2))
+    whole = step.features("harmful").double()
+    for number, chosen in enumerate(([0, 1], [2], [3, 4, 5])):
+        view = step.spectral_view(f"harmful:{number}", "none")
+        assert torch.equal(view.features, whole[chosen])
+        assert view.theta is None
+    names: list[str] = []
+    step.over_harmful(lambda role: names.append(role) or torch.tensor(1.0))  # type: ignore[func-returns-value]
+    assert names == ["harmful:0", "harmful:1", "harmful:2"]
+    alone: list[str] = []
+    deep_step(harmful_classes=(4,)).over_harmful(lambda role: alone.append(role) or torch.tensor(1.0))  # type: ignore[func-returns-value]
+    assert alone == ["harmful"]
+
+
+def test_unusable_features_are_found_in_gathered_sets_too() -> None:
+    step = deep_step(harmful_classes=(1, 1, 2))
+    assert step.unusable() is None
+    step.spectral_view("harmful:1", "none")
+    assert step.unusable() is None
+    step._gathered["harmful:1"] = torch.zeros(1, 4)
+    assert step.unusable() == ("harmful", 0.0)
+    step._gathered["harmful:1"] = torch.full((1, 4), math.inf)
+    role, value = step.unusable() or ("", 0.0)
+    assert (role, math.isnan(value)) == ("harmful", True)
+
+
+def test_the_ridge_of_a_view_is_the_smallest_that_keeps_digits() -> None:
+    step = deep_step()
+    view = step.spectral_view("pretrain", "features").features
+    (slope,) = torch.autograd.grad(view.sum(), step.features("pretrain"))
+    features = step.features("pretrain").detach()
+    h = features.T @ features
+    expected = torch.ones_like(features) @ torch.linalg.inv(
+        h + RIDGE * h.trace() / 4 * torch.eye(4, dtype=torch.float64)
+    )
+    torch.testing.assert_close(slope, expected)

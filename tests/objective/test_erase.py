@@ -18,8 +18,7 @@ from immunize.data.digits import FiveDigits
 from immunize.data.housing import Housing
 from immunize.features import load_weights
 from immunize.objective import Head
-from immunize.objective.erase import Erase
-from immunize.objective.refit import distilled
+from immunize.objective.erase import Erase, distilled
 from immunize.records import CHECKPOINT
 from immunize.spectrum import erase
 from tests import reference as ref

@@ -125,21 +125,13 @@ def test_terms_leave_theta_where_it_is() -> None:
     assert step.extractor.theta.grad is None
 
 
-@pytest.mark.parametrize("inner_steps", [0, -1])
-def test_at_least_one_inner_step(inner_steps: int) -> None:
-    with pytest.raises(ValueError, match="inner_steps"):
-        Imma(inner_steps=inner_steps)
-
-
-@pytest.mark.parametrize("rate", [0.0, -1e-3, math.nan])
-def test_inner_step_size_is_positive(rate: float) -> None:
-    with pytest.raises(ValueError, match="inner_learning_rate"):
-        Imma(inner_learning_rate=rate)
-
-
-@pytest.mark.parametrize("inner_steps", [1.5, "2"])
-def test_inner_steps_are_whole_numbers(inner_steps: Any) -> None:
-    with pytest.raises(ValueError, match="whole number"):
-        Imma(inner_steps=inner_steps)
-    with pytest.raises(ValueError, match="finite"):
-        Imma(inner_learning_rate=math.inf)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        *(({"inner_steps": steps}, "inner_steps.*whole number") for steps in (0, -1, 1.5, "2")),
+        *(({"inner_learning_rate": rate}, "inner_learning_rate.*finite") for rate in (0.0, -1e-3, math.nan, math.inf)),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Imma(**settings)

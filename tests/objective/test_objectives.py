@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,18 +181,11 @@ def test_opt_kappa_descends_kappa_of_pretrain_minus_kappa_of_harmful(log: bool) 
     assert error(slope, expected) < 1e-6
 
 
-@pytest.mark.parametrize("build", [lambda: WellOnly(1), Plain], ids=["well_only", "none"])
-def test_methods_without_harmful_data_do_not_look_at_it(build: Callable[[], Objective]) -> None:
+@pytest.mark.parametrize("method", [WellOnly(1), Plain(), IllOnly(1)], ids=lambda method: type(method).__name__)
+def test_methods_of_one_data_set_do_not_look_at_the_other(method: Objective) -> None:
     step = make_step()
-    blind = LinearStep(step.extractor, step.head, step.pretrain, poisoned(step.harmful), step.task_loss)
-    (term,) = build().terms(blind).values()
-    assert torch.isfinite(term)
-
-
-def test_ill_only_does_not_look_at_the_pretraining_data() -> None:
-    step = make_step()
-    blind = LinearStep(step.extractor, step.head, poisoned(step.pretrain), step.harmful, step.task_loss)
-    (term,) = IllOnly(1).terms(blind).values()
+    other = "pretrain" if isinstance(method, IllOnly) else "harmful"
+    (term,) = method.terms(replace(step, **{other: poisoned(getattr(step, other))})).values()
     assert torch.isfinite(term)
 
 
@@ -200,40 +195,17 @@ def test_the_rank_cut_follows_the_samples_and_not_the_compressed_rows() -> None:
     assert part.tolerance == 300 * 2**-52
 
 
-@pytest.mark.parametrize("bad", [-1.0, -1e-300, math.nan, math.inf])
-def test_a_negative_or_infinite_lambda_is_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match=r"objective\.lambda_well"):
-        check_weight("objective.lambda_well", bad)
-
-
-def test_a_lambda_of_zero_is_allowed() -> None:
-    assert Ours(0, 0).weights == {"task": 1, "well": 0, "ill": 0}
-
-
-def test_every_weight_belongs_to_a_term() -> None:
-    step = make_step()
-    for objective in (Ours(1, 1), WellOnly(1), IllOnly(1), OptKappa(), Plain(), Imma()):
-        objective.bind(D)
-        assert set(objective.weights) == set(objective.terms(step))
-
-
-def test_new_head_is_drawn_as_torch_linear_draws_its_weight() -> None:
-    head = new_head(400, ref.generator(7))
-    assert (head.shape, head.dtype, head.requires_grad) == ((400, 1), torch.float64, True)
-    assert float(head.detach().abs().max()) <= 1 / 20
-    assert float(head.detach().var()) == pytest.approx(1 / 400 / 3, rel=0.15)
-    assert torch.equal(head, new_head(400, ref.generator(7)))
-
-
 def test_losses_are_means_over_samples() -> None:
     z, y = ref.gaussian(9, seed=8), (ref.gaussian(9, seed=9) > 0).double()
     assert float(task_loss("mse")(z, y)) == pytest.approx(float((z - y).square().sum()) / 9, rel=1e-14)
     p = 1 / (1 + torch.exp(-z))
     entropy = -(y * p.log() + (1 - y) * (1 - p).log())
     assert float(task_loss("bce")(z, y)) == pytest.approx(float(entropy.sum()) / 9, rel=1e-13)
-
-
-def test_an_unknown_loss_names_the_known_ones() -> None:
+    logits, labels = ref.gaussian(4, 3, seed=1), torch.tensor([0, 1, 2, 1])
+    plain = nn.functional.cross_entropy(logits, labels)
+    assert torch.equal(task_loss("ce")(logits, labels), plain)
+    even = -logits.log_softmax(1).mean(1).mean()
+    torch.testing.assert_close(task_loss("ce", 0.5)(logits, labels), 0.5 * plain + 0.5 * even)
     with pytest.raises(ValueError, match="mse, bce"):
         task_loss("hinge")
 
@@ -256,18 +228,21 @@ def test_a_new_head_has_the_size_and_precision_asked_for() -> None:
     objective.bind(4, ref.generator(1), 3, torch.float32)
     assert torch.equal(objective.harmful_head, head)
     assert (objective.attacker.steps, objective.attacker.learning_rate) == (1, 1e-2)
+    by_default = new_head(400, ref.generator(7))
+    assert (by_default.shape, by_default.dtype, by_default.requires_grad) == ((400, 1), torch.float64, True)
+    assert torch.equal(by_default, new_head(400, ref.generator(7)))
 
 
 def test_weights_are_checked_floats_under_their_name() -> None:
     assert isinstance(check_weight("a", 2), float)
-    with pytest.raises(ValueError, match=r"^objective\.lambda_well has"):
-        Ours(-1, 1)
-    with pytest.raises(ValueError, match=r"^objective\.lambda_ill has"):
-        Ours(1, -1)
-    with pytest.raises(ValueError, match=r"^objective\.lambda_well has"):
-        WellOnly(-1)
-    with pytest.raises(ValueError, match=r"^objective\.lambda_ill has"):
-        IllOnly(-1)
+    assert Ours(0, 0).weights == {"task": 1, "well": 0, "ill": 0}
+    for bad in (-1.0, -1e-300, math.nan, math.inf):
+        for name, make in (("well", partial(Ours, bad, 1)), ("ill", partial(Ours, 1, bad))):
+            with pytest.raises(ValueError, match=rf"^objective\.lambda_{name} has"):
+                make()
+    for name, method in (("well", WellOnly), ("ill", IllOnly)):
+        with pytest.raises(ValueError, match=rf"^objective\.lambda_{name} has"):
+            method(-1)
 
 
 def test_what_is_trained_by_default_and_what_is_solved() -> None:
@@ -285,15 +260,6 @@ def test_methods_without_steps_still_have_the_task_loss_for_a_term() -> None:
     step: Any = SimpleNamespace(pretrain_loss=lambda: torch.tensor(3.0))
     for method in (ClosedForm(), Plain()):
         assert {name: float(value) for name, value in method.terms(step).items()} == {"task": 3.0}
-
-
-def test_losses_by_name_and_smoothing() -> None:
-    logits, y = ref.gaussian(4, 3, seed=1), torch.tensor([0, 1, 2, 1])
-    plain = nn.functional.cross_entropy(logits, y)
-    assert torch.equal(task_loss("ce")(logits, y), plain)
-    smooth = task_loss("ce", 0.5)(logits, y)
-    even = -logits.log_softmax(1).mean(1).mean()
-    torch.testing.assert_close(smooth, 0.5 * plain + 0.5 * even)
 
 
 @pytest.mark.parametrize("path", sorted((Path(config_dir()) / "method").glob("*.yaml")), ids=lambda path: path.stem)

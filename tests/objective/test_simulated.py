@@ -189,7 +189,9 @@ def test_a_batch_of_one_image_is_a_batch() -> None:
     assert all(bool(torch.isfinite(term)) for term in made(attack_batch_size=1).terms(step_of(network())).values())
 
 
-def test_a_network_is_trained_by_it(tmp_path: Path) -> None:
-    words = ("method=simulated", "method.attack_steps=2", "objective.batch_size=64", "objective.max_steps=4")
-    record = train.run(tiny_deep(*words), tmp_path, quiet=True)
-    assert record["training"]["fit"]["steps"] == 4
+@pytest.mark.parametrize(("method", "watched"), [("simulated", {"attacked"}), ("contract", {"gained", "factor"})])
+def test_a_network_is_trained_by_it(method: str, watched: set[str], tmp_path: Path) -> None:
+    words = (f"method={method}", "method.attack_steps=2", "objective.batch_size=64", "objective.max_steps=4")
+    found = train.run(tiny_deep(*words), tmp_path, quiet=True)["training"]["fit"]
+    assert found["steps"] == 4
+    assert watched <= found["watched"].keys()

@@ -1,4 +1,4 @@
-"""RIR* is a bound and is attained; the frontier; singular pairs; bad input."""
+"""The pair (K_P, K_H): RIR* is a bound and is attained; the frontier; singular pairs; ranks and signs of rounding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum import (
-    GeneralizedSpectrum,
     condition_number,
     frontier,
     generalized_spectrum,
@@ -19,6 +18,7 @@ from immunize.spectrum import (
     spectrum_of,
 )
 from tests import reference as ref
+from tests.spectrum.making import diagonal
 
 TRIALS = 1000
 
@@ -26,6 +26,11 @@ TRIALS = 1000
 def gram(sigma: Tensor, size: int, seed: int) -> Tensor:
     """A Gram matrix (size, size) with the given non-zero eigenvalues."""
     x = ref.features_with_eigenvalues(sigma, max(len(sigma), size), size, seed)
+    return x.T @ x
+
+
+def falling(seed: int, size: int = 6) -> Tensor:
+    x = ref.gaussian(3 * size, size, seed=seed) * torch.logspace(0, -1, size, dtype=torch.float64)
     return x.T @ x
 
 
@@ -224,17 +229,6 @@ def test_identical_data_give_a_verdict_and_no_crash(rho: float, factor: float) -
     torch.testing.assert_close(best.theta @ best.inverse, torch.eye(8, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
-# --- several harmful data sets ------------------------------------------------------------------------------------
-
-
-def several(
-    size: int, seeds: tuple[int, ...], rho: float = 1e-3
-) -> tuple[Tensor, list[Tensor], list[GeneralizedSpectrum]]:
-    k_p = random_gram(size, 1)
-    harmful = [random_gram(size, seed) for seed in seeds]
-    return k_p, harmful, [generalized_spectrum(k_p, k, shrinkage=rho) for k in harmful]
-
-
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 
@@ -246,19 +240,18 @@ def test_bad_covariances_are_refused() -> None:
     skew = k.clone()
     skew[0, 1] += 1
     for bad, reason in [
-        (random_gram(5, 1), "one map serves both"),
-        (nan, "NaN"),
-        (negative, "negative eigenvalue"),
-        (skew, "not symmetric"),
-        (torch.zeros(4, 4, dtype=torch.float64), "zeros"),
-        (k[:3], "square"),
+        (k.float(), "has to be float64"),
+        (nan, "contains NaN"),
+        (negative, "has the negative eigenvalue"),
+        (skew, "is not symmetric"),
+        (torch.zeros(4, 4, dtype=torch.float64), "is a matrix of zeros"),
+        (k[:3], "has to be a square"),
     ]:
-        with pytest.raises(ValueError, match=reason):
-            generalized_spectrum(k, bad)
-        with pytest.raises(ValueError, match=reason):
-            generalized_spectrum(bad, k)
-    with pytest.raises(TypeError, match="float64"):
-        generalized_spectrum(k.float(), k)
+        for name, pair in (("K_H", (k, bad)), ("K_P", (bad, k))):
+            with pytest.raises((TypeError, ValueError), match=f"^{name} {reason}"):
+                generalized_spectrum(*pair)
+    with pytest.raises(ValueError, match="one map serves both"):
+        generalized_spectrum(k, random_gram(5, 1))
 
 
 def test_bad_options_are_refused() -> None:
@@ -274,6 +267,83 @@ def test_bad_options_are_refused() -> None:
     for budget in (0.5, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="budget"):
             frontier(s, budget)
+
+
+def test_each_data_set_has_its_own_shrinkage() -> None:
+    from scipy.linalg import eigh
+
+    k_p, k_h = falling(1), falling(2).flip(0, 1)
+    s = generalized_spectrum(k_p, k_h, shrinkage=(1e-2, 0.3))
+    expected = eigh(ref.shrunk(k_h, 0.3).numpy(), ref.shrunk(k_p, 1e-2).numpy(), eigvals_only=True)
+    torch.testing.assert_close(s.mu, torch.from_numpy(expected.copy()).flip(0))
+    assert s.kappa_pretrain == pytest.approx(ref.kappa(ref.shrunk(k_p, 1e-2)))
+    assert s.kappa_harmful == pytest.approx(ref.kappa(ref.shrunk(k_h, 0.3)))
+    assert s.shrinkage == (1e-2, 0.3)
+    torch.testing.assert_close(s.directions @ s.duals, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-10)
+    assert (s.rank_pretrain, s.rank_harmful, s.unseen) == (6, 6, 0)
+
+
+def test_the_number_of_samples_limits_each_rank() -> None:
+    x_p, x_h = ref.gaussian(3, 5, seed=1), ref.gaussian(4, 5, seed=2)
+    k_p, k_h = x_p.T @ x_p, x_h.T @ x_h
+    s = generalized_spectrum(k_p, k_h, n_samples=(3, 4), shrinkage=1e-3)
+    assert (s.rank_pretrain, s.rank_harmful, s.harmful_only, s.pretrain_only, s.unseen) == (3, 4, 2, 1, 0)
+    assert s.kappa_pretrain == pytest.approx(ref.kappa(ref.shrunk(k_p, 1e-3)), rel=1e-6)
+    enough = generalized_spectrum(diagonal(2.0, 1.0), diagonal(1.0, 2.0), n_samples=(2, 2))
+    assert enough.kappa_gen == pytest.approx(4)
+
+
+def test_rank_one_harmful_data_can_be_made_harder_with_shrinkage_only() -> None:
+    k_h = diagonal(1.0, 0.0, 0.0)
+    assert generalized_spectrum(diagonal(3.0, 2.0, 1.0), k_h).kappa_gen == 1
+    assert generalized_spectrum(diagonal(3.0, 2.0, 1.0), k_h, shrinkage=1e-2).kappa_gen > 50
+
+
+def test_small_negative_eigenvalues_are_rounding_and_larger_ones_are_not() -> None:
+    generalized_spectrum(diagonal(1.0, 0.5), diagonal(1.0, -5e-11), shrinkage=1e-2)
+    with pytest.raises(ValueError, match="K_H has the negative eigenvalue"):
+        generalized_spectrum(diagonal(1.0, 0.5), diagonal(1.0, -2e-10), shrinkage=1e-2)
+    skew = diagonal(1.0, 0.5)
+    skew[0, 1] = 5e-11
+    generalized_spectrum(skew, diagonal(1.0, 0.5))
+    skew[0, 1] = 2e-10
+    with pytest.raises(ValueError, match="K_P is not symmetric"):
+        generalized_spectrum(skew, diagonal(1.0, 0.5))
+
+
+def test_a_multiple_is_aligned_and_what_can_be_told_apart_is_not() -> None:
+    k_p = diagonal(1.0, 0.5)
+    assert generalized_spectrum(k_p, 3 * k_p).aligned
+    assert not generalized_spectrum(k_p, diagonal(1.0, 0.4)).aligned
+
+
+def test_a_forecast_has_every_fact_of_its_pair() -> None:
+    k_p, k = falling(1), falling(2).flip(0, 1)
+    s = generalized_spectrum(k_p, k, shrinkage=(1e-3, 1e-2))
+    best, one = frontier(s, 7.0), frontier(s, 7.0).harmful
+    assert best.shrinkage == (1e-3, 1e-2)
+    assert (best.budget, best.rank_pretrain) == (7.0, 6)
+    assert best.kappa_pretrain_baseline == pytest.approx(ref.kappa(ref.shrunk(k_p, 1e-3)))
+    assert best.ratio_pretrain == pytest.approx(best.kappa_pretrain / best.kappa_pretrain_baseline)
+    assert one.kappa_baseline == pytest.approx(ref.kappa(ref.shrunk(k, 1e-2)))
+    assert one.ratio_harmful == pytest.approx(one.kappa / one.kappa_baseline)
+    assert best.rir == one.rir == pytest.approx(one.ratio_harmful / best.ratio_pretrain)
+    assert (one.kappa_gen, one.rir_star, one.aligned) == (s.kappa_gen, s.rir_star, False)
+    assert (one.harmful_only, one.pretrain_only) == (0, 0)
+    assert best.notes == ()
+    assert best.with_notes("a", "b").with_notes("c").notes == ("a", "b", "c")
+
+
+def test_notes_name_what_only_one_data_set_has() -> None:
+    k_p, k_h = diagonal(3.0, 2.0, 0.0, 0.0), diagonal(0.0, 1.0, 1.0, 0.0)
+    notes = frontier(generalized_spectrum(k_p, k_h, shrinkage=1e-2)).notes
+    assert [note[:20] for note in notes] == ["D_H has 1 directions", "D_H lacks 1 directio", "no sample has 1 of t"]
+
+
+def test_one_feature_is_a_pair_of_numbers() -> None:
+    s = generalized_spectrum(diagonal(2.0), diagonal(3.0))
+    assert (s.kappa_gen, s.kappa_pretrain, s.kappa_harmful, s.rank_pretrain) == (1, 1, 1, 1)
+    assert frontier(s).theta.shape == (1, 1)
 
 
 # --- real data ----------------------------------------------------------------------------------------------------

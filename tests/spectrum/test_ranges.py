@@ -116,15 +116,6 @@ def test_rows_that_span_nothing_are_refused(rows):
         joint_basis(*rows)
 
 
-def test_rows_without_a_spectrum_are_not_compressed() -> None:
-    x = ref.gaussian(4, 3, seed=1)
-    with pytest.raises(TypeError, match=r"^x have to be float64"):
-        compress_rows(x.float())
-    for bad, reason in ((x[:0], "a non-empty matrix"), (x / 0, "NaN or infinite")):
-        with pytest.raises(ValueError, match=f"^x .*{reason}"):
-            compress_rows(bad)
-
-
 def test_zeros_compress_to_no_rows_and_add_nothing_to_a_joint_range() -> None:
     zeros, x = torch.zeros(4, 3, dtype=torch.float64), ref.gaussian(2, 3, seed=1)
     assert compress_rows(zeros).shape == (0, 3)

@@ -427,12 +427,3 @@ def test_non_finite_values_are_a_value_error(name: str, bad: float) -> None:
     for function, called in ((MATRIX[name][0], "the matrix"), (FEATURES[name][0], "the features")):
         with pytest.raises(ValueError, match=f"^{called} contain NaN"):
             function(s)
-
-
-def test_regularizers_say_what_has_no_spectrum() -> None:
-    zeros = torch.zeros(3, 2, dtype=torch.float64)
-    for function in (r_well, r_ill, kappa, r_well_of_features, kappa_of_features):
-        with pytest.raises(ValueError, match="zeros"):
-            function(zeros)
-        with pytest.raises(TypeError, match="float64"):
-            function(zeros.float())

@@ -32,19 +32,7 @@ import numpy as np
 from immunize.evaluation.attacks.curves import Curve, Point
 from immunize.evaluation.attacks.protocol import TIERS, Array
 
-__all__ = [
-    "CONFIDENCE",
-    "COSTLIER_BY",
-    "LESS_ACCURATE_BY",
-    "MORE_STEPS",
-    "TARGET",
-    "Attacked",
-    "Estimate",
-    "TierResult",
-    "Verdict",
-    "compare",
-    "judge",
-]
+__all__ = ["LESS_ACCURATE_BY", "Attacked", "Estimate", "TierResult", "Verdict", "compare", "judge"]
 
 TARGET = 0.9
 """Share of θ_0's best score of the tier that counts as having learned the task."""

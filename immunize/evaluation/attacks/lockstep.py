@@ -90,11 +90,6 @@ def outputs_of(kind: str, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
     if kind == "batchnorm":  # (γ∘x + β)Wᵀ + b = x(γ∘W)ᵀ + (Wβ + b)
         gamma, beta = first
         weight, bias = weight * gamma[:, None], bias + (weight @ beta[:, :, None])[:, :, 0]
-    return _affine(weight, bias, x)
-
-
-def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """(R, O, D) and (R, O) on (N, D): (R, O, N)."""
     return torch.addmm(bias.reshape(-1, 1), weight.flatten(0, 1), x.T).view(*bias.shape, -1)
 
 

@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor, nn
 
 from immunize.errors import UserError
@@ -269,8 +268,13 @@ class LinearMap(_Preparing):
         counts = sorted({len(order) if n is None else min(n, len(order)) for n in self.rows})
         traces = []
         for count in counts:
-            chosen: slice | npt.NDArray[np.int64] = order[:count] if count < len(order) else slice(None)
-            axes, seen = _in_axes(data, chosen)
+            chosen: slice | Numbers = order[:count]
+            if count == len(order):
+                chosen, of_all = slice(None), principal(data, centred=True)
+                axes, seen = of_all.axes, of_all.data
+            else:
+                axes = principal_axes(data.train.x[chosen], centred=True)
+                seen = data.mapped(axes.coordinates)
             started = time.perf_counter()
             x, target = seen.train.x[chosen], data.reference.train.x[chosen]
             offset = target.mean(axis=0)
@@ -282,15 +286,6 @@ class LinearMap(_Preparing):
             share = budget.share(len(counts))
             traces += self.run_inner(mapped, share, seed, setup=setup, prefix=f"map from {count:,} rows")
         return Outcome(tuple(traces))
-
-
-def _in_axes(data: AttackData, chosen: slice | npt.NDArray[np.int64]) -> tuple[Axes, AttackData]:
-    """Principal axes of some training rows, about their mean, and all rows in them."""
-    if isinstance(chosen, slice):
-        of_all = principal(data, centred=True)
-        return of_all.axes, of_all.data
-    axes = principal_axes(data.train.x[chosen], centred=True)
-    return axes, data.mapped(axes.coordinates)
 
 
 def _apply(coordinates: Array, offset: Array, x: Array) -> Array:
