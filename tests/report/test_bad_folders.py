@@ -16,7 +16,7 @@ from immunize.records import ATTACK_CELLS, ATTACK_RECORD, RECORD, SCHEMA_VERSION
 from immunize.report.card import write_card
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.html import write_run_page, write_sweep_page
-from immunize.report.loading import METRICS, RESULTS, lacking_is_told, load_records, write_results
+from immunize.report.loading import METRICS, lacking_is_told, load_records, write_results
 from immunize.report.summary import write_summary
 from tests.report.making import diverged, table1_records, table2_records, written
 from tests.report.pages import check
@@ -146,13 +146,6 @@ def test_runs_that_all_diverged_are_a_report_or_a_sentence(name: str, base: Reco
         assert "diverged" in text
 
 
-def test_results_that_were_cut_off(table1: list[Record], tmp_path: Path) -> None:
-    folder = tmp_path / "results"
-    write_results(table1, folder)
-    (folder / RESULTS).write_bytes((folder / RESULTS).read_bytes()[:100])
-    assert f"{RESULTS} cannot be read as results" in refusal(_summary, folder, tmp_path / "out")
-
-
 def test_list_of_a_sweep_none_of_whose_runs_are_there(table1: list[Record], tmp_path: Path) -> None:
     folder = written(table1, tmp_path / "runs")
     (folder / SWEEP).write_text(json.dumps({"runs": ["another"]}))
@@ -168,6 +161,10 @@ ATTACKS = {
     "of another version": (
         json.dumps({"status": "finished", "subject": {}, "schema_version": OTHER}),
         f"has schema version {OTHER}",
+    ),
+    "of another run": (
+        json.dumps({"status": "finished", "subject": {"run_config_hash": "another"}, "schema_version": SCHEMA_VERSION}),
+        "is of another run: its config_hash differs",
     ),
     "without its hashes": (
         json.dumps({"status": "finished", "subject": {}, "schema_version": SCHEMA_VERSION}),
@@ -185,6 +182,8 @@ def test_attack_record_that_cannot_be_shown(what: str, base: Record, tmp_path: P
     (folder / ATTACK_RECORD).write_text(content)
     page = check(write_run_page(folder, tmp_path / "page").read_text())
     assert f"{ATTACK_RECORD} {message}" in page.text
+    assert "No attacker was tried" in page.text
+    assert "No training curves: the folder holds no metrics.csv" in page.text
     assert str(tmp_path) not in page.text.split("Provenance")[0]
     assert message in refusal(write_card, folder, tmp_path / "out")
 

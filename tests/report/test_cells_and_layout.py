@@ -49,6 +49,8 @@ def test_pairs_count_alike_however_many_seeds_they_have() -> None:
         ([[2.0, 4.0]], "3 ± 1.41"),
         ([[3.0]], "3"),
         ([[3.0], [5.0]], "4"),
+        ([[25.43] * 3], "25.4 ± 0"),  # whose mean is another number in float64
+        ([[25.43, 25.43, 25.44]], "25.4 ± 0.00577"),
         ([[]], NOTHING),
         ([], NOTHING),
         ([[None, None]], "∞"),
@@ -126,8 +128,3 @@ def test_markdown_heads_every_column_with_its_group() -> None:
         "\n"
         "- 50 % of `a_b` {x}\n"
     )
-
-
-def test_equal_numbers_have_no_spread() -> None:
-    assert summary_text([[25.43] * 3]) == "25.4 ± 0"  # whose mean is another number in float64
-    assert summary_text([[25.43, 25.43, 25.44]]) == "25.4 ± 0.00577"

@@ -38,7 +38,6 @@ from tests.report.making import (
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [(0, 1), (1, 0), (3, 8), (8, 3)]
-Report = tuple[list[Record], str, Path]
 
 
 def reported(name: str, records: list[Record], folder: Path, published: Path | None = None) -> tuple[str, Path]:
@@ -50,13 +49,6 @@ def reported(name: str, records: list[Record], folder: Path, published: Path | N
 def row(tables: Tables, heading: str, method: str) -> dict[str, str]:
     rows = next(rows for title, rows in tables.items() if heading in title)
     return next(one for one in rows if one["method"] == f"`{method}`")
-
-
-@pytest.fixture(scope="module")
-def reported1(stored_run: Record, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Every run of a Table 1, what is printed of them, and the folder written: to look at."""
-    records = table1_records(stored_run)
-    return records, *reported("table1", records, tmp_path_factory.mktemp("table1"))
 
 
 @pytest.fixture
@@ -139,9 +131,7 @@ def test_what_differs_from_the_paper_is_told(
 # Which runs.
 
 
-def test_runs_without_numbers_are_told_and_the_others_counted(
-    table1: list[Record], reported1: Report, tmp_path: Path
-) -> None:
+def test_runs_without_numbers_are_told_and_the_others_counted(table1: list[Record], tmp_path: Path) -> None:
     """Missing, diverged, and without held-out rows where the cross-fit diverged; also all runs of a method."""
     diverging = {("imma", 1), ("imma", 2), *(("none", seed) for seed in range(5))}
     lost = {("ill_only", 0), ("ill_only", 1), *(("opt_kappa", seed) for seed in range(5))}
@@ -153,7 +143,7 @@ def test_runs_without_numbers_are_told_and_the_others_counted(
         assert "34 of 35 runs; missing: `ours` synthetic→synthetic seed 4; diverged: 2 of `imma`, 5 of `none`;" in shown
         assert "no held-out numbers, as the cross-fit diverged: 5 of `opt_kappa`, 2 of `ill_only`." in shown
     assert len(pd.read_csv(out / "results.csv.gz")) == 34
-    whole, tables = tables_of(reported1[1]), tables_of(text)
+    whole, tables = tables_of(reported("table1", table1, tmp_path / "all")[0]), tables_of(text)
     rows = {method: row(tables, "by `spectrum`", method) for method in METHODS}
     fit, held_out = (name for name in rows["ours"] if name.startswith("RIR"))
     assert (fit, held_out) == ("RIR ↑ fit, spectrum, n = 0 to 5", "RIR ↑ held_out, spectrum, n = 0 to 5")
@@ -294,10 +284,9 @@ def test_fig1_can_be_drawn_again_from_its_folder(base: Record, tmp_path: Path) -
         assert (tmp_path / "again" / figure).read_bytes() == (out / figure).read_bytes(), figure
 
 
-def test_fig1_needs_the_curves(reported1: Report, tmp_path: Path) -> None:
-    _, _, out = reported1
+def test_fig1_needs_the_curves(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="hold no curves"):
-        report_experiment(Request("fig1", out, tmp_path / "fig1", Path("none.csv")))
+        report_experiment(Request("fig1", ROOT / "experiments/table1", tmp_path / "fig1", Path("none.csv")))
 
 
 def test_fig2_cells_are_logarithms_of_the_mean_over_seeds(base: Record) -> None:

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
-from immunize.records import RECORD, SWEEP, read_record
+from immunize.records import SWEEP, read_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.html import write_run_page, write_sweep_page
@@ -125,16 +125,6 @@ def test_failed_control_is_told_first(record: Record, attack: Record) -> None:
     attack["control"] = {"held": {"harmful": ["T0"]}, "passed": False}
     text = text_of(record, attack)
     assert text.index("distrust") < text.index("Condition numbers, before")
-
-
-def test_attack_of_another_run_is_not_shown(attacked_run: Path, tmp_path: Path, attack: Record) -> None:
-    (tmp_path / RECORD).write_bytes((attacked_run / RECORD).read_bytes())
-    attack["subject"]["run_config_hash"] = "another"
-    (tmp_path / ATTACK_RECORD).write_text(json.dumps(attack))
-    page = check(write_run_page(tmp_path, tmp_path).read_text())
-    assert "is of another run" in page.text
-    assert "No attacker was tried" in page.text
-    assert "No training curves: the folder holds no metrics.csv" in page.text
 
 
 def test_provenance_and_how_to_repeat_it(page: Page, record: Record, attack: Record) -> None:

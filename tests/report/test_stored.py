@@ -19,7 +19,7 @@ from immunize.records import merged
 from immunize.report.loading import RESULTS, load_records, write_results
 from immunize.report.runs import EXPERIMENT_STATUSES
 from immunize.report.tidy import COLUMNS
-from tests.report.making import METHODS, Record, diverged, table1_records, table2_records, without_held_out
+from tests.report.making import Record, diverged, table1_records, table2_records, without_held_out
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -129,13 +129,6 @@ def test_damaged_files_are_named(content: bytes, message: str, tmp_path: Path) -
     (tmp_path / RESULTS).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load_records(tmp_path)
-
-
-def test_interrupted_runs_are_no_results(base: Record, tmp_path: Path) -> None:
-    records = table1_records(base, seeds=[0, 1])
-    records[0]["status"] = "interrupted"
-    write_results(records, tmp_path)
-    assert len(load_records(tmp_path, EXPERIMENT_STATUSES)) == 2 * len(METHODS) - 1
 
 
 def test_only_runs_of_the_latest_sweep_count(tmp_path: Path) -> None:
