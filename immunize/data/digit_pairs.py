@@ -67,15 +67,8 @@ class DigitPairSource(SourceBase):
         held: dict[str, object] = {"digit": side, "label": LABELS[self.role]}
         if isinstance(side, tuple):
             held = {"target": f"{side[0]} vs {side[1]}"}
-        return {
-            "name": self.name,
-            "role": self.role,
-            "task": self.task,
-            "pair": [of if isinstance(of, int) else list(of) for of in self.pair],
-            **held,
-            "balance_seed": self.seed,
-            "held_out_protocol": self.held_out_protocol,
-        }
+        pair = [of if isinstance(of, int) else list(of) for of in self.pair]
+        return self.facts({"pair": pair, **held, "balance_seed": self.seed})
 
     def select(self, images: Array, labels: Array, stream: int) -> Part:
         """This source's images, as many of each label as the rarest digit of the pair has.

@@ -142,14 +142,7 @@ class FiveDigits(SourceBase):
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
         first, *_, last = DIGITS_OF[self.role]
-        return {
-            "name": self.name,
-            "role": self.role,
-            "task": self.task,
-            "target": f"{first} to {last}",
-            "held_out_protocol": self.held_out_protocol,
-            **_MADE,
-        }
+        return self.facts({"target": f"{first} to {last}"}) | _MADE
 
 
 def _standardized() -> tuple[Array, Array, Array]:

@@ -257,17 +257,14 @@ class Housing(SourceBase):
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
-        return {
-            "name": self.name,
-            "role": self.role,
-            "task": self.task,
+        own = {
             "zone": f"{ZONE} {'==' if self.role == 'harmful' else '!='} RL",
             "target": TARGETS[self.role],
             "rows": "all" if self.rows is None else f"first {self.rows}",
             "encoding": "NaN to 0, LabelEncoder on strings, standardized with ddof=1, per data set",
             "from": "house_prices/train.csv" if self.source == "auto" else f"OpenML {OPENML_ID}",
-            "held_out_protocol": self.held_out_protocol,
         }
+        return self.facts(own)
 
     @cached_property
     def _encoded(self) -> Array:

@@ -138,6 +138,11 @@ class SourceBase:
     def require(self) -> None:
         """Find the files, without reading them; data that are embedded or generated need none."""
 
+    def facts(self, own: Mapping[str, object]) -> dict[str, object]:
+        """What records say of every data set, with what they say of this one among it."""
+        common = {"name": self.name, "role": self.role, "task": self.task}
+        return {**common, **own, "held_out_protocol": self.held_out_protocol}
+
     def cross_fit(self, seed: int) -> Splits:
         """Refuse: only sources whose protocol is "cross_fit" override this.
 

@@ -101,19 +101,9 @@ class Synthetic(SourceBase):
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
-        return {
-            "name": self.name,
-            "role": self.role,
-            "task": self.task,
-            "n_samples": self.n_samples,
-            "n_features": self.n_features,
-            "condition": self.condition,
-            "angle_degrees": self.angle if self.role == "harmful" else 0.0,
-            "noise": self.noise,
-            "data_seed": self.seed,
-            "from": "generated",
-            "held_out_protocol": self.held_out_protocol,
-        }
+        own = {name: getattr(self, name) for name in ("n_samples", "n_features", "condition")}
+        own |= {"angle_degrees": self.angle if self.role == "harmful" else 0.0, "noise": self.noise}
+        return self.facts({**own, "data_seed": self.seed, "from": "generated"})
 
     def _with_targets(self, x: Array, w: Array, rng: np.random.Generator) -> Part:
         y = x @ w + self.noise * rng.standard_normal(len(x))

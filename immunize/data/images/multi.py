@@ -176,21 +176,13 @@ class SeveralSets(ImageSource):
             )
             for split, images in (("fit", sets.fit), ("held_out", sets.held_out))
         }
-        return {
-            "name": self.name,
-            "role": self.role,
-            "task": self.task,
-            "classes": self.n_classes,
-            "images": {"fit": len(sets.fit), "held_out": len(sets.held_out)},
-            "skipped": {"fit": sets.fit.skipped, "held_out": sets.held_out.skipped},
-            "held_out_protocol": self.held_out_protocol,
-            "sets": {
-                name: {
-                    "name": source.name,
-                    "layout": source.layout,
-                    "classes": source.n_classes,
-                    "images": {split: int(counts[number]) for split, counts in counted.items()},
-                }
-                for number, (name, source) in enumerate(self._sets.items())
-            },
+        own = {
+            name: {
+                "name": source.name,
+                "layout": source.layout,
+                "classes": source.n_classes,
+                "images": {split: int(counts[number]) for split, counts in counted.items()},
+            }
+            for number, (name, source) in enumerate(self._sets.items())
         }
+        return self.facts(self.counts()) | {"sets": own}

@@ -177,16 +177,15 @@ class ImageSource(SourceBase):
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record; counts are those after unreadable images were left out."""
+        return self.facts({"layout": self.layout, **self.counts()})
+
+    def counts(self) -> dict[str, object]:
+        """Classes, and how many images can and cannot be read by now."""
         sets = self._readable
         return {
-            "name": self.name,
-            "role": self.role,
-            "task": self.task,
-            "layout": self.layout,
             "classes": self.n_classes,
             "images": {"fit": len(sets.fit), "held_out": len(sets.held_out)},
             "skipped": {"fit": sets.fit.skipped, "held_out": sets.held_out.skipped},
-            "held_out_protocol": self.held_out_protocol,
         }
 
     def load(self) -> Splits:
