@@ -29,7 +29,7 @@ from immunize.features import OF_NETWORKS, DeepExtractor, Once, device_of, refus
 from immunize.features.extract import Features
 from immunize.instantiate import build
 from immunize.objective import Objective, task_loss
-from immunize.pipeline.assemble import method_named, optimizer_factory, shared_row
+from immunize.pipeline.assemble import method_named, new_trainer, optimizer_factory, shared_row
 from immunize.pipeline.fit import quiet_lightning
 from immunize.pipeline.network import append_computed
 from immunize.settings import LARGEST_SEED, MULTIPLIERS
@@ -296,16 +296,7 @@ def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, mu
     callbacks: list[Callback] = []
     if multiplier is not None and {"well", "ill"} & module.objective.weights.keys():
         callbacks.append(GradientBalance(multiplier, BALANCE_EVERY, lower=True))
-    trainer = Trainer(
-        max_steps=steps,
-        max_epochs=-1,
-        devices=1,
-        logger=False,
-        callbacks=callbacks,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    trainer = new_trainer(Trainer, [], callbacks, max_steps=steps, max_epochs=-1, devices=1)
     with quiet_lightning():
         trainer.fit(module, CombinedLoader({"pretrain": pretrain, "harmful": harmful}, "max_size_cycle"))
     return trainer.global_step

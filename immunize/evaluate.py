@@ -13,7 +13,7 @@ from immunize.cli import command, tell
 from immunize.config import config_hash, data_folder, is_deep, settings_of
 from immunize.errors import CheckpointError, DivergedError
 from immunize.instantiate import build, checked_sources
-from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, read_record, whole_config
+from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, read_record, whole_config, without
 from immunize.threads import cpu_threads
 
 __all__ = ["main", "run"]
@@ -64,17 +64,13 @@ def run(
     compared += [key for key in OF_SEVERAL_SETS if key in record and key not in again]
     if missing := [key for key in compared if key not in record and key not in OF_SEVERAL_SETS]:
         raise CheckpointError(f"the record in {folder} lacks {', '.join(missing)}")
-    differing = [line for key in compared for line in differences(_here(record.get(key)), _here(again.get(key)), key)]
+    old, new = without(record, "folder"), without(again, "folder")  # names of which may be others where data lie now
+    differing = [line for key in compared for line in differences(old.get(key), new.get(key), key)]
     said = {"method": cfg.method.name, "model": cfg.model.name, "seed": cfg.seed}
     differing += [line for key, value in said.items() for line in differences(record.get(key), value, key)]
     if config_hash(whole_config(record)) != record["config_hash"]:
         differing.append(f"config_hash: {record['config_hash']} is not that of the configuration beside it")
     return {**record, **again}, differing
-
-
-def _here(value: Any) -> Any:
-    """The same without the names of folders, which may be others where the data lie now."""
-    return {key: _here(item) for key, item in value.items() if key != "folder"} if isinstance(value, dict) else value
 
 
 @command("evaluate", values=True)

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.cli import command, now_and_then
 from immunize.config import data_folder
 from immunize.errors import CheckpointError
-from immunize.records import differences
+from immunize.records import differences, without
 
 __all__ = ["main", "run"]
 
@@ -98,17 +98,11 @@ def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: 
     cfg = OmegaConf.merge(whole, {"run": str(folder), "data_root": data_folder(data_root)})
     assert isinstance(cfg, DictConfig)
     again = plain(measure(assemble(cfg), tell=tell))
-    found = [line for key in RESULTS for line in differences(_timeless(attack[key]), _timeless(again[key]), key)]
+    old, new = without(attack, NOT_COMPARED), without(again, NOT_COMPARED)
+    found = [line for key in RESULTS for line in differences(old[key], new[key], key)]
     if hash_of_grid(whole) != attack.get("config_hash"):
         found.append(f"config_hash: {attack.get('config_hash')} is not that of the grid beside it")
     return found
-
-
-def _timeless(value: Any) -> Any:
-    """The same without seconds."""
-    if isinstance(value, dict):
-        return {key: _timeless(item) for key, item in value.items() if key != NOT_COMPARED}
-    return [_timeless(item) for item in value] if isinstance(value, list) else value
 
 
 def _json(path: Path) -> Any:

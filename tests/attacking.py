@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from immunize import attack
+from immunize.records import without
 from tests.composing import compose_config
 
 TINY_GRID = ("attack=quick", "attack.budget.steps=12", "seeds=[0,1]", "~attack.attacks.adam", "~attack.attacks.lbfgs")
@@ -42,6 +43,4 @@ def attack_tiny(folder: Path, *overrides: str) -> dict[str, Any]:
 
 def timeless(value: object) -> object:
     """A record without what a clock measured."""
-    if isinstance(value, dict):
-        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
-    return [timeless(item) for item in value] if isinstance(value, list) else value
+    return without(value, "seconds")

@@ -15,14 +15,9 @@ from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor, save_weights
 from immunize.records import CHECKPOINT, SCHEMA_VERSION, write_record
 from tests.commands import Called
+from tests.features.test_deep import KINDS
 
-MODELS: dict[str, dict[str, Any]] = {
-    "resnet18": {"trainable": ["layer4"], "kwargs": {"channels": [8, 8, 16, 16]}},
-    "vit_tiny_patch16_224": {
-        "trainable": ["blocks.2"],
-        "kwargs": {"patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3},
-    },
-}
+MODELS = {name: KINDS[name] for name in ("resnet18", "vit_tiny_patch16_224")}
 DATA = {"crop_pct": 1.0, "interpolation": "bilinear"}
 
 

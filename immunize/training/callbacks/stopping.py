@@ -137,7 +137,7 @@ class ValidationStop(BestLook):
         self.judge(torch.tensor(score, dtype=torch.float32).item(), trainer, module)  # rounded as in Lightning's own
 
 
-class StepLimit(Callback):
+class StepLimit(Watch):
     """Stops before the first step above the limit, wherever that is in an epoch.
 
     Lightning's own `max_steps` does so too. But with it, a training that goes on from the end of an epoch takes one
@@ -149,19 +149,15 @@ class StepLimit(Callback):
     """
 
     def __init__(self, max_steps: int) -> None:
+        super().__init__(1)
         self.max_steps = max_steps
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A training that was interrupted after its last step takes no other."""
-        self._stop(trainer)
+        self.look(trainer, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def look(self, trainer: Trainer, module: LightningModule) -> None:
         """After every step."""
-        self._stop(trainer)
-
-    def _stop(self, trainer: Trainer) -> None:
         trainer.should_stop |= trainer.global_step >= self.max_steps
 
 
