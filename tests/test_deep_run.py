@@ -401,6 +401,14 @@ def write_imagenet(root: Path, rng: np.random.Generator, count: int) -> None:
                 write_noise(root / split / wnid / f"{wnid}_{number}.JPEG", rng)
 
 
+def write_noisy_cars(root: Path, rng: np.random.Generator, count: int) -> None:
+    labels = dict.fromkeys(("train", "test"), [1, 2, 3] * count)
+    write_cars(root, labels)
+    for split, of in labels.items():
+        for number in range(len(of)):
+            write_noise(root / f"cars_{split}" / f"{number + 1:05d}.jpg", rng)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "harmful"), [("resnet18", "cars"), ("vit", "country211")])
 def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Path) -> None:
@@ -409,11 +417,7 @@ def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Pa
     full = os.environ.get("IMMUNIZE_FULL") == "1"
     write_imagenet(tmp_path / "imagenet", rng, 34 if full else 2)
     if harmful == "cars":
-        labels = dict.fromkeys(("train", "test"), [1, 2, 3] * (34 if full else 2))
-        write_cars(tmp_path / "stanford_cars", labels)
-        for split, of in labels.items():
-            for number in range(len(of)):
-                write_noise(tmp_path / "stanford_cars" / f"cars_{split}" / f"{number + 1:05d}.jpg", rng)
+        write_noisy_cars(tmp_path / "stanford_cars", rng, 34 if full else 2)
     else:
         most = 52 if full else 3
         for split, count in (("train", most), ("valid", 1), ("test", most)):

@@ -10,8 +10,7 @@ from safetensors import safe_open
 
 from immunize.records import read_record
 from tests.commands import run
-from tests.data.image_files import write_cars, write_noise
-from tests.test_deep_run import write_imagenet
+from tests.test_deep_run import write_imagenet, write_noisy_cars
 
 METHODS = ("ours", "opt_kappa", "closed_form")
 TINY = (
@@ -31,11 +30,7 @@ def key_of(path: Path) -> str:
 def test_table_3_on_two_processes_shares_theta_0_and_ends_with_its_table(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     write_imagenet(tmp_path / "imagenet", rng, 12)
-    labels = {split: [1, 2, 3] * 10 for split in ("train", "test")}
-    write_cars(tmp_path / "stanford_cars", labels)
-    for split, of in labels.items():
-        for number in range(len(of)):
-            write_noise(tmp_path / "stanford_cars" / f"cars_{split}" / f"{number + 1:05d}.jpg", rng)
+    write_noisy_cars(tmp_path / "stanford_cars", rng, 10)
     two = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", f"data_root={tmp_path}")
     runs, kept = tmp_path / "runs", tmp_path / "features"
     words = ("-m", "experiment=table3", *two, *TINY, f"method={','.join(METHODS)}", f"deep.cache_dir={kept}")
