@@ -11,10 +11,15 @@ _METHODS = (
 )
 
 
+def _which(record: dict[str, Any], role: str) -> Any:
+    """The digit or target in one role; None where the data set has none."""
+    facts = (record.get("data") or {}).get(role) or {}
+    return facts.get("digit", facts.get("target"))
+
+
 def data_name(record: dict[str, Any], role: str) -> str:
     """The data set in one role, with its digit or target: "mnist 3", "housing SalePrice"."""
-    facts = (record.get("data") or {}).get(role) or {}
-    which = facts.get("digit", facts.get("target"))
+    which = _which(record, role)
     return str(record[role]) if which is None else f"{record[role]} {which}"
 
 
@@ -35,12 +40,8 @@ def pair_title(record: dict[str, Any]) -> str:
 
 def pair_label(record: dict[str, Any]) -> str:
     """The pair as short as it can be told: "3→8" for digits, else "LotArea→SalePrice", else the data sets' names."""
-    facts = record.get("data") or {}
-    sides = []
-    for role in ("pretrain", "harmful"):
-        of = facts.get(role) or {}
-        sides.append(str(of.get("digit", of.get("target", record[role]))))
-    return "→".join(sides)
+    sides = {role: _which(record, role) for role in ("pretrain", "harmful")}
+    return "→".join(str(record[role] if which is None else which) for role, which in sides.items())
 
 
 def side_label(side: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -174,8 +174,7 @@ class Runs(Collection):
 
     def count_text(self, method: str) -> str:
         """How many runs a row stands for: "5", "3 + 2 diverged", or "5 (4 held out)" where a cross-fit diverged."""
-        diverged = self.diverged(method)
-        return held_out_text(self.of_method(method)) + (f" + {diverged} diverged" if diverged else "")
+        return count_text([record for record in self.records if record["method"] == method])
 
     def size_text(self, part: str = "fit") -> str:
         """The runs that were measured on a part, in a heading: "n = 5", or "n = 3 to 5"."""
@@ -215,6 +214,14 @@ def held_out_text(records: Sequence[dict[str, Any]]) -> str:
     """How many finished runs there are, and how many of them have held-out numbers if not all: "5 (4 held out)"."""
     held_out = len(measured_on(records, "held_out"))
     return f"{len(records):,}" + (f" ({held_out:,} held out)" if held_out < len(records) else "")
+
+
+def count_text(records: Sequence[dict[str, Any]]) -> str:
+    """How many runs there are, by status: "5", "3 + 2 diverged"."""
+    counts = Counter(record["status"] for record in records)
+    finished = held_out_text([record for record in records if record["status"] == "finished"])
+    others = (f"{counts[status]:,} {status}" for status in ("diverged", "interrupted") if counts[status])
+    return " + ".join([finished, *others])
 
 
 def run_id(record: dict[str, Any]) -> RunId:

@@ -38,9 +38,6 @@ def record_of(base: Record, method: str, seed: int, *, pair: tuple[int, int] | N
             numbers["rir"] = numbers["ratio_harmful"] / numbers["ratio_pretrain"]
     for verdicts in (record["verdicts"], record["verdicts"]["held_out"]):
         verdicts.update({name: random_.random() < 0.6 for name in "abc"})
-    for part, verdicts in (("fit", record["verdicts"]), ("held_out", record["verdicts"]["held_out"])):
-        numbers = record["metrics"][part][verdicts["estimator"]]
-        verdicts.update({name: numbers[name] for name in ("ratio_harmful", "ratio_pretrain")})
     for of_part in record["steps_to_norm_ratio"].values():
         for of_role in of_part.values():
             of_role["immunized"]["0.1"] = random_.choice([None, random_.randrange(1, 200)])

@@ -25,7 +25,7 @@ from immunize.report.loading import lacking_is_told, load_records, measured, own
 from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS, in_order, pair_label
 from immunize.report.provenance import provenance_rows, settings_table, validity_notes
 from immunize.report.results import HELD, held_text
-from immunize.report.runs import Runs, experiment_of, held_out_text, measured_on
+from immunize.report.runs import Runs, count_text, experiment_of, measured_on
 from immunize.report.summary import Varied, groups_of
 from immunize.report.table import Table, short, summary_of, summary_text, under
 from immunize.report.tradeoff import draw_fronts, with_front
@@ -149,13 +149,6 @@ def _groups(values: pd.DataFrame, ratio: str) -> list[list[float | None]]:
     return [[v if math.isfinite(v) else None for v in of] for _, of in values.groupby("pair", sort=False)[ratio]]
 
 
-def _count_text(runs: Sequence[Record]) -> str:
-    """How many runs: "5", or "3 + 2 diverged"."""
-    counts = Counter(run["status"] for run in runs)
-    finished = held_out_text([run for run in runs if run["status"] == "finished"])
-    return " + ".join([finished, *(f"{counts[status]:,} {status}" for status in _STATUSES[1:] if counts[status])])
-
-
 def _verdicts(settings: Settings) -> Table:
     judged: dict[str, dict[str, list[Record]]] = {}
     for part in _ORDER:
@@ -164,7 +157,7 @@ def _verdicts(settings: Settings) -> Table:
                 if found := [one for run in runs if (one := verdict_on(run, part, protocol))]:
                     judged.setdefault(f"{part.replace('_', ' ')}{words}", {})[name] = found
     rows = [
-        [name, _count_text(runs), *(text for of in judged.values() for text in held_text(of.get(name, [])))]
+        [name, count_text(runs), *(text for of in judged.values() for text in held_text(of.get(name, [])))]
         for name, runs in settings.items()
     ]
     by = ", ".join(dict.fromkeys(one["estimator"] for of in judged.values() for found in of.values() for one in found))
@@ -182,7 +175,7 @@ def _results(view: str, numbers: pd.DataFrame, settings: Settings, keys: Sequenc
             rirs = summary_of(_groups(of, "rir"))
             cells = [summary_text(_groups(of, ratio)) for ratio in RATIOS]
             counts = [str(of["pair"].nunique())] if len(keys) == 1 else []
-            counts.append(_count_text([run for run in runs if pair_label(run) in key[1:] or len(keys) == 1]))
+            counts.append(count_text([run for run in runs if pair_label(run) in key[1:] or len(keys) == 1]))
             rows.append([*key, *counts, *cells, short(None if rirs is None else rirs.geometric)])
     columns = (*keys, *(["pairs"] if len(keys) == 1 else []), "runs", *_COLUMNS.values(), "RIR, geo. mean")
     return Table(f"Mean ± standard deviation{' of every pair' * (len(keys) > 1)}: {view}", columns, rows)
