@@ -226,11 +226,11 @@ def align(gram_pretrain: Tensor, gram_harmful: Tensor, top_k: int) -> Alignment:
     size = len(gram_pretrain)
     if not 1 <= top_k <= size:
         raise ValueError(f"top_k={top_k} singular vectors were asked for, but there are D = {size}; choose 1 to {size}")
-    values, vectors = zip(*(_leading(gram) for gram in (gram_pretrain, gram_harmful)), strict=True)
-    u, v = (columns[:, :top_k] for columns in vectors)
+    values, vectors = zip(*(torch.linalg.eigh(gram) for gram in (gram_pretrain, gram_harmful)), strict=True)
+    u, v = (columns.flip(1)[:, :top_k] for columns in vectors)
     cosines = (u * v).sum(0).abs().clamp_max(1)
     angles = torch.rad2deg(torch.from_numpy(subspace_angles(u.numpy(), v.numpy()).copy())).flip(0)
-    gaps = [_smallest_gap(one, top_k) for one in values]
+    gaps = [_smallest_gap(one.flip(0), top_k) for one in values]
     return Alignment(
         top_k=top_k,
         cosines=cosines,
@@ -305,12 +305,6 @@ def forecast(
     ]
     identical = fit[0].shape == fit[1].shape and torch.equal(*fit)
     return Forecast(facts[0], facts[1], aligned, generalized, budget, maps[0], maps[1], identical)
-
-
-def _leading(gram: Tensor) -> Pair:
-    """Eigenvalues (D,) and eigenvectors (D, D), in descending order."""
-    values, vectors = torch.linalg.eigh(gram)
-    return values.flip(0), vectors.flip(1)
 
 
 def _smallest_gap(values: Tensor, top_k: int) -> float:

@@ -157,7 +157,7 @@ def group_ratio(
         ratio=ImmunizationRatio(estimator, kappa_p, kappa_h, base_p, base_h, *(means[name] for name in RATIOS)),
         of_means=dict(zip(RATIOS, (harder, easier, harder / easier), strict=True)),
         spread={name: float(v.std(ddof=1)) for name, v in own.items()} if len(ratios) > 1 else None,
-        intervals={name: _interval(values, counts) for name, values in own.items()},
+        intervals={name: log_interval(means[name], counts @ v / len(v), len(v)) for name, v in own.items()},
         n_groups=len(ratios),
         group_size=kappa_h.n_samples,
     )
@@ -172,7 +172,3 @@ def _mean(kappas: Sequence[ConditionNumber]) -> ConditionNumber:
     means = {name: of(name, lambda v: float(np.mean(v))) for name in ("value", "sigma_max", "sigma_min")}
     least = {name: of(name, min) for name in ("rank", "numerical_rank", "gap_top", "gap_bottom", "gap_cut")}
     return replace(kappas[0], **means, **least, floor_hit=of("floor_hit", any))
-
-
-def _interval(values: Array, counts: Array) -> Interval:
-    return log_interval(float(values.mean()), counts @ values / len(values), len(values))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from immunize.spectrum import ConditionNumber, ImmunizationRatio, Spectrum
+from immunize.spectrum import ImmunizationRatio, Spectrum
 
 __all__ = ["RATIOS", "by_extractor", "ratio_numbers", "spectrum_numbers"]
 
@@ -30,7 +30,10 @@ def ratio_numbers(ratio: ImmunizationRatio) -> dict[str, Any]:
     return {
         **{name: kappa.value for name, kappa in kappas.items()},
         **{name: getattr(ratio, name) for name in RATIOS},
-        "facts": {name: _validity(kappa) for name, kappa in kappas.items()},
+        "facts": {
+            name: {fact: value for fact, value in asdict(kappa).items() if fact not in ("value", "estimator")}
+            for name, kappa in kappas.items()
+        },
     }
 
 
@@ -54,9 +57,3 @@ def spectrum_numbers(spectrum: Spectrum, points: int = 48) -> dict[str, Any]:
 def by_extractor(found: Mapping[Any, Mapping[str, Any]], numbers: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
     """What was found of each data set and extractor, as numbers."""
     return {role: {which: numbers(one) for which, one in of.items()} for role, of in found.items()}
-
-
-def _validity(kappa: ConditionNumber) -> dict[str, Any]:
-    facts = asdict(kappa)
-    del facts["value"], facts["estimator"]
-    return facts

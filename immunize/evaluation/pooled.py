@@ -152,7 +152,7 @@ def pooled_ratios(
         for side in (pretrain, harmful)
     ]
     theta, theta_0 = (pretrain, harmful), (pretrain_baseline, harmful_baseline)
-    exact = (*_spectra(theta), *_spectra(theta_0))
+    exact = (pretrain.spectrum(), harmful.spectrum(), pretrain_baseline.spectrum(), harmful_baseline.spectrum())
     p, h, p_0, h_0 = (
         _resampled(side.blocks, side.n_samples, drawn)
         for two in (theta, theta_0)
@@ -168,11 +168,6 @@ def pooled_ratios(
         }
         found[estimator] = PooledRatio(ratio, intervals)
     return found
-
-
-def _spectra(sums: tuple[BlockGrams, BlockGrams]) -> tuple[Spectrum, Spectrum]:
-    """Of D_P and D_H under one extractor."""
-    return sums[0].spectrum(), sums[1].spectrum()
 
 
 @memoize(64)  # θ_0's with three seeds, while a sweep runs other methods: eight a run, half a megabyte each

@@ -16,7 +16,7 @@ Shapes: D features, r the number of μ (see `spectrum.pencil`); θ (D, D) acts o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -84,10 +84,6 @@ class Immunizer:
     def rir(self) -> float:
         """(i)/(ii)."""
         return self.harmful.rir
-
-    def with_notes(self, *notes: str) -> Immunizer:
-        """The same map with further notes."""
-        return replace(self, notes=(*self.notes, *notes))
 
 
 def frontier(

@@ -161,7 +161,7 @@ def generalized_spectrum(
         # The number of non-zero μ is the rank of K_H on range(K_P) (Sylvester), which K_H's own rank cut decides.
         positive = min(harmful.rank - harmful_only, int((mu > 0).sum()))
         scale = torch.cat([scale, scale.log().mean().exp().expand(size - rank)])
-        inner = with_identity(inner, size)
+        inner = torch.block_diag(inner, torch.eye(size - rank).double())  # type: ignore[no-untyped-call]
     mu[positive:] = 0
     return GeneralizedSpectrum(
         mu=mu,
@@ -190,13 +190,6 @@ def _compress(gram: Tensor, basis: Tensor) -> Tensor:
     product = basis.T @ gram @ basis
     symmetric: Tensor = (product + product.T) / 2
     return symmetric
-
-
-def with_identity(block: Tensor, size: int) -> Tensor:
-    """(size, size), `block` in the upper left corner and ones on the rest of the diagonal."""
-    whole = torch.eye(size, dtype=torch.float64)
-    whole[: len(block), : len(block)] = block
-    return whole
 
 
 def _schur_complement(gram: Tensor, null: Tensor, cut: float) -> Tensor:

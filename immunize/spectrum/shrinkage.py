@@ -314,7 +314,7 @@ def closed_form(
         budget = spent.budget
     best = frontier(spectrum, budget)
     if spent is not None:
-        best = best.with_notes(spent.reason)
+        best = replace(best, notes=(*best.notes, spent.reason))
     inherited = {field.name: getattr(best, field.name) for field in fields(Immunizer)}
     return ClosedForm(**inherited, shrinkage_choice=chosen, budget_choice=spent)
 

@@ -20,6 +20,7 @@ from immunize.evaluation.alignment import (
 )
 from immunize.evaluation.forecast_verdict import budget_window, judge
 from immunize.spectrum import frontier, immunization_ratio, spectrum_of
+from tests import reference as ref
 
 D = 8
 Pair = tuple[Tensor, Tensor]
@@ -27,9 +28,7 @@ Pair = tuple[Tensor, Tensor]
 
 def rows(n: int, scales: list[float] | Tensor, seed: int) -> Tensor:
     """Gaussian rows with independent columns of the given standard deviations."""
-    generator = torch.Generator().manual_seed(seed)
-    wanted = torch.as_tensor(scales, dtype=torch.float64)
-    return torch.randn(n, len(wanted), dtype=torch.float64, generator=generator) * wanted
+    return ref.gaussian(n, len(scales), seed=seed) * torch.as_tensor(scales, dtype=torch.float64)
 
 
 def synthetic(angle: float, **options: float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""κ, RIR and the verdicts of Definition 3.1 on extractors for which they are known."""
+"""κ, RIR and the verdicts of Definition 3.1 on extractors for which they are known; the decomposition behind them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch import Tensor
 from immunize.data import Part
 from immunize.data.pair import PairParts
 from immunize.evaluation import PartEvaluation, evaluate_part, least_squares_targets
+from immunize.evaluation.immunity import compress, decompose
 from immunize.evaluation.numbers import spectrum_numbers
 from immunize.spectrum import ESTIMATORS, Spectrum
 from tests import reference as ref
+from tests.composing import gap
 
 D = 6
 TASKS = {"pretrain": "regression", "harmful": "regression"}
@@ -51,13 +53,14 @@ def test_every_estimator_equals_its_definition(n: int, rho: float) -> None:
         )
         i, ii, rir = ref.immunization_ratio(h, p, h0, p0)
         assert ratio.estimator == name
-        assert ratio.kappa_pretrain.value == pytest.approx(p, rel=1e-9)
-        assert ratio.kappa_harmful.value == pytest.approx(h, rel=1e-9)
-        assert ratio.kappa_pretrain_baseline.value == pytest.approx(p0, rel=1e-9)
-        assert ratio.kappa_harmful_baseline.value == pytest.approx(h0, rel=1e-9)
-        assert ratio.ratio_harmful == pytest.approx(i, rel=1e-9)
-        assert ratio.ratio_pretrain == pytest.approx(ii, rel=1e-9)
-        assert ratio.rir == pytest.approx(rir, rel=1e-9)
+        kappas = (
+            ratio.kappa_pretrain,
+            ratio.kappa_harmful,
+            ratio.kappa_pretrain_baseline,
+            ratio.kappa_harmful_baseline,
+        )
+        assert [of.value for of in kappas] == pytest.approx([p, h, p0, h0], rel=1e-9)
+        assert (ratio.ratio_harmful, ratio.ratio_pretrain, ratio.rir) == pytest.approx((i, ii, rir), rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -205,3 +208,102 @@ def test_zero_and_non_finite_extractors_are_refused() -> None:
         evaluate(torch.zeros(D, D, dtype=torch.float64))
     with pytest.raises(ValueError, match="NaN or infinite"):
         evaluate(torch.full((D, D), torch.nan, dtype=torch.float64))
+
+
+WIDTH = 7
+
+
+def data(n: int, rank: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = ref.features_with_eigenvalues(torch.logspace(2, -1, rank), n, WIDTH, seed)
+    return x, ref.gaussian(n, seed=seed + 100)
+
+
+SHAPES = [(50, WIDTH), (50, 4), (WIDTH, WIDTH), (WIDTH + 1, WIDTH), (5, 5), (5, 3), (2, 1)]
+"""(N, rank): tall, rank-deficient, square, one row more, wide, wide and deficient, tiny."""
+
+
+@pytest.mark.parametrize(("n", "rank"), SHAPES)
+@pytest.mark.parametrize("with_theta", [False, True])
+def test_spectrum_optimum_and_loss(n: int, rank: int, with_theta: bool) -> None:
+    x, y = data(n, rank)
+    theta = ref.extractor(WIDTH, seed=3) if with_theta else None
+    found = decompose(compress(x, y), theta)
+    features = x if theta is None else x @ theta
+
+    hess = ref.hessian(x, theta)
+    values, vectors = torch.linalg.eigh(hess)
+    values, vectors = values.flip(0), vectors.flip(1)
+    assert found.spectrum.rank == rank
+    assert (found.spectrum.n_samples, found.spectrum.n_features) == (n, WIDTH)
+    assert gap(found.spectrum.values[:rank], values[:rank]) < 1e-9
+    assert ((found.spectrum.values[:rank] / values[:rank]) - 1).abs().max() < 1e-9
+
+    w_star = torch.linalg.lstsq(features, y[:, None], driver="gelsd").solution.squeeze(-1)  # minimum norm
+    coordinates = vectors[:, :rank].T @ w_star  # their signs are those of the eigenvectors
+    assert gap(found.optimum.abs(), coordinates.abs()) < 1e-9
+    assert found.loss * n == pytest.approx(ref.optimal_least_squares_loss(features, y), rel=1e-9, abs=1e-12)
+    assert found.energy * n == pytest.approx(float(y.square().sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "rank"), SHAPES)
+def test_compression_keeps_gram_matrix_products_and_energy(n: int, rank: int) -> None:
+    x, y = data(n, rank, seed=5)
+    rows = compress(x, y)
+    assert rows.x.shape[0] == rows.spectrum.rank == rank
+    assert (rows.spectrum.n_samples, rows.spectrum.n_features) == (n, WIDTH)
+    assert gap(rows.x.T @ rows.x, x.T @ x) < 1e-12
+    assert gap(rows.x.T @ rows.y, x.T @ y) < 1e-12
+    assert rows.energy == pytest.approx(float(y.square().sum()), rel=1e-14)
+
+
+def test_exactly_solvable_targets_have_no_loss() -> None:
+    x, _ = data(40, WIDTH)
+    found = decompose(compress(x, x @ torch.arange(1.0, WIDTH + 1, dtype=torch.float64)))
+    assert 0 <= found.loss < 1e-12 * found.energy
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_are_refused(value: float) -> None:
+    x, y = data(20, WIDTH)
+    theta = torch.eye(WIDTH, dtype=torch.float64)
+    theta[0, 0] = value
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        decompose(compress(x, y), theta)
+
+
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_kappa_is_over_as_many_singular_values_as_the_raw_data_have(factor: float) -> None:
+    """θ pushes an eigenvalue of H across the cut max(N, WIDTH)·eps·σ_1, downwards or upwards: k stays that of K."""
+    n = 50
+    sigma = torch.tensor([1, 0.1, 0.01, 1e-3, 1e-4, 1e-9, 1e-17], dtype=torch.float64)
+    x = ref.features_with_eigenvalues(sigma, n, WIDTH, 3)
+    v = torch.linalg.svd(x, full_matrices=False).Vh.T
+    scale = torch.ones(WIDTH, dtype=torch.float64)
+    scale[5 if factor < 1 else 6] = factor**0.5
+    whole = decompose(compress(x, ref.gaussian(n, seed=4)), v @ torch.diag(scale) @ v.T)
+    found = whole.spectrum
+    assert found.rank == len(whole.optimum) == 6
+    assert found.numerical_rank == (5 if factor < 1 else 6)
+    sixth = 1e-9 * min(factor, 1.0)
+    assert float(found.values[5] / found.values[0]) == pytest.approx(sixth, rel=1e-5)
+
+
+def test_several_outputs_are_one_problem_each_and_a_probe_sees_them_together() -> None:
+    x, _ = data(40, WIDTH)
+    y = ref.gaussian(40, 3, seed=9)
+    together, each = decompose(compress(x, y)), [decompose(compress(x, y[:, c])) for c in range(3)]
+    assert together.loss == pytest.approx(sum(one.loss for one in each), rel=1e-12)
+    assert together.energy == pytest.approx(sum(one.energy for one in each), rel=1e-12)
+    lengths = torch.stack([one.optimum.square() for one in each]).sum(0).sqrt()
+    torch.testing.assert_close(together.optimum, lengths)
+
+
+@pytest.mark.parametrize(("n", "rank"), [(50, WIDTH), (50, 4), (5, 5)])
+def test_a_map_that_takes_directions_away_leaves_the_others_and_no_rounding(n: int, rank: int) -> None:
+    x, y = data(n, rank)
+    gone = x[:2].T  # directions that the data have
+    theta = (torch.eye(WIDTH).double() - gone @ torch.linalg.pinv(gone)) @ ref.extractor(WIDTH, seed=3)
+    found = decompose(compress(x, y), theta)
+    assert found.spectrum.rank == rank - 2
+    values = torch.linalg.eigvalsh(ref.hessian(x, theta)).flip(0)[: rank - 2]
+    torch.testing.assert_close(found.spectrum.values[: rank - 2], values)

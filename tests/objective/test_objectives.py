@@ -137,24 +137,6 @@ def test_one_step_of_ours_is_algorithm_1(precondition: str, compressed: bool) ->
     assert error(omega_slope.squeeze(1), omega_expected) < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("build", "slope", "name"),
-    [
-        (lambda: WellOnly(1), ref.r_well_gradient, "pretrain"),
-        (lambda: IllOnly(1), ref.r_ill_gradient, "harmful"),
-    ],
-    ids=["well_only", "ill_only"],
-)
-def test_single_regularizers_use_the_plain_gradient_by_default(
-    build: Callable[[], Objective], slope: Callable[[Tensor], Tensor], name: str
-) -> None:
-    step = make_step()
-    (term,) = build().terms(step).values()
-    (result,) = torch.autograd.grad(term, step.extractor.theta)
-    x = getattr(step, name).x
-    assert error(result, ref.theta_gradient(x, step.extractor.theta.detach(), slope)) < 1e-9
-
-
 @pytest.mark.parametrize("build", [lambda p: WellOnly(1, p), lambda p: IllOnly(1, p), OptKappa])
 def test_the_precondition_is_passed_on(build: Callable[[str], Objective]) -> None:
     step = make_step()

@@ -94,18 +94,6 @@ def test_gradient_through_theta_is_theorem_4_2(name: str, rows: int, columns: in
     assert error(result, ref.theta_gradient(x, theta, slope)) < 1e-9
 
 
-@every_function
-@pytest.mark.parametrize(("rows", "columns", "k"), [(200, 230, 200), (230, 200, 200), (210, 240, 150)])
-def test_large_side_agrees_with_the_reference(name: str, rows: int, columns: int, k: int) -> None:
-    function, value, slope = FEATURES[name]
-    sigma = torch.cat([torch.tensor([9.0]), torch.linspace(8, 1, k - 2), torch.tensor([0.5])]).double()
-    f = ref.features_with_eigenvalues(sigma, rows, columns, seed=5)
-    h = f.T @ f
-    expected = 2 * f @ slope(h, tolerance=1e-12)
-    assert float(function(f)) == pytest.approx(value(h, 1e-12) if name != "well" else value(h), rel=1e-9)
-    assert error(gradient(function, f), expected) < 1e-9
-
-
 def unit_error(name: str, size: int, exponent: int) -> float:
     """How far value and gradient at about 10^exponent·F are from those at F, rescaled."""
     function, scale = FEATURES[name][0], 2.0 ** (exponent * 10 // 3)  # a power of two scales without rounding
@@ -130,7 +118,7 @@ def test_result_is_repeatable_to_the_bit(name: str, size: int) -> None:
 
 
 @every_function
-@pytest.mark.parametrize(("rows", "columns"), [(4, 9), (9, 4), (30, 9), (200, 250), (250, 200)])
+@pytest.mark.parametrize(("rows", "columns"), [(4, 9), (9, 4), (30, 9)])
 def test_only_the_smaller_gram_matrix_is_decomposed(
     name: str, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,16 +350,6 @@ def test_for_singular_k_the_projection_on_its_range_is_the_pseudo_inverse_step(
     if rows == k:
         dummy = gradient(lambda t: function(preconditioned_linear(x, t)), theta)
         assert error(v @ (v.T @ result), dummy) < 1e-9
-
-
-@every_function
-def test_k_times_the_preconditioned_gradient_is_the_finite_difference_gradient(name: str) -> None:
-    function = FEATURES[name][0]
-    x = ref.features_with_eigenvalues([5.0, 3.0, 1.0], 4, 5, seed=30)
-    theta = ref.extractor(5, seed=31)
-    result = gradient(lambda t: function(x @ theta, t), theta)
-    expected = ref.finite_difference_gradient(lambda t: function(x @ t), theta)
-    assert error(x.T @ x @ result, expected) < 1e-8
 
 
 @every_function

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import feature_scale
 from immunize.evaluation.attacks.curves import Cost, Trace, look_steps
+from immunize.evaluation.attacks.first_order import Candidate, Optimizer, batches, check_training, new_head
 from immunize.evaluation.attacks.least_squares import Ridge, probed_head
-from immunize.evaluation.attacks.lockstep import Candidate, Optimizer, batches, check_training, new_head
 from immunize.evaluation.attacks.network import Inputs, Network, Numbers, flops_of
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome, Rows, Task
 from immunize.evaluation.attacks.scoring import Meter

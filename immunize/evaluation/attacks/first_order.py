@@ -8,23 +8,359 @@ best is settled (scoring.py) after a second lap, schedules have nothing to gain 
 Hessian, for Adam one in units of 1/√σ_1; the result does not change when the features are multiplied by a number.
 Without it the learning rates are used as they come, as most users do.
 
-All candidates of a lap are trained in lockstep (lockstep.py).
+All candidates of a lap are trained in lockstep. They see the same mini-batches in the same order. So those that are at
+the same step take it together: the rows are gathered once, one product of matrices gives the outputs of all heads, the
+losses are summed, and one optimizer of PyTorch has a parameter group for each. The gradient of the sum is for each
+head that of its own loss, and a head that diverges moves no other: every candidate goes the way that it would go
+alone, up to rounding. It has its own schedule, looks and costs; steps, samples and FLOPs are those of a run alone.
+Seconds are the time that a step of all took, in equal parts: their sum is what the attacker waited, and one candidate
+alone would have taken longer.
 
-Shapes: N samples, B batch.
+The heads are linear, linear behind BatchNorm, or have one hidden layer. Attackers who train more than a head share what
+is no head's own: one learning rate and schedule on its way (`Candidate`), and the mini-batches.
+
+Shapes: N samples, D features, B batch, H hidden units, C outputs, R heads.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import repeat
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.lockstep import HEADS, HeadTask, Lockstep, Optimizer, check_training
-from immunize.evaluation.attacks.protocol import Attack, AttackData, Budget, Outcome
+from immunize.evaluation.attacks.coordinates import feature_scale
+from immunize.evaluation.attacks.curves import Cost, best_validation, look_steps
+from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
+from immunize.evaluation.attacks.scoring import Meter, target_matrix
+from immunize.evaluation.products import products, quotient
 
-__all__ = ["FirstOrder"]
+__all__ = ["HEADS", "Candidate", "FirstOrder", "Optimizer", "batches", "check_training", "new_head"]
+
+HEADS = ("linear", "batchnorm", "mlp")
+
+
+def new_head(kind: str, n_features: int, n_outputs: int, hidden: int, seed: int) -> nn.Module:
+    """A head at its start: linear layers behind features at zero, a hidden layer as PyTorch draws it.
+
+    Args:
+        kind: one of `HEADS`.
+        n_features: D.
+        n_outputs: C.
+        hidden: H, of "mlp" alone.
+        seed: of the hidden layer.
+
+    Raises:
+        UserError: an unknown kind.
+    """
+    if kind not in HEADS:
+        raise UserError(f"unknown head {kind!r}; there are {', '.join(HEADS)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        last = nn.Linear(hidden if kind == "mlp" else n_features, n_outputs)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        if kind == "linear":
+            return last
+        if kind == "batchnorm":
+            return nn.Sequential(nn.BatchNorm1d(n_features), last)
+        return nn.Sequential(nn.Linear(n_features, hidden), nn.ReLU(), last)
+
+
+def statistics(kind: str, n_features: int) -> nn.Module:
+    """What a head does to features before any weight of its own: BatchNorm's statistics, or nothing.
+
+    They depend on the rows seen so far and on no weight, so heads that see the same rows can share them.
+    """
+    return nn.BatchNorm1d(n_features, affine=False) if kind == "batchnorm" else nn.Identity()
+
+
+def outputs_of(kind: str, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+    """Of R heads for the same rows, with one product of matrices where these meet the weights.
+
+    Args:
+        kind: one of `HEADS`.
+        parameters: of `new_head`, in its order, those of all heads stacked: (R, ...).
+        x: (N, D), as `statistics` leaves them.
+
+    Returns:
+        (R, C, N), which PyTorch's cross-entropy takes; what is not finite in one head stays in that head.
+    """
+    *first, weight, bias = parameters
+    if kind == "mlp":
+        hidden = products(x, first[0].flatten(0, 1), first[1].flatten())
+        return torch.baddbmm(bias[:, :, None], weight, hidden.T.view(*first[1].shape, -1).relu())
+    if kind == "batchnorm":  # (γ∘x + β)Wᵀ + b = x(γ∘W)ᵀ + (Wβ + b)
+        gamma, beta = first
+        weight, bias = weight * gamma[:, None], bias + (weight @ beta[:, :, None])[:, :, 0]
+    return torch.addmm(bias.reshape(-1, 1), weight.flatten(0, 1), x.T).view(*bias.shape, -1)
+
+
+def flops_per_row(kind: str, n_features: int, n_outputs: int, hidden: int) -> float:
+    """Of one forward and backward pass; the gradient with respect to the features themselves is not needed."""
+    if kind == "mlp":
+        return 4.0 * n_features * hidden + 6.0 * hidden * n_outputs
+    return (6.0 if kind == "batchnorm" else 4.0) * n_features * n_outputs
+
+
+Optimizer = Callable[..., torch.optim.Optimizer]
+"""From parameters, or groups of them, and `lr` to an optimizer."""
+
+
+def check_training(optimizer: Optimizer, learning_rates: Sequence[float]) -> None:
+    """Refuse before any training what would end it.
+
+    Raises:
+        UserError: no learning rate, one that is not positive, or an optimizer that refuses its settings.
+    """
+    if not learning_rates or min(learning_rates) <= 0:
+        raise UserError("the grid of learning rates has to hold at least one number, and positive ones")
+    try:  # an optimizer looks at its settings when it gets its parameters
+        optimizer([torch.nn.Parameter(torch.zeros(1))], lr=learning_rates[0])
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(f"optimizer: {error}") from error
+
+
+class Candidate:
+    """One learning rate and schedule on its way.
+
+    Args:
+        groups: its groups of an optimizer; their rates are those at the start.
+        rate: what to call it by.
+        length: steps of a cosine schedule; None keeps the rates.
+        meter: notes where it stands.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], rate: float, length: int | None, meter: Meter) -> None:
+        self.rate, self.length, self.meter, self.step = rate, length, meter, 0
+        self._groups = [(group, group["lr"]) for group in groups]
+
+    @property
+    def best(self) -> float:
+        """The best validation score so far."""
+        return best_validation(self.meter.points)
+
+    def set_rates(self) -> None:
+        """To those of the next step."""
+        if self.length is not None:
+            left = 0.5 * (1 + math.cos(math.pi * self.step / self.length))
+            for group, rate in self._groups:
+                group["lr"] = rate * left
+
+
+def batches(n_rows: int, size: int, seed: int) -> Iterator[Tensor | slice]:
+    """Endless shuffled mini-batches; the incomplete last one of a pass is left out. All rows where they fit.
+
+    Args:
+        n_rows: N.
+        size: B.
+        seed: of the orders.
+    """
+    if size >= n_rows:
+        return repeat(slice(None))
+    return _shuffled(n_rows, size, torch.Generator().manual_seed(seed))
+
+
+def _shuffled(n_rows: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    while True:
+        order = torch.randperm(n_rows, generator=generator)
+        yield from torch.split(order[: n_rows - n_rows % size], size)
+
+
+class HeadTask:
+    """What all candidates share: rows as tensors, the loss, how a head begins, what a step costs.
+
+    Args:
+        data: the task.
+        seed: of the order of the rows and of the hidden layer.
+        head: one of `HEADS`.
+        hidden: units of the hidden layer of "mlp".
+        batch_size: B; all rows where there are fewer.
+        scaled: divide the features by σ_1(X)/√N first.
+        dtype: of rows and heads.
+    """
+
+    def __init__(
+        self,
+        data: AttackData,
+        seed: int,
+        *,
+        head: str,
+        hidden: int,
+        batch_size: int,
+        scaled: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        self.data, self.seed, self.head, self.hidden, self.dtype = data, seed, head, hidden, dtype
+        scale = feature_scale(data) if scaled else 1.0
+        self.x, *self.measured = (quotient(rows.x, scale, dtype) for rows in data.parts.values())
+        if data.n_classes:
+            self.y = torch.from_numpy(data.train.y.astype(np.int64))
+        else:
+            self.y = torch.from_numpy(target_matrix(data, data.train)).to(dtype)
+        self.batch = min(batch_size, len(self.x))
+        per_row = flops_per_row(head, data.n_features, data.n_outputs, hidden)
+        self.per_step = Cost(1, 0.0, self.batch, per_row * self.batch)
+
+    def start(self) -> list[nn.Parameter]:
+        """The parameters of a new head; all heads start alike."""
+        head = new_head(self.head, self.data.n_features, self.data.n_outputs, self.hidden, self.seed)
+        return list(head.to(self.dtype).parameters())
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The sum of the heads' mean losses, of outputs (R, C, B) and targets (B,) or (B, C)."""
+        heads, width, rows = outputs.shape
+        if self.data.n_classes:
+            return nn.functional.cross_entropy(outputs, y.expand(heads, -1), reduction="sum") / rows
+        return nn.functional.mse_loss(outputs, y.T.expand_as(outputs), reduction="sum") / (rows * width)
+
+
+class _Head(Candidate):
+    """A head with its looks.
+
+    Args:
+        group: of the optimizer: its parameters in the order of `new_head`, and its rate.
+        length: see `Candidate`.
+        last: steps of the whole run.
+        meter: see `Candidate`.
+    """
+
+    def __init__(self, group: dict[str, Any], length: int | None, last: int, meter: Meter) -> None:
+        super().__init__([group], group["lr"], length, meter)
+        self.group = group
+        self.parameters: list[nn.Parameter] = group["params"]
+        self.last, self._looks = last, look_steps(last)
+
+    def next_look(self, limit: int) -> int:
+        """The step at which it is looked at next, `limit` at the latest; none lies ahead if it is there already."""
+        return next((look for look in self._looks if self.step < look < limit), min(limit, self.last))
+
+
+class Lockstep:
+    """Candidates of one task and one kind of optimizer.
+
+    Args:
+        task: what they share.
+        optimizer: takes groups of parameters.
+        rates: constant learning rates of the first candidates.
+        last: steps of their whole run, on which hangs where they are looked at.
+    """
+
+    def __init__(self, task: HeadTask, optimizer: Optimizer, rates: Sequence[float], last: int) -> None:
+        self.task = task
+        self._optimizer = optimizer([self._new_group(rate) for rate in rates], lr=rates[0])
+        self.candidates = [self._candidate(group, None, last) for group in self._optimizer.param_groups]
+
+    def add_cosine(self, rate: float, length: int) -> None:
+        """One more candidate, at step 0, whose rate falls to zero in so many steps."""
+        self._optimizer.add_param_group(self._new_group(rate))
+        self.candidates.append(self._candidate(self._optimizer.param_groups[-1], length, length))
+
+    def _new_group(self, rate: float) -> dict[str, Any]:
+        return {"params": self.task.start(), "lr": rate}
+
+    def _candidate(self, group: dict[str, Any], length: int | None, last: int) -> _Head:
+        schedule = "constant" if length is None else f"cosine over {length:,}"
+        meter = Meter(self.task.data, f"lr {group['lr']:g}, {schedule}", self.task.per_step)
+        return _Head(group, length, last, meter)
+
+    def advance(self, heads: Sequence[_Head], to: int) -> None:
+        """Train each up to step `to`, its own last, or until it is over; each joins at the step where it stands.
+
+        Args:
+            heads: of `candidates`; the others stay where they are.
+            to: looked at as well.
+        """
+        walk, step = _Walk(self.task), 0
+        while ahead := [head for head in heads if head.step < min(to, head.last) and not head.meter.over]:
+            live = [head for head in ahead if head.step == step]
+            joining = min((head.step for head in ahead if head.step > step), default=to)
+            stop = min([joining, *(head.next_look(to) for head in live)])
+            due = [head for head in live if head.next_look(to) == stop]
+            self._train(walk, live, stop - step)
+            step = stop
+            self._look(walk, due)
+
+    def _train(self, walk: _Walk, live: Sequence[_Head], steps: int) -> None:
+        started = time.perf_counter()
+        self._optimizer.param_groups = [head.group for head in live]  # an idle one costs as much as a small one
+        for _ in range(steps):
+            if live:
+                self._update(live, *walk.next())
+            else:
+                walk.skip()
+        seconds = time.perf_counter() - started
+        for head in live:
+            head.meter.charge(head.step, seconds / len(live))
+
+    def _update(self, live: Sequence[_Head], x: Tensor, y: Tensor) -> None:
+        stacked = [parameter.requires_grad_() for parameter in _stacked(live)]
+        loss = self.task.loss(outputs_of(self.task.head, stacked, x), y)
+        gradients = torch.autograd.grad(loss, stacked)
+        for head, *own in zip(live, *gradients, strict=True):
+            head.set_rates()
+            for parameter, gradient in zip(head.parameters, own, strict=True):
+                parameter.grad = gradient
+            head.step += 1
+        self._optimizer.step()
+
+    @torch.no_grad()
+    def _look(self, walk: _Walk, due: Sequence[_Head]) -> None:
+        if not due:
+            return
+        stacked = _stacked(due)
+        outputs = [outputs_of(self.task.head, stacked, x) for x in walk.measured()]
+        for at, head in enumerate(due):
+            head.meter.note(head.step, lambda at=at: [_rows(of_set[at]) for of_set in outputs])  # type: ignore[misc]
+
+
+class _Walk:
+    """Mini-batches from the first one on, with what heads of this kind take from the rows on the way."""
+
+    def __init__(self, task: HeadTask) -> None:
+        self.task = task
+        self._batches = batches(len(task.x), task.batch, task.seed)
+        self._statistics = statistics(task.head, task.data.n_features).to(task.dtype)
+
+    @torch.no_grad()
+    def next(self) -> tuple[Tensor, Tensor]:
+        """The next mini-batch, (B, D) and targets."""
+        rows, x, y = next(self._batches), self.task.x, self.task.y
+        self._statistics.train()
+        if isinstance(rows, Tensor):
+            x, y = x.index_select(0, rows), y.index_select(0, rows)  # half the time of indexing
+        return self._statistics(x), y
+
+    def skip(self) -> None:
+        """Pass over the next mini-batch, of which the statistics are taken if there are any."""
+        if isinstance(self._statistics, nn.Identity):
+            next(self._batches)
+        else:
+            self.next()
+
+    def measured(self) -> list[Tensor]:
+        """The validation rows and the test rows."""
+        self._statistics.eval()
+        return [self._statistics(x) for x in self.task.measured]
+
+
+def _stacked(heads: Sequence[_Head]) -> list[Tensor]:
+    """Their parameters side by side, (R, ...), as new tensors without history."""
+    with torch.no_grad():
+        return [torch.stack(alike) for alike in zip(*(head.parameters for head in heads), strict=True)]
+
+
+def _rows(outputs: Tensor) -> Array:
+    """(C, N) to (N, C) float64."""
+    return np.asarray(outputs.T.numpy(), dtype=np.float64)
+
 
 FIRST_LAP = 10
 """The first lap is this share of the steps, one in ten."""

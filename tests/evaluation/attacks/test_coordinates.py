@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
-from omegaconf import OmegaConf
 from scipy.optimize import minimize
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 
-from immunize.config import config_dir
 from immunize.evaluation.attacks import (
     AttackData,
     Budget,
@@ -31,7 +28,7 @@ from immunize.evaluation.attacks import (
     coordinates,
 )
 from immunize.evaluation.attacks.coordinates import feature_scale, principal, principal_axes, thin_svd
-from immunize.evaluation.attacks.logistic import CURVATURE, Logistic, answers
+from immunize.evaluation.attacks.logistic import Logistic, answers
 from immunize.evaluation.attacks.prepared import REPAIRS
 from immunize.evaluation.attacks.scoring import score, target_matrix
 from tests.evaluation.attacks.making import D, Memory, classes, ill_conditioned, regression
@@ -90,7 +87,11 @@ def test_axes_are_computed_once_and_kept_by_content(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("intercept", [False, True])
-def test_logistic_loss_is_that_of_plain_columns(name: str, intercept: bool) -> None:
+@pytest.mark.parametrize("cached", [2**19, 2**9])
+def test_logistic_loss_is_that_of_plain_columns(
+    name: str, intercept: bool, cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("immunize.evaluation.attacks.logistic.CACHED", cached)  # bytes of a block of rows
     data = TASKS[name]()
     loss = Logistic(data, penalty=0.02, intercept=intercept)
     v, s = np.random.default_rng(1).standard_normal((2, *loss.shape))
@@ -100,6 +101,7 @@ def test_logistic_loss_is_that_of_plain_columns(name: str, intercept: bool) -> N
     (found, reduced), curved = answers([(loss, v.ravel(), None), (loss, v.ravel(), s.ravel())])
     assert found == pytest.approx(expected, rel=1e-12)
     assert plain.lifted(loss, reduced.reshape(loss.shape)) == pytest.approx(gradient, abs=1e-12)
+    assert loss.gradients([v.ravel()])[0] == pytest.approx(reduced, abs=1e-15)
     eps = 1e-6
     plus, minus = (plain.loss_and_gradient(w + sign * eps * direction)[1] for sign in (1, -1))
     assert plain.lifted(loss, curved.reshape(loss.shape)) == pytest.approx((plus - minus) / (2 * eps), abs=1e-8)
@@ -328,28 +330,6 @@ def test_axes_of_repaired_rows_are_those_of_a_decomposition(name: str, repair: s
     assert not found.mean.any()
     assert seen.train.x == pytest.approx(x @ found.basis, abs=1e-9 * found.sigma[0])
     assert seen.train.x.T @ seen.train.x == pytest.approx(np.diag(found.sigma**2), abs=1e-9 * found.sigma[0] ** 2)
-
-
-MULTIPLIERS = OmegaConf.load(Path(config_dir()) / "attack" / "t0" / "gd_logistic.yaml").multipliers
-
-
-@pytest.mark.parametrize("multiplier", MULTIPLIERS)
-@pytest.mark.parametrize("n_classes", [2, 4])
-def test_passes_in_blocks_go_the_way_of_the_plain_iteration(
-    n_classes: int, multiplier: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("immunize.evaluation.attacks.logistic.CACHED", 2**12)
-    data = classes(ill_conditioned(1e3), sizes=(600, 1000, 1000), n_classes=n_classes)
-    loss, plain = Logistic(data, intercept=False), PlainLogistic(data, 0.0, intercept=False)
-    v, w = np.zeros(loss.shape), np.zeros((D, n_classes))
-    for _ in range(1000):
-        v -= multiplier / CURVATURE * loss.gradients([v.ravel()])[0].reshape(loss.shape)
-        w -= multiplier / CURVATURE * plain.loss_and_gradient(w)[1]
-    found = loss.predictor(v.ravel())(loss.seen.test.x)
-    expected = plain.outputs(w, data.test.x)
-    assert found == pytest.approx(expected, abs=1e-9 * np.abs(expected).max())
-    ((_, gradient),) = answers([(loss, v.ravel(), None)])
-    assert loss.gradients([v.ravel()])[0] == pytest.approx(gradient, abs=1e-15)
 
 
 DECOMPOSE = scipy.linalg.svd

@@ -143,8 +143,6 @@ def test_nearest_neighbours_remember_their_own_rows() -> None:
     assert len(traces) == 4  # k = 500 is more than there are
     assert all(trace.points[0].test == 1 for trace in traces)
     assert traces[0].spent == Cost(1, traces[0].spent.seconds, 50, 2 * 50 * 50 * D)
-    numbers = attack.run(regression(sizes=(400, 100, 100)), Budget(1), 0)
-    assert max(trace.points[0].test for trace in numbers.traces) > 0.3
 
 
 @pytest.mark.parametrize(

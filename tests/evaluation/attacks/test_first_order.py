@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from immunize.evaluation.attacks import AttackData, Budget, FirstOrder
 from immunize.evaluation.attacks.curves import look_steps
-from immunize.evaluation.attacks.lockstep import HEADS, HeadTask, Lockstep, batches, flops_per_row, new_head
+from immunize.evaluation.attacks.first_order import HEADS, HeadTask, Lockstep, batches, flops_per_row, new_head
 from immunize.evaluation.attacks.scoring import score, target_matrix
 from tests.evaluation.attacks.making import classes, regression
 
