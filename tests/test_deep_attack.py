@@ -20,7 +20,7 @@ from immunize.attack_grid.network import NetworkTarget
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.evaluation.attacks import Attack, AttackData, Budget, ImagesAlone, Ridge, StageProbes
 from immunize.features import load_weights, save_weights
-from immunize.features.released import MAP_OFF
+from immunize.features.append import MAP_OFF
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD, read_record, whole_config
 from immunize.report.attacks.one_run import not_tried
 from immunize.report.card import card_of, card_text

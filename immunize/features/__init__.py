@@ -1,6 +1,13 @@
 """Feature extractors f_θ, the gradient preconditioning of Algorithm 1, and a map appended to any network."""
 
-from immunize.features.append import AppendedHead, append_map, released_features
+from immunize.features.append import (
+    AppendedHead,
+    Released,
+    StageOutputs,
+    append_map,
+    released_features,
+    released_network,
+)
 from immunize.features.boundary import NoBoundaryError, split_network
 from immunize.features.deep import DeepExtractor, matching_parameters
 from immunize.features.extract import Features, Once, Place, cache_place, cached_trunk, device_of, extract
@@ -15,7 +22,6 @@ from immunize.features.linear import (
     refuse_precondition,
 )
 from immunize.features.lora import add_lora
-from immunize.features.released import Released, StageOutputs, released_network
 from immunize.features.weights import build_network, load_weights, save_weights, state_digest
 
 __all__ = [

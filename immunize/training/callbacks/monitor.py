@@ -164,7 +164,6 @@ class NetworkMonitor(BestLook):
         patience: looks without improvement before the training ends; None trains to the end. A look is better if its
             RIR is larger and D_P's accuracy no more than `ACCURACY_SLACK` points below θ_0's; what was trained at the
             best look, which may be θ_0 itself, is put back at the end.
-        label: what the training is called in messages.
         quiet: keep recognized failures without a message.
     """
 
@@ -176,13 +175,12 @@ class NetworkMonitor(BestLook):
         every: int,
         patience: int | None = None,
         cached: bool = False,
-        label: str = "fit",
         quiet: bool = False,
     ) -> None:
         super().__init__(every, patience)
         self.reference, self.images, self.cached = reference, images, cached
         self.latest: dict[str, float] = {}
-        self.signatures = FailureSignatures({}, {}, label, quiet=quiet)
+        self.signatures = FailureSignatures({}, {}, "fit", quiet=quiet)
         self._h: dict[Role, Tensor] = {}
         self._y: dict[Role, Tensor] = {}
         self._before: dict[Role, Spectrum] = {}
