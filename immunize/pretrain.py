@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +27,9 @@ from immunize.sweeping import done_record
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
     from torch import nn
 
-    from immunize.data.images.image_set import ImageSplits
-    from immunize.data.images.source import ImageSource
+    from immunize.data.images.image_set import ImageSet
     from immunize.features import DeepExtractor
     from immunize.pipeline.fit import Fit
 
@@ -77,16 +74,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
         UserError: anything in the configuration or the data that the user has to mend.
         SystemExit: SIGTERM; what was trained so far is kept for `resume=true`.
     """
-    if OmegaConf.is_missing(cfg.model, "trainable"):  # model=timm has no default
-        cfg = DictConfig(OmegaConf.merge(cfg, {"model": ALL_OF_IT}))
-    if not is_deep(cfg):
-        raise UserError(f"model={cfg.model.name} is no network; choose a deep one, such as model=resnet_small")
-    check(cfg, PretrainConfig, RULES)
-    if process_count(cfg.trainer) > 1 or started_outside():
-        raise UserError("θ_0 is trained in one process: choose trainer=cpu or trainer=gpu with trainer.devices=1")
-    OmegaConf.to_container(
-        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "model"]), resolve=True, throw_on_missing=True
-    )
+    cfg = _checked(cfg)
     from immunize.data.images.source import as_image_source
 
     source = as_image_source(build(cfg.pretrain))
@@ -104,9 +92,9 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     from lightning.pytorch import seed_everything
 
     from immunize.data.images.pair import without_aside
-    from immunize.objective import task_loss
-    from immunize.pipeline.assemble import OF_PAIRS, new_trainer, theta_0_facts
-    from immunize.training.module import SupervisedModule
+    from immunize.features import save_weights
+    from immunize.pipeline.assemble import theta_0_facts
+    from immunize.pipeline.fit import TRAINING
 
     clock = time.perf_counter()
     record: dict[str, Any] = {
@@ -114,7 +102,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
         "model": cfg.model.name,
         "pretrain": source.name,
         "seed": cfg.seed,
-        **told(whole, idle),
+        **told(whole, idle, hashed),
     }
     seed_everything(cfg.seed, workers=True, verbose=False)
     with cpu_threads(threads_in_force(cfg.threads)):
@@ -127,127 +115,85 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
         splits = source.splits(net.transform(train=cfg.augment), net.transform())
         if cfg.validation_fraction > 0:
             splits, _ = without_aside(splits, cfg.validation_fraction, seed=cfg.seed, role="pretrain")
-        pretraining = Pretraining(
-            network=net.network,
-            source=source,
-            splits=splits,
-            batch_size=cfg.batch_size,
-            epochs=cfg.epochs,
-            seed=cfg.seed,
-            workers=cfg.workers,
-            resume=bool(cfg.resume and not cfg.overwrite),
-            new_module=partial(
-                SupervisedModule,
-                net.network,
-                task_loss("ce", cfg.label_smoothing),
-                learning_rate=cfg.learning_rate,
-                weight_decay=cfg.weight_decay,
-            ),
-            new_trainer=partial(
-                new_trainer,
-                partial(build, cfg.trainer, leave_out=OF_PAIRS),
-                [],
-                max_epochs=cfg.epochs,
-                gradient_clip_val=cfg.clip,
-            ),
-        )
-        return pretraining.run(record, folder, clock, quiet=quiet)
-
-
-@dataclass(frozen=True)
-class Pretraining:
-    """A training of a whole network, ready to begin.
-
-    Attributes:
-        network: as it begins, every weight of it trainable.
-        source: D_P.
-        splits: the images as it wants them.
-        batch_size: images at once.
-        epochs: passes.
-        seed: of the order of the images.
-        workers: processes that read them.
-        resume: an interrupted training goes on.
-        new_module: from `steps` to what is trained.
-        new_trainer: callbacks to Lightning's trainer.
-    """
-
-    network: nn.Module
-    source: ImageSource
-    splits: ImageSplits
-    batch_size: int
-    epochs: int
-    seed: int
-    workers: int
-    resume: bool
-    new_module: Callable[..., LightningModule]
-    new_trainer: Callable[[list[Callback]], Trainer]
-
-    def run(self, record: dict[str, Any], folder: Path, clock: float, *, quiet: bool) -> dict[str, Any]:
-        """Train, measure, record.
-
-        Args:
-            record: with everything that is known before training; it is completed in place.
-            folder: the output folder.
-            clock: when the run began, by `time.perf_counter`.
-            quiet: show no progress.
-        """
-        from immunize.features import save_weights
-        from immunize.pipeline.fit import TRAINING
-
-        hashed = record["config_hash"]
         with sigint_restored():
-            fit = self.fit(folder / TRAINING, f"{hashed} {record['network']['theta_0_sha256']}", quiet=quiet)
-        record.update(
-            status=fit.status, data=self.source.describe(), data_hash=self.source.file_hash(), steps=fit.steps
-        )
+            begun_with = f"{hashed} {record['network']['theta_0_sha256']}"
+            fit = _fit(cfg, net.network, splits.fit, folder / TRAINING, begun_with, quiet=quiet)
+        record.update(status=fit.status, data=source.describe(), data_hash=source.file_hash(), steps=fit.steps)
         if fit.status == "finished":
             teller(quiet)("measuring")
-            record["accuracy"] = self.accuracy()
+            record["accuracy"] = _accuracy(net.network, splits.held_out, cfg.workers)
         record["training"] = {"seconds": fit.seconds, **fit.facts}
         record |= {"seconds": time.perf_counter() - clock, "peak_memory_mib": peak_memory_mib()}
-        save_weights(folder / CHECKPOINT, self.network.state_dict(), {"config_hash": hashed})
+        save_weights(folder / CHECKPOINT, net.network.state_dict(), {"config_hash": hashed})
         write_record(folder, record)
-        if fit.signal:
-            raise SystemExit(128 + fit.signal)
-        if fit.status == "finished":
-            (folder / TRAINING).unlink(missing_ok=True)
-        return record
+    if fit.signal:
+        raise SystemExit(128 + fit.signal)
+    if fit.status == "finished":
+        (folder / TRAINING).unlink(missing_ok=True)
+    return record
 
-    def fit(self, checkpoint: Path, run_hash: str, *, quiet: bool) -> Fit:
-        """Train in place, from where the checkpoint says if the training is to go on; the network is on its device."""
-        from immunize.data.images.pair import StreamSampler, stream_loader
-        from immunize.pipeline.fit import train
-        from immunize.training.callbacks import Progress, Resuming
 
-        images = self.splits.fit
-        batches = max(1, len(images) // self.batch_size)
-        sampler = StreamSampler(len(images), self.batch_size, batches, seed=self.seed, stream=0)
-        resuming = Resuming(checkpoint, run_hash, resume=self.resume)
-        if resuming.place is not None:
-            sampler.leave_out(*resuming.place)
-        self.network.train()
-        module = self.new_module(steps=self.epochs * batches)
-        trainer = self.new_trainer([Progress("pre-training", quiet=quiet), resuming])
-        loader = stream_loader(images, sampler, workers=self.workers)
-        try:
-            fit = train(module, loader, trainer, label="", checkpoint=resuming.begins_with)
-        except DivergedError as error:
-            raise UserError(f"{error}; lower learning_rate") from error
-        self.network.to(trainer.strategy.root_device).eval()
-        return fit
+def _checked(cfg: DictConfig) -> DictConfig:
+    """The settings, of a network that is trained in one process, every part of it.
 
-    def accuracy(self) -> float:
-        """Top-1 on held-out images, percent."""
-        from immunize.features import device_of, extract
+    Raises:
+        UserError: others.
+    """
+    if OmegaConf.is_missing(cfg.model, "trainable"):  # model=timm has no default
+        cfg = DictConfig(OmegaConf.merge(cfg, {"model": ALL_OF_IT}))
+    if not is_deep(cfg):
+        raise UserError(f"model={cfg.model.name} is no network; choose a deep one, such as model=resnet_small")
+    check(cfg, PretrainConfig, RULES)
+    if process_count(cfg.trainer) > 1 or started_outside():
+        raise UserError("θ_0 is trained in one process: choose trainer=cpu or trainer=gpu with trainer.devices=1")
+    OmegaConf.to_container(
+        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "model"]), resolve=True, throw_on_missing=True
+    )
+    return cfg
 
-        dtype = next(self.network.parameters()).dtype  # the trainer's precision
-        logits, labels = extract(
-            lambda images: self.network(images.to(dtype)),
-            self.splits.held_out,
-            workers=self.workers,
-            device=device_of(self.network),
-        )
-        return 100 * float((logits.argmax(1) == labels).double().mean())
+
+def _fit(
+    cfg: DictConfig, network: nn.Module, images: ImageSet, checkpoint: Path, begun_with: str, *, quiet: bool
+) -> Fit:
+    """Train in place, from where the checkpoint says if the training is to go on; the network is on its device."""
+    from immunize.data.images.pair import StreamSampler, stream_loader
+    from immunize.objective import task_loss
+    from immunize.pipeline.assemble import OF_PAIRS, new_trainer
+    from immunize.pipeline.fit import train
+    from immunize.training.callbacks import Progress, Resuming
+    from immunize.training.module import SupervisedModule
+
+    batches = max(1, len(images) // cfg.batch_size)
+    sampler = StreamSampler(len(images), cfg.batch_size, batches, seed=cfg.seed, stream=0)
+    resuming = Resuming(checkpoint, begun_with, resume=bool(cfg.resume and not cfg.overwrite))
+    if resuming.place is not None:
+        sampler.leave_out(*resuming.place)
+    module = SupervisedModule(
+        network.train(),
+        task_loss("ce", cfg.label_smoothing),
+        learning_rate=cfg.learning_rate,
+        weight_decay=cfg.weight_decay,
+        steps=cfg.epochs * batches,
+    )
+    callbacks = [Progress("pre-training", quiet=quiet), resuming]
+    own = {"max_epochs": cfg.epochs, "gradient_clip_val": cfg.clip}
+    trainer = new_trainer(partial(build, cfg.trainer, leave_out=OF_PAIRS), [], callbacks, **own)
+    loader = stream_loader(images, sampler, workers=cfg.workers)
+    try:
+        fit = train(module, loader, trainer, label="", checkpoint=resuming.begins_with)
+    except DivergedError as error:
+        raise UserError(f"{error}; lower learning_rate") from error
+    network.to(trainer.strategy.root_device).eval()
+    return fit
+
+
+def _accuracy(network: nn.Module, images: ImageSet, workers: int) -> float:
+    """Top-1, percent."""
+    from immunize.features import device_of, extract
+
+    dtype = next(network.parameters()).dtype  # the trainer's precision
+    logits, labels = extract(lambda x: network(x.to(dtype)), images, workers=workers, device=device_of(network))
+    return 100 * float((logits.argmax(1) == labels).double().mean())
 
 
 @command("pretrain_theta")
