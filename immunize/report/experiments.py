@@ -26,7 +26,7 @@ from immunize.report.heatmaps import heatmap, log_means, success_table
 from immunize.report.loading import RESULTS, load_records, sort_key, write_results
 from immunize.report.provenance import provenance_rows, settings_table
 from immunize.report.published import read_published
-from immunize.report.results import SCALES, by_setting, completeness, result_tables, table3_tables
+from immunize.report.results import SCALES, by_setting, completeness, linear_tables, network_tables
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs, expected_runs
 from immunize.report.table import markdown_of
 from immunize.report.templates import filled_in
@@ -90,7 +90,7 @@ def report_experiment(request: Request) -> str:
 
 def _table(request: Request) -> str:
     runs, published = _runs(request, request.name, keep=request.keep), read_published(request.published)
-    return _write(request, [runs], markdown_of(result_tables(runs, published)), kept=True)
+    return _write(request, [runs], linear_tables(runs, published), kept=True)
 
 
 def _curves(request: Request) -> str:
@@ -129,12 +129,12 @@ def _fig2(request: Request) -> str:
                 save_figure(heatmap(panels, title, sides=sides), out / figures[-1])
         return figures
 
-    return _write(request, [runs], success_table(runs, _PANELS, published).markdown(), draw)
+    return _write(request, [runs], success_table(runs, _PANELS, published), draw)
 
 
 def _table3(request: Request) -> str:
     settings = _settings(request)
-    return _write(request, settings, markdown_of(table3_tables(settings, read_published(request.published))), kept=True)
+    return _write(request, settings, network_tables(settings, read_published(request.published)), kept=True)
 
 
 def _settings(request: Request) -> list[Runs]:

@@ -15,9 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from immunize.report.published import Published, find
-from immunize.report.results import NOT_PUBLISHED, by_method, pair_means
+from immunize.report.results import pair_means, rows_of
 from immunize.report.runs import Runs
-from immunize.report.table import NOTHING, Table, share, short, under
+from immunize.report.table import NOTHING, share, short, under
+from immunize.report.templates import filled_in
 
 _PAD = 0.1  # inches, so that titles keep clear of the ticks above them
 _PALE = 0.08
@@ -111,7 +112,7 @@ def log_means(runs: Runs, method: str, part: str, estimator: str) -> dict[str, f
     return {pair: math.log(mean) if mean > 0 else -math.inf for pair, mean in means.items()}
 
 
-def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequence[Published]) -> Table:
+def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequence[Published]) -> str:
     """Pairs with a mean RIR over seeds of at least 1, by method; notes on the paper's cells where there are any.
 
     Args:
@@ -120,28 +121,22 @@ def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequ
         published: with `failed_pairs` and `log_rir` rows.
     """
 
-    def cells(method: str) -> list[str]:
+    def cells(_: Runs, method: str) -> list[str]:
         failed = find(published, method, "failed_pairs")
         total = len({p.pair for p in published if p.method == method and p.quantity == "log_rir"})
         every = [log_means(runs, method, *where).values() for where in wheres]
         theirs = NOTHING if failed is None else f"{total - failed.value:.0f}/{total}"
         return [*(share(sum(value >= 0 for value in of), len(of)) for of in every), theirs]
 
-    notes = [
-        runs.completeness(),
-        *(note for method in runs.methods for note in _against_paper(runs, method, published)),
-    ]
-    if any(p.quantity == "log_rir" for p in published):
-        notes.append(
-            "The paper's cells were read from the text of its PDF, which keeps no minus signs. That the mean of "
-            "exp(cell) is the mean RIR of its Table 2 says that there are none, so that in the paper too these RIR are "
-            "at least 1; what its text and colours call a failure must be a small RIR."
-        )
-    if not published:
-        notes.append(NOT_PUBLISHED)
-    columns = under(runs.size_text(), (", ".join(where) for where in wheres))
-    title = f"Pairs with RIR ≥ 1, mean RIR over {runs.seeds_text()}"
-    return by_method(runs, title, [*columns, "§5.1, not failed paper"], cells, notes)
+    columns = [*under(runs.size_text(), (", ".join(where) for where in wheres)), "§5.1, not failed paper"]
+    return filled_in(
+        "fig2.md",
+        runs=runs,
+        table=rows_of([runs], columns, cells),
+        against_paper=[note for method in runs.methods for note in _against_paper(runs, method, published)],
+        cells=any(p.quantity == "log_rir" for p in published),
+        published=published,
+    )
 
 
 def _against_paper(runs: Runs, method: str, published: Sequence[Published]) -> list[str]:

@@ -14,6 +14,7 @@ from immunize.report.provenance import validity_notes
 from immunize.report.published import ACCURACY, THETA_0, Published, cell, differences, elsewhere, find, network_pair
 from immunize.report.runs import Runs, expected_runs, experiment_of, swept
 from immunize.report.table import NOTHING, Table, share, short, summary_of, summary_text, under
+from immunize.report.templates import filled_in
 
 COLUMNS = ("(i) ↑", "(ii) ↓", "RIR ↑")
 HELD = ("(a)", "(b)", "(c)", "all")
@@ -23,13 +24,8 @@ THRESHOLD = "0.1"
 SPREADS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "spectrum"), ("held_out", "ridge"))
 """Where the distribution of RIR over pairs is shown."""
 WORST = 3
-
-NOT_PUBLISHED = "There is no published column: the file of published numbers is missing."
-_VERDICTS = (
-    f"(a) the harmful task is harder, (i) ≥ {HARDER_BY:g}; (b) the pre-training task is no harder, (ii) ≤ "
-    f"{NO_HARDER:g}; (c) {{}}. The paper gives no thresholds, these are ours."
-)
-_RIDGE = "`ridge`: κ of H + ρ·tr(H)/D·I{}fine-tuning with weight decay."
+_VALUES = {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}"}
+"""What every page of tables says of the verdicts."""
 
 SCALES = {"table3": "", "table3_small": "small", "table3_digits": "digits"}
 """`experiment.name` of the presets of Table 3 to their SCALE."""
@@ -44,23 +40,18 @@ _PROBES = (
 )
 
 
-def _table(
+def rows_of(
     of: Sequence[Runs],
-    title: str,
     columns: Sequence[str],
     cells: Callable[[Runs, str], Iterable[str]],
-    notes: Sequence[str] = (),
-    *,
     before: Callable[[Runs], Iterable[str]] | None = None,
-) -> Table:
-    """A row a method: its name, how many runs it has, and its cells; of networks behind their names.
+) -> str:
+    """A Markdown table, a row a method: its name, how many runs it has, and its cells; of networks behind their names.
 
     Args:
         of: the runs of linear extractors, or those of every network and pair of data sets.
-        title: of the table.
         columns: headings of the cells.
         cells: of a method.
-        notes: below the table.
         before: of θ_0, in a row before the others of a network.
     """
     networks = of[0].name in SCALES
@@ -69,25 +60,8 @@ def _table(
         left = [f"`{runs.model}`", runs.title] if networks else []
         rows += [] if before is None else [[*left, "θ_0", *before(runs)]]
         rows += [[*left, f"`{m}`", runs.count_text(m), *cells(runs, m)] for m in runs.methods]
-    if networks:
-        title, columns = f"{title}, {_scale(of)}", ["network", "data", "method", "runs", *columns]
-    else:
-        columns = ["method", "runs", *columns]
-    return Table(of[0].mark(title), columns, rows, notes)
-
-
-def _scale(settings: Sequence[Runs]) -> str:
-    """What the two numbers of a cell are, and the scale of the experiment."""
-    seeds, scale = max(len(runs.seeds) for runs in settings), SCALES[settings[0].name]
-    over = f"mean ± standard deviation (n − 1) over {seeds} seeds" if seeds > 1 else "one seed"
-    return f"{over}, scale `{scale}`" if scale else over
-
-
-def by_method(
-    runs: Runs, title: str, columns: Sequence[str], cells: Callable[[str], Iterable[str]], notes: Sequence[str] = ()
-) -> Table:
-    """A row a method of linear extractors: its name, how many runs it has, and its cells."""
-    return _table([runs], title, columns, lambda _, method: cells(method), notes)
+    head = ["network", "data"] if networks else []
+    return Table("", [*head, "method", "runs", *columns], rows).markdown(heading=False)
 
 
 def _both_parts(columns: Sequence[str], *by: str, runs: Runs | None = None, before: Sequence[str] = ()) -> list[str]:
@@ -104,34 +78,39 @@ def _rhos(of: Sequence[Runs]) -> str:
     return ", ".join(sorted({f"{run['config']['rho']:g}" for runs in of for run in runs.finished}))
 
 
-def result_tables(runs: Runs, published: Sequence[Published]) -> list[Table]:
+def linear_tables(runs: Runs, published: Sequence[Published]) -> str:
     """Headline, comparison with the paper, ridge, verdicts, steps and, for more than one pair, the spread over pairs.
 
     Args:
         runs: of one experiment.
         published: the paper's numbers; none leaves the comparison without their column, and the table says so.
     """
-    spectrum = [
-        "`spectrum`: κ as the paper defines it, Eq. (1), over the numerical rank. `fit`: the data θ was immunized "
-        "with; `held_out`: data it never saw.",
-        "Where the standard deviation over all runs exceeds their mean, the median and the geometric mean follow.",
-        runs.completeness(),
-        *validity_notes(runs),
-    ]
 
-    def ratios(title: str, estimator: str, notes: Sequence[str]) -> Table:
-        columns = _both_parts(COLUMNS, estimator, runs=runs)
-        return by_method(runs, f"{title}, {how(runs)}", columns, lambda m: _numbers(runs, m, estimator), notes)
+    def ratios(estimator: str, sources: str = "") -> str:
+        theirs = under(f"paper, {sources}", COLUMNS) if sources else []
+        return rows_of(
+            [runs],
+            [*theirs, *_both_parts(COLUMNS, estimator, runs=runs)],
+            lambda _, m: [*(cell(published, m, of) for of in RATIOS if sources), *_numbers(runs, m, estimator)],
+        )
 
-    verdicts = _both_parts(HELD, "spectrum", runs=runs)
-    tables = [
-        ratios("Immunization by `spectrum`", "spectrum", spectrum),
-        _comparison(runs, published),
-        ratios(f"Immunization by `ridge`, ρ = {_rhos([runs])}", "ridge", [_RIDGE.format(", ")]),
-        _verdicts([runs], verdicts, ["metrics"], "the pre-training task can still be solved as well"),
-        _steps(runs),
-    ]
-    return [*tables, *(_spread(runs, *where) for where in SPREADS)] if len(runs.pairs) > 1 else tables
+    sources = ", ".join(dict.fromkeys(p.source for p in published if p.quantity in RATIOS))
+    return filled_in(
+        "linear.md",
+        **_VALUES,
+        runs=runs,
+        how=how(runs),
+        ratios=ratios,
+        validity=validity_notes(runs),
+        sources=sources,
+        comparison=ratios("released", sources),
+        differences=[*_relative_spreads(runs, published), *differences(runs, published)],
+        rhos=_rhos([runs]),
+        held=_verdicts([runs], _both_parts(HELD, "spectrum", runs=runs), ["metrics"]),
+        steps=_steps(runs),
+        spreads=SPREADS if len(runs.pairs) > 1 else [],
+        spread=lambda part, estimator: _spread(runs, part, estimator),
+    )
 
 
 def how(runs: Runs) -> str:
@@ -147,54 +126,27 @@ def how(runs: Runs) -> str:
     )
 
 
-def _comparison(runs: Runs, published: Sequence[Published]) -> Table:
-    sources = ", ".join(dict.fromkeys(p.source for p in published if p.quantity in RATIOS))
-    notes = [
-        "`released`: κ as the paper's released code computes it, with which its tables were made; on rank-deficient "
-        "data it is σ₁/1e-06 whatever the conditioning.",
-        *(_relative_spreads(runs, published)),
-        *differences(runs, published),
-        *([] if sources else [NOT_PUBLISHED]),
-    ]
-    return by_method(
-        runs,
-        f"Comparison with the paper by `released`, {how(runs)}",
-        [*(under(f"paper, {sources}", COLUMNS) if sources else []), *_both_parts(COLUMNS, "released", runs=runs)],
-        lambda m: [*(cell(published, m, of) for of in RATIOS if sources), *_numbers(runs, m, "released")],
-        notes,
-    )
-
-
-def _verdicts(of: Sequence[Runs], columns: Sequence[str], kinds: Iterable[str], solved: str) -> Table:
+def _verdicts(of: Sequence[Runs], columns: Sequence[str], kinds: Iterable[str]) -> str:
     places = [(kind, part) for kind in kinds for part in PARTS]
-    return _table(
-        of,
-        "Runs in which Definition 3.1 holds, by `spectrum`",
-        columns,
-        lambda runs, method: (text for kind, part in places for text in held_text(runs.verdicts(method, part, kind))),
-        [_VERDICTS.format(solved)],
+    return rows_of(
+        of, columns, lambda runs, m: (text for kind, part in places for text in held_text(runs.verdicts(m, part, kind)))
     )
 
 
-def _steps(runs: Runs) -> Table:
-    return by_method(
-        runs,
-        f"Probe steps to norm ratio {THRESHOLD} (gradient descent, exact line search), median of the runs",
+def _steps(runs: Runs) -> str:
+    return rows_of(
+        [runs],
         _both_parts(("D_P: I → θ", "D_H: I → θ"), runs=runs),
-        lambda method: (
+        lambda _, method: (
             " → ".join(_middle_steps(runs, method, part, role, which) for which in ("identity", "immunized"))
             for part in PARTS
             for role in ("pretrain", "harmful")
         ),
-        [
-            "I: the probe on the raw data; θ: on the immunized features. > : the median run does not get there within "
-            "the steps of the probe. D_P should take no longer with θ, D_H much longer.",
-        ],
     )
 
 
-def _spread(runs: Runs, part: str, estimator: str) -> Table:
-    def cells(method: str) -> list[str]:
+def _spread(runs: Runs, part: str, estimator: str) -> str:
+    def cells(_: Runs, method: str) -> list[str]:
         by_pair = runs.numbers(method, part, estimator, "rir")
         means = pair_means(runs, method, part, estimator)
         if not means:
@@ -208,8 +160,7 @@ def _spread(runs: Runs, part: str, estimator: str) -> Table:
         ]
 
     columns = ("min", "25 %", "median", "75 %", "max", "pairs with RIR > 1 at every seed", "worst pairs")
-    title = f"RIR over the {len(runs.pairs)} pairs on `{part}` by `{estimator}`, mean over seeds of each pair"
-    return by_method(runs, title, under(f"{part}, {estimator}, {runs.size_text(part)}", columns), cells)
+    return rows_of([runs], under(f"{part}, {estimator}, {runs.size_text(part)}", columns), cells)
 
 
 def _relative_spreads(runs: Runs, published: Sequence[Published]) -> list[str]:
@@ -295,57 +246,50 @@ def completeness(settings: Sequence[Runs]) -> list[str]:
     return notes
 
 
-def table3_tables(settings: Sequence[Runs], published: Sequence[Published]) -> list[Table]:
+def network_tables(settings: Sequence[Runs], published: Sequence[Published]) -> str:
     """Groups and pooled by `spectrum`, the comparison with the paper, both by `ridge`, verdicts, probes.
 
     Args:
         settings: from :func:`by_setting`.
         published: from :func:`immunize.report.published.read_published`.
     """
-    return [
-        _network_ratios(settings, "metrics_groups", "spectrum", completeness(settings)),
-        _network_ratios(settings, "metrics", "spectrum", _gaps(settings)),
-        _network_comparison(settings, published),
-        *(_network_ratios(settings, kind, "ridge", []) for kind in KINDS),
-        _verdicts(
-            settings,
-            [c for kind in KINDS.values() for c in _both_parts(HELD, before=[kind])],
-            KINDS,
-            f"the accuracy on held-out images of D_P fell by {MOST_POINTS} point or less",
-        ),
-        *(_probes(settings, role) for role in ("harmful", "pretrain")),
-    ]
-
-
-def _network_ratios(settings: Sequence[Runs], kind: str, estimator: str, notes: Sequence[str]) -> Table:
-    about = {
-        "metrics_groups": "The paper's protocol: (i), (ii) and RIR are each the mean over 20 groups of 100 images, so "
-        "that RIR is not (i)/(ii). `fit`: images θ was immunized on; `held_out`: images it never saw.",
-        "metrics": "κ over all images of the part.",
-    }
-    interval = (
-        "95 %: bootstrap interval of RIR within a run (images or groups resampled), geometric means of its ends over "
-        "the runs."
+    seeds, scale = max(len(runs.seeds) for runs in settings), SCALES[settings[0].name]
+    over = f"mean ± standard deviation (n − 1) over {seeds} seeds" if seeds > 1 else "one seed"
+    return filled_in(
+        "networks.md",
+        **_VALUES,
+        settings=settings,
+        scale=scale,
+        how=f"{over}, scale `{scale}`" if scale else over,
+        kinds=KINDS,
+        ratios_of=lambda kind, estimator: _network_ratios(settings, kind, estimator),
+        wins=lambda kind: _wins(settings, kind),
+        completeness=completeness(settings),
+        gaps=_gaps(settings),
+        published=published,
+        comparison=_network_comparison(settings, published),
+        elsewhere=[note for runs in settings for note in elsewhere(runs, published)],
+        rhos=_rhos(settings),
+        held=_verdicts(settings, [c for kind in KINDS.values() for c in _both_parts(HELD, before=[kind])], KINDS),
+        most_points=MOST_POINTS,
+        probes=lambda role: _probes(settings, role),
     )
-    notes = [_RIDGE.format(f", ρ = {_rhos(settings)}: ")] if estimator == "ridge" else [*_wins(settings, kind), *notes]
-    return _table(
+
+
+def _network_ratios(settings: Sequence[Runs], kind: str, estimator: str) -> str:
+    columns = [*_both_parts(COLUMNS, estimator), "95 % of RIR held_out"]
+    return rows_of(
         settings,
-        f"RIR_θ0, {KINDS[kind]}, by `{estimator}`",
-        [
-            *_both_parts(COLUMNS, estimator),
-            "95 % of RIR held_out",
-            *under("D_P accuracy, %", ("θ_0", "after ↑")),
-        ],
+        [*columns, *under("D_P accuracy, %", ("θ_0", "after ↑"))],
         lambda runs, m: [
             *_numbers(runs, m, estimator, kind),
             _interval(runs, m, kind, estimator),
             *(_accuracy(runs.of_method(m), when) for when in ("before", "after")),
         ],
-        [about[kind], interval, *notes],
     )
 
 
-def _network_comparison(settings: Sequence[Runs], published: Sequence[Published]) -> Table:
+def _network_comparison(settings: Sequence[Runs], published: Sequence[Published]) -> str:
     def theirs(runs: Runs, method: str) -> list[str]:
         return [cell(published, method, of, network_pair(runs)) for of in (*RATIOS, ACCURACY) if published]
 
@@ -357,55 +301,26 @@ def _network_comparison(settings: Sequence[Runs], published: Sequence[Published]
         ours = [runs.text(method, "fit", "released", name, "metrics_groups") for name in RATIOS]
         return [*ours, _accuracy(runs.of_method(method), "after"), *theirs(runs, method)]
 
-    notes = [
-        "`released`: κ as the paper's released code computes it, with which its tables were made; in groups of "
-        "fewer images than features it is σ₁/1e-06, whatever the conditioning. θ_0's own ratios are 1 by "
-        "definition; `none` is trained on the supervised loss alone.",
-        *(note for runs in settings for note in elsewhere(runs, published)),
-    ]
-    if not published:
-        notes.append(NOT_PUBLISHED)
-    elif SCALES[settings[0].name]:
-        notes.append(
-            "The published numbers are of ImageNet and of timm's weights at 224 px; these runs are not, so that the "
-            "columns can be compared in their signs and orders alone."
-        )
     names = (*COLUMNS, "D_P acc. % ↑")
     columns = [*under("here", names), *(under("paper, Table 3", names) if published else [])]
-    title = "Comparison with the paper: 20 × 100 groups of `fit`, by `released`"
-    return _table(settings, title, columns, cells, notes, before=before)
+    return rows_of(settings, columns, cells, before)
 
 
-def _probes(settings: Sequence[Runs], role: str) -> Table:
+def _probes(settings: Sequence[Runs], role: str) -> str:
     def values(runs: Runs, method: str | None, optimizer: str, step: str) -> list[float]:
         """One a run; of θ_0, once a seed, where the method is None."""
         of, which = (runs.once_a_seed, "theta_0") if method is None else (runs.of_method(method), "immunized")
         found = (run["probe_accuracy"].get(optimizer, {}).get(role, {}).get(which, {}).get(step) for run in of)
         return [value for value in found if value is not None]
 
-    shown = [
-        (optimizer, step)
-        for optimizer, steps in _PROBES
-        for step in steps
-        if any(values(runs, None, optimizer, step) for runs in settings)
-    ]
+    places = [(optimizer, step) for optimizer, steps in _PROBES for step in steps]
+    shown = [where for where in places if any(values(runs, None, *where) for runs in settings)]
 
     def cells(runs: Runs, method: str | None) -> list[str]:
         return [summary_text([values(runs, method, *where)]) for where in shown]
 
-    name, aim = {"harmful": ("D_H", "low"), "pretrain": ("D_P", "high")}[role]
-    return _table(
-        settings,
-        f"Accuracy of a linear probe on {name}, %",
-        [f"{'at the end' if step == 'end' else f'{step} steps'} {optimizer}" for optimizer, step in shown],
-        cells,
-        [
-            "A new linear classifier on the frozen features, trained on `fit`, measured on `held_out`, after the given "
-            f"steps; to be {aim}. gd: logistic loss, full batch, step 1/L, the paper's attacker; sgd: batches of 256, "
-            "momentum 0.9; adam: full batch; least_squares: squared loss, full batch, step 1/L.",
-        ],
-        before=lambda runs: [str(len(runs.seeds)), *cells(runs, None)],
-    )
+    columns = [f"{'at the end' if step == 'end' else f'{step} steps'} {optimizer}" for optimizer, step in shown]
+    return rows_of(settings, columns, cells, lambda runs: [str(len(runs.seeds)), *cells(runs, None)])
 
 
 def _accuracy(runs: Sequence[dict[str, Any]], when: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from experiments.summary import COLUMNS, PATH, SOURCES, summary_table
 from immunize.evaluation import deep, numbers
-from immunize.report import naming, results
+from immunize.report import naming
 from immunize.report.__main__ import main
 from immunize.report.curves import IDENTITY, NORM_RATIOS, STYLES, norm_ratio_bands, read_bands, style_of, write_bands
 from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
@@ -108,7 +108,7 @@ def test_missing_published_numbers_are_said_to_be_missing(table1: list[Record], 
 
 
 def test_the_threshold_that_is_told_is_the_one_applied() -> None:
-    assert results.HARDER_BY == naming.HARDER_BY == HARDER_BY
+    assert naming.HARDER_BY == HARDER_BY
     assert (naming.PARTS, naming.RATIOS) == (deep.PARTS, numbers.RATIOS)
 
 
