@@ -27,7 +27,7 @@ from immunize.settings import LARGEST_SEED, Rule, check, check_folder
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
-    from immunize.data import Source
+    from immunize.data import SourceBase
     from immunize.evaluation.alignment import DataSetFacts, Forecast, MeasuredMap
     from immunize.spectrum import ConditionNumber
 
@@ -149,7 +149,7 @@ class _Data:
     hash: str
 
 
-def _load(sources: Sequence[Source], seed: int) -> _Data:
+def _load(sources: Sequence[SourceBase], seed: int) -> _Data:
     """Load and check both data sets as `PairedData` does, with the same hash, halves and messages."""
     from immunize.data.loading import CrossFitted, load_pair
     from immunize.data.splits import ROLES

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.errors import UserError
 
 if TYPE_CHECKING:
-    from immunize.data import Source
+    from immunize.data import SourceBase
 
 __all__ = ["NOT_ARGUMENTS", "build", "checked_sources"]
 
@@ -60,7 +60,7 @@ def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), nulls: bo
         raise UserError(f"{target}: {cause}" if cause else str(error)) from error
 
 
-def checked_sources(pretrain: Source, harmful: Source, loss: str | None) -> tuple[Source, Source]:
+def checked_sources(pretrain: SourceBase, harmful: SourceBase, loss: str | None) -> tuple[SourceBase, SourceBase]:
     """The sources of D_P and D_H, with their files found.
 
     Args:
@@ -82,7 +82,7 @@ LABELS = {"bce": "binary", "ce": "classification"}
 """Losses of a linear model to the only task that they are for; the others take any target of one column."""
 
 
-def _check_loss(loss: str, source: Source, role: str) -> None:
+def _check_loss(loss: str, source: SourceBase, role: str) -> None:
     needed = LABELS.get(loss)
     if source.task == (needed or source.task) and (needed or source.task != "classification"):
         return

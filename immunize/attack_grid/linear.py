@@ -28,7 +28,7 @@ from immunize.evaluation.attacks import AttackData, Rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from immunize.data import Source
+    from immunize.data import SourceBase
 
 RANGE_TOLERANCE = 1e-8
 """A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
@@ -55,9 +55,9 @@ class LinearTarget:
     """
 
     theta: Tensor
-    sources: tuple[Source, Source]
+    sources: tuple[SourceBase, SourceBase]
     splits: tuple[Splits, Splits]
-    new_pair: Callable[[list[int]], tuple[Source, Source]]
+    new_pair: Callable[[list[int]], tuple[SourceBase, SourceBase]]
     benign_digits: int
     facts: dict[str, Any]
     plan: GridPlan
@@ -115,7 +115,7 @@ def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> Linea
         UserError: a checkpoint or data that are not those of the run.
     """
 
-    def pair(digits: list[int] | None = None) -> tuple[Source, Source]:
+    def pair(digits: list[int] | None = None) -> tuple[SourceBase, SourceBase]:
         changed = {} if digits is None else {"pair": digits}
         first, second = (pointed.new_source(role, **changed) for role in ROLES)
         return first, second
@@ -144,12 +144,12 @@ def seen_by(theta: Tensor | None, raw: AttackData) -> AttackData:
     return referring if theta is None else referring.mapped(lambda x: x @ theta.numpy())
 
 
-def _about(source: Source) -> str:
+def _about(source: SourceBase) -> str:
     facts = source.describe()
     return f"{source.name}: {facts['target']}" if "target" in facts else f"{source.name}, {source.task}"
 
 
-def _own(source: Source, splits: Splits, plan: GridPlan, stream: tuple[int, ...]) -> Split:
+def _own(source: SourceBase, splits: Splits, plan: GridPlan, stream: tuple[int, ...]) -> Split:
     """The data set's own targets."""
     x, y = splits.fit.x.numpy(), splits.fit.y.numpy()
     held = None if splits.held_out is None else (splits.held_out.x.numpy(), splits.held_out.y.numpy())

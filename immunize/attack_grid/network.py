@@ -24,7 +24,7 @@ from torch.utils.data import ConcatDataset
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
 from immunize.checkpoints import check_owner
-from immunize.data import ROLES, Source
+from immunize.data import ROLES, SourceBase
 from immunize.data.images.image_set import ImageSet
 from immunize.data.images.pair import ImagePair
 from immunize.data.images.source import ImageSource, as_image_source
@@ -134,7 +134,7 @@ def network_target(
     plan: GridPlan,
     *,
     new_theta_0: Callable[..., DeepExtractor],
-    benign: Mapping[str, Callable[[], Source]],
+    benign: Mapping[str, Callable[[], SourceBase]],
     images: int | None,
     workers: int,
     features: Path | None,
@@ -239,7 +239,9 @@ def _network(
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
-def _benign(benign: Mapping[str, Callable[[], Source]], sources: Mapping[Any, ImageSource]) -> dict[str, ImageSource]:
+def _benign(
+    benign: Mapping[str, Callable[[], SourceBase]], sources: Mapping[Any, ImageSource]
+) -> dict[str, ImageSource]:
     """The third data sets, which are neither D_P nor D_H."""
     taken = {source.file_hash(): role for role, source in sources.items()}
     found = {}

@@ -22,7 +22,7 @@ from immunize.errors import CheckpointError, UserError
 from immunize.records import file_digest, write_record
 
 if TYPE_CHECKING:
-    from immunize.data import Role, Source
+    from immunize.data import Role, SourceBase
     from immunize.evaluation.attacks import AttackData, Budget
 
 EXTRACTORS = ("theta_0", "immunized", "random_orthogonal")
@@ -137,11 +137,11 @@ class Pointed:
     """
 
     model: str
-    new_source: Callable[..., Source]
+    new_source: Callable[..., SourceBase]
     path: Path
     record: dict[str, Any]
 
-    def facts(self, sources: Mapping[Role, Source], data_hash: str) -> dict[str, Any]:
+    def facts(self, sources: Mapping[Role, SourceBase], data_hash: str) -> dict[str, Any]:
         """What is attacked, for the record.
 
         Args:

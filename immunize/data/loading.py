@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from immunize.data.splits import ROLES, Part, Role, Source, Splits, Standardizer, hash_of
+from immunize.data.splits import ROLES, Part, Role, SourceBase, Splits, Standardizer, hash_of
 from immunize.errors import DataError
 
 __all__ = ["CrossFitted", "LoadedPair", "check_part", "check_same_width", "first_columns", "load_pair"]
@@ -97,7 +97,7 @@ def _check_finite(x: Tensor, what: str) -> None:
         )
 
 
-class CrossFitted:
+class CrossFitted(SourceBase):
     """A source whose `fit` and `held_out` are two halves of another source's rows.
 
     A source that has held-out rows of its own keeps its split.
@@ -107,9 +107,7 @@ class CrossFitted:
         seed: of the halves.
     """
 
-    held_out_protocol = "split"
-
-    def __init__(self, source: Source, seed: int) -> None:
+    def __init__(self, source: SourceBase, seed: int) -> None:
         self.source, self.seed = source, seed
         self.name, self.task = source.name, source.task
         self.standardize = getattr(source, "standardize", False)
@@ -121,17 +119,6 @@ class CrossFitted:
     def load(self) -> Splits:
         """The two halves, or the source's own split."""
         return self.source.cross_fit(self.seed) if self.source.held_out_protocol == "cross_fit" else self.source.load()
-
-    def cross_fit(self, seed: int) -> Splits:
-        """Refuse: halves are not halved again.
-
-        Args:
-            seed: ignored.
-
-        Raises:
-            DataError: always.
-        """
-        raise DataError(f"{self.name} is cross-fitted already")
 
     def describe(self) -> dict[str, object]:
         """The source's facts and the seed of the halves."""
@@ -153,7 +140,7 @@ class LoadedPair:
     scale: Standardizer | None = None
 
 
-def load_pair(pretrain: Source, harmful: Source) -> LoadedPair:
+def load_pair(pretrain: SourceBase, harmful: SourceBase) -> LoadedPair:
     """Load and check both data sets; standardize both by D_P's fit rows where D_H's source says so.
 
     Raises:
@@ -167,7 +154,7 @@ def load_pair(pretrain: Source, harmful: Source) -> LoadedPair:
     return _standardized(loaded, harmful.name) if getattr(harmful, "standardize", False) else loaded
 
 
-def _load(source: Source, role: Role) -> Splits:
+def _load(source: SourceBase, role: Role) -> Splits:
     splits = source.load()
     check_part(splits.fit, f"{source.name} ({role}, fit)")
     if splits.held_out is not None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from immunize.data.loading import CrossFitted, LoadedPair, load_pair
-from immunize.data.splits import ROLES, Part, Role, Source, Standardizer, random_generator
+from immunize.data.splits import ROLES, Part, Role, SourceBase, Standardizer, random_generator
 from immunize.errors import DataError
 
 __all__ = ["MODES", "Pair", "PairParts", "PairedData", "as_is", "set_aside"]
@@ -189,8 +189,8 @@ class PairedData(Pair):
 
     def __init__(
         self,
-        pretrain: Source,
-        harmful: Source,
+        pretrain: SourceBase,
+        harmful: SourceBase,
         *,
         batch_size: int | None = None,
         passes: int = 1,

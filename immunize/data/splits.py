@@ -1,7 +1,7 @@
 """What every data set of this package is made of: parts, splits, and the source that loads them (§5.1, App. C).
 
 An immunization experiment has two data sets, D_P (pre-training task) and D_H (harmful task). Each comes from a
-`Source` in one of two roles, and each has rows the extractor is immunized with (`fit`) and rows it never saw
+`SourceBase` in one of two roles, and each has rows the extractor is immunized with (`fit`) and rows it never saw
 (`held_out`). How the second part comes about is the source's `held_out_protocol`:
 
 =========  ======================================================================================================
@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -31,7 +31,6 @@ __all__ = [
     "ROLES",
     "Part",
     "Role",
-    "Source",
     "SourceBase",
     "Splits",
     "Standardizer",
@@ -86,36 +85,10 @@ class Splits:
     held_out: Part | None
 
 
-class Source(Protocol):
-    """One data set in one role: what ``conf/harmful/*.yaml`` and ``conf/pretrain/*.yaml`` instantiate."""
-
-    @property
-    def name(self) -> str:
-        """Short name of the data set: "arrays", "digits", "housing", "mnist", "synthetic"."""
-
-    @property
-    def task(self) -> str:
-        """What y holds: "regression", "binary" or "classification"."""
-
-    @property
-    def held_out_protocol(self) -> str:
-        """Where held-out rows come from: "split" or "cross_fit"."""
-
-    def require(self) -> None:
-        """Find the files, without reading them."""
-
-    def load(self) -> Splits:
-        """Read the data set and prepare it as its paper section says."""
-
-    def cross_fit(self, seed: int) -> Splits:
-        """A random half, prepared with its own statistics only, and the other half, prepared with the same ones."""
-
-    def describe(self) -> dict[str, object]:
-        """Short facts for the record; plain values that JSON can hold."""
-
-
 class SourceBase:
-    """What the sources have in common; a subclass sets the class attributes and defines `load`.
+    """One data set in one role: what ``conf/harmful/*.yaml`` and ``conf/pretrain/*.yaml`` instantiate.
+
+    A subclass sets the class attributes and defines `load` and `describe`.
 
     Args:
         role: "pretrain" or "harmful".
@@ -125,8 +98,11 @@ class SourceBase:
     """
 
     name: str
+    """Short name of the data set, such as "mnist"."""
     task: str
+    """What y holds: "regression", "binary" or "classification"."""
     held_out_protocol: str = "split"
+    """Where held-out rows come from: "split" or "cross_fit"."""
     unused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Settings without effect, by the role that does not use them; "images": for networks; "rows": without targets."""
 
@@ -137,6 +113,14 @@ class SourceBase:
 
     def require(self) -> None:
         """Find the files, without reading them; data that are embedded or generated need none."""
+
+    def load(self) -> Splits:
+        """Read the data set and prepare it as its paper section says."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, object]:
+        """Short facts for the record; plain values that JSON can hold."""
+        raise NotImplementedError
 
     def facts(self, own: Mapping[str, object]) -> dict[str, object]:
         """What records say of every data set, with what they say of this one among it."""

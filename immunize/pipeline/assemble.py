@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import OF_DEEP_NETS, config_dir, is_deep
-from immunize.data import Source
+from immunize.data import SourceBase
 from immunize.data.images.pair import ImagePair
 from immunize.data.images.source import as_image_source
 from immunize.data.pair import PairedData
@@ -41,7 +41,7 @@ OF_PAIRS = ("use_distributed_sampler",)
 
 
 def assemble(
-    cfg: DictConfig, sources: tuple[Source, Source] | None = None, record: dict[str, Any] | None = None
+    cfg: DictConfig, sources: tuple[SourceBase, SourceBase] | None = None, record: dict[str, Any] | None = None
 ) -> Experiment:
     """Everything of a run that its configuration decides, with the data loaded and checked.
 

@@ -171,7 +171,7 @@ def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
     assert second.held_out.harmful.y.tolist() == [6, 7, 8, 9, 10, 11]  # keeps its split
     assert second.source("pretrain").describe() == {"name": "rows10", "cross_fit_seed": 7}
     assert second.data_hash != data.data_hash
-    with pytest.raises(DataError, match="cross-fitted already"):
+    with pytest.raises(DataError, match="is not cross-fitted; use load"):
         second.source("pretrain").cross_fit(0)
 
 
