@@ -23,7 +23,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from immunize.errors import UserError
 from immunize.evaluation.numbers import RATIOS, ratio_numbers
 from immunize.evaluation.resampling import Interval, bootstrap_counts, log_interval
 from immunize.spectrum import (
@@ -84,20 +83,15 @@ def draw_groups(
 
     A permutation of the samples is cut into groups; where fewer are left than a group needs, the next one begins.
 
+    Args:
+        n_samples: N, as many as a group at least (:func:`immunize.evaluation.check_group_size`).
+        draws: of the permutations.
+        n_groups: G, 1 or more.
+        group_size: n, 1 or more.
+
     Returns:
         (G, n) int64.
-
-    Raises:
-        UserError: fewer samples than a group.
-        ValueError: no group, or empty ones.
     """
-    if n_groups < 1 or group_size < 1:
-        raise ValueError(f"there has to be a group and a sample in it, not {n_groups} groups of {group_size}")
-    if n_samples < group_size:
-        raise UserError(
-            f"there are fewer images ({n_samples:,}) than a group of the evaluation has ({group_size:,}); use a larger "
-            "data set or smaller groups"
-        )
     rounds = -(-n_groups // (n_samples // group_size))
     whole = n_samples // group_size * group_size
     cut = [torch.randperm(n_samples, generator=draws)[:whole].view(-1, group_size) for _ in range(rounds)]

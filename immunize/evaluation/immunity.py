@@ -180,17 +180,8 @@ def evaluate_part(
         baselines = {role: _baseline(parts.of(role).x, parts.of(role).y, tasks[role], probe_steps) for role in ROLES}
         identity: dict[str, Decomposition] = {role: of.decomposition for role, of in baselines.items()}
         immunized: dict[str, Decomposition] = {role: decompose(of.rows, theta) for role, of in baselines.items()}
-        ratios = {
-            estimator: immunization_ratio(
-                immunized["pretrain"].spectrum,
-                immunized["harmful"].spectrum,
-                identity["pretrain"].spectrum,
-                identity["harmful"].spectrum,
-                estimator,
-                rho=rho,
-            )
-            for estimator in ESTIMATORS
-        }
+        p, h, p_0, h_0 = (of[role].spectrum for of in (immunized, identity) for role in ROLES)
+        ratios = {estimator: immunization_ratio(p, h, p_0, h_0, estimator, rho=rho) for estimator in ESTIMATORS}
         curves = {
             role: {"immunized": _curve(immunized[role], probe_steps), "identity": baselines[role].curve}
             for role in ROLES

@@ -86,10 +86,7 @@ class Immunizer:
         return self.harmful.rir
 
 
-def frontier(
-    spectrum: GeneralizedSpectrum,
-    budget: float = 1.0,
-) -> Immunizer:
+def frontier(spectrum: GeneralizedSpectrum, budget: float = 1.0) -> Immunizer:
     """The map with the largest κ(H_H) among those with κ(H_P) ≤ B.
 
     θ = W·diag(d)·Q with d_i² = B^{t_i}, t_i = log(μ_i/μ_min)/log κ_gen. The bound is met for

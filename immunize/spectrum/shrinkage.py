@@ -302,15 +302,8 @@ def closed_form(
             held = [_part(x, validation_fraction, seed + index) for index, x in enumerate(sets)]
             counts = [len(x) - len(part) for x, part in zip(sets, held, strict=True)]
             partial = _spectrum([k - part.T @ part for k, part in zip(grams, held, strict=True)], counts, chosen)
-        spent = choose_budget(
-            partial,
-            held[0],
-            held[1],
-            estimator=estimator,
-            rho=rho,
-            harder_by=harder_by,
-            ease_limit=ease_limit,
-        )
+        options: dict[str, Any] = {"estimator": estimator, "rho": rho, "harder_by": harder_by, "ease_limit": ease_limit}
+        spent = choose_budget(partial, *held, **options)
         budget = spent.budget
     best = frontier(spectrum, budget)
     if spent is not None:

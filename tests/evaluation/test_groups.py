@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.errors import UserError
 from immunize.evaluation.groups import GROUP_SIZE, N_GROUPS, GroupRatio, draw_groups, group_ratio, group_spectra
 from immunize.evaluation.resampling import bootstrap_counts, generator, log_interval
 from immunize.spectrum import ESTIMATORS, Estimator, Spectrum
@@ -66,17 +65,6 @@ def test_rows_are_drawn_at_random_from_all() -> None:
     assert 4_000 < float(groups.double().mean()) < 6_000
     assert not torch.equal(groups, draw_groups(10_000, ref.generator(1)))
     assert torch.equal(groups, draw_groups(10_000, ref.generator(0)))
-
-
-def test_fewer_images_than_a_group_are_refused() -> None:
-    with pytest.raises(UserError, match=r"fewer images \(99\) than a group of the evaluation has \(100\)"):
-        draw_groups(99, ref.generator(0))
-
-
-@pytest.mark.parametrize(("n_groups", "group_size"), [(0, 10), (3, 0), (-1, 5)])
-def test_no_group_is_refused(n_groups: int, group_size: int) -> None:
-    with pytest.raises(ValueError, match="group"):
-        draw_groups(50, ref.generator(0), n_groups=n_groups, group_size=group_size)
 
 
 def test_each_purpose_has_draws_of_its_own() -> None:

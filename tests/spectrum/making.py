@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import settings
 from torch import Tensor
+
+properties = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
 
 def column(*values: float) -> Tensor:

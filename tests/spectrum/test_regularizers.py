@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from immunize.spectrum import (
 from immunize.spectrum.regularizers import Ends, gram_ends
 from tests import reference as ref
 from tests.reference import error, gradient
+from tests.spectrum.making import properties
 
 MATRIX = {
     "well": (r_well, ref.r_well, ref.r_well_gradient),
@@ -39,19 +40,8 @@ FEATURES = {
 }
 
 
-SHAPES = [(4, 9), (9, 4), (6, 6)]
-
-
-FUNCTIONS = list(MATRIX)
-
-
-every_function = pytest.mark.parametrize("name", FUNCTIONS)
-
-
-every_shape = pytest.mark.parametrize(("rows", "columns"), SHAPES)
-
-
-properties = settings(deadline=None, derandomize=True, database=None, max_examples=50)
+every_function = pytest.mark.parametrize("name", list(MATRIX))
+every_shape = pytest.mark.parametrize(("rows", "columns"), [(4, 9), (9, 4), (6, 6)])
 
 
 # --- against the reference ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -25,12 +25,9 @@ from immunize.spectrum import (
 )
 from tests import reference as ref
 from tests.reference import gradient
-from tests.spectrum.making import column
+from tests.spectrum.making import column, properties
 
 TRIALS = 300
-
-
-properties = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
 
 def kappa(matrix: Tensor, k: int) -> float:

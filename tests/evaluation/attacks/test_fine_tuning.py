@@ -22,7 +22,6 @@ from immunize.evaluation.attacks import (
     LastBlock,
     Lora,
     Network,
-    Outcome,
     Ridge,
     Rows,
     attack_all,
@@ -179,15 +178,7 @@ def test_the_modules_that_move_may_be_named(monkeypatch: pytest.MonkeyPatch) -> 
     same, deeper, absent = (
         dataclasses.replace(attack, modules=modules) for modules in (("last",), ("*",), ("layer4",))
     )
-    scores = [
-        [
-            (point.cost.steps, point.cost.flops, point.validation, point.test)
-            for trace in outcome.traces
-            for point in trace.points
-        ]
-        for outcome in (one.run(task(), Budget(20), 0) for one in (attack, same))
-    ]
-    assert scores[0] == scores[1]
+    assert scores(attack) == scores(same)
     monkeypatch.setitem(ATTACKS, "deeper", deeper)
     parameters, _ = moved("deeper", monkeypatch)
     assert any("first" in key for key in parameters)
@@ -196,34 +187,16 @@ def test_the_modules_that_move_may_be_named(monkeypatch: pytest.MonkeyPatch) -> 
         absent.run(task(), Budget(5), 0)
 
 
-def test_same_seed_same_numbers() -> None:
-    one, again, other = (ATTACKS["all"].run(task(), Budget(100), seed) for seed in (0, 0, 1))
-
-    def timeless(outcome: Outcome) -> list[tuple[int, float, float]]:
-        return [(point.cost.steps, point.validation, point.test) for t in outcome.traces for point in t.points]
-
-    assert timeless(one) == timeless(again)
-    assert timeless(other) != timeless(one)
-
-
 def test_budget_in_steps_and_in_flops_is_kept() -> None:
     attack = ATTACKS["lora"]
     steps = [trace.spent.steps for trace in attack.run(task(), Budget(10), 0).traces]
-    assert steps == [10, 10, 10]  # two rates, then the other rank
+    assert steps == [10, 10, 10]  # two rates, neither judged by its first steps, then the other rank
     whole = attack.run(task(), Budget(40), 0)
     spent = sum(trace.spent.flops for trace in whole.traces)
     less = attack.run(task(), Budget(40, spent / 2), 0)
     assert 0 < sum(trace.spent.flops for trace in less.traces) <= spent / 2
     own = Lora(ranks=(1, 4), alpha=2.0, **SMALL | {"flops": spent / 2}).run(task(), Budget(40, 1.0), 0)
     assert [trace.spent.steps for trace in own.traces] == [trace.spent.steps for trace in less.traces]
-
-
-def test_every_rate_runs_to_the_end() -> None:
-    """A rate is not judged by its first steps: those that unlearn the probe first may end best."""
-    attack = dataclasses.replace(ATTACKS["last_block"], learning_rates=(1e-5, 1e-3, 1e-1))
-    traces = attack.run(task(), Budget(30), 0).traces
-    assert [trace.label for trace in traces] == [f"lr {rate}, cosine over 30" for rate in ("1e-05", "0.001", "0.1")]
-    assert [trace.spent.steps for trace in traces] == [30, 30, 30]
 
 
 def most_steps(attack: Any, flops: float) -> list[int]:
@@ -240,9 +213,8 @@ def test_rates_are_tried_over_fewer_steps_and_the_best_runs_to_the_end() -> None
     assert most_steps(attack, 73 * flops) == [10, 10, 26, 26]
     assert most_steps(attack, 25 * flops) == [8, 8, 8]  # there is no more left than for the rates
     alone = dataclasses.replace(ATTACKS["lora"], tuning_steps=100).run(task(), Budget(40), 0)
-    assert [trace.label for trace in alone.traces] == [
-        t.label for t in ATTACKS["lora"].run(task(), Budget(40), 0).traces
-    ]
+    whole = ATTACKS["lora"].run(task(), Budget(40), 0)
+    assert [trace.label for trace in alone.traces] == [trace.label for trace in whole.traces]
 
 
 def test_training_ends_where_no_later_look_could_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,8 +258,8 @@ def test_augmentation_changes_training_images_alone_and_by_the_seed() -> None:
     still = FullFinetune(**STILL)
     moved = dataclasses.replace(still, shift=0.5)  # nothing is learned, so that images of measuring alone could matter
     assert scores(moved) == scores(still)
-    assert scores(dataclasses.replace(plain, shift=0.5)) != scores(plain)
-    assert scores(dataclasses.replace(plain, shift=0.5)) == scores(dataclasses.replace(plain, shift=0.5))
+    shifted = dataclasses.replace(plain, shift=0.5)
+    assert scores(plain) != scores(shifted) == scores(shifted) != scores(shifted, seed=1)
 
 
 @pytest.mark.parametrize(("shift", "side", "pixels"), [(0.125, 32, 4), (0.29, 100, 29)])
@@ -312,8 +284,8 @@ def test_a_shift_of_less_than_a_pixel_is_refused() -> None:
         FullFinetune(**SMALL | {"shift": 0.15}).augmented(torch.zeros(1, 3, 8, 6), 0)
 
 
-def scores(attack: FullFinetune) -> list[tuple[float, float]]:
-    return [(p.validation, p.test) for trace in attack.run(task(), Budget(20), 0).traces for p in trace.points]
+def scores(attack: fine_tuning.FineTuning, seed: int = 0) -> list[tuple[float, float]]:
+    return [(p.validation, p.test) for trace in attack.run(task(), Budget(20), seed).traces for p in trace.points]
 
 
 def test_trunk_is_paid_for_once_and_is_no_step() -> None:

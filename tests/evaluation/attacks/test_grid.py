@@ -46,31 +46,28 @@ class NeedsWeights(Attack):
         raise AssertionError("it has no weights to move")
 
 
-def test_key_holds_everything_that_changes_numbers() -> None:
-    store, data = Memory(), classes(sizes=SMALL)
-    attack_all(data, [GD], Budget(20), 0, store=store)
-    shifted = Rows(data.test.x + 1e-9, data.test.y)
-    for other in (
-        lambda: attack_all(classes(ill_conditioned(2), sizes=SMALL), [GD], Budget(20), 0, store=store),
-        lambda: attack_all(AttackData(data.train, data.validation, shifted, 4), [GD], Budget(20), 0, store=store),
-        lambda: attack_all(data, [Entry("gd", GD.attack, {"multipliers": [2.0]})], Budget(20), 0, store=store),
-        lambda: attack_all(data, [GD], Budget(21), 0, store=store),
-        lambda: attack_all(data, [GD], Budget(20, 1e9), 0, store=store),
-        lambda: attack_all(data, [GD], Budget(20), 1, store=store),
+def test_key_holds_everything_that_changes_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, data, budget = Memory(), classes(sizes=SMALL), Budget(20)
+    shifted = AttackData(data.train, data.validation, Rows(data.test.x + 1e-9, data.test.y), 4)
+    for number, (rows, settings, of, seed) in enumerate(
+        (
+            (data, {"multipliers": [1.0]}, budget, 0),
+            (classes(ill_conditioned(2), sizes=SMALL), {"multipliers": [1.0]}, budget, 0),
+            (shifted, {"multipliers": [1.0]}, budget, 0),
+            (data, {"multipliers": [2.0]}, budget, 0),
+            (data, {"multipliers": [1.0]}, Budget(21), 0),
+            (data, {"multipliers": [1.0]}, Budget(20, 1e9), 0),
+            (data, {"multipliers": [1.0]}, budget, 1),
+        ),
+        start=1,
     ):
-        before = len(store)
-        other()
-        assert len(store) == before + 1
-    before, threads = len(store), torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads + 1)  # sums are rounded otherwise
-        attack_all(data, [GD], Budget(20), 0, store=store)
-    finally:
-        torch.set_num_threads(threads)
-    assert len(store) == before + 1
-    before = len(store)
-    attack_all(data, [Entry("another name", GD.attack, GD.settings)], Budget(20), 0, store=store)
-    assert len(store) == before
+        attack_all(rows, [Entry(f"name {number}", GD.attack, settings)], of, seed, store=store)
+        assert len(store) == number
+    attack_all(data, [GD], budget, 0, store=store)  # another name
+    assert len(store) == number
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)  # sums are rounded otherwise
+    attack_all(data, [GD], budget, 0, store=store)
+    assert len(store) == number + 1
 
 
 def test_reference_is_part_of_the_key_of_attacks_that_use_it() -> None:
