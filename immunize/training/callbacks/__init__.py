@@ -1,7 +1,6 @@
 """What happens around a step: balancing, guarding, watching, stopping, reporting progress."""
 
-from immunize.training.callbacks.balance import GradientBalance
-from immunize.training.callbacks.guard import TheoremGuard
+from immunize.training.callbacks.guard import GradientBalance, TheoremGuard
 from immunize.training.callbacks.monitor import ImmunityMonitor, NetworkMonitor
 from immunize.training.callbacks.signatures import FailureSignatures
 from immunize.training.callbacks.stopping import Progress, Resuming, StepLimit, ValidationStop
