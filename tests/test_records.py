@@ -165,8 +165,6 @@ def test_threads_are_those_that_were_used(tmp_path: Path) -> None:
 
 def test_the_configuration_is_enough_to_repeat_the_run(record: dict[str, Any], tmp_path: Path) -> None:
     assert whole_config(record) == OmegaConf.to_container(tiny("figure=true"), resolve=True, enum_to_str=True)
-    from immunize import train
-
     cfg = tiny("seed=5", "method=none")  # a composed configuration with other values, filled from the record
     OmegaConf.set_readonly(cfg, False)
     cfg.method = OmegaConf.create(record["config"]["method"])
@@ -294,6 +292,7 @@ def whole(**changes: Any) -> dict[str, Any]:
     ("text", "words"),
     [
         (None, "holds no record.json"),
+        (Path, "cannot be read"),  # a folder in its place
         ("", "cannot be read"),
         ('{"status": "finished",', "cannot be read"),
         (b"\xff\xfe\x00", "cannot be read"),
@@ -305,21 +304,15 @@ def whole(**changes: Any) -> dict[str, Any]:
         (json.dumps({"status": "finished", "config": {}}), "version None"),
     ],
 )
-def test_what_is_not_a_record_is_refused(text: str | bytes | None, words: str, tmp_path: Path) -> None:
-    if isinstance(text, bytes):
-        (tmp_path / RECORD).write_bytes(text)
+def test_what_is_not_a_record_is_refused(text: Any, words: str, tmp_path: Path) -> None:
+    if text is Path:
+        (tmp_path / RECORD).mkdir()
     elif text is not None:
-        (tmp_path / RECORD).write_text(text)
+        (tmp_path / RECORD).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(CheckpointError, match=words) as error:
         read_record(tmp_path)
     assert str(tmp_path) in str(error.value)
     assert not finished(tmp_path)
-
-
-def test_folder_in_place_of_a_record_is_refused(tmp_path: Path) -> None:
-    (tmp_path / RECORD).mkdir()
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_record(tmp_path)
 
 
 @pytest.mark.parametrize(("status", "expected"), [("finished", True), ("diverged", False), ("interrupted", False)])
@@ -332,7 +325,6 @@ def test_finished_is_of_finished_runs_only(status: str, expected: bool, tmp_path
 def test_cross_fit_beside_the_fit_is_the_same_to_the_bit(
     data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from immunize import train
     from immunize.pipeline import experiment
 
     forked: list[int] = []

@@ -37,9 +37,6 @@ BY_HASH = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=${immunize.config_hash:}
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml") if path.stem != "none")
 
 
-# The name of a run.
-
-
 # Which runs a sweep has.
 
 
