@@ -75,8 +75,11 @@ def tables_of(*records: Record) -> dict[str, Table]:
     """By what their titles begin with, without the mark of a reduced grid."""
     words = ("which", "retention", "best score on the harmful", "steps and FLOPs", "restoring cost")
     found = {}
-    for table in attack_tables(attacks_of(*records)):
-        name, _, title = table.title.removeprefix("REDUCED ").partition(": ")
+    for section in attack_tables(attacks_of(*records)).split("## ")[1:]:
+        whole, *lines = section.splitlines()
+        head, _, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+        table = Table(whole, head, rows, [line for line in lines if line.startswith("- ")])
+        name, _, title = whole.removeprefix("REDUCED ").partition(": ")
         found.update({f"{name}: {begin}": table for begin in words if title.startswith(begin)})
     return found
 

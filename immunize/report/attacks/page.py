@@ -29,7 +29,6 @@ from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_c
 from immunize.report.curves import save_figure, style_of
 from immunize.report.loading import write_results
 from immunize.report.provenance import made_with, versions_of
-from immunize.report.table import markdown_of
 from immunize.report.templates import filled_in
 
 OWN_SCALES = ("defence", "t4")
@@ -56,7 +55,7 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     """
     records = load_attacks(folder)
     attacks = Attacks.of(with_earlier(records, load_attacks(out)) if keep and out is not None else records)
-    text = markdown_of(attack_tables(attacks))
+    text = attack_tables(attacks)
     if out is None:
         return text
     out.mkdir(parents=True, exist_ok=True)

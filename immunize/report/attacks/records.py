@@ -176,6 +176,11 @@ class Group(Collection):
         return all("difference" in found for *_, found in _cells(self.records))
 
     @property
+    def known_by_attack(self) -> bool:
+        """Records of before do not say what each attack reached by itself."""
+        return all("by_attack" in record for record in self.records)
+
+    @property
     def kinds(self) -> list[str]:
         """Kinds of tasks that were attacked."""
         there = {kind for _, _, kind, *_ in _cells(self.records)}

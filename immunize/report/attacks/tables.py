@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from statistics import fmean
 
 from immunize.report.attacks.one_run import (
@@ -28,35 +27,37 @@ from immunize.report.attacks.one_run import (
 )
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, Numbers, Tried, extractor_of
 from immunize.report.table import NOTHING, Table, share, short, summary_text, under
+from immunize.report.templates import filled_in
 
 REPAIRS = ("T3", "T5")
 """Tiers in which something is mended before the probe: the features, or the way back to θ_0's."""
 _FIRST = "T0"
-_BEFORE = (
-    "the task at least twice as costly (and ten steps), or five points less accurate, than from θ_0, by the scores "
-    "themselves and without an interval, as verdicts were when these runs were attacked"
-)
 _PAID = ("steps", "flops")
-STEPS = "In brackets: over how many steps, that of the probe with which they begin included."
 KIND_WORDS = {"harmful": "harmful", "pretrain": "pre-training", "benign": "benign"}
 
 
-def attack_tables(attacks: Attacks) -> list[Table]:
+def attack_tables(attacks: Attacks) -> str:
     """For every kind of model and data: verdicts, scores, steps, the tasks that should stay easy, and repairs."""
-    each = [
-        (group, table)
-        for group in attacks.groups
-        for table in (
-            _verdicts(attacks, group),
-            *([_retention(group)] if group.judged_by_intervals else []),
-            *(_scores(group, kind) for kind in group.kinds),
-            _costs(group),
-            *_repairs(group),
-            *([_by_attack(group)] if all("by_attack" in record for record in group.records) else []),
-            *_horizons(group),
-        )
-    ]
-    return [replace(table, title=attacks.mark(f"{group.name}: {table.title}")) for group, table in each]
+    return filled_in(
+        "attack_tables.md",
+        attacks=attacks,
+        words=KIND_WORDS,
+        control=CONTROL,
+        held=HELD,
+        retention=RETENTION,
+        horizon=HORIZON,
+        last=HORIZON_COLUMNS[-1],
+        completeness=lambda group: _completeness(attacks, group),
+        undecided=_undecided,
+        sizes=_sizes,
+        verdicts=_verdicts,
+        retentions=_retentions,
+        scores=_scores,
+        costs=_costs,
+        repairs=_repairs,
+        by_attack=_by_attack,
+        horizons=_horizons,
+    )
 
 
 def held_counts(tried: Tried) -> str:
@@ -80,21 +81,17 @@ def unbroken_counts(group: Group, method: str) -> str:
     return ", ".join(f"{tier} in {n}" for tier, n in counts.most_common())
 
 
-def _by_method(
-    group: Group,
-    title: str,
-    columns: Sequence[str],
-    cells: Callable[[str], Iterable[str]],
-    *notes: str,
-    with_theta_0: bool = True,
-) -> Table:
-    """A row a method, the control last."""
-    methods = [*([THETA_0] if with_theta_0 else []), *group.methods, CONTROL]
-    rows = [[_named(method), *cells(method)] for method in methods]
-    return Table(title, ["method", *columns], rows, notes)
+def _by_method(group: Group, columns: Sequence[str], cells: Callable[[str], Iterable[str]], *before: str) -> str:
+    """A row a method, those `before` first, the control last."""
+    rows = [[_named(method), *cells(method)] for method in [*before, *group.methods, CONTROL]]
+    return _markdown(["method", *columns], rows)
 
 
-def _verdicts(attacks: Attacks, group: Group) -> Table:
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return Table("", columns, rows).markdown(heading=False)
+
+
+def _verdicts(group: Group) -> str:
     def cells(method: str) -> Iterator[str]:
         yield f"{len(group.of_method(method))}"
         for kind in group.kinds:
@@ -105,29 +102,14 @@ def _verdicts(attacks: Attacks, group: Group) -> Table:
     for kind in group.kinds:
         columns += under(f"{KIND_WORDS[kind]} {'↑' if kind == 'harmful' else '↓'}", group.tiers)
         columns += ["unbroken up to"] if kind == "harmful" else []
-    notes = [
-        f"In how many cases a tier held: {HELD if group.judged_by_intervals else _BEFORE}. On harmful tasks that is "
-        "the aim; on the others it is damage to honest users, by the same rule. A method protects only where the first "
-        "is high and the second low.",
-        "Unbroken up to: the highest tier such that it and all below held. An attacker who can do a tier can do those "
-        "below it.",
-        f"{CONTROL}: changes nothing. Where it holds, the verdict of that tier is noise.",
-        *([] if "benign" in group.kinds else ["No benign third task was attacked: what it cost others is not told."]),
-        *_completeness(attacks, group),
-        *_undecided(group),
-    ]
-    return _by_method(group, "which attackers the methods hold off", columns, cells, *notes, with_theta_0=False)
+    return _by_method(group, columns, cells)
 
 
-def _retention(group: Group) -> Table:
-    return _by_method(
-        group,
-        "retention",
-        wanted_columns(group),
-        lambda method: (interval_text(one.retention) for one in group.across(method, *group.kinds)),
-        f"{RETENTION}. Harmful: wanted near 0, the others near 1.",
-        with_theta_0=False,
-    )
+def _retentions(group: Group) -> str:
+    def cells(method: str) -> Iterator[str]:
+        return (interval_text(one.retention) for one in group.across(method, *group.kinds))
+
+    return _by_method(group, wanted_columns(group), cells)
 
 
 def wanted_columns(group: Group) -> list[str]:
@@ -136,10 +118,8 @@ def wanted_columns(group: Group) -> list[str]:
     return [c for kind in group.kinds for c in under(f"{KIND_WORDS[kind]} {arrows.get(kind, '↑')}", group.tiers)]
 
 
-def _scores(group: Group, kind: str) -> Table:
-    title = f"best score on the {KIND_WORDS[kind]} task, {_sizes(group)}"
-    note = "Accuracy or R² on the attacker's test rows, best attack of the tier as chosen on its validation rows."
-    return _by_method(group, title, group.tiers, lambda method: scores_of(group, method, kind), note)
+def _scores(group: Group, kind: str) -> str:
+    return _by_method(group, group.tiers, lambda method: scores_of(group, method, kind), THETA_0)
 
 
 def scores_of(group: Group, method: str, kind: str) -> list[str]:
@@ -147,38 +127,26 @@ def scores_of(group: Group, method: str, kind: str) -> list[str]:
     return [summary_text(list(one.score.values())) for one in group.across(method, kind)]
 
 
-def _costs(group: Group) -> Table:
+def _costs(group: Group) -> str:
     def cells(method: str) -> Iterator[str]:
         return (paid_text(of, one.paid.get(of, [])) for one in group.across(method, "harmful") for of in _PAID)
 
-    title = "steps and FLOPs to 90 % of θ_0's score on the harmful task, median of the runs"
-    columns = [c for tier in group.tiers for c in under(tier, ("steps", "FLOPs"))]
-    note = (
-        "never: the median run does not get there within the budget. Each number is the least of its kind: who "
-        "saves steps factors a matrix, who saves FLOPs may take more steps."
-    )
-    return _by_method(group, title, columns, cells, note)
+    return _by_method(group, [c for tier in group.tiers for c in under(tier, ("steps", "FLOPs"))], cells, THETA_0)
 
 
-def _repairs(group: Group) -> list[Table]:
-    """What each repair costs in all, over what plain gradient descent costs from θ_0; nothing without repairs."""
+def _repairs(group: Group) -> tuple[str, str]:
+    """What each repair costs in all, over what plain gradient descent costs from θ_0, and that; "" without repairs."""
     costs = {method: group.flops_by_attack(method, REPAIRS) for method in [*group.methods, CONTROL]}
     base = middle(group.tried(THETA_0, "harmful", _FIRST).paid.get("flops", []))
     rows = [
         [tier, f"`{name}`", *(_times(of.get((tier, name), []), base) for of in costs.values())]
         for tier, name in sorted({key for of in costs.values() for key in of})
     ]
-    title = f"restoring cost, FLOPs of each repaired attack over those of {_FIRST} from θ_0"
-    note = (
-        "Both to 90 % of θ_0's best score in their tier: the median of the runs, and how many get there. "
-        f"{_FIRST} from θ_0 takes {paid_text('flops', [base])} FLOPs. All that an attacker does is counted: the "
-        "repair (statistics of the rows, a decomposition, the map back to θ_0's features) and the probe after it. "
-        "`public_reference` repairs nothing: it has θ_0."
-    )
-    return [Table(title, ["tier", "attack", *map(_named, costs)], rows, [note])] if rows else []
+    table = _markdown(["tier", "attack", *map(_named, costs)], rows)
+    return table if rows else "", paid_text("flops", [base])
 
 
-def _by_attack(group: Group) -> Table:
+def _by_attack(group: Group) -> str:
     """What each attack reaches by itself, on each task."""
     methods = [THETA_0, *group.methods, CONTROL]
     each = [group.scores_by_attack(method) for method in methods]
@@ -189,30 +157,22 @@ def _by_attack(group: Group) -> Table:
         for key in sorted(there, key=lambda key: (tasks.index(key[0]), key))
         for task, tier, attack in (key,)
     ]
-    return Table(
-        "score of every attack by itself, mean over the runs",
-        ["task", "tier", "attack", *map(_named, methods)],
-        rows,
-        ["Accuracy or R² on the attacker's test rows, settings chosen on its validation rows."],
-    )
+    return _markdown(["task", "tier", "attack", *map(_named, methods)], rows)
 
 
-def _horizons(group: Group) -> list[Table]:
-    """What fine-tuning over many steps gets back, a table a task and number."""
+def _horizons(group: Group) -> Iterator[tuple[str, str, str]]:
+    """What fine-tuning over many steps gets back: task and number, and a table of them."""
     methods = [THETA_0, *group.methods, CONTROL]
     each = {method: group.horizons(method) for method in methods}
     there = dict.fromkeys(key for of in each.values() for key in of)
-    tables = []
     for task in dict.fromkeys(task for task, _ in there):
         keys = [key for key in there if key[0] == task]
-        columns = ("method", *(f"`{key[1]}` ({max(one['last'] for one in each[THETA_0][key]):,})" for key in keys))
+        columns = [f"`{key[1]}` ({max(one['last'] for one in each[THETA_0][key]):,})" for key in keys]
         nothing = [NOTHING] * len(HORIZON_COLUMNS)
         cells = {m: [horizon_cells(of[key]) if key in of else nothing for key in keys] for m, of in each.items()}
         for index, what in enumerate(HORIZON_COLUMNS):
             rows = [[_named(method), *(of[index] for of in found)] for method, found in cells.items()]
-            title = f"fine-tuning over many steps, {task}: {what}"
-            tables.append(Table(title, columns, rows, (*HORIZON, STEPS) if what == HORIZON_COLUMNS[-1] else ()))
-    return tables
+            yield task, what, _markdown(["method", *columns], rows)
 
 
 def _times(flops: Numbers, base: float) -> str:
