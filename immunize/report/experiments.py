@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from immunize.files import write_text
+from immunize.records import whole_config
 from immunize.report.attacks.page import report_attacks
 from immunize.report.curves import (
     CURVES,
@@ -30,7 +31,7 @@ from immunize.report.results import SCALES, by_setting, completeness, linear_tab
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs, expected_runs
 from immunize.report.table import markdown_of
 from immunize.report.templates import filled_in
-from immunize.report.tradeoff import TradeOff, settings_text, tradeoff_figure, tradeoff_tables
+from immunize.report.tradeoff import TradeOff, tradeoff_figure, tradeoff_tables
 
 _PANELS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
 """What the heat maps are drawn for."""
@@ -150,8 +151,7 @@ def _tradeoff(request: Request) -> str:
         save_figure(tradeoff_figure(trade), out / "tradeoff")
         return ["tradeoff"]
 
-    tables = markdown_of(tradeoff_tables(trade))
-    return _write(request, [trade.runs], tables, draw, kept=True, common=settings_text(trade))
+    return _write(request, [trade.runs], markdown_of(tradeoff_tables(trade)), draw, kept=True)
 
 
 def _attacks(request: Request) -> str:
@@ -174,7 +174,6 @@ def _write(
     draw: Callable[[Path], list[str]] = lambda out: [],
     *,
     kept: bool = False,
-    common: str = "",
 ) -> str:
     """Figures, README.md and, where they are `kept`, records and `table.md`; returns the text.
 
@@ -184,7 +183,6 @@ def _write(
         text: tables.
         draw: the figures into a folder, and their names without suffix.
         kept: whether the records belong to this experiment, and not to the one that its runs are of.
-        common: what to say of the settings in place of their table.
     """
     runs = of[0]
     if (out := request.place(runs)) is None:
@@ -202,7 +200,7 @@ def _write(
         scale=SCALES.get(runs.name, ""),
         figures=draw(out),
         text=text,
-        common=common,
+        objective=whole_config(runs.records[0])["objective"],
         facts_of=provenance_rows,
         settings_of=lambda one: settings_table(one).markdown(),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from immunize.report.loading import infinite, verdict_on
-from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS, pair_title
+from immunize.report.naming import PARTS, RATIOS, pair_title
 from immunize.report.provenance import validity_notes
 from immunize.report.published import ACCURACY, THETA_0, Published, cell, differences, elsewhere, find, network_pair
 from immunize.report.runs import Runs, expected_runs, experiment_of, swept
@@ -24,8 +24,6 @@ THRESHOLD = "0.1"
 SPREADS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "spectrum"), ("held_out", "ridge"))
 """Where the distribution of RIR over pairs is shown."""
 WORST = 3
-_VALUES = {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}"}
-"""What every page of tables says of the verdicts."""
 
 SCALES = {"table3": "", "table3_small": "small", "table3_digits": "digits"}
 """`experiment.name` of the presets of Table 3 to their SCALE."""
@@ -97,7 +95,6 @@ def linear_tables(runs: Runs, published: Sequence[Published]) -> str:
     sources = ", ".join(dict.fromkeys(p.source for p in published if p.quantity in RATIOS))
     return filled_in(
         "linear.md",
-        **_VALUES,
         runs=runs,
         how=how(runs),
         ratios=ratios,
@@ -257,7 +254,6 @@ def network_tables(settings: Sequence[Runs], published: Sequence[Published]) -> 
     over = f"mean ± standard deviation (n − 1) over {seeds} seeds" if seeds > 1 else "one seed"
     return filled_in(
         "networks.md",
-        **_VALUES,
         settings=settings,
         scale=scale,
         how=f"{over}, scale `{scale}`" if scale else over,

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
+from immunize.report.naming import HARDER_BY, NO_HARDER
+
 _CODE = re.compile(r"`([^`]*)`")
 
 
@@ -36,5 +38,6 @@ def filled_in(name: str, /, **values: Any) -> str:
         keep_trailing_newline=True,
         undefined=_Lacking,
     )
+    templates.globals |= {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}"}
     templates.filters["coded"] = lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
     return templates.get_template(name).render(**values)

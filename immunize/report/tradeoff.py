@@ -107,17 +107,6 @@ def tradeoff_tables(trade: TradeOff) -> list[Table]:
     return [_table(trade, points[points["estimator"] == estimator], estimator) for estimator in ESTIMATORS]
 
 
-def settings_text(trade: TradeOff) -> str:
-    """What all runs have in common."""
-    objective = whole_config(trade.runs.records[0])["objective"]
-    batch = "all rows" if objective["batch_size"] is None else f"mini-batches of {objective['batch_size']}"
-    return (
-        f"Settings of every run: η = {objective['learning_rate']:g}, {objective['epochs']:,} epochs, {batch}, "
-        f"{str(objective['optimizer']['_target_']).rpartition('.')[2]}, λ_P = {objective['lambda_well']:g}; λ_H "
-        f"varies. They are not tuned for any one weight, and no weight is selected here: all are shown."
-    )
-
-
 def on_front(values: Sequence[tuple[float, float]]) -> list[bool]:
     """Which pairs no other one beats.
 

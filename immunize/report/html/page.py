@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,12 @@ def page(name: str, **values: Any) -> str:
     """
     style, script = (asset(name) for name in ("report.css", "report.js"))
     allowed = f"style-src {_hash(style)}; script-src {_hash(script)}"
-    return filled_in(name, style=Markup(style), script=Markup(script), allowed=allowed, **values)
+    code = {"style": Markup(style), "script": Markup(script), "allowed": allowed}
+    return filled_in(name, picture=Picture, noted=_noted, **code, **values)
+
+
+def _noted(table: Table, notes: list[str]) -> Table:
+    return replace(table, notes=notes)
 
 
 def write_page(text: str, out: Path) -> Path:

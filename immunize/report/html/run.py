@@ -14,7 +14,7 @@ from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, diverged_cross_fit
 from immunize.report.attacks.one_run import grid_parts, verdict_sentence
 from immunize.report.curves import draw_norm_ratio, probe_bands, probe_figure
-from immunize.report.html.page import Picture, page, write_page
+from immunize.report.html.page import page, write_page
 from immunize.report.loading import (
     METRICS,
     check_same_run,
@@ -25,7 +25,7 @@ from immunize.report.loading import (
     read_run,
     verdict_on,
 )
-from immunize.report.naming import HARDER_BY, NO_HARDER, RATIOS, data_name, part_words, run_title
+from immunize.report.naming import RATIOS, data_name, part_words, run_title
 from immunize.report.one_run import each_set, loss_text, sets_table, warning_lines, weakest_told
 from immunize.report.provenance import provenance_rows
 from immunize.report.runs import Runs, experiment_of
@@ -49,15 +49,6 @@ _TRAINING = {
     "regularizers of the whole data": ("R_well", "R_ill"),
 }
 """Panels, and what the names of their columns begin with."""
-_HOW = (
-    "Definition 3.1 of the paper, by the estimator named in each row: (i) = κ(H_H(θ))/κ(H_H before), (ii) = κ(H_P(θ))/"
-    f"κ(H_P before). (a), the harmful task is harder, asks for (i) ≥ {HARDER_BY:g}; (b), the pre-training task is no "
-    f"harder, for (ii) ≤ {NO_HARDER:g}; (c): it can still be done. `fit` is what the model was immunized on, `held "
-    "out` what it never saw."
-)
-_GROUPS = (
-    "Groups: the mean over small groups of rows, the protocol of the paper's Table 3; otherwise all rows are taken."
-)
 
 
 def write_run_page(folder: Path, out: Path) -> Path:
@@ -111,6 +102,7 @@ def run_page(
         weakest=None if sets is None else weakest_told(sets),
         sets=None if sets is None else sets_table(sets),
         definition=_definition(record),
+        lost=diverged_cross_fit(record),
         warnings=warning_lines(record),
         kappas=_ratios(record),
         curves=_training(log),
@@ -169,10 +161,7 @@ def _definition(record: dict[str, Any]) -> Table:
             numbers = [short(ratios[name]) for name in RATIOS]
             rows.append([f"{part_words(part)}{ABOUT[protocol]}", *words, *numbers, estimator, loss_text(of)])
     columns = ("part", "(a)", "(b)", "(c)", "(i)", "(ii)", "RIR", "by", "what (c) rests on")
-    lost = diverged_cross_fit(record)
-    notes = [_HOW, *([_GROUPS] if "metrics_groups" in record else [])]
-    notes += [] if lost is None else [f"There are no held-out numbers: {lost}."]
-    return Table("Definition 3.1", columns, rows, notes)
+    return Table("Definition 3.1", columns, rows)
 
 
 def _ratios(record: dict[str, Any]) -> Table:
@@ -200,7 +189,7 @@ def _rank(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return f"{after['rank']} of {after['n_features']}{floor}"
 
 
-def _training(log: pd.DataFrame | None) -> Picture | None:
+def _training(log: pd.DataFrame | None) -> Figure | None:
     panels: dict[str, dict[str, pd.Series[float]]] = {}
     for title, starts in _TRAINING.items() if log is not None else ():
         assert log is not None
@@ -219,11 +208,10 @@ def _training(log: pd.DataFrame | None) -> Picture | None:
         axis.set(title=title, xlabel="optimizer steps", yscale="log" if positive else "linear")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
-    caption = "The training on `fit`, from the log beside the record; axes are logarithmic where all numbers allow it."
-    return Picture(figure, caption)
+    return figure
 
 
-def _spectra(record: dict[str, Any]) -> Picture | None:
+def _spectra(record: dict[str, Any]) -> Figure | None:
     found = record.get("spectra", {})
     if not found:
         return None
@@ -238,25 +226,13 @@ def _spectra(record: dict[str, Any]) -> Picture | None:
             axis.grid(alpha=0.3)
             if row == 0:
                 axis.legend(fontsize=8)
-    caption = (
-        "The k singular values of H that κ is over, largest first: κ is the height from the first to the last. "
-        "Long spectra are thinned between their ends."
-    )
-    return Picture(figure, caption)
+    return figure
 
 
-def _probes(record: dict[str, Any], of_one: Runs) -> list[Picture]:
+def _probes(record: dict[str, Any], of_one: Runs) -> list[Figure]:
     """How fast a linear probe learns; none without curves."""
     curves = record.get("curves", {})
     if "metrics_groups" not in record:
-        caption = (
-            "How far a linear probe still is from its optimum, ‖w_t − w*‖²/‖w_0 − w*‖², by gradient descent with exact "
-            "line search. To the right is harder to learn."
-        )
-        return [Picture(draw_norm_ratio(record), caption)] if "norm_ratio" in curves else []
-    if "probe" not in curves:
-        return []
-    caption = "A new linear classifier on frozen features, trained on `fit` and measured on `held out`."
-    return [
-        Picture(probe_figure(shown), caption) for _, shown in probe_bands([of_one]).groupby("optimizer", sort=False)
-    ]
+        return [draw_norm_ratio(record)] if "norm_ratio" in curves else []
+    bands = probe_bands([of_one]).groupby("optimizer", sort=False) if "probe" in curves else []
+    return [probe_figure(shown) for _, shown in bands]

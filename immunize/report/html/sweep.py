@@ -36,10 +36,6 @@ _ORDER = ("fit", "held_out", "validation")
 MAP_FROM = 3
 """Pairs of data sets from which on a heat map shows more than a table."""
 _MOST_LABELS = 12
-_HELD = (
-    "(a) the harmful task became harder, (b) the pre-training task did not, (c) it can still be done. `fit` is what "
-    "the models were immunized on, `held out` what they never saw."
-)
 
 Record = dict[str, Any]
 Settings = Mapping[str, Sequence[Record]]
@@ -162,7 +158,7 @@ def _verdicts(settings: Settings) -> Table:
     ]
     by = ", ".join(dict.fromkeys(one["estimator"] for of in judged.values() for found in of.values() for one in found))
     columns = ["setting", "runs", *(column for where in judged for column in under(where, (*HELD[:3], "all:")))]
-    return Table(f"In how many finished runs each verdict of Definition 3.1 holds, by {by}", columns, rows, [_HELD])
+    return Table(f"In how many finished runs each verdict of Definition 3.1 holds, by {by}", columns, rows)
 
 
 def _results(view: str, numbers: pd.DataFrame, settings: Settings, keys: Sequence[str]) -> Table:
