@@ -164,7 +164,7 @@ guard: theta0_digits ## how often steps of a small ResNet move κ as Theorem 4.3
 	@$(BIN)/python -m immunize.train experiment=guard_digits
 	@$(BIN)/python -m experiments.network_guard experiment=guard_digits runs=outputs/guard_digits out=experiments/guard_digits
 
-table_attacks: theta0_digits ## methods against attackers, all tiers: House Prices and MNIST (runs of table1, table2), or SCALE=digits|small (runs of table3); SCALE=rotations: 20 random rotations (runs of table_defence)
+table_attacks: theta0_digits ## methods against attackers, all tiers: House Prices and MNIST (runs of table1, table2), or SCALE=digits|small (runs of table3); SCALE=rotations: 20 random rotations (runs of table_defence SCALE=small)
 	@$(BIN)/python -m experiments.table_attacks scale=$(or $(SCALE),linear)
 	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_$(or $(SCALE),linear) out=experiments/attacks_$(or $(SCALE),linear)
 

@@ -219,7 +219,10 @@ ERASED = {
 OF_METHOD = {
     "`erase`": ERASED,
     "`censor`": ERASED,
-    "`censor_deep`": {"ResNet18, Caltech-101": ("defence_deep_caltech101", 1)},
+    "`censor_deep`": {
+        "ResNet18, Caltech-101": ("defence_deep_caltech101", 1),
+        "ResNet18, Stanford Cars": ("defence_deep_cars", 1),
+    },
 }
 """Where the tiers that were held off are counted: folder, and number of the table; and where for erasure."""
 

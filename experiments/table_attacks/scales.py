@@ -138,7 +138,7 @@ SCALES = {
         (*_LAST_BLOCK, "images=4000"),
         methods=PEERS,
     ),
-    "rotations_small": Scale(
+    "rotations": Scale(
         ("outputs/defence_small",),
         (
             *("attack=standard", "attack.budget.steps=300", "attack.budget.flops=3e11", "images=2000"),
@@ -147,16 +147,9 @@ SCALES = {
         methods=("none",),
         seeds=(0,),
     ),
-    "rotations": Scale(
-        ("outputs/defence_digits",),
-        ("attack=standard", "attack.budget.steps=300", "attack.budget.flops=1e11", "tasks=[harmful]", _DRAWS),
-        methods=("none",),
-        seeds=(0,),
-    ),
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
 settings of `censor` by name, for what each costs benign tasks. `defence_deep` has heads on what `t4_small` leaves;
 `t4_small` the last block alone, since LoRA or all weights take hours a run there. `t4_rates` runs every learning rate
-of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` and
-`rotations_small` try the verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by
-accident."""
+of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries
+the verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
