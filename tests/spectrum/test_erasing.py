@@ -15,7 +15,7 @@ from torch import Tensor
 
 import immunize
 from immunize.spectrum import SHRINKAGES, cross_fitted_correlation, erase, erasing_map, folds_of, label_directions
-from immunize.spectrum.erasing import FOLDS, PROBES, _within_range
+from immunize.spectrum.erasing_choice import FOLDS, PROBES, _within_range
 from immunize.spectrum.shrinkage import ledoit_wolf
 from tests import reference as ref
 
