@@ -31,6 +31,7 @@ from immunize.evaluation.pooled import gram
 from immunize.evaluation.products import packed, products
 from immunize.evaluation.resampling import generator
 from immunize.memoize import memoize
+from immunize.spectrum import ZeroMatrixError
 
 __all__ = ["DEFAULT_STEPS", "MILESTONES", "ProbeCurve", "probe"]
 
@@ -76,7 +77,7 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
     """Train a linear probe and measure it on other rows along the way.
 
     Args:
-        x: (N, D) features, float32 or float64; finite, and not all zero.
+        x: (N, D) features, float32 or float64.
         y: (N,) int64 labels from 0.
         x_test: (M, D) features of rows to measure on.
         y_test: (M,) their labels.
@@ -85,15 +86,21 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
         seed: of the mini-batches of `sgd`; the others draw nothing.
 
     Raises:
-        ValueError: an unknown optimizer, or no step.
+        ValueError: an unknown optimizer, no step, features that are all zero or not finite, or lengths that differ.
     """
     if optimizer not in DEFAULT_STEPS:
         raise ValueError(f"unknown optimizer {optimizer!r} of the probe; there are {', '.join(DEFAULT_STEPS)}")
     steps = DEFAULT_STEPS[optimizer] if steps is None else steps
     if steps < 1:
         raise ValueError(f"a probe takes at least one step, not {steps}")
+    if len(x) != len(y) or len(x_test) != len(y_test):
+        raise ValueError(f"{len(x)} and {len(x_test)} rows of features have {len(y)} and {len(y_test)} labels")
     with torch.no_grad():
         second = gram(x)
+        if not bool(second.any()):
+            raise ZeroMatrixError("a probe needs features that are not all zero")
+        if not math.isfinite(float(second.trace())):
+            raise ValueError("a probe needs features that are finite")
         scale = math.sqrt(float(torch.linalg.eigvalsh(second)[-1]) / len(x))
         features, test = x / scale, packed(x_test / scale)
         classes = int(max(y.max(), y_test.max())) + 1

@@ -144,6 +144,9 @@ def test_sgd_depends_on_its_seed_alone() -> None:
     [
         ({"optimizer": "lbfgs"}, "unknown optimizer 'lbfgs' of the probe; there are gd"),
         ({"steps": 0}, "at least one step"),
+        ({"y": torch.zeros(3, dtype=torch.int64)}, "120 and 120 rows of features have 3 and 120 labels"),
+        ({"x": torch.zeros(120, 6)}, "not all zero"),
+        ({"x": torch.full((120, 6), math.nan)}, "finite"),
     ],
 )
 def test_mistakes_are_told(change: dict[str, object], message: str) -> None:
