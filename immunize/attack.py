@@ -156,7 +156,7 @@ def measure(
         done = run_grid(target.plan, target, entries, store, tell)
     versions = {entry.name: version_of(entry.attack) for entry in entries}
     return {
-        **{"subject": target.facts, "tasks": done.facts, "attack_versions": versions},
+        **{"subject": target.facts, "tasks": done.facts, "attack_versions": versions, "cells": done.origin},
         **laid_out(done.cells, [entry.name for entry in entries]),
         "peak_memory_mib": max(peak_memory_mib(), done.peak_memory_mib),
     }

@@ -57,6 +57,9 @@ def test_finished_attacks_are_taken_from_their_cells(folder: Path, monkeypatch: 
     cells = sorted((folder / ATTACK_CELLS).iterdir())
     cells[0].unlink()
     cells[1].write_text("{")  # as an interrupted disk may leave it
+    older = json.loads(cells[2].read_text())
+    commit = older.pop("git_commit")  # as cells once were
+    cells[2].write_text(json.dumps(older))
     (folder / ATTACK_RECORD).unlink()
     lines: list[str] = []
     again = attack.run(compose_attack(f"run={folder}", *TINY_GRID), lines.append)
@@ -65,6 +68,8 @@ def test_finished_attacks_are_taken_from_their_cells(folder: Path, monkeypatch: 
     numbered = [line.partition(" ")[0] for line in lines[1:]]
     assert numbered == [f"{number}/{len(numbered)}" for number in range(1, len(numbered) + 1)]
     assert sorted((folder / ATTACK_CELLS).iterdir()) == cells
+    assert before["cells"] == {"computed": len(cells), "known": {}}
+    assert again["cells"] == {"computed": 2, "known": {str(commit): len(cells) - 3, "unknown": 1}}
     for key in RESULTS:
         assert timeless(again[key]) == timeless(before[key])
 

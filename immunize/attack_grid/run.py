@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass, replace
@@ -66,11 +67,13 @@ class Grid:
     Attributes:
         cells: task -> extractor -> for each seed the cells by attack, in the grid's order.
         facts: of each task by name, for the record.
+        origin: how many cells were `computed` now, and how many were `known`, by the commit that had computed them.
         peak_memory_mib: the largest of any process but this one; 0 if there was none.
     """
 
     cells: dict[str, dict[str, list[Cells]]]
     facts: dict[str, dict[str, Any]]
+    origin: dict[str, Any]
     peak_memory_mib: float
 
 
@@ -120,7 +123,7 @@ def run_grid(
                     work.say(part, line)
                 work.done(part, cells)
                 peak = max(peak, own_peak)
-    return Grid(work.laid_out(), work.facts(), peak)
+    return Grid(work.laid_out(), work.facts(), work.origin(), peak)
 
 
 class _Work:
@@ -195,6 +198,12 @@ class _Work:
                 for part, rows in moved.items():
                     of.setdefault("rows_moved", {}).setdefault(part, []).append(rows)
         return self.of_task
+
+    def origin(self) -> dict[str, Any]:
+        """As `Grid` has it. A cell of this time's bears no commit: the record has that."""
+        cells = [cell for of in self.found.values() for cell in of.values() if cell["status"] != "skipped"]
+        known = Counter(cell["git_commit"] or "unknown" for cell in cells if "git_commit" in cell)
+        return {"computed": len(cells) - known.total(), "known": dict(known)}
 
 
 def _facts(task: Task) -> dict[str, Any]:

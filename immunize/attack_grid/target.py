@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from immunize.data.splits import random_generator
 from immunize.errors import CheckpointError, UserError
-from immunize.records import file_digest, write_record
+from immunize.records import file_digest, git_commit, write_record
 
 if TYPE_CHECKING:
     from immunize.data import Role, SourceBase
@@ -172,7 +172,7 @@ def random_rotation(size: int, seed: int) -> npt.NDArray[np.float64]:
 
 
 class CellFolder:
-    """Finished attacks as files, one a cell, written whole or not at all.
+    """Finished attacks as files, one a cell with the commit that computed it, written whole or not at all.
 
     Args:
         folder: made when the first is written.
@@ -180,6 +180,7 @@ class CellFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.commit = git_commit()
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The cell with this key; None if there is none that can be read."""
@@ -187,8 +188,8 @@ class CellFolder:
             cell = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return cell if isinstance(cell, dict) and "curves" in cell else None
+        return {"git_commit": None, **cell} if isinstance(cell, dict) and "curves" in cell else None
 
     def put(self, key: str, cell: dict[str, Any]) -> None:
         """Write a cell."""
-        write_record(self.folder, cell, f"{key}.json")
+        write_record(self.folder, {**cell, "git_commit": self.commit}, f"{key}.json")

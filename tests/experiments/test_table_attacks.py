@@ -16,6 +16,7 @@ from experiments.table_attacks.__main__ import CELLS, run
 from experiments.table_attacks.jobs import Job, waves
 from immunize.errors import UserError
 from immunize.records import ATTACK_RECORD
+from immunize.report.attacks.page import report_attacks
 from immunize.report.attacks.records import load_attacks
 from tests.attacking import TINY_GRID
 from tests.commands import run as run_command
@@ -70,6 +71,12 @@ def test_runs_share_the_cells_of_what_no_method_changes(
     attacks = json.loads(next(out.rglob(ATTACK_RECORD)).read_text())["attacks"]
     a_task = len(attacks["harmful"]["theta_0"])
     assert len(list((out / CELLS).iterdir())) == 2 * a_task * (2 + 2)  # tasks; θ_0, the control, and two methods
+    known = [sum(record["cells"]["known"].values()) for record in records]
+    assert [record["cells"]["computed"] + of for record, of in zip(records, known, strict=True)] == [2 * a_task * 3] * 2
+    assert sorted(known) == [0, 2 * a_task * 2]
+    report_attacks(out, tmp_path / "page")
+    row = f"| cells | {2 * a_task * 4:,} computed; {2 * a_task * 2:,} known, of commit "
+    assert row in (tmp_path / "page" / "README.md").read_text()
 
     run(arguments(sweep, out, "harmful=synthetic"))
     assert "0 of 2 runs are to be attacked" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -134,6 +135,7 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
         ("grid", grid),
         *((tier, ", ".join(names)) for tier, names in _by_tier(attacks).items()),
         *made_with(attacks.records),
+        *_cells(attacks),
         versions_of(attacks.records),
     ]
     return filled_in(
@@ -149,6 +151,16 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
         figures=figures,
         text=text,
     )
+
+
+def _cells(attacks: Attacks) -> list[tuple[str, str]]:
+    """How many cells the runs computed, and how many lay there; no row where a record is older than that."""
+    origins = [record["cells"] for record in attacks.records if "cells" in record]
+    if len(origins) < len(attacks.records):
+        return []
+    known: Counter[str] = sum((Counter(of["known"]) for of in origins), Counter())
+    found = "".join(f"; {n:,} known, of commit {commit}, not in the wall time" for commit, n in known.items())
+    return [("cells", f"{sum(of['computed'] for of in origins):,} computed{found}")]
 
 
 def _by_tier(attacks: Attacks) -> dict[str, list[str]]:

@@ -32,6 +32,8 @@ _KEPT = (
     *("schema_version", "kind", "status", "started", "seconds", "peak_memory_mib", "config_hash", "git_commit"),
     *("versions", "hardware", "tasks", "verdicts", "control"),
 )
+_LATER = ("attack_versions", "cells")
+"""What older records lack."""
 _EXTRACTORS = ("immunized", "random_orthogonal")
 _SETTINGS = (
     *("attack", "tiers", "tasks", "seeds", "validation_fraction", "test_fraction", "benign_digits", "images"),
@@ -87,7 +89,7 @@ def collected(record: Record) -> Record:
     return {
         **{name: record[name] for name in _KEPT},
         **{name: subject[name] for name in _SAID},
-        **({"attack_versions": record["attack_versions"]} if "attack_versions" in record else {}),
+        **{name: record[name] for name in _LATER if name in record},
         "seed": subject["run_seed"],
         "subject": {name: value for name, value in subject.items() if name not in (*_SAID, "run_seed")},
         "config": {name: value for name, value in whole_config(record).items() if name in _SETTINGS},
