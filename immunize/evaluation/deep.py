@@ -31,8 +31,6 @@ from immunize.evaluation.separability import separability
 from immunize.evaluation.verdicts import VERDICTS_BY, verdict_numbers, verdicts_of
 from immunize.spectrum import DEFAULT_RHO, ESTIMATORS
 
-__all__ = ["PARTS", "WHICH", "EvaluationSettings", "Features", "evaluate_deep"]
-
 PARTS = ("fit", "held_out")
 WHICH = ("immunized", "theta_0")
 

@@ -33,8 +33,6 @@ from immunize.evaluation.resampling import generator
 from immunize.memoize import memoize
 from immunize.spectrum import ZeroMatrixError
 
-__all__ = ["DEFAULT_STEPS", "MILESTONES", "ProbeCurve", "probe"]
-
 DEFAULT_STEPS = {"gd": 1000, "least_squares": 10_000, "sgd": 1000, "adam": 300}
 """Every optimizer there is, and how many steps it takes."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from immunize.evaluation.alignment import Forecast
 from immunize.spectrum import HARDER_BY, Estimator, GeneralizedSpectrum
 
-__all__ = ["DECIDES", "ENOUGH_ROWS", "STRONG", "ForecastVerdict", "budget_window", "judge"]
-
 DECIDES: Estimator = "ridge"
 """The estimator behind the verdict: κ of the non-zero spectrum hangs on its smallest, which few rows know."""
 

@@ -35,8 +35,6 @@ from immunize.spectrum import (
     spectrum_of,
 )
 
-__all__ = ["GROUP_SIZE", "N_GROUPS", "GroupRatio", "draw_groups", "group_ratio", "group_spectra"]
-
 N_GROUPS, GROUP_SIZE = 20, 100
 """Of the paper, §5.2."""
 

@@ -47,8 +47,6 @@ from immunize.spectrum.condition import check_matrix
 if TYPE_CHECKING:
     from immunize.data.pair import PairParts
 
-__all__ = ["PartEvaluation", "compress", "decompose", "evaluate_part", "least_squares_targets", "part_numbers"]
-
 
 @dataclass(frozen=True)
 class Rows:

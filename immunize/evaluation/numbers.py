@@ -10,8 +10,6 @@ import numpy as np
 
 from immunize.spectrum import ImmunizationRatio, Spectrum
 
-__all__ = ["RATIOS", "by_extractor", "ratio_numbers", "spectrum_numbers"]
-
 _ENDS = 8
 """Singular values at either end of a spectrum that a record keeps however many there are."""
 

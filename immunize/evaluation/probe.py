@@ -19,8 +19,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-__all__ = ["DEFAULT_STEPS", "THRESHOLDS", "NormRatioCurve", "norm_ratio_curve"]
-
 DEFAULT_STEPS = 20_000
 THRESHOLDS = (0.1, 0.01)
 """Norm ratios whose first passage is reported."""

@@ -13,8 +13,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-__all__ = ["packed", "products", "quotient"]
-
 
 def packed(x: Tensor) -> Tensor:
     """A matrix as oneDNN wants it, for :func:`products` alone; what it cannot multiply stays as it is."""

@@ -21,8 +21,6 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
-__all__ = ["CONFIDENCE", "Interval", "bootstrap_counts", "generator", "log_interval"]
-
 CONFIDENCE = 0.95
 """Of every interval in a record."""
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from immunize.memoize import memoize
 from immunize.spectrum import RHOS, cross_fitted_accuracy, cross_fitted_correlation, folds_of, in_sample_share
 
-__all__ = ["Separability", "probe_accuracy", "separability"]
-
 Separability = dict[str, dict[str, float]]
 """Measure, "in_sample" or "cross_fitted", to ρ to its value."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from immunize.spectrum import ACCURACY_SLACK, EASE_SLACK, HARDER_BY, Estimator
 
-__all__ = ["LOSS_SLACK", "VERDICTS_BY", "Verdicts", "verdict_numbers", "verdicts_of"]
-
 LOSS_SLACK = 0.01
 """(c) asks for ≈; the optimal loss may rise by this share of the targets' mean square (ours; the paper gives none)."""
 

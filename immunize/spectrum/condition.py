@@ -27,26 +27,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-__all__ = [
-    "ACCURACY_SLACK",
-    "DEFAULT_RHO",
-    "EASE_SLACK",
-    "ESTIMATORS",
-    "HARDER_BY",
-    "ConditionNumber",
-    "Estimator",
-    "ImmunizationRatio",
-    "Spectrum",
-    "ZeroMatrixError",
-    "all_finite",
-    "check_matrix",
-    "condition_number",
-    "default_tolerance",
-    "immunization_ratio",
-    "spectrum_of",
-    "spectrum_of_gram",
-]
-
 HARDER_BY = 2.0
 """(a) asks for κ(H_H(θ)) ≫ κ(H_H(I)); at least this factor counts as harder (ours)."""
 

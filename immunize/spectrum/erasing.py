@@ -35,18 +35,6 @@ from torch import Tensor
 from immunize.spectrum.separability import target_columns
 from immunize.spectrum.shrinkage import ledoit_wolf
 
-__all__ = [
-    "Erasure",
-    "covariance",
-    "directions_of",
-    "erasing_map",
-    "label_directions",
-    "leading",
-    "ridge_weights",
-    "root_of",
-    "taking",
-]
-
 NO_SIGNAL = 1e-10
 """Directions whose singular value is below this share of the largest are rounding."""
 

@@ -34,8 +34,6 @@ from immunize.spectrum.erasing import (
 from immunize.spectrum.separability import cross_fitted_correlation, folds_of
 from immunize.spectrum.shrinkage import ledoit_wolf, row_sets
 
-__all__ = ["SHRINKAGES", "ChosenErasure", "EraseTrial", "erase"]
-
 Array = Tensor | npt.NDArray[Any]
 Labelled = tuple[Tensor, Tensor]
 """(N, D) float64 features, and (N,) class numbers or targets."""

@@ -22,8 +22,6 @@ from torch import Tensor
 
 from immunize.spectrum.pencil import GeneralizedSpectrum
 
-__all__ = ["HarmfulForecast", "Immunizer", "check_attainable", "frontier"]
-
 
 @dataclass(frozen=True)
 class HarmfulForecast:

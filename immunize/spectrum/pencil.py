@@ -24,8 +24,6 @@ from torch import Tensor
 
 from immunize.spectrum.condition import Spectrum, all_finite, condition_number, default_tolerance
 
-__all__ = ["GeneralizedSpectrum", "generalized_spectrum", "rir_bound"]
-
 ALIGNED = 1e-6
 """κ_gen within this of 1 counts as 1: the covariances are proportional, and what is left of μ is rounding."""
 

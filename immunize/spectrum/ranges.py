@@ -17,8 +17,6 @@ from torch import Tensor
 from immunize.memoize import memoize
 from immunize.spectrum.condition import check_matrix, default_tolerance
 
-__all__ = ["compress_rows", "joint_basis", "lift_map", "rank_of_map", "restrict_map"]
-
 ROTATION_SEED = 0
 """Of the rotation of the basis: the same for every run, so that the coordinates depend on the data alone."""
 

@@ -37,17 +37,6 @@ from torch.autograd.function import once_differentiable
 
 from immunize.spectrum.condition import check_matrix, default_tolerance
 
-__all__ = [
-    "ill_step_bound",
-    "kappa",
-    "kappa_of_features",
-    "r_ill",
-    "r_ill_of_features",
-    "r_well",
-    "r_well_of_features",
-    "well_step_bound",
-]
-
 
 class Ends(NamedTuple):
     """σ_1 and σ_k of a Gram matrix with their eigenvectors.

@@ -26,18 +26,6 @@ from torch import Tensor
 
 from immunize.spectrum.condition import check_matrix
 
-__all__ = [
-    "KERNELS",
-    "RHOS",
-    "Kernel",
-    "cross_fitted_accuracy",
-    "cross_fitted_correlation",
-    "folds_of",
-    "in_sample_share",
-    "probe_correlation",
-    "target_columns",
-]
-
 RHOS = (1e-3, 1e-2, 1e-1)
 """From a probe that is hardly regularized to one that is much; ours."""
 

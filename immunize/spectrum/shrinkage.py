@@ -38,18 +38,6 @@ from immunize.spectrum.condition import (
 from immunize.spectrum.optimum import Immunizer, check_attainable, frontier
 from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
 
-__all__ = [
-    "SHRINKAGE_GRID",
-    "BudgetChoice",
-    "BudgetTrial",
-    "ClosedForm",
-    "ShrinkageChoice",
-    "choose_budget",
-    "choose_shrinkage",
-    "closed_form",
-    "ledoit_wolf",
-]
-
 BUDGET_POINTS = 13
 """Budgets between 1 and κ(K_P), equally spaced in the logarithm, that are tried before bisection (ours)."""
 

@@ -29,8 +29,6 @@ from immunize.evaluation.attacks.protocol import Array, AttackData
 from immunize.evaluation.attacks.scoring import target_matrix
 from immunize.memoize import memoize
 
-__all__ = ["Axes", "Principal", "feature_scale", "pass_over", "principal", "principal_axes", "svd_flops"]
-
 TALL = 2
 """From this many rows a column, X is made square by a QR decomposition first."""
 

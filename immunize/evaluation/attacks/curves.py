@@ -29,19 +29,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "RESOURCES",
-    "Cost",
-    "Curve",
-    "Horizon",
-    "Point",
-    "Trace",
-    "best_so_far",
-    "best_validation",
-    "horizon_of",
-    "look_steps",
-]
-
 LOOKS_PER_DECADE = 10
 """Steps at which a candidate is measured: a factor of 2 in steps spans three of them."""
 

@@ -39,8 +39,6 @@ from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budg
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 from immunize.evaluation.products import products, quotient
 
-__all__ = ["KernelRidge", "NearestNeighbours"]
-
 METRICS = ("euclidean", "cosine")
 
 TOGETHER = 2**22

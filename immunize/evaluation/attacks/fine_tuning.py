@@ -36,8 +36,6 @@ from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budg
 from immunize.evaluation.attacks.scoring import Meter
 from immunize.features import NoBoundaryError, add_lora, matching_parameters, split_network
 
-__all__ = ["FineTuning", "FullFinetune", "LastBlock", "Lora"]
-
 LOOKS = 4
 """A decade; two looks are a factor of 1.8 in steps apart."""
 

@@ -42,8 +42,6 @@ from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budg
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 from immunize.evaluation.products import products, quotient
 
-__all__ = ["HEADS", "Candidate", "FirstOrder", "Optimizer", "batches", "check_training", "new_head"]
-
 HEADS = ("linear", "batchnorm", "mlp")
 
 

@@ -31,8 +31,6 @@ from immunize.evaluation.attacks.logistic import CURVATURE, Logistic
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome, Task
 from immunize.evaluation.attacks.scoring import Meter
 
-__all__ = ["GradientDescent", "LogisticDescent"]
-
 STEPS = ("fixed", "line_search")
 
 GROWN = 1e6

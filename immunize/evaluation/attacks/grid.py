@@ -23,8 +23,6 @@ from immunize.evaluation.attacks.judging import Attacked
 from immunize.evaluation.attacks.protocol import TIERS, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.scoring import chance
 
-__all__ = ["CELL_VERSION", "Entry", "Store", "attack_all", "check_tiers", "hash_of_data", "in_tier", "version_of"]
-
 CELL_VERSION = 8
 """Part of every key; raised when a change of the code changes the numbers of all attacks."""
 

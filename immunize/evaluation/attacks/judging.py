@@ -32,8 +32,6 @@ import numpy as np
 from immunize.evaluation.attacks.curves import Curve, Point
 from immunize.evaluation.attacks.protocol import TIERS, Array
 
-__all__ = ["LESS_ACCURATE_BY", "Attacked", "Estimate", "TierResult", "Verdict", "compare", "judge"]
-
 TARGET = 0.9
 """Share of θ_0's best score of the tier that counts as having learned the task."""
 

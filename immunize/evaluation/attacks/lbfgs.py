@@ -28,8 +28,6 @@ from immunize.evaluation.attacks.logistic import BudgetSpentError, Logistic, Que
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome, Task
 from immunize.evaluation.attacks.scoring import Meter
 
-__all__ = ["Lbfgs", "together"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Lbfgs(Attack):

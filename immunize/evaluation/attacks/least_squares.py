@@ -30,8 +30,6 @@ from immunize.evaluation.attacks.curves import Cost, best_validation, look_steps
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 
-__all__ = ["ConjugateGradient", "Ridge", "probed_head"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ridge(Attack):

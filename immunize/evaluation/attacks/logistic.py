@@ -27,8 +27,6 @@ from immunize.evaluation.attacks.coordinates import feature_scale, pass_over, pr
 from immunize.evaluation.attacks.curves import Cost
 from immunize.evaluation.attacks.protocol import Array, AttackData, Predict
 
-__all__ = ["CURVATURE", "BudgetSpentError", "Logistic", "answers"]
-
 CACHED = 2**19
 """Bytes of rows that stay in the cache of a core between two products."""
 

@@ -21,8 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from immunize.evaluation.attacks.curves import Cost
 from immunize.features import StageOutputs
 
-__all__ = ["Inputs", "Network", "Numbers", "flops_of"]
-
 Numbers = npt.NDArray[np.int64]
 """Positions of images in their data set, (B,)."""
 

@@ -38,8 +38,6 @@ from immunize.evaluation.attacks.curves import Cost, Trace
 from immunize.evaluation.attacks.network import Numbers
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome, Rows
 
-__all__ = ["REPAIRS", "ImagesAlone", "LinearMap", "PublicReference", "Repaired", "StageProbes", "standardized"]
-
 ROUNDING = 1e-12
 """Spreads and lengths below this share of the largest are rounding; they are not blown up."""
 

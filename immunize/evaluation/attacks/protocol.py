@@ -23,8 +23,6 @@ from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks.curves import Trace
 from immunize.evaluation.attacks.network import Network
 
-__all__ = ["TIERS", "Array", "Attack", "AttackData", "Budget", "Needs", "Outcome", "Predict", "Rows", "Task"]
-
 Array = npt.NDArray[np.float64]
 Predict = Callable[[Array], Array]
 """Features (M, D) to outputs (M, C)."""
