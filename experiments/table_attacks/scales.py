@@ -21,6 +21,14 @@ PEERS = (
 )
 """Of the tables of weights that move."""
 
+SEARCHED = (
+    *("censor_deep", "censor_10", "censor_40", "censor_80", "censor_near", "censor_far"),
+    *("contract_deep", "contract_5", "contract_gain_1", "contract_gain_5", "contract_gain_20", "contract_gain_8"),
+    *("inverse_1", "inverse_3", "inverse_10", "inverse_8", "uniform_1", "uniform_3"),
+    *("mlac_003", "mlac_01", "mlac_03", "mlac_8", "mlac_fast", "mlac_faster"),
+)
+"""Six settings of each of four methods that hold fine-tuning off."""
+
 SAME_BLOCK = tuple(
     f"attack.attacks.last_block{of}.modules=[layer4]" for of in ("", "_10_percent", "_1_percent", "_sgd")
 )
@@ -132,6 +140,12 @@ SCALES = {
     ),
     "t4_rates": Scale(
         ("outputs/t4_digits",), (*_LAST_BLOCK, "attack.attacks.last_block.tuning_steps=null"), methods=PEERS
+    ),
+    "t4_search": Scale(
+        ("outputs/t4_search",),
+        (*_LAST_BLOCK[:2], "tasks=[harmful,pretrain]", *_LAST_BLOCK[3:]),
+        methods=SEARCHED,
+        seeds=(0,),
     ),
     "t4_small": Scale(
         ("outputs/t4_small",),
