@@ -45,7 +45,7 @@ def jobs_of(
     folders: Iterable[Path],
     out: Path,
     *,
-    methods: Sequence[str],
+    methods: Sequence[str] | None,
     seeds: Sequence[int],
     harmful: Sequence[str] | None,
     models: Sequence[str] | None,
@@ -57,7 +57,7 @@ def jobs_of(
     Args:
         folders: of sweeps; one that is not there is left out with a message.
         out: below which the attack records go.
-        methods: those to take.
+        methods: those to take; None takes all.
         seeds: those to take.
         harmful: names of the D_H to take; None takes all.
         models: likewise.
@@ -70,7 +70,7 @@ def jobs_of(
     from immunize.report.loading import load_records
     from immunize.report.naming import pair_label, run_title
 
-    jobs, wanted = [], {"harmful": harmful, "model": models}
+    jobs, wanted = [], {"method": methods, "seed": seeds, "harmful": harmful, "model": models}
     for folder in folders:
         if not folder.is_dir():
             say(f"{folder} is not there: its runs are left out")
@@ -78,8 +78,6 @@ def jobs_of(
         places = {_hash(path): path.parent for path in folder.rglob("record.json")}
         for record in load_records(folder):
             pair = record["config"]["harmful"].get("pair")
-            if record["method"] not in methods or record["seed"] not in seeds:
-                continue
             if any(names is not None and record[of] not in names for of, names in wanted.items()):
                 continue
             if pair is not None and tuple(pair) not in pairs:

@@ -6,29 +6,6 @@ from dataclasses import dataclass
 
 __all__ = ["METHODS", "SCALES", "SEEDS", "Scale"]
 
-PEERS = (
-    "none",
-    "ours",
-    "censor",
-    "censor_after",
-    "sophon_inverse",
-    "sophon_uniform",
-    "mlac",
-    "contract",
-    "contract_gain",
-    "censor_deep",
-    "sophon_deep",
-)
-"""Of the tables of weights that move."""
-
-SEARCHED = (
-    *("censor_deep", "censor_10", "censor_40", "censor_80", "censor_near", "censor_far"),
-    *("contract_deep", "contract_5", "contract_gain_1", "contract_gain_5", "contract_gain_20", "contract_gain_8"),
-    *("inverse_1", "inverse_3", "inverse_10", "inverse_8", "uniform_1", "uniform_3"),
-    *("mlac_003", "mlac_01", "mlac_03", "mlac_8", "mlac_fast", "mlac_faster"),
-)
-"""Six settings of each of four methods that hold fine-tuning off."""
-
 SAME_BLOCK = tuple(
     f"attack.attacks.last_block{of}.modules=[layer4]" for of in ("", "_10_percent", "_1_percent", "_sgd")
 )
@@ -67,14 +44,14 @@ class Scale:
         runs: folders of sweeps, as their presets leave them.
         grid: overrides of `conf/attack.yaml`.
         pairs: of digits, of the runs that have one; the others are all taken.
-        methods: those that are taken.
+        methods: those that are taken; None takes all.
         seeds: those that are taken.
     """
 
     runs: tuple[str, ...]
     grid: tuple[str, ...]
     pairs: str = ""
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] | None = METHODS
     seeds: tuple[int, ...] = SEEDS
 
 
@@ -94,11 +71,12 @@ _SMALL = (
 _HONEST = (*for_harmful(*DEFENDED), "benign=[imagenette,cifar10]")
 _DEFENCE = (*_SMALL, *_HONEST)
 _LAST_BLOCK = (
-    *("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful]", SAME_BLOCK[0]),
+    *("attack=horizon", "attack.budget.steps=1000", SAME_BLOCK[0]),
     "attack.attacks.last_block.learning_rates=[0.0001,0.001,0.01]",
     *(f"~attack.attacks.last_block_{of}" for of in ("10_percent", "1_percent", "sgd")),
     *(f"~attack.attacks.{name}" for name in ("lora", "full_finetune", "full_finetune_augmented")),
 )
+_ALL_RATES = "attack.attacks.last_block.tuning_steps=null"
 _DRAWS = f"seeds={list(range(20))}".replace(" ", "")
 
 SCALES = {
@@ -120,7 +98,7 @@ SCALES = {
     "defence_front": Scale(
         ("outputs/defence_front",),
         _DEFENCE,
-        methods=("erase", "censor", "labels_weak", "labels", "answers_weak", "strong"),
+        methods=None,
         seeds=(0,),
     ),
     "t4_digits": Scale(
@@ -131,26 +109,24 @@ SCALES = {
             *SAME_BLOCK,
             "~attack.attacks.full_finetune_augmented",  # a fifth of the time, for images of 8 x 8 pixels
         ),
-        methods=PEERS,
+        methods=None,
     ),
     "defence_deep": Scale(
         ("outputs/t4_small",),
         (*_SMALL_HEADS, *_HONEST, "~attack.attacks.last_block"),
         methods=("censor_deep",),
     ),
-    "t4_rates": Scale(
-        ("outputs/t4_digits",), (*_LAST_BLOCK, "attack.attacks.last_block.tuning_steps=null"), methods=PEERS
-    ),
+    "t4_rates": Scale(("outputs/t4_digits",), (*_LAST_BLOCK, _ALL_RATES, "tasks=[harmful]"), methods=None),
     "t4_search": Scale(
         ("outputs/t4_search",),
-        (*_LAST_BLOCK[:2], "tasks=[harmful,pretrain]", *_LAST_BLOCK[3:]),
-        methods=SEARCHED,
+        (*_LAST_BLOCK, _ALL_RATES, "tasks=[harmful,pretrain]"),
+        methods=None,
         seeds=(0,),
     ),
     "t4_small": Scale(
         ("outputs/t4_small",),
-        (*_LAST_BLOCK, "images=4000"),
-        methods=PEERS,
+        (*_LAST_BLOCK, "tasks=[harmful]", "images=4000"),
+        methods=None,
     ),
     "rotations": Scale(
         ("outputs/defence_small",),
