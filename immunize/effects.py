@@ -8,7 +8,7 @@ A setting that was given by name on the command line of a single run, and would 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -38,37 +38,15 @@ OF_THE_OUTER = ("tier", "kinds")
 """Settings of an attack that prepares features which hold for its inner attacks; theirs do nothing."""
 
 
-class Method(Protocol):
-    """What has to be known of a method, such as :class:`~immunize.objective.Objective`."""
-
-    weights: dict[str, float]
-
-    @property
-    def trains(self) -> bool:
-        """Whether it takes steps."""
-
-    @property
-    def takes_loss(self) -> bool:
-        """Whether a loss is among its terms."""
-
-    @property
-    def trains_classifier(self) -> bool:
-        """Whether it trains a classifier."""
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Settings of its own without effect."""
-
-
 class Run:
     """What decides which settings of a run of `immunize.train` have an effect, by names as `RULES` asks for them.
 
     Args:
         config: the plain, resolved configuration.
-        method: its method.
+        method: its :class:`~immunize.objective.Objective`, whose room imports torch.
     """
 
-    def __init__(self, config: Config, method: Method) -> None:
+    def __init__(self, config: Config, method: Any) -> None:
         self.config, self.trains, self.unused = config, method.trains, method.unused
         model, self.objective, self.method = config["model"], config["objective"], config["method"]
         self.deep, self.checkpoint = is_deep(config), model.get("checkpoint") is not None

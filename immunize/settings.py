@@ -26,7 +26,7 @@ MULTIPLIERS = (1, 2, 3, 5)
 """The multiples of the task loss's gradient norm that C.2 searches over."""
 
 PAIRINGS, LINEAR_LOSSES, DEEP_LOSSES = ("max_size_cycle", "min_size"), ("mse", "bce", "ce"), ("ce",)
-"""What `immunize.data.MODES` and `task_loss` accept; their rooms import torch."""
+"""What `immunize.data.pair.Mode` and `task_loss` accept; their rooms import torch."""
 
 Rule = tuple[str, Callable[[Any], bool], str]
 RULES: tuple[Rule, ...] = (

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -61,11 +61,7 @@ class LinearTarget:
     benign_digits: int
     facts: dict[str, Any]
     plan: GridPlan
-
-    @property
-    def has_network(self) -> bool:
-        """There are no weights but θ itself."""
-        return False
+    has_network: ClassVar[bool] = False
 
     def tasks(self, seed: int) -> dict[str, Task]:
         """Every wanted task by name, split with this seed.

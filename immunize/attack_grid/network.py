@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -96,11 +96,7 @@ class NetworkTarget:
     image_tasks: dict[str, ImageTask]
     places: dict[str, int]
     device: torch.device
-
-    @property
-    def has_network(self) -> bool:
-        """Its weights can be moved."""
-        return True
+    has_network: ClassVar[bool] = True
 
     def tasks(self, seed: int) -> dict[str, Task]:
         """Every wanted task by name, split with this seed."""

@@ -13,7 +13,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -26,15 +26,13 @@ from immunize.data.loading import CrossFitted, LoadedPair, load_pair
 from immunize.data.splits import ROLES, Part, Role, SourceBase, Standardizer, random_generator
 from immunize.errors import DataError
 
-__all__ = ["MODES", "Pair", "PairParts", "PairedData", "as_is", "set_aside"]
+__all__ = ["Mode", "Pair", "PairParts", "PairedData", "as_is", "set_aside"]
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Mode = Literal["max_size_cycle", "min_size"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 """CombinedLoader's modes in which every batch holds rows of both data sets; an objective needs both."""
 
 VALIDATION_STREAM, SHUFFLE_STREAM = 0, 1
-MAX_VALIDATION_FRACTION = 0.9
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,9 @@ class Pair(LightningDataModule):
     Args:
         sources: of D_P and D_H.
         batch_size: of each data set in a mini-batch; None for full-batch.
-        mode: CombinedLoader's mode, one of `MODES`.
+        mode: CombinedLoader's mode.
         validation_fraction: share of the fit rows of each data set that is set aside, 0 to 0.9.
         seed: of the validation split and of the order.
-
-    Raises:
-        DataError: for values outside these ranges.
     """
 
     def __init__(
@@ -78,17 +73,6 @@ class Pair(LightningDataModule):
         super().__init__()
         self.sources, self.batch_size, self.mode = sources, batch_size, mode
         self.validation_fraction, self.seed = validation_fraction, seed
-        if mode not in MODES:
-            raise DataError(
-                f"pairing is {mode!r}, but has to be one of {', '.join(MODES)}: every batch needs rows of both"
-            )
-        if batch_size is not None and batch_size < 2:
-            raise DataError(f"objective.batch_size={batch_size}, but a spectrum needs at least 2 rows or images")
-        if not 0 <= validation_fraction <= MAX_VALIDATION_FRACTION:
-            raise DataError(
-                f"objective.validation_fraction={validation_fraction}, but it has to be between 0 and "
-                f"{MAX_VALIDATION_FRACTION}"
-            )
 
     @property
     def full_batch(self) -> bool:
@@ -179,12 +163,9 @@ class PairedData(Pair):
         batch_size: None for full-batch, else the rows of each data set in a mini-batch.
         passes: full-batch only: how many times the whole pair is yielded within one epoch. It saves Lightning's work
             between epochs, which would otherwise cost more than the step.
-        mode: CombinedLoader's mode, one of `MODES`.
+        mode: CombinedLoader's mode.
         validation_fraction: share of the fit rows of each data set that is set aside for early stopping, 0 to 0.9.
         seed: of the validation split and of the shuffling.
-
-    Raises:
-        DataError: for values outside these ranges.
     """
 
     def __init__(
@@ -200,8 +181,6 @@ class PairedData(Pair):
     ) -> None:
         sources: dict[Role, Any] = {"pretrain": pretrain, "harmful": harmful}
         super().__init__(sources, batch_size=batch_size, mode=mode, validation_fraction=validation_fraction, seed=seed)
-        if passes < 1:
-            raise DataError(f"passes={passes}, but an epoch needs at least 1")
         self.passes = passes
         self._fit: PairParts | None = None
         self._validation: PairParts | None = None

@@ -8,30 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from immunize.errors import UserError
 from immunize.features.boundary import working_modules
+from immunize.features.deep import DeepExtractor
 
 MOST_COLUMNS = 4096
 """Of a flattened output; a larger one is averaged over its places, pixels or tokens (ours)."""
 
 
-class Trained(Protocol):
-    """A network's trained part, as :class:`~immunize.features.deep.DeepExtractor` has it."""
-
-    @property
-    def tail(self) -> nn.Module:
-        """From h to the features."""
-
-    def features(self, h: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The same, in the network's dtype; with other values for its trained parameters where they are given."""
-
-
-def check_depths(net: Trained, depths: Sequence[str]) -> None:
+def check_depths(net: DeepExtractor, depths: Sequence[str]) -> None:
     """Check that every name is a module of the trained part.
 
     Raises:
@@ -47,7 +36,7 @@ def check_depths(net: Trained, depths: Sequence[str]) -> None:
 
 
 def features_at(
-    net: Trained, h: Tensor, depths: Sequence[str], parameters: Mapping[str, Tensor] | None = None
+    net: DeepExtractor, h: Tensor, depths: Sequence[str], parameters: Mapping[str, Tensor] | None = None
 ) -> list[Tensor]:
     """The features, and the outputs of modules on the way to them, from one forward pass; gradients flow through all.
 

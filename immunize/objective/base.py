@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from immunize.features import Precondition, SpectralView
+from immunize.features import DeepExtractor, Precondition, SpectralView
 from immunize.spectrum import kappa_of_features, r_ill_of_features, r_well_of_features
 
 __all__ = [
@@ -156,11 +156,11 @@ class Objective(nn.Module, ABC):
         self.watched: dict[str, Tensor] = {}
         """What is logged beside the terms of a step, by name."""
 
-    def prepare(self, net: Any, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:
+    def prepare(self, net: DeepExtractor, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:
         """What a method has to know of a network's data before the first step; most methods need nothing.
 
         Args:
-            net: a :class:`~immunize.objective.deep.DeepNet`, at θ_0.
+            net: the network, at θ_0.
             labels: of each D_H, (N,).
             theta_0: gives features of θ_0 with their labels, first of D_P, then of each D_H; a pass over the data.
         """

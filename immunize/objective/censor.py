@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 from immunize.errors import UserError
+from immunize.features import DeepExtractor
 from immunize.features.depths import check_depths
 from immunize.objective.attacker import Attacker, attack, thirds
 from immunize.objective.base import Labelled, Objective, Step, check_weight, ill_term, well_term
-from immunize.objective.deep import DeepNet, DeepStep
+from immunize.objective.deep import DeepStep
 from immunize.objective.ranks import gather_rows
 from immunize.spectrum import KERNELS, RHOS, Kernel, cross_fitted_correlation, erase
 from immunize.spectrum.erasing import ONE_LABEL, Erasure, ridge_weights
@@ -125,7 +126,7 @@ class Censor(Objective):
         """By the distance of its logits."""
         return True
 
-    def prepare(self, net: DeepNet, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:
+    def prepare(self, net: DeepExtractor, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:
         """Look at what is to be censored before the first step.
 
         Args:

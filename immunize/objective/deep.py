@@ -12,17 +12,17 @@ Shapes: N samples, D features, C classes, M harmful data sets; h whatever enters
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from immunize.features import (
     OF_NETWORKS,
+    DeepExtractor,
     Precondition,
     SpectralView,
     preconditioned_features,
@@ -33,25 +33,7 @@ from immunize.objective.base import Head, Step, TaskLoss, divergence
 from immunize.objective.ranks import gather_rows, in_order, mean_over_ranks, own_of
 from immunize.spectrum import default_tolerance
 
-__all__ = ["DeepNet", "DeepSide", "DeepStep"]
-
-
-class DeepNet(Protocol):
-    """What a step needs of a network, such as :class:`~immunize.features.deep.DeepExtractor`."""
-
-    @property
-    def head(self) -> nn.Linear:
-        """From the features to the logits of the pre-training task."""
-
-    @property
-    def tail(self) -> nn.Module:
-        """The trained part."""
-
-    def features(self, h: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The trained part, from h to the features (N, D)."""
-
-    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Its parameters, by the names that :meth:`features` takes."""
+__all__ = ["DeepSide", "DeepStep"]
 
 
 @dataclass(frozen=True)
@@ -81,12 +63,12 @@ class DeepStep(Step):
         keep_answers: D_P is kept by repeating θ_0's answers instead of by its labels, see :meth:`pretrain_loss`.
     """
 
-    net: DeepNet
+    net: DeepExtractor
     pretrain: DeepSide
     harmful: DeepSide
     task_loss: TaskLoss
     harmful_classes: tuple[int, ...] = ()
-    theta_0: DeepNet | None = None
+    theta_0: DeepExtractor | None = None
     keep_answers: bool = False
     _features: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     _gathered: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)

@@ -139,12 +139,6 @@ def test_record_facts(folders: Path) -> None:
 
 
 def test_bad_options_and_pairs_are_refused(folders: Path, tmp_path: Path) -> None:
-    for options, message in (
-        ({"epochs_on": "both"}, "epochs_on is 'both'"),
-        ({"batch_size": None}, "mini-batches only"),
-    ):
-        with pytest.raises(DataError, match=message):
-            pair(folders, **options)
     with pytest.raises(DataError, match=r"batch_size=40 is larger than both data sets \(imagefolder: 36"):
         ready(folders, batch_size=40)
     with pytest.raises(DataError, match="synthetic has no images"):
@@ -228,12 +222,6 @@ def test_data_set_smaller_than_a_batch_is_one_batch_of_equal_shares() -> None:
     assert sorted(next(iter(sampler(n=3, batch_size=8))).rows) == [0, 1, 2]
     shares = [next(iter(sampler(n=3, batch_size=8, rank=rank, world=2))).rows for rank in (0, 1)]
     assert [len(rows) for rows in shares] == [1, 1]
-
-
-@pytest.mark.parametrize(("n", "batch_size", "world"), [(10, 5, 2), (1, 2, 2)])
-def test_unequal_shares_are_refused(n: int, batch_size: int, world: int) -> None:
-    with pytest.raises(ValueError, match="cannot be shared"):
-        sampler(n, batch_size, world=world)
 
 
 def test_augmentation_depends_on_image_and_pass_and_not_on_workers_or_processes() -> None:

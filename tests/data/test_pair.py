@@ -194,13 +194,6 @@ def test_hash_is_of_the_data_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "sequential"}, "pairing is 'sequential', but has to be one of max_size_cycle, min_size"),
-        ({"mode": "max_size"}, "pairing is 'max_size'"),
-        ({"passes": 0}, "passes=0"),
-        ({"batch_size": 1}, "objective.batch_size=1"),
-        ({"validation_fraction": -0.1}, "objective.validation_fraction=-0.1"),
-        ({"validation_fraction": 0.95}, "objective.validation_fraction=0.95"),
-        ({"validation_fraction": math.nan}, "objective.validation_fraction=nan"),
         ({"batch_size": 11}, r"larger than both data sets \(rows10: 10 rows, rows6: 6 rows\)"),
         ({"validation_fraction": 0.1}, r"the 10 rows of rows10 \(pretrain\) into 9 and 1"),
         ({"validation_fraction": 0.8}, r"the 6 rows of rows6 \(harmful\) into 1 and 5"),

@@ -232,11 +232,8 @@ def test_every_rank_deficient_system_asks_for_a_ridge(side: str) -> None:
 
 
 def test_a_negative_ridge_is_refused() -> None:
-    x = ref.gaussian(4, 4, seed=14)
     with pytest.raises(ValueError, match="finite number ≥ 0"):
         LinearExtractor(3, ridge=-1.0)
-    with pytest.raises(ValueError, match="finite number ≥ 0"):
-        preconditioned_linear(x, x, ridge=-1e-9)
 
 
 def test_second_derivatives_are_refused() -> None:

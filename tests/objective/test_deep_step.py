@@ -173,10 +173,6 @@ def test_the_layer_of_c3_multiplies_by_the_inverse_on_the_feature_side(n: int, d
     gram = f.detach().T @ f.detach()
     expected = g @ torch.linalg.inv(gram + 1e-3 * gram.trace() / d * torch.eye(d, dtype=torch.float64))
     torch.testing.assert_close(slope, expected, rtol=1e-9, atol=1e-9)
-    assert preconditioned_features(f, 1e-300) is not f  # the smallest ridge is one
-    for bad in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="relative ridge"):
-            preconditioned_features(f, bad)
 
 
 @pytest.mark.parametrize(("value", "role"), [(math.nan, "pretrain"), (0.0, "harmful")])

@@ -45,7 +45,6 @@ from immunize.data.splits import ROLES, Role, random_generator
 from immunize.errors import DataError
 
 __all__ = [
-    "EPOCHS_ON",
     "BatchDataset",
     "Draw",
     "ImagePair",
@@ -70,22 +69,18 @@ class StreamSampler(Sampler[Draw]):
 
     Args:
         n: number of images, N.
-        batch_size: B, over all processes; a smaller data set is one batch, of the largest multiple of `world` in N.
+        batch_size: B, over all processes, a multiple of `world`; a smaller data set, of `world` images or more, is one
+            batch, of the largest multiple of `world` in N.
         steps: batches an epoch.
         seed: of the orders.
         stream: tells data sets with the same seed apart.
         rank: number of this process.
         world: number of processes.
-
-    Raises:
-        ValueError: if B is no multiple of `world`, or N is smaller than that.
     """
 
     def __init__(
         self, n: int, batch_size: int, steps: int, *, seed: int, stream: int, rank: int = 0, world: int = 1
     ) -> None:
-        if batch_size % world or n < world:
-            raise ValueError(f"{n} images in batches of {batch_size} cannot be shared by {world} processes")
         self.n, self.steps, self.seed, self.stream, self.rank, self.world = n, steps, seed, stream, rank, world
         self.batch_size = min(batch_size, n - n % world)
         self.epoch = 0
@@ -217,20 +212,16 @@ def _random_state(*entropy: int) -> Iterator[None]:
         np.random.set_state(before[2])  # noqa: NPY002
 
 
-EPOCHS_ON = ("harmful", "longest")
-"""What an epoch is: one pass of D_H, or what `mode` says: of the longer data set, or of the shorter one."""
-
-
 class ImagePair(Pair):
     """Both image data sets of an experiment, checked, hashed and batched.
 
     Args:
         pretrain: D_P; an image source, or one that has images too.
         harmful: D_H.
-        batch_size: B, images of each data set in a mini-batch over all processes; None, full-batch, is refused.
-        mode: CombinedLoader's mode, one of `immunize.data.pair.MODES`; decides about the length of an epoch if
-            `epochs_on` is "longest".
-        epochs_on: one of `EPOCHS_ON`.
+        batch_size: B, images of each data set in a mini-batch over all processes.
+        mode: CombinedLoader's mode; decides about the length of an epoch if `epochs_on` is "longest".
+        epochs_on: what an epoch is: "harmful", one pass of D_H, or "longest", what `mode` says: of the longer data set,
+            or of the shorter one.
         transform_fit: from a PIL image, mode RGB, to (3, H, W) float32, for training; None: pixels / 255.
         transform_eval: the same for everything that is measured.
         validation_fraction: share of the fit images of each data set that is set aside, 0 to 0.9.
@@ -239,7 +230,7 @@ class ImagePair(Pair):
         seed: of the validation split, of the orders and of random augmentation.
 
     Raises:
-        DataError: for values outside these ranges, or a source without images.
+        DataError: a source without images.
     """
 
     batch_size: int
@@ -249,7 +240,7 @@ class ImagePair(Pair):
         pretrain: Any,
         harmful: Any,
         *,
-        batch_size: int | None,
+        batch_size: int,
         mode: str = "max_size_cycle",
         epochs_on: str = "harmful",
         transform_fit: Transform | None = None,
@@ -261,12 +252,6 @@ class ImagePair(Pair):
     ) -> None:
         sources: dict[Role, Any] = {"pretrain": as_image_source(pretrain), "harmful": as_image_source(harmful)}
         super().__init__(sources, batch_size=batch_size, mode=mode, validation_fraction=validation_fraction, seed=seed)
-        if batch_size is None:
-            raise DataError(
-                "objective.batch_size=null, but images are read in mini-batches only; choose a number such as 64"
-            )
-        if epochs_on not in EPOCHS_ON:
-            raise DataError(f"objective.epochs_on is {epochs_on!r}, but has to be one of {', '.join(EPOCHS_ON)}")
         self.epochs_on = epochs_on
         self.transform_fit, self.transform_eval = transform_fit, transform_eval
         self.workers, self.pin_memory = workers, pin_memory
