@@ -20,7 +20,7 @@ from immunize.data.housing import COLUMNS, Housing
 from immunize.data.images.folders import ImageFolder
 from immunize.data.mnist import read_idx
 from immunize.errors import DataError, UserError
-from tests.data.test_mnist import idx_bytes
+from tests.data.test_digits import idx_bytes
 from tests.fuzzing import cases, damaged
 
 

@@ -58,19 +58,6 @@ def test_rank_deficient_kappa_is_over_the_non_zero_spectrum(n: int, d: int, k: i
     assert result.value == pytest.approx(kappa if k > 1 else 1.0, rel=1e-10)
 
 
-@pytest.mark.parametrize(("n", "d"), [(6, 30), (30, 6), (9, 9)])
-@pytest.mark.parametrize("rank_drop", [0, 2])
-def test_both_sides_agree_with_the_explicit_hessian(n: int, d: int, rank_drop: int) -> None:
-    features = ref.features_with_eigenvalues(ladder(min(n, d) - rank_drop, 1e4, top=50.0), n, d, seed=4)
-    h, spectrum = ref.hessian(features), spectrum_of(features)
-    assert spectrum.rank == ref.rank(h, n)
-    assert condition_number(spectrum).value == pytest.approx(ref.kappa_spectrum(h, n), rel=1e-9)
-    for rho in (1e-4, 1e-2, 1.0):
-        ridge = condition_number(spectrum, "ridge", rho=rho)
-        assert ridge.value == pytest.approx(ref.kappa_ridge(h, rho), rel=1e-9)
-        assert ridge.rho == rho
-
-
 @given(seed=st.integers(0, 10**6), exponent=st.floats(-12, 12), n=st.integers(2, 12), d=st.integers(2, 12))
 @properties
 def test_kappa_and_rank_ignore_units_and_rotations(seed: int, exponent: float, n: int, d: int) -> None:
@@ -103,12 +90,6 @@ def test_released_equals_the_reference_on_full_rank(bottom: float) -> None:
     assert result.value == pytest.approx(ref.kappa_released(ref.hessian(features)), rel=1e-8)
     assert result.value == pytest.approx((10 + 1e-6) / (bottom + 1e-6), rel=1e-12)
     assert result.floor_hit == (bottom < 1e-6)
-
-
-def test_released_depends_on_units() -> None:
-    features = ref.features_with_eigenvalues([4.0, 1.0], 5, 2, seed=8)
-    small = condition_number(spectrum_of(1e-4 * features), "released").value
-    assert small == pytest.approx((4e-8 + 1e-6) / (1e-8 + 1e-6), rel=1e-12)
 
 
 @given(seed=st.integers(0, 10**6), exponent=st.floats(0, 14), n=st.integers(1, 9), d=st.integers(1, 9))
@@ -211,33 +192,27 @@ def test_the_baseline_itself_has_ratio_one_and_swapping_the_tasks_inverts_it() -
     assert forward.rir * swapped.rir == pytest.approx(1, rel=1e-13)
 
 
-def test_float32_is_a_type_error() -> None:
-    x = torch.ones(3, 2, dtype=torch.float32)
-    for function in (spectrum_of, compress_rows, lambda m: spectrum_of_gram(m.T @ m, 3)):
-        with pytest.raises(TypeError, match="float64"):
-            function(x)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_non_finite_values_are_refused(bad: float) -> None:
     x = torch.eye(3, dtype=torch.float64)
     x[0, 1] = bad
-    for function in (spectrum_of, compress_rows, lambda m: spectrum_of_gram(m, 3)):
-        with pytest.raises(ValueError, match="NaN or infinite"):
+    of = {"features": spectrum_of, "x": compress_rows, "gram": lambda m: spectrum_of_gram(m, 3)}
+    for called, function in of.items():
+        with pytest.raises(ValueError, match=f"^{called} contain NaN or infinite"):
             function(x)
-    with pytest.raises(ValueError, match=r"^features contain"):
-        spectrum_of(x)
-    with pytest.raises(ValueError, match=r"^gram contain"):
-        spectrum_of_gram(x, 3)
-    with pytest.raises(ValueError, match=r"^x contain"):
-        compress_rows(x)
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (3,), (2, 3, 3)])
-def test_what_is_not_a_matrix_is_refused(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("bad", "error", "words"),
+    [
+        (torch.ones(3, 3), TypeError, "float64"),
+        *((torch.ones(shape).double(), ValueError, "non-empty") for shape in ((0, 3), (3, 0), (0, 0), (3,), (2, 3, 3))),
+    ],
+)
+def test_what_is_no_matrix_of_float64_is_refused(bad: Tensor, error: type[Exception], words: str) -> None:
     for function in (spectrum_of, compress_rows, lambda m: spectrum_of_gram(m, 3)):
-        with pytest.raises(ValueError, match="non-empty matrix"):
-            function(torch.ones(shape, dtype=torch.float64))
+        with pytest.raises(error, match=words):
+            function(bad)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

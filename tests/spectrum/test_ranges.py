@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from immunize.spectrum import (
     compress_rows,
@@ -19,22 +20,11 @@ D, RANK_P, RANK_H, SHARED = 12, 5, 4, 2
 
 
 @pytest.fixture
-def pair():
+def pair() -> tuple[Tensor, Tensor]:
     """Two data sets whose ranges share two directions: the joint range has 5 + 4 - 2 = 7 of 12."""
-    generator = torch.Generator().manual_seed(3)
-    directions = torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator)).Q
-    p = torch.randn(40, RANK_P, dtype=torch.float64, generator=generator) @ directions[:, :RANK_P].T
-    start = RANK_P - SHARED
-    h = (
-        1e4
-        * torch.randn(30, RANK_H, dtype=torch.float64, generator=generator)
-        @ directions[:, start : start + RANK_H].T
-    )
-    return p, h
-
-
-def random_map(n, seed=0):
-    return torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    directions, start = ref.orthogonal(D, seed=3), RANK_P - SHARED
+    p = ref.gaussian(40, RANK_P, seed=4) @ directions[:, :RANK_P].T
+    return p, 1e4 * ref.gaussian(30, RANK_H, seed=5) @ directions[:, start : start + RANK_H].T
 
 
 def test_the_basis_is_orthonormal_and_spans_all_rows_whatever_their_scale(pair):
@@ -68,7 +58,7 @@ def test_the_basis_is_in_general_position(pair):
 
 def test_the_spectrum_of_the_lifted_map_is_that_of_the_map(pair):
     basis = joint_basis(*pair)
-    theta = random_map(basis.shape[1])
+    theta = ref.gaussian(basis.shape[1], basis.shape[1], seed=0)
     for rows in pair:
         inside = spectrum_of((rows @ basis) @ theta)
         lifted = spectrum_of(rows @ lift_map(theta, basis))
@@ -80,7 +70,7 @@ def test_the_spectrum_of_the_lifted_map_is_that_of_the_map(pair):
 def test_gradients_of_the_regularizers_are_those_of_all_columns(pair):
     """Algorithm 1's 2θG, computed in all D columns and restricted, equals the one computed in the joint range."""
     basis = joint_basis(*pair)
-    small = random_map(basis.shape[1]).requires_grad_()
+    small = ref.gaussian(basis.shape[1], basis.shape[1], seed=0).requires_grad_()
     large = lift_map(small.detach(), basis).requires_grad_()
     for rows, term in zip(pair, (r_well_of_features, r_ill_of_features), strict=True):
         (in_range,) = torch.autograd.grad(term((rows @ basis) @ small.detach(), small), small)
@@ -102,7 +92,7 @@ def test_a_singular_map_is_lifted_all_the_same(pair):
 
 
 def test_restricting_a_map_keeps_every_hessian_spectrum(pair):
-    basis, theta = joint_basis(*pair), random_map(D)
+    basis, theta = joint_basis(*pair), ref.gaussian(D, D, seed=0)
     inside = restrict_map(theta, basis)
     for rows in pair:
         expected = spectrum_of(rows @ theta)

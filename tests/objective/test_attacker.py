@@ -1,0 +1,356 @@
+"""The attacker in `simulated`, `contract`, `censor`: its steps are PyTorch's, the terms of its path their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.nn import functional
+
+from immunize import train
+from immunize.config import config_dir
+from immunize.objective.attacker import Attacker, _probe, attack
+from immunize.objective.base import Head
+from immunize.objective.censor import Censor
+from immunize.objective.contract import Contract
+from immunize.objective.deep import DeepStep
+from immunize.objective.simulated import SUPPRESSIONS, SimulatedFineTuning, Suppression, suppression
+from immunize.pipeline.assemble import method_named
+from tests import reference as ref
+from tests.composing import compose_config, tiny_deep
+from tests.objective.tiny import CLASSES, D, N, network, step_of
+
+K, RATE = 3, 0.05
+
+
+def made(**options: Any) -> SimulatedFineTuning:
+    objective = SimulatedFineTuning(
+        **{"attack_steps": K, "attack_learning_rate": RATE, "attack_batch_size": 8} | options
+    )
+    objective.bind(D, n_outputs=CLASSES)
+    return objective
+
+
+@pytest.mark.parametrize("which", SUPPRESSIONS)
+def test_suppressions_are_their_formulas(which: Suppression) -> None:
+    logits, labels = 3 * ref.gaussian(6, 4, seed=0), torch.tensor([0, 1, 2, 3, 0, 1])
+    p = logits.exp() / logits.exp().sum(1, keepdim=True)
+    of_label = torch.stack([row[label] for row, label in zip(p, labels, strict=True)])
+    expected = {
+        "inverse": -(1 - of_label).log(),
+        "uniform": torch.stack([sum(0.25 * (0.25 / one).log() for one in row) for row in p]),  # type: ignore[misc]
+        "ascent": of_label.log(),
+    }[which]
+    torch.testing.assert_close(suppression(which, logits, labels), expected)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_steps_are_those_of_pytorch(optimizer: Any) -> None:
+    """Weights and head, each with its rate, over the batches in their order."""
+    step = step_of(network())
+    judged, path = attack(step, Attacker(K, RATE, optimizer, head_multiplier=4.0, batch_size=8), CLASSES)
+    assert int(judged.sum()) == len(step.harmful.y) // 3
+    theta, (_, start), *_, (parameters, head) = step.parameters(), *path
+    own = [nn.Parameter(start.weight.clone()), nn.Parameter(start.bias.clone())]  # type: ignore[union-attr]
+    moved = {name: nn.Parameter(value.detach().clone()) for name, value in theta.items()}
+    by_torch = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](
+        [{"params": list(moved.values()), "lr": RATE}, {"params": own, "lr": 4 * RATE}], lr=RATE
+    )
+    for k in range(K):
+        part = step.of_harmful((~judged).nonzero().squeeze(1).split(8)[k % 2])
+        by_torch.zero_grad()
+        functional.cross_entropy(part.logits("harmful", Head(*own), moved), part.harmful.y).backward()  # type: ignore[arg-type, no-untyped-call]
+        by_torch.step()
+    for name, value in moved.items():
+        torch.testing.assert_close(parameters[name], value)
+    torch.testing.assert_close(head.weight, own[0].detach())
+
+
+def suppressed(objective: SimulatedFineTuning, step: DeepStep) -> Tensor:
+    return objective.terms(step.again())["suppressed"]
+
+
+def test_second_order_gradient_is_that_of_finite_differences() -> None:
+    step = step_of(network())
+    weight = step.parameters()["2.0.weight"]
+    fixed = _with_the_same_probe(step)
+    slope = torch.autograd.grad(_over(fixed, step, second_order=True), weight)[0]
+    first = torch.autograd.grad(_over(fixed, step, second_order=False), weight)[0]
+    direction, length = ref.gaussian(*weight.shape, seed=9), 1e-5
+    values = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight.add_(sign * length * direction)
+        values.append(_over(fixed, step, second_order=True).item())
+        with torch.no_grad():
+            weight.sub_(sign * length * direction)
+    expected = (values[0] - values[1]) / (2 * length)
+    assert float((slope * direction).sum()) == pytest.approx(expected, rel=1e-6)
+    assert float((slope - first).norm()) > 1e-2 * float(slope.norm())
+
+
+def _with_the_same_probe(step: DeepStep) -> Head:
+    _, path = attack(step, Attacker(0, RATE), CLASSES)
+    return next(path)[1]
+
+
+def _over(head: Head, step: DeepStep, *, second_order: bool) -> Tensor:
+    """The harmful loss after the steps of an attacker who starts at a fixed head."""
+    attacker = Attacker(K, RATE, "sgd", 1.0, second_order)
+    *_, (theta, after) = attacker.path(step, head, lambda _, theta, w: step.loss("harmful", w, theta))
+    return step.loss("harmful", after, theta)
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def at_the_attackers_weights(step: DeepStep, attacker: Attacker, loss: Loss) -> list[tuple[float, tuple[Tensor, ...]]]:
+    """A loss of the images that the attacker does not see, and its gradient there, at each of its weights."""
+    judged, path = attack(step, attacker, CLASSES)
+    unseen, found = step.of_harmful(judged.nonzero().squeeze(1)), []
+    for theta, head in path:
+        there = {name: value.detach().requires_grad_() for name, value in theta.items()}
+        value = loss(unseen.logits("harmful", head.detach(), there), unseen.harmful.y)
+        found.append((value.item(), torch.autograd.grad(value, list(there.values()))))
+    return found
+
+
+def test_first_order_gradient_is_that_at_the_attackers_weights() -> None:
+    step, objective = step_of(network()), made()
+    slopes = torch.autograd.grad(suppressed(objective, step), list(step.parameters().values()))
+    found = at_the_attackers_weights(step, objective.attacker, lambda z, y: suppression("inverse", z, y).mean())
+    for mine, *there in zip(slopes, *(of for _, of in found), strict=True):
+        torch.testing.assert_close(mine, torch.stack(there).mean(0))
+
+
+def test_an_attacker_that_diverges_is_named_with_its_step_and_left_out() -> None:
+    step, objective = step_of(network()), made(attack_optimizer="sgd", attack_learning_rate=1e300)
+    with pytest.warns(RuntimeWarning, match="diverged in its step 1"):
+        terms = objective.terms(step)
+    assert all(torch.isfinite(term) for term in terms.values())
+
+
+def test_what_is_watched_is_the_attackers_loss_and_its_probe_has_the_networks_precision() -> None:
+    step, objective = step_of(network()), made()
+    objective.terms(step)
+    assert objective.watched.keys() == {"attacked"}
+    rows, labels = ref.gaussian(N, D, seed=5), torch.arange(N) % CLASSES
+    probe = _probe(rows, labels, torch.arange(N) < 8, CLASSES, torch.float32)
+    assert probe.bias is not None
+    assert probe.weight.dtype == probe.bias.dtype == torch.float32
+
+
+def test_without_steps_the_probe_of_theta_is_suppressed() -> None:
+    step, objective = step_of(network()), made(attack_steps=0)
+    judged, path = attack(step, objective.attacker, CLASSES)
+    unseen = step.of_harmful(judged.nonzero().squeeze(1))
+    ((theta, head),) = path
+    assert theta.keys() == step.parameters().keys()
+    wanted = suppression("inverse", unseen.logits("harmful", head), unseen.harmful.y).mean()
+    torch.testing.assert_close(suppressed(objective, step), wanted)
+    assert "attack_learning_rate" in objective.unused
+
+
+def test_censor_looks_at_the_attackers_weights_and_without_steps_at_its_own() -> None:
+    step = step_of(network())
+    plain = Censor(answers=0).terms(step.again())
+    as_before = Censor(answers=0, attack_steps=0).terms(step.again())
+    assert all(torch.equal(plain[name], as_before[name]) for name in plain)
+    attacked = Censor(answers=0, attack_steps=1, attack_learning_rate=RATE, attack_batch_size=8)
+    attacked.bind(D, n_outputs=CLASSES)
+    moved = [labels for labels in (step, _shifted(step)) if int(labels.harmful.y.sum()) % 2]
+    assert len(moved) == 1  # k is 1 for one of them
+    with_steps, without = (objective.terms(moved[0].again()) for objective in (attacked, Censor(answers=0)))
+    assert with_steps["adversary"].item() != without["adversary"].item()
+    assert with_steps["features"].item() == without["features"].item()
+    assert torch.autograd.grad(with_steps["adversary"], list(step.parameters().values()))[0].any()
+
+
+def _shifted(step: DeepStep) -> DeepStep:
+    """Without its first image of D_H that has an odd label."""
+    rows = torch.arange(len(step.harmful.y))
+    return step.of_harmful(rows[rows != int((step.harmful.y % 2 == 1).nonzero()[0])])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"suppress": "loudly"}, "inverse, uniform, ascent"),
+        ({"attack_steps": -1}, "whole number of steps"),
+        ({"attack_learning_rate": 0.0}, "positive and finite"),
+        ({"attack_learning_rate": float("inf")}, "positive and finite"),
+        ({"attack_optimizer": "lion"}, "sgd, adam"),
+        ({"second_order": True}, "second-order steps need sgd"),
+        ({"weight": -1.0}, "method.weight"),
+        ({"attack_batch_size": 0}, "attack_batch_size"),
+        ({"gradient_clip": 0.0}, "gradient_clip"),
+    ],
+)
+def test_settings_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        made(**options)
+
+
+def test_a_batch_of_one_image_is_a_batch() -> None:
+    assert all(bool(torch.isfinite(term)) for term in made(attack_batch_size=1).terms(step_of(network())).values())
+
+
+@pytest.mark.parametrize(("method", "watched"), [("simulated", {"attacked"}), ("contract", {"gained", "factor"})])
+def test_a_network_is_trained_by_it(method: str, watched: set[str], tmp_path: Path) -> None:
+    words = (f"method={method}", "method.attack_steps=2", "objective.batch_size=64", "objective.max_steps=4")
+    found = train.run(tiny_deep(*words), tmp_path, quiet=True)["training"]["fit"]
+    assert found["steps"] == 4
+    assert watched <= found["watched"].keys()
+
+
+# method=contract: its terms are their formulas, and without steps it is censor.
+
+
+ETA, FACTOR = 0.3, 0.25
+OF_STEPS = {"attack_learning_rate", "attack_optimizer", "attack_batch_size", "head_multiplier", "second_order"}
+OF_TERMS = {"factor", "first_gain", "descent_rate"}
+OF_CENSOR = {"answers": 0.0, "kernels": ["linear"]}
+
+
+def contract(**options: Any) -> Contract:
+    small = {"attack_steps": K, "attack_learning_rate": RATE, "attack_batch_size": 8, "descent_rate": ETA}
+    objective = Contract(**OF_CENSOR | small | {"factor": FACTOR, "first_gain": 1e-4} | options)
+    objective.bind(D, n_outputs=CLASSES)
+    return objective
+
+
+@pytest.fixture
+def step() -> DeepStep:
+    return step_of(network())
+
+
+def by_hand(step: DeepStep, objective: Contract) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """ℓ on what the attacker does not see, θ in one piece, and ∇ℓ on all that it sees, after each step."""
+    judged, path = attack(step, objective.attacker, CLASSES)
+    losses, places, slopes = [], [], []
+    for theta, head in path:
+        there = {name: value.detach().requires_grad_() for name, value in theta.items()}
+
+        def loss(rows: Tensor, there: Any = there, head: Any = head) -> Tensor:
+            mine = step.of_harmful(rows.nonzero().squeeze(1))
+            return functional.cross_entropy(mine.logits("harmful", head, there), mine.harmful.y)
+
+        losses.append(loss(judged).detach())
+        found = torch.autograd.grad(loss(~judged), list(there.values()))
+        places.append(torch.cat([value.detach().flatten() for value in there.values()]))
+        slopes.append(torch.cat([slope.flatten() for slope in found]))
+    return losses, places, slopes
+
+
+@pytest.mark.parametrize("options", [{}, {"attack_optimizer": "sgd", "second_order": True}])
+def test_terms_are_their_formulas(step: DeepStep, options: dict[str, Any]) -> None:
+    objective = contract(**options)
+    terms = objective.terms(step.again())
+    losses, places, slopes = by_hand(step, objective)
+    gain = sum(max(0.0, float(losses[k] - losses[k + 1]) - 1e-4 * FACTOR**k) for k in range(K))
+    assert gain > 0
+    assert terms["gain"].item() == pytest.approx(gain, rel=1e-9)
+    ends = [place - ETA * slope for place, slope in zip(places, slopes, strict=True)]
+    factors = [(ends[k + 1] - ends[k]).norm() / (places[k + 1] - places[k]).norm() for k in range(K)]
+    wanted = sum(max(0.0, float(one) - FACTOR) ** 2 for one in factors) / K
+    assert wanted > 0
+    assert terms["contraction"].item() == pytest.approx(wanted, rel=1e-6)
+    assert objective.watched["factor"].item() == pytest.approx(float(max(factors)), rel=1e-6)
+    assert objective.watched["gained"].item() == pytest.approx(float(losses[0] - losses[-1]), rel=1e-9)
+
+
+def test_first_order_gradient_of_the_gain_is_that_at_the_attackers_weights(step: DeepStep) -> None:
+    objective = contract(first_gain=0.0)
+    parameters = list(step.parameters().values())
+    slopes = torch.autograd.grad(objective.terms(step.again())["gain"], parameters)
+    found = at_the_attackers_weights(step, objective.attacker, functional.cross_entropy)
+    gains = [(here, there) for (before, here), (after, there) in pairwise(found) if before > after]
+    for number, mine in enumerate(slopes):
+        torch.testing.assert_close(mine, torch.stack([here[number] - there[number] for here, there in gains]).sum(0))
+
+
+def test_descent_on_the_contraction_lowers_it(step: DeepStep) -> None:
+    """In first order as well: what the steps add counts as a constant, their slopes do not."""
+    objective = contract()
+    parameters = list(step.parameters().values())
+    before = objective.terms(step.again())["contraction"]
+    slopes = torch.autograd.grad(before, parameters)
+    length = 1e-3 / torch.stack([slope.square().sum() for slope in slopes]).sum().sqrt()
+    with torch.no_grad():
+        for parameter, slope in zip(parameters, slopes, strict=True):
+            parameter.sub_(length * slope)
+    assert objective.terms(step.again())["contraction"] < before
+
+
+@pytest.mark.parametrize("options", [{"attack_steps": 0}, {"gain": 0.0, "contraction": 0.0}])
+def test_without_steps_or_weights_it_is_censor(step: DeepStep, options: dict[str, Any]) -> None:
+    objective, censor = contract(**options), Censor(**OF_CENSOR)  # type: ignore[arg-type]
+    mine, wanted = objective.terms(step.again()), censor.terms(step.again())
+    assert mine.keys() == wanted.keys()
+    assert all(torch.equal(mine[name], wanted[name]) for name in mine)
+    assert objective.weights == censor.weights
+
+
+def test_an_attacker_that_stands_still_has_no_factor(step: DeepStep) -> None:
+    terms = contract(attack_learning_rate=1e-300).terms(step)
+    assert (terms["gain"].item(), terms["contraction"].item()) == (0, 0)
+
+
+def test_its_files_have_the_settings_of_censor() -> None:
+    """Written out, since `immunize.immunize` reads them without Hydra."""
+    folder = Path(config_dir()) / "method"
+    mine, censor = (dict(OmegaConf.load(folder / f"{name}.yaml")) for name in ("contract", "censor"))
+    other = {"name", "_target_", "attack_steps"}
+    assert {name: mine[name] for name in censor.keys() - other} == {
+        name: censor[name] for name in censor.keys() - other
+    }
+    rows = [OmegaConf.load(folder / "own" / f"{name}.yaml") for name in ("contract", "censor")]
+    assert rows[0] == rows[1]
+    objective, _ = method_named("contract", None, None, {"attack_steps": 2}, seed=0)
+    assert isinstance(objective, Contract)
+
+
+@pytest.mark.parametrize("model", ["resnet_small", "vit_small"])
+def test_on_digits_it_has_the_values_of_censor(model: str) -> None:
+    mine, censor = (
+        compose_config("pretrain=digits", f"model={model}", f"method={name}") for name in ("contract", "censor")
+    )
+    weights = ("adversary", "answers", "features", "logits")
+    assert [mine.method[name] for name in weights] == [censor.method[name] for name in weights]
+    assert mine.objective == censor.objective
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"factor": 1.0}, "method.factor"),
+        ({"first_gain": -1.0}, "method.first_gain"),
+        ({"descent_rate": 0.0}, "method.descent_rate"),
+        ({"gain": -1.0}, "method.gain"),
+        ({"contraction": float("nan")}, "method.contraction"),
+        ({"adversary": -1.0}, "method.adversary"),
+    ],
+)
+def test_settings_of_contract_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        contract(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        ({}, set()),
+        ({"gain": 0.0}, {"first_gain"}),
+        ({"contraction": 0.0}, {"descent_rate"}),
+        ({"gain": 0.0, "contraction": 0.0}, {"attack_steps"} | OF_STEPS | OF_TERMS),
+        ({"attack_steps": 0}, {"gain", "contraction"} | OF_STEPS | OF_TERMS),
+    ],
+)
+def test_what_has_no_term_is_said_to_have_no_effect(options: dict[str, Any], unused: set[str]) -> None:
+    assert set(contract(**options).unused) == unused
