@@ -12,7 +12,6 @@ import random
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.features import OF_NETWORKS, DeepExtractor, Once, device_of, refuse_precondition
 from immunize.features.extract import Features
-from immunize.instantiate import build
 from immunize.objective import Objective, task_loss
 from immunize.pipeline.assemble import method_named, new_trainer, optimizer_factory, shared_row
 from immunize.pipeline.fit import quiet_lightning
@@ -200,9 +198,7 @@ def immunize(
                 net,
                 objective,
                 task_loss(row.loss, label_smoothing),
-                optimizer_factory(
-                    partial(build, row.optimizer, nulls=False), learning_rate or row.get("learning_rate", LEARNING_RATE)
-                ),
+                optimizer_factory(row.optimizer, learning_rate or row.get("learning_rate", LEARNING_RATE)),
                 head_weight_decay=row.head_weight_decay,
                 lr_decay=row.get("lr_decay"),
                 reference=reference,

@@ -21,12 +21,12 @@ from immunize.config import OF_DEEP_NETS, config_dir, is_deep
 from immunize.data import SourceBase
 from immunize.data.images.pair import ImagePair
 from immunize.data.images.source import as_image_source
-from immunize.data.pair import PairedData
+from immunize.data.pair import Pair, PairedData
 from immunize.errors import UserError
 from immunize.evaluation import EvaluationSettings
 from immunize.features import DeepExtractor, state_digest
 from immunize.instantiate import NOT_ARGUMENTS, build, checked_sources
-from immunize.objective import Objective, TaskLoss, task_loss
+from immunize.objective import Objective, task_loss
 from immunize.pipeline.experiment import Experiment, Model
 from immunize.pipeline.fit import HEAD_STREAM, Training
 from immunize.pipeline.linear import ONE_THREAD_UP_TO, LinearModel
@@ -53,112 +53,116 @@ def assemble(
     Raises:
         UserError: a bad setting, or missing or unusable data.
     """
-    deep, selection, seed = is_deep(cfg), cfg.get("selection"), cfg.seed
+    deep, selection, threads = is_deep(cfg), cfg.get("selection"), cfg.threads
     # None: what a record of before a hyper-parameter was there does not have, and what is for networks alone.
     given = {field.name: cfg.objective.get(field.name) for field in fields(ObjectiveConfig)}
     row = ObjectiveConfig(**given | ({} if deep else dict.fromkeys(OF_DEEP_NETS)))
-    optimizer = partial(build, cfg.objective.optimizer, nulls=False)
-    training = Training(
-        method=cfg.method.name,
-        row=row,
-        guard=str(getattr(cfg.guard, "value", cfg.guard)),
-        log_every=cfg.log_every,
-        monitor_every=cfg.monitor_every,
-        resume=bool(cfg.get("resume") and not cfg.get("overwrite")),
-        new_loss=partial(_loss, row.loss, row.label_smoothing),
-        new_optimizer=partial(optimizer_factory, optimizer, row.learning_rate),
-        new_trainer=partial(new_trainer, partial(build, cfg.trainer, leave_out=OF_PAIRS)),
-    )
-    new_method = partial(build, cfg.method, leave_out=NOT_ARGUMENTS)
-    new_model = partial(build, cfg.model, leave_out=NOT_ARGUMENTS)
     if sources is None:
         sources = checked_sources(build(cfg.pretrain), build(cfg.harmful), None if deep else row.loss)
-    options: dict[str, Any] = {
-        "batch_size": row.batch_size,
-        "mode": cfg.pairing,
-        "validation_fraction": row.validation_fraction if row.early_stopping or selection else 0.0,
-        "seed": seed,
-    }
-    common: dict[str, Any] = {"seed": seed, "training": training, "selection": selection}
-    shared = cfg.logger.get("_target_") == f"{wandb_logger.__module__}.{wandb_logger.__name__}"
-    on_cpu, threads, facts = cfg.trainer.get("accelerator") == "cpu", cfg.threads, {}
-    pairs: dict[str, Any]
+    common: dict[str, Any] = {"seed": cfg.seed, "training": _training(cfg, row), "selection": selection}
     model: Model
+    pairs: Mapping[str, Pair]
     if deep:
-        images = [as_image_source(source) for source in sources]
-        checkpoint, settings = cfg.model.get("checkpoint"), cfg.deep
-        net: DeepExtractor = new_model(n_classes=images[0].n_classes, seed=seed)
-        net.check_classes(images[0].n_classes, f"D_P ({images[0].name})")
-        theta_0 = theta_0_facts(net, checkpoint)
-        pair = ImagePair(
-            *images,
-            epochs_on=row.epochs_on or "harmful",
-            transform_fit=net.transform(train=bool(row.augment)),
-            transform_eval=net.transform(),
-            workers=settings.workers,
-            pin_memory=torch.cuda.is_available(),
-            **options,
-        )
-        pair.setup()
-        objective: Objective = new_method()
-        generator = torch.Generator().manual_seed(seed + HEAD_STREAM)
-        objective.bind(net.n_features, generator, pair.n_classes("harmful"), net.dtype)
-        pairs, facts = {"fit": pair}, {"network": network_facts(net) | theta_0}
-        model = NetworkModel(
-            **common,
-            pair=pair,
-            net=net,
-            reference=net.reference(),
-            objective=objective,
-            theta_0=theta_0,
-            plan=EvaluationSettings(
-                rho=cfg.rho,
-                n_groups=settings.groups,
-                group_size=settings.group_size,
-                replicates=settings.replicates,
-                probe_steps={str(name): steps for name, steps in settings.probe_steps.items() if steps is not None},
-                pretrain_probe_steps=settings.pretrain_probe_steps,
-                probe_rows=settings.probe_rows,
-            ),
-            batch_size=settings.batch_size,
-            workers=settings.workers,
-            cache_dir=None if settings.cache_dir is None else Path(settings.cache_dir).expanduser(),
-            most_images=settings.get("images"),
-            on=None if record is None else _device_of(record, on_cpu=on_cpu),
-            shares=1 if record is None else int(record["training"]["fit"].get("processes") or 1),
-        )
+        model = _network(cfg, row, sources, record, common)
+        pairs, facts = {"fit": model.pair}, {"network": network_facts(model.net) | model.theta_0}
     else:
-        rows = PairedData(*sources, passes=row.epochs if row.batch_size is None else 1, **options)
-        rows.setup()
-        pairs = {"fit": rows}
-        if rows.held_out_protocol == "cross_fit" and selection is None:
-            pairs["cross_fit"] = rows.cross_fit_pair(seed)
-            pairs["cross_fit"].setup()
-        if threads is None and rows.n_features <= ONE_THREAD_UP_TO:
+        model = _linear(cfg, row, sources, common)
+        pairs, facts = model.pairs, {}
+        if threads is None and model.pairs["fit"].n_features <= ONE_THREAD_UP_TO:
             threads = 1
-        init = cfg.get("init") or {}
-        model = LinearModel(
-            **common,
-            pairs=pairs,
-            new_method=new_method,
-            new_extractor=lambda n: new_model(n_features=n, generator=torch.Generator().manual_seed(seed)),
-            new_start=partial(build, init, leave_out=NOT_ARGUMENTS) if init.get("_target_") else None,
-            columns=cfg.model.get("columns", "all"),
-            rho=cfg.rho,
-            probe_steps=cfg.probe_steps,
-        )
     return Experiment(
         pairs=pairs,
         model=model,
-        method=training.method,
+        method=cfg.method.name,
         facts=facts,
-        new_loggers=partial(
-            _loggers, None if cfg.logger.get("_target_") is None else partial(build, cfg.logger), shared=shared
-        ),
+        new_loggers=partial(_loggers, cfg.logger),
         selection=selection,
         threads=threads,
         figure=cfg.get("figure", False),
-        on_cpu=on_cpu,
+        on_cpu=cfg.trainer.get("accelerator") == "cpu",
+    )
+
+
+def _pair_options(cfg: DictConfig, row: ObjectiveConfig) -> dict[str, Any]:
+    """How data are batched and what is set aside, the same for rows and images."""
+    aside = row.early_stopping or cfg.get("selection")
+    return {
+        "batch_size": row.batch_size,
+        "mode": cfg.pairing,
+        "validation_fraction": row.validation_fraction if aside else 0.0,
+        "seed": cfg.seed,
+    }
+
+
+def _network(
+    cfg: DictConfig,
+    row: ObjectiveConfig,
+    sources: tuple[SourceBase, SourceBase],
+    record: dict[str, Any] | None,
+    common: dict[str, Any],
+) -> NetworkModel:
+    """θ_0, the images through its transform, and the method bound to both."""
+    images, settings = [as_image_source(source) for source in sources], cfg.deep
+    net: DeepExtractor = build(cfg.model, leave_out=NOT_ARGUMENTS, n_classes=images[0].n_classes, seed=cfg.seed)
+    net.check_classes(images[0].n_classes, f"D_P ({images[0].name})")
+    pair = ImagePair(
+        *images,
+        epochs_on=row.epochs_on or "harmful",
+        transform_fit=net.transform(train=bool(row.augment)),
+        transform_eval=net.transform(),
+        workers=settings.workers,
+        pin_memory=torch.cuda.is_available(),
+        **_pair_options(cfg, row),
+    )
+    pair.setup()
+    objective: Objective = build(cfg.method, leave_out=NOT_ARGUMENTS)
+    generator = torch.Generator().manual_seed(cfg.seed + HEAD_STREAM)
+    objective.bind(net.n_features, generator, pair.n_classes("harmful"), net.dtype)
+    return NetworkModel(
+        **common,
+        pair=pair,
+        net=net,
+        reference=net.reference(),
+        objective=objective,
+        theta_0=theta_0_facts(net, cfg.model.get("checkpoint")),
+        plan=EvaluationSettings(
+            rho=cfg.rho,
+            n_groups=settings.groups,
+            group_size=settings.group_size,
+            replicates=settings.replicates,
+            probe_steps={str(name): steps for name, steps in settings.probe_steps.items() if steps is not None},
+            pretrain_probe_steps=settings.pretrain_probe_steps,
+            probe_rows=settings.probe_rows,
+        ),
+        batch_size=settings.batch_size,
+        workers=settings.workers,
+        cache_dir=None if settings.cache_dir is None else Path(settings.cache_dir).expanduser(),
+        most_images=settings.get("images"),
+        on=None if record is None else _device_of(record, on_cpu=cfg.trainer.get("accelerator") == "cpu"),
+        shares=1 if record is None else int(record["training"]["fit"].get("processes") or 1),
+    )
+
+
+def _linear(
+    cfg: DictConfig, row: ObjectiveConfig, sources: tuple[SourceBase, SourceBase], common: dict[str, Any]
+) -> LinearModel:
+    """The rows, with a second pair where they are cross-fitted, and what makes θ and the method for each."""
+    rows = PairedData(*sources, passes=row.epochs if row.batch_size is None else 1, **_pair_options(cfg, row))
+    pairs = {"fit": rows}
+    if rows.held_out_protocol == "cross_fit" and cfg.get("selection") is None:
+        pairs["cross_fit"] = rows.cross_fit_pair(cfg.seed)
+    for pair in pairs.values():
+        pair.setup()
+    init, seed, new_extractor = cfg.get("init") or {}, cfg.seed, partial(build, cfg.model, leave_out=NOT_ARGUMENTS)
+    return LinearModel(
+        **common,
+        pairs=pairs,
+        new_method=partial(build, cfg.method, leave_out=NOT_ARGUMENTS),
+        new_extractor=lambda n: new_extractor(n_features=n, generator=torch.Generator().manual_seed(seed)),
+        new_start=partial(build, init, leave_out=NOT_ARGUMENTS) if init.get("_target_") else None,
+        columns=cfg.model.get("columns", "all"),
+        rho=cfg.rho,
+        probe_steps=cfg.probe_steps,
     )
 
 
@@ -229,25 +233,36 @@ def shared_row() -> DictConfig:
 # --- the training -------------------------------------------------------------------------------------------------
 
 
-def optimizer_factory(make: Callable[..., OptimizerFactory], learning_rate: float) -> OptimizerFactory:
+def _training(cfg: DictConfig, row: ObjectiveConfig) -> Training:
+    return Training(
+        method=cfg.method.name,
+        row=row,
+        guard=str(getattr(cfg.guard, "value", cfg.guard)),
+        log_every=cfg.log_every,
+        monitor_every=cfg.monitor_every,
+        resume=bool(cfg.get("resume") and not cfg.get("overwrite")),
+        new_loss=partial(task_loss, row.loss, row.label_smoothing or 0.0),
+        new_optimizer=partial(optimizer_factory, cfg.objective.optimizer, row.learning_rate),
+        new_trainer=partial(new_trainer, partial(build, cfg.trainer, leave_out=OF_PAIRS)),
+    )
+
+
+def optimizer_factory(node: DictConfig, learning_rate: float) -> OptimizerFactory:
     """From parameters to their optimizer.
+
+    Args:
+        node: `_target_` of a torch optimizer and its arguments; what is null is left to it.
+        learning_rate: η.
 
     Raises:
         UserError: the optimizer refuses its settings.
     """
-    factory = make(lr=learning_rate, _partial_=True)
+    factory: OptimizerFactory = build(node, nulls=False, lr=learning_rate, _partial_=True)
     try:  # what the optimizer refuses, it refuses when it gets its parameters
         factory([torch.nn.Parameter(torch.zeros(1))])
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"objective.optimizer: {error}") from error
     return factory
-
-
-def _loss(name: str, label_smoothing: float | None) -> TaskLoss:
-    try:
-        return task_loss(name, label_smoothing or 0.0)
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def new_trainer(make: Callable[..., Trainer], loggers: list[Logger], callbacks: list[Callback], **own: Any) -> Trainer:
@@ -275,20 +290,20 @@ def new_trainer(make: Callable[..., Trainer], loggers: list[Logger], callbacks: 
     )
 
 
-def _loggers(make: Callable[..., Logger] | None, folder: Path, run: Mapping[str, Any], *, shared: bool) -> list[Logger]:
+def _loggers(node: DictConfig, folder: Path, run: Mapping[str, Any]) -> list[Logger]:
     """The logger that was chosen, writing into `folder`; none for `logger=none`.
 
     Args:
-        make: makes it.
+        node: its configuration.
         folder: the output folder.
-        run: what the run is called and made of, for a logger that other runs share.
-        shared: this is one.
+        run: what the run is called and made of, for a logger that other runs share, such as W&B's.
 
     Raises:
         UserError: a package that the logger needs is missing.
     """
-    if make is None:
+    if node.get("_target_") is None:
         return []
+    shared = node.get("_target_") == f"{wandb_logger.__module__}.{wandb_logger.__name__}"
     # As plain data: the classes that its configuration names are not to be built.
-    told = {"run": dict(run), "_recursive_": False, "_convert_": "all"} if shared else {}
-    return [make(save_dir=str(folder), **told)]
+    told: dict[str, Any] = {"run": dict(run), "_recursive_": False, "_convert_": "all"} if shared else {}
+    return [build(node, save_dir=str(folder), **told)]
