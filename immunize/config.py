@@ -130,7 +130,8 @@ def config_hash(config: dict[str, Any]) -> str:
             kept["model"] = _without(config["model"], "kind")
     if deep and config.get("threads") is not None:  # records of before they were resolved have null
         kept["rounded_by_threads"] = config["threads"]
-    kept = _without_paths(kept, str(config.get("data_root")))
+    # The same configuration on another machine has the same hash: the data folder is not part of it.
+    kept = _moved(kept, str(config.get("data_root")), "<data_root>")
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -146,17 +147,9 @@ def settings_of(record: dict[str, Any], data_root: str | None) -> dict[str, Any]
         data_root: where data sets lie now; None where the run had them.
     """
     config = whole_config(record)
-    old = config["data_root"]
-
-    def replace(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: replace(item) for key, item in value.items()}
-        if data_root is None or not isinstance(value, str):
-            return value
-        below = value.removeprefix(f"{old}/")  # such as θ_0's weights
-        return data_root if value == old else str(Path(data_root) / below) if below != value else value
-
-    elsewhere = replace(config)
+    if data_root is None:
+        return config
+    elsewhere = _moved(config, config["data_root"], data_root)
     assert isinstance(elsewhere, dict)
     return elsewhere
 
@@ -199,14 +192,11 @@ def is_deep(config: Mapping[str, Any]) -> bool:
     return isinstance(model, Mapping) and model.get("kind") == "deep"
 
 
-def _without_paths(value: Any, root: str) -> Any:
-    """The same configuration on another machine has the same hash: the data folder is not part of it."""
-    if not root:
-        return value
+def _moved(value: Any, old: str, new: str) -> Any:
+    """The same with another name for a folder, and for what lies below it, such as θ_0's weights."""
     if isinstance(value, dict):
-        return {key: _without_paths(item, root) for key, item in value.items()}
+        return {key: _moved(item, old, new) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_paths(item, root) for item in value]
-    if isinstance(value, str) and value.startswith(f"{root}/"):  # a file below it, such as θ_0's weights
-        return f"<data_root>{value.removeprefix(root)}"
-    return "<data_root>" if value == root else value
+        return [_moved(item, old, new) for item in value]
+    below = isinstance(value, str) and old and f"{value}/".startswith(f"{old}/")
+    return new + value.removeprefix(old) if below else value

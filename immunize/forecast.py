@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,15 @@ from immunize.config import resolved
 from immunize.effects import asked_for, idle_data, refuse_idle, told
 from immunize.errors import DataError, UserError
 from immunize.instantiate import build
-from immunize.records import begun, peak_memory_mib, plain, provenance, write_record
+from immunize.records import begun, peak_memory_mib, plain, provenance, without, write_record
 from immunize.schemas import ForecastConfig
 from immunize.settings import LARGEST_SEED, Rule, check, check_folder
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
     from immunize.data import SourceBase
-    from immunize.evaluation.alignment import DataSetFacts, Forecast, MeasuredMap
-    from immunize.spectrum import ConditionNumber
+    from immunize.data.loading import LoadedPair
+    from immunize.evaluation.alignment import DataSetFacts, Forecast
 
 __all__ = ["FIGURE", "FORECAST", "main", "run"]
 
@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
     ("threads", lambda value: value >= 1, "at least 1"),
     (
         "shrinkage",
-        lambda value: value in WORDS if isinstance(value, str) else _is_number(value) and 0 <= value < math.inf,
+        lambda value: value in WORDS or (type(value) in (int, float) and 0 <= value < math.inf),
         f"a finite number, 0 or more, or one of {', '.join(WORDS)}",
     ),
 )
@@ -87,12 +87,13 @@ def run(
 
     with cpu_threads(threads_in_force(cfg.threads)):
         made_with = provenance()
-        data = _load(sources, cfg.seed)
+        whole, apart = _load(sources, cfg.seed)
         tell("measuring")
+        fit = _rows(whole, "fit")
         try:
             found = forecast(
-                data.fit,
-                (data.fit if data.protocol == "split" else data.half, data.held_out),
+                fit,
+                (fit if apart is whole else _rows(apart, "fit"), _rows(apart, "held_out")),
                 top_k=cfg.top_k,
                 shrinkage=cfg.shrinkage,
                 budget=cfg.budget,
@@ -110,8 +111,8 @@ def run(
         **told(settings, idle),
         **made_with,
         "data": {"pretrain": sources[0].describe(), "harmful": sources[1].describe()},
-        "data_hash": data.hash,
-        "held_out_protocol": data.protocol,
+        "data_hash": whole.hash,
+        "held_out_protocol": "split" if apart is whole else "cross_fit",
         **_numbers(found),
         "verdict": asdict(judge(found, tunable=not isinstance(cfg.shrinkage, str))),
     }
@@ -138,38 +139,26 @@ def main(cfg: DictConfig) -> None:
 # --- the data -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Data:
-    """Rows of D_P and D_H: all of the fit part; where cross-fitted the half to fit on; and those to measure on."""
+def _load(sources: Sequence[SourceBase], seed: int) -> tuple[LoadedPair, LoadedPair]:
+    """All rows of D_P and D_H, and with those to measure on set apart, as `PairedData` loads and checks them.
 
-    fit: tuple[Any, Any]
-    half: tuple[Any, Any]
-    held_out: tuple[Any, Any]
-    protocol: str
-    hash: str
-
-
-def _load(sources: Sequence[SourceBase], seed: int) -> _Data:
-    """Load and check both data sets as `PairedData` does, with the same hash, halves and messages."""
+    The second is the first where the data have held-out rows of their own, else a half against the other half.
+    """
     from immunize.data.loading import CrossFitted, load_pair
     from immunize.data.splits import ROLES
 
-    pretrain, harmful = sources
-    whole = load_pair(pretrain, harmful)
+    whole = load_pair(*sources)
     crossed = any(source.held_out_protocol == "cross_fit" for source in sources)
-    apart = load_pair(CrossFitted(pretrain, seed), CrossFitted(harmful, seed)) if crossed else whole
-    held_out: list[Any] = []
+    apart = load_pair(*(CrossFitted(source, seed) for source in sources)) if crossed else whole
     for source, role in zip(sources, ROLES, strict=True):
-        if (part := apart.splits[role].held_out) is None:
+        if apart.splits[role].held_out is None:
             raise DataError(f"{source.name} ({role}): there are no held-out rows; correct the source's load()")
-        held_out.append(part.x)
-    return _Data(
-        fit=(whole.splits["pretrain"].fit.x, whole.splits["harmful"].fit.x),
-        half=(apart.splits["pretrain"].fit.x, apart.splits["harmful"].fit.x),
-        held_out=(held_out[0], held_out[1]),
-        protocol="cross_fit" if crossed else "split",
-        hash=whole.hash,
-    )
+    return whole, apart
+
+
+def _rows(loaded: LoadedPair, part: str) -> Any:
+    """One part of D_P and of D_H."""
+    return tuple(getattr(splits, part).x for splits in loaded.splits.values())
 
 
 # --- the record ---------------------------------------------------------------------------------------------------
@@ -179,7 +168,7 @@ def _numbers(found: Forecast) -> dict[str, Any]:
     """Every number by name, with the part and the estimator it belongs to."""
     from immunize.evaluation.numbers import ratio_numbers
 
-    theory, aligned = found.spectrum, found.alignment
+    theory, aligned, maps = found.spectrum, found.alignment, {"fit": found.fit, "held_out": found.held_out}
     return {
         "data_sets": {"part": "fit", "pretrain": _facts(found.pretrain), "harmful": _facts(found.harmful)},
         "alignment": {
@@ -207,10 +196,10 @@ def _numbers(found: Forecast) -> dict[str, Any]:
             "kappa_harmful": theory.kappa_harmful,
             "rir_star": theory.rir_star,
         },
-        "maps": {"fit": _map(found.fit, found.budget), "held_out": _map(found.held_out, found.budget)},
+        "maps": {part: {"budget": found.budget, **without(vars(one), "ratios")} for part, one in maps.items()},
         "metrics": {
             part: {estimator: ratio_numbers(ratio) for estimator, ratio in one.ratios.items()}
-            for part, one in {"fit": found.fit, "held_out": found.held_out}.items()
+            for part, one in maps.items()
         },
         "curves": {
             "eigenvalues": {
@@ -223,26 +212,9 @@ def _numbers(found: Forecast) -> dict[str, Any]:
 
 
 def _facts(facts: DataSetFacts) -> dict[str, Any]:
-    laid_out = {key: value for key, value in vars(facts).items() if key not in ("kappa", "eigenvalues")}
-    laid_out["effective_ranks"] = asdict(facts.effective_ranks)
-    return laid_out | {"kappa": {name: _kappa(kappa) for name, kappa in facts.kappa.items()}}
-
-
-def _map(one: MeasuredMap, budget: float) -> dict[str, Any]:
-    return {
-        "budget": budget,
-        "shrinkage": list(one.shrinkage),
-        "fitted_on": list(one.fitted_on),
-        "measured_on": list(one.measured_on),
-    }
-
-
-def _kappa(kappa: ConditionNumber) -> dict[str, Any]:
-    return {key: value for key, value in vars(kappa).items() if key != "estimator"}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    laid_out: dict[str, Any] = without(asdict(facts), "estimator")
+    del laid_out["eigenvalues"]
+    return laid_out
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from immunize import forecast
+from immunize.data import ROLES
 from tests.commands import Called, fresh, loaded_by, timed
 from tests.composing import compose_config
 
@@ -225,14 +226,16 @@ def test_halves_are_those_of_a_training(data_root: Path) -> None:
 
     cfg = composed("harmful=housing", f"data_root={data_root}")
     sources = build(cfg.pretrain), build(cfg.harmful)
-    data = forecast._load(sources, 3)
+    whole, apart = forecast._load(sources, 3)
     pair = PairedData(*sources)
     pair.setup()
     halves = pair.cross_fit_pair(3)
     halves.setup()
-    assert data.hash == pair.data_hash
+    assert whole.hash == pair.data_hash
     assert halves.held_out is not None
-    for index, role in enumerate(("pretrain", "harmful")):
-        assert data.fit[index].equal(pair.fit.of(role).x)  # type: ignore[arg-type]
-        assert data.half[index].equal(halves.fit.of(role).x)  # type: ignore[arg-type]
-        assert data.held_out[index].equal(halves.held_out.of(role).x)  # type: ignore[arg-type]
+    for role in ROLES:
+        assert whole.splits[role].fit.x.equal(pair.fit.of(role).x)
+        assert apart.splits[role].fit.x.equal(halves.fit.of(role).x)
+        held_out = apart.splits[role].held_out
+        assert held_out is not None
+        assert held_out.x.equal(halves.held_out.of(role).x)

@@ -70,6 +70,6 @@ class ClosedForm(Objective):
             "budget_reason": spent.reason if spent else None,
             "forecast_rir": best.rir,
             "forecast_kappa_pretrain": best.kappa_pretrain,
-            "kappa_gen": best.harmful.kappa_gen,
+            "kappa_gen": best.kappa_gen,
             "notes": list(best.notes),
         }

@@ -17,10 +17,10 @@ from immunize.spectrum.condition import (
     spectrum_of,
     spectrum_of_gram,
 )
-from immunize.spectrum.erasing import Erasure, erasing_map, label_directions
+from immunize.spectrum.erasing import Erasure, erasing_map
 from immunize.spectrum.erasing_choice import SHRINKAGES, ChosenErasure, EraseTrial, erase
-from immunize.spectrum.optimum import HarmfulForecast, Immunizer, frontier
-from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum, rir_bound
+from immunize.spectrum.optimum import Immunizer, frontier
+from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
 from immunize.spectrum.ranges import compress_rows, joint_basis, lift_map, rank_of_map, restrict_map
 from immunize.spectrum.regularizers import (
     ill_step_bound,
@@ -41,7 +41,6 @@ from immunize.spectrum.separability import (
     folds_of,
     in_sample_share,
     probe_correlation,
-    target_columns,
 )
 from immunize.spectrum.shrinkage import (
     SHRINKAGE_GRID,
@@ -74,7 +73,6 @@ __all__ = [
     "Erasure",
     "Estimator",
     "GeneralizedSpectrum",
-    "HarmfulForecast",
     "ImmunizationRatio",
     "Immunizer",
     "Kernel",
@@ -100,7 +98,6 @@ __all__ = [
     "joint_basis",
     "kappa",
     "kappa_of_features",
-    "label_directions",
     "ledoit_wolf",
     "lift_map",
     "probe_correlation",
@@ -110,9 +107,7 @@ __all__ = [
     "r_well_of_features",
     "rank_of_map",
     "restrict_map",
-    "rir_bound",
     "spectrum_of",
     "spectrum_of_gram",
-    "target_columns",
     "well_step_bound",
 ]

@@ -67,29 +67,24 @@ class Erasure:
         return x @ self.matrix + self.offset
 
 
-def label_directions(sets: Sequence[tuple[Tensor, Tensor]], rank: int | None = None) -> Tensor:
-    """U: the directions in which the labels of each data set can be told by a linear probe, the strongest first.
-
-    Args:
-        sets: (N, D) float64 features and (N,) labels of each data set: class numbers if whole, otherwise a target.
-        rank: the leading so many of each set; None: all.
-
-    Returns:
-        (D, k) float64.
-
-    Raises:
-        ValueError: a data set with one label, or one whose features do not vary with it.
-    """
-    return leading([directions_of(x, y) for x, y in sets], rank)
-
-
 def leading(each: Sequence[Tensor], rank: int | None) -> Tensor:
     """The first so many columns of each matrix (D, k_i) side by side; None: all."""
     return torch.cat([directions[:, :rank] for directions in each], 1)
 
 
 def directions_of(x: Tensor, y: Tensor) -> Tensor:
-    """:func:`label_directions` of one data set, all of them."""
+    """U: the directions in which the labels of a data set can be told by a linear probe, the strongest first.
+
+    Args:
+        x: (N, D) float64 features.
+        y: (N,) labels: class numbers if whole, otherwise a target.
+
+    Returns:
+        (D, k) float64.
+
+    Raises:
+        ValueError: one label, or features that do not vary with it.
+    """
     if bool((y == y[0]).all()):
         raise ValueError(ONE_LABEL.format(len(y)))
     centred, columns, gram = x - x.mean(0), target_columns(y), covariance(x)
@@ -112,7 +107,7 @@ def erasing_map(
 
     Args:
         x_pretrain: (N, D) float64.
-        directions: U (D, k) of :func:`label_directions`; they may depend on each other.
+        directions: U (D, k) of :func:`directions_of`, of several data sets side by side; they may depend on each other.
         shrinkage: ρ ≥ 0.
         protected: W (D, C), weights whose outputs stay as they are.
 

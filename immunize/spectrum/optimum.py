@@ -24,35 +24,8 @@ from immunize.spectrum.pencil import GeneralizedSpectrum
 
 
 @dataclass(frozen=True)
-class HarmfulForecast:
-    """What a map does to D_H, for the covariances it was computed from (with their ρ).
-
-    Attributes:
-        kappa: κ(H_H(θ)).
-        kappa_baseline: κ(K_H).
-        ratio_harmful: (i), their ratio.
-        rir: (i)/(ii).
-        kappa_gen: μ_max/μ_min.
-        rir_star: the bound on `rir` over all linear maps, which is attained.
-        harmful_only: dimension of what D_H has and D_P has not.
-        pretrain_only: dimension of what D_P has and D_H has not.
-        aligned: K_H is a multiple of K_P: it cannot be immunized.
-    """
-
-    kappa: float
-    kappa_baseline: float
-    ratio_harmful: float
-    rir: float
-    kappa_gen: float
-    rir_star: float
-    harmful_only: int
-    pretrain_only: int
-    aligned: bool
-
-
-@dataclass(frozen=True)
 class Immunizer:
-    """A map of the frontier, its inverse, and what the theory says about both data sets.
+    """A map of the frontier, its inverse, and what the theory says about both data sets, with their ρ.
 
     Attributes:
         theta: (D, D) float64, acts on rows: features = x @ theta.
@@ -62,7 +35,12 @@ class Immunizer:
         kappa_pretrain: κ(H_P(θ)), at most B.
         kappa_pretrain_baseline: κ(K_P).
         ratio_pretrain: (ii), their ratio.
-        harmful: what it does to D_H.
+        kappa_harmful: κ(H_H(θ)).
+        kappa_harmful_baseline: κ(K_H).
+        ratio_harmful: (i), their ratio.
+        rir: (i)/(ii).
+        kappa_gen: μ_max/μ_min.
+        rir_star: the bound on `rir` over all linear maps, which is attained.
         rank_pretrain: rank of K_P, without ρ.
         notes: what a user has to know, in plain words.
     """
@@ -74,14 +52,14 @@ class Immunizer:
     kappa_pretrain: float
     kappa_pretrain_baseline: float
     ratio_pretrain: float
-    harmful: HarmfulForecast
+    kappa_harmful: float
+    kappa_harmful_baseline: float
+    ratio_harmful: float
+    rir: float
+    kappa_gen: float
+    rir_star: float
     rank_pretrain: int
     notes: tuple[str, ...] = ()
-
-    @property
-    def rir(self) -> float:
-        """(i)/(ii)."""
-        return self.harmful.rir
 
 
 def frontier(spectrum: GeneralizedSpectrum, budget: float = 1.0) -> Immunizer:
@@ -109,7 +87,8 @@ def frontier(spectrum: GeneralizedSpectrum, budget: float = 1.0) -> Immunizer:
     active, positive = len(spectrum.mu), int((spectrum.mu > 0).sum())
     kappa_pretrain = float((root[:active].max() / root[:active].min()) ** 2)
     values = (root[:active].square() * spectrum.mu)[:positive]  # both Hessians are diagonal here
-    ratio_pretrain = kappa_pretrain / spectrum.kappa_pretrain
+    kappa_harmful = float(values.max() / values.min())
+    ratio_pretrain, ratio_harmful = kappa_pretrain / spectrum.kappa_pretrain, kappa_harmful / spectrum.kappa_harmful
     return Immunizer(
         theta=(spectrum.directions * root) @ spectrum.frame.T,
         inverse=spectrum.frame @ (spectrum.duals / root[:, None]),
@@ -118,7 +97,12 @@ def frontier(spectrum: GeneralizedSpectrum, budget: float = 1.0) -> Immunizer:
         kappa_pretrain=kappa_pretrain,
         kappa_pretrain_baseline=spectrum.kappa_pretrain,
         ratio_pretrain=ratio_pretrain,
-        harmful=_forecast(spectrum, float(values.max() / values.min()), ratio_pretrain),
+        kappa_harmful=kappa_harmful,
+        kappa_harmful_baseline=spectrum.kappa_harmful,
+        ratio_harmful=ratio_harmful,
+        rir=ratio_harmful / ratio_pretrain,
+        kappa_gen=spectrum.kappa_gen,
+        rir_star=spectrum.rir_star,
         rank_pretrain=spectrum.rank_pretrain,
         notes=tuple(_notes(spectrum)),
     )
@@ -135,21 +119,6 @@ def check_attainable(spectrum: GeneralizedSpectrum) -> None:
             f"D_H has {spectrum.harmful_only} directions that no sample of D_P has, so RIR has no maximum (its "
             f"supremum is infinite): set shrinkage to a positive number, such as 1e-3"
         )
-
-
-def _forecast(one: GeneralizedSpectrum, kappa: float, ratio_pretrain: float) -> HarmfulForecast:
-    ratio = kappa / one.kappa_harmful
-    return HarmfulForecast(
-        kappa=kappa,
-        kappa_baseline=one.kappa_harmful,
-        ratio_harmful=ratio,
-        rir=ratio / ratio_pretrain,
-        kappa_gen=one.kappa_gen,
-        rir_star=one.rir_star,
-        harmful_only=one.harmful_only,
-        pretrain_only=one.pretrain_only,
-        aligned=one.aligned,
-    )
 
 
 def _notes(one: GeneralizedSpectrum) -> list[str]:

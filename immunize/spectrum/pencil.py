@@ -80,8 +80,8 @@ class GeneralizedSpectrum:
 
     @property
     def rir_star(self) -> float:
-        """The largest RIR of any invertible linear map."""
-        return rir_bound(self.kappa_gen, self.kappa_pretrain, self.kappa_harmful)
+        """RIR* = κ_gen·κ(K_P)/κ(K_H), the largest RIR of any invertible linear map."""
+        return self.kappa_gen * self.kappa_pretrain / self.kappa_harmful
 
     @property
     def aligned(self) -> bool:
@@ -101,11 +101,6 @@ class GeneralizedSpectrum:
         t[: len(self.mu)] = (self.mu / bottom).clamp_min(1).log() / math.log(self.kappa_gen)
         t[len(self.mu) :] = t[: len(self.mu)].mean()
         return t.clamp(0, 1)
-
-
-def rir_bound(kappa_gen: float, kappa_pretrain: float, kappa_harmful: float) -> float:
-    """RIR* = κ_gen·κ(K_P)/κ(K_H), the largest RIR of any θ, from the raw covariances' κ."""
-    return kappa_gen * kappa_pretrain / kappa_harmful
 
 
 def generalized_spectrum(

@@ -333,7 +333,7 @@ def test_closed_form_leaves_the_facts_of_its_map() -> None:
         "budget_reason": choice.reason,
         "forecast_rir": best.rir,
         "forecast_kappa_pretrain": best.kappa_pretrain,
-        "kappa_gen": best.harmful.kappa_gen,
+        "kappa_gen": best.kappa_gen,
         "notes": list(best.notes),
     }
 

@@ -14,7 +14,8 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 import immunize
-from immunize.spectrum import SHRINKAGES, cross_fitted_correlation, erase, erasing_map, folds_of, label_directions
+from immunize.spectrum import SHRINKAGES, cross_fitted_correlation, erase, erasing_map, folds_of
+from immunize.spectrum.erasing import directions_of
 from immunize.spectrum.erasing_choice import FOLDS, PROBES, _within_range
 from immunize.spectrum.shrinkage import ledoit_wolf
 from tests import reference as ref
@@ -69,7 +70,7 @@ def test_no_linear_classifier_beats_the_constant_on_the_fitted_rows() -> None:
 
 def test_no_other_erasing_projection_changes_d_p_less() -> None:
     x_p, x_h, y = data()
-    u = label_directions([(x_h, y)])
+    u = directions_of(x_h, y)
     r = erasing_map(x_p, u, 0.0)
     centred = x_p - x_p.mean(0)
     best = float((centred - centred @ r.matrix).square().sum())
@@ -150,7 +151,7 @@ def test_protection_keeps_a_probe_of_d_p_as_it_is() -> None:
     plain = erase(x_p, x_h, y, y_pretrain=y_p, shrinkage=0.1)
     remains = [float(cross(one(x_h), y).norm() / cross(x_h, y).norm()) for one in (plain, r)]
     assert remains[0] < 1e-10 < remains[1] < 1
-    u = label_directions([(x_h, y)])
+    u = directions_of(x_h, y)
     with pytest.raises(ValueError, match="every direction"):
         erasing_map(x_p, u, 0.0, protected=torch.linalg.inv(ref.covariance(x_p)) @ u)
 
@@ -217,7 +218,7 @@ def test_directions_are_those_of_a_shrunk_linear_discriminant_analysis(target: b
     right = torch.linalg.eigh(inner.T @ inner).eigenvectors.flip(1)
     expected = (means @ right)[:, : 1 if target else 3]
     expected = expected / expected.norm(dim=0)
-    found = label_directions([(x, y)])
+    found = directions_of(x, y)
     assert found.shape == expected.shape
     torch.testing.assert_close((found * expected).sum(0).abs(), torch.ones(expected.shape[1], dtype=torch.float64))
 
@@ -256,7 +257,7 @@ def test_labels_are_those_of_a_tensor_with_a_gradient() -> None:
 def test_directions_that_differ_by_rounding_are_one() -> None:
     """What is left of the second behind the first is noise, along which nothing may be erased."""
     x_p, x_h, y = data()
-    u = label_directions([(x_h, y)])[:, :1]
+    u = directions_of(x_h, y)[:, :1]
     near = u + 1e-7 * ref.gaussian(D, 1, seed=4)
     assert erasing_map(x_p, torch.cat([u, near], 1), 0.0).rank == 1
     apart = u + 1e-3 * ref.gaussian(D, 1, seed=4)
@@ -301,7 +302,7 @@ def test_bad_input_is_refused_with_the_reason(changes: dict[str, Any], words: st
 def test_one_row_has_one_label() -> None:
     _, x_h, y = data()
     with pytest.raises(ValueError, match="same label"):
-        label_directions([(x_h[:1], y[:1])])
+        directions_of(x_h[:1], y[:1])
 
 
 def test_the_same_data_twice_and_a_singular_covariance_are_refused() -> None:
