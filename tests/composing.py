@@ -141,9 +141,7 @@ def theta_of(folder: Path, n_features: int = D) -> Tensor:
 
 def model_of(cfg: DictConfig) -> LinearModel:
     """The linear model of a run, with its data."""
-    model = assemble(cfg).model
-    assert isinstance(model, LinearModel)
-    return model
+    return assemble(cfg).model
 
 
 def data_of(cfg: DictConfig) -> PairedData:
@@ -196,13 +194,11 @@ class Trajectory(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, LinearModule)
         self._look(pl_module)
         self.batches.append(batch)
         self.weights.append(dict(pl_module.objective.weights))
 
     def _look(self, module: pl.LightningModule) -> None:
-        assert isinstance(module, LinearModule)
         self.thetas.append(module.extractor.theta.detach().clone())
         self.heads.append(module.head.detach().clone())
 
@@ -231,11 +227,6 @@ class MemoryLogger(Logger):
     def of(self, key: str) -> dict[int | None, float]:
         """Step to value, for the rows that have the key."""
         return {step: row[key] for step, row in self.rows if key in row}
-
-
-def gap(value: Tensor, expected: Tensor) -> float:
-    """Relative distance of two tensors."""
-    return float((value - expected).norm() / expected.norm())
 
 
 class Killed(Progress):

@@ -64,7 +64,6 @@ def imports_of(path: Path, *, typing_only: bool = True) -> set[str]:
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            assert node.module is not None
             found.add(node.module)
             if node.module == "immunize":
                 found.update(f"immunize.{alias.name}" for alias in node.names)

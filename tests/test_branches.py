@@ -14,8 +14,6 @@ import pytest
 @pytest.fixture(scope="module")
 def gate() -> ModuleType:
     spec = importlib.util.spec_from_file_location("branches", Path(__file__).parents[1] / ".ci/branches.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -33,54 +33,21 @@ ENTRY_POINTS = (
 )  # the report has its own test
 
 
-@pytest.fixture(scope="module")
-def default_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """`python -m immunize.train` from an empty folder."""
-    cwd = tmp_path_factory.mktemp("default")
-    return fresh("-m", "immunize.train", *TINY, cwd=cwd), cwd
-
-
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """A multirun over methods and seeds with a list among its overrides."""
-    cwd = tmp_path_factory.mktemp("sweep")
-    arguments = ["-m", "method=ours,none", "seed=0,1", "harmful.pair=[3,5]", "logger=none", *TINY]
-    return run("immunize.train", *arguments, cwd=cwd), cwd
-
-
-def test_default_run_ends_with_the_path_of_its_record(
-    default_run: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
-    done, cwd = default_run
+def test_default_run_writes_into_its_folder_and_tells_of_its_progress_in_plain_lines(tmp_path: Path) -> None:
+    done = fresh("-m", "immunize.train", *TINY, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.splitlines()[-1])
-    assert path.name == "record.json"
-    assert path.is_relative_to(cwd / "outputs")
+    assert path.is_relative_to(tmp_path / "outputs")
     record = json.loads(path.read_text())
     assert (record["status"], record["method"], record["harmful"], record["seed"]) == ("finished", "ours", "digits", 0)
     assert "RIR" in done.stdout
     assert "\x1b[" not in done.stdout
-
-
-def test_default_run_writes_into_its_folder_and_nowhere_else(
-    default_run: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
-    done, cwd = default_run
-    folder = Path(done.stdout.splitlines()[-1]).parent
-    files = {path for path in cwd.rglob("*") if path.is_file()}
-    assert {path.name for path in files} == {"record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv"}
-    assert {path.parent for path in files} == {folder}
-
-
-def test_default_run_reports_progress_in_plain_lines_and_warns_of_nothing(
-    default_run: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
-    lines = default_run[0].stderr.splitlines()
-    assert lines
-    first, *_, last, following = lines
+    names = ("record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv")
+    assert {file for file in tmp_path.rglob("*") if file.is_file()} == {path.parent / name for name in names}
+    first, *steps, last, following = done.stderr.splitlines()
     assert (first, last) == ("ours: digits against digits, seed 0: loading", "measuring")
     assert following.startswith("who learns the harmful task all the same: python -m immunize.attack run=outputs")
-    assert all(line.startswith("fit: step ") for line in lines[1:-2]), lines
+    assert all(line.startswith("fit: step ") for line in steps), steps
 
 
 NETWORK = ["model=resnet_small", "model.kwargs.channels=[2,2,2,4]", "objective.max_steps=1", "deep.groups=2"]
@@ -98,10 +65,11 @@ def test_runs_without_training_warn_of_nothing(chosen: list[str], tmp_path: Path
     assert not [line for line in done.stderr.splitlines() if line.startswith(("/", " "))], done.stderr
 
 
-def test_multirun_folders_have_names_that_need_no_quoting(
-    sweep: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
-    names = {path.parent.name for path in sweep[1].rglob("record.json")}
+def test_multirun_folders_have_names_that_need_no_quoting(tmp_path: Path) -> None:
+    run(
+        "immunize.train", "-m", "method=ours,none", "seed=0,1", "harmful.pair=[3,5]", "logger=none", *TINY, cwd=tmp_path
+    )
+    names = {path.parent.name for path in tmp_path.rglob("record.json")}
     assert len(names) == 4
     assert all("harmful.pair=3,5" in name for name in names)
     assert not any(set(name) & set("[]'\"/ {}") for name in names)
@@ -232,7 +200,6 @@ def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stderr is not None
     assert process.stderr.readline() == "ours: digits against digits, seed 0: loading\n"
     assert "step 400/4000" in process.stderr.readline()
     process.send_signal(signal.SIGINT)

@@ -205,11 +205,6 @@ def test_pretraining_data_follow_the_harmful_data(name: str, setting: str, value
     assert [getattr(build(cfg[role]), setting) for role in ("harmful", "pretrain")] == [value, value]
 
 
-def test_pretraining_data_may_be_given() -> None:
-    given = resolved(compose_config("harmful=synthetic", "harmful.n_features=64", "pretrain=digits"))
-    assert given["pretrain"]["_target_"].endswith("Digits")
-
-
 # Instantiation.
 
 

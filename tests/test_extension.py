@@ -94,7 +94,6 @@ def ran(folder: Path) -> Path:
 
 def record(folder: Path, name: str) -> dict[str, Any]:
     found = json.loads((folder / "outputs" / name).read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
     assert found["status"] == "finished"
     return found
 

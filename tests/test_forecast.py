@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -43,35 +42,16 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> 
 # What a run leaves.
 
 
-Ran = tuple[subprocess.CompletedProcess[str], Path, set[str]]
-"""A command, its folder, and what it imported."""
-
-
-@pytest.fixture(scope="module")
-def default_run(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    cwd = tmp_path_factory.mktemp("default")
-    done, loaded, _ = loaded_by("immunize.forecast", cwd=cwd)
-    return done, cwd, loaded
-
-
-def test_default_run_ends_with_the_path_of_its_record(
-    default_run: Ran,
-) -> None:
-    done, cwd, _ = default_run
+def test_default_run_ends_with_its_record_and_prints_tables_and_verdict_that_fit_a_screen(tmp_path: Path) -> None:
+    done, loaded, _ = loaded_by("immunize.forecast", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    path = Path(done.stdout.splitlines()[-1])
-    assert path.name == "forecast.json"
-    assert path.is_relative_to(cwd / "outputs" / "forecast")
-    assert {file.name for file in cwd.rglob("*") if file.is_file()} == {"forecast.json", "forecast.png"}
-    assert (path.parent / "forecast.png").read_bytes()[:4] == PNG
-
-
-def test_default_run_prints_tables_and_verdict_that_fit_a_screen(
-    default_run: Ran,
-) -> None:
-    done, _, _ = default_run
-    record = json.loads(Path(done.stdout.splitlines()[-1]).read_text())
     lines = done.stdout.splitlines()
+    path = Path(lines[-1])
+    assert path.is_relative_to(tmp_path / "outputs" / "forecast")
+    files = {file for file in tmp_path.rglob("*") if file.is_file()}
+    assert files == {path, path.parent / "forecast.png"} == {path.parent / f"forecast.{end}" for end in ("json", "png")}
+    assert (path.parent / "forecast.png").read_bytes()[:4] == PNG
+    record = json.loads(path.read_text())
     assert f"verdict: {record['verdict']['sentence']}" in " ".join(done.stdout.split())
     assert max(map(len, lines[:-1])) <= 100
     assert "\x1b[" not in done.stdout
@@ -80,11 +60,8 @@ def test_default_run_prints_tables_and_verdict_that_fit_a_screen(
         assert word in done.stdout
     told = done.stderr.splitlines()[:-1]  # the last line is the probe's
     assert told == ["digits against digits: loading", "measuring"]  # and no warning
-
-
-def test_default_run_does_without_lightning(default_run: Ran) -> None:
-    assert "torch" in default_run[2]
-    assert "lightning" not in default_run[2]
+    assert "torch" in loaded
+    assert "lightning" not in loaded
 
 
 def test_record_names_every_number_with_part_and_estimator(tmp_path: Path) -> None:
@@ -232,10 +209,7 @@ def test_halves_are_those_of_a_training(data_root: Path) -> None:
     halves = pair.cross_fit_pair(3)
     halves.setup()
     assert whole.hash == pair.data_hash
-    assert halves.held_out is not None
     for role in ROLES:
         assert whole.splits[role].fit.x.equal(pair.fit.of(role).x)
         assert apart.splits[role].fit.x.equal(halves.fit.of(role).x)
-        held_out = apart.splits[role].held_out
-        assert held_out is not None
-        assert held_out.x.equal(halves.held_out.of(role).x)
+        assert apart.splits[role].held_out.x.equal(halves.held_out.of(role).x)

@@ -62,7 +62,6 @@ def master(context: HydraContext, *overrides: str) -> DictConfig:
 def jobs_of_preset(context: HydraContext, name: str) -> tuple[DictConfig, list[list[str]]]:
     cfg = master(context, f"experiment={name}")
     sweeper = OmegaConf.to_container(cfg.hydra.sweeper)
-    assert isinstance(sweeper, dict)
     return cfg, jobs_of(sweeper["params"], sweeper["grids"], [f"experiment={name}"])
 
 

@@ -41,7 +41,6 @@ def test_the_images_are_those_of_scikit_learn() -> None:
 def test_each_role_holds_one_digit_with_one_label(pair: tuple[int, int]) -> None:
     for role, digit, label in (("pretrain", pair[0], 0.0), ("harmful", pair[1], 1.0)):
         splits = Digits(pair, role).load()
-        assert splits.held_out is not None
         for part in (splits.fit, splits.held_out):
             assert part.x.shape == (len(part), 64)
             assert part.x.dtype == part.y.dtype == torch.float64
@@ -59,7 +58,6 @@ def test_a_side_of_two_labels_holds_as_many_images_of_each_as_the_rarest_digit_h
         if not isinstance(side, tuple):
             continue
         splits = Digits(pair, role).load()
-        assert splits.held_out is not None
         for part, rows in ((splits.fit, ~mask), (splits.held_out, mask)):
             fewest = min((labels[rows] == digit).sum() for digit in named)
             pixels = np.rint(part.x.numpy() * raw[~mask].std() + raw[~mask].mean())
@@ -113,7 +111,6 @@ def test_five_digits_a_role_have_their_labels_and_the_same_standardized_images()
     seen: list[int] = []
     for role, digits in (("pretrain", range(5)), ("harmful", range(5, 10))):
         splits = FiveDigits(role).load()
-        assert splits.held_out is not None
         for part in (splits.fit, splits.held_out):
             assert part.y.dtype == torch.int64
             for label, digit in enumerate(digits):
@@ -206,7 +203,6 @@ def write_mnist(root: Path, packed: bool = False) -> dict[str, tuple[np.ndarray,
 def test_two_labels_a_side(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     splits = Mnist(tmp_path, [[0, 1], [2, "rest"]], "harmful").load()
-    assert splits.held_out is not None
     for name, part in (("fit", splits.fit), ("held_out", splits.held_out)):
         fewest = min(COUNTS[name].values())
         assert part.x.shape == (2 * fewest, 784)
@@ -218,7 +214,6 @@ def test_images_of_the_digit_normalized_and_balanced(tmp_path: Path, packed: boo
     written = write_mnist(tmp_path, packed)
     for role, digit, label in (("pretrain", 0, 0.0), ("harmful", 1, 1.0)):
         splits = Mnist(tmp_path, [0, 1], role).load()
-        assert splits.held_out is not None
         for name, part in (("fit", splits.fit), ("held_out", splits.held_out)):
             assert part.x.shape == (min(COUNTS[name][0], COUNTS[name][1]), 784)
             assert part.x.dtype == part.y.dtype == torch.float64
@@ -322,7 +317,6 @@ def test_real_files(data_root: Path) -> None:
     sizes = {role: Mnist(data_root, [0, 1], role).load() for role in ("pretrain", "harmful")}
     for splits in sizes.values():
         assert splits.fit.x.shape == (5923, 784)  # digit 0 is the rarer one in both files
-        assert splits.held_out is not None
         assert splits.held_out.x.shape == (980, 784)
         assert abs(float(splits.fit.x.min()) + 0.1307 / 0.3081) < 1e-12
         assert abs(float(splits.fit.x.max()) - (1 - 0.1307) / 0.3081) < 1e-12

@@ -121,7 +121,6 @@ def test_order_depends_on_the_seed_alone_and_differs_between_passes() -> None:
 
 def test_validation_rows_leave_the_fit_part() -> None:
     data = module(20, 10, validation_fraction=0.2, seed=5)
-    assert data.validation is not None
     for role, n in (("pretrain", 20), ("harmful", 10)):
         stays, aside = getattr(data.fit, role), getattr(data.validation, role)
         assert (len(stays), len(aside)) == (n - n // 5, n // 5)
@@ -137,7 +136,6 @@ def test_facts_after_setup() -> None:
     assert data.tasks == {"pretrain": "regression", "harmful": "regression"}
     assert data.held_out_protocol == "split"
     assert data.validation is None
-    assert data.held_out is not None
     assert data.held_out.harmful.y.tolist() == [6, 7, 8, 9, 10, 11]
 
 
@@ -164,7 +162,6 @@ def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
     second.setup()
     assert (second.batch_size, second.passes, second.mode, second.seed) == (2, 3, "min_size", 4)
     assert second.held_out_protocol == "split"
-    assert second.held_out is not None
     halves = torch.cat([second.fit.pretrain.y, second.held_out.pretrain.y])
     assert len(second.fit.pretrain) == 5
     assert sorted(halves.tolist()) == list(range(10))
@@ -236,7 +233,6 @@ def test_zeros_shapes_and_types() -> None:
 
 def test_held_out_rows_are_checked_too() -> None:
     source = Rows(4)
-    assert source.splits.held_out is not None
     source.splits.held_out.x[2, 0] = math.nan
     with pytest.raises(DataError, match=r"rows4 \(pretrain, held_out\): 1 features are NaN"):
         PairedData(source, Rows(4)).setup()

@@ -76,7 +76,6 @@ def test_the_larger_the_angle_the_better_the_pair_can_be_immunized() -> None:
 def test_held_out_is_a_fresh_draw_of_the_same_population() -> None:
     source = Synthetic("harmful", n_samples=200_000, n_features=4, condition=20.0, noise=0.5)
     splits = source.load()
-    assert splits.held_out is not None
     x, y = splits.held_out.x.numpy(), splits.held_out.y.numpy()
     covariance = source.basis() * eigenvalues(4, 20.0) @ source.basis().T
     assert np.allclose(x.T @ x / len(x), covariance, atol=0.02)
@@ -88,7 +87,6 @@ def test_held_out_is_a_fresh_draw_of_the_same_population() -> None:
 
 def test_both_parts_share_one_linear_target() -> None:
     splits = Synthetic("pretrain", n_samples=50, n_features=6, noise=0.0).load()
-    assert splits.held_out is not None
     w = torch.linalg.lstsq(splits.fit.x, splits.fit.y[:, None]).solution
     assert torch.allclose((splits.fit.x @ w)[:, 0], splits.fit.y, atol=1e-10)
     assert torch.allclose((splits.held_out.x @ w)[:, 0], splits.held_out.y, atol=1e-9)

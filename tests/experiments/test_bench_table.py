@@ -173,7 +173,6 @@ def test_committed_page_is_that_of_the_committed_files() -> None:
 def test_attack_data_are_two_views_of_the_same_rows() -> None:
     data = attack.generated(80, 6, 3, 0.25)
     assert [len(rows) for rows in (data.train, data.validation, data.test)] == [60, 20, 20]
-    assert data.reference is not None
     shrunk = data.train.x / data.reference.train.x
     np.testing.assert_allclose(shrunk, np.broadcast_to(np.logspace(0, -3, 6), shrunk.shape))
 

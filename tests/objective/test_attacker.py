@@ -142,7 +142,6 @@ def test_what_is_watched_is_the_attackers_loss_and_its_probe_has_the_networks_pr
     assert objective.watched.keys() == {"attacked"}
     rows, labels = ref.gaussian(N, D, seed=5), torch.arange(N) % CLASSES
     probe = _probe(rows, labels, torch.arange(N) < 8, CLASSES, torch.float32)
-    assert probe.bias is not None
     assert probe.weight.dtype == probe.bias.dtype == torch.float32
 
 

@@ -34,7 +34,6 @@ CENSOR = ("method=censor", "objective.batch_size=64", "objective.max_steps=6")
 def prepared(step: DeepStep, **options: Any) -> Censor:
     """The method, having seen the rows of the step under θ_0."""
     objective, net = Censor(**options), step.theta_0
-    assert isinstance(net, DeepExtractor)
     numbers = range(max(1, len(step.harmful_classes)))
     ends = torch.tensor(step.harmful_classes or (CLASSES,)).cumsum(0)
     mine = [torch.bucketize(step.harmful.y, ends, right=True) == number for number in numbers]
@@ -58,7 +57,6 @@ def test_gradient_of_the_whole_loss_is_that_of_finite_differences(erased: bool) 
 
     loss().backward()  # type: ignore[no-untyped-call]
     for number, parameter in enumerate(parameters):
-        assert parameter.grad is not None
         direction, length = ref.gaussian(*parameter.shape, seed=100 + number), 1e-6
         with torch.no_grad():
             parameter.add_(length * direction)

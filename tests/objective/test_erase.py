@@ -46,7 +46,6 @@ def test_linear_classifiers_are_at_chance_on_held_out_digits_and_d_p_is_kept(
 
     def score(role: str, classifier: Any, map_: Tensor) -> float:
         splits = FiveDigits(role).load()
-        assert splits.held_out is not None
         classifier.fit((splits.fit.x @ map_).numpy(), splits.fit.y.numpy())
         return float(classifier.score((splits.held_out.x @ map_).numpy(), splits.held_out.y.numpy()))
 
@@ -150,14 +149,12 @@ def test_the_refitted_classifier_repeats_the_old_answers_better_than_the_old_one
         return float((p * (p.log() - head(g).log_softmax(1))).sum(1).mean())
 
     new = distilled(f, g, old)
-    assert new.bias is not None
     assert divergence(new) < 0.9 * divergence(old)
     shifted = distilled(f, g, old, steps=200)
     gradient = torch.autograd.functional.jacobian(
         lambda weight: -(old(f).softmax(1) * Head(weight, shifted.bias)(g).log_softmax(1)).sum(1).mean(), shifted.weight
     )
     assert float(gradient.abs().max()) < 1e-3  # the least divergence there is
-    assert shifted.bias is not None
     gradient = torch.autograd.functional.jacobian(
         lambda bias: -(old(f).softmax(1) * Head(shifted.weight, bias)(g).log_softmax(1)).sum(1).mean(), shifted.bias
     )

@@ -249,7 +249,6 @@ def test_methods_without_steps_still_have_the_task_loss_for_a_term() -> None:
 def test_a_methods_defaults_are_those_of_its_configuration(path: Path) -> None:
     """But for the three methods whose class is for a paper's setting, and the seed, which is the run's."""
     settings = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    assert isinstance(settings, dict)
     made = inspect.signature(get_class(settings["_target_"])).parameters.values()
     own = {"seed", *{"closed_form": ("budget", "shrinkage"), "ours": ("precondition",)}.get(path.stem, ())}
     for of in made:
@@ -324,7 +323,6 @@ def test_closed_form_leaves_the_facts_of_its_map() -> None:
     best = closed_form(x_p, x_h, **options)
     assert torch.equal(theta, best.theta)
     choice = best.budget_choice
-    assert choice is not None
     assert facts == {
         "budget": best.budget,
         "shrinkage": list(best.shrinkage),

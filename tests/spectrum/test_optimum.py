@@ -362,8 +362,6 @@ def test_mnist_carries_over_to_test_images(data_root: Path) -> None:
     from immunize.data.mnist import Mnist
 
     p, h = (Mnist(data_root, [0, 1], role).load() for role in ("pretrain", "harmful"))
-    assert p.held_out is not None
-    assert h.held_out is not None
     k_p, k_h = p.fit.x.T @ p.fit.x, h.fit.x.T @ h.fit.x
     for rho, expected in [(0.1, 32), (1e-2, 23), (1e-3, 8.5)]:  # numerics: RIR by `ridge` on test images
         theta = frontier(generalized_spectrum(k_p, k_h, shrinkage=rho)).theta

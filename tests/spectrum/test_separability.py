@@ -159,7 +159,6 @@ def test_where_there_is_nothing_to_tell_apart_both_are_zero_and_so_are_their_gra
         )
         assert found.tolist() == [0] * 2 * len(RHOS), what
         found.sum().backward()
-        assert f.grad is not None
         assert not bool(f.grad.any()), what
     one_a_side = torch.where(judged, 1, 0)
     assert cross_fitted_correlation(x, one_a_side, judged, kernel=kernel).tolist() == [0, 0, 0]

@@ -65,7 +65,6 @@ def test_auto_shrinkage_carries_over_where_samples_are_few(seed: int) -> None:
     tiny = closed_form(x_p, x_h, shrinkage=1e-8)
     assert rir(auto.theta, *later) > 1.3 * rir(tiny.theta, *later)
     choice = auto.shrinkage_choice
-    assert choice is not None
     assert choice.how == "auto"
     assert auto.shrinkage == (choice.pretrain, choice.harmful)
     scores = dict(choice.scores)
@@ -114,7 +113,6 @@ def test_auto_budget_is_the_largest_that_meets_both_conditions() -> None:
     x_p, x_h, *held = drawn(400, 1, 1), drawn(400, 2, 2), drawn(400, 1, 3), drawn(400, 2, 4)
     best = closed_form(x_p, x_h, budget="auto", validation=(held[0], held[1]))
     choice = best.budget_choice
-    assert choice is not None
     assert choice.feasible
     assert best.budget == choice.budget > 1
 
@@ -135,7 +133,6 @@ def test_auto_budget_is_the_largest_that_meets_both_conditions() -> None:
 def test_auto_budget_without_validation_data_splits_some_off_and_refits_on_all() -> None:
     x_p, x_h = drawn(400, 1, 1), drawn(400, 2, 2)
     best = closed_form(x_p, x_h, budget="auto", ease_limit=0.5, seed=3)
-    assert best.budget_choice is not None
     assert best.budget_choice.feasible
     torch.testing.assert_close(best.theta, closed_form(x_p, x_h, budget=best.budget).theta)
     assert closed_form(x_p, x_h, budget="auto", ease_limit=0.5, seed=3).budget == best.budget
@@ -159,7 +156,6 @@ def test_identical_data_cannot_be_immunized() -> None:
     best = closed_form(x, x, budget="auto", shrinkage="auto")
     assert best.kappa_gen <= 1 + 1e-6
     assert best.rir == pytest.approx(1, rel=1e-6)
-    assert best.budget_choice is not None
     assert not best.budget_choice.feasible
     assert any("cannot be immunized" in note for note in best.notes)
 
@@ -201,7 +197,6 @@ def test_the_closed_forms_defaults() -> None:
     x_p, x_h = rows(1), rows(2)
     best, told = closed_form(x_p, x_h), closed_form(x_p, x_h, budget=1.0, shrinkage=1e-3)
     assert torch.equal(best.theta, told.theta)
-    assert best.shrinkage_choice is not None
     assert (best.shrinkage_choice.how, best.shrinkage_choice.scores, best.budget_choice) == ("given", (), None)
     auto = closed_form(x_p, x_h, budget="auto").budget_choice
     same = closed_form(
@@ -214,10 +209,8 @@ def test_the_closed_forms_defaults() -> None:
         ease_limit=1.0,
     ).budget_choice
     assert auto == same
-    assert auto is not None
     assert auto.estimator == "spectrum"
     other = closed_form(x_p, x_h, budget="auto", seed=1).budget_choice
-    assert other is not None
     assert other.trials != auto.trials
 
 
@@ -243,7 +236,6 @@ def test_every_option_of_the_budget_reaches_the_choice(estimator: str) -> None:
     spectra = generalized_spectrum(x_p.T @ x_p, x_h.T @ x_h, shrinkage=1e-3)
     assert best.budget_choice == choose_budget(spectra, held[0], held[1], **options)  # type: ignore[arg-type]
     choice = best.budget_choice
-    assert choice is not None
     assert choice.estimator == estimator
     budgets = [trial.budget for trial in choice.trials]
     assert budgets == sorted(budgets)
@@ -301,7 +293,6 @@ def test_automatic_shrinkage_takes_the_seed_and_rho_of_the_closed_form() -> None
     choice = closed_form(x_p, x_h, shrinkage="auto", seed=5, rho=0.2).shrinkage_choice
     assert choice == choose_shrinkage(x_p, x_h, seed=5, rho=0.2)
     wolf = closed_form(x_p, x_h, shrinkage="ledoit_wolf").shrinkage_choice
-    assert wolf is not None
     assert (wolf.pretrain, wolf.harmful, wolf.how) == (ledoit_wolf(x_p), ledoit_wolf(x_h), "ledoit_wolf")
 
 
@@ -362,8 +353,6 @@ def test_mnist_with_everything_automatic(data_root: Path) -> None:
     from immunize.data.mnist import Mnist
 
     p, h = (Mnist(data_root, [0, 1], role).load() for role in ("pretrain", "harmful"))
-    assert p.held_out is not None
-    assert h.held_out is not None
     best = closed_form(p.fit.x, h.fit.x, shrinkage="auto")
     assert 1e-2 <= best.shrinkage[0] <= 1
     assert rir(best.theta, p.held_out.x, h.held_out.x) > 20

@@ -66,22 +66,16 @@ def tuned_by_scikit_learn(data: AttackData) -> float:
     return float(best.score(data.test.x, data.test.y))
 
 
-def tier(cells: dict, name: str):
-    found = in_tier(cells, name)
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize("name", ["T0", "T1", "T2", "T3", "T5"])
 def test_undefended_model_gives_every_tier_what_scikit_learn_gets(name: str) -> None:
     expected = tuned_by_scikit_learn(classes())
     assert 0.8 < expected < 0.95
-    assert tier(cells_of("plain"), name).curve.best.test == pytest.approx(expected, abs=ONE_POINT)
+    assert in_tier(cells_of("plain"), name).curve.best.test == pytest.approx(expected, abs=ONE_POINT)
 
 
 def test_planted_ill_conditioned_map_stops_t0_and_not_t2() -> None:
     results = {
-        name: [compare(tier(cells_of("planted"), name), tier(cells_of("plain"), name))]
+        name: [compare(in_tier(cells_of("planted"), name), in_tier(cells_of("plain"), name))]
         for name in ("T0", "T1", "T2", "T3", "T5")
     }
     assert results["T0"][0].held is True
@@ -112,16 +106,16 @@ def test_pure_rescale_changes_no_scale_free_score() -> None:
 def test_diverging_attack_is_not_a_success_of_the_defence() -> None:
     wild = Entry("wild", GradientDescent(tier="T0", step="fixed", multipliers=(9.0,)), {})
     tame = Entry("tame", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {})
-    fine = tier(attack_all(classes(), [tame], BUDGET, 0), "T0")
+    fine = in_tier(attack_all(classes(), [tame], BUDGET, 0), "T0")
     theirs = attack_all(classes(ill_conditioned(1e4)), [wild], BUDGET, 0)
     assert theirs["wild"]["status"] == "diverged"
-    alone = compare(tier(theirs, "T0"), fine)
+    alone = compare(in_tier(theirs, "T0"), fine)
     assert alone.held is None
     assert "wild" in alone.reason
-    together = tier(attack_all(classes(ill_conditioned(1e4)), [wild, tame], BUDGET, 0), "T0")
+    together = in_tier(attack_all(classes(ill_conditioned(1e4)), [wild, tame], BUDGET, 0), "T0")
     undecided = compare(together, fine)  # it would have held, but one of the attacks failed by itself
     assert undecided.held is None
-    broken = compare(tier(attack_all(classes(), [wild, tame], BUDGET, 0), "T0"), fine)
+    broken = compare(in_tier(attack_all(classes(), [wild, tame], BUDGET, 0), "T0"), fine)
     assert broken.held is False  # one attack that succeeds is enough
 
 
@@ -133,7 +127,7 @@ def test_task_that_theta_0_does_not_learn_is_not_decided() -> None:
         data.n_classes,  # type: ignore[misc]
     )
     tame = [Entry("tame", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {})]
-    found = tier(attack_all(shuffled, tame, BUDGET, 0), "T0")
+    found = in_tier(attack_all(shuffled, tame, BUDGET, 0), "T0")
     assert compare(found, found).held is None
 
 
@@ -153,7 +147,7 @@ def test_of_20_random_rotations_at_most_one_holds_though_single_scores_would_hol
         pairs.append([attack_all(data, attacks, Budget(100), seed) for data in (turned, plain)])
 
     def held(name: str) -> int:
-        return sum(compare(tier(turned, name), tier(plain, name)).held is True for turned, plain in pairs)
+        return sum(compare(in_tier(turned, name), in_tier(plain, name)).held is True for turned, plain in pairs)
 
     assert [held(name) <= 1 for name in ("T1", "T2", "T3")] == [True] * 3
     monkeypatch.setattr(judging, "CONFIDENCE", -np.inf)  # the scores alone

@@ -274,7 +274,6 @@ def test_nearest_neighbours_are_scikit_learns(name: str) -> None:
 @pytest.mark.parametrize("rows", [(None,), (40,)])
 def test_linear_map_is_plain_ridge_regression(rows: tuple[int | None, ...]) -> None:
     data = TASKS["four classes"]()
-    assert data.reference is not None
     (trace,) = LinearMap(tier="T5", inner={"gd": GD}, rows=rows, penalty=1e-9).run(data, Budget(30), 0).traces
     chosen = np.random.default_rng(0).permutation(len(data.train))[: rows[0]]
     x, target = data.train.x[chosen], data.reference.train.x[chosen]

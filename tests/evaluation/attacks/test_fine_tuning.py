@@ -137,7 +137,6 @@ def test_undefended_network_gives_what_scikit_learn_gets_from_its_features(name:
     attack = dataclasses.replace(ATTACKS[name], probe=PROBE, measured=1600)
     traces = attack.run(data, Budget(100), 0).traces
     best = best_so_far([(trace.label, trace.points) for trace in traces]).best
-    assert best is not None
     assert best.test >= expected - 0.01
 
 
@@ -303,7 +302,6 @@ STILL = SMALL | {"learning_rates": (1e-9,), "batch_statistics": False, "measured
 def test_fine_tuning_starts_from_the_probe_and_pays_for_it(kind: type[FullFinetune]) -> None:
     data = task()
     probe = best_so_far([(trace.label, trace.points) for trace in PROBE.run(data, Budget(1), 0).traces]).best
-    assert probe is not None
     assert probe.test > np.bincount(data.test.y).max() / len(data.test)
     untouched, trained, *_ = kind(**STILL).run(data, Budget(5), 0).traces
     (start,), first = untouched.points, trained.points[0]
@@ -377,7 +375,6 @@ def test_multiple_of_the_features_changes_nothing_but_rounding(name: str) -> Non
 def test_weights_and_images_are_part_of_the_key() -> None:
     store = Memory()
     data, entry = task(), Entry("all", FullFinetune(**SMALL | {"steps": 2}), {})
-    assert data.network is not None
     attack_all(data, [entry], Budget(2), 0, store=store)
     attack_all(data, [entry], Budget(2), 0, store=store)
     assert len(store) == 1

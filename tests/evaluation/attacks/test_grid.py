@@ -324,11 +324,9 @@ TO_MEASURE_BY = curve((1, 0.3), (10, 0.6))
 
 def test_theta_0_at_once_has_area_one_and_nothing_learned_none() -> None:
     at_once = horizon_of(curve((1, 0.6)), TO_MEASURE_BY, 0.1, 1000)
-    assert at_once is not None
     assert (at_once.area, at_once.end, at_once.deviation) == pytest.approx((1, 1, 0))
     assert at_once.steps == (1, 1)
     never = horizon_of(curve((1, 0.1)), TO_MEASURE_BY, 0.1, 1000)
-    assert never is not None
     assert (never.area, never.end, never.steps) == (0, 0, (None, None))
     assert never.deviation == pytest.approx(5 / 6)
 
@@ -336,7 +334,6 @@ def test_theta_0_at_once_has_area_one_and_nothing_learned_none() -> None:
 def test_area_is_the_mean_of_retention_over_the_logarithm_of_steps() -> None:
     """Nothing until 10, .4 of θ_0's end until 100, .8 until 1,000."""
     found = horizon_of(curve((10, 0.3), (100, 0.5)), TO_MEASURE_BY, 0.1, 1000)
-    assert found is not None
     assert found.area == pytest.approx((0 + 0.4 + 0.8) / 3)
     assert found.steps == (100, None)
     assert found.curve == ((10, 0.3), (100, 0.5))

@@ -79,22 +79,8 @@ def test_inner_attacks_that_cannot_solve_the_task_are_left_out() -> None:
     assert [t.label.split(":")[0] for t in attack.run(regression(), Budget(5), 0).traces] == ["centre, gd"]
 
 
-def test_linear_map_finds_the_features_of_theta_0_without_a_label() -> None:
-    data = classes(PLANTED)
-    assert data.reference is not None
-    from_theta_0 = GD.run(data.reference, Budget(30), 0).traces[0]
-    mapped = LinearMap(tier="T5", inner={"gd": GD}).run(data, Budget(30), 0).traces[0]
-    assert [p.test for p in mapped.points] == pytest.approx([p.test for p in from_theta_0.points], abs=2e-3)
-    assert mapped.points[0].cost.samples == 2 * len(data.train)
-    broken = GD.run(data, Budget(30), 0).traces[0]
-    assert broken.points[-1].test < from_theta_0.points[-1].test - 0.05
-    few = LinearMap(tier="T5", inner={"gd": GD}, rows=(4, None)).run(data, Budget(30), 0).traces
-    assert few[0].points[-1].test < few[1].points[-1].test
-
-
 def test_public_reference_costs_nothing_but_the_probe() -> None:
     data = classes(PLANTED)
-    assert data.reference is not None
     (used,) = PublicReference(tier="T5", inner={"gd": GD}).run(data, Budget(30), 0).traces
     (plain,) = GD.run(data.reference, Budget(30), 0).traces
     assert [(p.cost.steps, p.test) for p in used.points] == [(p.cost.steps, p.test) for p in plain.points]
