@@ -79,47 +79,28 @@ def test_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert torch.equal(load_checkpoint(path, D)["fit"], theta(1))
 
 
-def absent(path: Path) -> None:
-    del path
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
 def truncated(path: Path) -> None:
     save_checkpoint(path, {"fit": theta()}, {}, config_hash="")
     path.write_bytes(path.read_bytes()[:-20])
 
 
-def without_theta(path: Path) -> None:
-    save_file({"weight": theta(), "theta.cross_fit": theta()}, path)
-
-
-def single_precision(path: Path) -> None:
-    save_file({"theta.fit": theta(dtype=torch.float32)}, path)
-
-
-def not_finite(path: Path) -> None:
-    value = theta()
-    value[2, 3] = torch.nan
-    save_file({"theta.fit": value}, path)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (absent, "does not exist"),
-        (folder, "cannot be read"),
+        (lambda path: None, "does not exist"),
+        (Path.mkdir, "cannot be read"),
         (truncated, "cannot be read"),
         (lambda path: path.write_bytes(b""), "cannot be read"),
         (lambda path: path.write_text("{}"), "cannot be read"),
-        (without_theta, "no 'theta.fit'; it has theta.cross_fit, weight"),
+        (
+            lambda path: save_file({"weight": theta(), "theta.cross_fit": theta()}, path),
+            "no 'theta.fit'; it has theta.cross_fit, weight",
+        ),
         (lambda path: save_file({}, path), "it has nothing"),
         (lambda path: save_file({"theta.fit": torch.eye(3, dtype=torch.float64)}, path), r"\(3, 3\).*\(6, 6\)"),
         (lambda path: save_file({"theta.fit": torch.ones(D, dtype=torch.float64)}, path), r"\(6,\).*\(6, 6\)"),
-        (single_precision, "float32"),
-        (not_finite, "NaN"),
+        (lambda path: save_file({"theta.fit": theta(dtype=torch.float32)}, path), "float32"),
+        (lambda path: save_file({"theta.fit": theta() * torch.nan}, path), "NaN"),
     ],
 )
 def test_what_is_not_a_checkpoint_for_these_data_is_refused(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from immunize.report.attacks.records import load_attacks
 from tests.attacking import TINY_GRID
 from tests.commands import run as run_command
 from tests.composing import run_tiny
+from tests.tampering import edit_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,17 +86,11 @@ def test_runs_share_the_cells_of_what_no_method_changes(
     assert {tier for r in load_attacks(out) for tier in r["results"]["harmful"]["immunized"]} == {"T0"}
 
 
-def of_another_map(record: dict[str, Any]) -> None:
-    record["subject"]["checkpoint_sha256"] = "0"
-
-
-def of_an_older_version(record: dict[str, Any]) -> None:
-    record.pop("best_so_far")
-
-
-def of_an_older_attack(record: dict[str, Any]) -> None:
-    name = next(iter(record["attack_versions"]))
-    record["attack_versions"][name] = [0]
+OUTDATED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "another map": lambda record: record["subject"].update(checkpoint_sha256="0"),
+    "an older version": lambda record: record.pop("best_so_far"),
+    "an older attack": lambda record: record["attack_versions"].update({next(iter(record["attack_versions"])): [0]}),
+}
 
 
 def test_what_an_old_record_says_is_measured_again(
@@ -103,13 +98,11 @@ def test_what_an_old_record_says_is_measured_again(
 ) -> None:
     out = run(arguments(sweep, tmp_path))
     path = next(path for path in out.rglob(ATTACK_RECORD))
-    for change in (of_another_map, of_an_older_version, of_an_older_attack):
-        record = json.loads(path.read_text())
-        change(record)
-        path.write_text(json.dumps(record))
+    for what, change in OUTDATED.items():
+        edit_json(path, change)
         capsys.readouterr()
         run(arguments(sweep, out))
-        assert "1 of 2 runs are to be attacked" in capsys.readouterr().err, change
+        assert "1 of 2 runs are to be attacked" in capsys.readouterr().err, what
         again = json.loads(path.read_text())
         assert again["subject"]["checkpoint_sha256"] != "0"
         assert again["best_so_far"]

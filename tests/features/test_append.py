@@ -397,6 +397,7 @@ def test_a_map_without_inverse_is_appended_and_leaves_the_head_as_it_is() -> Non
 
 
 D = 12
+THETA, INVERSE = map_of(D, 1e-2, orthogonal_columns=True)
 
 
 def small(seed: int = 0) -> DeepExtractor:
@@ -405,16 +406,10 @@ def small(seed: int = 0) -> DeepExtractor:
     )
 
 
-def theta() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    q = torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator))[0]
-    return q * torch.logspace(0, -2, D, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("mapped", [False, True])
 def test_features_are_those_of_the_network_whose_weights_they_are(mapped: bool) -> None:
     other, x = small(seed=1), torch.rand(3, 3, 32, 32)
-    network = append_map(other.network, theta(), torch.linalg.inv(theta())) if mapped else other.network
+    network = append_map(other.network, THETA, INVERSE) if mapped else other.network
     with torch.no_grad():
         expected = released_features(network, x)
         template = small()
@@ -427,7 +422,7 @@ def test_features_are_those_of_the_network_whose_weights_they_are(mapped: bool) 
 
 
 def test_copies_are_trained_without_changing_what_was_released() -> None:
-    released = Released(small(), theta().float())
+    released = Released(small(), THETA.float())
     before = released.key
     for module, inputs in ((released.whole(), torch.rand(4, 3, 32, 32)), (released.tail(), None)):
         x = released.net.trunk(torch.rand(4, 3, 32, 32)) if inputs is None else inputs
@@ -466,7 +461,7 @@ def test_stages_are_those_of_the_architecture_averaged_over_places() -> None:
 
 
 def test_key_follows_weights_and_map_but_not_the_classifier() -> None:
-    released = (Released(small()), Released(small(1)), Released(small(), theta()), Released(small(), -theta()))
+    released = (Released(small()), Released(small(1)), Released(small(), THETA), Released(small(), -THETA))
     assert len({one.key for one in released}) == 4
     other = small()
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,37 +161,33 @@ def test_identical_data_cannot_be_immunized() -> None:
     assert any("cannot be immunized" in note for note in best.notes)
 
 
-def test_bad_input_is_refused_with_the_reason() -> None:
-    x_p, x_h = drawn(40, 1, 1), drawn(40, 2, 2)
-    nan = x_h.clone()
-    nan[0, 0] = math.nan
-    for bad, reason in [
-        (x_h[:, :5], "x_harmful has 5 features .*one map serves both"),
-        (nan, "NaN"),
-        (0 * x_h, "zeros"),
-        (x_h[0], "matrix"),
-        (x_h[:0], "non-empty"),
-    ]:
-        with pytest.raises(ValueError, match=reason):
-            closed_form(x_p, bad)
-    for pair, name in (((nan, x_h), "x_pretrain"), ((x_p, nan), "x_harmful")):
-        with pytest.raises(ValueError, match=f"^{name} contains NaN"):
-            closed_form(*pair)
-    with pytest.raises(ValueError, match=r"N = 10 samples .* set shrinkage"):
-        closed_form(x_p, x_h[:10], shrinkage=0.0)
-    with pytest.raises(ValueError, match="at least 1"):
-        closed_form(x_p, x_h, budget=0.5)
-    with pytest.raises(ValueError, match="auto"):
-        closed_form(x_p, x_h, budget="most")
-    with pytest.raises(ValueError, match="ledoit_wolf"):
-        closed_form(x_p, x_h, shrinkage="some")
-    with pytest.raises(ValueError, match="too few"):
-        closed_form(x_p[:5], x_h, shrinkage="auto")
-    for fraction in (0.0, 1.0):
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            closed_form(x_p, x_h, budget="auto", validation_fraction=fraction)
-    with pytest.raises(ValueError, match="one map serves both"):
-        closed_form(x_p, x_h, budget="auto", validation=(x_p[:, :5], x_h))
+X_P, X_H = drawn(40, 1, 1), drawn(40, 2, 2)
+NAN = X_H.clone()
+NAN[0, 0] = math.nan
+
+
+@pytest.mark.parametrize(
+    ("x_p", "x_h", "options", "words"),
+    [
+        (X_P, X_H[:, :5], {}, "x_harmful has 5 features .*one map serves both"),
+        (X_P, 0 * X_H, {}, "zeros"),
+        (X_P, X_H[0], {}, "matrix"),
+        (X_P, X_H[:0], {}, "non-empty"),
+        (NAN, X_H, {}, "^x_pretrain contains NaN"),
+        (X_P, NAN, {}, "^x_harmful contains NaN"),
+        (X_P, X_H[:10], {"shrinkage": 0.0}, r"N = 10 samples .* set shrinkage"),
+        (X_P, X_H, {"budget": 0.5}, "at least 1"),
+        (X_P, X_H, {"budget": "most"}, "auto"),
+        (X_P, X_H, {"shrinkage": "some"}, "ledoit_wolf"),
+        (X_P[:5], X_H, {"shrinkage": "auto"}, "too few"),
+        (X_P, X_H, {"budget": "auto", "validation_fraction": 0.0}, "between 0 and 1"),
+        (X_P, X_H, {"budget": "auto", "validation_fraction": 1.0}, "between 0 and 1"),
+        (X_P, X_H, {"budget": "auto", "validation": (X_P[:, :5], X_H)}, "one map serves both"),
+    ],
+)
+def test_bad_input_is_refused_with_the_reason(x_p: Tensor, x_h: Tensor, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        closed_form(x_p, x_h, **options)
 
 
 def test_the_closed_forms_defaults() -> None:

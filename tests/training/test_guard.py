@@ -15,6 +15,7 @@ from torch import Tensor
 from immunize.data.pair import PairedData
 from immunize.errors import UserError
 from immunize.objective import Objective, Step
+from immunize.spectrum import ill_step_bound, well_step_bound
 from immunize.training.callbacks import GradientBalance, TheoremGuard
 from tests import reference as ref
 from tests.composing import SGD, D, Trajectory, data_of, fit_module, module_of, run_tiny, tiny
@@ -27,18 +28,11 @@ def kappa(x: Tensor, theta: Tensor) -> float:
 
 
 def well_bound(x: Tensor, theta: Tensor) -> float:
-    """numerics.md §5 (1)."""
-    s = ref.eigenvalues(ref.hessian(x, theta))
-    one, two = float(s[0]), float(s[1])
-    return (math.sqrt(one) - math.sqrt(two)) / (2 * ((1 - 1 / D) * one**1.5 + two**1.5 / D))
+    return well_step_bound(ref.eigenvalues(ref.hessian(x, theta)), D)
 
 
 def ill_bound(x: Tensor, theta: Tensor) -> float:
-    """numerics.md §5 (2)."""
-    s = ref.eigenvalues(ref.hessian(x, theta))
-    f = float(s.square().sum()) / (2 * D) - float(s[-1]) ** 2 / 2
-    bracket = (1 - 1 / D) * float(s[-1]) - float(s[0]) / D
-    return math.inf if bracket <= 0 else f**2 / bracket
+    return ill_step_bound(ref.eigenvalues(ref.hessian(x, theta)))
 
 
 def counted(seen: Trajectory, data: PairedData, eta: float) -> dict[str, int]:
@@ -100,8 +94,7 @@ def test_every_promise_is_kept_within_the_bound_of_r_well() -> None:
 def test_every_promise_is_kept_within_the_bound_of_r_ill() -> None:
     data = data_of(tiny())
     sigma = ref.eigenvalues(ref.hessian(data.fit.harmful.x))
-    f = float(sigma.square().sum()) / (2 * D) - float(sigma[-1]) ** 2 / 2
-    eta = f**2 / float(sigma[0])  # the bound is infinite here: σ_k is far below the mean
+    eta = ref.ill_denominator(sigma) ** 2 / float(sigma[0])  # the bound is infinite here: σ_k is far below the mean
     assert start_bounds()[1] == math.inf
     guard, seen, data = watched(*single("ill_only", eta), "objective.epochs=20")
     facts = guard.facts(None)["guard"]
