@@ -205,7 +205,7 @@ def test_rir_of_the_released_features_is_the_theory(
 ) -> None:
     """RIR_θ0 = κ_gen·κ(K_P)/κ(K_H), computed from images through the released network."""
     model, x_pretrain, x_harmful, f_pretrain, f_harmful = features(name)
-    bound = closed_form(f_pretrain, f_harmful, shrinkage=0.0).harmful
+    bound = closed_form(f_pretrain, f_harmful, shrinkage=0.0)
     best = closed_form(f_pretrain, f_harmful, budget=budget, shrinkage=shrinkage)
     released = append_map(model, best.theta, best.inverse)
     rows = (released_features(released, x_pretrain), released_features(released, x_harmful), f_pretrain, f_harmful)
