@@ -24,6 +24,7 @@ from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.attacks.page import best_figure
 from immunize.report.attacks.records import THETA_0, Attacks, collected
 from immunize.report.attacks.tables import KIND_WORDS, scores_of, wanted_columns
+from immunize.report.curves import save_figure
 from immunize.report.loading import write_results
 from immunize.report.table import Table, short, to_print, to_read
 
@@ -63,7 +64,7 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
     attacks = Attacks.of([collected(record) for record in attacked.values()])
     write_results(attacks.records, out)
     write_text(out / "table.md", table_of(attacks).markdown())
-    best_figure(attacks, out / "best")
+    save_figure(best_figure(attacks), out / "best")
     screen, shown = to_read(), rows_of(attacks)
     screen.print(to_print(shown, shown.columns))
     for method, record in attacked.items():

@@ -115,7 +115,6 @@ def write_card(folder: Path, out: Path) -> Path:
         card = card_of(record, attack)
         text = card_text(card, attack)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         write_text(out / CARD_JSON, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
         write_text(out / CARD_MD, text)
     except OSError as error:

@@ -71,23 +71,22 @@ def style_of(method: str, among: Sequence[str] = ()) -> tuple[str, Any]:
     return STYLES.get(method) or _OTHERS[turn % len(_OTHERS)]
 
 
-def norm_ratio_figures(bands: pd.DataFrame, out: Path) -> list[str]:
-    """Fig. 1: a figure a part, norm ratio against probe steps; returns the files' names without suffix."""
+def norm_ratio_figures(bands: pd.DataFrame) -> dict[str, Figure]:
+    """Fig. 1: a figure a part, norm ratio against probe steps, by the names of their files."""
+    figures = {}
     for part in PARTS:
         title = f"norm ratio of a linear probe, {part}: mean and range of the runs"
-        figure = _panels(bands[bands["part"] == part], IDENTITY, _FAINT_BAND, title)
-        _as_norm_ratios(figure.axes)
-        save_figure(figure, out / f"norm_ratio_{part}")
-    return [f"norm_ratio_{part}" for part in PARTS]
+        figures[f"norm_ratio_{part}"] = _panels(bands[bands["part"] == part], IDENTITY, _FAINT_BAND, title)
+        _as_norm_ratios(figures[f"norm_ratio_{part}"].axes)
+    return figures
 
 
-def probe_figures(bands: pd.DataFrame, out: Path) -> list[str]:
-    """Fig. 3: one figure a network, pair of data sets and optimizer; returns the files' names without suffix."""
-    names = []
-    for place, shown in bands.groupby(["model", "data", "optimizer"], sort=False):
-        names.append(re.sub(r"[^A-Za-z0-9_]+", "_", "_".join(("probe", *map(str, place)))))
-        save_figure(probe_figure(shown), out / names[-1])
-    return names
+def probe_figures(bands: pd.DataFrame) -> dict[str, Figure]:
+    """Fig. 3: one figure a network, pair of data sets and optimizer, by the names of their files."""
+    return {
+        re.sub(r"[^A-Za-z0-9_]+", "_", "_".join(("probe", *map(str, place)))): probe_figure(shown)
+        for place, shown in bands.groupby(["model", "data", "optimizer"], sort=False)
+    }
 
 
 def probe_figure(bands: pd.DataFrame) -> Figure:
@@ -311,6 +310,12 @@ def draw_norm_ratio(record: dict[str, Any]) -> Figure:
         drawn[-1].legend(loc="lower left", fontsize=8)
     figure.suptitle(run_title(record))
     return figure
+
+
+def save_figures(figures: Mapping[str, Figure], out: Path) -> None:
+    """Write each as :func:`save_figure` does, by its name, into a folder."""
+    for name, figure in figures.items():
+        save_figure(figure, out / name)
 
 
 def save_figure(figure: Figure, stem: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from immunize.files import write_text
 from immunize.records import whole_config
@@ -20,7 +22,7 @@ from immunize.report.curves import (
     probe_bands,
     probe_figures,
     read_bands,
-    save_figure,
+    save_figures,
     write_bands,
 )
 from immunize.report.heatmaps import heatmap, log_means, success_table
@@ -41,7 +43,7 @@ _LINES = {
     "fig1": (CURVES, NORM_RATIOS, norm_ratio_figures),
     "fig3": (PROBES, PROBE_ACCURACIES, probe_figures),
 }
-"""The file with the numbers of a figure's lines, its columns, and what draws them into a folder."""
+"""The file with the numbers of a figure's lines, its columns, and what draws them."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Request:
     keep: bool = False
 
     def place(self, runs: Runs) -> Path | None:
-        """Where to write, made if it is not there.
+        """Where to write.
 
         Raises:
             ValueError: reduced runs would be written over the committed results.
@@ -72,7 +74,6 @@ class Request:
             return None
         if runs.reduced and self.out.resolve() == self.published.parent.resolve():
             raise ValueError(f"reduced runs are not written into {self.out}, where the full results are; choose out=")
-        self.out.mkdir(parents=True, exist_ok=True)
         return self.out
 
 
@@ -98,19 +99,15 @@ def _curves(request: Request) -> str:
     file, columns, draw = _LINES[request.name]
     drawn_before = request.folder / file
     if request.out is not None and drawn_before.is_file() and not (request.folder / RESULTS).is_file():
-        draw(read_bands(drawn_before, columns), request.out)
+        save_figures(draw(read_bands(drawn_before, columns)), request.out)
         return f"drawn again from {drawn_before}\n"
     of = [_runs(request, "table1")] if request.name == "fig1" else _settings(request)
     bands = norm_ratio_bands(of[0]) if request.name == "fig1" else probe_bands(of)
-    if request.out is None:
+    if (out := request.place(of[0])) is None:
         curves = bands.groupby(list(columns[: columns.index("runs")]))
         return f"{len(curves)} curves; out=<folder> draws them\n"
-
-    def write(out: Path) -> list[str]:
-        write_bands(bands, out / file)
-        return draw(bands, out)
-
-    return _write(request, of, "", write)
+    write_bands(bands, out / file)
+    return _write(request, of, "", lambda: draw(bands))
 
 
 def _fig2(request: Request) -> str:
@@ -119,15 +116,14 @@ def _fig2(request: Request) -> str:
     papers = [method for method in _PAPERS if method in runs.methods]
     groups = {"": papers, "_more": [method for method in runs.methods if method not in papers]}
 
-    def draw(out: Path) -> list[str]:
-        figures = []
+    def draw() -> dict[str, Figure]:
+        figures = {}
         for (part, estimator), (suffix, methods) in itertools.product(_PANELS, groups.items()):
             if methods:
                 title = runs.mark(f"log(RIR) by {estimator} on {part}, mean RIR over {runs.seeds_text()}")
                 panels = {method: log_means(runs, method, part, estimator) for method in methods}
-                figures.append(f"log_rir_{estimator}_{part}{suffix}")
                 sides = ("pre-training digit, $D_P$", "harmful digit, $D_H$")
-                save_figure(heatmap(panels, title, sides=sides), out / figures[-1])
+                figures[f"log_rir_{estimator}_{part}{suffix}"] = heatmap(panels, title, sides=sides)
         return figures
 
     return _write(request, [runs], success_table(runs, _PANELS, published), draw)
@@ -144,14 +140,10 @@ def _settings(request: Request) -> list[Runs]:
 
 def _tradeoff(request: Request) -> str:
     trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES))
-
-    def draw(out: Path) -> list[str]:
-        points = trade.points()
-        write_text(out / "tradeoff.csv", points.to_csv(index=False, lineterminator="\r\n"))
-        save_figure(tradeoff_figure(trade), out / "tradeoff")
-        return ["tradeoff"]
-
-    return _write(request, [trade.runs], markdown_of(tradeoff_tables(trade)), draw, kept=True)
+    text = markdown_of(tradeoff_tables(trade))
+    if (out := request.place(trade.runs)) is not None:
+        write_text(out / "tradeoff.csv", trade.points().to_csv(index=False, lineterminator="\r\n"))
+    return _write(request, [trade.runs], text, lambda: {"tradeoff": tradeoff_figure(trade)}, kept=True)
 
 
 def _attacks(request: Request) -> str:
@@ -171,7 +163,7 @@ def _write(
     request: Request,
     of: Sequence[Runs],
     text: str,
-    draw: Callable[[Path], list[str]] = lambda out: [],
+    draw: Callable[[], Mapping[str, Figure]] = lambda: {},
     *,
     kept: bool = False,
 ) -> str:
@@ -181,7 +173,7 @@ def _write(
         request: whose `out` is None where nothing is to be written.
         of: the runs, or those of several networks.
         text: tables.
-        draw: the figures into a folder, and their names without suffix.
+        draw: the figures, by the names of their files without suffix.
         kept: whether the records belong to this experiment, and not to the one that its runs are of.
     """
     runs = of[0]
@@ -191,6 +183,8 @@ def _write(
         write_results([record for one in of for record in one.records], out)
         write_text(out / "table.md", text)
     networks = of if runs.name in SCALES else []
+    figures = draw()
+    save_figures(figures, out)
     page = filled_in(
         "experiment.md",
         name=request.name,
@@ -198,7 +192,7 @@ def _write(
         networks=networks,
         completeness=completeness(networks) if networks else [],
         scale=SCALES.get(runs.name, ""),
-        figures=draw(out),
+        figures=figures,
         text=text,
         objective=whole_config(runs.records[0])["objective"],
         facts_of=provenance_rows,

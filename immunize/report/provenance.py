@@ -26,10 +26,9 @@ _NOT_SETTINGS = ("_target_", "name", "seed", *LAMBDAS)
 
 def readme(
     title: str,
-    facts: Iterable[tuple[str, str]],
+    facts: Sequence[tuple[str, str]],
     body: Iterable[str],
     *,
-    notes: Iterable[str] = (),
     target: str = "",
     commands: Sequence[str] = (),
 ) -> str:
@@ -39,12 +38,10 @@ def readme(
         title: of the page.
         facts: names and texts of the table at its head.
         body: lines below it.
-        notes: paragraphs below the title.
         target: what stands behind "Rebuilt by".
         commands: that made it.
     """
-    values = {"title": title, "facts": [*facts], "body": [*body], "notes": [*notes]}
-    return filled_in("page.md", **values, target=target, commands=commands)
+    return filled_in("page.md", title=title, facts=facts, body=body, notes=[], target=target, commands=commands)
 
 
 def provenance_rows(runs: Runs) -> list[tuple[str, str]]:

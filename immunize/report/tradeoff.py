@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -25,10 +26,6 @@ from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIOS
 from immunize.report.results import verdict_counts
 from immunize.report.runs import FAST, Runs, experiment_of, measured_on, swept
 from immunize.report.table import NOTHING, Table, short, under
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 NAME = "sweep_lambda"
 ESTIMATORS = ("spectrum", "ridge", "released")
@@ -80,8 +77,6 @@ class TradeOff:
 
     def each(self) -> pd.DataFrame:
         """A row a finished run, part and estimator: `estimator`, `part`, `lambda_ratio`, (i) and (ii)."""
-        import pandas as pd
-
         rows = [
             (estimator, part, _ratio(run), *(infinite(run["metrics"][part][estimator][name]) for name in (_I, _II)))
             for estimator in ESTIMATORS

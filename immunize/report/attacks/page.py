@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -27,7 +27,7 @@ from immunize.report.attacks.records import (
     with_earlier,
 )
 from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
-from immunize.report.curves import save_figure, style_of
+from immunize.report.curves import save_figures, style_of
 from immunize.report.loading import write_results
 from immunize.report.provenance import made_with, versions_of
 from immunize.report.templates import filled_in
@@ -59,16 +59,11 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     text = attack_tables(attacks)
     if out is None:
         return text
-    out.mkdir(parents=True, exist_ok=True)
     write_results(attacks.records, out)
     write_text(out / "table.md", text)
-    best_figure(attacks, out / "best")
-    figures = {"best": "best score by tier"}
-    if all(group.judged_by_intervals for group in attacks.groups) and plane_figure(attacks, out / "plane"):
-        figures["plane"] = "retention by tier, harmful and honest"
-    if horizon_figure(attacks, out / "horizon"):
-        figures["horizon"] = "score against steps of fine-tuning"
-    write_text(out / "README.md", _readme(attacks, out.name, text, figures))
+    figures = {name: figure for name, (_, draw) in FIGURES.items() if (figure := draw(attacks)) is not None}
+    save_figures(figures, out)
+    write_text(out / "README.md", _readme(attacks, out.name, text, {name: FIGURES[name][0] for name in figures}))
     return text
 
 
@@ -189,14 +184,13 @@ def _terms(settings: dict[str, Any], budget: int) -> str:
     return f" ({'; '.join(terms)})" if terms else ""
 
 
-def best_figure(attacks: Attacks, stem: Path) -> None:
+def best_figure(attacks: Attacks) -> Figure:
     """Best score by tier from θ_0 and through every method, a row a kind of data, a column a kind of tasks.
 
     Bars are means over runs, tasks and attackers' seeds, lines go from the least to the largest; dotted is chance.
 
     Args:
         attacks: of one or more kinds of data.
-        stem: path of the files without suffix; a PNG and a PDF are written.
     """
     kinds = [kind for kind in KINDS if any(kind in group.kinds for group in attacks.groups)]
     size = (4.6 * len(kinds) + 0.4, 2.9 * len(attacks.groups) + 0.7)
@@ -213,25 +207,24 @@ def best_figure(attacks: Attacks, stem: Path) -> None:
     _legend(figure, [THETA_0, *attacks.methods], attacks.methods)
     honest = ", and the best honest user" if len(kinds) > 1 else ""
     figure.suptitle(attacks.mark(f"What the best attacker of each tier reaches{honest}"), fontsize=12)
-    save_figure(figure, stem)
+    return figure
 
 
-def plane_figure(attacks: Attacks, stem: Path) -> bool:
+def plane_figure(attacks: Attacks) -> Figure | None:
     """Retention of honest tasks against that of the harmful one, a row a kind of data, a column a tier that has both.
 
     A defence belongs to the upper left corner. Lines are 95 % intervals.
 
     Args:
-        attacks: whose records have retentions.
-        stem: as in :func:`best_figure`.
+        attacks: of one or more kinds of data.
 
     Returns:
-        whether there was something to draw: harmful tasks alone have no such plane.
+        None where there is nothing to draw: harmful tasks alone, or records without retentions, have no such plane.
     """
     places = ((group, kind, tier) for group in attacks.groups for kind in _MARKERS for tier in group.tiers)
     honest = {tier for group, kind, tier in places if group.tried(CONTROL, kind, tier).held}
-    if not honest:
-        return False
+    if not honest or not all(group.judged_by_intervals for group in attacks.groups):
+        return None
     size = (1.7 * len(honest) + 0.8, 1.9 * len(attacks.groups) + 1.5)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(attacks.groups), len(honest), squeeze=False, sharex=True, sharey=True)
@@ -245,21 +238,19 @@ def plane_figure(attacks: Attacks, stem: Path) -> bool:
     shapes = [f"{'circle' if kind == 'pretrain' else 'square'}: {KIND_WORDS[kind]} task" for kind in _MARKERS]
     _legend(figure, [*attacks.methods, CONTROL], attacks.methods)
     figure.suptitle(attacks.mark(f"What is left of what θ$_0$ teaches\n({', '.join(shapes)})"), fontsize=11)
-    save_figure(figure, stem)
-    return True
+    return figure
 
 
-def horizon_figure(attacks: Attacks, stem: Path) -> bool:
+def horizon_figure(attacks: Attacks) -> Figure | None:
     """Best score so far against steps of attacks that move weights, a row a task, a column an attack.
 
     Lines are means over runs, from the first step at which all have a score; θ_0 is dashed.
 
     Args:
         attacks: whose records may have curves of such attacks.
-        stem: as in :func:`best_figure`.
 
     Returns:
-        whether there was something to draw.
+        None where they have none.
     """
     each = [
         (group, method, {key: of for key, of in group.horizons(method).items() if all("curve" in one for one in of)})
@@ -269,7 +260,7 @@ def horizon_figure(attacks: Attacks, stem: Path) -> bool:
     rows = list(dict.fromkeys((group.name, task) for group, _, of in each for task, _ in of))
     columns = list(dict.fromkeys(attack for *_, of in each for _, attack in of))
     if not rows:
-        return False
+        return None
     size = (max(4.4, 2.4 * len(columns) + 0.6), 2.1 * len(rows) + 1.0)  # the title needs so much
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey="row")
@@ -295,8 +286,15 @@ def horizon_figure(attacks: Attacks, stem: Path) -> bool:
         drawn[-1].xaxis.set_tick_params(labelbottom=True)
     _legend(figure, [THETA_0, *attacks.methods], attacks.methods)
     figure.suptitle(attacks.mark("Best score so far of attackers who fine-tune"), fontsize=11)
-    save_figure(figure, stem)
-    return True
+    return figure
+
+
+FIGURES: dict[str, tuple[str, Callable[[Attacks], Figure | None]]] = {
+    "best": ("best score by tier", best_figure),
+    "plane": ("retention by tier, harmful and honest", plane_figure),
+    "horizon": ("score against steps of fine-tuning", horizon_figure),
+}
+"""The name of a file, what it shows, and what draws it."""
 
 
 def _mean_curve(found: Sequence[dict[str, Any]], steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

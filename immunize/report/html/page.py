@@ -78,11 +78,7 @@ def page(name: str, **values: Any) -> str:
     style, script = (asset(name) for name in ("report.css", "report.js"))
     allowed = f"style-src {_hash(style)}; script-src {_hash(script)}"
     code = {"style": Markup(style), "script": Markup(script), "allowed": allowed}
-    return filled_in(name, picture=Picture, noted=_noted, **code, **values)
-
-
-def _noted(table: Table, notes: list[str]) -> Table:
-    return replace(table, notes=notes)
+    return filled_in(name, picture=Picture, replace=replace, **code, **values)
 
 
 def write_page(text: str, out: Path) -> Path:

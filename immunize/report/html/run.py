@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
@@ -30,10 +31,6 @@ from immunize.report.one_run import each_set, loss_text, sets_table, warning_lin
 from immunize.report.provenance import provenance_rows
 from immunize.report.runs import Runs, experiment_of
 from immunize.report.table import NOTHING, Table, short
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 ABOUT = {"metrics_groups": ", groups", "metrics": ""}
 """What is said behind a part, by a key of `PROTOCOLS`."""
@@ -128,8 +125,6 @@ def read_log(folder: Path) -> pd.DataFrame | None:
     path = folder / METRICS
     if not path.is_file():
         return None
-    import pandas as pd
-
     try:
         log = pd.read_csv(path, on_bad_lines="skip", index_col=False).apply(pd.to_numeric, errors="coerce")
     except (OSError, ValueError) as error:
