@@ -106,7 +106,7 @@ pretrain = $(BIN)/python -m immunize.pretrain pretrain=digits augment=false thre
 resnet_small = model=resnet_small
 vit_small = model=vit_small batch_size=32 learning_rate=0.05 epochs=60
 theta0 = $(foreach seed,0 1 2,$(foreach net,vit_small resnet_small,outputs/$(1)/$(net)_digits_$(seed)/record.json))
-train_theta0 = @test "$(SCALE)" != digits || printf '%s\n' $(theta0) | xargs -P $(or $(JOBS),2) -n 1 $(MAKE) --quiet
+train_theta0 = @case "$(SCALE)" in digits|search) ;; *) exit;; esac; printf '%s\n' $(theta0) | xargs -P $(or $(JOBS),2) -n 1 $(MAKE) --quiet
 
 # At full scale the accelerators that there are, and a process a core that reads images: TRAINER=cpu|gpu|ddp, WORKERS=8 say otherwise.
 gpus = $(shell nvidia-smi -L 2>/dev/null | wc -l)

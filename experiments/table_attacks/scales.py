@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 __all__ = ["METHODS", "SCALES", "SEEDS", "Scale"]
 
-SAME_BLOCK = tuple(
-    f"attack.attacks.last_block{of}.modules=[layer4]" for of in ("", "_10_percent", "_1_percent", "_sgd")
+HORIZON = (
+    *("last_block", "last_block_10_percent", "last_block_1_percent", "last_block_sgd", "lora"),
+    *("full_finetune", "full_finetune_augmented"),
 )
+SAME_BLOCK = tuple(f"attack.attacks.{name}.modules=[layer4]" for name in HORIZON if name.startswith("last_block"))
 """Of networks that were immunized at different depths the same part moves."""
 
 METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours", "closed_form", "erase", "censor", "simulated")
@@ -34,6 +36,14 @@ have one of each kind: gradient descent, Adam, ridge regression, neighbours, a G
 def for_harmful(*names: str) -> tuple[str, ...]:
     """Overrides by which these attacks are tried on the harmful task alone: a network is dear to train."""
     return tuple(f"+attack.attacks.{name}.kinds=[harmful]" for name in names)
+
+
+def alone_over_a_thousand_steps(name: str) -> tuple[str, ...]:
+    """Overrides by which of `attack=horizon` this attack is left, and tries larger rates."""
+    return (
+        *("attack=horizon", "attack.budget.steps=1000", f"attack.attacks.{name}.learning_rates=[0.0001,0.001,0.01]"),
+        *(f"~attack.attacks.{other}" for other in HORIZON if other != name),
+    )
 
 
 @dataclass(frozen=True)
@@ -70,12 +80,7 @@ _SMALL = (
 )
 _HONEST = (*for_harmful(*DEFENDED), "benign=[imagenette,cifar10]")
 _DEFENCE = (*_SMALL, *_HONEST)
-_LAST_BLOCK = (
-    *("attack=horizon", "attack.budget.steps=1000", SAME_BLOCK[0]),
-    "attack.attacks.last_block.learning_rates=[0.0001,0.001,0.01]",
-    *(f"~attack.attacks.last_block_{of}" for of in ("10_percent", "1_percent", "sgd")),
-    *(f"~attack.attacks.{name}" for name in ("lora", "full_finetune", "full_finetune_augmented")),
-)
+_LAST_BLOCK = (*alone_over_a_thousand_steps("last_block"), SAME_BLOCK[0])
 _ALL_RATES = "attack.attacks.last_block.tuning_steps=null"
 _DRAWS = f"seeds={list(range(20))}".replace(" ", "")
 
@@ -127,6 +132,12 @@ SCALES = {
         ("outputs/t4_small",),
         (*_LAST_BLOCK, "tasks=[harmful]", "images=4000"),
         methods=None,
+    ),
+    "t4_lora": Scale(
+        ("outputs/t4_small",),
+        (*alone_over_a_thousand_steps("lora"), "tasks=[harmful]", "images=4000"),
+        methods=("censor_deep",),
+        seeds=(0,),
     ),
     "rotations": Scale(
         ("outputs/defence_small",),
