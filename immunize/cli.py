@@ -93,7 +93,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a stdout that cannot show κ is no reason to fail
         try:
-            main() if _full_error() else _explained(main)
+            main() if os.environ.get(FULL_ERROR) == "1" else _explained(main)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             sys.exit(128 + signal.SIGINT)
@@ -178,7 +178,3 @@ def _of_use(told: str) -> str:
     lines = told.partition("Config search path:")[0].rstrip().splitlines()
     others = ("object_type=", "reference_type=", "To append to your config use")
     return "\n".join(line for line in lines if not line.strip().startswith(others))
-
-
-def _full_error() -> bool:
-    return os.environ.get(FULL_ERROR) == "1"

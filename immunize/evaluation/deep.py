@@ -14,7 +14,7 @@ probe_accuracy    of a probe trained on `fit`, measured on `held_out`, after som
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -101,7 +101,7 @@ def evaluate_deep(
         },
         "pretrain_accuracy": accuracy,
         "probe_accuracy": {optimizer: by_extractor(of, _at_milestones) for optimizer, of in curves.items()},
-        "curves": {"probe": {optimizer: by_extractor(of, ProbeCurve.numbers) for optimizer, of in curves.items()}},
+        "curves": {"probe": {optimizer: by_extractor(of, asdict) for optimizer, of in curves.items()}},
         "spectra": spectra,
     }
 

@@ -21,7 +21,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -62,10 +61,6 @@ class ProbeCurve:
     def at(self, step: int) -> float | None:
         """The accuracy at a step; None where the curve does not hold it."""
         return self.accuracy[self.steps.index(step)] if step in self.steps else None
-
-    def numbers(self) -> dict[str, Any]:
-        """As records have it."""
-        return {"steps": self.steps, "accuracy": self.accuracy, "batches_per_epoch": self.batches_per_epoch}
 
 
 @memoize(16)  # θ_0's curves, while a sweep runs other methods on the same features
@@ -112,8 +107,8 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
     return ProbeCurve(taken, accuracy, -(-len(x) // BATCH_SIZE) if optimizer == "sgd" else 1)
 
 
-def _thinned(steps: int, points: int = 40) -> list[int]:
-    spaced = np.geomspace(1, steps, points).round().astype(int).tolist()
+def _thinned(steps: int) -> list[int]:
+    spaced = np.geomspace(1, steps, 40).round().astype(int).tolist()
     return sorted({*spaced, *(step for step in MILESTONES if step <= steps)})
 
 

@@ -176,13 +176,13 @@ def evaluate_part(
     """
     with torch.no_grad():
         baselines = {role: _baseline(parts.of(role).x, parts.of(role).y, tasks[role], probe_steps) for role in ROLES}
-        identity: dict[str, Decomposition] = {role: of.decomposition for role, of in baselines.items()}
-        immunized: dict[str, Decomposition] = {role: decompose(of.rows, theta) for role, of in baselines.items()}
+        identity: dict[str, Decomposition] = {role: plain for role, (_, plain, _) in baselines.items()}
+        immunized: dict[str, Decomposition] = {role: decompose(rows, theta) for role, (rows, *_) in baselines.items()}
         p, h, p_0, h_0 = (of[role].spectrum for of in (immunized, identity) for role in ROLES)
         ratios = {estimator: immunization_ratio(p, h, p_0, h_0, estimator, rho=rho) for estimator in ESTIMATORS}
         curves = {
-            role: {"immunized": _curve(immunized[role], probe_steps), "identity": baselines[role].curve}
-            for role in ROLES
+            role: {"immunized": _curve(immunized[role], probe_steps), "identity": curve}
+            for role, (*_, curve) in baselines.items()
         }
     x, y = parts.pretrain.x, parts.pretrain.y
     told_apart = tasks["pretrain"] != "regression" and bool((y != y[0]).any())
@@ -245,20 +245,12 @@ def least_squares_targets(y: Tensor, task: str) -> Tensor:
     raise ValueError(f"unknown task {task!r}")
 
 
-@dataclass(frozen=True)
-class _Baseline:
-    """What does not depend on θ: the rows, and what the identity makes of them."""
-
-    rows: Rows
-    decomposition: Decomposition
-    curve: NormRatioCurve | None
-
-
 @memoize(4)  # two data sets, two parts
-def _baseline(x: Tensor, y: Tensor, task: str, probe_steps: int) -> _Baseline:
+def _baseline(x: Tensor, y: Tensor, task: str, probe_steps: int) -> tuple[Rows, Decomposition, NormRatioCurve | None]:
+    """What does not depend on θ: the rows, and what the identity makes of them."""
     rows = compress(x, least_squares_targets(y, task))
     decomposition = decompose(rows)
-    return _Baseline(rows, decomposition, _curve(decomposition, probe_steps))
+    return rows, decomposition, _curve(decomposition, probe_steps)
 
 
 def _curve(decomposition: Decomposition, steps: int) -> NormRatioCurve | None:

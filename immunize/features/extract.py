@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from immunize.errors import UserError
 from immunize.files import whole
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader, Dataset, TensorDataset
-
     from immunize.features.deep import DeepExtractor
 
 logger = logging.getLogger(__name__)
@@ -146,7 +145,9 @@ def extract(
     place = None if cache_dir is None else cache_place(cache_dir, key or {}, dtype, device, batch_size)
     if place is not None and (found := place.load()) is not None:
         return found
-    features = _compute(function, _loader(dataset, batch_size, workers), dtype, device)
+    # A generator of its own: a loader draws one number a pass, which would otherwise be one of the run's.
+    loader = DataLoader(dataset, batch_size, num_workers=workers, generator=torch.Generator())
+    features = _compute(function, loader, dtype, device)
     if place is not None:
         place.save(features)
     return features
@@ -179,8 +180,6 @@ def cached_trunk(
     Raises:
         UserError: the network is in one piece, or its outputs do not fit into the memory.
     """
-    from torch.utils.data import TensorDataset
-
     if not extractor.split:
         raise UserError(
             f"objective.cache_frozen: the frozen part of {extractor.name} cannot be cut off "
@@ -219,14 +218,6 @@ def trunk_bytes(extractor: DeepExtractor, dataset: Dataset[Any]) -> int:
     first = torch.as_tensor(dataset[0][0])[None].to(device_of(extractor), extractor.dtype)
     size: int = math.prod(extractor.trunk(first).shape[1:])
     return count * size * torch.float32.itemsize
-
-
-def _loader(dataset: Dataset[Any], batch_size: int, workers: int) -> DataLoader[Any]:
-    from torch.utils.data import DataLoader
-
-    _count(dataset)
-    # A generator of its own: a loader draws one number a pass, which would otherwise be one of the run's.
-    return DataLoader(dataset, batch_size, num_workers=workers, generator=torch.Generator())
 
 
 def _compute(

@@ -176,7 +176,7 @@ def test_warning_changes_nothing_of_the_training() -> None:
 def test_methods_without_regularizers_are_not_counted() -> None:
     for method in ("none", "opt_kappa", "imma"):
         guard, _, _ = watched(f"method={method}", "objective.epochs=3")
-        assert guard.counts.steps == 0
+        assert guard.counts["steps"] == 0
 
 
 class KillsTheLastDirection(Objective):

@@ -33,7 +33,7 @@ LOOKS_PER_DECADE = 10
 """Steps at which a candidate is measured: a factor of 2 in steps spans three of them."""
 
 RESOURCES = ("steps", "seconds", "samples", "flops")
-"""Attributes of :class:`Cost`: what an attacker may want to save."""
+"""Attributes of :class:`Cost`, in their order: what an attacker may want to save."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,7 @@ class Cost:
     flops: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.steps + other.steps,
-            self.seconds + other.seconds,
-            self.samples + other.samples,
-            self.flops + other.flops,
-        )
+        return Cost(*(getattr(self, name) + getattr(other, name) for name in RESOURCES))
 
 
 @dataclass(frozen=True)

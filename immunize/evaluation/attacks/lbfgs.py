@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -110,17 +111,14 @@ class _Solver(Thread):
     """A solver, which stands still until it is told to go on.
 
     Attributes:
-        asks: whether it waits for an answer to `question`; it has ended otherwise.
-        found: what it returned.
-        failure: what it raised.
+        question: what it waits for an answer to, if it has not ended.
+        end: what it returned or raised.
     """
 
     def __init__(self, work: Callable[[Ask], Any]) -> None:
         super().__init__(daemon=True)
         self.question: Any = None
-        self.found: Any = None
-        self.failure: BaseException | None = None
-        self.asks = True
+        self.end: Future[Any] = Future()
         self._work = work
         self._stands: SimpleQueue[None] = SimpleQueue()
         self._answers: SimpleQueue[Any] = SimpleQueue()
@@ -136,21 +134,20 @@ class _Solver(Thread):
         else:
             self._answers.put(answer)
         self._stands.get()
-        if self.failure is not None:
-            raise self.failure
+        if self.end.done():
+            self.end.result()
 
     def stop(self) -> None:
         """End it, if it waits."""
-        if self.ident is not None and self.asks:
+        if self.ident is not None and not self.end.done():
             with contextlib.suppress(BaseException):
                 self.go_on(_StoppedError())
 
     def run(self) -> None:
         try:
-            self.found = self._work(self._ask)
+            self.end.set_result(self._work(self._ask))
         except BaseException as error:
-            self.failure = error
-        self.asks = False
+            self.end.set_exception(error)
         self._stands.put(None)
 
     def _ask(self, question: Any) -> Any:
@@ -179,10 +176,10 @@ def together(works: Sequence[Callable[[Ask], Any]], answer: Callable[[list[Any]]
     try:
         for solver in solvers:
             solver.go_on()
-        while waiting := [solver for solver in solvers if solver.asks]:
+        while waiting := [solver for solver in solvers if not solver.end.done()]:
             for solver, told in zip(waiting, answer([solver.question for solver in waiting]), strict=True):
                 solver.go_on(told)
     finally:
         for solver in solvers:
             solver.stop()
-    return [solver.found for solver in solvers]
+    return [solver.end.result() for solver in solvers]

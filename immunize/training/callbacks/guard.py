@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict, dataclass
+from collections import Counter
 from typing import Any
 
 import torch
@@ -46,25 +46,15 @@ INVERSE_FREE: Precondition = "inverse_free"
 """The preconditioning that is K⁻¹∇R without an ε, see :mod:`immunize.features.linear`."""
 
 
-@dataclass
-class GuardCounts:
-    """What the guard saw, in steps.
-
-    Attributes:
-        steps: all.
-        eta_lambda_within_bounds: η·λ, as configured, was within the bound of every regularizer the method has.
-        promises_kept: κ moved the right way, of every regularizer the method has.
-        well_kept: κ(H_P) did not rise, where the method has R_well.
-        ill_kept: κ(H_H) did not fall, where it has R_ill.
-        broken_within_bounds: ηλ was within the bounds, and κ still moved the wrong way.
-    """
-
-    steps: int = 0
-    eta_lambda_within_bounds: int = 0
-    promises_kept: int = 0
-    well_kept: int = 0
-    ill_kept: int = 0
-    broken_within_bounds: int = 0
+COUNTED = (
+    "steps",  # all
+    "eta_lambda_within_bounds",  # η·λ, as configured, was within the bound of every regularizer the method has
+    "promises_kept",  # κ moved the right way, of every regularizer the method has
+    "well_kept",  # κ(H_P) did not rise, where the method has R_well
+    "ill_kept",  # κ(H_H) did not fall, where it has R_ill
+    "broken_within_bounds",  # ηλ was within the bounds, and κ still moved the wrong way
+)
+"""What the guard sees, in steps."""
 
 
 class TheoremGuard(Callback):
@@ -74,7 +64,7 @@ class TheoremGuard(Callback):
     """
 
     def __init__(self) -> None:
-        self.counts = GuardCounts()
+        self.counts = Counter(dict.fromkeys(COUNTED, 0))
         self._step: Step | None = None
         self._before: dict[str, Spectrum] = {}
         self._warned = False
@@ -116,30 +106,32 @@ class TheoremGuard(Callback):
 
     def _count(self, within: bool, kept_by: dict[str, bool]) -> None:
         kept = all(kept_by.values())
-        self.counts.steps += 1
-        self.counts.eta_lambda_within_bounds += within
-        self.counts.well_kept += kept_by.get("well", False)
-        self.counts.ill_kept += kept_by.get("ill", False)
-        self.counts.promises_kept += kept
-        self.counts.broken_within_bounds += within and not kept
+        self.counts.update(
+            steps=1,
+            eta_lambda_within_bounds=within,
+            promises_kept=kept,
+            well_kept=kept_by.get("well", False),
+            ill_kept=kept_by.get("ill", False),
+            broken_within_bounds=within and not kept,
+        )
         if not kept and not self._warned:
             self._warned = True
             log.warning(
                 "guard: step %d moved a condition number the wrong way (ηλ %s the theorem's bounds%s); "
                 "later ones are counted in the record",
-                self.counts.steps - 1,
+                self.counts["steps"] - 1,
                 "within" if within else "outside",
                 "" if self._theorem_step else ", which do not cover this kind of step",
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say how it went."""
-        c = self.counts
-        log.info("guard: %d of %d steps moved both condition numbers as promised", c.promises_kept, c.steps)
+        kept, steps = self.counts["promises_kept"], self.counts["steps"]
+        log.info("guard: %d of %d steps moved both condition numbers as promised", kept, steps)
 
     def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record, under "guard"; `theorem_step`: the bounds on ηλ are the theorem's conditions in this run."""
-        return {"guard": {"theorem_step": self._theorem_step, **asdict(self.counts)}}
+        return {"guard": {"theorem_step": self._theorem_step, **self.counts}}
 
 
 def _takes_theorem_steps(optimizers: list[Optimizer], module: ImmunizationModule) -> bool:
