@@ -80,7 +80,8 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     Raises:
         UserError: anything in the configuration, the run or the data that the user has to mend.
     """
-    record, clock = begun(), time.perf_counter()
+    record: dict[str, Any] = begun()
+    clock = time.perf_counter()
     check(cfg, AttackConfig, RULES)
     cfg.threads = threads_in_force(cfg.threads)  # they change numbers, so the record's configuration has those used
     from immunize.attack_grid.target import CellFolder
@@ -107,10 +108,9 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
         "seconds": time.perf_counter() - clock,
     }
     record["hardware"]["threads"] = cfg.threads
+    record = plain(record)
     write_record(folder, record, ATTACK_RECORD)
-    written = plain(record)
-    assert isinstance(written, dict)
-    return written
+    return record
 
 
 def hash_of_grid(settings: dict[str, Any]) -> str:
@@ -250,16 +250,6 @@ def assemble(cfg: DictConfig) -> Grid:
         path=Path(cfg.checkpoint) if cfg.run is None else Path(cfg.run) / CHECKPOINT,
         record=record,
     )
-    budget, tasks = (cfg.attack.budget.steps, cfg.attack.budget.flops), cfg.get("tasks")
-    plan: Callable[..., GridPlan] = partial(
-        GridPlan,
-        seeds=tuple(cfg.seeds),
-        threads=cfg.threads,
-        jobs=cfg.get("jobs"),
-        tasks=None if tasks is None else tuple(tasks),
-        validation_fraction=cfg.validation_fraction,
-        test_fraction=cfg.test_fraction,
-    )
     deep = is_deep(nodes)
     own: dict[str, Any] = {"benign_digits": cfg.benign_digits}
     if deep:
@@ -288,13 +278,23 @@ def assemble(cfg: DictConfig) -> Grid:
     def new_target(features: Path | None, tell: Callable[[str], None]) -> Target:
         from immunize.evaluation.attacks import Budget
 
+        tasks = cfg.get("tasks")
+        plan = GridPlan(
+            seeds=tuple(cfg.seeds),
+            threads=cfg.threads,
+            jobs=cfg.get("jobs"),
+            budget=Budget(cfg.attack.budget.steps, cfg.attack.budget.flops),
+            tasks=None if tasks is None else tuple(tasks),
+            validation_fraction=cfg.validation_fraction,
+            test_fraction=cfg.test_fraction,
+        )
         if deep:
             from immunize.attack_grid.network import network_target
 
-            return network_target(pointed, plan(budget=Budget(*budget)), features=features, tell=tell, **own)
+            return network_target(pointed, plan, features=features, tell=tell, **own)
         from immunize.attack_grid.linear import linear_target
 
-        return linear_target(pointed, plan(budget=Budget(*budget)), **own)
+        return linear_target(pointed, plan, **own)
 
     return Grid(partial(idle_in_attack, cfg, nodes), cfg.threads, partial(entries_of, cfg), new_target)
 

@@ -112,10 +112,6 @@ class CrossFitted(SourceBase):
         self.name, self.task = source.name, source.task
         self.standardize = getattr(source, "standardize", False)
 
-    def require(self) -> None:
-        """Find the source's files."""
-        self.source.require()
-
     def load(self) -> Splits:
         """The two halves, or the source's own split."""
         return self.source.cross_fit(self.seed) if self.source.held_out_protocol == "cross_fit" else self.source.load()

@@ -220,26 +220,25 @@ class Objective(nn.Module, ABC):
         """The scalar terms, by the names that `weights` uses; the step minimizes their weighted sum."""
 
 
+def _spectral(function: Callable[..., Tensor], step: Step, role: str, precondition: Precondition) -> Tensor:
+    """A function of the features of one data set in the step."""
+    view = step.spectral_view(role, precondition)
+    return function(view.features, view.theta, tolerance=step.tolerance(role))
+
+
 def well_term(step: Step, precondition: Precondition) -> Tensor:
     """R_well(H_P(θ)), Eq. (3)."""
-    view = step.spectral_view("pretrain", precondition)
-    return r_well_of_features(view.features, view.theta, tolerance=step.tolerance("pretrain"))
+    return _spectral(r_well_of_features, step, "pretrain", precondition)
 
 
 def ill_term(step: Step, precondition: Precondition) -> Tensor:
     """R_ill(H_H(θ)), Eq. (12); of several harmful data sets the sum."""
-
-    def of(role: str) -> Tensor:
-        view = step.spectral_view(role, precondition)
-        return r_ill_of_features(view.features, view.theta, tolerance=step.tolerance(role))
-
-    return step.over_harmful(of)
+    return step.over_harmful(lambda role: _spectral(r_ill_of_features, step, role, precondition))
 
 
 def kappa_term(step: Step, role: str, precondition: Precondition) -> Tensor:
     """κ(H(θ)) of one data set in the step, Eq. (1)."""
-    view = step.spectral_view(role, precondition)
-    return kappa_of_features(view.features, view.theta, tolerance=step.tolerance(role))
+    return _spectral(kappa_of_features, step, role, precondition)
 
 
 def new_head(

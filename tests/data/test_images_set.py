@@ -32,7 +32,7 @@ def test_item_is_the_image_and_its_label(tmp_path: Path) -> None:
     assert len(found) == 5
     assert found.labels.tolist() == [0, 0, 1, 1, 1]
     assert found.labels.dtype == torch.int64
-    assert (found.classes, found.n_classes, found.skipped) == (["a", "b"], 2, 0)
+    assert (found.stored.classes, found.n_classes, found.skipped) == (("a", "b"), 2, 0)
     expected = [colour(label, number) for label, count in ((0, 2), (1, 3)) for number in range(count)]
     for (x, y), label, rgb in zip(found, found.labels, expected, strict=True):  # type: ignore[call-overload]
         assert x.shape == (3, 10, 12)

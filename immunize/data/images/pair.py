@@ -86,11 +86,6 @@ class StreamSampler(Sampler[Draw]):
         self.epoch = 0
         self.done = (0, 0)
 
-    @property
-    def batches_a_pass(self) -> int:
-        """Whole batches in one pass over the data set."""
-        return self.n // self.batch_size
-
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration reads; Lightning calls it."""
         self.epoch = epoch
@@ -110,7 +105,7 @@ class StreamSampler(Sampler[Draw]):
     def __iter__(self) -> Iterator[Draw]:
         order, current = np.empty(0, dtype=np.int64), -1
         for step in range(self.first, (self.epoch + 1) * self.steps):
-            number, batch = divmod(step, self.batches_a_pass)
+            number, batch = divmod(step, self.n // self.batch_size)
             if number != current:
                 order = random_generator(self.seed, ORDER_STREAM, self.stream, number).permutation(self.n)
                 current = number

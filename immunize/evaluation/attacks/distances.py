@@ -40,6 +40,7 @@ from immunize.evaluation.attacks.scoring import Meter, target_matrix
 from immunize.evaluation.products import products, quotient
 
 METRICS = ("euclidean", "cosine")
+"""Of nearest neighbours, all of which are tried."""
 
 TOGETHER = 2**22
 """Distances that are held at once: 16 MiB."""
@@ -51,22 +52,18 @@ class NearestNeighbours(Attack):
 
     Attributes:
         neighbours: the grid of k; those above N are left out.
-        metrics: of "euclidean" and "cosine".
 
     Raises:
-        UserError: an empty grid, k < 1, or an unknown metric.
+        UserError: an empty grid, or k < 1.
     """
 
     neighbours: tuple[int, ...]
-    metrics: tuple[str, ...] = METRICS
     version: ClassVar[int] = 1  # one product for both metrics
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.neighbours or min(self.neighbours) < 1:
             raise UserError("the grid of k has to hold at least one number, 1 or more")
-        if not self.metrics or not set(self.metrics) <= set(METRICS):
-            raise UserError(f"unknown metric among {', '.join(self.metrics)}; there are {', '.join(METRICS)}")
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Remember the training rows; the cost is that of answering for the test rows, one search for all k."""
@@ -77,10 +74,10 @@ class NearestNeighbours(Attack):
         for name, seen in (("features", data), ("standardized", standardized(data))):
             rows = principal(seen).data  # in principal axes a row only loses what is the same for all training rows
             started = time.perf_counter()
-            test = nearest(rows.train.x, rows.test.x, max(ks), self.metrics)
-            seconds = (time.perf_counter() - started) / len(self.metrics)
-            validation = nearest(rows.train.x, rows.validation.x, max(ks), self.metrics)
-            for metric in self.metrics:
+            test = nearest(rows.train.x, rows.test.x, max(ks))
+            seconds = (time.perf_counter() - started) / len(METRICS)
+            validation = nearest(rows.train.x, rows.validation.x, max(ks))
+            for metric in METRICS:
                 for k in ks:
                     meter = Meter(rows, f"k {k}, {metric}, {name}", Cost(1, seconds, n, flops))
                     answers = [_answers(rows, of[metric][:, :k]) for of in (validation, test)]
@@ -89,24 +86,25 @@ class NearestNeighbours(Attack):
         return Outcome(tuple(traces))
 
 
-def nearest(train: Array, asked: Array, k: int, metrics: Sequence[str]) -> dict[str, Numbers]:
+def nearest(train: Array, asked: Array, k: int) -> dict[str, Numbers]:
     """(M, k) numbers of training rows by metric, the nearest first; one product of matrices serves all metrics.
+
+    A row of zeros counts as one of cosine ½.
 
     Args:
         train: (N, D).
         asked: (M, D).
         k: at most N.
-        metrics: of `METRICS`. A row of zeros counts as one of cosine ½.
     """
     size = float(np.abs(train).max()) or 1.0
     x, others = (quotient(rows, size) for rows in (train, asked))
     squares = x.square().sum(dim=1)
     zero = squares == 0
     lengths = torch.where(zero, 1.0, squares.sqrt())
-    found: dict[str, list[Tensor]] = {metric: [] for metric in metrics}
+    found: dict[str, list[Tensor]] = {metric: [] for metric in METRICS}
     for rows in others.tensor_split(max(1, round(len(others) * len(x) / TOGETHER))):
         both = products(rows, x)
-        for metric in metrics:
+        for metric in METRICS:
             if metric == "euclidean":  # less the length of the asked row, the same for all training rows
                 far = torch.add(squares, both, alpha=-2)
             else:
