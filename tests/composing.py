@@ -68,6 +68,8 @@ DEEP = (
 )
 SGD = ("objective.optimizer._target_=torch.optim.SGD", "~objective.optimizer.betas", "~objective.optimizer.eps")
 OF_OTHER_IMAGES = tuple(line for line in DEEP if not line.startswith(("harmful", "pretrain")))
+Run = tuple[Path, dict[str, Any]]
+"""The folder of a run, and its record."""
 METHODS = ("ours", "ill_only", "well_only", "imma", "opt_kappa", "none")
 
 
@@ -201,6 +203,13 @@ class Trajectory(pl.Callback):
     def _look(self, module: pl.LightningModule) -> None:
         self.thetas.append(module.extractor.theta.detach().clone())
         self.heads.append(module.head.detach().clone())
+
+
+def followed(cfg: DictConfig, *callbacks: pl.Callback) -> tuple[PairedData, Trajectory]:
+    """The pair of a configuration, and the trajectory of a training on it with these callbacks."""
+    data, seen = data_of(cfg), Trajectory()
+    fit_module(module_of(cfg, data), data, *callbacks, seen)
+    return data, seen
 
 
 class MemoryLogger(Logger):

@@ -39,8 +39,11 @@ class Backbone(nn.Module):
         return features
 
 
+Network = tuple[Backbone, nn.Linear]
+
+
 @pytest.fixture
-def network() -> tuple[Backbone, nn.Linear]:
+def network() -> Network:
     torch.manual_seed(0)
     return Backbone(), nn.Linear(D, CLASSES)
 
@@ -52,13 +55,13 @@ def loader(seed: int, classes: int = CLASSES, n: int = 160) -> DataLoader[Any]:
     return DataLoader(TensorDataset(x, torch.randint(classes, (n,), generator=draws)), batch_size=40)
 
 
-def immunized(network: tuple[Backbone, nn.Linear], **options: Any) -> immunize.Immunized:
+def immunized(network: Network, **options: Any) -> immunize.Immunized:
     backbone, head = network
     settings: dict[str, Any] = {"trainable": ["last"], "steps": 60, "learning_rate": 3e-3} | options
     return immunize.immunize(backbone, head, loader(1), loader(2, classes=5), **settings)
 
 
-def test_ours_raises_rir_and_leaves_the_network_alone(network: tuple[Backbone, nn.Linear]) -> None:
+def test_ours_raises_rir_and_leaves_the_network_alone(network: Network) -> None:
     backbone, head = network
     before = {name: value.clone() for name, value in (*backbone.state_dict().items(), *head.state_dict().items())}
     found = immunized(network, keep="labels")
@@ -74,7 +77,7 @@ def test_ours_raises_rir_and_leaves_the_network_alone(network: tuple[Backbone, n
 
 
 def test_d_p_is_kept_by_the_answers_of_theta_0_unless_its_labels_are_asked_for(
-    network: tuple[Backbone, nn.Linear],
+    network: Network,
 ) -> None:
     answers, labels = (immunized(network, keep=keep) for keep in ("answers", "labels"))
     assert answers.ratios["spectrum"].intervals["rir"][0] > 1
@@ -83,7 +86,7 @@ def test_d_p_is_kept_by_the_answers_of_theta_0_unless_its_labels_are_asked_for(
         immunized(network, keep="both")
 
 
-def test_d_p_is_judged_by_rows_that_no_step_sees(network: tuple[Backbone, nn.Linear]) -> None:
+def test_d_p_is_judged_by_rows_that_no_step_sees(network: Network) -> None:
     """However the loader shuffles: a fifth of its rows, the same ones in every pass."""
     x, y = loader(1).dataset.tensors  # type: ignore[attr-defined]
     aside = set_aside(x)
@@ -99,9 +102,7 @@ def test_d_p_is_judged_by_rows_that_no_step_sees(network: tuple[Backbone, nn.Lin
     assert found.accuracy == {name: pytest.approx(100 * float(v.double().mean())) for name, v in expected.items()}
 
 
-def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(
-    network: tuple[Backbone, nn.Linear], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplog: pytest.LogCaptureFixture) -> None:
     ratio = (bad := immunized(network, method="ill_only", steps=60)).ratios["spectrum"].ratio
     assert (bad.verdicts.a, bad.verdicts.b) == (ratio.ratio_harmful >= 2, ratio.ratio_pretrain <= 1) == (True, False)
     assert f"(b): D_P is {ratio.ratio_pretrain:.3g} times as hard" in caplog.text
@@ -113,7 +114,7 @@ def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(
     assert str(good).endswith("Definition 3.1 holds on these rows")
 
 
-def test_ratios_are_those_of_the_features_of_both_loaders(network: tuple[Backbone, nn.Linear]) -> None:
+def test_ratios_are_those_of_the_features_of_both_loaders(network: Network) -> None:
     found = immunized(network, steps=5)
     with torch.no_grad():
         spectra = [
@@ -127,9 +128,7 @@ def test_ratios_are_those_of_the_features_of_both_loaders(network: tuple[Backbon
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_both_networks_see_the_same_rows_of_a_loader_that_shuffles(
-    network: tuple[Backbone, nn.Linear], drop_last: bool
-) -> None:
+def test_both_networks_see_the_same_rows_of_a_loader_that_shuffles(network: Network, drop_last: bool) -> None:
     loaders = [
         DataLoader(loader(seed, classes).dataset, batch_size=50, shuffle=True, drop_last=drop_last)
         for seed, classes in ((1, CLASSES), (2, 5))
@@ -141,7 +140,7 @@ def test_both_networks_see_the_same_rows_of_a_loader_that_shuffles(
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_frozen_part_is_computed_once_an_image_and_changes_nothing(
-    network: tuple[Backbone, nn.Linear], monkeypatch: pytest.MonkeyPatch, shuffle: bool
+    network: Network, monkeypatch: pytest.MonkeyPatch, shuffle: bool
 ) -> None:
     made: list[Once] = []
     init = Once.__init__
@@ -167,13 +166,13 @@ def test_frozen_part_is_computed_once_an_image_and_changes_nothing(
 
 
 @pytest.mark.parametrize("method", ["ill_only", "well_only", "opt_kappa", "imma", "none"])
-def test_every_method_trains(network: tuple[Backbone, nn.Linear], method: str) -> None:
+def test_every_method_trains(network: Network, method: str) -> None:
     found = immunized(network, method=method, steps=3, learning_rate=1e-3)
     assert found.steps == 3
     assert not torch.equal(found.backbone.last.weight, network[0].last.weight) or method == "none"  # type: ignore[union-attr, arg-type]
 
 
-def test_closed_form_keeps_every_logit(network: tuple[Backbone, nn.Linear]) -> None:
+def test_closed_form_keeps_every_logit(network: Network) -> None:
     found = immunized(network, method="closed_form", options={"budget": 10, "shrinkage": 1e-6})
     x = torch.randn(50, 20, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -207,7 +206,7 @@ def state_of_the_process() -> dict[str, Any]:
 )
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
 def test_the_callers_process_is_left_as_it_was(
-    network: tuple[Backbone, nn.Linear],
+    network: Network,
     options: dict[str, Any],
     fails: type[Exception] | None,
     mode: Any,
@@ -230,7 +229,7 @@ def test_the_callers_process_is_left_as_it_was(
     assert [one.worker_init_fn for one in loaders] == [None, None]
 
 
-def test_a_seed_gives_the_same_whatever_the_callers_state(network: tuple[Backbone, nn.Linear]) -> None:
+def test_a_seed_gives_the_same_whatever_the_callers_state(network: Network) -> None:
     backbone, head = network
 
     def once(seed: int) -> immunize.Immunized:
@@ -262,12 +261,12 @@ def test_a_seed_gives_the_same_whatever_the_callers_state(network: tuple[Backbon
         ({"method": "closed_form", "options": {"budget": 0.5}}, "at least 1"),
     ],
 )
-def test_wrong_settings_are_explained(network: tuple[Backbone, nn.Linear], options: dict[str, Any], says: str) -> None:
+def test_wrong_settings_are_explained(network: Network, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         immunized(network, **options)
 
 
-def test_wrong_loaders_are_explained(network: tuple[Backbone, nn.Linear]) -> None:
+def test_wrong_loaders_are_explained(network: Network) -> None:
     backbone, head = network
     with pytest.raises(UserError, match="no batch"):
         immunize.immunize(backbone, head, [], loader(2), trainable=["last"])
@@ -281,7 +280,7 @@ def test_wrong_loaders_are_explained(network: tuple[Backbone, nn.Linear]) -> Non
         immunize.immunize(backbone, nn.Linear(7, CLASSES), loader(1), loader(2), trainable=["last"])
 
 
-def test_a_method_of_ones_own_is_that_of_its_name(network: tuple[Backbone, nn.Linear]) -> None:
+def test_a_method_of_ones_own_is_that_of_its_name(network: Network) -> None:
     own = Ours(lambda_well=0.1, lambda_ill=2.0, precondition="none")
     found = immunized(network, method=own, steps=3)
     assert found.weights == {"task": 1.0, "well": 0.1, "ill": 2.0}  # and not from the gradient norms
@@ -290,7 +289,7 @@ def test_a_method_of_ones_own_is_that_of_its_name(network: tuple[Backbone, nn.Li
         assert torch.equal(mine, theirs)
 
 
-def test_preconditioning_is_what_the_option_says_or_is_refused(network: tuple[Backbone, nn.Linear]) -> None:
+def test_preconditioning_is_what_the_option_says_or_is_refused(network: Network) -> None:
     options = ({}, {"precondition": "none"}, {"precondition": "features"})
     default, none, features = (immunized(network, options=given, steps=3).backbone.state_dict() for given in options)
     assert all(torch.equal(default[key], none[key]) for key in default)

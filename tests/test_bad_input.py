@@ -169,14 +169,6 @@ def test_settings_and_rooms_accept_the_same_words() -> None:
     assert {*settings.LINEAR_LOSSES, *settings.DEEP_LOSSES} == set(LOSSES)
 
 
-def test_data_root_of_the_environment_is_the_default(command: Command) -> None:
-    command.monkeypatch.setenv("IMMUNIZE_DATA", "elsewhere")
-    assert "elsewhere/house_prices/train.csv" in command.refused("harmful=housing")
-    assert "named/house_prices/train.csv" in command.refused("harmful=housing", "data_root=named")
-    command.monkeypatch.setenv("IMMUNIZE_DATA", "")  # as if it were not set
-    assert "looked for data/house_prices/train.csv" in command.refused("harmful=housing")
-
-
 def test_logger_package_that_is_not_installed(command: Command) -> None:
     real = builtins.__import__
 

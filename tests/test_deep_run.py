@@ -29,7 +29,7 @@ from immunize.report.summary import groups_of
 from immunize.training.callbacks import Progress, Resuming
 from immunize.training.callbacks.signatures import SIGNATURES
 from tests.commands import Command, run
-from tests.composing import DEEP, OF_OTHER_IMAGES, compose_config, killed, run_tiny_deep, tiny, tiny_deep
+from tests.composing import DEEP, OF_OTHER_IMAGES, Run, compose_config, killed, run_tiny_deep, tiny, tiny_deep
 from tests.data.image_files import WNIDS, break_inside, write_cars, write_noise
 
 CLOSED_FORM = ["method=closed_form", "method.shrinkage=0.1", "method.budget=10"]  # few images, a map for float32
@@ -46,13 +46,13 @@ def same(a: Path, b: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, run_tiny_deep(folder)
 
 
-def test_record_has_every_number_and_the_network_only_what_moved(whole: tuple[Path, dict[str, Any]]) -> None:
+def test_record_has_every_number_and_the_network_only_what_moved(whole: Run) -> None:
     folder, record = whole
     assert read_record(folder)["status"] == record["status"] == "finished"
     for group in ("metrics", "metrics_groups"):
@@ -73,9 +73,7 @@ def test_record_has_every_number_and_the_network_only_what_moved(whole: tuple[Pa
     assert all(name.startswith(("layer4", "fc")) and "running" not in name for name in moved)
 
 
-def test_same_seed_same_numbers_and_a_cached_trunk_changes_none(
-    whole: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_same_seed_same_numbers_and_a_cached_trunk_changes_none(whole: Run, tmp_path: Path) -> None:
     cached = run_tiny_deep(tmp_path / "cached", "objective.cache_frozen=true", f"deep.cache_dir={tmp_path}/features")
     other = run_tiny_deep(tmp_path / "other", "seed=1")
     assert cached["pretrain_accuracy"] == whole[1]["pretrain_accuracy"]
@@ -220,13 +218,6 @@ def test_balance_without_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     assert not warned("method=ill_only")
 
 
-def test_selection_measures_on_images_set_aside(tmp_path: Path) -> None:
-    record = run_tiny_deep(tmp_path, "selection=validation", "objective.max_steps=1")
-    assert record["metrics"].keys() == {"fit", "validation"}
-    n = {part: of["spectrum"]["facts"]["kappa_harmful"]["n_samples"] for part, of in record["metrics"].items()}
-    assert n["validation"] == round(0.2 * (n["fit"] + n["validation"]))
-
-
 # Interruption.
 
 
@@ -237,7 +228,7 @@ def steps_an_epoch(record: dict[str, Any]) -> int:
 
 
 def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
-    whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch = steps_an_epoch(whole[1])
     with killed(monkeypatch, "immunize.pipeline.fit.Progress", epoch + 2):
@@ -271,7 +262,7 @@ class Copied(Resuming):
 def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
     epochs: float,
     settings: list[str],
-    whole: tuple[Path, dict[str, Any]],
+    whole: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from immunize.report.html.run import run_page
 from immunize.report.loading import load_records
 from immunize.report.summary import summary_tables
 from immunize.report.table import short
-from tests.composing import FEW_DIGITS, OF_OTHER_IMAGES, compose_config, run_tiny_deep
+from tests.composing import FEW_DIGITS, OF_OTHER_IMAGES, Run, compose_config, run_tiny_deep
 from tests.data.image_files import write_noise
 from tests.report.pages import check
 
@@ -52,12 +51,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("several") / "run"
     return folder, train.run(compose_config(*overrides(images)), folder, quiet=True)
 
 
-def test_record_holds_each_set_and_the_weakest_in_front(run: tuple[Path, dict[str, Any]]) -> None:
+def test_record_holds_each_set_and_the_weakest_in_front(run: Run) -> None:
     record = run[1]
     assert record["status"] == "finished"
     assert record["harmful"] == "digits+imagefolder"
@@ -85,7 +84,7 @@ def test_the_numbers_of_a_set_are_those_of_a_run_against_it_alone(images: Path, 
         assert both["harmful_sets"]["digits"][key] == alone[key]
 
 
-def test_every_number_is_computed_again(run: tuple[Path, dict[str, Any]]) -> None:
+def test_every_number_is_computed_again(run: Run) -> None:
     record, differing = evaluate.run(run[0])
     assert differing == []
     assert record["harmful_sets"].keys() == {"digits", "imagefolder"}
@@ -95,7 +94,7 @@ def test_every_number_is_computed_again(run: tuple[Path, dict[str, Any]]) -> Non
     )
 
 
-def test_tables_show_each_set(run: tuple[Path, dict[str, Any]]) -> None:
+def test_tables_show_each_set(run: Run) -> None:
     records = load_records(run[0].parent)
     assert [record["harmful"] for record in records] == [
         f"{name} of digits+imagefolder" for name in ("digits", "imagefolder")
@@ -108,7 +107,7 @@ def test_tables_show_each_set(run: tuple[Path, dict[str, Any]]) -> None:
         assert short(record["metrics"]["fit"]["spectrum"]["rir"]) in out.getvalue()
 
 
-def test_card_and_page_show_each_set_and_whose_numbers_the_others_are(run: tuple[Path, dict[str, Any]]) -> None:
+def test_card_and_page_show_each_set_and_whose_numbers_the_others_are(run: Run) -> None:
     record = run[1]
     card = card_of(record, None)
     weakest = record["weakest"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -89,14 +88,6 @@ def test_tampered_numbers_are_named_and_no_other_nor_what_is_rounding(folder: Pa
     assert one_sided <= differing
     named = [line.partition(": ")[0] for line in differing - one_sided]
     assert sorted(named) == sorted(".".join(path) for path in TAMPERED)
-
-
-def test_infinities_are_null_in_the_record_and_agree(folder: Path) -> None:
-    facts = read_record(folder)["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]
-    assert facts["gap_cut"] is None  # nothing lies below the cut
-    record, differing = evaluate.run(folder)
-    assert math.isinf(record["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]["gap_cut"])
-    assert differing == []
 
 
 def test_other_data_are_refused(folder: Path) -> None:
@@ -242,7 +233,7 @@ def test_other_kinds_of_runs_agree_too(overrides: list[str], tmp_path: Path) -> 
     run_tiny_deep(tmp_path, "objective.max_steps=2", *overrides)
     record, differing = evaluate.run(tmp_path)
     assert differing == []
-    assert ("validation" in record["metrics"]) == ("selection=validation" in overrides)
+    assert record["metrics"].keys() == {"fit", "validation" if "selection=validation" in overrides else "held_out"}
 
 
 TAMPERED_NETWORK = (

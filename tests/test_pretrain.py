@@ -19,7 +19,7 @@ from immunize.errors import UserError
 from immunize.features import load_weights
 from immunize.pipeline.fit import TRAINING
 from immunize.records import CHECKPOINT, read_record
-from tests.composing import compose_config, killed, run_tiny_deep
+from tests.composing import Run, compose_config, killed, run_tiny_deep
 
 SMALL = ("model.kwargs.channels=[8,8,16,16]", "augment=false", "epochs=8", "batch_size=64")
 FEW = (*SMALL, "pretrain._target_=tests.composing.FewDigits", "batch_size=32")
@@ -30,20 +30,18 @@ def composed(*overrides: str) -> DictConfig:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("pretrain")
     return folder, pretrain.run(composed(*SMALL), folder, quiet=True)
 
 
-def test_it_learns_and_says_so(trained: tuple[Path, dict[str, Any]]) -> None:
+def test_it_learns_and_says_so(trained: Run) -> None:
     folder, record = trained
     assert read_record(folder)["accuracy"] == record["accuracy"] > 80  # of five classes
     assert record["steps"] == 8 * (record["data"]["images"]["fit"] // 64)
 
 
-def test_training_takes_the_checkpoint_and_finds_the_same_accuracy(
-    trained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_training_takes_the_checkpoint_and_finds_the_same_accuracy(trained: Run, tmp_path: Path) -> None:
     folder, record = trained
     run = run_tiny_deep(
         tmp_path,
@@ -55,9 +53,7 @@ def test_training_takes_the_checkpoint_and_finds_the_same_accuracy(
     assert run["pretrain_accuracy"]["before"] == pytest.approx(record["accuracy"], abs=1e-9)
 
 
-def test_a_fresh_head_is_put_on_the_weights_that_are_there(
-    trained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_fresh_head_is_put_on_the_weights_that_are_there(trained: Run, tmp_path: Path) -> None:
     folder, _ = trained
     more = ("epochs=1", "learning_rate=1e-12", f"model.checkpoint={folder / CHECKPOINT}", "model.fresh_head=true")
     pretrain.run(composed(*SMALL, *more), tmp_path, quiet=True)

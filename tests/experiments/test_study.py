@@ -18,6 +18,7 @@ from tests.commands import Called
 DIGITS = ["harmful=digits", "objective.epochs=20", "probe_steps=100"]
 TINY = ["harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=40", "objective.epochs=5", "probe_steps=50"]
 TRIALS = 4
+Twice = tuple[Path, dict[str, dict[str, Any]]]
 
 
 def arguments(out: Path, *more: str, base: list[str] = TINY) -> list[str]:
@@ -40,7 +41,7 @@ def opened(out: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def stopped_and_continued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+def stopped_and_continued(tmp_path_factory: pytest.TempPathFactory) -> Twice:
     """Four trials on digits in two calls, and the records after the first call."""
     out = tmp_path_factory.mktemp("study")
     run_study(arguments(out, f"n_trials={TRIALS - 1}", base=DIGITS))
@@ -50,7 +51,7 @@ def stopped_and_continued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 
 
 def test_trials_are_real_runs_with_their_records(
-    stopped_and_continued: tuple[Path, dict[str, dict[str, Any]]],
+    stopped_and_continued: Twice,
 ) -> None:
     out, _ = stopped_and_continued
     records = records_of(out)
@@ -63,7 +64,7 @@ def test_trials_are_real_runs_with_their_records(
         assert set(record["metrics"]) == {"fit", "validation"}  # what is reported is never looked at
 
 
-def test_the_same_command_again_goes_on(stopped_and_continued: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+def test_the_same_command_again_goes_on(stopped_and_continued: Twice) -> None:
     out, before = stopped_and_continued
     after = records_of(out)
     assert len(before) == TRIALS - 1
@@ -71,7 +72,7 @@ def test_the_same_command_again_goes_on(stopped_and_continued: tuple[Path, dict[
     assert len(opened(out).trials) == TRIALS
 
 
-def test_front_is_that_of_the_records(stopped_and_continued: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+def test_front_is_that_of_the_records(stopped_and_continued: Twice) -> None:
     out, _ = stopped_and_continued
     numbers = {name: record["metrics"]["validation"]["ridge"] for name, record in records_of(out).items()}
     best = {
@@ -94,7 +95,7 @@ def test_front_is_that_of_the_records(stopped_and_continued: tuple[Path, dict[st
 
 
 def test_command_of_the_front_is_the_run_with_held_out_rows(
-    stopped_and_continued: tuple[Path, dict[str, dict[str, Any]]],
+    stopped_and_continued: Twice,
 ) -> None:
     out, _ = stopped_and_continued
     row = rows_of(out / PARETO)[0]

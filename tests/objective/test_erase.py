@@ -23,20 +23,20 @@ from immunize.records import CHECKPOINT
 from immunize.spectrum import erase
 from tests import reference as ref
 from tests.attacking import attack_tiny
-from tests.composing import compose_config, run_tiny_deep, theta_of
+from tests.composing import Run, compose_config, run_tiny_deep, theta_of
 
 DIGITS = ("harmful=digits5to9", "method=erase", "logger=none", "figure=false", "probe_steps=200")
 
 
 @pytest.fixture(scope="module")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run on the digits with their labels."""
     folder = tmp_path_factory.mktemp("digits")
     return folder, train.run(compose_config(*DIGITS), folder)
 
 
 def test_linear_classifiers_are_at_chance_on_held_out_digits_and_d_p_is_kept(
-    digits_run: tuple[Path, dict[str, Any]],
+    digits_run: Run,
 ) -> None:
     folder, record = digits_run
     theta = theta_of(folder, 64)
@@ -56,7 +56,7 @@ def test_linear_classifiers_are_at_chance_on_held_out_digits_and_d_p_is_kept(
 
 
 def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(
-    digits_run: tuple[Path, dict[str, Any]],
+    digits_run: Run,
 ) -> None:
     folder, record = digits_run
     for part in ("fit", "held_out"):
@@ -71,7 +71,7 @@ def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(
     assert evaluate.run(folder)[1] == []
 
 
-def test_the_grid_attacks_tasks_of_several_classes(digits_run: tuple[Path, dict[str, Any]]) -> None:
+def test_the_grid_attacks_tasks_of_several_classes(digits_run: Run) -> None:
     record = attack_tiny(digits_run[0], "seeds=[0]", "tasks=[harmful,pretrain]", "tiers=[T2]")
     assert record["tasks"]["harmful"]["n_classes"] == 5
 

@@ -26,10 +26,11 @@ from tests.composing import SGD, D, run_tiny, theta_of
 from tests.tampering import strict_json
 
 Terms = dict[str, Tensor]
+Changed = Callable[[int, Callable[[Terms], Terms]], None]
 
 
 @pytest.fixture
-def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[Terms], Terms]], None]:
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Changed:
     """Change what `ours` computes in its n-th step (from 0) of every training."""
     original = Ours.terms
 
@@ -97,9 +98,7 @@ def spoil_second(cross_fitted: None, monkeypatch: pytest.MonkeyPatch) -> Spoil:
 
 
 @pytest.mark.parametrize(("name", "value"), [("task", math.nan), ("well", math.inf), ("ill", -math.inf)])
-def test_non_finite_term_is_named_with_its_step(
-    name: str, value: float, tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None]
-) -> None:
+def test_non_finite_term_is_named_with_its_step(name: str, value: float, tmp_path: Path, at_step: Changed) -> None:
     at_step(5, spoil(name, value))
     record = run_tiny(tmp_path)
     assert record["status"] == "diverged"
@@ -148,7 +147,7 @@ def test_an_interrupted_cross_fit_is_an_interrupted_run(tmp_path: Path, spoil_se
 
 
 def test_checkpoint_holds_the_parameters_of_the_last_step_with_finite_terms(
-    tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, at_step: Changed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_tiny(tmp_path / "short", "objective.epochs=4")
     at_step(5, spoil("ill", float("nan")))
@@ -213,9 +212,7 @@ def interrupt(terms: Terms) -> Terms:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_within_a_step_keeps_what_was_reached(
-    tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None]
-) -> None:
+def test_ctrl_c_within_a_step_keeps_what_was_reached(tmp_path: Path, at_step: Changed) -> None:
     run_tiny(tmp_path / "short", "objective.epochs=7")
     handler = signal.getsignal(signal.SIGINT)
     at_step(7, interrupt)
@@ -233,9 +230,7 @@ def terminate(terms: Terms) -> Terms:
     return terms
 
 
-def test_sigterm_leaves_a_record_and_the_exit_code_that_it_asks_for(
-    tmp_path: Path, at_step: Callable[[int, Callable[[Terms], Terms]], None]
-) -> None:
+def test_sigterm_leaves_a_record_and_the_exit_code_that_it_asks_for(tmp_path: Path, at_step: Changed) -> None:
     at_step(7, terminate)
     with pytest.raises(SystemExit) as ended:
         run_tiny(tmp_path)

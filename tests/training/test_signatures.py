@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.console import Console
 from torch import Tensor
 
 from immunize.data import Part, Role
@@ -20,12 +17,11 @@ from immunize.data.pair import PairParts
 from immunize.errors import DivergedError
 from immunize.features import LinearExtractor
 from immunize.objective import Objective, Step
-from immunize.report import show_record
 from immunize.spectrum import default_tolerance, immunization_ratio, spectrum_of
 from immunize.training.callbacks import FailureSignatures, ImmunityMonitor
 from immunize.training.callbacks.signatures import Look
 from tests import reference as ref
-from tests.composing import data_of, fit_module, module_of, run_tiny, tiny
+from tests.composing import data_of, fit_module, module_of, tiny
 
 N, D = 40, 6
 SPREAD = (9.0, 6.0, 4.0, 2.5, 1.5, 1.0)
@@ -422,17 +418,3 @@ def test_the_start_is_judged_and_not_logged() -> None:
     monitor.on_train_start(cast(Trainer, SimpleNamespace(global_step=0)), module)
     assert [fact["name"] for fact in monitor.signatures.facts()] == ["ill_denominator", "sigma_min_tied"]
     assert monitor.latest == {}
-
-
-# In runs and their records.
-
-
-def test_the_table_shows_them_and_nothing_otherwise(tmp_path: Path) -> None:
-    texts = []
-    for name, angle in (("aligned", 0), ("apart", 60)):
-        console = Console(file=io.StringIO(), width=400)
-        record = run_tiny(tmp_path / name, f"harmful.angle={angle}", "method=closed_form", "method.budget=4")
-        show_record(record, console)
-        texts.append(cast(io.StringIO, console.file).getvalue())
-    assert "warnings:\n  no_immunization_aligned (fit, step 0): RIR is 1" in texts[0]
-    assert "warnings" not in texts[1]
