@@ -14,11 +14,13 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
 from torch import Tensor
 
 from immunize import train
@@ -139,6 +141,12 @@ def run_tiny(folder: Path, *overrides: str) -> dict[str, Any]:
 def theta_of(folder: Path, n_features: int = D) -> Tensor:
     """θ of a run."""
     return load_checkpoint(folder / CHECKPOINT, n_features)["fit"]
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    """Whether two runs of networks have written the same to the last bit."""
+    one, two = (load_file(folder / CHECKPOINT) for folder in (a, b))
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 def model_of(cfg: DictConfig) -> LinearModel:

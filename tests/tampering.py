@@ -1,7 +1,8 @@
-"""Files of runs, changed behind the package's back."""
+"""Files of runs, read and changed behind the package's back."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,12 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def rewrite_record(folder: Path, **values: Any) -> None:
     """Give keys of a run's record other values."""
     edit_json(folder / RECORD, lambda record: record.update(values))
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a table, each column's name to its cell."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def strict_json(path: Path) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import time
@@ -29,8 +28,18 @@ from immunize.report.summary import groups_of
 from immunize.training.callbacks import Progress, Resuming
 from immunize.training.callbacks.signatures import SIGNATURES
 from tests.commands import Command, run
-from tests.composing import DEEP, OF_OTHER_IMAGES, Run, compose_config, killed, run_tiny_deep, tiny, tiny_deep
-from tests.data.image_files import WNIDS, break_inside, write_cars, write_noise
+from tests.composing import (
+    DEEP,
+    OF_OTHER_IMAGES,
+    Run,
+    compose_config,
+    killed,
+    run_tiny_deep,
+    same_weights,
+    tiny,
+    tiny_deep,
+)
+from tests.data.image_files import break_inside, write_noise
 
 CLOSED_FORM = ["method=closed_form", "method.shrinkage=0.1", "method.budget=10"]  # few images, a map for float32
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves")
@@ -38,11 +47,6 @@ NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / CHECKPOINT)
-
-
-def same(a: Path, b: Path) -> bool:
-    one, two = weights(a), weights(b)
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +85,7 @@ def test_same_seed_same_numbers_and_a_cached_trunk_changes_none(whole: Run, tmp_
     for name in mine:  # other batch sizes in the trunk round differently
         torch.testing.assert_close(mine[name], theirs[name], rtol=1e-3, atol=1e-5)
     assert list((tmp_path / "features").glob("*.safetensors"))
-    assert not same(tmp_path / "other", whole[0])
+    assert not same_weights(tmp_path / "other", whole[0])
     assert other["config_hash"] != whole[1]["config_hash"]
 
 
@@ -237,7 +241,7 @@ def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     record = run_tiny_deep(tmp_path, "resume=true")
     assert record["training"]["fit"]["resumed"] == {"epoch": 1, "step": 2}
     assert record["training"]["fit"]["steps"] == 3 * epoch
-    assert same(tmp_path, whole[0])
+    assert same_weights(tmp_path, whole[0])
     assert all(record[key] == whole[1][key] for key in NUMBERS)
 
 
@@ -281,7 +285,7 @@ def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
         record = run_tiny_deep(folder, *overrides)
         assert record["training"]["fit"]["resumed"] is not None
         assert record["training"]["fit"]["steps"] == max(copies), f"gone on with from {steps}"
-        assert same(folder, tmp_path / "alone"), f"gone on with from {steps}"
+        assert same_weights(folder, tmp_path / "alone"), f"gone on with from {steps}"
         assert all(record[key] == alone[key] for key in NUMBERS)
 
 
@@ -308,7 +312,7 @@ def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> No
     record, whole = (read_record(folder) for folder in reversed(folders))
     assert record["training"]["fit"]["resumed"] is not None
     assert record["training"]["fit"]["steps"] == whole["training"]["fit"]["steps"]
-    assert same(*folders)
+    assert same_weights(*folders)
     assert all(record[key] == whole[key] for key in NUMBERS)
 
 
@@ -366,56 +370,6 @@ def test_unreadable_images_are_counted_when_all_have_been_read(processes: int, t
     assert record["training"]["fit"]["processes"] == processes
     assert record["data"]["harmful"]["skipped"] == {"fit": 0, "held_out": 1}
     assert evaluate.run(tmp_path / "run")[1] == []
-
-
-def write_imagenet(root: Path, rng: np.random.Generator, count: int) -> None:
-    for split in ("train", "val"):
-        for wnid in WNIDS:
-            for number in range(count):
-                write_noise(root / split / wnid / f"{wnid}_{number}.JPEG", rng)
-
-
-def write_noisy_cars(root: Path, rng: np.random.Generator, count: int) -> None:
-    labels = dict.fromkeys(("train", "test"), [1, 2, 3] * count)
-    write_cars(root, labels)
-    for split, of in labels.items():
-        for number in range(len(of)):
-            write_noise(root / f"cars_{split}" / f"{number + 1:05d}.jpg", rng)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "harmful"), [("resnet18", "cars"), ("vit", "country211")])
-def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Path) -> None:
-    """Few images, 64 pixels wide, in few and small groups; IMMUNIZE_FULL=1: as shipped, enough for a group of 100."""
-    rng = np.random.default_rng(0)
-    full = os.environ.get("IMMUNIZE_FULL") == "1"
-    write_imagenet(tmp_path / "imagenet", rng, 34 if full else 2)
-    if harmful == "cars":
-        write_noisy_cars(tmp_path / "stanford_cars", rng, 34 if full else 2)
-    else:
-        most = 52 if full else 3
-        for split, count in (("train", most), ("valid", 1), ("test", most)):
-            for country in ("AD", "AE"):
-                for number in range(count):
-                    write_noise(tmp_path / "country211" / split / country / f"{number}.jpg", rng)
-    less = (
-        *("objective.batch_size=4", "deep.groups=2", "deep.group_size=6", "deep.replicates=2"),
-        "deep.probe_steps={gd:2,least_squares:2,sgd:2,adam:2}",
-    )
-    cfg = compose_config(
-        f"model={model}", f"harmful={harmful}", "model.pretrained=false", f"data_root={tmp_path}",
-        "objective.max_steps=2", "logger=none", *(() if full else (*less, "model.image_size=64")),
-    )  # fmt: skip
-    record = train.run(cfg, tmp_path / "run", quiet=True)
-    assert record["status"] == "finished"
-    assert record["training"]["fit"]["steps"] == 2
-    assert (record["pretrain"], record["network"]["features"]) == ("imagenet", {"resnet18": 512, "vit": 768}[model])
-    assert record["metrics_groups"]["held_out"]["spectrum"]["rir"] > 0
-    table_4 = {"resnet18": (5e-5, 2e6, 3), "vit": (1e-6, 1e8, 2)}[model]
-    objective = record["config"]["objective"]
-    assert (objective["lambda_well"], objective["lambda_ill"], objective["epochs"]) == table_4
-    prefix = "layer4" if model == "resnet18" else "blocks.11"
-    assert all(name.startswith(prefix) for name in record["network"]["trained"])
 
 
 # The safety net.

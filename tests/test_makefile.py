@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,15 @@ def test_old_python_is_refused_with_advice(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "Python 3.11 or newer is needed" in done.stdout
     assert not (tmp_path / ".venv").exists()
+
+
+def test_every_dependency_has_one_lower_bound() -> None:
+    """That `make lowest` installs."""
+    done = make("--silent", "bounds")
+    bounds = dict(line.split("==") for line in done.stdout.splitlines())
+    assert len(bounds) == len(done.stdout.splitlines()), "a package with two bounds"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [line for of in project["optional-dependencies"].values() for line in of]
+    for line in [*project["dependencies"], *extras]:
+        name, bound = re.match(r"([\w-]+)>=([\w.]+)", line).groups()  # type: ignore[union-attr]
+        assert bounds[name] == bound

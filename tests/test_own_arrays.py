@@ -36,10 +36,6 @@ def by_class(data: Any, parts: tuple[tuple[int, ...], tuple[int, ...]]) -> list[
     return found
 
 
-def two(first: Any, second: Any) -> list[Any]:
-    return [*first, *second]
-
-
 MADE: dict[str, Any] = {
     "wine": lambda: by_class(datasets.load_wine(return_X_y=True), ((0, 1), (2,))),
     "breast_cancer": lambda: by_class(datasets.load_breast_cancer(return_X_y=True), ((1,), (0,))),
@@ -51,9 +47,11 @@ MADE: dict[str, Any] = {
         datasets.make_classification(500, 20, n_informative=10, n_redundant=0, n_classes=4, random_state=1),
         ((0, 1), (2, 3)),
     ),
-    "low_rank": lambda: two(
-        *(datasets.make_regression(300, 15, n_informative=5, effective_rank=rank, random_state=rank) for rank in (4, 6))
-    ),
+    "low_rank": lambda: [
+        of
+        for rank in (4, 6)
+        for of in datasets.make_regression(300, 15, n_informative=5, effective_rank=rank, random_state=rank)
+    ],
 }
 
 

@@ -19,7 +19,7 @@ from immunize.errors import UserError
 from immunize.features import load_weights
 from immunize.pipeline.fit import TRAINING
 from immunize.records import CHECKPOINT, read_record
-from tests.composing import Run, compose_config, killed, run_tiny_deep
+from tests.composing import Run, compose_config, killed, run_tiny_deep, same_weights
 
 SMALL = ("model.kwargs.channels=[8,8,16,16]", "augment=false", "epochs=8", "batch_size=64")
 FEW = (*SMALL, "pretrain._target_=tests.composing.FewDigits", "batch_size=32")
@@ -63,11 +63,9 @@ def test_a_fresh_head_is_put_on_the_weights_that_are_there(trained: Run, tmp_pat
 
 
 def test_same_seed_same_weights(tmp_path: Path) -> None:
-    states = []
     for name in "ab":
         pretrain.run(composed(*FEW, "epochs=1"), tmp_path / name, quiet=True)
-        states.append(load_weights(tmp_path / name / CHECKPOINT))
-    assert all((states[0][name] == states[1][name]).all() for name in states[0])
+    assert same_weights(tmp_path / "a", tmp_path / "b")
 
 
 DROPPING = ("epochs=3", "+model.kwargs.drop_rate=0.3", "augment=true")  # all that is drawn at random
@@ -86,8 +84,7 @@ def test_sigterm_then_resume_is_bit_equal(
     assert resumed["training"]["resumed"] == {"epoch": epoch, "step": step}
     assert resumed["steps"] == alone["steps"]
     assert resumed["accuracy"] == alone["accuracy"]
-    states = [load_weights(tmp_path / name / CHECKPOINT) for name in ("alone", "ended")]
-    assert all((states[0][name] == states[1][name]).all() for name in states[0])
+    assert same_weights(tmp_path / "alone", tmp_path / "ended")
     assert not (tmp_path / "ended" / TRAINING).exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from experiments.mutation import page
 from experiments.mutation.__main__ import run
 from experiments.mutation.mutants import Mutant, mutants_of, sample
 from immunize.errors import UserError
+from tests.tampering import csv_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,8 +146,7 @@ def test_a_run_tells_noticed_from_unnoticed_and_goes_on_where_it_stopped(tmp_pat
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        with (tmp_path / "out" / "mutants.csv").open(newline="", encoding="utf-8") as file:
-            return done.stdout, {row["after"]: row for row in csv.DictReader(file)}
+        return done.stdout, {row["after"]: row for row in csv_rows(tmp_path / "out" / "mutants.csv")}
 
     told, rows = mutate("out=out")
     assert rows["return x * 2"]["status"] == "killed"

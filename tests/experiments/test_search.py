@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from immunize.errors import UserError
 from immunize.sweeping.plan import jobs_of
 from tests.composing import compose_config
 from tests.report.making import written
+from tests.tampering import csv_rows
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("closed_form", "ill_only", "imma", "none", "opt_kappa", "ours", "well_only")
@@ -363,8 +363,7 @@ def test_arguments_are_needed_and_known() -> None:
 
 @pytest.mark.parametrize("name", ["search_table3_small", "search_table3_digits"])
 def test_the_table_runs_with_what_its_search_chose(name: str) -> None:
-    with (Path("experiments") / name / "results.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["chosen"] == "true"]
+    rows = [row for row in csv_rows(Path("experiments") / name / "results.csv") if row["chosen"] == "true"]
     axes = {axis: rows[0][axis] for axis in ("model", "harmful")}  # one that the table does not vary has one value
     found = {(row["model"], row["harmful"], row["method"]): float(row[PLACE[row["method"]]]) for row in rows}
     preset = OmegaConf.load(f"conf/experiment/{name.removeprefix('search_')}.yaml")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from experiments.sweep_lambda.study import PARETO, main, run_study
 from immunize.errors import UserError
 from immunize.records import RECORD, read_record
 from tests.commands import Called
+from tests.tampering import csv_rows
 
 DIGITS = ["harmful=digits", "objective.epochs=20", "probe_steps=100"]
 TINY = ["harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=40", "objective.epochs=5", "probe_steps=50"]
@@ -23,11 +23,6 @@ Twice = tuple[Path, dict[str, dict[str, Any]]]
 
 def arguments(out: Path, *more: str, base: list[str] = TINY) -> list[str]:
     return [f"out={out}", *base, *more]
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def records_of(out: Path) -> dict[str, dict[str, Any]]:
@@ -85,7 +80,7 @@ def test_front_is_that_of_the_records(stopped_and_continued: Twice) -> None:
             for other in numbers.values()
         )
     }
-    rows = rows_of(out / PARETO)
+    rows = csv_rows(out / PARETO)
     assert {row["folder"] for row in rows} == best
     for row in rows:
         assert (row["part"], row["estimator"]) == ("validation", "ridge")
@@ -98,7 +93,7 @@ def test_command_of_the_front_is_the_run_with_held_out_rows(
     stopped_and_continued: Twice,
 ) -> None:
     out, _ = stopped_and_continued
-    row = rows_of(out / PARETO)[0]
+    row = csv_rows(out / PARETO)[0]
     words = shlex.split(row["command"])
     assert words[:3] == ["python", "-m", "immunize.train"]
     assert words[3:] == [*DIGITS, f"objective.lambda_ill={row['objective.lambda_ill']}"]
@@ -136,7 +131,7 @@ def test_diverged_trial_counts_and_is_not_on_the_front(tmp_path: Path) -> None:
     run_study(arguments(tmp_path, "n_trials=2", "objective.learning_rate=1e200"))
     assert [record["status"] for record in records_of(tmp_path).values()] == ["diverged"] * 2
     assert [trial.state.name for trial in opened(tmp_path).trials] == ["FAIL"] * 2
-    assert rows_of(tmp_path / PARETO) == []
+    assert csv_rows(tmp_path / PARETO) == []
     run_study(arguments(tmp_path, "n_trials=2", "objective.learning_rate=1e200"))
     assert len(opened(tmp_path).trials) == 2
 
@@ -149,14 +144,14 @@ def test_whatever_is_written_as_a_sweep_is_searched(tmp_path: Path) -> None:
         assert record["training"]["fit"]["steps"] in (3, 4)
         assert record["method"] in ("ill_only", "ours")
         assert record["config"]["objective"]["lambda_ill"] == 1e8  # the row's, since the space is another
-    assert {row["estimator"] for row in rows_of(tmp_path / PARETO)} == {"ridge"}
+    assert {row["estimator"] for row in csv_rows(tmp_path / PARETO)} == {"ridge"}
     searched = {"objective.learning_rate", "objective.epochs", "method"}
     assert all(set(trial.params) == searched for trial in opened(tmp_path).trials)
 
 
 def test_selection_can_be_left_out(tmp_path: Path) -> None:
     run_study(arguments(tmp_path, "n_trials=1", "selection=null"))
-    assert {row["part"] for row in rows_of(tmp_path / PARETO)} == {"fit"}
+    assert {row["part"] for row in csv_rows(tmp_path / PARETO)} == {"fit"}
 
 
 # What is refused.

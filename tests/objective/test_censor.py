@@ -15,17 +15,16 @@ import immunize
 from immunize import train
 from immunize.data.digits import embedded_digits, held_out_mask
 from immunize.errors import UserError
-from immunize.features import DeepExtractor, load_weights
+from immunize.features import DeepExtractor
 from immunize.features.depths import check_depths, features_at
 from immunize.features.extract import Features
 from immunize.objective import DeepSide, DeepStep
 from immunize.objective.attacker import thirds
 from immunize.objective.censor import Censor
 from immunize.pipeline.assemble import method_named
-from immunize.records import CHECKPOINT
 from immunize.spectrum import cross_fitted_correlation
 from tests import reference as ref
-from tests.composing import compose_config, killed, tiny_deep
+from tests.composing import compose_config, killed, same_weights, tiny_deep
 from tests.objective.tiny import CLASSES, network, step_of
 
 CENSOR = ("method=censor", "objective.batch_size=64", "objective.max_steps=6")
@@ -176,8 +175,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, mon
         train.run(tiny_deep(*words), tmp_path / "killed", quiet=True)
     again = train.run(tiny_deep(*words, "resume=true"), tmp_path / "killed", quiet=True)
     assert again["training"]["fit"]["resumed"] is not None
-    one, two = (load_weights(tmp_path / name / CHECKPOINT) for name in ("whole", "killed"))
-    assert all(torch.equal(value, two[name]) for name, value in one.items())
+    assert same_weights(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_a_depth_that_is_not_trained_is_refused_before_training(tmp_path: Path) -> None:

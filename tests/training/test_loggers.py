@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import socket
@@ -17,6 +16,7 @@ import pytest
 from immunize.spectrum import ESTIMATORS
 from immunize.training.loggers import wandb_logger
 from tests.composing import SGD, run_tiny, run_tiny_deep
+from tests.tampering import csv_rows
 
 WATCHED = (
     *("RIR", "ratio_harmful", "ratio_pretrain", "R_well", "R_ill", "kappa_pretrain", "kappa_harmful"),
@@ -42,8 +42,7 @@ def metric_names(record: dict[str, Any]) -> dict[str, float]:
 def test_csv(tmp_path: Path) -> None:
     record = run_tiny(tmp_path, *STEPS, "logger=csv", "figure=true")
     assert files(tmp_path) == {"record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv"}
-    with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "metrics.csv")
     assert [int(row["step"]) for row in rows if row["loss"]] == list(range(6))
     assert [int(row["step"]) for row in rows if row["RIR"]] == [2, 4, 6]
     for name in WATCHED:
@@ -61,8 +60,7 @@ def test_csv(tmp_path: Path) -> None:
 def test_csv_of_an_overwritten_run_starts_anew(tmp_path: Path) -> None:
     run_tiny(tmp_path, *STEPS, "logger=csv")
     run_tiny(tmp_path, *STEPS, "logger=csv", "overwrite=true", "objective.epochs=3")
-    with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
-        assert [int(row["step"]) for row in csv.DictReader(file) if row["loss"]] == [0, 1, 2]
+    assert [int(row["step"]) for row in csv_rows(tmp_path / "metrics.csv") if row["loss"]] == [0, 1, 2]
 
 
 def test_tensorboard(tmp_path: Path) -> None:

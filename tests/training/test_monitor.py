@@ -5,7 +5,6 @@ Early stopping: on rows that are neither fitted nor reported, and with the best 
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +36,7 @@ from tests.composing import (
     theta_of,
     tiny,
 )
+from tests.tampering import csv_rows
 
 
 def test_numbers_are_those_of_the_explicit_hessians() -> None:
@@ -283,11 +283,6 @@ def test_mini_batch_step_is_algorithm_1_on_that_batch() -> None:
         expected = ref.algorithm_1_step(seen.thetas[step], xp, xh, task, 1e-3, 1.0, 1e5)
         assert ref.error(seen.thetas[step + 1] - seen.thetas[step], expected - seen.thetas[step]) < 1e-9
     assert len(seen.batches) == 2
-
-
-def csv_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_loss_and_terms_of_every_step_are_logged(tmp_path: Path) -> None:
