@@ -125,13 +125,6 @@ def test_a_resample_is_the_matrix_with_repeated_rows() -> None:
     assert (resample.values / expected - 1).abs().max() < 1e-9
 
 
-def test_an_extractor_that_changes_nothing_is_known_exactly() -> None:
-    x_p, x_h = ref.gaussian(90, D, seed=11), ref.gaussian(80, D, seed=12)
-    for found in ratios((x_p, x_h, x_p, x_h), replicates=20).values():
-        assert found.ratio.rir == 1
-        assert found.intervals["rir"] == (1, 1)
-
-
 def test_resamples_of_theta_0_are_decomposed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x_p, x_h = ref.gaussian(90, D, seed=31), ref.gaussian(80, D, seed=32)
     decomposed: list[int] = []

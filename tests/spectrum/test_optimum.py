@@ -207,20 +207,6 @@ def test_the_finite_mu_of_a_singular_pair_are_those_of_the_schur_complement() ->
     torch.testing.assert_close(s.mu, generalized_spectrum(k_p[:3, :3], schur).mu, rtol=1e-8, atol=0)
 
 
-def test_shrinkage_tends_to_the_unshrunk_optimum() -> None:
-    k_p, k_h = random_gram(8, 1), random_gram(8, 2)
-    exact = generalized_spectrum(k_p, k_h)
-    errors = [abs(generalized_spectrum(k_p, k_h, shrinkage=rho).rir_star / exact.rir_star - 1) for rho in (1e-5, 1e-8)]
-    assert errors[1] < 1e-5
-    assert errors[1] < errors[0] / 100
-    best = frontier(generalized_spectrum(k_p, k_h, shrinkage=1e-9), 5.0)
-    torch.testing.assert_close(best.theta, frontier(exact, 5.0).theta, rtol=0, atol=1e-5)
-    # ρ → ∞: nothing is known, θ is a multiple of I
-    wide = frontier(generalized_spectrum(k_p, k_h, shrinkage=1e9), 1.0)
-    assert wide.kappa_pretrain_baseline == pytest.approx(1, abs=1e-6)
-    assert float(torch.linalg.cond(wide.theta)) == pytest.approx(1, abs=1e-6)
-
-
 @pytest.mark.parametrize("rho", [0.0, 1e-3])
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 def test_identical_data_give_a_verdict_and_no_crash(rho: float, factor: float) -> None:

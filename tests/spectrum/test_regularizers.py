@@ -13,7 +13,6 @@ from torch import Tensor
 
 from immunize.features import preconditioned_linear
 from immunize.spectrum import (
-    compress_rows,
     kappa,
     kappa_of_features,
     r_ill,
@@ -132,21 +131,6 @@ def test_upstream_gradient_multiplies(name: str) -> None:
         assert error(scaled, -3 * plain) < 1e-14
 
 
-@every_function
-def test_compressed_rows_give_the_same_value_and_theta_gradient(name: str) -> None:
-    function = FEATURES[name][0]
-    theta = ref.extractor(6, seed=11)
-    for x in (ref.gaussian(40, 6, seed=12), ref.features_with_eigenvalues([5.0, 3.0, 2.0, 1.0], 40, 6, seed=12)):
-        rows = compress_rows(x)
-        assert float(function(rows @ theta)) == pytest.approx(float(function(x @ theta)), rel=1e-11)
-        for preconditioned in (False, True):
-            over_all, over_rows = (
-                gradient(lambda t, m=m: function(m @ theta, t) if preconditioned else function(m @ t), theta)  # noqa: B023
-                for m in (x, rows)
-            )
-            assert error(over_rows, over_all) < 1e-11
-
-
 # --- against finite differences -----------------------------------------------------------------------------------
 
 
@@ -159,14 +143,6 @@ def check(function: Callable[[Tensor], Tensor], at: Tensor) -> None:
 def test_gradcheck_of_a_matrix(name: str, rows: int, columns: int) -> None:
     s = ref.matrix_with_singular_values(torch.linspace(3, 1, min(rows, columns)), rows, columns, seed=13)
     check(MATRIX[name][0], s)
-
-
-@every_function
-@every_shape
-def test_gradcheck_of_features(name: str, rows: int, columns: int) -> None:
-    # With fewer rows than columns H is rank-deficient, and the function is smooth: its rank cannot change.
-    f = ref.features_with_eigenvalues(torch.linspace(4, 1, min(rows, columns)), rows, columns, seed=14)
-    check(FEATURES[name][0], f)
 
 
 @every_function

@@ -90,17 +90,6 @@ def test_equal_eigenvalues_have_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
-@pytest.mark.parametrize("shape", [TALL, WIDE])
-def test_scale_shift_and_rotation_change_nothing(shape: tuple[int, int], kernel: Kernel) -> None:
-    x, y, judged = task(*shape)
-    other = 1e4 * (x @ ref.orthogonal(shape[1], seed=3)) - 7
-    torch.testing.assert_close(in_sample_share(other, y, kernel=kernel), in_sample_share(x, y, kernel=kernel))
-    torch.testing.assert_close(
-        cross_fitted_correlation(other, y, judged, kernel=kernel), cross_fitted_correlation(x, y, judged, kernel=kernel)
-    )
-
-
-@pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_the_share_falls_in_rho_from_least_squares_to_nothing(kernel: Kernel) -> None:
     x, y, _ = task(*TALL)
     rhos = (1e-12, 1e-3, 1e-1, 1e1, 1e9)
@@ -124,17 +113,6 @@ def test_two_columns_of_zeros_and_ones_are_one_target() -> None:
     torch.testing.assert_close(
         cross_fitted_correlation(x, labels, judged), cross_fitted_correlation(x, labels.double(), judged)
     )
-
-
-def test_separable_classes_are_learned_and_noise_does_not_carry_over() -> None:
-    y = torch.arange(400) % 4
-    x = 10 * torch.eye(4, 6, dtype=torch.float64)[y] + ref.gaussian(400, 6, seed=1)
-    judged = torch.arange(400) >= 200
-    assert bool((in_sample_share(x, y) > 0.9).all())
-    assert bool((cross_fitted_correlation(x, y, judged) > 0.95).all())
-    noise = ref.gaussian(400, 150, seed=2)
-    assert bool((in_sample_share(noise, y, (1e-3,)) > 0.3).all())  # memorized
-    assert bool((cross_fitted_correlation(noise, y, judged).abs() < 0.15).all())
 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])

@@ -199,10 +199,6 @@ def test_a_training_that_ended_before_its_first_look_has_no_best() -> None:
     assert stop.facts(None)["early_stopping"] == {"best_step": None, "best_val_log_rir": None}
 
 
-def test_more_patience_takes_more_steps() -> None:
-    assert walk(seed=2, epochs=60, patience=1)[4] < walk(seed=2, epochs=60, patience=4)[4] < 60
-
-
 def test_a_run_stops_early_and_evaluates_what_it_kept(tmp_path: Path) -> None:
     overrides = (*STOPPING, "objective.epochs=200", "objective.patience=2", "objective.learning_rate=0.3")
     record = run_tiny(tmp_path, *overrides)
