@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from immunize.features import OF_LINEAR, LinearExtractor, Precondition, preconditioned_linear
-from immunize.spectrum import compress_rows, condition_number, r_ill_of_features, r_well_of_features, spectrum_of
+from immunize.spectrum import condition_number, r_ill_of_features, r_well_of_features, spectrum_of
 from tests import reference as ref
 from tests.reference import error, gradient
 
@@ -116,18 +116,6 @@ def test_every_view_sends_its_named_gradient_to_theta(precondition: Precondition
         "none": plain,
     }[precondition]
     assert error(module.theta.grad, expected) < 1e-9
-
-
-@pytest.mark.parametrize("precondition", OF_LINEAR)
-@pytest.mark.parametrize("n", [30, 4])
-def test_compressed_rows_send_the_same_gradient(precondition: Precondition, n: int) -> None:
-    module = extractor(6, seed=16, ridge=0.1)
-    x = ref.features_with_eigenvalues(torch.linspace(5, 1, 4), n, 6, seed=17)
-    gradients = []
-    for rows in (x, compress_rows(x)):
-        view = module.spectral_view(rows, precondition)
-        gradients += torch.autograd.grad(r_ill_of_features(view.features, view.theta), module.theta)
-    assert error(gradients[1], gradients[0]) < 1e-11
 
 
 @pytest.mark.parametrize("precondition", ["dummy", "literal"])

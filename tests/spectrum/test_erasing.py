@@ -96,13 +96,6 @@ def test_the_map_is_equivariant_to_invertible_linear_maps_of_all_features() -> N
     torch.testing.assert_close(turned(x_h @ turn + 5), r(x_h) @ turn + 5, rtol=1e-8, atol=1e-8)
 
 
-def test_what_stays_is_uncorrelated_over_d_p_with_what_is_taken() -> None:
-    x_p, x_h, y = data()
-    r = erase(x_p, x_h, y, shrinkage=0.0)
-    kept, taken = r(x_p) - x_p.mean(0), x_p - r(x_p)
-    assert float((kept.T @ taken).abs().max()) < 1e-10 * float((x_p.T @ x_p).abs().max())
-
-
 def test_a_target_is_one_direction_and_explains_nothing_afterwards() -> None:
     x_p, x_h, _ = data()
     y = x_h[:, 3] + 0.1 * ref.gaussian(len(x_h), seed=9)

@@ -287,12 +287,6 @@ def test_small_negative_eigenvalues_are_rounding_and_larger_ones_are_not() -> No
         generalized_spectrum(skew, diagonal(1.0, 0.5))
 
 
-def test_a_multiple_is_aligned_and_what_can_be_told_apart_is_not() -> None:
-    k_p = diagonal(1.0, 0.5)
-    assert generalized_spectrum(k_p, 3 * k_p).aligned
-    assert not generalized_spectrum(k_p, diagonal(1.0, 0.4)).aligned
-
-
 def test_a_forecast_has_every_fact_of_its_pair() -> None:
     k_p, k = falling(1), falling(2).flip(0, 1)
     s = generalized_spectrum(k_p, k, shrinkage=(1e-3, 1e-2))

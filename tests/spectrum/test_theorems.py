@@ -241,14 +241,6 @@ def test_ill_bound_is_sharp_where_only_sigma_k_is_far_from_the_rest() -> None:
         assert change == pytest.approx(0, abs=1e-12) if sign == 0 else change * sign > 1e-4
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_bounds_scale_with_the_units(scale: float) -> None:
-    # 2ηg is dimensionless: g ~ σ for R_well, and g ~ σ^-3 for R_ill
-    sigma = torch.tensor([1.4, 1.3, 1.2], dtype=torch.float64)
-    assert well_step_bound(scale * sigma, 3) == pytest.approx(well_step_bound(sigma, 3) / scale, rel=1e-12)
-    assert ill_step_bound(scale * sigma) == pytest.approx(ill_step_bound(sigma) * scale**3, rel=1e-12)
-
-
 # --- what the paper prints ----------------------------------------------------------------------------------------
 
 
