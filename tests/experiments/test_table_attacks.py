@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from experiments import demo
 from experiments.table_attacks import __main__ as table_attacks
 from experiments.table_attacks.__main__ import CELLS, run
 from experiments.table_attacks.jobs import Job, waves
 from immunize.errors import UserError
 from immunize.records import ATTACK_RECORD
 from immunize.report.attacks.page import report_attacks
-from immunize.report.attacks.records import load_attacks
+from immunize.report.attacks.records import Attacks, load_attacks
 from tests.attacking import TINY_GRID
 from tests.commands import run as run_command
 from tests.composing import run_tiny
@@ -147,3 +148,34 @@ def test_a_run_that_cannot_be_attacked_is_named(sweep: Path, tmp_path: Path, mon
     monkeypatch.setattr(table_attacks, "attack", lambda job: "its data are gone")
     with pytest.raises(UserError, match=r"synthetic.*: its data are gone"):
         run(arguments(sweep, tmp_path))
+
+
+# The demo: its table holds the numbers of the attack records.
+
+
+def test_both_methods_are_attacked_and_shown_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "BUDGET", ("attack=quick", "attack.budget.steps=40", "tiers=[T0,T2]", "seeds=[0]"))
+    figure = demo.run([f"out={tmp_path}"], shorter=("figure=false", "probe_steps=50"))
+    *_, last = printed = capsys.readouterr().out.splitlines()
+    assert last == str(figure)
+    assert figure.is_file()
+    records = {method: json.loads((tmp_path / method / ATTACK_RECORD).read_text()) for method in demo.METHODS}
+    assert max(map(len, printed[:-1])) <= 100
+    rows = [line.split()[-3:] for line in printed]
+    for method, record in records.items():
+        for task in ("harmful", "pretrain"):
+            tiers = record["results"][task]["immunized"]
+            assert [method, *(f"{tiers[tier]['score']['mean']:.3g}" for tier in ("T0", "T2"))] in rows
+        assert any(line.startswith(f"{method}: RIR ") for line in printed)
+    harmful = records["erase"]["results"]["harmful"]["immunized"]
+    for tier in harmful.values():
+        assert tier["score"]["mean"] <= 0.3
+        assert tier["score_reference"]["mean"] >= 0.9
+
+
+def test_the_committed_table_is_what_its_records_make() -> None:
+    folder = ROOT / "experiments" / "demo"
+    table = demo.table_of(Attacks.of(load_attacks(folder)))
+    assert table.markdown() == (folder / "table.md").read_text(encoding="utf-8")

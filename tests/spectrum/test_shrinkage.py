@@ -152,15 +152,6 @@ def test_infeasible_budgets_are_explained() -> None:
     assert "(b)" in easy.reason
 
 
-def test_identical_data_cannot_be_immunized() -> None:
-    x = drawn(100, 1, 1)
-    best = closed_form(x, x, budget="auto", shrinkage="auto")
-    assert best.kappa_gen <= 1 + 1e-6
-    assert best.rir == pytest.approx(1, rel=1e-6)
-    assert not best.budget_choice.feasible
-    assert any("cannot be immunized" in note for note in best.notes)
-
-
 X_P, X_H = drawn(40, 1, 1), drawn(40, 2, 2)
 NAN = X_H.clone()
 NAN[0, 0] = math.nan
