@@ -76,9 +76,7 @@ def test_ours_raises_rir_and_leaves_the_network_alone(network: Network) -> None:
     assert "RIR" in str(found)
 
 
-def test_d_p_is_kept_by_the_answers_of_theta_0_unless_its_labels_are_asked_for(
-    network: Network,
-) -> None:
+def test_d_p_is_kept_by_the_answers_of_theta_0_unless_its_labels_are_asked_for(network: Network) -> None:
     answers, labels = (immunized(network, keep=keep) for keep in ("answers", "labels"))
     assert answers.ratios["spectrum"].intervals["rir"][0] > 1
     assert answers.accuracy["agreement"] > labels.accuracy["agreement"] + 10

@@ -181,12 +181,10 @@ def test_theta_can_be_used_on_rows_as_they_were_read(wine: tuple[Path, list[str]
     saved = load_file(folder / "run" / CHECKPOINT)
     raw = {role: np.load(folder / f"{role}.npz")["x"] for role in ("pretrain", "harmful")}
     data = data_of(compose_config(*given))
-    assert data.held_out is not None
     assert data.scale is not None
     for role in ("pretrain", "harmful"):
         own = data.source(role).load()  # type: ignore[arg-type]
         for part, standardized in ((own.fit, data.fit), (own.held_out, data.held_out)):
-            assert part is not None
             mapped = (part.x.numpy() - saved["columns.mean"]) * saved["columns.scale"]
             np.testing.assert_allclose(mapped, standardized.of(role).x.numpy(), rtol=1e-12, atol=1e-12)  # type: ignore[arg-type]
         assert len(raw[role]) == len(data.fit.of(role)) + len(data.held_out.of(role))  # type: ignore[arg-type]

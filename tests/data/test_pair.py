@@ -202,33 +202,30 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         module(**options)
 
 
-def test_nan_and_inf_are_counted_and_located() -> None:
-    x = torch.ones(4, 2, dtype=torch.float64)
-    x[0, 1], x[3, 1] = math.nan, -math.inf
-    with pytest.raises(DataError, match=r"rows4 \(harmful, fit\): 2 features are NaN or Inf, the first in column 1"):
-        with_x(x).setup()
-    y = torch.tensor([0.0, math.inf, 1.0, 2.0], dtype=torch.float64)
-    with pytest.raises(DataError, match=r"rows4 \(harmful, fit\): 1 targets are NaN or Inf"):
-        with_x(torch.ones(4, 2, dtype=torch.float64), y).setup()
+def of(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("n", [0, 1])
-def test_too_few_rows(n: int) -> None:
-    with pytest.raises(DataError, match=rf"rows4 \(harmful, fit\): N = {n} rows"):
-        with_x(torch.ones(n, 2, dtype=torch.float64)).setup()
-
-
-def test_zeros_shapes_and_types() -> None:
-    with pytest.raises(DataError, match="a matrix of zeros"):
-        with_x(torch.zeros(4, 2, dtype=torch.float64)).setup()
-    with pytest.raises(DataError, match=r"all 2 columns are constant \(0, 1\): the 4 rows are one and the same"):
-        with_x(torch.ones(4, 2, dtype=torch.float64)).setup()
-    with pytest.raises(DataError, match=r"rows4.*has 2 features.*rows4.*has 3; one extractor"):
-        with_x(torch.eye(4, 3, dtype=torch.float64)).setup()
-    with pytest.raises(DataError, match=r"torch\.float32 features"):
-        with_x(torch.ones(4, 2)).setup()
-    with pytest.raises(DataError, match=r"features of shape \(4, 2\) and targets of shape \(3,\)"):
-        with_x(torch.ones(4, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)).setup()
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (
+            of([1, math.nan], [1, 1], [1, 1], [1, -math.inf]),
+            None,
+            r"rows4 \(harmful, fit\): 2 features are NaN or Inf, the first in column 1",
+        ),
+        (torch.ones(4, 2).double(), of([0, math.inf, 1, 2])[0], r"rows4 \(harmful, fit\): 1 targets are NaN or Inf"),
+        *((torch.ones(n, 2).double(), None, rf"rows4 \(harmful, fit\): N = {n} rows") for n in (0, 1)),
+        (torch.zeros(4, 2).double(), None, "a matrix of zeros"),
+        (torch.ones(4, 2).double(), None, r"all 2 columns are constant \(0, 1\): the 4 rows are one and the same"),
+        (torch.eye(4, 3).double(), None, r"rows4.*has 2 features.*rows4.*has 3; one extractor"),
+        (torch.ones(4, 2), None, r"torch\.float32 features"),
+        (torch.ones(4, 2).double(), torch.zeros(3).double(), r"features of shape \(4, 2\) and targets of shape \(3,\)"),
+    ],
+)
+def test_rows_that_cannot_be_learned_from_are_refused(x: torch.Tensor, y: torch.Tensor | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        with_x(x, y).setup()
 
 
 def test_held_out_rows_are_checked_too() -> None:

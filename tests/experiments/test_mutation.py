@@ -148,7 +148,7 @@ def test_a_run_tells_noticed_from_unnoticed_and_goes_on_where_it_stopped(tmp_pat
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout, {row["after"]: row for row in csv_rows(tmp_path / "out" / "mutants.csv")}
 
-    told, rows = mutate("out=out")
+    _, rows = mutate("out=out")
     assert rows["return x * 2"]["status"] == "killed"
     assert "test_half" in rows["return x * 2"]["test"]
     assert rows["def half(x: int = 5) -> float:"]["test"].endswith("test_half_by_default")
@@ -169,7 +169,6 @@ def test_a_run_tells_noticed_from_unnoticed_and_goes_on_where_it_stopped(tmp_pat
     more, better = mutate("out=out", "again=survived")
     assert better["return self.size * 3"]["status"] == "killed"
     assert int(more.split(" of ")[1].split(":")[0]) < len(rows)
-    del told
 
 
 def test_tests_that_fail_anyway_are_an_error(tmp_path: Path) -> None:

@@ -45,9 +45,7 @@ def stopped_and_continued(tmp_path_factory: pytest.TempPathFactory) -> Twice:
     return out, before
 
 
-def test_trials_are_real_runs_with_their_records(
-    stopped_and_continued: Twice,
-) -> None:
+def test_trials_are_real_runs_with_their_records(stopped_and_continued: Twice) -> None:
     out, _ = stopped_and_continued
     records = records_of(out)
     assert len(records) == TRIALS
@@ -89,9 +87,7 @@ def test_front_is_that_of_the_records(stopped_and_continued: Twice) -> None:
     assert [float(row["ratio_pretrain"]) for row in rows] == sorted(float(row["ratio_pretrain"]) for row in rows)
 
 
-def test_command_of_the_front_is_the_run_with_held_out_rows(
-    stopped_and_continued: Twice,
-) -> None:
+def test_command_of_the_front_is_the_run_with_held_out_rows(stopped_and_continued: Twice) -> None:
     out, _ = stopped_and_continued
     row = csv_rows(out / PARETO)[0]
     words = shlex.split(row["command"])

@@ -35,9 +35,7 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return folder, train.run(compose_config(*DIGITS), folder)
 
 
-def test_linear_classifiers_are_at_chance_on_held_out_digits_and_d_p_is_kept(
-    digits_run: Run,
-) -> None:
+def test_linear_classifiers_are_at_chance_on_held_out_digits_and_d_p_is_kept(digits_run: Run) -> None:
     folder, record = digits_run
     theta = theta_of(folder, 64)
     assert record["training"]["fit"]["steps"] == 0
@@ -55,9 +53,7 @@ def test_linear_classifiers_are_at_chance_on_held_out_digits_and_d_p_is_kept(
         assert score("pretrain", classifier, theta) >= score("pretrain", classifier, torch.eye(64).double()) - 0.01
 
 
-def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(
-    digits_run: Run,
-) -> None:
+def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(digits_run: Run) -> None:
     folder, record = digits_run
     for part in ("fit", "held_out"):
         harmful = record["separability"][part]["harmful"]

@@ -25,10 +25,6 @@ WATCHED = (
 STEPS = ("objective.epochs=6", "log_every=1", "monitor_every=2", "probe_steps=20")
 
 
-def files(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 def metric_names(record: dict[str, Any]) -> dict[str, float]:
     """The final numbers by the names that loggers get."""
     return {
@@ -41,7 +37,8 @@ def metric_names(record: dict[str, Any]) -> dict[str, float]:
 
 def test_csv(tmp_path: Path) -> None:
     record = run_tiny(tmp_path, *STEPS, "logger=csv", "figure=true")
-    assert files(tmp_path) == {"record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv"}
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv"}
     rows = csv_rows(tmp_path / "metrics.csv")
     assert [int(row["step"]) for row in rows if row["loss"]] == list(range(6))
     assert [int(row["step"]) for row in rows if row["RIR"]] == [2, 4, 6]
