@@ -378,7 +378,7 @@ def test_a_head_that_is_not_used_once_has_no_released_features() -> None:
     assert released_features(Twice(1), x) is x
 
 
-# --- the documentation ----------------------------------------------------------------------------------------------
+# --- without an inverse, and what is released of networks -------------------------------------------------------------
 
 
 def test_a_map_without_inverse_is_appended_and_leaves_the_head_as_it_is() -> None:
