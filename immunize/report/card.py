@@ -22,7 +22,6 @@ from immunize.report.loading import check_same_run, lacking_is_told, read_source
 from immunize.report.naming import RATIOS, data_name, fit_rows, run_title
 from immunize.report.one_run import carried_over, each_set, separability_lines, sets_table, weakest_told
 from immunize.report.provenance import machine_name
-from immunize.report.table import Table, short
 from immunize.report.templates import asset, filled_in
 
 CARD_JSON, CARD_MD = "card.json", "CARD.md"
@@ -97,10 +96,10 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         CARD_MD,
         card=card,
         front_matter=front_matter(card),
-        ratios=_ratio_table(card).markdown(heading=False),
+        with_infinities=with_infinities,
         separability=separability_lines(card["separability"]),
         each_set=each,
-        **grid_parts(attack),
+        **({} if attack is None else grid_parts(attack)),
     )
 
 
@@ -186,22 +185,6 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
         "not_tried": not_tried(attack),
         "sentences": {task: verdict_sentence(attack, task) for task in tasks},
     }
-
-
-def _ratio_table(card: dict[str, Any]) -> Table:
-    groups = card.get("groups", {})
-    protocols = {"ratios": "", "ratios_groups": ", {count} groups of {size}".format(**groups) if groups else ""}
-    rows = [
-        [
-            f"{part.replace('_', ' ')}{words}",
-            f"`{estimator}`",
-            *(short(numbers[n]) for numbers in [with_infinities(of)] for n in RATIOS),
-        ]
-        for name, words in protocols.items()
-        for part, estimators in card.get(name, {}).items()
-        for estimator, of in estimators.items()
-    ]
-    return Table("", ("part", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑"), rows)
 
 
 def _theta_0(record: dict[str, Any]) -> dict[str, str]:

@@ -314,15 +314,9 @@ def leaves(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
 def _kept(record: Mapping[str, Any]) -> _Record:
     kept = {key: value for key, value in record.items() if key not in _LEFT_OUT}
     root = kept.get("config", {}).get("data_root")
-    return _replaced(kept, root) if isinstance(root, str) and len(root) > 1 and "/" in root else kept
-
-
-def _replaced(value: Any, root: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _replaced(item, root) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replaced(item, root) for item in value]
-    return value.replace(root, _DATA_ROOT) if isinstance(value, str) else value
+    if isinstance(root, str) and len(root) > 1 and "/" in root:
+        kept = json.loads(json.dumps(kept).replace(json.dumps(root)[1:-1], _DATA_ROOT))
+    return kept
 
 
 def _text(value: Any) -> str:

@@ -15,6 +15,7 @@ THETA_0 = "theta_0"
 """What a published row of no method at all, "Init. θ_0", has for one."""
 _ALL = ("source", "method", "name", "quantity", "value", "std")
 _QUANTITIES = (*RATIOS, ACCURACY, "log_rir", "failed_pairs")
+_JUDGED = ("rir", "ratio_pretrain")
 _OWN = (("pretrain_digit", "harmful_digit"), ("architecture", "harmful"))
 """Further columns of tables of linear models, and of networks."""
 
@@ -54,18 +55,17 @@ def read_published(path: Path) -> list[Published]:
     import pandas as pd
 
     rows = pd.read_csv(path, dtype=str, na_filter=False)
-    if set(rows.columns) - set(_ALL) not in map(set, _OWN) or not set(_ALL) <= set(rows.columns):
+    sides = next((own for own in _OWN if {*_ALL, *own} == {*rows.columns}), None)
+    if sides is None:
         raise ValueError(f"{path} needs the columns {', '.join(_ALL)}, and {' or '.join(map(' and '.join, _OWN))}")
-    sides = next(own for own in _OWN if own[0] in rows.columns)
     found = []
     for line, row in enumerate(rows.to_dict("records"), start=2):
-        pair = "→".join(row[side] for side in sides) if all(row[side] for side in sides) else ""
+        pair = "→".join(filter(None, (row.pop(side) for side in sides)))
         if row["quantity"] not in _QUANTITIES:
             raise ValueError(f"{path}, line {line}: unknown quantity {row['quantity']!r}")
         try:
-            std = float(row["std"]) if row["std"] else None
-            place = (row["source"], row["method"], row["name"], row["quantity"], pair)
-            found.append(Published(*place, float(row["value"]), std))
+            numbers = {"value": float(row["value"]), "std": float(row["std"]) if row["std"] else None}
+            found.append(Published(**{**row, **numbers}, pair=pair))
         except ValueError as error:
             raise ValueError(f"{path}, line {line}: {error}") from None
     return found
@@ -100,32 +100,22 @@ def elsewhere(runs: Runs, published: Sequence[Published]) -> list[str]:
     return [f"Also published for {where}: {source}, {', '.join(told)}." for source, told in by_source.items()]
 
 
-def differences(runs: Runs, published: Sequence[Published]) -> list[str]:
-    """Sentences on every method that fails in the paper but not here, or the reverse; and which come out as there.
+Compared = tuple[str, Sequence[Published], Sequence[float], bool, bool]
+"""A method, its published RIR and (ii), ours, and whether it succeeds there, and here."""
+
+
+def compared(runs: Runs, published: Sequence[Published]) -> list[Compared]:
+    """Of every method that was published: its RIR and (ii), ours, and whether it succeeds there, and here.
 
     A method succeeds where its mean RIR is above 1 and its mean (ii) is not, so that the pre-training task became no
     harder. Ours are by `released` on `fit`, as the published numbers are.
     """
-    sentences, alike = [], []
+    found: list[Compared] = []
     for method in runs.methods:
-        rir, ratio = (find(published, method, quantity) for quantity in ("rir", "ratio_pretrain"))
-        ours = [
-            summary_of(list(runs.numbers(method, "fit", "released", quantity).values()))
-            for quantity in ("rir", "ratio_pretrain")
-        ]
-        if rir is None or ratio is None or ours[0] is None or ours[1] is None:
-            continue
-        then = rir.value > 1 and ratio.value <= 1
-        if then == (ours[0].mean > 1 and ours[1].mean <= 1):
-            alike.append(f"`{method}` ({'succeeds' if then else 'fails'})")
-            continue
-        where = "fails here but not in the paper" if then else "fails in the paper but not here"
-        sentences.append(
-            f"`{method}` {where}: RIR is {short(rir.value)} in {rir.source} and {short(ours[0].mean)} here, (ii) is "
-            f"{short(ratio.value)} and {short(ours[1].mean)}."
-        )
-    if alike:
-        sentences.append(
-            f"By RIR > 1 and (ii) ≤ 1 (`released`, `fit`) these come out as in the paper: {', '.join(alike)}."
-        )
-    return sentences
+        theirs = [one for name in _JUDGED if (one := find(published, method, name)) is not None]
+        groups = [list(runs.numbers(method, "fit", "released", name).values()) for name in _JUDGED]
+        ours = [summary.mean for of in groups if (summary := summary_of(of)) is not None]
+        if len(theirs) == len(ours) == len(_JUDGED):
+            then, now = (rir > 1 and ratio <= 1 for rir, ratio in ([one.value for one in theirs], ours))
+            found.append((method, theirs, ours, then, now))
+    return found

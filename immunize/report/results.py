@@ -11,7 +11,7 @@ import numpy as np
 from immunize.report.loading import infinite, verdict_on
 from immunize.report.naming import PARTS, RATIOS, pair_title
 from immunize.report.provenance import validity_notes
-from immunize.report.published import ACCURACY, THETA_0, Published, cell, differences, elsewhere, find, network_pair
+from immunize.report.published import ACCURACY, THETA_0, Published, cell, compared, elsewhere, find, network_pair
 from immunize.report.runs import Runs, expected_runs, experiment_of, swept
 from immunize.report.table import NOTHING, Table, share, short, summary_of, summary_text, under
 from immunize.report.templates import filled_in
@@ -96,30 +96,18 @@ def linear_tables(runs: Runs, published: Sequence[Published]) -> str:
     return filled_in(
         "linear.md",
         runs=runs,
-        how=how(runs),
         ratios=ratios,
         validity=validity_notes(runs),
         sources=sources,
         comparison=ratios("released", sources),
-        differences=[*_relative_spreads(runs, published), *differences(runs, published)],
+        theirs=find(published, "ours", "rir"),
+        ours=summary_of(list(runs.numbers("ours", "fit", "released", "rir").values())),
+        compared=compared(runs, published),
         rhos=_rhos([runs]),
         held=_verdicts([runs], _both_parts(HELD, "spectrum", runs=runs), ["metrics"]),
         steps=_steps(runs),
         spreads=SPREADS if len(runs.pairs) > 1 else [],
         spread=lambda part, estimator: _spread(runs, part, estimator),
-    )
-
-
-def how(runs: Runs) -> str:
-    """What the two numbers of a cell are."""
-    if len(runs.seeds) < 2:
-        over = f"the {len(runs.pairs)} pairs" if len(runs.pairs) > 1 else "one run"
-        return f"mean over {over}, no spread: there is one seed" if len(runs.pairs) > 1 else over
-    if len(runs.pairs) == 1:
-        return f"mean ± standard deviation (n − 1) over {runs.seeds_text()}"
-    return (
-        f"mean over {len(runs.pairs)} pairs of mean ± standard deviation (n − 1) over {runs.seeds_text()}, the "
-        "convention of the paper's Table 2"
     )
 
 
@@ -158,17 +146,6 @@ def _spread(runs: Runs, part: str, estimator: str) -> str:
 
     columns = ("min", "25 %", "median", "75 %", "max", "pairs with RIR > 1 at every seed", "worst pairs")
     return rows_of([runs], under(f"{part}, {estimator}, {runs.size_text(part)}", columns), cells)
-
-
-def _relative_spreads(runs: Runs, published: Sequence[Published]) -> list[str]:
-    theirs = find(published, "ours", "rir")
-    ours = summary_of(list(runs.numbers("ours", "fit", "released", "rir").values()))
-    if theirs is None or not theirs.std or ours is None or ours.spread is None:
-        return []
-    return [
-        f"RIR of `ours`: {ours.mean / theirs.value:.3g} times the paper's; its standard deviation is "
-        f"{ours.spread / ours.mean:.1%} of its mean here, {theirs.std / theirs.value:.1%} in the paper."
-    ]
 
 
 def verdict_counts(records: Iterable[dict[str, Any]], part: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -239,8 +239,6 @@ def experiment_of(record: dict[str, Any]) -> tuple[str, bool]:
 
 def _check_settings(records: Sequence[dict[str, Any]]) -> None:
     settings: dict[str, dict[str, str]] = {}
-    hashes: dict[str, str | None] = {}
-    seen: set[RunId] = set()
     starts: dict[tuple[str, int], dict[str, str]] = {}
     for record in records:
         flat = flat_settings(record)
@@ -249,8 +247,6 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
                 f"runs of method {record['method']} differ in {_listed(differing)}; move those of an older "
                 "configuration out of the folder"
             )
-        if record.get("data_hash") != hashes.setdefault(pair_label(record), record.get("data_hash")):
-            raise ValueError(f"runs on {pair_label(record)} were made on different data: their data hashes differ")
         start = _theta_0(record)
         known = starts.setdefault((pair_label(record), record["seed"]), start)
         if any(start[name] != known[name] for name in start.keys() & known.keys()):
@@ -258,9 +254,26 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
                 f"runs on {pair_label(record)} with seed {record['seed']} began with different θ_0; move those of an "
                 "older one out of the folder"
             )
-        if (one := run_id(record)) in seen:
-            raise ValueError(f"the run {one[1]}, {one[0]}, seed {one[2]} is there twice")
-        seen.add(one)
+    check_once(records, pair_label)
+
+
+def check_once(records: Sequence[dict[str, Any]], name_of: Callable[[dict[str, Any]], str]) -> None:
+    """Refuse records of one run, or of different data under one name.
+
+    Args:
+        records: of runs or of attacks on them.
+        name_of: a record's data sets.
+
+    Raises:
+        ValueError: a run is there twice, or runs on data sets of one name have different data.
+    """
+    hashes: dict[str, str | None] = {}
+    for record in records:
+        if record.get("data_hash") != hashes.setdefault(name_of(record), record.get("data_hash")):
+            raise ValueError(f"runs on {name_of(record)} were made on different data: their data hashes differ")
+    for (method, name, seed), count in Counter((r["method"], name_of(r), r["seed"]) for r in records).items():
+        if count > 1:
+            raise ValueError(f"the run {method}, {name}, seed {seed} is there twice")
 
 
 def _theta_0(record: dict[str, Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich.console import Console
 
 from immunize.config import NOT_HASHED
@@ -115,12 +116,13 @@ class Varied:
         for group in groups:
             flat = {k: v for k, v in flat_settings(group[0]).items() if not k.startswith(_PLACES)}
             by_pair[_kind(group[0]), pair_title(group[0])].append(flat)
-        found: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+        self._keys: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         for (kind, _), flats in by_pair.items():
-            keys = dict.fromkeys(key for flat in flats for key in flat)
-            differing = [key for key in keys if len({flat.get(key) for flat in flats}) > 1]
-            found[kind].update(dict.fromkeys(_without_twins(differing, flats)))
-        self._keys = {kind: list(keys) for kind, keys in found.items()}
+            settings = pd.DataFrame(flats)
+            differing = settings.columns[settings.nunique(dropna=False) > 1]
+            ordered = sorted(differing, key=lambda name: (not name.startswith("objective."), name))
+            # one that always changes together with an earlier one says nothing more: a method repeats what its row has
+            self._keys[kind] |= dict.fromkeys(settings[ordered].T.drop_duplicates().index)
         self._several_models = len({model for model, _ in self._keys}) > 1
 
     def values_of(self, record: dict[str, Any]) -> tuple[str | None, ...]:
@@ -142,14 +144,6 @@ class Varied:
 
 def _kind(record: dict[str, Any]) -> tuple[str, str]:
     return record["model"], record["method"]
-
-
-def _without_twins(keys: Sequence[str], flats: Sequence[dict[str, str]]) -> list[str]:
-    """Settings that always change together with an earlier one say nothing more: a method repeats what its row has."""
-    seen: dict[tuple[str | None, ...], str] = {}
-    for key in sorted(keys, key=lambda k: (not k.startswith("objective."), k)):
-        seen.setdefault(tuple(flat.get(key) for flat in flats), key)
-    return list(seen.values())
 
 
 def _by_value(text: str | None) -> tuple[int, float, str]:

@@ -10,6 +10,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoesca
 from markupsafe import Markup, escape
 
 from immunize.report.naming import HARDER_BY, NO_HARDER
+from immunize.report.table import short
 
 _CODE = re.compile(r"`([^`]*)`")
 
@@ -38,6 +39,6 @@ def filled_in(name: str, /, **values: Any) -> str:
         keep_trailing_newline=True,
         undefined=_Lacking,
     )
-    templates.globals |= {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}"}
+    templates.globals |= {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}", "short": short}
     templates.filters["coded"] = lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
     return templates.get_template(name).render(**values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,11 @@ from immunize.evaluation.attacks import RESOURCES
 from immunize.records import ATTACK_RECORD
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import interval_text, middle
-from immunize.report.attacks.page import horizon_figure, outcome, plane_figure, report_attacks
+from immunize.report.attacks.page import horizon_figure, plane_figure, report_attacks
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
 from immunize.report.attacks.tables import attack_tables, held_counts, unbroken_counts
-from immunize.report.table import Table
 from tests.commands import Called
-from tests.report.making import with_change
-
-Record = dict[str, Any]
+from tests.report.making import Record, tables_of, with_change
 
 
 @pytest.fixture
@@ -65,21 +63,12 @@ def group_of(*records: Record) -> Group:
     return group
 
 
-def cells(table: Table) -> dict[str, list[str]]:
-    return {row[0].strip("`"): list(row[1:]) for row in table.rows}
-
-
-def tables_of(*records: Record) -> dict[str, Table]:
-    """By what their titles begin with, without the mark of a reduced grid."""
-    words = ("which", "retention", "best score on the harmful", "steps and FLOPs", "restoring cost")
-    found = {}
-    for section in attack_tables(attacks_of(*records)).split("## ")[1:]:
-        whole, *lines = section.splitlines()
-        head, _, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
-        table = Table(whole, head, rows, [line for line in lines if line.startswith("- ")])
-        name, _, title = whole.removeprefix("REDUCED ").partition(": ")
-        found.update({f"{name}: {begin}": table for begin in words if title.startswith(begin)})
-    return found
+def cells(text: str, title: str) -> dict[str, list[str]]:
+    """By method, of the only table whose title begins so behind the mark of a reduced grid."""
+    ((_, *rows),) = [
+        (of, *rows) for of, rows in tables_of(text).items() if of.removeprefix("REDUCED ").startswith(title)
+    ]
+    return {method.strip("`"): of for method, *of in (row.values() for row in rows)}
 
 
 def test_record_is_laid_out_without_paths_and_curves(base: Record) -> None:
@@ -108,15 +97,14 @@ def test_counts_and_middles_are_those_of_the_runs(base: Record) -> None:
     assert unbroken_counts(group, "ours") == "T0 in 2, T1 in 1"
     assert unbroken_counts(group, "none") == "none"
     assert middle([90, None, 50]) == 90
-    tables = tables_of(*records)
-    assert cells(tables["synthetic: which"])["ours"][:3] == ["3", "3/3", "1/2 (1 undecided)"]
-    assert any("it diverged" in note for note in tables["synthetic: which"].notes)
-    assert any("4 of 6 runs" in note for note in tables["synthetic: which"].notes)
-    assert any("No benign third task was attacked" in note for note in tables["synthetic: which"].notes)
-    scores = cells(tables["synthetic: best score on the harmful"])
+    text = attack_tables(attacks_of(*records))
+    assert cells(text, "synthetic: which")["ours"][:3] == ["3", "3/3", "1/2 (1 undecided)"]
+    notes = text.partition("## REDUCED synthetic: which")[2].partition("## ")[0]
+    assert all(told in notes for told in ("it diverged", "4 of 6 runs", "No benign third task was attacked"))
+    scores = cells(text, "synthetic: best score on the harmful")
     assert scores["ours"][0] == "0.7 ± 0.1"
     assert scores[THETA_0] == ["0.9 ± 0"] * 4
-    costs = cells(tables["synthetic: steps and FLOPs"])
+    costs = cells(text, "synthetic: steps and FLOPs")
     assert costs["ours"][:2] == ["90", "1.8e+03"]
     assert costs[CONTROL][:2] == ["5", "1.0e+02"]
 
@@ -126,9 +114,8 @@ def test_retention_is_over_runs_with_an_interval(base: Record) -> None:
     for record, value in zip(records, (0.3, 0.5, 0.4), strict=True):
         record["results"]["harmful"]["immunized"]["T1"]["retention"] = {"values": [value], "errors": [0.03]}
         record["results"]["harmful"]["immunized"]["T2"]["retention"] = {"values": [None], "errors": [None]}
-    tables = tables_of(*records)
     half = 1.96 * np.sqrt(0.03**2 + 0.01 / 3)  # the rows are shared, the seeds are three
-    row = cells(tables["synthetic: retention"])["ours"]
+    row = cells(attack_tables(attacks_of(*records)), "synthetic: retention")["ours"]
     assert row[1:3] == [f"0.40 ({0.4 - half:.2f} to {0.4 + half:.2f})", "–"]
     assert interval_text({"values": [-0.001], "errors": [0.1]}) == "0.00 (−0.20 to 0.20)"
 
@@ -178,11 +165,14 @@ def test_some_attack_alone_pays_no_more_than_the_tier(base: Record) -> None:
                     assert together is None or min(paid for paid in alone if paid is not None) <= together
 
 
-def test_outcome_names_what_failed(base: Record) -> None:
+def test_outcome_names_what_failed(base: Record, tmp_path: Path) -> None:
     held = changed(base, "ours", 0, T0=(0.5, None, True))
     harm = changed(base, "imma", 0)
     harm["results"]["pretrain"]["immunized"]["T0"]["held"] = [True]
-    (sentence,) = outcome(attacks_of(held, harm))
+    for name, record in {"held": held, "harm": harm}.items():
+        write(record, tmp_path / name)
+    report_attacks(tmp_path, tmp_path / "out")
+    (sentence,) = re.findall("^- synthetic: .*", (tmp_path / "out" / "README.md").read_text(), re.M)
     assert "`ours` T0; `imma` none" in sentence
     assert "No method held in every run in T1, T2, T3" in sentence
     assert "in T0 the pre-training task was made as hard, in most runs, by `imma`" in sentence

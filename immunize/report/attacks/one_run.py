@@ -81,11 +81,11 @@ def interval_text(found: Estimates | None) -> str:
     return f"{interval.mean:z.2f} ({interval.low:z.2f} to {interval.high:z.2f})".replace("-", "−")
 
 
-def attack_rows(record: dict[str, Any], extractor: str = "immunized") -> list[list[str]]:
+def attack_rows(record: dict[str, Any]) -> list[list[str]]:
     """Cells of `COLUMNS`, a row a task and tier: mean ± standard deviation (n - 1) and medians over the seeds."""
     rows = []
     for task, of in record["results"].items():
-        for tier, found in of[extractor].items():
+        for tier, found in of["immunized"].items():
             rows.append(
                 [
                     task,
@@ -101,12 +101,6 @@ def attack_rows(record: dict[str, Any], extractor: str = "immunized") -> list[li
                 ]
             )
     return rows
-
-
-def attack_table(record: dict[str, Any], extractor: str = "immunized") -> Table:
-    """The same as a table that can be written."""
-    rows = [[f"`{row[0]}`", *row[1:]] for row in attack_rows(record, extractor)]
-    return Table("", COLUMNS, rows)
 
 
 def horizon_cells(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -128,14 +122,11 @@ def horizon_table(record: dict[str, Any]) -> Table | None:
     return Table("", ("task", "attack", "steps", "features", *HORIZON_COLUMNS), rows) if rows else None
 
 
-def grid_parts(record: dict[str, Any] | None) -> dict[str, Any]:
-    """What a card's template and a run page's say of an attack record, by the names that both have; None: nothing."""
-    words = {"horizon": HORIZON, "retention": RETENTION, "held": HELD}
-    if record is None:
-        return {**words, "tiers": None, "horizons": None, "not_tried": []}
+def grid_parts(record: dict[str, Any]) -> dict[str, Any]:
+    """What a card's template and a run page's say of an attack record, by the names that both have."""
     return {
-        **words,
-        "tiers": attack_table(record),
+        **{"horizon": HORIZON, "retention": RETENTION, "held": HELD},
+        "tiers": Table("", COLUMNS, [[f"`{task}`", *cells] for task, *cells in attack_rows(record)]),
         "horizons": horizon_table(record),
         "not_tried": not_tried(record),
     }
@@ -169,9 +160,9 @@ def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
         console.print("the control failed: a random rotation held in " + _listed(record["control"]["held"]))
 
 
-def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immunized") -> str:
+def verdict_sentence(record: dict[str, Any], task: str) -> str:
     """The verdict of one task in words, from its numbers."""
-    verdict = record["verdicts"][task][extractor]
+    verdict, results = record["verdicts"][task]["immunized"], record["results"][task]["immunized"]
     highest, unbroken, broken = (verdict[name] for name in ("highest_tier", "unbroken_up_to", "first_broken"))
     undecided = [tier for tier, held in verdict["held"].items() if held is None]
     lowest = TIERS[0]
@@ -180,7 +171,7 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
     if highest and highest != unbroken:
         parts.append(f"the highest tier that held is {highest}")
     if broken:
-        found = record["results"][task][extractor][broken]
+        found = results[broken]
         parts.append(
             f"{broken} gets through: score {score_text(found['score'])} instead of "
             f"{score_text(found['score_reference'])}, {_difference(found)}steps "
@@ -189,7 +180,7 @@ def verdict_sentence(record: dict[str, Any], task: str, extractor: str = "immuni
             )
         )
     if undecided:
-        reasons = {reason for tier in undecided for reason in record["results"][task][extractor][tier]["undecided"]}
+        reasons = {reason for tier in undecided for reason in results[tier]["undecided"]}
         parts.append(f"not decided in {', '.join(undecided)} ({'; '.join(sorted(reasons))})")
     moved = record["tasks"][task].get("rows_moved", {})  # records of before have none
     if any(map(any, moved.values())):

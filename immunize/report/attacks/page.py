@@ -67,27 +67,14 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     return text
 
 
-def outcome(attacks: Attacks) -> list[str]:
-    """By kind of data: how far each method held, where the defence fails, and what to distrust in these numbers."""
-    sentences = []
-    for group in attacks.groups:
-        reached = "; ".join(f"`{method}` {unbroken_counts(group, method)}" for method in group.methods)
-        sentences.append(
-            f"{group.name}: the highest tier up to which the harmful task was unbroken is, by method, {reached}. "
-            f"{' '.join([_failures(group), *_control(group)])}"
-        )
-    return sentences
-
-
-def _control(group: Group) -> list[str]:
+def _noise(group: Group) -> list[str]:
     """Where a map that changes nothing held: there a single verdict is noise."""
     tried = {(kind, tier): group.tried(CONTROL, kind, tier).held for kind in group.kinds for tier in group.tiers}
-    found = [
+    return [
         f"{tier} of the {KIND_WORDS[kind]} task in {held.count(True)} of {len(held)} cases"
         for (kind, tier), held in tried.items()
         if True in held
     ]
-    return [f"The control, {CONTROL}, held {', '.join(found)}: there a single verdict is noise."] if found else []
 
 
 def _failures(group: Group) -> str:
@@ -124,8 +111,8 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
     facts = [
         ("runs", "; ".join(f"{group.name}: {len(group.records)}" for group in attacks.groups)),
         ("pairs", "; ".join(f"{group.name}: {', '.join(group.pairs)}" for group in attacks.groups)),
-        ("methods", ", ".join(f"`{m}`" for m in dict.fromkeys(m for g in attacks.groups for m in g.methods))),
-        ("seeds", ", ".join(map(str, sorted({s for g in attacks.groups for s in g.seeds})))),
+        ("methods", ", ".join(f"`{method}`" for method in attacks.methods)),
+        ("seeds", ", ".join(map(str, attacks.seeds))),
         ("attacker's seeds", "that of the run" if paired else "as the records say"),
         ("grid", grid),
         *((tier, ", ".join(names)) for tier, names in _by_tier(attacks).items()),
@@ -142,7 +129,10 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
         part=part if some else "",
         target="" if some else target,
         facts=facts,
-        outcome=outcome(attacks),
+        unbroken=unbroken_counts,
+        failures=_failures,
+        control=CONTROL,
+        noise=_noise,
         figures=figures,
         text=text,
     )

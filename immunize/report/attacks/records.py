@@ -20,8 +20,8 @@ from typing import Any
 from immunize.records import ATTACK_RECORD, check_versions, read_file, whole_config
 from immunize.report.attacks.one_run import NAMES, TIERS
 from immunize.report.loading import RESULTS, load_records
-from immunize.report.naming import in_order, pair_label
-from immunize.report.runs import Collection
+from immunize.report.naming import pair_label
+from immunize.report.runs import Collection, check_once
 
 Record = dict[str, Any]
 Run = tuple[str, str, str, int]
@@ -276,7 +276,7 @@ def _cells(records: Sequence[Record], extractor: str = "immunized") -> Iterator[
 
 
 @dataclass(frozen=True)
-class Attacks:
+class Attacks(Collection):
     """Checked attack records that go into one report; make it with :meth:`of`.
 
     Attributes:
@@ -307,23 +307,11 @@ class Attacks:
                 "validation_fraction or test_fraction differ): attack all runs with the same settings, or report them "
                 "apart"
             )
-        seen: set[Run] = set()
-        hashes: dict[tuple[str, str], str] = {}
+        check_once(records, lambda record: " ".join(run_of(record)[:2]))
         by_name: dict[str, list[Record]] = defaultdict(list)
         for record in records:
-            one = name, pair, method, seed = run_of(record)
-            if one in seen:
-                raise ValueError(f"the run {method}, {name} {pair}, seed {seed} is there twice")
-            seen.add(one)
-            if hashes.setdefault((name, pair), record["data_hash"]) != record["data_hash"]:
-                raise ValueError(f"runs on {name} {pair} were made on different data: their data hashes differ")
-            by_name[name].append(record)
+            by_name[run_of(record)[0]].append(record)
         return cls(tuple(records), tuple(Group(name, tuple(of)) for name, of in by_name.items()))
-
-    @property
-    def methods(self) -> list[str]:
-        """Of all groups, in the order of reports."""
-        return in_order(method for group in self.groups for method in group.methods)
 
     @property
     def grid(self) -> Record:

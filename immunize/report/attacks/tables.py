@@ -47,9 +47,7 @@ def attack_tables(attacks: Attacks) -> str:
         retention=RETENTION,
         horizon=HORIZON,
         last=HORIZON_COLUMNS[-1],
-        completeness=lambda group: _completeness(attacks, group),
         undecided=_undecided,
-        sizes=_sizes,
         verdicts=_verdicts,
         retentions=_retentions,
         scores=_scores,
@@ -184,26 +182,9 @@ def _times(flops: Numbers, base: float) -> str:
     return f"never ({there})" if math.isinf(cost) or not base > 0 else f"{short(cost / base)} × ({there})"
 
 
-def _completeness(attacks: Attacks, group: Group) -> list[str]:
-    """Runs that the others lead to expect, and that are not there; methods that only other groups have."""
-    expected = len(group.methods) * len(group.pairs) * len(group.seeds)
-    notes = [] if expected == len(group.records) else [f"{len(group.records)} of {expected} runs."]
-    if missing := [_named(method) for method in attacks.methods if method not in group.methods]:
-        notes.append(f"No run of {', '.join(missing)} was attacked: it did not finish, or was left out.")
-    return notes
-
-
 def _undecided(group: Group) -> list[str]:
     tried = (one for method in group.methods for one in group.across(method, *group.kinds))
-    reasons = {reason for one in tried for reason in one.undecided}
-    return [f"Not decided: {'; '.join(sorted(reasons))}."] if reasons else []
-
-
-def _sizes(group: Group) -> str:
-    pairs = f"{len(group.pairs)} pairs, " if len(group.pairs) > 1 else ""
-    seeds = len(group.seeds)
-    over = "over one seed" if seeds == 1 else f"mean ± standard deviation (n − 1) over {seeds} seeds"
-    return f"{pairs}{over}"
+    return sorted({reason for one in tried for reason in one.undecided})
 
 
 def _named(method: str) -> str:

@@ -86,8 +86,11 @@ def run_page(
     facts = [("config hash", f"`{record['config_hash']}`"), ("seed", str(record["seed"]))]
     facts += [(name, text) for name, text in provenance_rows(of_one) if name not in _NOT_OF_ONE_RUN]
     facts.append(("record", f"schema version {record.get('schema_version')}"))
-    tasks = {} if attack is None else attack["tasks"]
+    grid: dict[str, Any] = {}
     if attack is not None:
+        told = {task: f"{of['kind']} task, {of['about']}" for task, of in attack["tasks"].items()}
+        sentences = [f"{of}: {verdict_sentence(attack, task)}" for task, of in told.items()]
+        grid = grid_parts(attack) | {"sentences": sentences}
         facts.append(("checkpoint", f"SHA-256 `{attack['subject']['checkpoint_sha256']}`"))
     return page(
         "run.html",
@@ -95,7 +98,6 @@ def run_page(
         reduced=of_one.reduced,
         record=record,
         names={role: data_name(record, role) for role in ("pretrain", "harmful")},
-        short=short,
         weakest=None if sets is None else weakest_told(sets),
         sets=None if sets is None else sets_table(sets),
         definition=_definition(record),
@@ -107,8 +109,7 @@ def run_page(
         probes=_probes(record, of_one),
         attack=attack,
         attack_problem=attack_problem,
-        sentences=[f"{of['kind']} task, {of['about']}: {verdict_sentence(attack or {}, t)}" for t, of in tasks.items()],
-        **grid_parts(attack),
+        **grid,
         facts=[f"{name}: {text}" for name, text in facts],
         configuration=json.dumps(record["config"], indent=1, ensure_ascii=False),
     )
