@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from immunize.report.published import Published, find
 from immunize.report.results import pair_means, rows_of
 from immunize.report.runs import Runs
-from immunize.report.table import NOTHING, share, short, under
+from immunize.report.table import NOTHING, share, under
 from immunize.report.templates import filled_in
 
 _PAD = 0.1  # inches, so that titles keep clear of the ticks above them
@@ -133,33 +134,31 @@ def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequ
         "fig2.md",
         runs=runs,
         table=rows_of([runs], columns, cells),
-        against_paper=[note for method in runs.methods for note in _against_paper(runs, method, published)],
-        cells=any(p.quantity == "log_rir" for p in published),
+        against_paper=[_against_paper(runs, method, published) for method in runs.methods],
+        mean_exp=lambda cells: float(np.mean(np.exp(cells))),
         published=published,
     )
 
 
-def _against_paper(runs: Runs, method: str, published: Sequence[Published]) -> list[str]:
+def _against_paper(runs: Runs, method: str, published: Sequence[Published]) -> dict[str, Any]:
+    """The paper's cells of a method and how many of them its text calls failures; rank correlations of ours with them.
+
+    Ours are by `released` on `fit`, also with D_P and D_H of the paper's exchanged.
+    """
     cells = {p.pair: p.value for p in published if p.method == method and p.quantity == "log_rir"}
-    if not cells:
-        return []
-    failed = find(published, method, "failed_pairs")
-    text = (
-        f"`{method}`: the paper's {len(cells)} cells are {min(cells.values()):.2f} to {max(cells.values()):.2f}, the "
-        f"mean of exp(cell) is {short(float(np.mean(np.exp(list(cells.values())))))}"
-    )
-    if failed is not None and (below := sum(value < 0 for value in cells.values())) != failed.value:
-        text += f"; {below} of them are below 0, but its text counts {failed.value:.0f} failures"
     ours = log_means(runs, method, "fit", "released")
     common = sorted(pair for pair in cells.keys() & ours.keys() if math.isfinite(ours[pair]))
-    if len(common) >= _LEAST:
-        mine = [ours[pair] for pair in common]
-        same = _rank_correlation(mine, [cells[pair] for pair in common])
-        text += f". Rank correlation with ours (`released`, `fit`) {same:.2f}"
-        swapped = ["→".join(reversed(pair.split("→"))) for pair in common]
-        if all(pair in cells for pair in swapped):
-            text += f", with D_P and D_H exchanged {_rank_correlation(mine, [cells[pair] for pair in swapped]):.2f}"
-    return [text + "."]
+    swapped = ["→".join(reversed(pair.split("→"))) for pair in common]
+    return {
+        "method": method,
+        "cells": list(cells.values()),
+        "failed": find(published, method, "failed_pairs"),
+        "correlations": [
+            _rank_correlation([ours[pair] for pair in common], [cells[pair] for pair in of])
+            for of in (common, swapped)
+            if len(common) >= _LEAST and all(pair in cells for pair in of)
+        ],
+    }
 
 
 def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:

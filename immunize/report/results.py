@@ -227,13 +227,10 @@ def network_tables(settings: Sequence[Runs], published: Sequence[Published]) -> 
         settings: from :func:`by_setting`.
         published: from :func:`immunize.report.published.read_published`.
     """
-    seeds, scale = max(len(runs.seeds) for runs in settings), SCALES[settings[0].name]
-    over = f"mean ± standard deviation (n − 1) over {seeds} seeds" if seeds > 1 else "one seed"
     return filled_in(
         "networks.md",
         settings=settings,
-        scale=scale,
-        how=f"{over}, scale `{scale}`" if scale else over,
+        scale=SCALES[settings[0].name],
         kinds=KINDS,
         ratios_of=lambda kind, estimator: _network_ratios(settings, kind, estimator),
         wins=lambda kind: _wins(settings, kind),

@@ -97,6 +97,13 @@ def written(records: Iterable[Record], folder: Path, *, own: int | None = None) 
     return folder
 
 
+def row(tables: Tables, heading: str, method: str, model: str | None = None) -> dict[str, str]:
+    """That of a method, of several networks that of one, in the first table with these words in its heading."""
+    rows = next(rows for title, rows in tables.items() if heading in title)
+    (one,) = [r for r in rows if r["method"] == f"`{method}`" and (model is None or r["network"] == f"`{model}`")]
+    return one
+
+
 def tables_of(markdown: str) -> Tables:
     """Heading to rows, each column to its cell."""
     found: Tables = {}

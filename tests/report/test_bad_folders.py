@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,10 +17,9 @@ from immunize.report.experiments import Request, report_experiment
 from immunize.report.html import write_run_page, write_sweep_page
 from immunize.report.loading import METRICS, lacking_is_told, load_records, write_results
 from immunize.report.summary import write_summary
-from tests.report.making import diverged, table1_records, table2_records, written
+from tests.report.making import Record, diverged, table1_records, table2_records, written
 from tests.report.pages import check
 
-Record = dict[str, Any]
 Write = Callable[[Path, Path], object]
 OTHER = SCHEMA_VERSION + 1
 

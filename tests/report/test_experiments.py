@@ -27,8 +27,8 @@ from tests.commands import Called
 from tests.report.making import (
     METHODS,
     Record,
-    Tables,
     diverged,
+    row,
     table1_records,
     table2_records,
     tables_of,
@@ -45,11 +45,6 @@ def reported(name: str, records: list[Record], folder: Path, published: Path | N
     """What is printed, and the folder written."""
     runs, out = written(records, folder / "runs"), folder / "out"
     return report_experiment(Request(name, runs, out, published or ROOT / f"experiments/{name}/published.csv")), out
-
-
-def row(tables: Tables, heading: str, method: str) -> dict[str, str]:
-    rows = next(rows for title, rows in tables.items() if heading in title)
-    return next(one for one in rows if one["method"] == f"`{method}`")
 
 
 @pytest.fixture

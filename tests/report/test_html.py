@@ -25,6 +25,7 @@ from immunize.report.table import short, summary_text
 from tests.commands import Called
 from tests.report.making import (
     METHODS,
+    Record,
     diverged,
     record_of,
     table1_records,
@@ -34,7 +35,6 @@ from tests.report.making import (
 )
 from tests.report.pages import Page, check
 
-Record = dict[str, Any]
 ATTACK_RECORD = "attack_record.json"
 PARTS = {"fit": "fit", "held_out": "held out"}
 IN_ORDER = ["ours", "closed_form", "opt_kappa", "imma", "ill_only", "well_only", "none"]

@@ -7,7 +7,6 @@ import io
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,13 +25,12 @@ from immunize.report.published import read_published
 from immunize.report.results import by_setting
 from immunize.report.table import short
 from immunize.spectrum import ACCURACY_SLACK
-from tests.report.making import Tables, tables_of, with_change, written
+from tests.report.making import Record, row, tables_of, with_change, written
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "experiments/table3/published.csv"
 DIGITS = ROOT / "experiments/table3_digits"
 VIT = "vit_base_patch16_clip_224"
-Record = dict[str, Any]
 
 
 @pytest.fixture
@@ -60,12 +58,6 @@ def reported(records: list[Record], folder: Path, name: str = "table3") -> tuple
     """What is printed, and the folder written."""
     runs, out = written(records, folder / "runs"), folder / "out"
     return report_experiment(Request(name, runs, out, PUBLISHED)), out
-
-
-def row(tables: Tables, heading: str, method: str, model: str) -> dict[str, str]:
-    rows = next(rows for title, rows in tables.items() if heading in title)
-    (one,) = [r for r in rows if (r["method"], r["network"]) == (f"`{method}`", f"`{model}`")]
-    return one
 
 
 # Cells.

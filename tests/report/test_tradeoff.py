@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,10 +13,9 @@ from hypothesis import strategies as st
 
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.tradeoff import ESTIMATORS, TradeOff, on_front, tradeoff_figure, tradeoff_tables
-from tests.report.making import with_change, written
+from tests.report.making import Record, with_change, written
 
 NUMBER = st.floats(0.01, 100)
-Record = dict[str, Any]
 
 
 def at(record: Record, ill: float, seed: int, numbers: tuple[float | None, float | None] = (3.0, 0.5)) -> Record:
