@@ -228,25 +228,6 @@ def mse_gradients(x: Tensor, y: Tensor, theta: Tensor, head: Tensor) -> tuple[Te
     return x.T @ residual @ head.T, (x @ theta).T @ residual
 
 
-class HandAdam:
-    """Kingma & Ba (2015), with C.2's β and ε."""
-
-    def __init__(self, eta: float) -> None:
-        self.eta, self.t = eta, 0
-        self.m: dict[str, Tensor] = {}
-        self.v: dict[str, Tensor] = {}
-
-    def step(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        self.t += 1
-        out = {}
-        for name, g in gradients.items():
-            self.m[name] = 0.9 * self.m.get(name, torch.zeros_like(g)) + 0.1 * g
-            self.v[name] = 0.999 * self.v.get(name, torch.zeros_like(g)) + 0.001 * g**2
-            m_hat, v_hat = self.m[name] / (1 - 0.9**self.t), self.v[name] / (1 - 0.999**self.t)
-            out[name] = parameters[name] - self.eta * m_hat / (v_hat.sqrt() + 1e-8)
-        return out
-
-
 def test_full_batch_steps_are_algorithm_1_with_an_explicit_inverse_and_adam() -> None:
     lambda_well, lambda_ill, eta = 0.01, 2e4, 0.01
     cfg = tiny("objective.epochs=8", f"objective.lambda_well={lambda_well}", f"objective.lambda_ill={lambda_ill}")
@@ -255,18 +236,20 @@ def test_full_batch_steps_are_algorithm_1_with_an_explicit_inverse_and_adam() ->
     fit_module(module, data, seen)
 
     p, h = data.fit.pretrain, data.fit.harmful
-    adam = HandAdam(eta)
-    at = {"theta": seen.thetas[0], "head": seen.heads[0]}
+    theta, omega = (torch.nn.Parameter(start.clone()) for start in (seen.thetas[0], seen.heads[0]))
+    adam = torch.optim.Adam([theta, omega], lr=eta, betas=(0.9, 0.999), eps=1e-8)  # C.2's
     for step in range(8):
-        task, head = mse_gradients(p.x, p.y, at["theta"], at["head"])
-        well = lambda_well * ref.algorithm_1_direction(p.x, at["theta"], ref.r_well_gradient)
-        ill = lambda_ill * ref.algorithm_1_direction(h.x, at["theta"], ref.r_ill_gradient)
+        at = theta.detach()
+        task, omega.grad = mse_gradients(p.x, p.y, at, omega.detach())
+        well = lambda_well * ref.algorithm_1_direction(p.x, at, ref.r_well_gradient)
+        ill = lambda_ill * ref.algorithm_1_direction(h.x, at, ref.r_ill_gradient)
         if step == 0:  # no term may be too small for this test to see
             norms = torch.stack([task.norm(), well.norm(), ill.norm()])
             assert norms.min() > 1e-3 * norms.max()
-        at = adam.step(at, {"theta": task + well + ill, "head": head})
-        assert ref.error(seen.thetas[step + 1], at["theta"]) < 1e-9
-        assert ref.error(seen.heads[step + 1], at["head"]) < 1e-9
+        theta.grad = task + well + ill
+        adam.step()
+        assert ref.error(seen.thetas[step + 1], theta.detach()) < 1e-9
+        assert ref.error(seen.heads[step + 1], omega.detach()) < 1e-9
     assert len(seen.batches) == 8
     assert ref.error(seen.thetas[-1], seen.thetas[0]) > 1e-2
 
