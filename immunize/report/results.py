@@ -307,9 +307,9 @@ def _interval(runs: Runs, method: str, kind: str, estimator: str) -> str:
     return f"{short(low)} to {short(high)}"
 
 
-def _wins(settings: Sequence[Runs], kind: str) -> list[str]:
-    """In how many seeds `ours` has a larger held-out RIR than each other method, by a key of `KINDS`."""
-    notes = []
+def _wins(settings: Sequence[Runs], kind: str) -> list[tuple[Runs, dict[str, list[bool]]]]:
+    """By network and other method, whether `ours` has the larger held-out RIR, a seed each; by a key of `KINDS`."""
+    found = []
     for runs in settings:
         rir = {
             m: {r["seed"]: infinite(r[kind]["held_out"]["spectrum"]["rir"]) for r in runs.of_method(m)}
@@ -317,12 +317,8 @@ def _wins(settings: Sequence[Runs], kind: str) -> list[str]:
         }
         ours = rir.pop("ours", {})
         better = {method: [ours[seed] > of[seed] for seed in ours.keys() & of.keys()] for method, of in rir.items()}
-        counts = [f"{sum(of)}/{len(of)} against `{method}`" for method, of in better.items() if of]
-        if counts:
-            notes.append(
-                f"{runs.model}, {runs.title}: seeds in which `ours` has the larger `held_out` RIR: {', '.join(counts)}."
-            )
-    return notes
+        found.append((runs, {method: of for method, of in better.items() if of}))
+    return found
 
 
 def _gaps(settings: Sequence[Runs]) -> list[str]:

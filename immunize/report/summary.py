@@ -136,10 +136,9 @@ class Varied:
         told = (f"{name}={_plain(value)}" for name, value in zip(names, self.values_of(record), strict=True))
         return f"{record['model']}: " * self._several_models + ", ".join([record["method"], *told])
 
-    @staticmethod
-    def in_order(values: tuple[str | None, ...]) -> list[tuple[int, float, str]]:
-        """A key that sorts values: numbers by their size, before everything else."""
-        return [_by_value(value) for value in values]
+    def place_of(self, record: dict[str, Any]) -> list[tuple[int, float, str]]:
+        """A key that sorts records by these values: numbers by their size, before everything else."""
+        return [_by_value(value) for value in self.values_of(record)]
 
 
 def _kind(record: dict[str, Any]) -> tuple[str, str]:

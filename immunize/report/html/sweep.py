@@ -79,22 +79,20 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
     counts = Counter(record["status"] for record in records)
     parts = [f"{counts[status]:,} {status}" for status in _STATUSES if counts[status]]
     parts += [f"{missing:,} without a record yet"] if missing else []
-    pairs, seeds = len({pair_label(record) for record in records}), len({record["seed"] for record in records})
-    told = (
-        f"{len(records) + missing:,} runs: {', '.join(parts)}; {pairs} pair{'s' if pairs > 1 else ''} of data sets, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}."
-    )
     views = {} if numbers.empty else {str(view): of for view, of in numbers.groupby("view", sort=False)}
     different = not numbers.empty and (numbers.groupby("setting")["data"].agg(frozenset).nunique() > 1)
     names = sorted({experiment_of(record)[0] for record in records})
     runs = Runs(tuple(records), " and ".join(names), any(experiment_of(record)[1] for record in records), ())
-    rows = [("runs", told), *(row for row in provenance_rows(runs) if row[0] != "runs")]
+    pairs = len(runs.pairs)
     known = runs.finished and all(part in r["metrics"] for part in PARTS for r in measured_on(runs.finished, part))
     return page(
         "sweep.html",
         title=f"Sweep {name}",
         reduced=runs.reduced,
-        told=told,
+        total=len(records) + missing,
+        parts=parts,
+        pairs=pairs,
+        seeds=len(runs.seeds),
         names=", ".join(one for one in names if one != "none"),
         judged=_verdicts(settings) if views else None,
         different=different,
@@ -103,7 +101,7 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
         maps={view: _map(view, of) for view, of in views.items()} if pairs >= MAP_FROM else {},
         map_from=MAP_FROM,
         every={v: [_results(v, of, settings, ["setting", "pair"])] for v, of in views.items()} if pairs > 1 else {},
-        facts=[f"{name}: {text}" for name, text in rows],
+        facts=[f"{name}: {text}" for name, text in provenance_rows(runs) if name != "runs"],
         hyper_parameters=settings_table(runs) if len(settings) == len(runs.methods) else None,
         validity=validity_notes(runs) if known else [],
         commands=list(dict.fromkeys(str(record.get("command")) for record in records)),
@@ -121,7 +119,7 @@ def settings_of(records: Sequence[Record]) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     for group in sorted(
         groups,
-        key=lambda of: (of[0]["model"], methods.index(of[0]["method"]), varied.in_order(varied.values_of(of[0]))),
+        key=lambda of: (of[0]["model"], methods.index(of[0]["method"]), varied.place_of(of[0])),
     ):
         found.setdefault(varied.name_of(group[0]), []).extend(group)
     return found
