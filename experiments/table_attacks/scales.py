@@ -121,6 +121,12 @@ SCALES = {
         (*_SMALL_HEADS, *_HONEST, "~attack.attacks.last_block"),
         methods=("censor_deep",),
     ),
+    "defence_floor": Scale(
+        ("outputs/t4_small",),
+        (*_SMALL_HEADS, "~attack.attacks.last_block", "tiers=[T5]", "tasks=[harmful]"),
+        methods=("censor_deep",),
+        seeds=(0,),
+    ),
     "t4_rates": Scale(("outputs/t4_digits",), (*_LAST_BLOCK, _ALL_RATES, "tasks=[harmful]"), methods=None),
     "t4_search": Scale(
         ("outputs/t4_search",),
