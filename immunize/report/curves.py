@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from immunize.files import whole, write_text
@@ -61,13 +63,15 @@ def style_of(method: str, among: Sequence[str] = ()) -> tuple[str, Any]:
     """Colour and line of a method.
 
     Args:
-        method: one of the package, or with a name of its own; of these six take turns.
+        method: one of the package, or with a name of its own; of these up to six take turns, more share a colour scale.
         among: all that are drawn together: turns go by their order, and not by the name, which may give two the same.
     """
     if method == THETA_0:
         return STYLES[IDENTITY]
     others = [name for name in among if name not in STYLES]
     turn = others.index(method) if method in others else zlib.crc32(method.encode())
+    if method in others and len(others) > len(_OTHERS):
+        return to_hex(colormaps["turbo"](turn / (len(others) - 1))), "-"
     return STYLES.get(method) or _OTHERS[turn % len(_OTHERS)]
 
 

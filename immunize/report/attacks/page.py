@@ -38,6 +38,8 @@ _WIDTH = 0.8
 """Of a tier's place, shared by the methods."""
 _MARKERS = {"pretrain": "o", "benign": "s"}
 _LIMITS = (-0.15, 1.25)
+_LETTER, _PATCH, _LINE = 0.085, 0.75, 0.2
+"""Inches of a legend: a letter of its names, what stands beside a name, the height of a line."""
 
 
 def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str:
@@ -215,7 +217,7 @@ def plane_figure(attacks: Attacks) -> Figure | None:
     honest = {tier for group, kind, tier in places if group.tried(CONTROL, kind, tier).held}
     if not honest or not all(group.judged_by_intervals for group in attacks.groups):
         return None
-    size = (1.7 * len(honest) + 0.8, 1.9 * len(attacks.groups) + 1.5)
+    size = (max(4.4, 1.7 * len(honest) + 0.8), 1.9 * len(attacks.groups) + 1.5)  # the title needs so much
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(attacks.groups), len(honest), squeeze=False, sharex=True, sharey=True)
     for row, group in zip(axes, attacks.groups, strict=True):
@@ -303,7 +305,10 @@ def _colour(method: str, among: Sequence[str]) -> str:
 
 def _legend(figure: Figure, names: Sequence[str], among: Sequence[str]) -> None:
     handles = [Patch(color=_colour(name, among), label=name.replace("θ_0", "θ$_0$")) for name in names]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
+    width, height = figure.get_size_inches()
+    columns = min(len(names), max(1, int(width / (_LETTER * max(map(len, names)) + _PATCH))))
+    figure.set_size_inches(width, height + _LINE * (-(-len(names) // columns) - 1))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 def _bars(axis: Axes, group: Group, kind: str, among: Sequence[str]) -> None:
