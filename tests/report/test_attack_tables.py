@@ -16,7 +16,7 @@ from immunize.evaluation.attacks import RESOURCES
 from immunize.records import ATTACK_RECORD
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import interval_text, middle
-from immunize.report.attacks.page import horizon_figure, plane_figure, report_attacks
+from immunize.report.attacks.page import best_figure, horizon_figure, plane_figure, report_attacks
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
 from immunize.report.attacks.tables import attack_tables, held_counts, unbroken_counts
 from tests.commands import Called
@@ -145,6 +145,20 @@ def test_curves_of_many_steps_are_means_over_runs(base: Record) -> None:
     expected = np.where(steps < 5, np.nan, np.where(steps < 10, (0.2 + 0.4) / 2, (0.6 + 0.4) / 2))
     np.testing.assert_allclose(score, expected)
     assert (steps[0], steps[-1]) == (1, 100)
+
+
+def test_names_and_titles_of_many_methods_fit_into_their_figure(base: Record) -> None:
+    attacks = attacks_of(*(changed(base, f"a_long_name_{number}", 0) for number in range(17)))
+    for figure in (best_figure(attacks), plane_figure(attacks)):
+        assert figure is not None
+        figure.canvas.draw()
+        (legend,) = figure.legends
+        assert len(legend.get_texts()) == 18
+        for drawn in (legend, figure._suptitle):
+            box = drawn.get_window_extent()
+            assert box.x0 >= 0
+            assert box.x1 <= figure.bbox.x1
+            assert box.y0 >= 0
 
 
 def test_harmful_tasks_alone_have_no_plane(base: Record) -> None:

@@ -393,6 +393,8 @@ def test_methods_are_told_apart_by_colour_and_by_line() -> None:
     assert style_of("mine") == style_of("mine")
     drawn = ["ours", *(f"method_{number}" for number in range(6))]
     assert len({style_of(name, drawn) for name in drawn}) == 7
+    many = [f"method_{number}" for number in range(17)]
+    assert len({style_of(name, many)[0] for name in many}) == 17
 
 
 # The README's main table.
