@@ -85,6 +85,11 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return torch.from_numpy(self.stored.labels[self.rows].astype(np.int64))
 
     @property
+    def classes(self) -> list[str]:
+        """C names in the order of the labels."""
+        return list(self.stored.classes)
+
+    @property
     def n_classes(self) -> int:
         """C, classes without an image included."""
         return len(self.stored.classes)
