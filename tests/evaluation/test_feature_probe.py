@@ -120,7 +120,6 @@ def test_a_curve_is_asked_at_a_step() -> None:
     curve = ProbeCurve([1, 30], [5.0, 50.0], 1)
     assert curve.at(30) == 50.0
     assert curve.at(300) is None
-    assert curve.numbers() == {"steps": [1, 30], "accuracy": [5.0, 50.0], "batches_per_epoch": 1}
 
 
 def test_mini_batches_pass_over_all_rows_in_changing_orders() -> None:
