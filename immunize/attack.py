@@ -95,7 +95,9 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
     tell(f"{cfg.run or cfg.checkpoint}, attack={cfg.attack.name}: loading")
     reset_peak_memory()
-    store = CellFolder(Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS)
+    made_with = provenance()
+    cells = Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS
+    store = CellFolder(cells, made_with["git_commit"])
     features = Path(cfg.features) if cfg.features is not None else folder / FEATURES
     found = measure(grid, store, tell, features)
     idle = grid.idle(found)
@@ -103,7 +105,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
         "kind": "attack",
         "status": "finished",
         **told(settings, idle, hashed),
-        **provenance(),
+        **made_with,
         **found,
         "seconds": time.perf_counter() - clock,
     }

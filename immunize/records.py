@@ -88,7 +88,7 @@ def begun() -> dict[str, Any]:
 def provenance() -> dict[str, Any]:
     """Git commit, package versions and hardware, as far as they can be told."""
     return {
-        "git_commit": git_commit(),
+        "git_commit": _git_commit(),
         "versions": {
             "python": platform.python_version(),
             "immunize": __version__,
@@ -298,8 +298,7 @@ _RESULTS = [f":(top,exclude,glob)experiments/**/*.{kind}" for kind in ("md", "cs
 """What experiments write while they run: it changes no code, and is not what "-dirty" is to warn of."""
 
 
-def git_commit() -> str | None:
-    """HEAD of this package's repository, `-dirty` with changes beside results; None where it lies in none."""
+def _git_commit() -> str | None:
     here = str(Path(__file__).resolve().parent)
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:

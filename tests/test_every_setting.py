@@ -389,7 +389,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DigitImages, "_read", read_few)
     for module in (records, experiment):
         monkeypatch.setattr(module, "reset_peak_memory", lambda: None)
-    monkeypatch.setattr(records, "git_commit", lambda: None)
+    monkeypatch.setattr(records, "_git_commit", lambda: None)
 
 
 ATTACKED = ("method.attack_steps=2", "method.attack_batch_size=8")

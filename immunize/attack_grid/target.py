@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from immunize.data.splits import random_generator
 from immunize.errors import CheckpointError, UserError
-from immunize.records import file_digest, git_commit, write_record
+from immunize.records import file_digest, write_record
 
 if TYPE_CHECKING:
     from immunize.data import Role, SourceBase
@@ -176,11 +176,11 @@ class CellFolder:
 
     Args:
         folder: made when the first is written.
+        commit: of the code that computes.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.commit = git_commit()
+    def __init__(self, folder: Path, commit: str | None) -> None:
+        self.folder, self.commit = folder, commit
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The cell with this key; None if there is none that can be read."""

@@ -213,13 +213,13 @@ def test_one_part_alone_leaves_what_is_known_of_the_others(part: str, parts: dic
 def test_interrupted_bench_goes_on(parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commits = {"start": "abc", "step": "abc", "mnist": "abc", "scaling": "old"}
     (tmp_path / machine.MACHINE).write_text(json.dumps({part: {"git_commit": c} for part, c in commits.items()}))
-    monkeypatch.setattr(records, "git_commit", lambda: "abc")
+    monkeypatch.setattr(records, "_git_commit", lambda: "abc")
     assert bench.main(["rest"]) == 0
     assert parts["ran"] == ["scaling", "deep", "in_place", "deep_scaling", "attack", "busy"]
     parts["ran"].clear()
     assert bench.main(["rest"]) == 0
     assert parts["ran"] == []
-    monkeypatch.setattr(records, "git_commit", lambda: "abc-dirty")
+    monkeypatch.setattr(records, "_git_commit", lambda: "abc-dirty")
     assert bench.main(["rest"]) == 0
     assert parts["ran"] == list(bench.PARTS)
 
