@@ -145,7 +145,7 @@ SCALES = {
         methods=("censor_deep",),
         seeds=(0,),
     ),
-    "t4_all_weights": Scale(
+    "t4_full": Scale(
         ("outputs/t4_small",),
         (*alone_over_a_thousand_steps("full_finetune"), "tasks=[harmful]", "images=4000"),
         methods=("censor_deep",),
