@@ -139,18 +139,15 @@ SCALES = {
         (*_LAST_BLOCK, "tasks=[harmful]", "images=4000"),
         methods=None,
     ),
-    "t4_lora": Scale(
-        ("outputs/t4_small",),
-        (*alone_over_a_thousand_steps("lora"), "tasks=[harmful]", "images=4000"),
-        methods=("censor_deep",),
-        seeds=(0,),
-    ),
-    "t4_full": Scale(
-        ("outputs/t4_small",),
-        (*alone_over_a_thousand_steps("full_finetune"), "tasks=[harmful]", "images=4000"),
-        methods=("censor_deep",),
-        seeds=(0,),
-    ),
+    **{
+        scale: Scale(
+            ("outputs/t4_small",),
+            (*alone_over_a_thousand_steps(attack), "tasks=[harmful]", "images=4000"),
+            methods=("censor_deep",),
+            seeds=(0,),
+        )
+        for scale, attack in (("t4_lora", "lora"), ("t4_full", "full_finetune"))
+    },
     "rotations": Scale(
         ("outputs/defence_small",),
         (
@@ -163,6 +160,7 @@ SCALES = {
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
 settings of `censor` by name, for what each costs benign tasks. `defence_deep` has heads on what `t4_small` leaves;
-`t4_small` the last block alone, since LoRA or all weights take hours a run there. `t4_rates` runs every learning rate
-of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries
-the verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
+`t4_small` the last block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there. `t4_rates` runs
+every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart.
+`rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by
+accident."""
