@@ -139,6 +139,18 @@ SCALES = {
         (*_LAST_BLOCK, "tasks=[harmful]", "images=4000"),
         methods=None,
     ),
+    "t4_peers": Scale(
+        ("outputs/t4_small",),
+        (
+            *_LAST_BLOCK,
+            *for_harmful("last_block"),
+            "images=4000",
+            "+attack/t2@attack.attacks.ridge=ridge",
+            "benign=[imagenette,cifar10]",
+        ),
+        methods=("censor_deep", "sophon_deep"),
+        seeds=(0,),
+    ),
     **{
         scale: Scale(
             ("outputs/t4_small",),
@@ -160,7 +172,8 @@ SCALES = {
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
 settings of `censor` by name, for what each costs benign tasks. `defence_deep` has heads on what `t4_small` leaves;
-`t4_small` the last block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there. `t4_rates` runs
+`t4_small` the last block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there, and `t4_peers`
+has a peer beside `censor`, both over three stages, with what ridge regression finds for honest users. `t4_rates` runs
 every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart.
 `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by
 accident."""
