@@ -27,11 +27,17 @@ costs; a tenth of the seconds that imports take."""
 
 PACKAGE, PLOTS = "torchmetrics", "torchmetrics.utilities.plot"
 COMPILER = "torch._dynamo"
+COUNTER = "torch.utils.flop_counter"
 
 
 def _plot(*arguments: Any, **options: Any) -> Any:
     """Stands for the function that a metric's `plot` calls."""
     return _executed(importlib.import_module(PLOTS)).plot_single_or_multi_val(*arguments, **options)
+
+
+def _counter(*arguments: Any, **options: Any) -> Any:
+    """Stands for the class of counters of operations."""
+    return _executed(importlib.import_module(COUNTER)).FlopCounterMode(*arguments, **options)
 
 
 class _OfCompiler(type):
@@ -76,6 +82,7 @@ LIGHT: Mapping[str, Mapping[str, Callable[[], Any]]] = {
         "disable": lambda: _not_compiled,
         "graph_break": lambda: lambda: None,  # nothing is being compiled
     },
+    COUNTER: {"FlopCounterMode": lambda: _counter},
 }
 """Modules that wait, and names of theirs that can be had without executing them."""
 

@@ -174,6 +174,25 @@ def test_the_compiler_waits_until_something_is_compiled(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["waits False False", "executed True False False", "True"], done.stderr
 
 
+COUNTING = """
+import sys
+from immunize.importing import start_quickly
+start_quickly()
+import torch
+from lightning.pytorch.utilities.model_summary import ModelSummary
+print("waits", "triton" in sys.modules)
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    torch.ones(2, 3) @ torch.ones(3, 4)
+print(counter.get_total_flops(), type(counter).__name__, torch.utils.flop_counter.FlopCounterMode is type(counter))
+"""
+
+
+def test_what_counts_operations_waits_until_somebody_counts(tmp_path: Path) -> None:
+    done = fresh("-c", COUNTING, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["waits False", "48 FlopCounterMode True"], done.stderr
+
+
 def test_a_package_that_was_imported_before_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     thresholds = gc.get_threshold()
     others = [finder for finder in sys.meta_path if type(finder).__module__ != "immunize.importing"]
