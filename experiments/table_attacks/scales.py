@@ -33,9 +33,9 @@ DEFENDED = (
 have one of each kind: gradient descent, Adam, ridge regression, neighbours, a Gaussian kernel and the stages."""
 
 
-def for_harmful(*names: str) -> tuple[str, ...]:
-    """Overrides by which these attacks are tried on the harmful task alone: a network is dear to train."""
-    return tuple(f"+attack.attacks.{name}.kinds=[harmful]" for name in names)
+def only_for(*names: str, kind: str = "harmful") -> tuple[str, ...]:
+    """Overrides by which these attacks are tried on tasks of one kind alone: a network is dear to train."""
+    return tuple(f"+attack.attacks.{name}.kinds=[{kind}]" for name in names)
 
 
 def alone_over_a_thousand_steps(name: str) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class Scale:
 
 
 _DIGITS = (
-    *("attack=full", "attack.budget.steps=1000", "attack.budget.flops=1e11", *for_harmful(*MOVING)),
+    *("attack=full", "attack.budget.steps=1000", "attack.budget.flops=1e11", *only_for(*MOVING)),
     *(f"attack.attacks.{name}.flops=8e11" for name in MOVING),  # 1e11 would be two steps of LoRA
     "attack.attacks.lora.ranks=[8]",
 )
@@ -75,10 +75,10 @@ _SMALL_HEADS = (
     *("~attack.attacks.newton", "~attack.attacks.lora", "~attack.attacks.full_finetune"),
 )
 _SMALL = (
-    *(*_SMALL_HEADS, *for_harmful("last_block")),
+    *(*_SMALL_HEADS, *only_for("last_block")),
     *("attack.attacks.last_block.steps=120", "attack.attacks.last_block.flops=6e12"),
 )
-_HONEST = (*for_harmful(*DEFENDED), "benign=[imagenette,cifar10]")
+_HONEST = (*only_for(*DEFENDED), "benign=[imagenette,cifar10]")
 _DEFENCE = (*_SMALL, *_HONEST)
 _LAST_BLOCK = (*alone_over_a_thousand_steps("last_block"), SAME_BLOCK[0])
 _ALL_RATES = "attack.attacks.last_block.tuning_steps=null"
@@ -110,7 +110,7 @@ SCALES = {
         ("outputs/t4_digits",),
         (
             *("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful,pretrain]"),
-            *for_harmful("last_block_10_percent", "last_block_1_percent", "lora", "full_finetune"),
+            *only_for("last_block_10_percent", "last_block_1_percent", "lora", "full_finetune"),
             *SAME_BLOCK,
             "~attack.attacks.full_finetune_augmented",  # a fifth of the time, for images of 8 x 8 pixels
         ),
@@ -143,10 +143,16 @@ SCALES = {
         ("outputs/t4_small",),
         (
             *_LAST_BLOCK,
-            *for_harmful("last_block"),
+            *only_for("last_block"),
             "images=4000",
             "+attack/t2@attack.attacks.ridge=ridge",
-            "benign=[imagenette,cifar10]",
+            "+attack/t4@attack.attacks.last_block_honest=last_block",
+            *only_for("last_block_honest", kind="benign"),
+            *(
+                f"attack.attacks.last_block_honest.{one}"
+                for one in ("modules=[layer4]", "steps=300", "tuning_steps=100")
+            ),
+            "benign=[imagenette]",
         ),
         methods=("censor_deep", "sophon_deep"),
         seeds=(0,),
@@ -173,7 +179,6 @@ SCALES = {
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
 settings of `censor` by name, for what each costs benign tasks. `defence_deep` has heads on what `t4_small` leaves;
 `t4_small` the last block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there, and `t4_peers`
-has a peer beside `censor`, both over three stages, with what ridge regression finds for honest users. `t4_rates` runs
-every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart.
-`rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by
-accident."""
+has a peer beside `censor`, both over three stages, and what either leaves to honest users. `t4_rates` runs every
+learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations`
+tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
