@@ -176,7 +176,7 @@ table_defence: theta0_digits ## methods x tiers x (harmful, D_P, benign tasks): 
 	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_defence_$(SCALE) out=experiments/defence_$(SCALE)
 
 table_t4: SCALE ?= digits
-table_t4: theta0_digits ## fine-tuning over thousands of steps: methods and their peers, area under the retention curve and steps to a share of θ_0's end
+table_t4: theta0_digits ## fine-tuning over a thousand steps: methods and their peers, area under the retention curve and steps to a share of θ_0's end
 	@$(BIN)/python -m immunize.train experiment=t4_$(SCALE)
 	@$(BIN)/python -m experiments.table_attacks scale=t4_$(SCALE)
 	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_t4_$(SCALE) out=experiments/t4_$(SCALE)

@@ -128,6 +128,15 @@ SCALES = {
         seeds=(0,),
     ),
     "t4_rates": Scale(("outputs/t4_digits",), (*_LAST_BLOCK, _ALL_RATES, "tasks=[harmful]"), methods=None),
+    "t4_long": Scale(
+        ("outputs/t4_digits",),
+        (
+            *("attack=horizon", "tasks=[harmful,pretrain]", "~attack.attacks.last_block_sgd", SAME_BLOCK[0]),
+            *("~attack.attacks.last_block_10_percent", "~attack.attacks.last_block_1_percent"),
+        ),
+        methods=("imma", "censor_deep", "censor_after_deep", "contract_deep", "sophon_deep"),
+        seeds=(0,),
+    ),
     "t4_search": Scale(
         ("outputs/t4_search",),
         (*_LAST_BLOCK, _ALL_RATES, "tasks=[harmful,pretrain]"),
@@ -179,6 +188,7 @@ SCALES = {
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
 settings of `censor` by name, for what each costs benign tasks. `defence_deep` has heads on what `t4_small` leaves;
 `t4_small` the last block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there, and `t4_peers`
-has a peer beside `censor`, both over three stages, and what either leaves to honest users. `t4_rates` runs every
-learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations`
-tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
+has a peer beside `censor`, both over three stages, and what either leaves to honest users. `t4_long` takes 3,000 steps,
+augmented ones too. `t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing,
+they cannot tell rates apart. `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may
+count as a defence but by accident."""
