@@ -69,6 +69,7 @@ def test_record_has_every_tier_of_both_data_sets_through_every_extractor(origina
             assert same[0] == pytest.approx(same[1], abs=0.01)
     subject, run = record["subject"], read_record(original)
     assert (subject["run_config_hash"], subject["data_hash"]) == (run["config_hash"], run["data_hash"])
+    assert subject["pretrain_accuracy"] == run["pretrain_accuracy"]
     assert (subject["n_features"], subject["appended_map"]) == (D, False)
     assert subject["flops_per_image"] > 0
 

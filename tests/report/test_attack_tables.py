@@ -71,6 +71,18 @@ def cells(text: str, title: str) -> dict[str, list[str]]:
     return {method.strip("`"): of for method, *of in (row.values() for row in rows)}
 
 
+def test_a_networks_own_classifier_stands_beside_the_probes_of_d_p(base: Record) -> None:
+    assert "own classifier" not in attack_tables(attacks_of(base))
+    base["subject"]["pretrain_accuracy"] = {"before": 25.35, "after": 24.45}
+    other = changed(base, "erase", 1)
+    other["subject"]["pretrain_accuracy"] = {"before": 25.35, "after": 22.75}
+    again = changed(base, "erase", 0)
+    found = cells(attack_tables(attacks_of(again, other)), "synthetic: best score on the pre-training task")
+    assert {method: of[-1] for method, of in found.items()} == {
+        THETA_0: "25.4 ± 0", "erase": "23.6 ± 1.2", CONTROL: "–",
+    }  # fmt: skip
+
+
 def test_record_is_laid_out_without_paths_and_curves(base: Record) -> None:
     line = collected(base)
     assert (line["method"], line["seed"], line["harmful"]) == ("ours", 0, "synthetic")

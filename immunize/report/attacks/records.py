@@ -219,6 +219,15 @@ class Group(Collection):
         """The same for every kind of these, and every tier that something was attacked in."""
         return [self.tried(method, kind, tier) for kind in kinds for tier in self.tiers]
 
+    def own_accuracy(self, method: str) -> list[float]:
+        """Percent on D_P of the networks' own classifiers, as their runs measured them; () where they have none.
+
+        Args:
+            method: a method or `THETA_0`.
+        """
+        found = (record["subject"].get("pretrain_accuracy") for record in self.of_method(method))
+        return [of["before" if method == THETA_0 else "after"] for of in found if of]
+
     def chances(self, kind: str) -> list[float]:
         """Scores of the best constant answer to the tasks of a kind; records of before have none."""
         return [c for _, _, of, _, found in _cells(self.records) if of == kind for c in found.get("chance", ())]

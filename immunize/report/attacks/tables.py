@@ -117,7 +117,14 @@ def wanted_columns(group: Group) -> list[str]:
 
 
 def _scores(group: Group, kind: str) -> str:
-    return _by_method(group, group.tiers, lambda method: scores_of(group, method, kind), THETA_0)
+    own = kind == "pretrain" and bool(group.own_accuracy(THETA_0))
+
+    def cells(method: str) -> Iterator[str]:
+        yield from scores_of(group, method, kind)
+        if own:
+            yield NOTHING if method == CONTROL else summary_text([group.own_accuracy(method)])
+
+    return _by_method(group, [*group.tiers, *(["own classifier, %"] if own else [])], cells, THETA_0)
 
 
 def scores_of(group: Group, method: str, kind: str) -> list[str]:
