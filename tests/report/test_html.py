@@ -120,6 +120,37 @@ def test_attack_grid_and_its_cost(page: Page, attack: Record) -> None:
     assert "REDUCED grid" in page.text
 
 
+def test_attacked_run_begins_with_its_best_scores_and_retention(
+    record: Record, attack: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    for part in ("tasks", "results", "verdicts", "attacks"):
+        attack[part]["pretrain"] = copy.deepcopy(attack[part]["harmful"])
+    attack["tasks"]["pretrain"]["kind"] = "pretrain"
+    (lowest, of), *_ = attack["results"]["harmful"]["immunized"].items()
+    of["retention"] = {"values": [0.125], "errors": [0.05]}
+    attack["results"]["pretrain"]["immunized"][lowest].pop("retention")  # a record of before
+    page = check(run_page(record, attack, None))
+    first = next(attributes for tag, attributes in page.elements if tag in ("img", "table"))
+    assert first["alt"].startswith("Best score by tier")
+    assert [axis.get_title(loc="left") for axis in figures[0].axes] == [
+        f"{record['data']['pretrain']['name']}: {kind} task" for kind in ("harmful", "pre-training")
+    ]
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["θ$_0$", record["method"]]
+    for axis, of in zip(figures[0].axes, attack["results"].values(), strict=True):
+        tiers = of["immunized"].values()
+        heights = [bar.get_height() for bar in axis.patches]  # type: ignore[attr-defined]
+        assert heights == [found[name]["mean"] for name in ("score_reference", "score") for found in tiers]
+    table = page.table("REDUCED Retention by tier")
+    assert table.heads == ["task", "wanted", *attack["results"]["harmful"]["immunized"]]
+    assert [row[:3] for row in table.rows] == [
+        ["harmful", "near 0", "0.12 (0.03 to 0.22)"],
+        ["pretrain", "near 1", "–"],
+    ]
+    assert "Retention by tier" not in text_of(record)
+
+
 def test_failed_control_is_told_first(record: Record, attack: Record) -> None:
     assert "HELD" not in text_of(record, attack)
     attack["control"] = {"held": {"harmful": ["T0"]}, "passed": False}

@@ -13,7 +13,9 @@ from matplotlib.figure import Figure
 
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, diverged_cross_fit
-from immunize.report.attacks.one_run import grid_parts, verdict_sentence
+from immunize.report.attacks.one_run import RETENTION, grid_parts, interval_text, verdict_sentence
+from immunize.report.attacks.page import best_figure
+from immunize.report.attacks.records import Attacks, collected
 from immunize.report.curves import draw_norm_ratio, probe_bands, probe_figure
 from immunize.report.html.page import page, write_page
 from immunize.report.loading import (
@@ -90,7 +92,8 @@ def run_page(
     if attack is not None:
         told = {task: f"{of['kind']} task, {of['about']}" for task, of in attack["tasks"].items()}
         sentences = [f"{of}: {verdict_sentence(attack, task)}" for task, of in told.items()]
-        grid = grid_parts(attack) | {"sentences": sentences}
+        attacks = Attacks.of([collected(attack)])
+        grid = grid_parts(attack) | {"sentences": sentences, "best": best_figure(attacks), "kept": _kept(attacks)}
         facts.append(("checkpoint", f"SHA-256 `{attack['subject']['checkpoint_sha256']}`"))
     return page(
         "run.html",
@@ -158,6 +161,18 @@ def _definition(record: dict[str, Any]) -> Table:
             rows.append([f"{part_words(part)}{ABOUT[protocol]}", *words, *numbers, estimator, loss_text(of)])
     columns = ("part", "(a)", "(b)", "(c)", "(i)", "(ii)", "RIR", "by", "what (c) rests on")
     return Table("Definition 3.1", columns, rows)
+
+
+def _kept(attacks: Attacks) -> Table:
+    """Retention by tier of the one run that was attacked, a row a task."""
+    (record,), (group,) = attacks.records, attacks.groups
+    rows = []
+    for task, facts in record["tasks"].items():
+        found = record["results"][task]["immunized"]
+        cells = [interval_text(found.get(tier, {}).get("retention")) for tier in group.tiers]
+        rows.append([f"`{task}`", "near 0" if facts["kind"] == "harmful" else "near 1", *cells])
+    title = attacks.mark("Retention by tier")
+    return Table(title, ("task", "wanted", *group.tiers), rows, [f"Retention: {RETENTION}."])
 
 
 def _ratios(record: dict[str, Any]) -> Table:
