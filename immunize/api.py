@@ -32,6 +32,7 @@ from immunize.pipeline.fit import quiet_lightning
 from immunize.pipeline.network import append_computed
 from immunize.settings import LARGEST_SEED, MULTIPLIERS
 from immunize.spectrum import DEFAULT_RHO, Estimator
+from immunize.spectrum.erasing import SAME_DATA, same_data
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance
 
@@ -156,9 +157,7 @@ def immunize(
         UserError: a setting that is wrong, or a network, loaders and a method that do not go together.
         DivergedError: a term of the loss was not finite.
     """
-    if (lambda_well is None) != (lambda_ill is None):
-        raise UserError("give both lambda_well and lambda_ill, or neither: then both come from the gradient norms")
-    _check_settings(steps, multiplier, keep, seed)
+    _check_settings(steps, (lambda_well, lambda_ill), multiplier, keep, seed)
     with _by_its_own_numbers(seed):
         if isinstance(method, str):
             objective, row = method_named(method, lambda_well, lambda_ill, options or {}, seed)
@@ -181,6 +180,8 @@ def immunize(
         found = {role: features_of([theta_0], x) for role, x in loaders.items()}
         before = {role: (x, y) for role, ((x,), y, _) in found.items()}
         _check(before, head)
+        if same_data(before["pretrain"], before["harmful"]):
+            raise UserError(SAME_DATA)
 
         facts: dict[str, Any] = {}
         if objective.trains:
@@ -231,7 +232,11 @@ def _kept(before: Tensor, after: Tensor, y: Tensor) -> dict[str, float]:
     return {name: 100 * float((one == other).double().mean()) for name, (one, other) in pairs.items()}
 
 
-def _check_settings(steps: int | None, multiplier: int, keep: str, seed: int) -> None:
+def _check_settings(
+    steps: int | None, lambdas: tuple[float | None, float | None], multiplier: int, keep: str, seed: int
+) -> None:
+    if (lambdas[0] is None) != (lambdas[1] is None):
+        raise UserError("give both lambda_well and lambda_ill, or neither: then both come from the gradient norms")
     if steps is not None and steps < 1:
         raise UserError(f"steps has to be at least 1, it is {steps}")
     if multiplier not in MULTIPLIERS:

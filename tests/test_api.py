@@ -276,6 +276,10 @@ def test_wrong_loaders_are_explained(network: Network) -> None:
         immunize.immunize(backbone, head, loader(1, classes=5), loader(2), trainable=["last"])
     with pytest.raises(UserError, match=r"the head needs \(N, 7\)"):
         immunize.immunize(backbone, nn.Linear(7, CLASSES), loader(1), loader(2), trainable=["last"])
+    shuffled = DataLoader(loader(1).dataset, batch_size=50, shuffle=True)
+    for method in ("ours", "erase", "censor"):
+        with pytest.raises(UserError, match="D_P and D_H are the same data"):
+            immunize.immunize(backbone, head, shuffled, shuffled, method=method, trainable=["last"])
 
 
 def test_a_method_of_ones_own_is_that_of_its_name(network: Network) -> None:

@@ -130,6 +130,7 @@ def test_values_out_of_range_are_refused(settings: str, words: str) -> None:
         ("harmful=synthetic objective.loss=bce", ["objective.loss=bce", "regression", "objective.loss=mse"]),
         ("harmful=digits5to9 objective.loss=mse", ["objective.loss=mse", "no classes", "objective.loss=ce"]),
         ("objective.loss=ce", ["objective.loss=ce", "classification", "binary", "objective.loss=mse"]),
+        ("pretrain.pair=[1,0]", ["D_P and D_H are the same data"]),  # the digit 1 on both sides
         ("method=erase", ["same label", "method=ours"]),
         ("method=censor", ["another for a linear model", "erase"]),
         ("harmful=digits5to9 method=erase method.rank=64", ["rank is 64", "below the 64 features"]),

@@ -22,6 +22,7 @@ from immunize.data import SourceBase
 from immunize.data.images.pair import ImagePair
 from immunize.data.images.source import as_image_source
 from immunize.data.pair import Pair, PairedData
+from immunize.data.splits import ROLES
 from immunize.errors import UserError
 from immunize.evaluation import EvaluationSettings
 from immunize.features import DeepExtractor, state_digest
@@ -33,6 +34,7 @@ from immunize.pipeline.linear import ONE_THREAD_UP_TO, LinearModel
 from immunize.pipeline.network import NetworkModel, network_facts
 from immunize.records import file_digest
 from immunize.schemas import ObjectiveConfig
+from immunize.spectrum.erasing import SAME_DATA, same_data
 from immunize.training.loggers import wandb_logger
 from immunize.training.module import OptimizerFactory
 
@@ -153,6 +155,10 @@ def _linear(
         pairs["cross_fit"] = rows.cross_fit_pair(cfg.seed)
     for pair in pairs.values():
         pair.setup()
+    parts = [of for of in (rows.fit, rows.validation, rows.held_out) if of is not None]
+    whole = ([of.of(role) for of in parts] for role in ROLES)
+    if same_data(*((torch.cat([of.x for of in role]), torch.cat([of.y for of in role])) for role in whole)):
+        raise UserError(SAME_DATA)
     init, seed, new_extractor = cfg.get("init") or {}, cfg.seed, partial(build, cfg.model, leave_out=NOT_ARGUMENTS)
     return LinearModel(
         **common,

@@ -38,6 +38,11 @@ from immunize.spectrum.shrinkage import ledoit_wolf
 NO_SIGNAL = 1e-10
 """Directions whose singular value is below this share of the largest are rounding."""
 
+ROUNDING = 1e-5
+"""What two passes of a network in float32 differ by at most, relative to the size of the rows."""
+
+SAME_DATA = "D_P and D_H are the same data with the same labels: what is taken from one, both lose"
+
 ONE_LABEL = (
     "all {:,} rows of D_H have the same label (the paper's pairs of digits hold one digit a side), and erasing needs "
     "two to tell apart: use method=ours or method=closed_form, which look at the features alone"
@@ -65,6 +70,26 @@ class Erasure:
     def __call__(self, x: Tensor) -> Tensor:
         """Erase from rows (N, D) float64."""
         return x @ self.matrix + self.offset
+
+
+def same_data(pretrain: tuple[Tensor, Tensor], harmful: tuple[Tensor, Tensor]) -> bool:
+    """Whether D_P and D_H are the same rows with labels in the same order, wherever each row stands; but for rounding.
+
+    Args:
+        pretrain: rows (N, D) and labels (N,).
+        harmful: of D_H, likewise.
+    """
+    if pretrain[0].shape != harmful[0].shape:
+        return False
+    direction = torch.randn(pretrain[0].shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def in_order(x: Tensor, y: Tensor) -> Tensor:
+        along = (x.double() @ direction).sort()
+        found: Tensor = along.values[y[along.indices].argsort(stable=True)]
+        return found
+
+    one, other = in_order(*pretrain), in_order(*harmful)
+    return torch.allclose(one, other, rtol=ROUNDING, atol=ROUNDING * float(one.abs().mean()))
 
 
 def leading(each: Sequence[Tensor], rank: int | None) -> Tensor:

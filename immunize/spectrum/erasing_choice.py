@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum.erasing import (
+    SAME_DATA,
     Erasure,
     covariance,
     directions_of,
@@ -29,6 +30,7 @@ from immunize.spectrum.erasing import (
     leading,
     ridge_weights,
     root_of,
+    same_data,
     taking,
 )
 from immunize.spectrum.separability import cross_fitted_correlation, folds_of
@@ -137,8 +139,8 @@ def erase(
     if any(not y.is_floating_point() and len(torch.unique(y)) == len(y) > 2 for _, y in sets):
         raise ValueError(f"every class of D_H has one image, so that nothing tells a class from an image: {NO_LABELS}")
     y = None if y_pretrain is None else _labels(y_pretrain, len(pretrain), "y_pretrain")
-    if y is not None and any(torch.equal(pretrain, x) and torch.equal(y, labels) for x, labels in sets):
-        raise ValueError("D_P and D_H are the same data with the same labels: what is taken from one, both lose")
+    if y is not None and any(same_data((pretrain, y), one) for one in sets):
+        raise ValueError(SAME_DATA)
     if y is not None and bool((y == y[0]).all()):
         y = None  # one label says nothing of what D_P may lose
     if protect and y is None:

@@ -16,7 +16,7 @@ from sklearn import datasets
 
 from immunize import evaluate, train
 from immunize.data.arrays import Arrays
-from immunize.errors import DataError, MissingDataError
+from immunize.errors import DataError, MissingDataError, UserError
 from immunize.evaluation.alignment import measure
 from immunize.evaluation.forecast_verdict import STRONG
 from immunize.pipeline.fit import Telling
@@ -213,6 +213,15 @@ def test_rows_are_taken_as_they_are_if_asked(wine: tuple[Path, list[str], dict[s
     assert data.scale is None
     raw = np.load(folder / "pretrain.npz")["x"]
     assert {tuple(row) for row in data.fit.pretrain.x.tolist()} <= {tuple(row) for row in raw.tolist()}
+
+
+@pytest.mark.parametrize("name", ["wine", "low_rank"])
+def test_one_file_in_both_roles_is_refused(name: str, tmp_path: Path) -> None:
+    """Although each role holds out other rows, by which a regression's target is scaled."""
+    rows = MADE[name]()[:2]
+    for method in ("ours", "erase"):
+        with pytest.raises(UserError, match="D_P and D_H are the same data"):
+            model_of(compose_config(*files(tmp_path, *rows, *rows), f"method={method}"))
 
 
 def test_the_last_line_says_where_nothing_was_immunized(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from immunize.data.digits import DigitImages
+from immunize.data.images.caltech101 import Caltech101
 from immunize.data.images.folders import ImageFolder
 from immunize.data.images.multi import SeveralSets, set_numbers
 from immunize.data.images.pair import Draw, ImagePair, JointSampler, StreamSampler, stream_loader
@@ -142,9 +143,10 @@ def test_bad_options_and_pairs_are_refused(folders: Path, tmp_path: Path) -> Non
         ready(folders, batch_size=40)
     with pytest.raises(DataError, match="synthetic has no images"):
         ImagePair(Synthetic("pretrain"), ImageFolder("harmful", folders / "h"), batch_size=4)
-    same = ImagePair(ImageFolder("pretrain", folders / "h"), ImageFolder("harmful", folders / "h"), batch_size=4)
-    with pytest.raises(DataError, match="D_P and D_H are the same images"):
-        same.setup()
+    for other in (ImageFolder("harmful", folders / "h"), Caltech101("harmful", root=folders / "h")):
+        same = ImagePair(ImageFolder("pretrain", folders / "h"), other, batch_size=4)
+        with pytest.raises(DataError, match="D_P and D_H are the same images"):
+            same.setup()
     with pytest.raises(MissingDataError):
         ImagePair(ImageFolder("pretrain", tmp_path / "no"), ImageFolder("harmful", folders / "h"), batch_size=4).setup()
     with pytest.raises(RuntimeError, match=r"call setup\(\)"):

@@ -299,7 +299,7 @@ def test_one_row_has_one_label() -> None:
 def test_the_same_data_twice_and_a_singular_covariance_are_refused() -> None:
     x_p, x_h, y = data()
     with pytest.raises(ValueError, match="same data"):
-        erase(x_h, x_h, y, y_pretrain=y)
+        erase(x_h, x_h.flip(0), y.flip(0), y_pretrain=y)
     assert erase(x_h, x_h, y, y_pretrain=(y == 1).long(), slack=1.0).rank == 3  # other labels of the same rows
     flat = x_p.clone()
     flat[:, 0] = 0

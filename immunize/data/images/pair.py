@@ -269,10 +269,8 @@ class ImagePair(Pair):
         if self._splits:
             return
         hashes = {role: self.sources[role].file_hash() for role in ROLES}
-        harmful = self.sources["harmful"]
-        several = {name: part.file_hash() for name, part in harmful.parts.items() if part is not harmful}
-        for name, own in (several or {harmful.name: hashes["harmful"]}).items():
-            if own == hashes["pretrain"]:
+        for name, part in self.sources["harmful"].parts.items():
+            if part.digests == self.sources["pretrain"].digests:
                 raise DataError(
                     f"D_P and D_H are the same images ({name}), which cannot be easy and hard to learn at once; "
                     f"choose another data set for D_P: pretrain=<name>"

@@ -171,9 +171,12 @@ class ImageSource(SourceBase):
 
     def file_hash(self) -> str:
         """SHA-256 of names, sizes and labels of both splits, and of the bytes of small ones; equal for equal copies."""
-        splits = self.stored
-        parts = [splits.fit.digest(times=False), splits.held_out.digest(times=False)]
-        return hashlib.sha256("/".join([self.name, *parts]).encode()).hexdigest()
+        return hashlib.sha256("/".join([self.name, *self.digests]).encode()).hexdigest()
+
+    @cached_property
+    def digests(self) -> tuple[str, str]:
+        """Of both splits, whatever the data set is called."""
+        return self.stored.fit.digest(times=False), self.stored.held_out.digest(times=False)
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record; counts are those after unreadable images were left out."""
