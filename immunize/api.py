@@ -383,7 +383,10 @@ def _batches(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
     batch = None
     for batch in loader:
         if not isinstance(batch, Sequence) or len(batch) != 2:
-            raise UserError("a loader has to give (inputs, labels) batches")
+            raise UserError(
+                "a loader has to give (inputs, labels) batches; for a D_H without labels there are method=ours and "
+                "method=closed_form, which look at the features alone: give zeros as labels"
+            )
         yield batch[0], batch[1]
     if batch is None:
         raise UserError("a loader gave no batch; it has to start again each time it is iterated over")

@@ -282,6 +282,22 @@ def test_wrong_loaders_are_explained(network: Network) -> None:
             immunize.immunize(backbone, head, shuffled, shuffled, method=method, trainable=["last"])
 
 
+@pytest.mark.parametrize("method", ["erase", "censor"])
+def test_labels_of_d_h_are_asked_for_where_they_are_needed(network: Network, method: str) -> None:
+    x = torch.rand(40, 20)
+    unlabelled, zeros = TensorDataset(x), TensorDataset(x, torch.zeros(40, dtype=torch.int64))
+
+    def of(rows: Any, method: str) -> immunize.Immunized:
+        return immunize.immunize(
+            *network, loader(1), DataLoader(rows, batch_size=40), method=method, trainable=["last"], steps=1
+        )
+
+    for rows, says in ((unlabelled, r"\(inputs, labels\) .*method=ours"), (zeros, "same label.*method=ours")):
+        with pytest.raises(UserError, match=says):
+            of(rows, method)
+    assert of(zeros, "ours").steps == 1  # as the message says
+
+
 def test_a_method_of_ones_own_is_that_of_its_name(network: Network) -> None:
     own = Ours(lambda_well=0.1, lambda_ill=2.0, precondition="none")
     found = immunized(network, method=own, steps=3)
