@@ -122,6 +122,7 @@ def by_class(data: Any, parts: tuple[tuple[int, ...], tuple[int, ...]]) -> list[
 MADE: dict[str, Any] = {
     "wine": lambda: by_class(datasets.load_wine(return_X_y=True), ((0, 1), (2,))),
     "breast_cancer": lambda: by_class(datasets.load_breast_cancer(return_X_y=True), ((1,), (0,))),
+    "iris": lambda: by_class(datasets.load_iris(return_X_y=True), ((0, 1), (2,))),
     "diabetes": lambda: by_sex(*datasets.load_diabetes(return_X_y=True)),
     "redundant": lambda: by_class(
         datasets.make_classification(400, 12, n_informative=6, n_redundant=3, random_state=0), ((0,), (1,))
@@ -134,6 +135,10 @@ MADE: dict[str, Any] = {
         of
         for rank in (4, 6)
         for of in datasets.make_regression(300, 15, n_informative=5, effective_rank=rank, random_state=rank)
+    ],
+    "friedman": lambda: [
+        *datasets.make_friedman1(300, 10, random_state=4),
+        *datasets.make_regression(300, 10, random_state=5),
     ],
 }
 
