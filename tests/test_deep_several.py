@@ -131,7 +131,7 @@ def test_card_and_page_show_each_set_and_whose_numbers_the_others_are(run: Run) 
         assert f"| `{name}` | {row[1]} | {row[2]} | " in text
 
 
-@pytest.mark.parametrize("method", ["well_only", "imma", "opt_kappa", "closed_form"])
+@pytest.mark.parametrize("method", ["well_only", "imma", "opt_kappa", "closed_form", "erase", "censor"])
 def test_methods_take_several_sets(method: str, images: Path, tmp_path: Path) -> None:
     # the gradient of κ itself is thousands of times that of the loss
     own = {"opt_kappa": ["objective.learning_rate=1e-12"], "closed_form": ["method.budget=10", "method.shrinkage=0.1"]}
@@ -139,7 +139,9 @@ def test_methods_take_several_sets(method: str, images: Path, tmp_path: Path) ->
     record = train.run(compose_config(*overrides(images, f"method={method}", *options)), tmp_path, quiet=True)
     assert record["status"] == "finished"
     assert len(record["harmful_sets"]) == 2
-    assert record["training"]["fit"]["steps"] == (0 if method == "closed_form" else 2)
+    assert record["training"]["fit"]["steps"] == (0 if method in ("closed_form", "erase") else 2)
+    if method == "erase":  # 5 and 2 classes as one data set
+        assert record["training"]["fit"]["closed_form"]["available"] == 6
 
 
 def test_linear_models_take_tables(images: Path, tmp_path: Path) -> None:
