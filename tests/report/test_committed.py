@@ -17,7 +17,16 @@ ATTACKS = (
     "defence_deep_caltech101",
     *("defence_deep_cars", "defence_floor_caltech101"),
     "rotations_cars",
-    *("t4_digits", "t4_digits_deep", "t4_rates_deep", "t4_search", "t4_small_deep", "t4_lora_deep", "t4_full_deep"),
+    *(
+        "t4_digits",
+        "t4_digits_deep",
+        "t4_rates_deep",
+        "t4_search",
+        "t4_small_deep",
+        "t4_peers_deep",
+        "t4_lora_deep",
+        "t4_full_deep",
+    ),
 )
 OF_RUNS = {
     **{name: (name, name) for name in ("table1", "table2", "sweep_lambda")},

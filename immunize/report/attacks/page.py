@@ -263,7 +263,9 @@ def horizon_figure(attacks: Attacks) -> Figure | None:
             line = "--" if method == THETA_0 else "-"
             axis.plot(steps, _mean_curve(found, steps), line, color=_colour(method, attacks.methods), linewidth=1.4)
     for (name, task), row in zip(rows, axes, strict=True):
-        row[0].set_ylabel(f"{name}\n{task}" if len(attacks.groups) > 1 else task, fontsize=9)
+        first = next(axis for axis in row if axis.lines)  # a task may have other attacks than the rest
+        first.set_ylabel(f"{name}\n{task}" if len(attacks.groups) > 1 else task, fontsize=9)
+        first.yaxis.set_tick_params(labelleft=True)
         for axis in row:
             axis.set(xscale="log")
             axis.set_ylim(bottom=0)
