@@ -180,7 +180,7 @@ def immunize(
         found = {role: features_of([theta_0], x) for role, x in loaders.items()}
         before = {role: (x, y) for role, ((x,), y, _) in found.items()}
         _check(before, head)
-        if same_data(before["pretrain"], before["harmful"]):
+        if same_data([before["pretrain"]], [before["harmful"]]):
             raise UserError(SAME_DATA)
 
         facts: dict[str, Any] = {}

@@ -30,14 +30,13 @@ COMPILER = "torch._dynamo"
 COUNTER = "torch.utils.flop_counter"
 
 
-def _plot(*arguments: Any, **options: Any) -> Any:
-    """Stands for the function that a metric's `plot` calls."""
-    return _executed(importlib.import_module(PLOTS)).plot_single_or_multi_val(*arguments, **options)
+def _called_in(module: str, name: str) -> Callable[..., Any]:
+    """Stands for a function or class of a module that waits; the first call of it executes the module."""
 
+    def call(*arguments: Any, **options: Any) -> Any:
+        return getattr(_executed(importlib.import_module(module)), name)(*arguments, **options)
 
-def _counter(*arguments: Any, **options: Any) -> Any:
-    """Stands for the class of counters of operations."""
-    return _executed(importlib.import_module(COUNTER)).FlopCounterMode(*arguments, **options)
+    return call
 
 
 class _OfCompiler(type):
@@ -75,14 +74,14 @@ LIGHT: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     PLOTS: {
         "_AX_TYPE": lambda: object,  # for annotations
         "_PLOT_OUT_TYPE": lambda: object,
-        "plot_single_or_multi_val": lambda: _plot,
+        "plot_single_or_multi_val": lambda: _called_in(PLOTS, "plot_single_or_multi_val"),
     },
     COMPILER: {
         "OptimizedModule": lambda: _Compiled,
         "disable": lambda: _not_compiled,
         "graph_break": lambda: lambda: None,  # nothing is being compiled
     },
-    COUNTER: {"FlopCounterMode": lambda: _counter},
+    COUNTER: {"FlopCounterMode": lambda: _called_in(COUNTER, "FlopCounterMode")},
 }
 """Modules that wait, and names of theirs that can be had without executing them."""
 

@@ -156,8 +156,7 @@ def _linear(
     for pair in pairs.values():
         pair.setup()
     parts = [of for of in (rows.fit, rows.validation, rows.held_out) if of is not None]
-    whole = ([of.of(role) for of in parts] for role in ROLES)
-    if same_data(*((torch.cat([of.x for of in role]), torch.cat([of.y for of in role])) for role in whole)):
+    if same_data(*([(of.of(role).x, of.of(role).y) for of in parts] for role in ROLES)):
         raise UserError(SAME_DATA)
     init, seed, new_extractor = cfg.get("init") or {}, cfg.seed, partial(build, cfg.model, leave_out=NOT_ARGUMENTS)
     return LinearModel(

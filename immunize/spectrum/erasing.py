@@ -72,23 +72,25 @@ class Erasure:
         return x @ self.matrix + self.offset
 
 
-def same_data(pretrain: tuple[Tensor, Tensor], harmful: tuple[Tensor, Tensor]) -> bool:
+def same_data(pretrain: Sequence[tuple[Tensor, Tensor]], harmful: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Whether D_P and D_H are the same rows with labels in the same order, wherever each row stands; but for rounding.
 
     Args:
-        pretrain: rows (N, D) and labels (N,).
+        pretrain: the parts of D_P, rows (N_i, D) and labels (N_i,) each.
         harmful: of D_H, likewise.
     """
-    if pretrain[0].shape != harmful[0].shape:
+    shapes = {(sum(len(x) for x, _ in parts), parts[0][0].shape[1]) for parts in (pretrain, harmful)}
+    if len(shapes) > 1:
         return False
-    direction = torch.randn(pretrain[0].shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ((_, columns),) = shapes
+    direction = torch.randn(columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def in_order(x: Tensor, y: Tensor) -> Tensor:
-        along = (x.double() @ direction).sort()
+    def in_order(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        along, y = torch.cat([x.double() @ direction for x, _ in parts]).sort(), torch.cat([y for _, y in parts])
         found: Tensor = along.values[y[along.indices].argsort(stable=True)]
         return found
 
-    one, other = in_order(*pretrain), in_order(*harmful)
+    one, other = in_order(pretrain), in_order(harmful)
     return torch.allclose(one, other, rtol=ROUNDING, atol=ROUNDING * float(one.abs().mean()))
 
 

@@ -139,7 +139,7 @@ def erase(
     if any(not y.is_floating_point() and len(torch.unique(y)) == len(y) > 2 for _, y in sets):
         raise ValueError(f"every class of D_H has one image, so that nothing tells a class from an image: {NO_LABELS}")
     y = None if y_pretrain is None else _labels(y_pretrain, len(pretrain), "y_pretrain")
-    if y is not None and any(same_data((pretrain, y), one) for one in sets):
+    if y is not None and any(same_data([(pretrain, y)], [one]) for one in sets):
         raise ValueError(SAME_DATA)
     if y is not None and bool((y == y[0]).all()):
         y = None  # one label says nothing of what D_P may lose
