@@ -98,7 +98,11 @@ SCALES = {
     ),
     "digits": Scale(("outputs/table3_digits",), _DIGITS),
     "small": Scale(("outputs/table3_small",), (*_SMALL, "benign=[imagenette]", "tasks=[harmful,benign_imagenette]")),
-    "defence_digits": Scale(("outputs/defence_linear", "outputs/defence_digits"), _DIGITS),
+    "defence_digits": Scale(
+        ("outputs/defence_linear", "outputs/defence_digits"),
+        _DIGITS,
+        methods=(*METHODS, "censor_deep", "censor_erased"),
+    ),
     "defence_small": Scale(("outputs/defence_small",), _DEFENCE),
     "defence_front": Scale(
         ("outputs/defence_front",),
