@@ -206,7 +206,7 @@ def immunize(
                 keep_answers=keep == "answers",
             )
             steps = steps or row.get("max_steps", STEPS)
-            taken = _train(module, TrainedOn(pretrain_loader), harmful_loader, steps, balanced)
+            taken = _train(module, TrainedOn(pretrain_loader), Batches(harmful_loader), steps, balanced)
         else:
             released, classifier, facts = _appended(objective, theta_0, omega_0, before)
             taken, measured = 0, [released, theta_0]
@@ -330,11 +330,18 @@ ONE_IN = 5
 """One image of D_P in so many is not trained on, and D_P is judged by it (ours)."""
 
 
-class TrainedOn:
-    """The rows of a loader that are trained on: all but those that :func:`set_aside` has D_P judged by."""
+class Batches:
+    """What a loader gives, a list too, which Lightning would take for several loaders."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+class TrainedOn(Batches):
+    """The rows of a loader that are trained on: all but those that :func:`set_aside` has D_P judged by."""
 
     def __iter__(self) -> Iterator[Any]:
         for x, y in self.loader:

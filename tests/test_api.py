@@ -100,6 +100,13 @@ def test_d_p_is_judged_by_rows_that_no_step_sees(network: Network) -> None:
     assert found.accuracy == {name: pytest.approx(100 * float(v.double().mean())) for name, v in expected.items()}
 
 
+def test_lists_of_batches_are_loaders(network: Network) -> None:
+    loaders = loader(1), loader(2, classes=5)
+    settings: dict[str, Any] = {"trainable": ["last"], "steps": 6}
+    found, wanted = (immunize.immunize(*network, *of, **settings) for of in (map(list, loaders), loaders))
+    assert torch.equal(found.backbone.last.weight, wanted.backbone.last.weight)  # type: ignore[union-attr, arg-type]
+
+
 def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplog: pytest.LogCaptureFixture) -> None:
     ratio = (bad := immunized(network, method="ill_only", steps=60)).ratios["spectrum"].ratio
     assert (bad.verdicts.a, bad.verdicts.b) == (ratio.ratio_harmful >= 2, ratio.ratio_pretrain <= 1) == (True, False)
