@@ -68,7 +68,7 @@ def run(out: Path) -> None:
     Raises:
         UserError: a command failed.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
 
         def command(arguments: Sequence[str], number: int = 0) -> list[str]:
