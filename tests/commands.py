@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 ROOT = Path(__file__).parents[1]
@@ -132,12 +132,21 @@ def timed(
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def fresh(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """A Python of its own."""
+def begun(*arguments: str, cwd: Path, group: bool = False) -> subprocess.Popen[str]:
+    """A Python of its own that is under way, in a process group of its own if asked for."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, text=True, start_new_session=group, **pipes)
+
+
+def fresh(
+    *arguments: str, cwd: Path, environment: Mapping[str, str] = ENVIRONMENT, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """A Python of its own that has ended."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env=ENVIRONMENT,
+        env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

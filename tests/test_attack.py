@@ -55,7 +55,7 @@ def test_record_has_every_tier_of_every_task_and_extractor(attacked_run: Path) -
     assert record["config"]["attack"]["reduced"] is True
 
 
-def test_finished_attacks_are_taken_from_their_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_attacks_are_taken_from_their_cells(folder: Path) -> None:
     before = json.loads((folder / ATTACK_RECORD).read_text())
     cells = sorted((folder / ATTACK_CELLS).iterdir())
     cells[0].unlink()

@@ -19,7 +19,7 @@ import pytest
 
 from immunize.cli import now_and_then
 from immunize.importing import start_quickly
-from tests.commands import ENVIRONMENT, HEAVY, INTERRUPTIBLE, fresh, loaded_by, run, timed
+from tests.commands import ENVIRONMENT, HEAVY, INTERRUPTIBLE, begun, fresh, loaded_by, run, timed
 
 TINY = ["objective.epochs=3", "probe_steps=20"]
 ENTRY_POINTS = (
@@ -210,15 +210,8 @@ def test_a_package_that_was_imported_before_is_left_alone(monkeypatch: pytest.Mo
 
 
 def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, "objective.epochs=4000", "monitor_every=200", "hydra.run.dir=run"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = ("objective.epochs=4000", "monitor_every=200", "hydra.run.dir=run")
+    process = begun("-c", INTERRUPTIBLE, *words, cwd=tmp_path)
     assert process.stderr.readline() == "ours: digits against digits, seed 0: loading\n"
     assert "step 400/4000" in process.stderr.readline()
     process.send_signal(signal.SIGINT)

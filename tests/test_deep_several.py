@@ -86,12 +86,8 @@ def test_the_numbers_of_a_set_are_those_of_a_run_against_it_alone(images: Path, 
 
 def test_every_number_is_computed_again(run: Run) -> None:
     record, differing = evaluate.run(run[0])
-    assert differing == []
+    assert differing == []  # the sets' own numbers as well
     assert record["harmful_sets"].keys() == {"digits", "imagefolder"}
-    stored = read_record(run[0])
-    assert stored["harmful_sets"]["digits"]["metrics"]["fit"]["spectrum"]["rir"] == pytest.approx(
-        record["harmful_sets"]["digits"]["metrics"]["fit"]["spectrum"]["rir"], rel=1e-9
-    )
 
 
 def test_tables_show_each_set(run: Run) -> None:

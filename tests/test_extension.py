@@ -9,14 +9,12 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands import ENVIRONMENT, run
+from tests.commands import ENVIRONMENT, fresh, run
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -71,10 +69,7 @@ def test_an_installed_package_is_found_by_the_search_path(installed: Path, tmp_p
     chosen = [word for word in chosen if not word.startswith(("--config-dir", "mine/conf", "hydra.run.dir="))]
     assert {"method=log_kappa", "harmful=waves"} <= {*chosen}
     for words in ([train, *shlex.split(path), *chosen, "hydra.run.dir=out"], ["immunize.evaluate", "run=out"]):
-        done = subprocess.run(
-            [sys.executable, "-m", *words],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        done = fresh("-m", *words, cwd=tmp_path, environment=environment)
         assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "record.json").read_text(encoding="utf-8"))["method"] == "log_kappa"
 

@@ -30,7 +30,7 @@ from immunize.report import __main__ as report
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, compose_attack
 from tests.composing import compose_config
 from tests.data.test_digits import idx_bytes
-from tests.fuzzing import VALUES, cases, choices, damaged, ends_well, leaves, overrides
+from tests.fuzzing import cases, choices, damaged, ends_well, leaves, overrides
 
 LINEAR = [
     *("harmful=synthetic", "harmful.n_features=4", "harmful.n_samples=24", "objective.epochs=2", "probe_steps=10"),
@@ -161,10 +161,6 @@ def test_random_settings_of_a_command_with_few(
         ends_well(main, [*(word.format(run=run) for word in words), *chosen], tmp_path)
 
     tried()
-
-
-def test_values_are_not_told_twice() -> None:
-    assert len(set(VALUES)) == len(VALUES)
 
 
 # Whatever a data file holds: data, or an error that names it.

@@ -152,7 +152,7 @@ def test_it_does_not_train_on_the_images_that_a_run_is_judged_by(
         ("trainer.devices=2", "one process"),
     ],
 )
-def test_mistakes_are_named(override: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_named(override: str, words: str, tmp_path: Path) -> None:
     cfg = composed(override) if override.startswith(("model", "pretrain")) else composed(*SMALL, override)
     with pytest.raises(UserError, match=words):
         pretrain.run(cfg, tmp_path, quiet=True)

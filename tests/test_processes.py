@@ -204,7 +204,7 @@ time.sleep(60)
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "a_worker.py").write_text(WORKER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     return "a_worker"
 
 
@@ -216,7 +216,7 @@ def test_every_process_gets_its_rank_and_nothing_is_left(worker: str, tmp_path: 
 
 
 def test_processes_of_a_slurm_job_with_one_task_are_not_each_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a_worker.py").write_text(
         "import json, os, sys\n"
@@ -228,18 +228,17 @@ def test_processes_of_a_slurm_job_with_one_task_are_not_each_the_first(
         "said = [is_first(), cluster.local_rank(), os.environ['WORLD_SIZE']]\n"
         "json.dump(said, open(f\"{json.load(open(sys.argv[1]))['out']}/{os.environ['LOCAL_RANK']}\", 'w'))\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     job = {"PROCID": "0", "NTASKS": "1", "JOB_ID": "5", "JOB_NAME": "ours", "LOCALID": "0", "NODEID": "0"}
     for name, value in job.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    run_processes({"out": str(tmp_path)}, tmp_path, 2, "a_worker")
+    run_processes({"out": str(tmp_path)}, tmp_path, 2, worker)
     assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [[True, 0, "2"], [False, 1, "2"]]
     assert os.environ["SLURM_PROCID"] == "0"
 
 
 @pytest.mark.parametrize("inherited", [{}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1"}])
 def test_one_of_two_writes_the_record_whatever_rank_is_inherited(
-    inherited: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inherited: dict[str, str], worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Lightning does, they meet through gloo by LOCAL_RANK; torch itself goes by RANK."""
     (tmp_path / "a_worker.py").write_text(
@@ -259,12 +258,11 @@ def test_one_of_two_writes_the_record_whatever_rank_is_inherited(
         "if is_first():\n"
         "    write_record(folder, facts, f'record_{rank}.json')\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in inherited.items():
         monkeypatch.setenv(name, value)
-    run_processes({}, tmp_path, 2, "a_worker")
+    run_processes({}, tmp_path, 2, worker)
     found = [json.loads((tmp_path / f"of_{rank}.json").read_text()) for rank in range(2)]
     assert found == [{"rank": rank, "of": str(rank), "total": 3} for rank in range(2)]
     assert [path.name for path in tmp_path.glob("record*")] == ["record_0.json"]
@@ -278,26 +276,19 @@ def test_one_that_fails_ends_the_others(worker: str, tmp_path: Path, monkeypatch
     assert time.monotonic() - started < 30
 
 
-def told_to_end(spec: dict[str, Any], folder: Path, worker: str) -> None:
-    """SIGTERM comes when the processes are under way, and it ends them all."""
+@pytest.mark.parametrize("text", [WORKER, STUBBORN])
+def test_sigterm_is_passed_on_and_processes_that_do_not_end_are_ended(
+    text: str, worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the processes are under way."""
+    monkeypatch.setattr("immunize.processes.TO_END", 0.5)
+    (tmp_path / "a_worker.py").write_text(text)
     before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     signal.setitimer(signal.ITIMER_REAL, 1.5)
     try:
         with pytest.raises(SystemExit) as ended:
-            run_processes(spec, folder, 2, worker)
+            run_processes({"out": str(tmp_path), "fails": "nobody"}, tmp_path, 2, worker)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert ended.value.code == 128 + signal.SIGTERM
-
-
-def test_processes_that_do_not_end_when_told_are_ended(
-    worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("immunize.processes.TO_END", 0.5)
-    (tmp_path / "a_worker.py").write_text(STUBBORN)
-    told_to_end({}, tmp_path, worker)
-
-
-def test_signals_are_passed_on(worker: str, tmp_path: Path) -> None:
-    told_to_end({"out": str(tmp_path), "fails": "nobody"}, tmp_path, worker)

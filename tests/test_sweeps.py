@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from immunize.records import RECORD, read_record, write_record
 from immunize.sweeping import Outcome, done_record
 from immunize.sweeping.launching import Progress, SweepLauncher, sole_sweep, threads_a_worker
 from immunize.sweeping.plan import Plan, jobs_of
-from tests.commands import ENVIRONMENT, INTERRUPTIBLE, Called, Done
+from tests.commands import INTERRUPTIBLE, Called, Done, begun
 from tests.composing import TINY, compose_config, run_tiny
 
 ROOT = Path(__file__).parents[1]
@@ -435,18 +434,7 @@ def started(tmp_path: Path) -> Iterator[Starter]:
     processes = []
 
     def start(*arguments: str, code: str = INTERRUPTIBLE) -> subprocess.Popen[str]:
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", code, "-m", *DIGITS, *BY_HASH, *arguments],
-                cwd=tmp_path,
-                env=ENVIRONMENT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        )
+        processes.append(begun("-c", code, "-m", *DIGITS, *BY_HASH, *arguments, cwd=tmp_path, group=True))
         return processes[-1]
 
     yield start

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ from threadpoolctl import threadpool_info
 
 from immunize import threads
 from immunize.threads import cores, cpu_threads, threads_in_force
-from tests.commands import ENVIRONMENT, ROOT
+from tests.commands import ENVIRONMENT, ROOT, fresh
 
 FOUR = {0, 1, 2, 3}
 V1, V2 = "3:memory:/x\n2:cpu,cpuacct:/jobs/one\n", "0::/jobs/one\n"
@@ -167,13 +165,8 @@ def test_every_command_sets_how_threads_wait_before_a_library_reads_it() -> None
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for path in commands]
     assert {"immunize.train", "immunize.report", "experiments.bench"} <= set(modules)
     environment = {key: value for key, value in ENVIRONMENT.items() if not key.startswith(("OMP_", "KMP_", "GOMP_"))}
-    command = [
-        sys.executable,
-        "-c",
-        WATCHED,
-        *sorted(f"{m}.__main__" if (ROOT / m.replace(".", "/")).is_dir() else m for m in modules),
-    ]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    run = sorted(f"{m}.__main__" if (ROOT / m.replace(".", "/")).is_dir() else m for m in modules)
+    done = fresh("-c", WATCHED, *run, cwd=ROOT, environment=environment)
     assert (done.returncode, done.stderr) == (0, "")
 
 

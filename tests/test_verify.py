@@ -184,9 +184,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_network_is_attacked_again_from_its_images_on(
-    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_is_attacked_again_from_its_images_on(network: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(network, tmp_path / "copy"))
     features = sorted((folder / FEATURES).iterdir())
     for path in features[1:]:

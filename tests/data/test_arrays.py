@@ -97,7 +97,7 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:
         Arrays("harmful", tmp_path / "nowhere.npz").require()
 
 
-def test_options_are_checked(tmp_path: Path) -> None:
+def test_options_are_checked() -> None:
     with pytest.raises(DataError, match=r"harmful\.file="):
         Arrays("harmful", None)
     with pytest.raises(DataError, match="between 0 and 1"):

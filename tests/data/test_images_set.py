@@ -53,14 +53,11 @@ def test_unreadable_files_have_no_index_and_are_counted(tmp_path: Path) -> None:
     assert colour_of(found[3][0]) == colour(0, 4)  # the one after the one left out
 
 
-@pytest.mark.parametrize(("bad", "fails"), [(1, False), (2, True)])
-def test_more_than_one_percent_unreadable_is_an_error_that_names_files(tmp_path: Path, bad: int, fails: bool) -> None:
+def test_more_than_one_percent_unreadable_is_an_error_that_names_files(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 100})
-    for number in range(bad):
-        truncate(tmp_path / "a" / f"{number:03d}.png")
-    if not fails:
-        assert images(tmp_path).skipped == 1
-        return
+    truncate(tmp_path / "a" / "000.png")
+    assert images(tmp_path).skipped == 1
+    truncate(tmp_path / "a" / "001.png")
     with pytest.raises(DataError, match=r"test set: 2 of 100 images cannot be read, more than 1%") as caught:
         images(tmp_path)
     assert "a/000.png, a/001.png;" in str(caught.value)

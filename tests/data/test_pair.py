@@ -120,6 +120,7 @@ def test_order_depends_on_the_seed_alone_and_differs_between_passes() -> None:
 
 
 def test_validation_rows_leave_the_fit_part() -> None:
+    assert module().validation is None
     data = module(20, 10, validation_fraction=0.2, seed=5)
     for role, n in (("pretrain", 20), ("harmful", 10)):
         stays, aside = getattr(data.fit, role), getattr(data.validation, role)
@@ -128,15 +129,6 @@ def test_validation_rows_leave_the_fit_part() -> None:
     again, other = (module(20, 10, validation_fraction=0.2, seed=seed) for seed in (5, 6))
     assert torch.equal(again.fit.pretrain.y, data.fit.pretrain.y)
     assert not torch.equal(other.fit.pretrain.y, data.fit.pretrain.y)
-
-
-def test_facts_after_setup() -> None:
-    data = module()
-    assert data.n_features == 2
-    assert data.tasks == {"pretrain": "regression", "harmful": "regression"}
-    assert data.held_out_protocol == "split"
-    assert data.validation is None
-    assert data.held_out.harmful.y.tolist() == [6, 7, 8, 9, 10, 11]
 
 
 def test_asking_before_setup_is_a_mistake_in_the_program() -> None:
@@ -161,7 +153,7 @@ def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
     second = data.cross_fit_pair(seed=7)
     second.setup()
     assert (second.batch_size, second.passes, second.mode, second.seed) == (2, 3, "min_size", 4)
-    assert second.held_out_protocol == "split"
+    assert (second.held_out_protocol, second.tasks["harmful"]) == ("split", "regression")
     halves = torch.cat([second.fit.pretrain.y, second.held_out.pretrain.y])
     assert len(second.fit.pretrain) == 5
     assert sorted(halves.tolist()) == list(range(10))

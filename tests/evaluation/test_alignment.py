@@ -166,13 +166,6 @@ def test_words_for_shrinkage_are_chosen_on_the_rows_of_each_map() -> None:
     assert (found.held_out.fitted_on, found.held_out.measured_on) == ((45, 45), (45, 45))
 
 
-@pytest.mark.parametrize("shrinkage", [-1.0, math.nan, "much"])
-def test_impossible_shrinkage(shrinkage: float | str) -> None:
-    fit = synthetic(30)
-    with pytest.raises(ValueError, match="shrinkage"):
-        forecast(fit, (fit, fit), top_k=3, shrinkage=shrinkage)
-
-
 # Verdicts.
 
 ONES, SIXTY = torch.ones(D), torch.logspace(0, -1, 60)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.evaluation.groups import GROUP_SIZE, N_GROUPS, GroupRatio, draw_groups, group_ratio, group_spectra
+from immunize.evaluation.groups import N_GROUPS, GroupRatio, draw_groups, group_ratio, group_spectra
 from immunize.evaluation.resampling import bootstrap_counts, generator, log_interval
 from immunize.spectrum import ESTIMATORS, Estimator, Spectrum
 from tests import reference as ref
@@ -37,11 +37,6 @@ def groups_of(x: Four, n_groups: int = 5, group_size: int = 10) -> tuple[Tensor,
 
 
 # Which rows.
-
-
-def test_the_defaults_are_the_papers() -> None:
-    assert (N_GROUPS, GROUP_SIZE) == (20, 100)
-    assert draw_groups(5_000, ref.generator(0)).shape == (20, 100)
 
 
 @pytest.mark.parametrize("n", [2000, 2001, 2099, 9000])

@@ -108,7 +108,7 @@ def test_singular_extractor_that_kills_a_needed_direction_fails_c() -> None:
     found = evaluate(projection, needed).verdicts
     assert found.c is False
     assert found.loss_immunized == pytest.approx(found.loss_zero, rel=1e-9)  # nothing of the target is left
-    assert found.loss_plain < 1e-12 * found.loss_zero
+    assert 0 <= found.loss_plain < 1e-12 * found.loss_zero
     other = torch.linalg.svd(parts.pretrain.x).Vh[3]
     assert evaluate(torch.eye(D, dtype=torch.float64) - torch.outer(other, other), needed).verdicts.c is True
 
@@ -176,11 +176,12 @@ def test_of_two_labels_a_probe_has_to_tell_them_apart_as_well_as_before() -> Non
     assert evaluate(crushed).verdicts.accuracy_after is None  # a regression
 
 
-def test_zero_and_non_finite_extractors_are_refused() -> None:
-    with pytest.raises(ValueError, match="zeros"):
-        evaluate(torch.zeros(D, D, dtype=torch.float64))
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        evaluate(torch.full((D, D), torch.nan, dtype=torch.float64))
+@pytest.mark.parametrize(("value", "words"), [(0.0, "zeros"), (torch.nan, "NaN or inf"), (torch.inf, "NaN or inf")])
+def test_zero_and_non_finite_extractors_are_refused(value: float, words: str) -> None:
+    theta = torch.zeros(D, D, dtype=torch.float64)
+    theta[0, 0] = value
+    with pytest.raises(ValueError, match=words):
+        evaluate(theta)
 
 
 WIDTH = 7
@@ -200,7 +201,9 @@ SHAPES = [(50, WIDTH), (50, 4), (WIDTH, WIDTH), (WIDTH + 1, WIDTH), (5, 5), (5, 
 def test_spectrum_optimum_and_loss(n: int, rank: int, with_theta: bool) -> None:
     x, y = data(n, rank)
     theta = ref.extractor(WIDTH, seed=3) if with_theta else None
-    found = decompose(compress(x, y), theta)
+    rows = compress(x, y)
+    assert len(rows.x) == rank
+    found = decompose(rows, theta)
     features = x if theta is None else x @ theta
 
     hess = ref.hessian(x, theta)
@@ -216,32 +219,6 @@ def test_spectrum_optimum_and_loss(n: int, rank: int, with_theta: bool) -> None:
     assert ref.error(found.optimum.abs(), coordinates.abs()) < 1e-9
     assert found.loss * n == pytest.approx(ref.optimal_least_squares_loss(features, y), rel=1e-9, abs=1e-12)
     assert found.energy * n == pytest.approx(float(y.square().sum()), rel=1e-12)
-
-
-@pytest.mark.parametrize(("n", "rank"), SHAPES)
-def test_compression_keeps_gram_matrix_products_and_energy(n: int, rank: int) -> None:
-    x, y = data(n, rank, seed=5)
-    rows = compress(x, y)
-    assert rows.x.shape[0] == rows.spectrum.rank == rank
-    assert (rows.spectrum.n_samples, rows.spectrum.n_features) == (n, WIDTH)
-    assert ref.error(rows.x.T @ rows.x, x.T @ x) < 1e-12
-    assert ref.error(rows.x.T @ rows.y, x.T @ y) < 1e-12
-    assert rows.energy == pytest.approx(float(y.square().sum()), rel=1e-14)
-
-
-def test_exactly_solvable_targets_have_no_loss() -> None:
-    x, _ = data(40, WIDTH)
-    found = decompose(compress(x, x @ torch.arange(1.0, WIDTH + 1, dtype=torch.float64)))
-    assert 0 <= found.loss < 1e-12 * found.energy
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_features_that_are_not_finite_are_refused(value: float) -> None:
-    x, y = data(20, WIDTH)
-    theta = torch.eye(WIDTH, dtype=torch.float64)
-    theta[0, 0] = value
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        decompose(compress(x, y), theta)
 
 
 @pytest.mark.parametrize("factor", [1e-8, 1e8])
@@ -343,12 +320,10 @@ def test_thinned_curve_keeps_ends_and_values(steps: int, points: int) -> None:
     assert ratio == [curve.ratio[step] for step in at]
 
 
-def test_nothing_to_learn_is_refused() -> None:
-    with pytest.raises(ValueError, match="zero"):
-        norm_ratio_curve(torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("optimum", [torch.ones(4), torch.ones(3, 1), torch.ones(2)])
-def test_shapes_that_differ_are_refused(optimum: Tensor) -> None:
-    with pytest.raises(ValueError, match="eigenvalue"):
+@pytest.mark.parametrize(
+    ("optimum", "words"),
+    [(torch.zeros(3), "zero"), *((torch.ones(shape), "eigenvalue") for shape in ((4,), (3, 1), (2,)))],
+)
+def test_nothing_to_learn_and_shapes_that_differ_are_refused(optimum: Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         norm_ratio_curve(torch.ones(3, dtype=torch.float64), optimum.double())

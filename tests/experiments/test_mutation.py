@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from experiments.mutation import page
 from experiments.mutation.__main__ import run
 from experiments.mutation.mutants import Mutant, mutants_of, sample
 from immunize.errors import UserError
+from tests.commands import fresh
 from tests.tampering import csv_rows
 
 ROOT = Path(__file__).parents[2]
@@ -136,15 +135,7 @@ def test_a_run_tells_noticed_from_unnoticed_and_goes_on_where_it_stopped(tmp_pat
         code = (
             f"from pathlib import Path\nfrom experiments.mutation.__main__ import run\nrun({[*arguments]}, Path.cwd())"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=root,
-            env={"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = fresh("-c", code, cwd=root)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout, {row["after"]: row for row in csv_rows(tmp_path / "out" / "mutants.csv")}
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from hydra.plugins.launcher import Launcher
 
 from immunize.sweeping.job import Outcome
 from immunize.sweeping.launching import Job, PoolLauncher
+from tests.commands import fresh
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,10 +49,8 @@ NAMES_OF_OTHERS = {"basic", "joblib", "ray", "ray_aws", "rq", "submitit_local", 
 def run(*command: str, path: Path = ROOT) -> str:
     """What Python says to a command, on stdout; stderr has to be empty."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, (ROOT, path))))}
-    done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, check=True, timeout=120
-    )
-    assert done.stderr == ""
+    done = fresh(*command, cwd=ROOT, environment=environment)
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 

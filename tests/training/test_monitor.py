@@ -80,23 +80,6 @@ def test_of_one_label_nothing_can_be_learned_and_nothing_is_logged() -> None:
     assert not logger.of("separability_pretrain")
 
 
-def test_rank_deficient_data_are_cut_by_the_true_number_of_samples() -> None:
-    """Digits have constant columns; the monitor works on compressed rows and has to find the same κ."""
-    from tests.composing import compose_config
-
-    cfg = compose_config("objective.epochs=2", "probe_steps=10", "logger=none")
-    data, seen, logger = data_of(cfg), Trajectory(), MemoryLogger()
-    fit_module(module_of(cfg, data), data, seen, ImmunityMonitor(data.fit, every=1), loggers=[logger])
-    x = data.fit.harmful.x
-    hess = ref.hessian(x, seen.thetas[2])
-    rank = ref.rank(ref.hessian(x), len(x))
-    assert rank < x.shape[1]
-    values = ref.eigenvalues(hess)
-    # eigenvalues of the explicit Hessian carry an error of eps·σ_1, that is eps·κ relative to σ_k
-    tolerance = ref.EPS * float(values[0] / values[rank - 1]) * 100
-    assert logger.of("kappa_harmful")[2] == pytest.approx(float(values[0] / values[rank - 1]), rel=tolerance)
-
-
 def test_kappa_is_over_the_rank_of_the_data() -> None:
     """θ pushes the smallest eigenvalue below N·eps, where it would count as zero; the rank of the data stays."""
     n, d = 8000, 6
@@ -216,12 +199,6 @@ def test_a_run_stops_early_and_evaluates_what_it_kept(tmp_path: Path) -> None:
     assert record["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]["n_samples"] == 30
 
 
-def test_a_run_without_early_stopping_fits_every_row(tmp_path: Path) -> None:
-    record = run_tiny(tmp_path)
-    assert "early_stopping" not in record["training"]["fit"]
-    assert record["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]["n_samples"] == 40
-
-
 def mse_gradients(x: Tensor, y: Tensor, theta: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
     """Of mean (Xθω - y)², by hand."""
     residual = 2 * (x @ theta @ head - y[:, None]) / len(y)
@@ -262,15 +239,6 @@ def test_mini_batch_step_is_algorithm_1_on_that_batch() -> None:
         expected = ref.algorithm_1_step(seen.thetas[step], xp, xh, task, 1e-3, 1.0, 1e5)
         assert ref.error(seen.thetas[step + 1] - seen.thetas[step], expected - seen.thetas[step]) < 1e-9
     assert len(seen.batches) == 2
-
-
-def test_loss_and_terms_of_every_step_are_logged(tmp_path: Path) -> None:
-    run_tiny(tmp_path, "logger=csv", "log_every=1", "objective.epochs=6", "objective.lambda_well=3")
-    table = [row for row in csv_rows(tmp_path / "metrics.csv") if row["loss"]]
-    assert [int(row["step"]) for row in table] == list(range(6))
-    for row in table:
-        task, well, ill = (float(row[f"term/{name}"]) for name in ("task", "well", "ill"))
-        assert float(row["loss"]) == pytest.approx(task + 3 * well + 1e5 * ill, rel=1e-12)
 
 
 def test_log_every_thins_the_rows(tmp_path: Path) -> None:
