@@ -16,6 +16,7 @@ import torch
 from immunize import processes
 from immunize.errors import UserError
 from immunize.processes import SPEC, beside, can_fork, is_first, process_count, run_processes, started_outside
+from immunize.threads import cpu_threads
 from tests.commands import ROOT, Command
 
 
@@ -35,7 +36,7 @@ def test_result_is_that_of_another_process_at_the_same_time(tmp_path: Path) -> N
 
 
 def test_tensors_come_back() -> None:
-    with beside(lambda: {"theta": torch.arange(1e6, dtype=torch.float64)}) as result:
+    with cpu_threads(1), beside(lambda: {"theta": torch.arange(1e6, dtype=torch.float64)}) as result:
         theta = result()["theta"]
     assert torch.equal(theta, torch.arange(1e6, dtype=torch.float64))
 
@@ -276,12 +277,13 @@ def test_one_that_fails_ends_the_others(worker: str, tmp_path: Path, monkeypatch
     assert time.monotonic() - started < 30
 
 
-@pytest.mark.parametrize("text", [WORKER, STUBBORN])
+@pytest.mark.parametrize(("text", "to_end"), [(WORKER, 60.0), (STUBBORN, 0.5)])
 def test_sigterm_is_passed_on_and_processes_that_do_not_end_are_ended(
-    text: str, worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, to_end: float, worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes when the processes are under way."""
-    monkeypatch.setattr("immunize.processes.TO_END", 0.5)
+    monkeypatch.setattr("immunize.processes.TO_END", to_end)
+    started = time.monotonic()
     (tmp_path / "a_worker.py").write_text(text)
     before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     signal.setitimer(signal.ITIMER_REAL, 1.5)
@@ -292,3 +294,4 @@ def test_sigterm_is_passed_on_and_processes_that_do_not_end_are_ended(
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert ended.value.code == 128 + signal.SIGTERM
+    assert time.monotonic() - started < 30
