@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,15 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
+
+
+def change_at(content: Any, keys: Sequence[Any], change: Callable[[Any], Any]) -> None:
+    """Change what these keys lead to, which has to be another value afterwards."""
+    *way, last = keys
+    for key in way:
+        content = content[key]
+    before, content[last] = content[last], change(content[last])
+    assert content[last] != before, keys
 
 
 def rewrite_record(folder: Path, **values: Any) -> None:

@@ -94,12 +94,21 @@ def test_lines_that_come_by_the_hundred_are_told_now_and_then(capsys: pytest.Cap
     assert capsys.readouterr().err == "first\n"
 
 
-def test_missing_data_is_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:
-    done, loaded, seconds = loaded_by("immunize.train", "harmful=mnist", "data_root=nowhere", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("module", "harmful", "file"),
+    [
+        ("immunize.train", "mnist", "MNIST/raw/train-images-idx3-ubyte"),
+        ("immunize.forecast", "housing", "house_prices/train.csv"),
+    ],
+)
+def test_missing_data_is_reported_before_anything_heavy_is_imported(
+    module: str, harmful: str, file: str, tmp_path: Path
+) -> None:
+    done, loaded, seconds = loaded_by(module, f"harmful={harmful}", "data_root=nowhere", cwd=tmp_path)
     assert done.returncode == 1
-    assert "nowhere/MNIST/raw/train-images-idx3-ubyte" in done.stderr
+    assert f"nowhere/{file}" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not loaded & {"torch", "lightning"}
+    assert not loaded & {"torch", "lightning", "scipy"}
     assert seconds < 3
 
 

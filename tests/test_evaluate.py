@@ -19,7 +19,7 @@ from immunize.pipeline.linear import LinearModel
 from immunize.records import CHECKPOINT, RECORD, read_record, write_record
 from tests.commands import Called
 from tests.composing import compose_config, run_tiny, run_tiny_deep, theta_of
-from tests.tampering import edit_json
+from tests.tampering import change_at, edit_json
 
 NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
 
@@ -72,12 +72,8 @@ TAMPERED: dict[tuple[str, ...], Callable[[Any], Any]] = {
 
 def test_tampered_numbers_are_named_and_no_other_nor_what_is_rounding(folder: Path) -> None:
     def change(record: dict[str, Any]) -> None:
-        for (*keys, last), value in TAMPERED.items():
-            place = record
-            for key in keys:
-                place = place[key]
-            assert place[last] != value(place[last])
-            place[last] = value(place[last])
+        for keys, value in TAMPERED.items():
+            change_at(record, keys, value)
         record["metrics"]["held_out"]["spectrum"]["rir"] *= 1 + 1e-9
         record["metrics"]["fit"]["spectrum"]["kappa_extra"] = 3.0
         del record["metrics"]["fit"]["ridge"]["rir"]
@@ -250,11 +246,7 @@ TAMPERED_NETWORK = (
 def test_tampered_numbers_are_named_and_no_other(network: Path) -> None:
     def change(record: dict[str, Any]) -> None:
         for path in TAMPERED_NETWORK:
-            *keys, last = path.split(".")
-            place = record
-            for key in keys:
-                place = place[key]
-            place[last] = 1.5 * place[last] + 1
+            change_at(record, path.split("."), lambda old: 1.5 * old + 1)
 
     edit_json(network / RECORD, change)
     assert sorted(line.partition(": ")[0] for line in evaluate.run(network)[1]) == sorted(TAMPERED_NETWORK)

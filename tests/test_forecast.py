@@ -148,13 +148,6 @@ def test_bad_input_is_refused_with_one_message(refused: Any, tmp_path: Path, ove
     assert not (tmp_path / "run" / "forecast.json").exists()
 
 
-def test_missing_data_are_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:
-    done, loaded, _ = loaded_by("immunize.forecast", "harmful=housing", "data_root=nowhere", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "nowhere/house_prices/train.csv" in done.stderr
-    assert not loaded & {"torch", "lightning", "scipy"}
-
-
 def test_forecast_is_kept_unless_overwritten(refused: Any, tmp_path: Path) -> None:
     forecast.run(composed(*SMALL), tmp_path / "run")
     before = (tmp_path / "run" / "forecast.json").read_bytes()

@@ -22,7 +22,7 @@ from tests.attacking import TINY_NETWORK_GRID, attack_tiny, compose_attack
 from tests.commands import Called
 from tests.composing import run_tiny, run_tiny_deep, theta_of
 from tests.fuzzing import cases, damaged
-from tests.tampering import edit_json
+from tests.tampering import change_at, edit_json
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +67,8 @@ CHANGED: tuple[tuple[Any, ...], ...] = (
 
 def test_changed_numbers_of_an_attack_are_named(folder: Path) -> None:
     def change(content: Any) -> None:
-        for *keys, last in CHANGED:
-            place = content
-            for key in keys:
-                place = place[key]
-            place[last] += 1
+        for keys in CHANGED:
+            change_at(content, keys, lambda old: old + 1)
 
     edit_json(folder / ATTACK_RECORD, change)
     attacks = [line for line in verify.run(folder) if line.startswith("attacks: ")]

@@ -84,6 +84,7 @@ def test_ratios_are_those_of_the_whole_matrices(n: int, estimator: Estimator) ->
     x_p, x_h = ref.gaussian(n, D, seed=5) + 1, ref.gaussian(n + 3, D, seed=6)
     x = (x_p @ theta, x_h @ theta, x_p, x_h)
     p, h, p0, h0 = (ref.kappa_by(estimator, ref.hessian(one), len(one), RHO) for one in x)
+    assert ratios(x)[estimator].intervals["rir"] == (0, math.inf)  # nothing is known without replicates
     found = ratios(x)[estimator].ratio
     expected = ref.immunization_ratio(h, p, h0, p0)
     assert (found.ratio_harmful, found.ratio_pretrain, found.rir) == pytest.approx(expected, rel=1e-6)
@@ -146,11 +147,6 @@ def test_fewer_rows_than_blocks() -> None:
     x, theta = ref.gaussian(9, 3, seed=13), ref.extractor(3, 1)
     low, high = ratios((x @ theta, x @ theta, x, x), replicates=30)["spectrum"].intervals["ratio_harmful"]
     assert 0 < low < high < math.inf
-
-
-def test_without_replicates_nothing_is_known() -> None:
-    x = ref.gaussian(50, D, seed=14)
-    assert ratios((x, x, x, x))["spectrum"].intervals["rir"] == (0, math.inf)
 
 
 def test_intervals_cover_the_ratio_of_the_distribution() -> None:

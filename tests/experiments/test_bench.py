@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -47,15 +46,6 @@ def fits_of(rows: list[dict[str, Any]], **wanted: object) -> list[dict[str, Any]
 
 
 # Exponents.
-
-
-def test_r2_says_how_bad_a_fit_is() -> None:
-    sizes = np.array([1.0, 2.0, 4.0, 8.0])
-    costs = np.array([1.0, 5.0, 2.0, 9.0])
-    exponent, r2 = scaling.fit_exponent(list(sizes), list(costs))
-    correlation = np.corrcoef(np.log(sizes), np.log(costs))[0, 1]
-    assert r2 == pytest.approx(correlation**2)
-    assert exponent == pytest.approx(correlation * np.log(costs).std() / np.log(sizes).std())
 
 
 def test_series_differ_in_one_variable_only() -> None:
@@ -265,8 +255,7 @@ def test_unknown_part_is_refused(
     arguments: list[str], parts: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.main(arguments) == 2
-    names = "start|step|mnist|scaling|deep|in_place|deep_scaling|attack|busy|rest|table|all"
-    assert f"usage: python -m experiments.bench [{names}]" in capsys.readouterr().err
+    assert "usage: python -m experiments.bench [start|step|" in capsys.readouterr().err
     assert parts["ran"] == []
 
 
@@ -292,16 +281,13 @@ digits: loading
 """
 
 
-def test_imports_are_told_by_package() -> None:
+def test_imports_are_told_by_package_and_what_is_not_shown_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start.imports(IMPORTTIME) == [
         {"package": "torch", "modules": 2, "seconds": 0.002},
         {"package": "numpy", "modules": 1, "seconds": 0.001},
         {"package": "Python's own", "modules": 2, "seconds": 0.0},
         {"package": "others", "modules": 0, "seconds": 0.0},
     ]
-
-
-def test_what_is_not_shown_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "SHOWN", 1)
     assert start.imports(IMPORTTIME)[1:] == [{"package": "others", "modules": 3, "seconds": 0.001}]
 

@@ -259,23 +259,23 @@ def chosen(*records: dict[str, Any], limit: float = 1.0) -> list[float]:
     return [float(row["method.budget"] if row["method"] == "closed_form" else row[RATE]) for _, row in best.iterrows()]
 
 
-def test_largest_rir_among_those_that_spare_the_accuracy() -> None:
-    trials = (
-        of_network("ours", 0.002, 10.0),
-        of_network("ours", 0.005, 40.0, 49.0),
-        of_network("ours", 0.01, 90.0, 48.9),
-    )
-    assert chosen(*trials) == [0.005]
-    assert chosen(*trials, limit=2.0) == [0.01]
+RATES: list[tuple[float, float | None, float]] = [(0.002, 10.0, 50.0), (0.005, 40.0, 49.0), (0.01, 90.0, 48.9)]
 
 
-def test_without_one_that_spares_it_the_largest_rir() -> None:
-    assert chosen(of_network("ill_only", 0.002, 2.0, 10.0), of_network("ill_only", 0.005, 3.0, 5.0)) == [0.005]
-
-
-def test_a_divergence_is_the_worst() -> None:
-    assert chosen(of_network("imma", 0.1, None), of_network("imma", 0.01, 0.2, 5.0)) == [0.01]
-    assert chosen(of_network("imma", 0.1, None), of_network("imma", 0.01, None)) == [0.01]
+@pytest.mark.parametrize(
+    ("trials", "limit", "best"),
+    [
+        (RATES, 1.0, 0.005),
+        (RATES, 2.0, 0.01),
+        ([(0.002, 2.0, 10.0), (0.005, 3.0, 5.0)], 1.0, 0.005),  # none spares it
+        ([(0.1, None, 50.0), (0.01, 0.2, 5.0)], 1.0, 0.01),  # a divergence is the worst
+        ([(0.1, None, 50.0), (0.01, None, 50.0)], 1.0, 0.01),
+    ],
+)
+def test_largest_rir_among_those_that_spare_the_accuracy(
+    trials: list[tuple[float, float | None, float]], limit: float, best: float
+) -> None:
+    assert chosen(*(of_network("ours", *trial) for trial in trials), limit=limit) == [best]
 
 
 def test_seeds_of_a_configuration_count_together() -> None:
