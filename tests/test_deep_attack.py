@@ -26,7 +26,7 @@ from immunize.report.attacks.one_run import not_tried
 from immunize.report.card import card_of, card_text
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, UNFIT, compose_attack, timeless
 from tests.composing import FEW_DIGITS, run_tiny_deep
-from tests.data.image_files import write_noise
+from tests.data.image_files import write_noisy_classes
 from tests.tampering import rewrite_record
 
 D = 12
@@ -176,9 +176,16 @@ def test_appended_map_is_part_of_what_is_attacked(tmp_path: Path) -> None:
     assert np.allclose(features, data.test.x[:3], rtol=1e-3, atol=1e-4 * np.abs(data.test.x).max())
 
 
-def test_an_appended_map_is_taken_off_and_every_stage_read(tmp_path: Path) -> None:
-    run_tiny_deep(tmp_path, "method=erase", "method.rank=4")
-    data = target(f"run={tmp_path}").tasks(0)["harmful"].seen_by("immunized")
+@pytest.fixture(scope="module")
+def erased(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The harmful task of a network with an appended map that erases it."""
+    folder = tmp_path_factory.mktemp("erased")
+    run_tiny_deep(folder, "method=erase", "method.rank=4")
+    return target(f"run={folder}").tasks(0)["harmful"]
+
+
+def test_an_appended_map_is_taken_off_and_every_stage_read(erased: Any) -> None:
+    data = erased.seen_by("immunized")
     network, theta_0 = data.network, data.reference
     assert theta_0 is not None
     assert list(network.stages.columns) == ["act1", "layer1", "layer2", "layer3", "layer4", MAP_OFF]
@@ -199,12 +206,10 @@ def test_an_appended_map_is_taken_off_and_every_stage_read(tmp_path: Path) -> No
     assert trace.spent.flops > len(data.train) * network.stages.columns["act1"].stop
 
 
-def test_images_alone_give_everyone_the_same_and_need_no_feature(tmp_path: Path) -> None:
+def test_images_alone_give_everyone_the_same_and_need_no_feature(erased: Any) -> None:
     """Digits have 8 × 8 pixels: no network can hide them from an attacker who has the images."""
-    run_tiny_deep(tmp_path, "method=erase", "method.rank=4")
-    task = target(f"run={tmp_path}").tasks(0)["harmful"]
     alone = ImagesAlone(tier="T5", inner={"ridge": Ridge(tier="T5", penalties=(1e-2, 1e-4))})
-    of_erased, of_theta_0 = (alone.run(task.seen_by(which), Budget(1), 0) for which in ("immunized", "theta_0"))
+    of_erased, of_theta_0 = (alone.run(erased.seen_by(which), Budget(1), 0) for which in ("immunized", "theta_0"))
     points = [[point.test for trace in of.traces for point in trace.points] for of in (of_erased, of_theta_0)]
     assert points[0] == points[1]
     assert max(points[0]) > 0.8
@@ -215,12 +220,8 @@ def test_images_alone_give_everyone_the_same_and_need_no_feature(tmp_path: Path)
 
 
 def write_images(root: Path, classes: int = 3, shift: int = 0) -> None:
-    rng = np.random.default_rng(shift)
-    for split, count in (("train", 12), ("test", 6)):
-        for label in range(classes):
-            for number in range(count):
-                levels = (50 * label, 50 * label + 100)
-                write_noise(root / split / f"class{label}" / f"{number}.png", rng, 32, levels)
+    levels = {f"class{label}": (50 * label, 50 * label + 100) for label in range(classes)}
+    write_noisy_classes(root, {"train": 12, "test": 6}, levels, np.random.default_rng(shift), 32)
 
 
 def test_benign_data_set_goes_through_the_same_grid(folder: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tests.composing import (
     tiny,
     tiny_deep,
 )
-from tests.data.image_files import break_inside, write_noise
+from tests.data.image_files import break_inside, write_noisy_classes
 
 CLOSED_FORM = ["method=closed_form", "method.shrinkage=0.1", "method.budget=10"]  # few images, a map for float32
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves")
@@ -357,10 +357,8 @@ def test_unreadable_images_are_counted_when_all_have_been_read(processes: int, t
     """With two processes it is the second that meets it, and the first that writes the record."""
     rng = np.random.default_rng(0)
     for role in ("pretrain", "harmful"):
-        for folder in ("train/a", "train/b", "val/a", "val/b"):
-            for number in range(60):
-                write_noise(tmp_path / role / folder / f"{number:03}.png", rng)
-    break_inside(tmp_path / "harmful" / "val" / "a" / "007.png")
+        write_noisy_classes(tmp_path / role, {"train": 60, "val": 60}, dict.fromkeys("ab", (0, 256)), rng)
+    break_inside(tmp_path / "harmful" / "val" / "a" / "7.png")
     sets = [f"{role}{of}" for role in ("pretrain", "harmful") for of in ("=imagefolder", f".root={tmp_path / role}")]
     several = ["trainer=ddp", "trainer.accelerator=cpu", f"trainer.devices={processes}"] if processes > 1 else []
     words = [*OF_OTHER_IMAGES, *sets, *several, "objective=resnet_small_digits", "objective.max_steps=2"]

@@ -20,7 +20,7 @@ from immunize.report.loading import load_records
 from immunize.report.summary import summary_tables
 from immunize.report.table import short
 from tests.composing import FEW_DIGITS, OF_OTHER_IMAGES, Run, compose_config, run_tiny_deep
-from tests.data.image_files import write_noise
+from tests.data.image_files import write_noisy_classes
 from tests.report.pages import check
 
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "verdicts_groups", "pretrain_accuracy", "probe_accuracy", "curves")
@@ -28,11 +28,8 @@ NUMBERS = ("metrics", "metrics_groups", "verdicts", "verdicts_groups", "pretrain
 
 def write_images(folder: Path) -> None:
     """Two classes of noise, light and dark, 40 + 20 images each."""
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 40), ("test", 20)):
-        for name, level in (("dark", 60), ("light", 160)):
-            for number in range(count):
-                write_noise(folder / split / name / f"{number}.png", rng, 8, (level, level + 80))
+    levels = {"dark": (60, 140), "light": (160, 240)}
+    write_noisy_classes(folder, {"train": 40, "test": 20}, levels, np.random.default_rng(0), 8)
 
 
 def overrides(images: Path, *others: str) -> list[str]:

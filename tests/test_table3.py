@@ -13,14 +13,11 @@ from immunize import train
 from immunize.records import read_record
 from tests.commands import run
 from tests.composing import compose_config
-from tests.data.image_files import WNIDS, write_cars, write_noise
+from tests.data.image_files import WNIDS, write_cars, write_noise, write_noisy_classes
 
 
 def write_imagenet(root: Path, rng: np.random.Generator, count: int) -> None:
-    for split in ("train", "val"):
-        for wnid in WNIDS:
-            for number in range(count):
-                write_noise(root / split / wnid / f"{wnid}_{number}.JPEG", rng)
+    write_noisy_classes(root, {"train": count, "val": count}, dict.fromkeys(WNIDS, (0, 256)), rng)
 
 
 def write_noisy_cars(root: Path, rng: np.random.Generator, count: int) -> None:
@@ -42,10 +39,8 @@ def test_table_3_runs_on_generated_images(model: str, harmful: str, tmp_path: Pa
         write_noisy_cars(tmp_path / "stanford_cars", rng, 34 if full else 2)
     else:
         most = 52 if full else 3
-        for split, count in (("train", most), ("valid", 1), ("test", most)):
-            for country in ("AD", "AE"):
-                for number in range(count):
-                    write_noise(tmp_path / "country211" / split / country / f"{number}.jpg", rng)
+        counts = {"train": most, "valid": 1, "test": most}
+        write_noisy_classes(tmp_path / "country211", counts, dict.fromkeys(("AD", "AE"), (0, 256)), rng)
     less = (
         *("objective.batch_size=4", "deep.groups=2", "deep.group_size=6", "deep.replicates=2"),
         "deep.probe_steps={gd:2,least_squares:2,sgd:2,adam:2}",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from PIL import Image
 from scipy.io import savemat
 from torch import Tensor
@@ -31,6 +32,16 @@ def write_noise(path: Path, rng: np.random.Generator, size: int = 24, levels: tu
     """One square image of noise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(rng.integers(*levels, (size, size, 3), dtype=np.uint8)).save(path)
+
+
+def write_noisy_classes(
+    root: Path, counts: Mapping[str, int], levels: Mapping[str, tuple[int, int]], rng: Generator, size: int = 24
+) -> None:
+    """So many images of noise a class in each split, as PNG; the gray levels of every class are given."""
+    for split, count in counts.items():
+        for name, of in levels.items():
+            for number in range(count):
+                write_noise(root / split / name / f"{number}.png", rng, size, of)
 
 
 def write_classes(folder: Path, counts: dict[str, int], ending: str = "png", below: str = "") -> None:
