@@ -81,6 +81,8 @@ LIGHT: Mapping[str, Mapping[str, Callable[[], Any]]] = {
         "disable": lambda: _not_compiled,
         "graph_break": lambda: lambda: None,  # nothing is being compiled
     },
+    "cuda.bindings.driver": {},
+    "cuda.bindings.runtime": {},
     COUNTER: {"FlopCounterMode": lambda: _called_in(COUNTER, "FlopCounterMode")},
 }
 """Modules that wait, and names of theirs that can be had without executing them."""

@@ -7,6 +7,7 @@ invalidate: the same rows give the same result, whatever run they come from.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 from collections import OrderedDict
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_trim = getattr(ctypes.pythonapi, "malloc_trim", None)
+"""Of glibc, whose heap otherwise keeps the place of freed matrices below 32 MiB."""
+
 
 def memoize(size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a pure function of tensors, arrays and hashable values: its `size` most recent results are kept.
 
-    The results are shared between callers, who must not write into them. `__wrapped__` is the function itself,
-    `forget()` drops every result.
+    The results are shared between callers, who must not write into them; memory beside them that a computation leaves
+    free goes back to the system. `__wrapped__` is the function itself, `forget()` drops every result.
 
     Args:
         size: how many; each keeps its memory until it is the oldest.
@@ -42,6 +46,8 @@ def memoize(size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 kept[key] = function(*args, **kwargs)
                 if len(kept) > size:
                     kept.popitem(last=False)
+                if _trim is not None:
+                    _trim(0)
             kept.move_to_end(key)
             return kept[key]
 

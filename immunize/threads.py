@@ -21,6 +21,9 @@ run does: 200 small matrix products took 6.7 s of processor time on two threads,
 OpenBLAS has no such switch that makes a difference (OPENBLAS_THREAD_TIMEOUT); a run has it on `threads` threads.
 """
 
+OPENBLAS = "OPENBLAS_NUM_THREADS"
+"""How many threads a BLAS has that is not loaded yet; scipy brings another than numpy's."""
+
 SPINNING = ("GOMP_SPINCOUNT", "KMP_LIBRARY")
 """Variables that say the same in other words."""
 
@@ -68,7 +71,7 @@ def threads_in_force(setting: int | None) -> int:
 
 @contextlib.contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
-    """Use `count` threads within; what was before is put back.
+    """Use `count` threads within, also a BLAS that is loaded later, as scipy's; what was before is put back.
 
     Args:
         count: 1 or more; None changes nothing.
@@ -76,17 +79,20 @@ def cpu_threads(count: int | None) -> Iterator[None]:
     if count is None:
         yield
         return
-    import scipy.linalg  # noqa: F401  its BLAS is another than numpy's, and a limit reaches only what is loaded
     import torch
     from threadpoolctl import threadpool_limits
 
-    before = torch.get_num_threads()
+    before, told = torch.get_num_threads(), os.environ.get(OPENBLAS)
+    os.environ[OPENBLAS] = str(count)  # a limit reaches only what is loaded already
     with threadpool_limits(count):
         torch.set_num_threads(count)
         try:
             yield
         finally:
             torch.set_num_threads(before)
+            os.environ.pop(OPENBLAS)
+            if told is not None:
+                os.environ[OPENBLAS] = told
 
 
 def _usable() -> set[int]:

@@ -38,6 +38,22 @@ def test_torch_and_blas_have_that_many_threads_within(fails: bool) -> None:
         assert (torch.get_num_threads(), blas_threads()) == outside == (2, {2})
 
 
+def test_a_blas_that_is_loaded_within_has_that_many_threads() -> None:
+    code = """
+import os, sys
+from threadpoolctl import threadpool_info
+from immunize.threads import cpu_threads
+with cpu_threads(1):
+    assert "scipy.linalg" not in sys.modules
+    import scipy.linalg
+    blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    assert len(blas) > 1 and {pool["num_threads"] for pool in blas} == {1}, blas
+assert os.environ.get("OPENBLAS_NUM_THREADS") == sys.argv[1]
+"""
+    done = fresh("-c", code, "2", cwd=ROOT, environment=ENVIRONMENT | {"OPENBLAS_NUM_THREADS": "2"})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_none_changes_nothing() -> None:
     with cpu_threads(1), cpu_threads(None):
         assert (torch.get_num_threads(), blas_threads()) == (1, {1})

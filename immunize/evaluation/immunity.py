@@ -96,13 +96,23 @@ def compress(x: Tensor, y: Tensor) -> Rows:
     n, d = x.shape
     check_matrix(x, "the rows of a data set")
     energy = float(y.square().sum())
-    if n > d:  # a triangular factor with the same K and Xᵀy first
-        r = torch.linalg.qr(torch.cat([x, y.reshape(n, -1)], dim=1), mode="r").R
-        x, y = r[:d, :d], r[:d, d:].reshape(-1, *y.shape[1:])
+    if n > d:
+        x, y = _triangle(x, y)
     u, sigma, vh = torch.linalg.svd(x, full_matrices=False)
     spectrum = Spectrum(sigma.square(), n, d, default_tolerance(n, d))
     k = spectrum.rank
     return Rows(sigma[:k, None] * vh[:k], u[:, :k].T @ y, spectrum, energy)
+
+
+def _triangle(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """A triangular factor in place of N > D rows, with the same K and Xᵀy; the rows are copied once."""
+    n, d = x.shape
+    targets = y.reshape(n, -1)
+    both = x.new_empty(d + targets.shape[1], n).T  # as LAPACK writes into it
+    both[:, :d], both[:, d:] = x, targets
+    torch.geqrf(both, out=(both, x.new_empty(min(both.shape))))
+    r = both[:d].T.tril().T
+    return r[:, :d], r[:, d:].reshape(-1, *y.shape[1:])
 
 
 def decompose(rows: Rows, theta: Tensor | None = None) -> Decomposition:
@@ -192,7 +202,7 @@ def evaluate_part(
     both = {"immunized": immunized, "identity": identity}
     spectra = {role: {which: of[role].spectrum for which, of in both.items()} for role in ROLES}
     learned = {
-        role: {"immunized": separability(of.x @ theta, of.y), "identity": separability(of.x, of.y)}
+        role: {"immunized": separability(of.x, of.y, theta), "identity": separability(of.x, of.y)}
         for role in ROLES
         for of in (parts.of(role),)
     }

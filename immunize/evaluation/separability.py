@@ -5,6 +5,7 @@ Shapes: N samples, D features.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from immunize.memoize import memoize
@@ -18,16 +19,20 @@ DECIMALS = 9
 
 
 @memoize(8)  # θ_0 in a sweep; D_P beside each of several harmful data sets
-def separability(x: Tensor, y: Tensor) -> Separability:
+def separability(x: Tensor, y: Tensor, theta: Tensor | None = None) -> Separability:
     """The in-sample share g, and the correlation c on each half of the rows of a probe fitted on the other, averaged.
 
     Args:
-        x: (N, D) features, float32 or float64.
+        x: (N, D), float32 or float64.
         y: (N,) class numbers if its dtype is whole, otherwise targets.
+        theta: (D, D) of the type of x, which makes features x @ theta of it; None where x are the features.
     """
-    features, half = x.double(), folds_of(y, 2) == 0  # the same rows in every run
-    both = [cross_fitted_correlation(features, y, judged) for judged in (half, ~half)]
-    found = {"in_sample": in_sample_share(features, y), "cross_fitted": (both[0] + both[1]) / 2}
+    if bool((y == y[0]).all()):  # nothing to tell apart, whatever the features
+        found = dict.fromkeys(("in_sample", "cross_fitted"), torch.zeros(len(RHOS)))
+    else:
+        features, half = (x if theta is None else x @ theta).double(), folds_of(y, 2) == 0  # the same rows in every run
+        both = [cross_fitted_correlation(features, y, judged) for judged in (half, ~half)]
+        found = {"in_sample": in_sample_share(features, y), "cross_fitted": (both[0] + both[1]) / 2}
     return {
         measure: {f"{rho:g}": round(value, DECIMALS) + 0.0 for rho, value in zip(RHOS, of.tolist(), strict=True)}
         for measure, of in found.items()

@@ -5,6 +5,7 @@ Sees every room; no room sees it. Shapes: N samples, D features, C outputs.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ class LinearModel:
         fit.seconds, fit.facts = time.perf_counter() - started, facts | fit.facts
         fit.theta, fit.head = module.extractor.theta.detach(), module.head.detach()
         if basis is not None:
+            del seen, module, monitor, callbacks, trainer  # Lightning's cycles hold the rows' coordinates
+            gc.collect()
             fit.theta, fit.head = lift_map(fit.theta, basis), basis @ fit.head
         return fit
 
