@@ -19,6 +19,7 @@ ATTACKS = (
     "rotations_cars",
     *(
         "t4_digits",
+        "t4_digits_all",
         "t4_digits_deep",
         "t4_long_deep",
         "t4_rates_deep",
