@@ -3,8 +3,9 @@
 Of torchmetrics Lightning asks for two classes and the version. Its `__init__` and its plots import torchvision,
 scipy.signal, matplotlib and whatever else is installed and has metrics, half of the seconds that Lightning takes. Of
 `torch._dynamo`, the compiler behind `torch.compile` with sympy and a second of imports, Lightning asks for one class
-and PyTorch's optimizers for two functions, all without a meaning before something is compiled. Here these modules are
-executed when somebody asks for another name, or for a module within the compiler.
+and PyTorch's optimizers for two functions, all without a meaning before something is compiled. PyTorch imports CUDA's
+bindings where they are installed, GPU or not. Here these modules are executed when somebody asks for another name, or
+for a module within the compiler.
 """
 
 from __future__ import annotations
