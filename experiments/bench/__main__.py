@@ -7,6 +7,7 @@
     scaling        how time and memory of a step grow with D, N and batch size
     deep           deep nets: a step, a cached trunk and pooled κ, against the promised limits
     in_place       networks that are immunized in place: measuring against training
+    defence        `censor` and `erase` of a ResNet18, against the promised limits
     deep_scaling   how the cost of a deep run grows with N, D, batch size, network and processes
     attack         the attack grid on features as large as Stanford Cars', against the promised limits
 
@@ -30,7 +31,7 @@ from immunize.errors import UserError
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("start", "step", "mnist", "scaling", "deep", "in_place", "deep_scaling", "attack", "busy")
+PARTS = ("start", "step", "mnist", "scaling", "deep", "in_place", "defence", "deep_scaling", "attack", "busy")
 ALL, REST, TABLE = "all", "rest", "table"
 
 

@@ -59,7 +59,7 @@ def measure(overrides: Sequence[str]) -> dict[str, Any]:
         "work_s": round(record["seconds"], 1),
         "training_s": round(training_s, 1),
         "evaluation_s": round(record["seconds_evaluating"], 1),
-        "ms_a_step": round(1e3 * training_s / steps, 2),
+        "ms_a_step": round(1e3 * training_s / steps, 2) if steps else None,
         "peak_mib": round(peak_bytes / 1024**2),
         "peak_gb": round(peak_bytes / 1e9, 2),
         **{f"rir_{part}_{name}": record["metrics"][part][name]["rir"] for part in PARTS for name in ESTIMATORS},

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import attack, busy, deep, in_place, mnist, scaling, start
+from experiments.bench import attack, busy, deep, defence, in_place, mnist, scaling, start
 from experiments.bench.machine import MACHINE, read
 from immunize.report.loading import load_records
 from immunize.report.provenance import made_with
@@ -91,6 +91,7 @@ def lines(results: Path, experiments: Path) -> list[Line]:
         *_of_part(results, "deep", "deep_cache.csv", _caches),
         *_of_part(results, "deep", "deep_pooled.csv", _pooled),
         *_of_part(results, "in_place", "in_place.csv", _in_place),
+        *_of_part(results, "defence", "defence.csv", _defence),
         *_digits(experiments / "table3_digits"),
         *_of_part(results, "attack", "attack.csv", _attack),
     ]
@@ -164,6 +165,7 @@ _FILES = """
 | `scaling.csv`, `exponents.csv`, `scaling.png` | time and memory of a step over D, N and batch size; exponents |
 | `deep_step.csv`, `deep_cache.csv`, `deep_pooled.csv` | deep nets against their limits |
 | `in_place.csv` | networks that are immunized in place: seconds of measuring and of training |
+| `defence.csv` | what `censor` and `erase` of a ResNet18 take |
 | `deep_scaling.csv` | how the cost of a deep run grows; [scaling.md](scaling.md) is made of it |
 | `attack.csv`, `attack_verdicts.csv` | the attack grid; its verdicts before and after it was made quicker |
 | `machine.json` | machine, versions, load, date and commit of every part |
@@ -270,6 +272,12 @@ def _in_place(rows: list[Row]) -> Iterator[Told]:
         said = f"`{name}`, `{method}`: measuring against training in place"
         told = "{ratio:.2g} times ({evaluation_s} against {training_s} s, {steps:,} steps)"
         yield _within(said, f"{in_place.LIMIT:g} times", _at(rows, network=name), told, "ratio", in_place.LIMIT)
+
+
+def _defence(rows: list[Row]) -> Iterator[Told]:
+    for method, (words, key, limit) in defence.CASES.items():
+        said = f"`resnet18_64px`, `{method}`: {words}"
+        yield _within(said, f"{limit:g} s", _at(rows, method=method), f"{{{key}}} s", key, limit)
 
 
 def _attack(rows: list[Row]) -> Iterator[Told]:

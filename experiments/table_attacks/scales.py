@@ -175,7 +175,6 @@ SCALES = {
             ("outputs/t4_small",),
             (*alone_over_a_thousand_steps(attack), "tasks=[harmful]", "images=4000"),
             methods=("censor_deep",),
-            seeds=(0,),
         )
         for scale, attack in (("t4_lora", "lora"), ("t4_full", "full_finetune"))
     },

@@ -6,6 +6,7 @@ no room sees it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -308,8 +309,10 @@ class NetworkModel:
         if not self.objective.trains:
             if fit.appended is None:
                 rows = (Features(*features["theta_0"]["fit"][role]) for role in ROLES)
+                started = time.perf_counter()
                 computed = append_computed(self.objective, self.net.network.cpu(), *rows)
                 fit.released, fit.appended, fit.facts["closed_form"] = computed
+                fit.seconds = time.perf_counter() - started
             after = _mapped(features, fit.appended)
         say("measuring: condition numbers with intervals, then probes")
         return self._numbers(features, after, fit.steps)

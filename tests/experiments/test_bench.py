@@ -205,7 +205,7 @@ def test_interrupted_bench_goes_on(parts: dict[str, Any], tmp_path: Path, monkey
     (tmp_path / machine.MACHINE).write_text(json.dumps({part: {"git_commit": c} for part, c in commits.items()}))
     monkeypatch.setattr(records, "_git_commit", lambda: "abc")
     assert bench.main(["rest"]) == 0
-    assert parts["ran"] == ["scaling", "deep", "in_place", "deep_scaling", "attack", "busy"]
+    assert parts["ran"] == ["scaling", "deep", "in_place", "defence", "deep_scaling", "attack", "busy"]
     parts["ran"].clear()
     assert bench.main(["rest"]) == 0
     assert parts["ran"] == []

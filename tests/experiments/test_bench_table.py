@@ -44,6 +44,8 @@ Row = dict[str, Any]
         (("deep_pooled.csv", 0, "seconds"), 10.0, 10.1, "pooled κ of 50,000 × 512 features"),
         (("deep_pooled.csv", 0, "memory_mib"), 200.0, 201.0, "pooled κ of 50,000 × 512 features: memory beside them"),
         (("in_place.csv", 1, "ratio"), 1.0, 1.1, "`vit_small`, `ours`: measuring against training in place"),
+        (("defence.csv", 0, "seconds"), 600.0, 601.0, "`resnet18_64px`, `censor`: start to exit"),
+        (("defence.csv", 1, "training_s"), 2.0, 2.1, "`resnet18_64px`, `erase`: from features to map and classifier"),
         (("attack.csv", 0, "seconds"), 360.0, 361.0, "`attack=standard`, 6,500 × 512 features"),
         (("attack.csv", 1, "seconds"), 240.0, 241.0, "`attack=standard`, a pair of MNIST"),
         (("attack.csv", 0, "peak_gb"), 4.0, 4.1, "the same: peak memory of a process"),
