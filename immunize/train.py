@@ -78,13 +78,13 @@ def main(cfg: DictConfig) -> float | None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from immunize.report import show_record
-
     hydra_cfg = HydraConfig.get()
     folder = Path(hydra_cfg.runtime.output_dir)
     in_sweep = hydra_cfg.mode == RunMode.MULTIRUN
     record = run(cfg, folder, quiet=in_sweep, given=asked_for())
     if not in_sweep and is_first():
+        from immunize.report import show_record  # it asks for what a run does not
+
         show_record(record)
         if record["status"] == "finished":
             tell(f"who learns the harmful task all the same: python -m immunize.attack run={os.path.relpath(folder)}")

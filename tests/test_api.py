@@ -8,14 +8,18 @@ import os
 import random
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from threadpoolctl import threadpool_info
+from timm.data import create_transform
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from torchvision.datasets import ImageFolder
 
 import immunize
 from immunize.api import TrainedOn, set_aside
@@ -117,6 +121,43 @@ def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplo
     assert (good.verdicts.a, good.verdicts.b, good.verdicts.c) == (True, True, True), good.what_failed
     assert not caplog.text
     assert str(good).endswith("Definition 3.1 holds on these rows")
+
+
+@pytest.mark.data
+def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data(data_root: Path) -> None:
+    """A ResNet18 with weights, 960 images at most, hundreds of its 200 classes' first and few of the last."""
+    weights = data_root / "weights" / "resnet18_tiny_imagenet_64px.safetensors"
+    network = timm.create_model("resnet18", num_classes=200, checkpoint_path=str(weights)).eval()
+    head, network.fc = network.fc, nn.Identity()
+    shown = create_transform((3, 64, 64), interpolation="bilinear", crop_pct=1.0)
+    folders = ("tiny_imagenet_32/train", "tiny_imagenet_32/val", "caltech101/train")
+    known, others, harmful = (ImageFolder(data_root / name, shown) for name in folders)
+    draws = torch.Generator().manual_seed(0)
+    uneven = torch.multinomial(0.97 ** torch.tensor(known.targets, dtype=torch.float64), 960, generator=draws)
+
+    def batches(images: ImageFolder, rows: Tensor) -> list[list[Tensor]]:
+        return list(DataLoader(Subset(images, rows.tolist()), batch_size=64))
+
+    sample = batches(known, uneven)
+    found = immunize.immunize(
+        network,
+        head,
+        sample,
+        batches(harmful, torch.randperm(len(harmful), generator=draws)[:960]),
+        trainable="layer4*",
+    )
+
+    @torch.no_grad()
+    def accuracy(backbone: nn.Module, classifier: nn.Module, of: list[list[Tensor]]) -> float:
+        return float(torch.cat([classifier(backbone(x)).argmax(1) == y for x, y in of]).double().mean())
+
+    rest = batches(others, torch.randperm(len(others), generator=draws)[:2000])
+    for of, most_lost, most_gained in ((sample, 0.05, 0.05), (rest, 0.03, 0.03)):
+        change = accuracy(found.backbone, found.head, of) - accuracy(network, head, of)
+        assert -most_lost < change < most_gained
+    assert (found.verdicts.a, found.verdicts.b) == (True, True)  # D_H is harder and D_P is not, by all rows
+    assert found.ratios["spectrum"].ratio.rir > 20
+    assert found.verdicts.c == (not found.what_failed)  # a loss of accuracy is said
 
 
 def test_ratios_are_those_of_the_features_of_both_loaders(network: Network) -> None:

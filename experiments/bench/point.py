@@ -24,13 +24,14 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from immunize.data import Part, Splits
+from immunize.data import ROLES, Part, Splits
 from immunize.data.pair import PairedData
 from immunize.data.splits import SourceBase, random_generator
 from immunize.features import LinearExtractor
 from immunize.objective import new_head, task_loss
 from immunize.objective.ours import Ours
 from immunize.records import peak_memory_mib, reset_peak_memory
+from immunize.spectrum import compress_rows
 from immunize.training import LinearModule
 
 __all__ = ["Gaussian", "Point", "measure"]
@@ -176,7 +177,7 @@ def _build(point: Point) -> tuple[LinearModule, PairedData]:
         Ours(LAMBDA_WELL, LAMBDA_ILL),
         task_loss("mse"),
         lambda parameters: torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True),
-        full_batch=data.full_batch,
+        compressed={role: compress_rows(data.fit.of(role).x) for role in ROLES} if data.full_batch else None,
     )
     return module, data
 

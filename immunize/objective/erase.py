@@ -103,12 +103,12 @@ STEPS, ROWS = 30, 6000
 """Of L-BFGS, and the most rows it sees; more of either take seconds and keep no more of D_P (ours)."""
 
 
-def distilled(before: Tensor, after: Tensor, head: Head, *, steps: int = STEPS, seed: int = 0) -> Head:
+def distilled(features: Tensor, theta: Tensor, head: Head, *, steps: int = STEPS, seed: int = 0) -> Head:
     """Fit the classifier to the mapped features.
 
     Args:
-        before: (N, D) features of D_P under θ_0.
-        after: (N, D) of the same images behind the map.
+        features: (N, D) of D_P under θ_0.
+        theta: (D, D), the map.
         head: θ_0's classifier.
         steps: of L-BFGS.
         seed: of the rows, where there are more than `ROWS`.
@@ -116,9 +116,9 @@ def distilled(before: Tensor, after: Tensor, head: Head, *, steps: int = STEPS, 
     Returns:
         the classifier, with the dtype of `head`; a head without bias gets none.
     """
-    rows = torch.randperm(len(before), generator=torch.Generator().manual_seed(seed))[:ROWS]
+    some = features[torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))[:ROWS]]
     start = head.detach()
-    f, g = (x[rows].to(start.weight.dtype) for x in (before, after))
+    f, g = (x.to(start.weight.dtype) for x in (some, some @ theta))
     wanted = start(f)
     weight = start.weight.contiguous().clone().requires_grad_()
     bias = None

@@ -18,8 +18,8 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from immunize.checkpoints import load_checkpoint, save_checkpoint
-from immunize.data import ROLES
-from immunize.data.pair import PairedData
+from immunize.data import ROLES, Role
+from immunize.data.pair import PairedData, PairParts
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluation import PartEvaluation, evaluate_part, part_numbers
 from immunize.features import LinearExtractor
@@ -85,7 +85,8 @@ class LinearModel:
             start = theta * (x.norm() / (x @ theta).norm()), told
         basis = None if solved else _basis(self.columns, pair, stopping=self.training.row.early_stopping)
         seen = pair if basis is None else pair.in_coordinates(basis)
-        module = self.module(seen, objective)
+        rows = {role: x if basis is None else x @ basis for role, x in _compressed(pair.fit).items()}
+        module = self.module(seen, objective, rows)
         facts: dict[str, Any] = {"columns": {"of": pair.n_features, "trained": seen.n_features}}
         for name, found in (("closed_form", solved), ("init", start)):
             if found is not None:
@@ -93,7 +94,7 @@ class LinearModel:
                 with torch.no_grad():
                     module.extractor.theta.copy_(theta if basis is None else restrict_map(theta, basis))
         label = telling.label
-        monitor = ImmunityMonitor(seen.fit, self.training.monitor_every, label, quiet=telling.quiet)
+        monitor = ImmunityMonitor(seen.fit, self.training.monitor_every, label, quiet=telling.quiet, rows=rows)
         callbacks = self.training.callbacks(
             objective, monitor, telling, lambda: f"RIR {monitor.latest['RIR']:.4g}" if monitor.latest else ""
         )
@@ -113,8 +114,8 @@ class LinearModel:
             fit.theta, fit.head = lift_map(fit.theta, basis), basis @ fit.head
         return fit
 
-    def module(self, pair: PairedData, objective: Objective) -> LinearModule:
-        """θ, ω and the method, ready to train on a pair.
+    def module(self, pair: PairedData, objective: Objective, rows: Mapping[Role, Tensor] | None = None) -> LinearModule:
+        """θ, ω and the method, ready to train on a pair, whose compressed `rows` full batches need.
 
         Raises:
             UserError: a bad setting of `model` or `objective`.
@@ -124,7 +125,7 @@ class LinearModel:
         return LinearModule(
             self.new_extractor(pair.n_features),
             new_head(pair.n_features, generator, pair.n_outputs("pretrain")),
-            full_batch=pair.full_batch,
+            compressed=rows or _compressed(pair.fit) if pair.full_batch else None,
             **self.training.of(objective),
         )
 
@@ -176,6 +177,11 @@ def _solve(objective: Objective, pair: PairedData) -> tuple[Tensor, dict[str, An
         raise UserError(str(error)) from None
 
 
+def _compressed(parts: PairParts) -> dict[Role, Tensor]:
+    """At most D rows of each data set with the same K."""
+    return {role: compress_rows(parts.of(role).x) for role in ROLES}
+
+
 def _basis(columns: str, pair: PairedData, *, stopping: bool) -> Tensor | None:
     """The basis in which θ is trained, (D, n); None for all D columns.
 
@@ -191,6 +197,6 @@ def _basis(columns: str, pair: PairedData, *, stopping: bool) -> Tensor | None:
         raise UserError(f"unknown model.columns {columns!r}; there are {', '.join(COLUMNS)}")
     if columns == "all" or (columns == "auto" and pair.n_features < JOINT_FROM):
         return None
-    parts = [of.of(role).x for of in (pair.fit, pair.validation if stopping else None) if of for role in ROLES]
-    basis = joint_basis(*(compress_rows(x) for x in parts))
+    parts = [of for of in (pair.fit, pair.validation if stopping else None) if of]
+    basis = joint_basis(*(x for of in parts for x in _compressed(of).values()))
     return None if columns == "auto" and basis.shape[1] > JOINT_BELOW * pair.n_features else basis

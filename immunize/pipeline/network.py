@@ -94,7 +94,7 @@ def append_computed(
     if inverse is None:
         parameters = appended.head
         bias = None if parameters.bias is None else parameters.bias.detach().cpu()
-        refitted = distilled(x, x @ theta, Head(parameters.weight.detach().cpu().T, bias))
+        refitted = distilled(x, theta, Head(parameters.weight.detach().cpu().T, bias))
         with torch.no_grad():
             parameters.weight.copy_(refitted.weight.T)
             if refitted.bias is not None:

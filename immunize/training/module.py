@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
-from immunize.data import ROLES
+from immunize.data import ROLES, Role
 from immunize.errors import DivergedError
 from immunize.features import LinearExtractor
 from immunize.features.deep import DeepExtractor
 from immunize.objective import DeepSide, DeepStep, LinearStep, Objective, Side, Step, TaskLoss, all_finite
-from immunize.spectrum import compress_rows
 
 if TYPE_CHECKING:
     from immunize.data.pair import PairedData
@@ -194,23 +193,27 @@ class ImmunizationModule(LightningModule):
 
 
 class LinearModule(ImmunizationModule):
-    """The linear model, f_θ(x) = xᵀθ: full batches compressed once, and the validation split's RIR.
+    """The linear model, f_θ(x) = xᵀθ.
 
     Args:
         extractor: f_θ.
         head: ω, (D, 1).
         common: what every :class:`ImmunizationModule` takes by position.
-        full_batch: every batch is the whole of both data sets; they are then compressed once to at most D rows
-            each, from which every step computes its spectra (K is fixed).
+        compressed: of full batches, at most D rows of each data set with the same K, from which every step computes its
+            spectra; None for mini-batches.
         options: what it takes by name.
     """
 
     def __init__(
-        self, extractor: LinearExtractor, head: nn.Parameter, *common: Any, full_batch: bool, **options: Any
+        self,
+        extractor: LinearExtractor,
+        head: nn.Parameter,
+        *common: Any,
+        compressed: Mapping[Role, Tensor] | None,
+        **options: Any,
     ) -> None:
         super().__init__(*common, **options)
-        self.extractor, self.head, self.full_batch = extractor, head, full_batch
-        self._compressed: dict[str, Tensor] = {}
+        self.extractor, self.head, self._compressed = extractor, head, compressed
 
     def step_of(self, batch: Batch) -> LinearStep:
         """What the method sees of a batch."""
@@ -236,12 +239,8 @@ class LinearModule(ImmunizationModule):
                     return f"squared features of {role}", size
         return None
 
-    def _side(self, name: str, x: Tensor, y: Tensor) -> Side:
-        if not self.full_batch:
-            return Side(x, y, x)
-        if name not in self._compressed:
-            self._compressed[name] = compress_rows(x)
-        return Side(x, y, self._compressed[name])
+    def _side(self, role: Role, x: Tensor, y: Tensor) -> Side:
+        return Side(x, y, x if self._compressed is None else self._compressed[role])
 
 
 class DeepModule(ImmunizationModule):

@@ -176,9 +176,9 @@ def test_the_refitted_classifier_repeats_the_old_answers_better_than_the_old_one
         p = old(f).softmax(1)
         return float((p * (p.log() - head(g).log_softmax(1))).sum(1).mean())
 
-    new = distilled(f, g, old)
+    new = distilled(f, r.matrix, old)
     assert divergence(new) < 0.9 * divergence(old)
-    shifted = distilled(f, g, old, steps=200)
+    shifted = distilled(f, r.matrix, old, steps=200)
     gradient = torch.autograd.functional.jacobian(
         lambda weight: -(old(f).softmax(1) * Head(weight, shifted.bias)(g).log_softmax(1)).sum(1).mean(), shifted.weight
     )
@@ -187,7 +187,7 @@ def test_the_refitted_classifier_repeats_the_old_answers_better_than_the_old_one
         lambda bias: -(old(f).softmax(1) * Head(shifted.weight, bias)(g).log_softmax(1)).sum(1).mean(), shifted.bias
     )
     assert float(gradient.abs().max()) < 1e-3
-    assert distilled(f, g, Head(old.weight)).bias is None
+    assert distilled(f, r.matrix, Head(old.weight)).bias is None
 
 
 @pytest.mark.parametrize(

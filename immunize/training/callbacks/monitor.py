@@ -56,16 +56,25 @@ class ImmunityMonitor(Watch):
         every: steps between two looks; the last step is always looked at.
         label: what the training is called in messages.
         quiet: keep recognized failures for the record without a message.
+        rows: at most D rows of each data set with the same K; None compresses them here.
 
     Attributes:
         latest: the numbers of the last look that was logged.
         signatures: the failures recognized so far; it sees the start of the training as well.
     """
 
-    def __init__(self, parts: PairParts, every: int, label: str = "fit", *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        parts: PairParts,
+        every: int,
+        label: str = "fit",
+        *,
+        quiet: bool = False,
+        rows: Mapping[Role, Tensor] | None = None,
+    ) -> None:
         super().__init__(every)
         self.latest: dict[str, float] = {}
-        self._rows = {role: compress_rows(parts.of(role).x) for role in ROLES}
+        self._rows = {role: compress_rows(parts.of(role).x) for role in ROLES} if rows is None else dict(rows)
         self._samples = {role: len(parts.of(role)) for role in ROLES}
         self._baseline = {role: self._spectrum(role, None) for role in ROLES}
         self._seen: Look | None = None
