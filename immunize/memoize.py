@@ -7,6 +7,7 @@ invalidate: the same rows give the same result, whatever run they come from.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_trim = getattr(ctypes.pythonapi, "malloc_trim", None)
-"""Of glibc, whose heap otherwise keeps the place of freed matrices below 32 MiB."""
+
+def give_back_memory() -> None:
+    """What is free to the system, where the C library can: glibc's heap keeps the place of matrices below 32 MiB."""
+    with contextlib.suppress(AttributeError):
+        ctypes.pythonapi.malloc_trim(0)
 
 
 def memoize(size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -46,8 +50,7 @@ def memoize(size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 kept[key] = function(*args, **kwargs)
                 if len(kept) > size:
                     kept.popitem(last=False)
-                if _trim is not None:
-                    _trim(0)
+                give_back_memory()
             kept.move_to_end(key)
             return kept[key]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import functools
 import gc
 import hashlib
@@ -32,6 +31,7 @@ from typing import Any
 from immunize import __version__
 from immunize.errors import CheckpointError
 from immunize.files import write_text
+from immunize.memoize import give_back_memory
 
 __all__ = [
     "ATTACK_CELLS",
@@ -106,8 +106,7 @@ def reset_peak_memory() -> None:
     """
     if next(_runs):  # searching what imports have left would cost the first run a third of a second
         gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    give_back_memory()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

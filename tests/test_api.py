@@ -125,7 +125,7 @@ def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplo
 
 @pytest.mark.data
 def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data(data_root: Path) -> None:
-    """A ResNet18 with weights, 960 images at most, hundreds of its 200 classes' first and few of the last."""
+    """A ResNet18 with weights, and 960 images of 200 classes, many of the first and hardly any of the last."""
     weights = data_root / "weights" / "resnet18_tiny_imagenet_64px.safetensors"
     network = timm.create_model("resnet18", num_classes=200, checkpoint_path=str(weights)).eval()
     head, network.fc = network.fc, nn.Identity()

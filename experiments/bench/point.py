@@ -9,8 +9,6 @@ Shapes: N samples, B batch size, D features.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import logging
 import math
@@ -24,15 +22,14 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from immunize.data import ROLES, Part, Splits
+from immunize.data import Part, Splits
 from immunize.data.pair import PairedData
 from immunize.data.splits import SourceBase, random_generator
 from immunize.features import LinearExtractor
 from immunize.objective import new_head, task_loss
 from immunize.objective.ours import Ours
 from immunize.records import peak_memory_mib, reset_peak_memory
-from immunize.spectrum import compress_rows
-from immunize.training import LinearModule
+from immunize.training import LinearModule, compressed
 
 __all__ = ["Gaussian", "Point", "measure"]
 
@@ -141,8 +138,8 @@ def measure(point: Point, seconds: float) -> dict[str, Any]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     _train(*_build(Point(point.mode, WARMING, 4 * WARMING, point.batch and WARMING, point.threads)), seconds=0.0)
     module, data = _build(point)
-    _give_back_freed_memory()
-    reset_peak_memory()
+    gc.collect()
+    reset_peak_memory()  # gives back what is free but kept: it would be used again, and growth be taken for less
     before = peak_memory_mib()
     clock = _train(module, data, seconds=seconds)
     memory = peak_memory_mib() - before
@@ -159,13 +156,6 @@ def measure(point: Point, seconds: float) -> dict[str, Any]:
     }
 
 
-def _give_back_freed_memory() -> None:
-    """Where the C library can (glibc): what is free but kept would be used again, and growth be taken for less."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def _build(point: Point) -> tuple[LinearModule, PairedData]:
     pretrain, harmful = (Gaussian(role, point.n, point.d) for role in ("pretrain", "harmful"))
     data = PairedData(pretrain, harmful, batch_size=point.batch, passes=1 if point.batch else PASSES)
@@ -177,7 +167,7 @@ def _build(point: Point) -> tuple[LinearModule, PairedData]:
         Ours(LAMBDA_WELL, LAMBDA_ILL),
         task_loss("mse"),
         lambda parameters: torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True),
-        compressed={role: compress_rows(data.fit.of(role).x) for role in ROLES} if data.full_batch else None,
+        rows=compressed(data.fit) if data.full_batch else None,
     )
     return module, data
 

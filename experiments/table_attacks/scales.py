@@ -175,8 +175,9 @@ SCALES = {
             ("outputs/t4_small",),
             (*alone_over_a_thousand_steps(attack), "tasks=[harmful]", "images=4000"),
             methods=("censor_deep",),
+            seeds=seeds,
         )
-        for scale, attack in (("t4_lora", "lora"), ("t4_full", "full_finetune"))
+        for scale, attack, seeds in (("t4_lora", "lora", SEEDS), ("t4_full", "full_finetune", (0,)))
     },
     "rotations": Scale(
         ("outputs/defence_small",),

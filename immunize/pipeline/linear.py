@@ -18,16 +18,16 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from immunize.checkpoints import load_checkpoint, save_checkpoint
-from immunize.data import ROLES, Role
-from immunize.data.pair import PairedData, PairParts
+from immunize.data import Role
+from immunize.data.pair import PairedData
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluation import PartEvaluation, evaluate_part, part_numbers
 from immunize.features import LinearExtractor
 from immunize.objective import Objective, new_head
 from immunize.pipeline.fit import HEAD_STREAM, Fit, Telling, Training, facts_of, train
 from immunize.records import diverged_cross_fit
-from immunize.spectrum import compress_rows, joint_basis, lift_map, restrict_map
-from immunize.training import LinearModule
+from immunize.spectrum import joint_basis, lift_map, restrict_map
+from immunize.training import LinearModule, compressed
 from immunize.training.callbacks import ImmunityMonitor, ValidationStop
 
 COLUMNS = ("auto", "joint", "all")
@@ -85,7 +85,7 @@ class LinearModel:
             start = theta * (x.norm() / (x @ theta).norm()), told
         basis = None if solved else _basis(self.columns, pair, stopping=self.training.row.early_stopping)
         seen = pair if basis is None else pair.in_coordinates(basis)
-        rows = {role: x if basis is None else x @ basis for role, x in _compressed(pair.fit).items()}
+        rows = {role: x if basis is None else x @ basis for role, x in compressed(pair.fit).items()}
         module = self.module(seen, objective, rows)
         facts: dict[str, Any] = {"columns": {"of": pair.n_features, "trained": seen.n_features}}
         for name, found in (("closed_form", solved), ("init", start)):
@@ -125,7 +125,7 @@ class LinearModel:
         return LinearModule(
             self.new_extractor(pair.n_features),
             new_head(pair.n_features, generator, pair.n_outputs("pretrain")),
-            compressed=rows or _compressed(pair.fit) if pair.full_batch else None,
+            rows=rows or compressed(pair.fit) if pair.full_batch else None,
             **self.training.of(objective),
         )
 
@@ -177,11 +177,6 @@ def _solve(objective: Objective, pair: PairedData) -> tuple[Tensor, dict[str, An
         raise UserError(str(error)) from None
 
 
-def _compressed(parts: PairParts) -> dict[Role, Tensor]:
-    """At most D rows of each data set with the same K."""
-    return {role: compress_rows(parts.of(role).x) for role in ROLES}
-
-
 def _basis(columns: str, pair: PairedData, *, stopping: bool) -> Tensor | None:
     """The basis in which θ is trained, (D, n); None for all D columns.
 
@@ -198,5 +193,5 @@ def _basis(columns: str, pair: PairedData, *, stopping: bool) -> Tensor | None:
     if columns == "all" or (columns == "auto" and pair.n_features < JOINT_FROM):
         return None
     parts = [of for of in (pair.fit, pair.validation if stopping else None) if of]
-    basis = joint_basis(*(x for of in parts for x in _compressed(of).values()))
+    basis = joint_basis(*(x for of in parts for x in compressed(of).values()))
     return None if columns == "auto" and basis.shape[1] > JOINT_BELOW * pair.n_features else basis

@@ -1,5 +1,5 @@
 """Minimizing an objective with Lightning."""
 
-from immunize.training.module import DeepModule, ImmunizationModule, LinearModule
+from immunize.training.module import DeepModule, ImmunizationModule, LinearModule, compressed
 
-__all__ = ["DeepModule", "ImmunizationModule", "LinearModule"]
+__all__ = ["DeepModule", "ImmunizationModule", "LinearModule", "compressed"]

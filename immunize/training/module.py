@@ -26,9 +26,10 @@ from immunize.errors import DivergedError
 from immunize.features import LinearExtractor
 from immunize.features.deep import DeepExtractor
 from immunize.objective import DeepSide, DeepStep, LinearStep, Objective, Side, Step, TaskLoss, all_finite
+from immunize.spectrum import compress_rows
 
 if TYPE_CHECKING:
-    from immunize.data.pair import PairedData
+    from immunize.data.pair import PairedData, PairParts
 
 Batch = dict[str, tuple[Tensor, Tensor]]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
@@ -192,6 +193,11 @@ class ImmunizationModule(LightningModule):
         return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
 
+def compressed(parts: PairParts) -> dict[Role, Tensor]:
+    """At most D rows of each data set with the same K, see :func:`~immunize.spectrum.compress_rows`."""
+    return {role: compress_rows(parts.of(role).x) for role in ROLES}
+
+
 class LinearModule(ImmunizationModule):
     """The linear model, f_θ(x) = xᵀθ.
 
@@ -199,8 +205,7 @@ class LinearModule(ImmunizationModule):
         extractor: f_θ.
         head: ω, (D, 1).
         common: what every :class:`ImmunizationModule` takes by position.
-        compressed: of full batches, at most D rows of each data set with the same K, from which every step computes its
-            spectra; None for mini-batches.
+        rows: of full batches, :func:`compressed`, from which every step computes its spectra; None for mini-batches.
         options: what it takes by name.
     """
 
@@ -209,11 +214,11 @@ class LinearModule(ImmunizationModule):
         extractor: LinearExtractor,
         head: nn.Parameter,
         *common: Any,
-        compressed: Mapping[Role, Tensor] | None,
+        rows: Mapping[Role, Tensor] | None,
         **options: Any,
     ) -> None:
         super().__init__(*common, **options)
-        self.extractor, self.head, self._compressed = extractor, head, compressed
+        self.extractor, self.head, self._rows = extractor, head, rows
 
     def step_of(self, batch: Batch) -> LinearStep:
         """What the method sees of a batch."""
@@ -240,7 +245,7 @@ class LinearModule(ImmunizationModule):
         return None
 
     def _side(self, role: Role, x: Tensor, y: Tensor) -> Side:
-        return Side(x, y, x if self._compressed is None else self._compressed[role])
+        return Side(x, y, x if self._rows is None else self._rows[role])
 
 
 class DeepModule(ImmunizationModule):

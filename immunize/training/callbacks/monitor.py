@@ -25,7 +25,6 @@ from immunize.features import DeepExtractor
 from immunize.spectrum import (
     ACCURACY_SLACK,
     Spectrum,
-    compress_rows,
     default_tolerance,
     immunization_ratio,
     probe_correlation,
@@ -36,7 +35,7 @@ from immunize.spectrum import (
 )
 from immunize.training.callbacks.signatures import FailureSignatures, Look, Warned
 from immunize.training.callbacks.stopping import BestLook, Watch
-from immunize.training.module import DeepModule, LinearModule
+from immunize.training.module import DeepModule, LinearModule, compressed
 
 JUDGED = 1000
 """Rows of each data set of which is seen what a probe can learn: all of House Prices' D_P, and quick for images."""
@@ -56,7 +55,7 @@ class ImmunityMonitor(Watch):
         every: steps between two looks; the last step is always looked at.
         label: what the training is called in messages.
         quiet: keep recognized failures for the record without a message.
-        rows: at most D rows of each data set with the same K; None compresses them here.
+        rows: :func:`~immunize.training.module.compressed` of them, where the caller has it.
 
     Attributes:
         latest: the numbers of the last look that was logged.
@@ -74,7 +73,7 @@ class ImmunityMonitor(Watch):
     ) -> None:
         super().__init__(every)
         self.latest: dict[str, float] = {}
-        self._rows = {role: compress_rows(parts.of(role).x) for role in ROLES} if rows is None else dict(rows)
+        self._rows = dict(rows or compressed(parts))
         self._samples = {role: len(parts.of(role)) for role in ROLES}
         self._baseline = {role: self._spectrum(role, None) for role in ROLES}
         self._seen: Look | None = None
