@@ -38,11 +38,12 @@ def only_for(*names: str, kind: str = "harmful") -> tuple[str, ...]:
     return tuple(f"+attack.attacks.{name}.kinds=[{kind}]" for name in names)
 
 
-def alone_over_a_thousand_steps(name: str) -> tuple[str, ...]:
-    """Overrides by which of `attack=horizon` this attack is left, and tries larger rates."""
+def alone(*names: str, steps: int = 1000) -> tuple[str, ...]:
+    """Overrides by which only these of `attack=horizon` are left, for so many steps, and try larger rates."""
     return (
-        *("attack=horizon", "attack.budget.steps=1000", f"attack.attacks.{name}.learning_rates=[0.0001,0.001,0.01]"),
-        *(f"~attack.attacks.{other}" for other in HORIZON if other != name),
+        *("attack=horizon", f"attack.budget.steps={steps}"),
+        *(f"attack.attacks.{name}.learning_rates=[0.0001,0.001,0.01]" for name in names),
+        *(f"~attack.attacks.{other}" for other in HORIZON if other not in names),
     )
 
 
@@ -80,7 +81,7 @@ _SMALL = (
 )
 _HONEST = (*only_for(*DEFENDED), "benign=[imagenette,cifar10]")
 _DEFENCE = (*_SMALL, *_HONEST)
-_LAST_BLOCK = (*alone_over_a_thousand_steps("last_block"), SAME_BLOCK[0])
+_LAST_BLOCK = (*alone("last_block"), SAME_BLOCK[0])
 _ALL_RATES = "attack.attacks.last_block.tuning_steps=null"
 _DRAWS = f"seeds={list(range(20))}".replace(" ", "")
 
@@ -167,17 +168,26 @@ SCALES = {
             ),
             "benign=[imagenette]",
         ),
-        methods=("censor_deep", "sophon_deep"),
+        methods=("censor_deep", "sophon_deep", "sophon_strong"),
+        seeds=(0,),
+    ),
+    "t4_honest": Scale(
+        ("outputs/t4_small",),
+        (
+            *alone("lora", "full_finetune", steps=300),
+            *(f"attack.attacks.{name}.tuning_steps=100" for name in ("lora", "full_finetune")),
+            *("tasks=[benign_imagenette]", "benign=[imagenette]", "images=4000"),
+        ),
+        methods=("censor_deep",),
         seeds=(0,),
     ),
     **{
         scale: Scale(
             ("outputs/t4_small",),
-            (*alone_over_a_thousand_steps(attack), "tasks=[harmful]", "images=4000"),
+            (*alone(attack), "tasks=[harmful]", "images=4000"),
             methods=("censor_deep",),
-            seeds=seeds,
         )
-        for scale, attack, seeds in (("t4_lora", "lora", SEEDS), ("t4_full", "full_finetune", (0,)))
+        for scale, attack in (("t4_lora", "lora"), ("t4_full", "full_finetune"))
     },
     "rotations": Scale(
         ("outputs/defence_small",),
@@ -191,8 +201,8 @@ SCALES = {
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
 settings of `censor` by name, for what each costs benign tasks. `defence_deep` has heads on what `t4_small` leaves;
-`t4_small` the last block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there, and `t4_peers`
-has a peer beside `censor`, both over three stages, and what either leaves to honest users. `t4_long` takes 3,000 steps,
-augmented ones too. `t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing,
-they cannot tell rates apart. `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may
-count as a defence but by accident."""
+`t4_small` the last block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there. `t4_peers` has a
+peer beside `censor`, both over three stages, and what either leaves to honest users of the last block, `t4_honest` to
+those of LoRA and all weights. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning rate of
+the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries the verdict:
+20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
