@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from lightning.pytorch import Callback
 from threadpoolctl import threadpool_info
 from timm.data import create_transform
 from torch import Tensor, nn
@@ -22,7 +23,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 
 import immunize
-from immunize.api import TrainedOn, set_aside
+from immunize import api
+from immunize.api import BALANCE_EVERY, TrainedOn, set_aside
 from immunize.errors import UserError
 from immunize.features import DeepExtractor
 from immunize.features.extract import SHARE, Once
@@ -121,6 +123,24 @@ def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplo
     assert (good.verdicts.a, good.verdicts.b, good.verdicts.c) == (True, True, True), good.what_failed
     assert not caplog.text
     assert str(good).endswith("Definition 3.1 holds on these rows")
+
+
+def test_weights_of_ours_are_balanced_again_while_it_trains(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, float]] = []
+
+    class Raising(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            seen.append(dict(module.objective.weights))
+            if trainer.global_step == BALANCE_EVERY:
+                module.objective.weights["ill"] *= 1e6
+
+    made = api.new_trainer
+    monkeypatch.setattr(
+        api, "new_trainer", lambda kind, loggers, callbacks, **of: made(kind, loggers, [*callbacks, Raising()], **of)
+    )
+    immunized(network, steps=2 * BALANCE_EVERY)
+    first, *_, last = (weights["ill"] for weights in seen)
+    assert 0 < last < 10 * first
 
 
 @pytest.mark.data

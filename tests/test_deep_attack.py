@@ -144,6 +144,12 @@ def test_t4_moves_weights_of_all_three_and_resumes(folder: Path, tmp_path: Path)
     for of in record["results"]["harmful"].values():
         assert of.keys() == {"T4"}
         assert of["T4"]["score"]["mean"] > 0
+    for extractor, of in record["attacks"]["harmful"].items():
+        for found in of.values():
+            (numbers,) = found["horizon"]
+            assert numbers["curve"][-1][0] <= numbers["last"]
+            if extractor == "theta_0":
+                assert (numbers["end"], numbers["deviation"]) == (1, 0)
     lines: list[str] = []
     attack.run(compose_attack(f"run={folder}", *grid), lines.append)
     assert sum(line.endswith(", known") for line in lines) == 9

@@ -20,6 +20,7 @@ from immunize.objective.base import Head
 from immunize.objective.censor import Censor
 from immunize.objective.contract import Contract
 from immunize.objective.deep import DeepStep
+from immunize.objective.imma import Imma
 from immunize.objective.simulated import SUPPRESSIONS, SimulatedFineTuning, Suppression, suppression
 from immunize.pipeline.assemble import method_named
 from tests import reference as ref
@@ -129,14 +130,23 @@ def test_first_order_gradient_is_that_at_the_attackers_weights() -> None:
         torch.testing.assert_close(mine, torch.stack(there).mean(0))
 
 
-@pytest.mark.parametrize("method", ["simulated", "contract", "censor"])
-@pytest.mark.parametrize(("rate", "taken"), [(1e300, 0), (1e80, 1)])
+@pytest.mark.parametrize(
+    ("method", "rate", "taken"),
+    [
+        *((method, *at) for method in ("simulated", "contract", "censor") for at in ((1e300, 0), (1e80, 1))),
+        ("imma", 6e307, 1),  # who takes a step at least; the last layer is linear, and its slopes are bounded
+    ],
+)
 def test_an_attacker_that_diverges_is_named_with_its_step_and_left_out(method: str, rate: float, taken: int) -> None:
     """What is left are the terms of an attacker who stops before: nothing is averaged with what is not finite."""
 
     def terms(steps: int) -> dict[str, Tensor]:
         step = _shifted(step_of(network()))
         of_attacker = {"attack_steps": steps, "attack_learning_rate": rate}
+        if method == "imma":
+            objective = Imma(steps, rate)
+            objective.bind(D, torch.Generator().manual_seed(0), CLASSES)
+            return objective.terms(step)
         if method == "censor":
             objective = Censor(answers=0.0)
             objective.attacker = Attacker(steps, rate, head_multiplier=1.0)

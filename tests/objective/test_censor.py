@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,17 @@ def test_a_depth_that_is_not_trained_is_refused_before_training(tmp_path: Path) 
 def test_labels_that_no_probe_can_be_judged_on_are_refused(labels: Tensor, words: str) -> None:
     with pytest.raises(UserError, match=words):
         Censor().prepare(network(), [labels], list)
+
+
+def test_a_class_with_one_image_is_a_class_beside_others() -> None:
+    step, objective = step_of(network()), Censor(answers=0)
+    labels = step.harmful.y.clone()
+    labels[labels == 2] = 0
+    labels[0] = 2
+    objective.prepare(step.net, [labels], list)
+    harmful = replace(step.harmful, y=labels)
+    terms = objective.terms(replace(step, harmful=harmful))
+    assert all(torch.isfinite(term) for term in terms.values())
 
 
 def test_a_batch_with_too_few_images_a_class_is_refused() -> None:

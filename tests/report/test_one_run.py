@@ -272,6 +272,12 @@ def test_card_names_what_an_attack_elsewhere_was_made_with(record: dict[str, Any
     assert "git commit of the attack" not in text
 
 
+def test_card_says_what_is_left_of_a_tier(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    attack["results"]["harmful"]["immunized"]["T0"]["retention"] = {"values": [0.125], "errors": [0.05]}
+    (row,) = [line for line in card_text(card_of(record, attack), attack).splitlines() if "| `harmful` | T0 |" in line]
+    assert "0.12 (0.03 to 0.22)" in row
+
+
 def test_card_says_how_far_attackers_on_the_weights_got(record: dict[str, Any], attack: dict[str, Any]) -> None:
     assert "T4 took" not in card_text(card_of(record, attack), attack)
     tiers = attack["results"]["harmful"]["immunized"]
