@@ -38,12 +38,11 @@ def only_for(*names: str, kind: str = "harmful") -> tuple[str, ...]:
     return tuple(f"+attack.attacks.{name}.kinds=[{kind}]" for name in names)
 
 
-def alone(*names: str, steps: int = 1000) -> tuple[str, ...]:
-    """Overrides by which only these of `attack=horizon` are left, for so many steps, and try larger rates."""
+def alone(name: str) -> tuple[str, ...]:
+    """Overrides by which of `attack=horizon` this attack is left, for a thousand steps, and tries larger rates."""
     return (
-        *("attack=horizon", f"attack.budget.steps={steps}"),
-        *(f"attack.attacks.{name}.learning_rates=[0.0001,0.001,0.01]" for name in names),
-        *(f"~attack.attacks.{other}" for other in HORIZON if other not in names),
+        *("attack=horizon", "attack.budget.steps=1000", f"attack.attacks.{name}.learning_rates=[0.0001,0.001,0.01]"),
+        *(f"~attack.attacks.{other}" for other in HORIZON if other != name),
     )
 
 
@@ -171,16 +170,6 @@ SCALES = {
         methods=("censor_deep", "sophon_deep", "sophon_strong"),
         seeds=(0,),
     ),
-    "t4_honest": Scale(
-        ("outputs/t4_small",),
-        (
-            *alone("lora", "full_finetune", steps=300),
-            *(f"attack.attacks.{name}.tuning_steps=100" for name in ("lora", "full_finetune")),
-            *("tasks=[benign_imagenette]", "benign=[imagenette]", "images=4000"),
-        ),
-        methods=("censor_deep",),
-        seeds=(0,),
-    ),
     **{
         scale: Scale(
             ("outputs/t4_small",),
@@ -201,8 +190,8 @@ SCALES = {
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
 settings of `censor` by name, for what each costs benign tasks. `defence_deep` has heads on what `t4_small` leaves;
-`t4_small` the last block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there. `t4_peers` has a
-peer beside `censor`, both over three stages, and what either leaves to honest users of the last block, `t4_honest` to
-those of LoRA and all weights. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning rate of
-the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries the verdict:
-20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
+`t4_small` the last block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there, and `t4_peers`
+has a peer beside `censor`, both over three stages, and what either leaves to honest users. `t4_long` takes 3,000 steps,
+augmented ones too. `t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing,
+they cannot tell rates apart. `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may
+count as a defence but by accident."""

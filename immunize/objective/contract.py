@@ -1,7 +1,7 @@
 """An attacker whose steps bring less and less, in the spirit of CLAMP (CVPR 2026), whose abstract alone we know.
 
     (θ_k, w_k)  θ and a probe of D_H after k of K steps on two thirds of a batch
-    L = L of `censor`, whose probes look at θ
+    L = L of `censor`, whose probes look at θ, or at θ_k for a k from 0 to K
       + w_G · Σ_k max(0, ℓ_k - ℓ_{k+1} - τ q^k)        ℓ_k the cross-entropy of (θ_k, w_k) on the other third
       + w_C · mean over k of max(0, ρ_k - q)²          ρ_k = ‖T_{k+1}(θ_{k+1}) - T_k(θ_k)‖/‖θ_{k+1} - θ_k‖
 
@@ -52,6 +52,8 @@ class Contract(Censor):
         attack_batch_size: images of a simulated step.
         head_multiplier: the new head's learning rate over that of the weights, ≥ 0.
         second_order: differentiate through the simulated steps, with sgd alone.
+        probes_after: the probes look at the network after k of the steps, k from 0 to K as the batch falls, and not at
+            θ itself.
         censored: what `Censor` takes beside its attacker.
 
     Raises:
@@ -72,6 +74,7 @@ class Contract(Censor):
         attack_batch_size: int = 64,
         head_multiplier: float = HEAD_MULTIPLIER,
         second_order: bool = False,
+        probes_after: bool = False,
         **censored: Any,
     ) -> None:
         super().__init__(**censored)
@@ -89,6 +92,7 @@ class Contract(Censor):
                 f"{first_gain} and {descent_rate}"
             )
         self.factor, self.first_gain, self.descent_rate = factor, first_gain, descent_rate
+        self.probes_after = probes_after
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -97,7 +101,9 @@ class Contract(Censor):
         of_contraction = () if "contraction" in self.weights else ("descent_rate",)
         if {"gain", "contraction"} & self.weights.keys():
             return of_gain + of_contraction
-        others = ("attack_steps",) if self.attacker.steps else ("gain", "contraction")
+        if self.attacker.steps and self.probes_after:
+            return (*of_gain, *of_contraction, "factor")
+        others = ("attack_steps",) if self.attacker.steps else ("gain", "contraction", "probes_after")
         return (*of_gain, *of_contraction, *others, *OF_STEPS, "factor")
 
     def terms(self, step: Step) -> dict[str, Tensor]:
@@ -118,8 +124,8 @@ class Contract(Censor):
         found |= self._gain(torch.stack(losses), step) | self._contraction(steps, losses[0])
         return {name: value for name, value in found.items() if name in self.weights}
 
-    def _attacked(self, step: DeepStep) -> None:
-        """Probes look at θ itself."""
+    def _attacked(self, step: DeepStep) -> dict[str, Tensor] | None:
+        return super()._attacked(step) if self.probes_after else None
 
     def _gain(self, losses: Tensor, step: DeepStep) -> dict[str, Tensor]:
         """Of each process's share of ℓ_0, …, ℓ_K."""

@@ -321,6 +321,16 @@ def test_without_steps_or_weights_it_is_censor(step: DeepStep, options: dict[str
     assert objective.weights == censor.weights
 
 
+def test_its_probes_may_look_after_the_steps_as_those_of_censor(step: DeepStep) -> None:
+    censor = Censor(**OF_CENSOR, attack_steps=K, attack_learning_rate=RATE, attack_batch_size=8)  # type: ignore[arg-type]
+    censor.bind(D, n_outputs=CLASSES)
+    mine = contract(attack_optimizer="adam", probes_after=True)
+    here = next(one for one in (step, _shifted(step)) if int(one.harmful.y.sum()) % (K + 1))
+    after, wanted, at_theta = (one.terms(here.again())["adversary"] for one in (mine, censor, contract()))
+    assert torch.equal(after, wanted)
+    assert after.item() != at_theta.item()
+
+
 def test_an_attacker_that_stands_still_has_no_factor(step: DeepStep) -> None:
     terms = contract(attack_learning_rate=1e-300).terms(step)
     assert (terms["gain"].item(), terms["contraction"].item()) == (0, 0)
@@ -373,7 +383,8 @@ def test_settings_of_contract_out_of_range_are_refused(options: dict[str, Any], 
         ({"gain": 0.0}, {"first_gain"}),
         ({"contraction": 0.0}, {"descent_rate"}),
         ({"gain": 0.0, "contraction": 0.0}, {"attack_steps"} | OF_STEPS | OF_TERMS),
-        ({"attack_steps": 0}, {"gain", "contraction"} | OF_STEPS | OF_TERMS),
+        ({"gain": 0.0, "contraction": 0.0, "probes_after": True}, OF_TERMS),
+        ({"attack_steps": 0}, {"gain", "contraction", "probes_after"} | OF_STEPS | OF_TERMS),
     ],
 )
 def test_what_has_no_term_is_said_to_have_no_effect(options: dict[str, Any], unused: set[str]) -> None:
