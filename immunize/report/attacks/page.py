@@ -100,10 +100,11 @@ def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
 def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> str:
     table = next((one for one in OWN_SCALES if name.startswith(one)), "attacks")
     scale, _, some = name.removeprefix(f"{table}_").partition("_")
-    if any(method.endswith(f"_{some}") for method in attacks.methods):
-        part = f"methods={','.join(attacks.methods)}"
-    else:
-        part = f"{'models' if some in {record['model'] for record in attacks.records} else 'harmful'}={some}"
+    model = next((one for one in {record["model"] for record in attacks.records} if some.startswith(one)), "")
+    rest = some.removeprefix(model).removeprefix("_")
+    methods = any(method.endswith(f"_{rest}") for method in attacks.methods)
+    of_rest = f"methods={','.join(attacks.methods)}" if methods else f"harmful={rest}"
+    part = " ".join([f"models={model}"] * bool(model) + [of_rest] * bool(rest))
     target = f" `make table_{table}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
     if table in OWN_SCALES:
         scale = f"{table}_{scale}"
@@ -128,7 +129,7 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
         name=name,
         scale=scale,
         attacked=f"outputs/attacks_{scale}{'_' * bool(some)}{some}",
-        part=part if some else "",
+        part=part,
         target="" if some else target,
         facts=facts,
         unbroken=unbroken_counts,
