@@ -21,6 +21,7 @@ ATTACKS = (
         "t4_digits",
         "t4_digits_all",
         "t4_digits_deep",
+        "t4_digits_strong",
         "t4_long_deep",
         "t4_rates_deep",
         "t4_search",
