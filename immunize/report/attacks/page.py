@@ -100,7 +100,7 @@ def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
 def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> str:
     table = next((one for one in OWN_SCALES if name.startswith(one)), "attacks")
     scale, _, some = name.removeprefix(f"{table}_").partition("_")
-    model = next((one for one in {record["model"] for record in attacks.records} if some.startswith(one)), "")
+    model = max((record["model"] for record in attacks.records if some.startswith(record["model"])), key=len, default="")
     rest = some.removeprefix(model).removeprefix("_")
     methods = any(method.endswith(f"_{rest}") for method in attacks.methods)
     of_rest = f"methods={','.join(attacks.methods)}" if methods else f"harmful={rest}"
