@@ -100,7 +100,8 @@ def _share_held(group: Group, method: str, kind: str, tier: str) -> float:
 def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> str:
     table = next((one for one in OWN_SCALES if name.startswith(one)), "attacks")
     scale, _, some = name.removeprefix(f"{table}_").partition("_")
-    model = max((record["model"] for record in attacks.records if some.startswith(record["model"])), key=len, default="")
+    models = {record["model"] for record in attacks.records}
+    model = max((one for one in models if some.startswith(one)), key=len, default="")
     rest = some.removeprefix(model).removeprefix("_")
     methods = any(method.endswith(f"_{rest}") for method in attacks.methods)
     of_rest = f"methods={','.join(attacks.methods)}" if methods else f"harmful={rest}"
