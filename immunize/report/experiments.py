@@ -142,7 +142,10 @@ def _tradeoff(request: Request) -> str:
     trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES))
     text = markdown_of(tradeoff_tables(trade))
     if (out := request.place(trade.runs)) is not None:
-        write_text(out / "tradeoff.csv", trade.points().to_csv(index=False, lineterminator="\r\n"))
+        told = trade.points().to_csv(
+            index=False, float_format="%.12g", lineterminator="\r\n"
+        )  # further digits: the processor's
+        write_text(out / "tradeoff.csv", told)
     return _write(request, [trade.runs], text, lambda: {"tradeoff": tradeoff_figure(trade)}, kept=True)
 
 
