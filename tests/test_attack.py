@@ -22,7 +22,7 @@ from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD
 from immunize.report.attacks.one_run import verdict_sentence
 from tests.attacking import TINY_GRID, UNFIT, attack_tiny, compose_attack, timeless
 from tests.commands import Called
-from tests.composing import D
+from tests.composing import D, run_tiny
 from tests.tampering import rewrite_record
 
 
@@ -190,6 +190,14 @@ def test_digit_pairs_are_told_apart_and_third_digits_are_benign(tmp_path: Path) 
     assert other.train.x.shape == data.train.x.shape
     assert (other.train.x != data.train.x).any()
     assert (other.test.x == data.test.x).all()  # the held-out images, whatever the seed
+
+
+def test_a_run_that_was_judged_by_rows_set_aside_is_attacked_with_those(tmp_path: Path) -> None:
+    """No held-out row is looked at, and the attacker has none of those that the run was judged by."""
+    run_tiny(tmp_path, "selection=validation", "objective.validation_fraction=0.25")
+    rows = {"train": 22, "validation": 8, "test": 10}  # of 40; the attacker tunes on a quarter of its own
+    for task in target_of(f"run={tmp_path}").tasks(0).values():
+        assert {part: len(getattr(task.data, part)) for part in rows} == rows
 
 
 def test_control_is_a_rotation_of_its_own_for_every_seed(folder: Path) -> None:

@@ -91,6 +91,28 @@ def test_features_are_those_that_the_run_itself_was_measured_on(folder: Path) ->
     assert np.array_equal(immunized.reference.test.x, theta_0.test.x)
 
 
+def test_a_run_that_was_judged_by_images_set_aside_is_attacked_with_those(tmp_path: Path) -> None:
+    """No held-out image is looked at, and the attacker has none of those that the run was judged by."""
+    whole, selecting = (tmp_path / name for name in ("whole", "selecting"))
+    run_tiny_deep(whole, *NETWORK)
+    run_tiny_deep(selecting, *NETWORK, "selection=validation", "objective.validation_fraction=0.3")
+    tasks, all_tasks = (target(f"run={folder}").image_tasks for folder in (selecting, whole))
+    for name, task in tasks.items():
+        has, judged, every = (
+            {image.tobytes() for image in pixels_of(of)} for of in (task.fit, task.held_out, all_tasks[name].fit)
+        )
+        assert has | judged == every
+        assert len(task.fit) + len(task.held_out) == len(all_tasks[name].fit)
+        assert len(task.held_out) == round(0.3 * len(all_tasks[name].fit))
+    record = attack_network(selecting)
+    assert record["subject"]["selection"] == "validation"
+    assert record["tasks"]["harmful"]["rows"]["test"] == len(tasks["harmful"].held_out)
+
+
+def pixels_of(images: Any) -> list[Any]:
+    return [images[i][0].numpy() for i in range(len(images))]
+
+
 def test_network_shows_the_features_that_the_rows_are(folder: Path) -> None:
     """T4's copies give the features of a row for its image: the whole network, and the tail behind the trunk."""
     views = target(f"run={folder}").tasks(0)["harmful"]

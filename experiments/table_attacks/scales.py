@@ -103,6 +103,12 @@ SCALES = {
         _DIGITS,
         methods=(*METHODS, "censor_deep", "censor_erased"),
     ),
+    "defence_search": Scale(
+        ("outputs/defence_search",),
+        (*_DIGITS, "tiers=[T0,T1,T2,T3]", *only_for(*DEFENDED)),
+        methods=None,
+        seeds=(0, 1),
+    ),
     "defence_small": Scale(("outputs/defence_small",), _DEFENCE),
     "defence_front": Scale(
         ("outputs/defence_front",),
@@ -189,9 +195,9 @@ SCALES = {
     ),
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
-settings of `censor` by name, for what each costs benign tasks. `defence_deep` has heads on what `t4_small` leaves;
-`t4_small` the last block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there, and `t4_peers`
-has a peer beside `censor`, both over three stages, and what either leaves to honest users. `t4_long` takes 3,000 steps,
-augmented ones too. `t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing,
-they cannot tell rates apart. `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may
-count as a defence but by accident."""
+settings of `censor` by name, for what each costs benign tasks; `defence_search` those that were tried on digits.
+`defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone: LoRA (`t4_lora`) and all weights
+(`t4_full`) take an hour a run there, and `t4_peers` has a peer beside `censor`, both over three stages, and what either
+leaves to honest users. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning rate of the last
+block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries the verdict: 20 random
+rotations of θ_0's features, none of which may count as a defence but by accident."""

@@ -121,12 +121,25 @@ def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> Linea
         source.require()
     loaded = load_pair(*sources)
     splits = (loaded.splits["pretrain"], loaded.splits["harmful"])
+    if pointed.selection is not None:
+        splits = _judged_by_rows_aside(sources, pointed)
     of_role = dict(zip(ROLES, sources, strict=True))
     facts = pointed.facts(of_role, loaded.hash)
     if getattr(sources[1], "digits", None) is None:
         facts["benign"] = NO_BENIGN
     theta = load_checkpoint(pointed.path, splits[1].fit.x.shape[1], config_hash=pointed.record.get("config_hash"))
     return LinearTarget(theta["fit"], sources, splits, pair, benign_digits, facts, plan)
+
+
+def _judged_by_rows_aside(sources: tuple[SourceBase, SourceBase], pointed: Pointed) -> tuple[Splits, Splits]:
+    """What the run was trained on, and in the place of held-out rows those that it was judged by."""
+    from immunize.data.pair import PairedData  # Lightning is long to load
+
+    pair = PairedData(*sources, **pointed.aside)
+    pair.setup()
+    assert pair.validation is not None
+    fit, aside = pair.fit, pair.validation
+    return Splits(fit.pretrain, aside.pretrain), Splits(fit.harmful, aside.harmful)
 
 
 def seen_by(theta: Tensor | None, raw: AttackData) -> AttackData:

@@ -2,7 +2,8 @@
 
 θ_0 is what the immunization started from, a public network; the control is θ_0 with a random orthogonal map appended.
 Every data set is a task of its own classes: D_H the harmful one, D_P the pre-training task, and `benign` names others.
-The attacker has the images of `fit` and is measured on those of `held_out`.
+The attacker has the images of `fit` and is measured on those of `held_out`; of a run with selection=validation it has
+those that the run was trained on, and is measured on those that the run was judged by.
 
 Features are kept in a folder by a key of everything they depend on (`features.extract`), so that another run of the
 grid, or another immunization of the same θ_0, finds them; those of another model have another key.
@@ -25,7 +26,7 @@ from torch.utils.data import ConcatDataset
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES, SourceBase
-from immunize.data.images.image_set import ImageSet
+from immunize.data.images.image_set import ImageSet, ImageSplits
 from immunize.data.images.pair import ImagePair
 from immunize.data.images.source import ImageSource, as_image_source
 from immunize.errors import CheckpointError, DataError, MissingDataError
@@ -157,7 +158,8 @@ def network_target(
         source.require()
     theta_0 = new_theta_0(n_classes=sources["pretrain"].n_classes if pointed.record else None)
     transform = theta_0.transform()
-    pair = ImagePair(sources["pretrain"], sources["harmful"], batch_size=2, transform_eval=transform)
+    both = (sources["pretrain"], sources["harmful"])
+    pair = ImagePair(*both, batch_size=2, transform_eval=transform, **pointed.aside)
     pair.setup()
     facts = pointed.facts(sources, pair.data_hash)
     networks = {"theta_0": Released(theta_0), "immunized": _immunized(theta_0, pointed)}
@@ -166,8 +168,9 @@ def network_target(
         network.net.to(device)
     example = torch.zeros(1, *theta_0.data_config["input_size"], device=device)
     stages = {name: StageOutputs(network, example) for name, network in networks.items()}
-    named = {"harmful": (sources["harmful"], pair.measured("harmful"))}
-    named["pretrain"] = (sources["pretrain"], pair.measured("pretrain"))
+    named: dict[str, tuple[ImageSource, ImageSplits]] = {
+        role: (sources[role], pair.measured(role, pointed.selection)) for role in reversed(ROLES)
+    }
     for name, source in _benign(benign, sources).items():
         named[f"benign_{name}"] = (source, source.splits(transform, transform))
     tasks, places = {}, {name: place for place, name in enumerate(named)}

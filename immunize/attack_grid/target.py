@@ -141,6 +141,19 @@ class Pointed:
     path: Path
     record: dict[str, Any]
 
+    @property
+    def selection(self) -> str | None:
+        """The run's: "validation" where it was judged by rows that it had set aside."""
+        return self.record["config"].get("selection") if self.record else None
+
+    @property
+    def aside(self) -> dict[str, Any]:
+        """The arguments of a pair that sets aside what the run had set aside to be judged by, if anything."""
+        if self.selection is None:
+            return {}
+        objective = self.record["config"]["objective"]
+        return {"validation_fraction": objective["validation_fraction"], "seed": self.record["seed"]}
+
     def facts(self, sources: Mapping[Role, SourceBase], data_hash: str) -> dict[str, Any]:
         """What is attacked, for the record.
 
@@ -159,6 +172,7 @@ class Pointed:
             **{role: source.name for role, source in sources.items()},
             "run_seed": self.record.get("seed"),
             "run_config_hash": self.record.get("config_hash"),
+            **({} if self.selection is None else {"selection": self.selection}),
             **{name: self.record[name] for name in ("pretrain_accuracy",) if name in self.record},  # of networks
             "data": {role: source.describe() for role, source in sources.items()},
             "data_hash": data_hash,

@@ -51,10 +51,8 @@ def measured_sets(
     """
     sets: dict[str, dict[Role, Any]] = {part: {} for part in PARTS}
     for stream, role in enumerate(ROLES):
-        splits = pair.measured(role)
-        aside = pair.validation(role)
-        sets["fit"][role] = splits.fit
-        sets["held_out"][role] = splits.held_out if selection is None or aside is None else aside
+        splits = pair.measured(role, selection)
+        sets["fit"][role], sets["held_out"][role] = splits.fit, splits.held_out
         for number, part in enumerate(PARTS):
             if part not in whole:
                 sets[part][role] = sets[part][role].drawn(most, stream, number)

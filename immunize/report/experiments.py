@@ -142,9 +142,8 @@ def _tradeoff(request: Request) -> str:
     trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES))
     text = markdown_of(tradeoff_tables(trade))
     if (out := request.place(trade.runs)) is not None:
-        told = trade.points().to_csv(
-            index=False, float_format="%.12g", lineterminator="\r\n"
-        )  # further digits: the processor's
+        # Further digits are the processor's.
+        told = trade.points().to_csv(index=False, float_format="%.12g", lineterminator="\r\n")
         write_text(out / "tradeoff.csv", told)
     return _write(request, [trade.runs], text, lambda: {"tradeoff": tradeoff_figure(trade)}, kept=True)
 

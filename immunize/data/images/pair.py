@@ -30,6 +30,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -290,9 +291,16 @@ class ImagePair(Pair):
             raise RuntimeError("call setup() before asking for data")
         return self._splits[role]
 
-    def measured(self, role: Role) -> ImageSplits:
-        """The same images, both splits through `transform_eval`: what features are extracted from. After `setup`."""
-        return self.splits(role).with_transforms(self.transform_eval, self.transform_eval)
+    def measured(self, role: Role, selection: str | None = None) -> ImageSplits:
+        """The same images, both splits through `transform_eval`: what features are extracted from. After `setup`.
+
+        Args:
+            role: whose.
+            selection: "validation" puts the images set aside from `fit`, if there are any, in the place of `held_out`.
+        """
+        splits = self.splits(role).with_transforms(self.transform_eval, self.transform_eval)
+        aside = None if selection is None else self.validation(role)
+        return splits if aside is None else replace(splits, held_out=aside)
 
     def validation(self, role: Role) -> ImageSet | None:
         """Images set aside from `fit`, through `transform_eval`; None for a fraction of 0. After `setup`."""
