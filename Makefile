@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 .DELETE_ON_ERROR:  # no record of an interrupted training
 unexport PYTHONDONTWRITEBYTECODE  # or every process compiles again what it imports
 .NOTPARALLEL:  # table1 and fig1 do the same runs, in the same folders
-.PHONY: help install demo sanity test lowest bounds lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front guard table_attacks table_defence table_t4 clean
+.PHONY: help install demo sanity test lowest bounds lint types page docs bench mutation table1 fig1 table2 fig2 theta0_digits theta0_search table3 fig3 search_housing search_mnist search_table3 sweep_lambda front table_attacks table_defence table_t4 clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | while IFS=: read -r name what; do \
@@ -159,10 +159,6 @@ front: theta0_digits ## RIR against D_P's accuracy of networks over λ_H/λ_P, �
 	@test -n "$(SCALE)" || { echo "front has SCALE=digits and SCALE=small"; exit 1; }
 	@$(BIN)/python -m immunize.train experiment=front$(deep)
 	@$(BIN)/python -m experiments.network_front experiment=front$(deep) runs=outputs/front$(deep) out=experiments/front$(deep)
-
-guard: theta0_digits ## how often steps of a small ResNet move κ as Theorem 4.3 promises, in experiments/guard_digits: ten minutes
-	@$(BIN)/python -m immunize.train experiment=guard_digits
-	@$(BIN)/python -m experiments.network_guard experiment=guard_digits runs=outputs/guard_digits out=experiments/guard_digits
 
 table_attacks: theta0_digits ## methods against attackers, all tiers: House Prices and MNIST (runs of table1, table2), or SCALE=digits|small (runs of table3); SCALE=rotations: 20 random rotations (runs of table_defence SCALE=small)
 	@$(BIN)/python -m experiments.table_attacks scale=$(or $(SCALE),linear)

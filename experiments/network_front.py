@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.reporting import report_runs
+from experiments.reporting import key_values
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.report.curves import save_figure
-from immunize.report.naming import RATIOS
+from immunize.report.loading import load_records, write_results
+from immunize.report.naming import RATIOS, pair_title
+from immunize.report.provenance import made_with, readme, versions_of
 from immunize.report.table import Table, short
 
 COLUMNS = ("trained", "η", "λ_P ×", "λ_H ×", "runs", "RIR ↑", "(i) ↑", "(ii) ↓", "D_P accuracy, points ↑", "front")
@@ -41,17 +43,37 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> Path:
-    """See the module's note, and :func:`report_runs`."""
-    return report_runs(
-        arguments,
-        "network_front",
-        "What an RIR costs in accuracy",
-        "make front SCALE={scale}",
-        read=points_of,
-        table_of=table_of,
-        draw=draw,
-        figure=("front", "RIR against D_P's accuracy"),
+    """See the module's note.
+
+    Raises:
+        UserError: a bad argument, or no finished run.
+    """
+    given = key_values(arguments, {"experiment", "runs", "out"}, needed=("experiment",))
+    name = given["experiment"]
+    try:
+        records = load_records(Path(given.get("runs", f"outputs/{name}")))
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(str(error)) from None
+    out, first = Path(given.get("out", f"experiments/{name}")), records[0]
+    points = points_of(records)
+    out.mkdir(parents=True, exist_ok=True)
+    draw(points, f"{first['model']}, {pair_title(first)}", out / "front")
+    text = table_of(points).markdown(heading=False)
+    write_results(records, out)
+    page = readme(
+        f"What an RIR costs in accuracy: {pair_title(first)}, {first['model']}",
+        [("runs", f"{len(records)}"), *made_with(records), versions_of(records)],
+        ["![RIR against D_P's accuracy](front.png)", "", text],
+        target=f" `make front SCALE={name.partition('_')[2]}`, that is, with θ_0 there,",
+        commands=[
+            f"python -m immunize.train experiment={name}",
+            f"python -m experiments.network_front experiment={name} runs=outputs/{name} out=experiments/{name}",
+        ],
     )
+    for file, content in {"table.md": text, "README.md": page}.items():
+        (out / file).write_text(content, encoding="utf-8")
+    print(out)
+    return out
 
 
 def points_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:

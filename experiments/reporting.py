@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from immunize.errors import UserError
-from immunize.report.loading import load_records, write_results
-from immunize.report.naming import pair_title
-from immunize.report.provenance import made_with, readme, versions_of
-from immunize.report.table import Table
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = ["digit_pairs", "key_values", "machine_of", "made_now", "report_runs"]
+__all__ = ["digit_pairs", "key_values", "machine_of", "made_now"]
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -44,60 +36,6 @@ def key_values(arguments: Sequence[str], known: set[str], *, needed: Collection[
 
 
 Record = dict[str, Any]
-
-
-def report_runs(
-    arguments: Sequence[str],
-    script: str,
-    title: str,
-    target: str,
-    *,
-    read: Callable[[Sequence[Record]], pd.DataFrame],
-    table_of: Callable[[pd.DataFrame], Table],
-    draw: Callable[[pd.DataFrame, str, Path], None],
-    figure: tuple[str, str],
-) -> Path:
-    """Write table.md, a figure, README.md and the records of some runs into `out=`, and print the folder.
-
-    Args:
-        arguments: `experiment=`, and `runs=` and `out=` where they are not the usual ones.
-        script: in this folder.
-        title: of the page, before the data and the model.
-        target: of `make`; "{scale}" is what the preset's name ends in.
-        read: from the records what is shown of them.
-        table_of: it, as a table.
-        draw: it, with a title, as a figure to a path without suffix.
-        figure: the name of its file, and what it shows.
-
-    Raises:
-        UserError: a bad argument, or no finished run.
-    """
-    given = key_values(arguments, {"experiment", "runs", "out"}, needed=("experiment",))
-    name = given["experiment"]
-    try:
-        records = load_records(Path(given.get("runs", f"outputs/{name}")))
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(str(error)) from None
-    out, first = Path(given.get("out", f"experiments/{name}")), records[0]
-    found, (file_name, shows) = read(records), figure
-    out.mkdir(parents=True, exist_ok=True)
-    draw(found, f"{first['model']}, {pair_title(first)}", out / file_name)
-    text = table_of(found).markdown(heading=False)
-    write_results(records, out)
-    page = readme(
-        f"{title}: {pair_title(first)}, {first['model']}",
-        [("runs", f"{len(records)}"), *made_with(records), versions_of(records)],
-        [f"![{shows}]({file_name}.png)", "", text],
-        target=f" `{target.format(scale=name.partition('_')[2])}`, that is, with θ_0 there,",
-        commands=[
-            f"python -m immunize.train experiment={name}",
-            f"python -m experiments.{script} experiment={name} runs=outputs/{name} out=experiments/{name}",
-        ],
-    )
-    for file, content in {"table.md": text, "README.md": page}.items():
-        (out / file).write_text(content, encoding="utf-8")
-    print(out)
-    return out
 
 
 def digit_pairs(text: str) -> list[tuple[int, int]]:
