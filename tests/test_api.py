@@ -145,7 +145,10 @@ def test_weights_of_ours_are_balanced_again_while_it_trains(network: Network, mo
 
 @pytest.mark.data
 def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data(data_root: Path) -> None:
-    """A ResNet18 with weights, and 960 images of 200 classes, many of the first and hardly any of the last."""
+    """A ResNet18 with weights, and 960 images of 200 classes, many of the first and hardly any of the last.
+
+    It happened first with a SqueezeNet of ImageNet's weights and a thousand classes, which are not in the test data.
+    """
     weights = data_root / "weights" / "resnet18_tiny_imagenet_64px.safetensors"
     network = timm.create_model("resnet18", num_classes=200, checkpoint_path=str(weights)).eval()
     head, network.fc = network.fc, nn.Identity()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
 from sklearn.svm import LinearSVC
 from torch import Tensor
@@ -56,6 +57,7 @@ def test_no_linear_classifier_beats_the_constant_on_the_fitted_rows() -> None:
     constant = float(torch.bincount(y).max()) / len(y)
     classifiers = [LogisticRegression(C=c, max_iter=5000) for c in (1e-2, 1.0, 1e4)]
     classifiers += [RidgeClassifier(alpha=a) for a in (1e-3, 10.0)] + [LinearSVC(C=1.0, max_iter=20_000)]
+    classifiers += [LinearDiscriminantAnalysis(solver="lsqr", shrinkage=s) for s in (None, 0.1)]
     mapped = erase(x_p, x_h, y)(x_h).numpy()
     for classifier in classifiers:
         with warnings.catch_warnings():
