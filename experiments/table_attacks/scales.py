@@ -18,17 +18,17 @@ SEEDS = (0, 1, 2)
 REPAIRS_LIKE_STANDARDIZE = ("~attack.attacks.centre", "~attack.attacks.normalize")
 """Each takes as long as `standardize`, half a minute a run on 12,000 rows of 784 pixels."""
 
+HEADS = (
+    *("gd_line_search", "gd_logistic", "sgd", "adamw", "sgd_raw", "adam_raw", "lbfgs", "conjugate_gradient", "centre"),
+    *("standardize", "normalize", "whiten", "batchnorm_head", "mlp_head"),
+)
 MOVING = ("last_block", "lora", "full_finetune")
 """T4, on the harmful task alone. At small a step on the whole ResNet at 64 px costs as much as a hundred passes over
 the features, and so few are affordable that they teach nothing: `last_block` stands for the three there. Newton's
 method is left out there too: it has to solve for a hundred classes at once."""
 
 
-DEFENDED = (
-    *("gd_line_search", "gd_logistic", "sgd", "adamw", "sgd_raw", "adam_raw", "lbfgs", "conjugate_gradient", "centre"),
-    *("standardize", "normalize", "whiten", "batchnorm_head", "mlp_head", "linear_map", "public_reference"),
-    "images_alone",
-)
+DEFENDED = (*HEADS, "linear_map", "public_reference", "images_alone")
 """Of the table of defences at small, attackers of the harmful task alone. Honest users of D_P, Imagenette and CIFAR-10
 have one of each kind: gradient descent, Adam, ridge regression, neighbours, a Gaussian kernel and the stages."""
 
@@ -116,6 +116,15 @@ SCALES = {
         methods=None,
         seeds=(0,),
     ),
+    "defence_ridge": Scale(
+        ("outputs/defence_front",),
+        (
+            *("attack=full", "images=4000", "benign=[imagenette,cifar10]", "tiers=[T2,T3]"),
+            *(f"~attack.attacks.{name}" for name in (*HEADS, "newton", "nearest_neighbours", "stage_probes")),
+        ),
+        methods=None,
+        seeds=(0,),
+    ),
     "t4_digits": Scale(
         ("outputs/t4_digits",),
         (
@@ -195,7 +204,7 @@ SCALES = {
     ),
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
-settings of `censor` by name, for what each costs benign tasks; `defence_search` those that were tried on digits.
+settings of `censor` by name, for what each costs benign tasks; `defence_search` those that were tried on digits; `defence_ridge` has two closed forms alone.
 `defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone: LoRA (`t4_lora`) and all weights
 (`t4_full`) take an hour a run there, and `t4_peers` has a peer beside `censor`, both over three stages, and what either
 leaves to honest users. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning rate of the last
