@@ -22,6 +22,8 @@ HEADS = (
     *("gd_line_search", "gd_logistic", "sgd", "adamw", "sgd_raw", "adam_raw", "lbfgs", "conjugate_gradient", "centre"),
     *("standardize", "normalize", "whiten", "batchnorm_head", "mlp_head"),
 )
+"""Attackers who are not the one of their kind that honest users have too."""
+
 MOVING = ("last_block", "lora", "full_finetune")
 """T4, on the harmful task alone. At small a step on the whole ResNet at 64 px costs as much as a hundred passes over
 the features, and so few are affordable that they teach nothing: `last_block` stands for the three there. Newton's
@@ -204,9 +206,10 @@ SCALES = {
     ),
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
-settings of `censor` by name, for what each costs benign tasks; `defence_search` those that were tried on digits; `defence_ridge` has two closed forms alone.
-`defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone: LoRA (`t4_lora`) and all weights
-(`t4_full`) take an hour a run there, and `t4_peers` has a peer beside `censor`, both over three stages, and what either
-leaves to honest users. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning rate of the last
-block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries the verdict: 20 random
-rotations of θ_0's features, none of which may count as a defence but by accident."""
+settings of `censor` by name, for what each costs benign tasks; `defence_search` those that were tried on digits;
+`defence_ridge` has two closed forms alone. `defence_deep` has heads on what `t4_small` leaves; `t4_small` the last
+block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there, and `t4_peers` has a peer beside
+`censor`, both over three stages, and what either leaves to honest users. `t4_long` takes 3,000 steps, augmented ones
+too. `t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell
+rates apart. `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence
+but by accident."""
