@@ -310,8 +310,8 @@ def test_the_same_data_twice_and_a_singular_covariance_are_refused() -> None:
     assert erase(flat, x_h, y).rank == 3
 
 
-def test_choosing_by_d_ps_labels_takes_two_seconds_of_a_core_at_512_features() -> None:
-    """Two data sets as an ImageNet network shows them; processor time."""
+def test_choosing_by_d_ps_labels_costs_a_few_hundred_solves_at_512_features() -> None:
+    """Two data sets as an ImageNet network shows them; processor time, against the machine's (seconds: the bench)."""
     scale, y_p, y_h = (
         torch.logspace(0.5, -1, 512, dtype=torch.float64),
         torch.arange(3000) % 200,
@@ -321,10 +321,14 @@ def test_choosing_by_d_ps_labels_takes_two_seconds_of_a_core_at_512_features() -
         (ref.gaussian(3000, 512, seed=seed) + 0.7 * ref.gaussian(classes, 512, seed=seed + 1)[y]) * scale
         for seed, classes, y in ((1, 200, y_p), (3, 100, y_h))
     )
-    seconds: list[float] = []
-    while not seconds or (min(seconds) >= 2 and len(seconds) < 3):  # others use the machine's caches too
+    gram = x_p.T @ x_p
+    seconds: list[tuple[float, float]] = []
+    for _ in range(3):  # others use the machine's caches too
         started = time.process_time()
+        for _ in range(50):
+            torch.cholesky_solve(x_p[:200].T, torch.linalg.cholesky(gram))
+        solved = time.process_time()
         chosen = erase(x_p, x_h, y_h, y_pretrain=y_p)
-        seconds.append(time.process_time() - started)
+        seconds.append((solved - started, time.process_time() - solved))
     assert chosen.feasible
-    assert min(seconds) < 2
+    assert min(choosing for _, choosing in seconds) < 8 * min(solving for solving, _ in seconds)
