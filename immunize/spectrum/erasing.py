@@ -69,7 +69,7 @@ class Erasure:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Erase from rows (N, D) float64."""
-        return x @ self.matrix + self.offset
+        return x @ self.matrix.to(x.device) + self.offset.to(x.device)
 
 
 def same_data(pretrain: Sequence[tuple[Tensor, Tensor]], harmful: Sequence[tuple[Tensor, Tensor]]) -> bool:
