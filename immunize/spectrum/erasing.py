@@ -205,7 +205,7 @@ def root_of(gram: Tensor, shrinkage: float) -> Tensor:
     """
     scale = float(gram.trace()) / len(gram)
     root: Tensor
-    root, failed = torch.linalg.cholesky_ex(gram + shrinkage * scale * torch.eye(len(gram), dtype=torch.float64))
+    root, failed = torch.linalg.cholesky_ex(gram + shrinkage * scale * torch.eye(len(gram)).to(gram))
     floor = len(gram) * torch.finfo(torch.float64).eps * scale
     if int(failed) or not float(root.diagonal().min()) ** 2 > floor:
         raise ValueError("the covariance of the features is singular: give a shrinkage above 0, or auto")
