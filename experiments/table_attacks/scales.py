@@ -48,15 +48,6 @@ def alone(name: str) -> tuple[str, ...]:
     )
 
 
-def honest_block(kinds: str) -> tuple[str, ...]:
-    """Overrides by which honest users train the last block too, 300 steps, on tasks of these kinds."""
-    return (
-        "+attack/t4@attack.attacks.last_block_honest=last_block",
-        *only_for("last_block_honest", kind=kinds),
-        *(f"attack.attacks.last_block_honest.{one}" for one in ("modules=[layer4]", "steps=300", "tuning_steps=100")),
-    )
-
-
 @dataclass(frozen=True)
 class Scale:
     """What one table is made of.
@@ -92,6 +83,7 @@ _SMALL = (
 _HONEST = (*only_for(*DEFENDED), "benign=[imagenette,cifar10]")
 _DEFENCE = (*_SMALL, *_HONEST)
 _LAST_BLOCK = (*alone("last_block"), SAME_BLOCK[0])
+_LAST_BLOCK_SMALL = (*_LAST_BLOCK, "tasks=[harmful]", "images=4000")
 _ALL_RATES = "attack.attacks.last_block.tuning_steps=null"
 _KINDS = ("lbfgs", "mlp_head", "standardize")
 _DRAWS = f"seeds={list(range(20))}".replace(" ", "")
@@ -122,24 +114,12 @@ SCALES = {
         seeds=(0, 1),
     ),
     "defence_small": Scale(("outputs/defence_small",), _DEFENCE),
-    "defence_search_small": Scale(
-        ("outputs/defence_search_small",),
+    "defence_weights": Scale(
+        ("outputs/defence_weights",),
         (
             *(*_SMALL_HEADS, "~attack.attacks.last_block", "tiers=[T0,T1,T2,T3]", "benign=[imagenette,cifar10]"),
             *(f"~attack.attacks.{name}" for name in HEADS if name not in _KINDS),
             *only_for(*_KINDS),
-        ),
-        methods=None,
-        seeds=(0,),
-    ),
-    "t4_search_small": Scale(
-        ("outputs/defence_search_small",),
-        (
-            *_LAST_BLOCK,
-            *only_for("last_block"),
-            *honest_block("pretrain,benign"),
-            "images=4000",
-            "benign=[imagenette,cifar10]",
         ),
         methods=None,
         seeds=(0,),
@@ -196,11 +176,8 @@ SCALES = {
         methods=None,
         seeds=(0,),
     ),
-    "t4_small": Scale(
-        ("outputs/t4_small",),
-        (*_LAST_BLOCK, "tasks=[harmful]", "images=4000"),
-        methods=None,
-    ),
+    "t4_small": Scale(("outputs/t4_small",), _LAST_BLOCK_SMALL, methods=None),
+    "t4_weights": Scale(("outputs/defence_weights",), _LAST_BLOCK_SMALL, methods=None, seeds=(0,)),
     "t4_peers": Scale(
         ("outputs/t4_small",),
         (
@@ -208,7 +185,12 @@ SCALES = {
             *only_for("last_block"),
             "images=4000",
             "+attack/t2@attack.attacks.ridge=ridge",
-            *honest_block("benign"),
+            "+attack/t4@attack.attacks.last_block_honest=last_block",
+            *only_for("last_block_honest", kind="benign"),
+            *(
+                f"attack.attacks.last_block_honest.{one}"
+                for one in ("modules=[layer4]", "steps=300", "tuning_steps=100")
+            ),
             "benign=[imagenette]",
         ),
         methods=("censor_deep", "sophon_deep", "sophon_strong"),
@@ -233,11 +215,10 @@ SCALES = {
     ),
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
-settings of `censor` by name, for what each costs benign tasks; `defence_search` those that were tried on digits;
-`defence_search_small` and `t4_search_small` those of a ResNet18, by an attack of each kind and by the last block;
-`defence_ridge` has two closed forms alone. `defence_deep` has heads on what `t4_small` leaves; `t4_small` the last
-block alone: LoRA (`t4_lora`) and all weights (`t4_full`) take an hour a run there, and `t4_peers` has a peer beside
-`censor`, both over three stages, and what either leaves to honest users. `t4_long` takes 3,000 steps, augmented ones
-too. `t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell
-rates apart. `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence
-but by accident."""
+settings of `censor` by name, for what each costs benign tasks; `defence_search` those that were tried on digits,
+`defence_weights` on a ResNet18, by an attack of each kind; `defence_ridge` has two closed forms alone.
+`defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone: LoRA (`t4_lora`) and all weights
+(`t4_full`) take an hour a run there, and `t4_peers` has a peer beside `censor`, both over three stages, and what
+either leaves to honest users. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning rate of
+the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries the verdict:
+20 random rotations of θ_0's features, none of which may count as a defence but by accident."""

@@ -17,6 +17,7 @@ from immunize.files import write_text
 from immunize.records import whole_config
 from immunize.report.loading import write_results
 from immunize.report.naming import data_name, pair_title
+from immunize.report.one_run import carried_over
 from immunize.report.results import verdict_counts
 from immunize.report.runs import flat_settings, held_out_text
 from immunize.report.table import Table, markdown_of, summary_of, summary_text, to_print, to_read
@@ -32,25 +33,33 @@ _COLUMNS = {
 }
 """Headings, with the estimator and the number below each."""
 _WORDS = ("method", "runs", "part", "(a) (b) (c)")
+_OF_NETWORKS = ("c of D_H ↓", "D_P, points ↑")
+"""Of records with them: the correlation that a ridge probe carries over to other rows of D_H, and what D_P gains."""
 
 
-def summary_tables(records: Iterable[dict[str, Any]]) -> list[Table]:
+def summary_tables(records: Iterable[dict[str, Any]], *, wide: bool = False) -> list[Table]:
     """A table a pair of data sets, best RIR first: a row for runs that differ in nothing but the seed, and part.
 
     Cells are mean ± standard deviation (n - 1) over the seeds; what was varied about a method stands beside its name.
+
+    Args:
+        records: of runs.
+        wide: with what only runs of networks have.
     """
     groups = sorted(groups_of(records), key=_by_rir)
     varied = Varied(groups)
+    more = _OF_NETWORKS if wide and any("pretrain_accuracy" in run for runs in groups for run in runs) else ()
     tables = []
     for data, of_data in itertools.groupby(groups, lambda runs: _data(runs[0])):
         rows = [
             [varied.name_of(runs[0]), held_out_text(runs), part.replace("_", " ")]
             + [summary_text([_numbers(runs, part, *number)]) for number in _COLUMNS.values()]
+            + [summary_text([_of_network(runs, part, name)]) for name in more]
             + [verdict_counts(runs, part)]
             for runs in of_data
             for part in dict.fromkeys(part for run in runs for part in run["metrics"])
         ]
-        tables.append(Table(data, (*_WORDS[:3], *_COLUMNS, _WORDS[3]), rows))
+        tables.append(Table(data, (*_WORDS[:3], *_COLUMNS, *more, _WORDS[3]), rows))
     return tables
 
 
@@ -74,7 +83,7 @@ def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def write_summary(records: Sequence[dict[str, Any]], out: Path) -> None:
     """Write `results.csv.gz`, see :func:`write_results`, and `table.md` into `out`."""
-    text = markdown_of(summary_tables(records))
+    text = markdown_of(summary_tables(records, wide=True))
     write_results(records, out)
     write_text(out / "table.md", text)
 
@@ -98,6 +107,14 @@ def _by_rir(runs: list[dict[str, Any]]) -> tuple[str, float]:
 def _numbers(runs: list[dict[str, Any]], part: str, estimator: str, name: str) -> list[float | None]:
     """Of the runs that were measured on the part."""
     return [run["metrics"][part][estimator][name] for run in runs if part in run["metrics"]]
+
+
+def _of_network(runs: list[dict[str, Any]], part: str, name: str) -> list[float | None]:
+    """Of a column of `_OF_NETWORKS`; the accuracy is that of the images that no training saw, whatever the part."""
+    if name == _OF_NETWORKS[0]:
+        return [found[part]["harmful"]["after"] for run in runs if part in (found := carried_over(run, [part]))]
+    accuracies = [run["pretrain_accuracy"] for run in runs if part in run["metrics"] and part != "fit"]
+    return [of["after"] - of["before"] for of in accuracies]
 
 
 _PLACES = ("pretrain.", "harmful.", "experiment.", "logger.", "hydra.", "data_root")

@@ -16,6 +16,7 @@ ATTACKS = (
     *("defence_digits", "defence_digits_vit_small", "defence_front", "defence_small_caltech101", "defence_small_cars"),
     *("defence_deep_caltech101", "defence_digits_deep", "defence_digits_vit_small_deep"),
     *("defence_deep_cars", "defence_floor_caltech101", "defence_ridge_cars", "defence_search"),
+    "defence_weights",
     "rotations_cars",
     *(
         "t4_digits",
@@ -26,6 +27,7 @@ ATTACKS = (
         "t4_rates_deep",
         "t4_search",
         "t4_small_deep",
+        "t4_weights_deep",
         "t4_peers_deep",
         "t4_lora_deep",
         "t4_full_deep",
@@ -50,7 +52,8 @@ def test_the_committed_page_is_what_its_records_make(name: str, tmp_path: Path) 
             assert path.read_bytes() == (EXPERIMENTS / name / path.name).read_bytes(), path.name
 
 
-def test_a_committed_summary_is_what_its_records_make(tmp_path: Path) -> None:
-    write_summary(load_records(EXPERIMENTS / "lr_decay"), tmp_path)
+@pytest.mark.parametrize("folder", ["lr_decay", "defence_choice"])
+def test_a_committed_summary_is_what_its_records_make(folder: str, tmp_path: Path) -> None:
+    write_summary(load_records(EXPERIMENTS / folder), tmp_path)
     for name in ("table.md", "results.csv.gz"):
-        assert (tmp_path / name).read_bytes() == (EXPERIMENTS / "lr_decay" / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (EXPERIMENTS / folder / name).read_bytes()

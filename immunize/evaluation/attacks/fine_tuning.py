@@ -359,15 +359,16 @@ class LastBlock(FineTuning):
         return network.images.through(trunk), network.cost_of(trunk)
 
     def _cut(self, network: Network, modules: tuple[str, ...]) -> tuple[nn.Module, nn.Module]:
-        whole = network.whole().to(network.device)
+        whole = network.whole().cpu()  # an accelerator rounds by the size of the batch as if images hung on each other
         names = {*matching_parameters(whole, modules, "the network", "modules")}
         for name, parameter in whole.named_parameters():
             parameter.requires_grad_(name in names)
         moved = [parameter for parameter in whole.parameters() if parameter.requires_grad]
         try:
-            return split_network(whole, moved, network.images.at(np.arange(2)).to(network.device))
+            trunk, tail = split_network(whole, moved, network.images.at(np.arange(2)))
         except NoBoundaryError as error:
             raise UserError(f"modules={[*modules]}: {error}") from error
+        return trunk.to(network.device), tail.to(network.device)
 
 
 @dataclass(frozen=True, kw_only=True)

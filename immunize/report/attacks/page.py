@@ -120,11 +120,7 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
         ("seeds", ", ".join(map(str, attacks.seeds))),
         ("attacker's seeds", "that of the run" if paired else "as the records say"),
         ("grid", grid),
-        *(
-            [("measured on", SET_ASIDE)]
-            if any("selection" in record.get("subject", {}) for record in attacks.records)
-            else []
-        ),
+        *[("measured on", SET_ASIDE)] * any("selection" in record["subject"] for record in attacks.records),
         *((tier, ", ".join(names)) for tier, names in _by_tier(attacks).items()),
         *made_with(attacks.records),
         *_cells(attacks),
