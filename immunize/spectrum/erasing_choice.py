@@ -33,7 +33,7 @@ from immunize.spectrum.erasing import (
     same_data,
     taking,
 )
-from immunize.spectrum.separability import cross_fitted_correlation, folds_of
+from immunize.spectrum.separability import cross_fitted_correlation, folds_of, ridge_solutions, target_columns
 from immunize.spectrum.shrinkage import ledoit_wolf, row_sets
 
 Array = Tensor | npt.NDArray[Any]
@@ -60,6 +60,12 @@ JUDGED_ROWS = 3000
 
 
 NO_LABELS = "erasing needs labels of D_H, two at least; method=ours and method=closed_form look at the features alone"
+
+
+NO_ROW_JUDGES = (
+    "no row of D_P lies in the span of the others, so that none can judge a map: D_P has too few rows for so many "
+    "features; leave its labels out, and give rank and shrinkage"
+)
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,8 @@ def erase(
 
     Raises:
         ValueError: rows or labels that do not fit, D_H without labels, with one or one for every image, a rank
-            that is not below D, a singular K_P, D_P and D_H the same data, or protection without labels, or that leaves
-            nothing to erase.
+            that is not below D, a singular K_P, D_P and D_H the same data, labels of D_P with too few rows to judge a
+            map by, or protection without labels, or that leaves nothing to erase.
     """
     (pretrain,) = row_sets(x_pretrain, "x_pretrain")
     harmful = row_sets(x_harmful, "x_harmful", pretrain.shape[1])
@@ -187,7 +193,7 @@ class _Judge:
         self.turns = FOLDS if len(self.y) < MANY_ROWS * self.x.shape[1] else 1
         fitted = [self.folds != fold for fold in range(self.turns)]
         self.grams = [covariance(self.x[rows]) for rows in fitted]  # no ρ changes them
-        self.within = [_within_range(self.x, rows, k) for rows, k in zip(fitted, self.grams, strict=True)]
+        self.moments = [_Moments.of(self.x, self.y, rows, k) for rows, k in zip(fitted, self.grams, strict=True)]
         self.weights = [ridge_weights(self.x[rows], self.y[rows]) if protect else None for rows in fitted]
         self.seed = seed
         self.sets = [(x, y, folds_of(y, FOLDS, seed) == 0) for x, y in (_fewer(one, seed) for one in sets)]
@@ -208,19 +214,21 @@ class _Judge:
         """What a map costs D_P."""
         return EraseTrial(rank, shrinkage, self.pretrain(EraseTrial(rank, shrinkage, 0.0)))
 
+    def taking(self, of: EraseTrial, fold: int) -> tuple[Tensor, Tensor]:
+        """M of the map without the rows set aside, as :func:`taking` has it."""
+        root = root_of(self.grams[fold], of.shrinkage)
+        return taking(root, leading(self.directions, of.rank), self.weights[fold])
+
     def map(self, of: EraseTrial, fold: int) -> Callable[[Tensor], Tensor]:
         """The map without the rows set aside."""
-        root = root_of(self.grams[fold], of.shrinkage)
-        left, right = taking(root, leading(self.directions, of.rank), self.weights[fold])
+        left, right = self.taking(of, fold)
         mean = self.x[self.folds != fold].mean(0)
         return lambda x: x - ((x - mean) @ left) @ right
 
     def pretrain(self, of: EraseTrial | None) -> float:
         """A probe of D_P, fitted on what the map was computed from, on the rows set aside."""
-        found = []
-        for fold, rows in enumerate(self.within):
-            seen = self.x if of is None else self.map(of, fold)(self.x)
-            found.append(cross_fitted_correlation(seen[rows], self.y[rows], (self.folds == fold)[rows], PROBES))
+        taken = [None if of is None else self.taking(of, fold) for fold in range(self.turns)]
+        found = [moments.correlation(m) for moments, m in zip(self.moments, taken, strict=True)]
         return float(torch.stack(found).mean(0).max())
 
     def harmful(self, r: Callable[[Tensor], Tensor] | None) -> float:
@@ -232,6 +240,54 @@ class _Judge:
             both = [cross_fitted_correlation(seen, labels, judged, PROBES) for judged in (half, ~half)]
             found.append(float(torch.stack(both).mean(0).max()))
         return max(found)
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """All that a linear probe sees of rows A, on which it is fitted, and rows B, on which it is judged.
+
+    Attributes:
+        fitted: FᵀF (D, D) and FᵀY (D, C) of A, each about its mean.
+        judged: the same of B.
+        scale: ‖Y‖² of B.
+        count: how many eigenvalues of FᵀF can differ from zero.
+    """
+
+    fitted: tuple[Tensor, Tensor]
+    judged: tuple[Tensor, Tensor]
+    scale: Tensor
+    count: int
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, fitted: Tensor, gram: Tensor) -> _Moments:
+        """Of those rows (N, D) that do not leave the span of the fitted ones, whose covariance is `gram`.
+
+        Raises:
+            ValueError: all that are to judge leave it.
+        """
+        judged = _within_range(x, fitted, gram) & ~fitted
+        if not bool(judged.any()):
+            raise ValueError(NO_ROW_JUDGES)
+        columns = target_columns(y)
+        (f, a), (g, b) = ((x[rows] - x[rows].mean(0), columns[rows]) for rows in (fitted, judged))
+        b = b - b.mean(0)
+        return cls((gram * len(f), f.T @ a), (g.T @ g, g.T @ b), b.square().sum(), min(f.shape))
+
+    def correlation(self, taken: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The correlation (R,) of `PROBES`, as :func:`cross_fitted_correlation` has it, behind the map I - M."""
+        gram, right = self.fitted
+        if taken is not None:
+            m_left, m_right = taken
+            gram = gram - (gram @ m_left) @ m_right
+            gram = gram - m_right.T @ (m_left.T @ gram)
+            right = right - m_right.T @ (m_left.T @ right)
+        weights = ridge_solutions(gram, right, [rho * len(gram) / self.count for rho in PROBES])
+        if taken is not None:
+            weights = weights - m_left @ (m_right @ weights)
+        gram, right = self.judged
+        size, inner = (weights * (gram @ weights)).sum((1, 2)), (weights * right).sum((1, 2))
+        norm = (size * self.scale).sqrt()
+        return torch.where(norm > self.count * torch.finfo(torch.float64).eps * self.scale, inner / norm, 0 * inner)
 
 
 def _within_range(x: Tensor, fitted: Tensor, gram: Tensor) -> Tensor:

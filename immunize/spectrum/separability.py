@@ -89,10 +89,10 @@ def in_sample_share(
         return _nothing(features, rhos)
     if kernel == "linear" and f.shape[1] <= f.shape[0]:
         right = f.T @ y
-        explained = (right * _solved(f.T @ f, right, rhos)).sum((1, 2))
+        explained = (right * ridge_solutions(f.T @ f, right, rhos)).sum((1, 2))
     else:
         gram = f @ f.T if kernel == "linear" else _rbf(features, features)[0]
-        explained = ((gram @ y) * _solved(gram, y, rhos)).sum((1, 2))
+        explained = ((gram @ y) * ridge_solutions(gram, y, rhos)).sum((1, 2))
     return explained / y.square().sum()
 
 
@@ -131,7 +131,7 @@ def cross_fitted_correlation(
         predicted = _predicted(f, y, other, rhos)
     else:
         gram, across = _rbf(fitted, other)
-        predicted = across @ _solved(gram, y, rhos)
+        predicted = across @ ridge_solutions(gram, y, rhos)
     predicted = predicted - predicted.mean(1, keepdim=True)
     size, scale = predicted.square().sum((1, 2)), y_b.square().sum()
     found = size > (_rounding(features) ** 2) * scale  # a probe of rounding noise points anywhere
@@ -184,11 +184,11 @@ def cross_fitted_accuracy(features: Tensor, classes: Tensor, judged: Tensor, rho
 def _predicted(f: Tensor, y: Tensor, other: Tensor, rhos: Sequence[float]) -> Tensor:
     """What probes of centred rows (f, y) say of other rows, (R, M, C), from the smaller side."""
     if f.shape[1] <= f.shape[0]:
-        return other @ _solved(f.T @ f, f.T @ y, rhos)
-    return (other @ f.T) @ _solved(f @ f.T, y, rhos)
+        return other @ ridge_solutions(f.T @ f, f.T @ y, rhos)
+    return (other @ f.T) @ ridge_solutions(f @ f.T, y, rhos)
 
 
-def _solved(gram: Tensor, right: Tensor, rhos: Sequence[float]) -> Tensor:
+def ridge_solutions(gram: Tensor, right: Tensor, rhos: Sequence[float]) -> Tensor:
     """(G + αI)⁻¹B for every ρ, (R, n, C), G (n, n).
 
     Autograd sees a second solve alone, for what the first leaves over: d(A⁻¹B) = A⁻¹(dB - dA·A⁻¹B).

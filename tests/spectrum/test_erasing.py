@@ -17,7 +17,7 @@ from torch import Tensor
 import immunize
 from immunize.spectrum import SHRINKAGES, cross_fitted_correlation, erase, erasing_map, folds_of
 from immunize.spectrum.erasing import directions_of
-from immunize.spectrum.erasing_choice import FOLDS, PROBES, _within_range
+from immunize.spectrum.erasing_choice import FOLDS, PROBES, EraseTrial, _Judge, _within_range
 from immunize.spectrum.shrinkage import ledoit_wolf
 from tests import reference as ref
 
@@ -310,8 +310,8 @@ def test_the_same_data_twice_and_a_singular_covariance_are_refused() -> None:
     assert erase(flat, x_h, y).rank == 3
 
 
-def test_choosing_by_d_ps_labels_costs_a_few_hundred_solves_at_512_features() -> None:
-    """Two data sets as an ImageNet network shows them; processor time, against the machine's (seconds: the bench)."""
+def test_choosing_by_d_ps_labels_takes_two_seconds_of_a_core_at_512_features() -> None:
+    """Two data sets as an ImageNet network shows them; processor time."""
     scale, y_p, y_h = (
         torch.logspace(0.5, -1, 512, dtype=torch.float64),
         torch.arange(3000) % 200,
@@ -321,14 +321,35 @@ def test_choosing_by_d_ps_labels_costs_a_few_hundred_solves_at_512_features() ->
         (ref.gaussian(3000, 512, seed=seed) + 0.7 * ref.gaussian(classes, 512, seed=seed + 1)[y]) * scale
         for seed, classes, y in ((1, 200, y_p), (3, 100, y_h))
     )
-    gram = x_p.T @ x_p
-    seconds: list[tuple[float, float]] = []
-    for _ in range(3):  # others use the machine's caches too
+    seconds: list[float] = []
+    while not seconds or (min(seconds) >= 2 and len(seconds) < 3):  # others use the machine's caches too
         started = time.process_time()
-        for _ in range(50):
-            torch.cholesky_solve(x_p[:200].T, torch.linalg.cholesky(gram))
-        solved = time.process_time()
         chosen = erase(x_p, x_h, y_h, y_pretrain=y_p)
-        seconds.append((solved - started, time.process_time() - solved))
+        seconds.append(time.process_time() - started)
     assert chosen.feasible
-    assert min(choosing for _, choosing in seconds) < 8 * min(solving for solving, _ in seconds)
+    assert min(seconds) < 2
+
+
+def test_rows_that_span_nothing_together_choose_nothing() -> None:
+    y = torch.arange(90) % 3
+    with pytest.raises(ValueError, match="no row of D_P lies in the span of the others"):
+        erase(ref.gaussian(90, 120, seed=0), ref.gaussian(80, 120, seed=1), torch.arange(80) % 4, y_pretrain=y)
+
+
+@pytest.mark.parametrize(("rows", "size", "rank"), [(400, 20, 20), (90, 20, 20), (60, 40, 15)])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_trial_is_the_correlation_of_a_probe_behind_the_map(rows: int, size: int, rank: int, constant: bool) -> None:
+    y = torch.arange(rows) % 3
+    x = (ref.gaussian(rows, rank, seed=0) + ref.gaussian(3, rank, seed=1)[y]) @ ref.gaussian(rank, size, seed=3)
+    x_h, y_h = ref.gaussian(120, size, seed=2), torch.arange(120) % 4
+    x[:, 0] *= 0.0 if constant else 1.0
+    judge = _Judge((x, y), [(x_h, y_h)], False, 0)
+    for trial in (None, EraseTrial(2, 0.1, 0.0)):
+        wanted = []
+        for fold in range(judge.turns):
+            seen = judge.x if trial is None else judge.map(trial, fold)(judge.x)
+            rows_of = _within_range(judge.x, judge.folds != fold, judge.grams[fold])
+            wanted.append(
+                cross_fitted_correlation(seen[rows_of], judge.y[rows_of], (judge.folds == fold)[rows_of], PROBES)
+            )
+        assert judge.pretrain(trial) == pytest.approx(float(torch.stack(wanted).mean(0).max()), rel=1e-8)
