@@ -84,7 +84,7 @@ def jobs_of(
                 continue
             run_folder = places[record["config_hash"]]
             label = f"{record['model']} {record['pretrain']} {record['harmful']} {pair_label(record)}"
-            overrides = (f"run={run_folder}", f"seeds=[{record['seed']}]", *grid)
+            overrides = (f"run='{run_folder}'", f"seeds=[{record['seed']}]", *grid)
             place = out / folder.name / record["config_hash"]
             jobs.append(Job(run_folder, place, run_title(record), (label, record["seed"]), overrides))
     if not jobs:
