@@ -12,7 +12,7 @@ from immunize.report.summary import write_summary
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 ATTACKS = (
-    *("attacks_digits", "attacks_linear", "attacks_linear_mnist", "attacks_small"),
+    *("attacks_digits", "attacks_linear", "attacks_linear_housing", "attacks_linear_mnist", "attacks_small"),
     *("defence_digits", "defence_digits_vit_small", "defence_front", "defence_small_caltech101", "defence_small_cars"),
     *("defence_deep_caltech101", "defence_digits_deep", "defence_digits_vit_small_deep"),
     *("defence_deep_cars", "defence_floor_caltech101", "defence_ridge_cars", "defence_search"),
