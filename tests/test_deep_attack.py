@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from rich.console import Console
 from safetensors.torch import load_file
 
 from immunize import attack
@@ -24,6 +25,7 @@ from immunize.features.append import MAP_OFF
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD, read_record, whole_config
 from immunize.report.attacks.one_run import not_tried
 from immunize.report.card import card_of, card_text
+from immunize.report.one_run import show_record
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, UNFIT, compose_attack, timeless
 from tests.composing import FEW_DIGITS, run_tiny_deep
 from tests.data.image_files import write_noisy_classes
@@ -95,22 +97,22 @@ def test_a_run_that_was_judged_by_images_set_aside_is_attacked_with_those(tmp_pa
     """No held-out image is looked at, and the attacker has none of those that the run was judged by."""
     whole, selecting = (tmp_path / name for name in ("whole", "selecting"))
     run_tiny_deep(whole, *NETWORK)
-    run_tiny_deep(selecting, *NETWORK, "selection=validation", "objective.validation_fraction=0.3")
+    judged = run_tiny_deep(selecting, *NETWORK, "selection=validation", "objective.validation_fraction=0.3")
+    console = Console(record=True, width=100)
+    show_record(judged, console)
+    assert "D_P accuracy on validation images: " in console.export_text()
     tasks, all_tasks = (target(f"run={folder}").image_tasks for folder in (selecting, whole))
     for name, task in tasks.items():
-        has, judged, every = (
-            {image.tobytes() for image in pixels_of(of)} for of in (task.fit, task.held_out, all_tasks[name].fit)
+        has, aside, every = (
+            {of[i][0].numpy().tobytes() for i in range(len(of))}
+            for of in (task.fit, task.held_out, all_tasks[name].fit)
         )
-        assert has | judged == every
+        assert has | aside == every
         assert len(task.fit) + len(task.held_out) == len(all_tasks[name].fit)
         assert len(task.held_out) == round(0.3 * len(all_tasks[name].fit))
     record = attack_network(selecting)
     assert record["subject"]["selection"] == "validation"
     assert record["tasks"]["harmful"]["rows"]["test"] == len(tasks["harmful"].held_out)
-
-
-def pixels_of(images: Any) -> list[Any]:
-    return [images[i][0].numpy() for i in range(len(images))]
 
 
 def test_network_shows_the_features_that_the_rows_are(folder: Path) -> None:

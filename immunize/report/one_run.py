@@ -75,8 +75,8 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
     if (lost := diverged_cross_fit(record)) is not None:
         console.print(f"no held-out numbers: {lost}")
     if network:
-        accuracy = record["pretrain_accuracy"]
-        console.print(f"D_P accuracy on held-out images: {accuracy['before']:.2f} % → {accuracy['after']:.2f} %")
+        accuracy, judging = record["pretrain_accuracy"], record["config"].get("selection") or "held-out"
+        console.print(f"D_P accuracy on {judging} images: {accuracy['before']:.2f} % → {accuracy['after']:.2f} %")
     for protocol, name in PROTOCOLS.items():
         for part in record.get(protocol, {}):
             if (verdict := verdict_on(record, part, protocol)) is not None:
