@@ -33,8 +33,6 @@ _COLUMNS = {
 }
 """Headings, with the estimator and the number below each."""
 _WORDS = ("method", "runs", "part", "(a) (b) (c)")
-_OF_NETWORKS = ("c of D_H ↓", "D_P, points ↑")
-"""Of records with them: the correlation that a ridge probe carries over to other rows of D_H, and what D_P gains."""
 
 
 def summary_tables(records: Iterable[dict[str, Any]], *, wide: bool = False) -> list[Table]:
@@ -48,13 +46,13 @@ def summary_tables(records: Iterable[dict[str, Any]], *, wide: bool = False) -> 
     """
     groups = sorted(groups_of(records), key=_by_rir)
     varied = Varied(groups)
-    more = _OF_NETWORKS if wide and any("pretrain_accuracy" in run for runs in groups for run in runs) else ()
+    more = _OF_NETWORKS if wide and any("pretrain_accuracy" in run for runs in groups for run in runs) else {}
     tables = []
     for data, of_data in itertools.groupby(groups, lambda runs: _data(runs[0])):
         rows = [
             [varied.name_of(runs[0]), held_out_text(runs), part.replace("_", " ")]
             + [summary_text([_numbers(runs, part, *number)]) for number in _COLUMNS.values()]
-            + [summary_text([_of_network(runs, part, name)]) for name in more]
+            + [summary_text([numbers(runs, part)]) for numbers in more.values()]
             + [verdict_counts(runs, part)]
             for runs in of_data
             for part in dict.fromkeys(part for run in runs for part in run["metrics"])
@@ -109,12 +107,19 @@ def _numbers(runs: list[dict[str, Any]], part: str, estimator: str, name: str) -
     return [run["metrics"][part][estimator][name] for run in runs if part in run["metrics"]]
 
 
-def _of_network(runs: list[dict[str, Any]], part: str, name: str) -> list[float | None]:
-    """Of a column of `_OF_NETWORKS`; the accuracy is that of the images that no training saw, whatever the part."""
-    if name == _OF_NETWORKS[0]:
-        return [found[part]["harmful"]["after"] for run in runs if part in (found := carried_over(run, [part]))]
+def _carried(runs: list[dict[str, Any]], part: str) -> list[float | None]:
+    """The correlation that a ridge probe carries over to other rows of D_H."""
+    return [found[part]["harmful"]["after"] for run in runs if part in (found := carried_over(run, [part]))]
+
+
+def _gained(runs: list[dict[str, Any]], part: str) -> list[float | None]:
+    """What D_P's classifier gains on the images that no training saw."""
     accuracies = [run["pretrain_accuracy"] for run in runs if part in run["metrics"] and part != "fit"]
     return [of["after"] - of["before"] for of in accuracies]
+
+
+_OF_NETWORKS = {"c of D_H ↓": _carried, "D_P, points ↑": _gained}
+"""Headings of what only runs of networks have."""
 
 
 _PLACES = ("pretrain.", "harmful.", "experiment.", "logger.", "hydra.", "data_root")

@@ -33,7 +33,13 @@ from immunize.spectrum.erasing import (
     same_data,
     taking,
 )
-from immunize.spectrum.separability import cross_fitted_correlation, folds_of, ridge_solutions, target_columns
+from immunize.spectrum.separability import (
+    correlation,
+    cross_fitted_correlation,
+    folds_of,
+    ridge_solutions,
+    target_columns,
+)
 from immunize.spectrum.shrinkage import ledoit_wolf, row_sets
 
 Array = Tensor | npt.NDArray[Any]
@@ -54,6 +60,9 @@ RANGE_TOLERANCE = 1e-8
 
 SPANNING = 1e-8
 """Rows whose covariance has no smaller pivot, relative to its mean variance, span everything beyond doubt."""
+
+LEFT = 1e-6
+"""Share of the variance behind a map; of less, second moments, which are squares, have too few digits (ours)."""
 
 JUDGED_ROWS = 3000
 """Most rows of a data set that a choice is made by; more take seconds and decide nothing (ours)."""
@@ -193,7 +202,7 @@ class _Judge:
         self.turns = FOLDS if len(self.y) < MANY_ROWS * self.x.shape[1] else 1
         fitted = [self.folds != fold for fold in range(self.turns)]
         self.grams = [covariance(self.x[rows]) for rows in fitted]  # no ρ changes them
-        self.moments = [_Moments.of(self.x, self.y, rows, k) for rows, k in zip(fitted, self.grams, strict=True)]
+        self.moments = [_Moments(self.x, self.y, rows, k) for rows, k in zip(fitted, self.grams, strict=True)]
         self.weights = [ridge_weights(self.x[rows], self.y[rows]) if protect else None for rows in fitted]
         self.seed = seed
         self.sets = [(x, y, folds_of(y, FOLDS, seed) == 0) for x, y in (_fewer(one, seed) for one in sets)]
@@ -214,12 +223,14 @@ class _Judge:
         """What a map costs D_P."""
         return EraseTrial(rank, shrinkage, self.pretrain(EraseTrial(rank, shrinkage, 0.0)))
 
-    def taking(self, of: EraseTrial, fold: int) -> tuple[Tensor, Tensor]:
-        """M of the map without the rows set aside, as :func:`taking` has it."""
-        root = root_of(self.grams[fold], of.shrinkage)
-        return taking(root, leading(self.directions, of.rank), self.weights[fold])
+    def taking(self, of: EraseTrial | None, fold: int) -> tuple[Tensor, Tensor]:
+        """M of the map without the rows set aside, as :func:`taking` has it; None takes nothing."""
+        gram = self.grams[fold]
+        if of is None:
+            return gram[:, :0], gram[:0]
+        return taking(root_of(gram, of.shrinkage), leading(self.directions, of.rank), self.weights[fold])
 
-    def map(self, of: EraseTrial, fold: int) -> Callable[[Tensor], Tensor]:
+    def map(self, of: EraseTrial | None, fold: int) -> Callable[[Tensor], Tensor]:
         """The map without the rows set aside."""
         left, right = self.taking(of, fold)
         mean = self.x[self.folds != fold].mean(0)
@@ -227,8 +238,12 @@ class _Judge:
 
     def pretrain(self, of: EraseTrial | None) -> float:
         """A probe of D_P, fitted on what the map was computed from, on the rows set aside."""
-        taken = [None if of is None else self.taking(of, fold) for fold in range(self.turns)]
-        found = [moments.correlation(m) for moments, m in zip(self.moments, taken, strict=True)]
+        found = []
+        for fold, rows in enumerate(self.moments):
+            c = rows.correlation(self.taking(of, fold))
+            if c is None:
+                c = cross_fitted_correlation(self.map(of, fold)(rows.x), rows.y, rows.judged, PROBES)
+            found.append(c)
         return float(torch.stack(found).mean(0).max())
 
     def harmful(self, r: Callable[[Tensor], Tensor] | None) -> float:
@@ -242,52 +257,43 @@ class _Judge:
         return max(found)
 
 
-@dataclass(frozen=True)
 class _Moments:
-    """All that a linear probe sees of rows A, on which it is fitted, and rows B, on which it is judged.
+    """What a linear probe takes from the rows that it is fitted on and from those that it is judged on.
 
-    Attributes:
-        fitted: FᵀF (D, D) and FᵀY (D, C) of A, each about its mean.
-        judged: the same of B.
-        scale: ‖Y‖² of B.
-        count: how many eigenvalues of FᵀF can differ from zero.
+    Args:
+        x: (N, D) rows; those outside the span of the fitted ones are left out.
+        y: (N,) labels or a target.
+        fitted: (N,) bool; the others judge.
+        gram: covariance of the fitted ones.
+
+    Raises:
+        ValueError: all that are to judge leave that span.
     """
 
-    fitted: tuple[Tensor, Tensor]
-    judged: tuple[Tensor, Tensor]
-    scale: Tensor
-    count: int
-
-    @classmethod
-    def of(cls, x: Tensor, y: Tensor, fitted: Tensor, gram: Tensor) -> _Moments:
-        """Of those rows (N, D) that do not leave the span of the fitted ones, whose covariance is `gram`.
-
-        Raises:
-            ValueError: all that are to judge leave it.
-        """
-        judged = _within_range(x, fitted, gram) & ~fitted
-        if not bool(judged.any()):
+    def __init__(self, x: Tensor, y: Tensor, fitted: Tensor, gram: Tensor) -> None:
+        within = _within_range(x, fitted, gram)
+        self.x, self.y, self.judged = x[within], y[within], ~fitted[within]
+        if not bool(self.judged.any()):
             raise ValueError(NO_ROW_JUDGES)
-        columns = target_columns(y)
-        (f, a), (g, b) = ((x[rows] - x[rows].mean(0), columns[rows]) for rows in (fitted, judged))
-        b = b - b.mean(0)
-        return cls((gram * len(f), f.T @ a), (g.T @ g, g.T @ b), b.square().sum(), min(f.shape))
+        columns = target_columns(self.y)
+        sides = [
+            (self.x[of] - self.x[of].mean(0), columns[of] - columns[of].mean(0)) for of in (~self.judged, self.judged)
+        ]
+        (self.gram, self.right), (self.judging, self.wanted) = ((f.T @ f, f.T @ of) for f, of in sides)
+        self.count, self.scale = min(sides[0][0].shape), sides[1][1].square().sum()
 
-    def correlation(self, taken: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The correlation (R,) of `PROBES`, as :func:`cross_fitted_correlation` has it, behind the map I - M."""
-        gram, right = self.fitted
-        if taken is not None:
-            m_left, m_right = taken
-            gram = gram - (gram @ m_left) @ m_right
-            gram = gram - m_right.T @ (m_left.T @ gram)
-            right = right - m_right.T @ (m_left.T @ right)
-        weights = ridge_solutions(gram, right, [rho * len(gram) / self.count for rho in PROBES])
-        if taken is not None:
-            weights = weights - m_left @ (m_right @ weights)
-        gram, right = self.judged
-        size, inner = (weights * (gram @ weights)).sum((1, 2)), (weights * right).sum((1, 2))
-        norm = (size * self.scale).sqrt()
-        return torch.where(norm > self.count * torch.finfo(torch.float64).eps * self.scale, inner / norm, 0 * inner)
+    def correlation(self, taken: tuple[Tensor, Tensor]) -> Tensor | None:
+        """As :func:`cross_fitted_correlation` of `PROBES` has it, behind the map I - M; None: too little is left."""
+        left, right = taken
+        gram = self.gram - (self.gram @ left) @ right
+        gram = gram - right.T @ (left.T @ gram)
+        if not bool(self.scale) or not float(gram.trace()) > LEFT * float(self.gram.trace()):
+            return None
+        rhos = [rho * len(gram) / self.count for rho in PROBES]
+        weights = ridge_solutions(gram, self.right - right.T @ (left.T @ self.right), rhos)
+        weights = weights - left @ (right @ weights)
+        inner, size = (weights * self.wanted).sum((1, 2)), (weights * (self.judging @ weights)).sum((1, 2))
+        return correlation(inner, size, self.scale, self.x)
 
 
 def _within_range(x: Tensor, fitted: Tensor, gram: Tensor) -> Tensor:

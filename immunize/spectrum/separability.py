@@ -133,9 +133,20 @@ def cross_fitted_correlation(
         gram, across = _rbf(fitted, other)
         predicted = across @ ridge_solutions(gram, y, rhos)
     predicted = predicted - predicted.mean(1, keepdim=True)
-    size, scale = predicted.square().sum((1, 2)), y_b.square().sum()
-    found = size > (_rounding(features) ** 2) * scale  # a probe of rounding noise points anywhere
-    inner = (predicted * y_b).sum((1, 2))
+    inner, size = (predicted * y_b).sum((1, 2)), predicted.square().sum((1, 2))
+    return correlation(inner, size, y_b.square().sum(), features)
+
+
+def correlation(inner: Tensor, size: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
+    """Of predictions P and targets Y, both about their means, (R,); 0 where P is rounding, which points anywhere.
+
+    Args:
+        inner: the sum of PY, (R,).
+        size: ‖P‖², (R,).
+        scale: ‖Y‖² > 0, ().
+        rows: features that the probes saw, (N, D).
+    """
+    found = size > (_rounding(rows) ** 2) * scale
     return torch.where(found, inner / (torch.where(found, size, scale) * scale).sqrt(), 0 * inner)
 
 

@@ -353,3 +353,17 @@ def test_a_trial_is_the_correlation_of_a_probe_behind_the_map(rows: int, size: i
                 cross_fitted_correlation(seen[rows_of], judge.y[rows_of], (judge.folds == fold)[rows_of], PROBES)
             )
         assert judge.pretrain(trial) == pytest.approx(float(torch.stack(wanted).mean(0).max()), rel=1e-8)
+
+
+def test_a_trial_that_leaves_next_to_nothing_is_judged_by_rows() -> None:
+    """All but 1e-5 of D_P lies where D_H's classes differ; what is left tells its classes apart."""
+    y, y_h = torch.arange(300) % 3, torch.arange(200) % 3
+    x, x_h = ref.gaussian(300, 6, seed=0), ref.gaussian(200, 6, seed=1)
+    x[:, 2:] = 1e-5 * (x[:, 2:] + 3 * ref.gaussian(3, 4, seed=2)[y])
+    x_h[:, :2] += 5 * ref.gaussian(3, 2, seed=3)[y_h]
+    x_h[:, 2:] *= 1e-7
+    judge, trial = _Judge((x, y), [(x_h, y_h)], False, 0), EraseTrial(2, 1e-3, 0.0)
+    assert judge.moments[0].correlation(judge.taking(trial, 0)) is None
+    wanted = cross_fitted_correlation(judge.map(trial, 0)(judge.x), judge.y, judge.folds == 0, PROBES)
+    assert judge.pretrain(trial) == pytest.approx(float(wanted.max()), rel=1e-12)
+    assert judge.pretrain(trial) > 0.5
