@@ -208,6 +208,15 @@ SCALES = {
     ),
     "t4_small": Scale(("outputs/t4_small",), _LAST_BLOCK_SMALL, methods=None),
     "t4_weights": Scale(("outputs/defence_weights",), _LAST_BLOCK_SMALL, methods=None, seeds=(0,)),
+    "t4_honest": Scale(
+        ("outputs/defence_weights",),
+        (
+            *(*_LAST_BLOCK, "attack.attacks.last_block.steps=300", "attack.attacks.last_block.tuning_steps=100"),
+            *("benign=[cifar10,imagenette]", "tasks=[pretrain,benign_cifar10,benign_imagenette]", "images=4000"),
+        ),
+        methods=("censor_deep", "deep_near"),
+        seeds=(0,),
+    ),
     "t4_peers": Scale(
         ("outputs/t4_small",),
         (
@@ -249,7 +258,7 @@ settings of `censor` by name, for what each costs benign tasks; `defence_search`
 `defence_weights` on a ResNet18, by an attack of each kind; `defence_ridge` has two closed forms alone.
 `defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone: LoRA (`t4_lora`) and all weights
 (`t4_full`) take an hour a run there, and `t4_peers` has a peer beside `censor`, both over three stages, and what
-either leaves to honest users. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning rate of
-the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `t4_shares` gives those who move
-every layer fewer images, and SGD. `rotations` tries the verdict:
-20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
+either leaves to honest users; `t4_honest` has these alone, D_P's too. `t4_long` takes 3,000 steps, augmented ones
+too. `t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell
+rates apart. `t4_shares` gives those who move every layer fewer images, and SGD. `rotations` tries the verdict: 20
+random rotations of θ_0's features, none of which may count as a defence but by accident."""
