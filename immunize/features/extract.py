@@ -74,7 +74,7 @@ class Place(NamedTuple):
 def cache_place(
     cache_dir: Path, key: Mapping[str, Any], dtype: torch.dtype, device: torch.device, batch_size: int
 ) -> Place:
-    """The place of an array. Batch size, device and number of threads are in its key: they change the rounding.
+    """The place of an array. Batch size, device, layout and number of threads are in its key: they change the rounding.
 
     Args:
         cache_dir: the folder.
@@ -97,6 +97,7 @@ def cache_place(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "batch_size": batch_size,
+        "channels_last": device.type == "cpu",
         "versions": {package: version(package) for package in ("immunize", "torch", "torchvision", "timm", "pillow")},
     }
     text = json.dumps({"array": known, "of": dict(key)}, sort_keys=True)

@@ -68,17 +68,17 @@ def test_only_the_named_part_and_the_head_move(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_features_logits_and_gradients_are_those_of_timm(name: str) -> None:
-    extractor = build(name)
+    extractor = build(name).double()
     plain = copy.deepcopy(extractor.network).eval().requires_grad_(True)
-    x = images()
+    x = images().double()
     features = plain.forward_head(plain.forward_features(x), pre_logits=True)
-    torch.testing.assert_close(extractor(x), features, rtol=0, atol=1e-6)
-    torch.testing.assert_close(extractor.head(extractor(x)), plain(x), rtol=0, atol=1e-6)
+    torch.testing.assert_close(extractor(x), features, rtol=0, atol=1e-12)
+    torch.testing.assert_close(extractor.head(extractor(x)), plain(x), rtol=0, atol=1e-12)
     extractor(x).square().sum().backward()
     features.square().sum().backward()
     own = dict(plain.named_parameters())
     for key, parameter in extractor.trainable_parameters():
-        torch.testing.assert_close(parameter.grad, own[key].grad, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(parameter.grad, own[key].grad, rtol=1e-9, atol=1e-9)
     assert extractor.n_features == features.shape[1]
 
 
@@ -371,14 +371,45 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "names", "shape"), CASES)
 def test_parts_are_the_timm_model(name: str, names: list[str], shape: tuple[int, ...]) -> None:
-    net = network(name)
-    x = torch.randn(5, 3, 32, 32)
+    net = network(name).double()
+    x = torch.randn(5, 3, 32, 32, dtype=torch.float64)
     trunk, tail = cut(net, names, x[:2])
     h = trunk(x)
     assert tuple(h.shape) == (5, *shape)
     assert not h.requires_grad
-    torch.testing.assert_close(tail(h), net(x), rtol=0, atol=1e-6)
-    torch.testing.assert_close(tail(h), net.forward_head(net.forward_features(x), pre_logits=True), rtol=0, atol=1e-6)
+    torch.testing.assert_close(tail(h), net(x), rtol=0, atol=1e-12)
+    torch.testing.assert_close(tail(h), net.forward_head(net.forward_features(x), pre_logits=True), rtol=0, atol=1e-12)
+
+
+class Images(nn.Module):
+    """A convolution, flattened by code that takes channels last or does not, and two linear maps."""
+
+    def __init__(self, *, view: bool) -> None:
+        super().__init__()
+        self.conv, self.one, self.two, self.view = nn.Conv2d(3, 4, 3), nn.Linear(144, 5), nn.Linear(5, 2), view
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv(x)
+        output: Tensor = self.two(self.one(out.view(len(x), -1) if self.view else out.flatten(1)))
+        return output
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_trunk_has_channels_last_where_the_network_takes_them(view: bool) -> None:
+    torch.manual_seed(0)
+    net, x = Images(view=view).double(), torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    weight, place = net.conv.weight, net.conv.weight.data_ptr()
+    expected = net(x)
+    trunk, tail = cut(net, ["two"], x[:2])
+    strides: list[int] = []
+    net.conv.register_forward_hook(
+        lambda module, _, output: strides.extend((module.weight.stride(1), output.stride(1)))
+    )
+    h = trunk(x)
+    assert [stride == 1 for stride in strides] == [not view, not view]
+    torch.testing.assert_close(tail(h), expected, rtol=0, atol=1e-12)
+    assert weight.is_contiguous()  # and in its place, also where the network's code has failed
+    assert weight.data_ptr() == place
 
 
 def test_parts_are_an_arbitrary_module() -> None:
