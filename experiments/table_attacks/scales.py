@@ -48,24 +48,6 @@ def alone(name: str) -> tuple[str, ...]:
     )
 
 
-def _shares(attack: str, *settings: str) -> tuple[str, ...]:
-    """Overrides that add an attack on all layers with a tenth and a hundredth of the images, and by SGD."""
-    momentum = "{_target_:torch.optim.SGD,_partial_:true,momentum:0.9,nesterov:true,weight_decay:0.0005}"
-    kinds = {
-        "10_percent": ("share=0.1",),
-        "1_percent": ("share=0.01",),
-        "sgd": (f"optimizer={momentum}", "learning_rates=[0.001,0.01,0.1]"),
-    }
-    return tuple(
-        line
-        for kind, its in kinds.items()
-        for line in (
-            f"+attack/t4@attack.attacks.{attack}_{kind}={attack}",
-            *(f"++attack.attacks.{attack}_{kind}.{one}" for one in ("steps=1000", "tuning_steps=200", *settings, *its)),
-        )
-    )
-
-
 @dataclass(frozen=True)
 class Scale:
     """What one table is made of.
@@ -188,18 +170,6 @@ SCALES = {
         methods=("imma", "censor_deep", "censor_after_deep", "contract_deep", "sophon_deep"),
         seeds=(0,),
     ),
-    "t4_shares": Scale(
-        ("outputs/t4_digits",),
-        (
-            *("attack=horizon", "attack.budget.steps=1000", "tasks=[harmful]"),
-            *(f"~attack.attacks.{name}" for name in HORIZON if name.startswith("last_block")),
-            "~attack.attacks.full_finetune_augmented",
-            *_shares("lora", "ranks=[8]"),
-            *_shares("full_finetune"),
-        ),
-        methods=None,
-        seeds=(0,),
-    ),
     "t4_search": Scale(
         ("outputs/t4_search",),
         (*_LAST_BLOCK, _ALL_RATES, "tasks=[harmful,pretrain]"),
@@ -208,15 +178,6 @@ SCALES = {
     ),
     "t4_small": Scale(("outputs/t4_small",), _LAST_BLOCK_SMALL, methods=None),
     "t4_weights": Scale(("outputs/defence_weights",), _LAST_BLOCK_SMALL, methods=None, seeds=(0,)),
-    "t4_honest": Scale(
-        ("outputs/defence_weights",),
-        (
-            *(*_LAST_BLOCK, "attack.attacks.last_block.steps=300", "attack.attacks.last_block.tuning_steps=100"),
-            *("benign=[cifar10,imagenette]", "tasks=[pretrain,benign_cifar10,benign_imagenette]", "images=4000"),
-        ),
-        methods=("censor_deep", "deep_near"),
-        seeds=(0,),
-    ),
     "t4_peers": Scale(
         ("outputs/t4_small",),
         (
@@ -258,7 +219,6 @@ settings of `censor` by name, for what each costs benign tasks; `defence_search`
 `defence_weights` on a ResNet18, by an attack of each kind; `defence_ridge` has two closed forms alone.
 `defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone: LoRA (`t4_lora`) and all weights
 (`t4_full`) take an hour a run there, and `t4_peers` has a peer beside `censor`, both over three stages, and what
-either leaves to honest users; `t4_honest` has these alone, D_P's too. `t4_long` takes 3,000 steps, augmented ones
-too. `t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell
-rates apart. `t4_shares` gives those who move every layer fewer images, and SGD. `rotations` tries the verdict: 20
-random rotations of θ_0's features, none of which may count as a defence but by accident."""
+either leaves to honest users. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning rate of
+the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries the verdict:
+20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
