@@ -47,7 +47,7 @@ def test_timm_loads_it_and_has_the_same_logits(architecture: str, tmp_path: Path
     out = export.run(tmp_path / "run")
     assert out == tmp_path / "run" / "export"
     x = torch.rand(4, 3, 32, 32)
-    expected = extractor.head(extractor(x))
+    expected = extractor.network(x)
     size = {"img_size": 32} if architecture.startswith("vit") else {}
     known = timm.create_model(
         architecture, num_classes=5, checkpoint_path=str(out / export.WEIGHTS), **MODELS[architecture]["kwargs"], **size
@@ -73,7 +73,7 @@ def test_card_says_where_it_comes_from_and_its_command_works(tmp_path: Path, mon
     names: dict[str, Any] = {"timm": timm}
     exec(command, names)
     x = torch.rand(2, 3, 32, 32)
-    assert torch.equal(names["model"].eval()(x), extractor.head(extractor(x)))
+    assert torch.equal(names["model"].eval()(x), extractor.network(x))
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
