@@ -107,6 +107,7 @@ SCALES = {
         _DIGITS,
         methods=(*METHODS, "censor_deep", "censor_erased"),
     ),
+    "defence_linear": Scale(("outputs/defence_linear",), (*_DIGITS, "tiers=[T0,T1,T2,T3]"), methods=None),
     "defence_search": Scale(
         ("outputs/defence_search",),
         (*_DIGITS, "tiers=[T0,T1,T2,T3]", *only_for(*DEFENDED)),
