@@ -165,7 +165,7 @@ table_attacks: theta0_digits ## methods against attackers, all tiers: House Pric
 	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_$(or $(SCALE),linear) out=experiments/attacks_$(or $(SCALE),linear)
 
 table_defence: SCALE ?= digits
-table_defence: $(if $(filter search,$(SCALE)),theta0_search,theta0_digits) ## methods x tiers x (harmful, D_P, benign tasks): retention with intervals and the figures, in experiments/defence_digits; SCALE=small: real images, hours; SCALE=front: other weights of censor; SCALE=search: those that were tried on digits, by validation images; SCALE=weights ARGS=trainer=gpu: on a ResNet18, by an accelerator
+table_defence: $(if $(filter search,$(SCALE)),theta0_search,theta0_digits) ## methods x tiers x (harmful, D_P, benign tasks): retention with intervals and the figures, in experiments/defence_digits; SCALE=small: real images, hours; SCALE=front: other weights of censor; SCALE=linear: other ranks of erase; SCALE=search: those that were tried on digits, by validation images; SCALE=weights ARGS=trainer=gpu: on a ResNet18, by an accelerator
 	@$(if $(filter digits,$(SCALE)),$(BIN)/python -m immunize.train experiment=defence_linear)
 	@$(BIN)/python -m immunize.train experiment=defence_$(SCALE) $(ARGS)
 	@$(BIN)/python -m experiments.table_attacks scale=defence_$(SCALE)

@@ -107,7 +107,8 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
     methods = any(method.endswith(f"_{rest}") for method in attacks.methods)
     of_rest = f"methods={','.join(attacks.methods)}" if methods else f"harmful={rest}"
     part = " ".join([f"models={model}"] * bool(model) + [of_rest] * bool(rest))
-    target = f" `make table_{table}{'' if scale == 'linear' else f' SCALE={scale}'}`, that is"
+    default = (table, scale) == ("attacks", "linear")
+    target = f" `make table_{table}{'' if default else f' SCALE={scale}'}`, that is"
     if table in OWN_SCALES:
         scale = f"{table}_{scale}"
     budget = attacks.grid["budget"]
