@@ -342,6 +342,8 @@ def test_part_of_a_preset_adds_its_runs_to_the_list(sweep: Sweep) -> None:
     assert sweep("experiment.name=mine", "seed=2")[0] == 0
     assert listed()[:2] == first
     assert len(listed()) == 3
+    assert sweep("experiment.name=mine", "+hydra.sweeper.params.seed=3")[0] == 0
+    assert len(listed()) == 4
 
 
 def test_list_of_runs_is_there_before_the_first_run(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

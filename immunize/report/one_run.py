@@ -86,7 +86,8 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
                 console.print(f"Definition 3.1 on {where}, {verdict['estimator']}:", *lines, sep="\n  ")
     if lines := separability_lines(carried_over(record, record["metrics"])):
         console.print(*lines, sep="\n  ")
-    console.print(*(_probe_accuracies if network else _probe_steps)(record), sep="\n  ")
+    if lines := [*(_probe_accuracies if network else _probe_steps)(record)]:
+        console.print(*lines, sep="\n  ")
 
 
 def _probe_steps(record: dict[str, Any]) -> Iterator[str]:
@@ -98,7 +99,8 @@ def _probe_steps(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _probe_accuracies(record: dict[str, Any]) -> Iterator[str]:
-    yield "accuracy of a linear probe after some steps, θ_0 → θ, %:"
+    if record["probe_accuracy"]:
+        yield "accuracy of a linear probe after some steps, θ_0 → θ, %:"
     for optimizer, roles in record["probe_accuracy"].items():
         for role, of in roles.items():
             steps = [step for step in _MILESTONES if step in of["immunized"]]

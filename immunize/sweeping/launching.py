@@ -222,9 +222,10 @@ class SweepLauncher(Launcher):
         """Whether the command line names a preset and more, beside what changes no number."""
         if self.config.experiment.name is None:
             return False
-        keys = {str(line).lstrip("+~").partition("=")[0] for line in self.config.hydra.overrides.task}
-        named = {key.partition(".")[0] for key in keys if not key.startswith("hydra")}
-        return bool(named - set(NOT_HASHED))
+        given = self.config.hydra.overrides
+        keys = [str(line).lstrip("+~").partition("=")[0] for line in (*given.task, *given.hydra)]
+        named = {key.partition(".")[0] for key in keys if not key.startswith("hydra.")}
+        return bool(named - set(NOT_HASHED)) or any(key.startswith("hydra.sweeper.") for key in keys)
 
     def _how_to_continue(self) -> str:
         if self.config.get("resume"):

@@ -197,12 +197,18 @@ def test_probes_of_different_lengths_are_not_averaged(curves: list[Record]) -> N
 # One run.
 
 
-def test_one_run_is_shown(records: list[Record]) -> None:
-    record = records[0]
+def shown_of(record: Record) -> str:
     text = io.StringIO()
     show_record(record, Console(file=text, width=160, highlight=False))
-    shown = text.getvalue()
+    return text.getvalue()
+
+
+def test_one_run_is_shown(records: list[Record]) -> None:
+    record = records[0]
+    shown = shown_of(record)
     assert short(record["metrics_groups"]["held_out"]["spectrum"]["rir"]) in shown
     assert f"{record['pretrain_accuracy']['before']:.2f} % → " in shown
     assert f"300: {record['probe_accuracy']['gd']['harmful']['theta_0']['300']:.1f} → " in shown
     assert shown.count("(a)") == shown.count("Definition 3.1 on ") == 4
+    assert "accuracy of a linear probe" in shown
+    assert "accuracy of a linear probe" not in shown_of(record | {"probe_accuracy": {}})
