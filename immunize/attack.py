@@ -288,6 +288,7 @@ def assemble(cfg: DictConfig) -> Grid:
             budget=Budget(cfg.attack.budget.steps, cfg.attack.budget.flops),
             tasks=None if tasks is None else tuple(tasks),
             validation_fraction=cfg.validation_fraction,
+            own_rows=cfg.get("own_rows", False),
             test_fraction=cfg.test_fraction,
         )
         if deep:

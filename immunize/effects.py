@@ -144,14 +144,15 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig, found: Mapping[str, Any] 
         )
     if cfg.run is not None:
         idle |= _all("it goes with checkpoint=; with run= model and data are those of the run", *_GROUPS)
+    all_held = not cfg.get("own_rows")
     if is_deep(nodes):
-        idle |= _all("image data sets have held-out images", "test_fraction")
+        idle |= _all("image data sets have held-out images", *["test_fraction"] * all_held)
         idle |= _all("a network has benign=[...]", "benign_digits")
     else:
         idle |= _all("a linear model has no images", "images", "workers", "reference", "benign")
         if not all(isinstance(digit, int) for digit in nodes.harmful.get("pair", [None])):
             idle |= _all("there is no third digit", "benign_digits")
-        if all(_of_class(nodes[role].get("_target_"), "held_out_protocol") == "split" for role in _ROLES):
+        if all_held and all(_of_class(nodes[role].get("_target_"), "held_out_protocol") == "split" for role in _ROLES):
             idle |= _all("the data set has held-out rows", "test_fraction")
     if found is None:
         return idle

@@ -247,6 +247,7 @@ class AttackConfig:
     tasks: list[str] | None = MISSING
     seeds: list[int] = MISSING
     validation_fraction: float = MISSING
+    own_rows: bool = MISSING
     test_fraction: float = MISSING
     benign_digits: int = MISSING
     threads: int = MISSING

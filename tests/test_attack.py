@@ -13,9 +13,10 @@ import torch
 from immunize import attack, threads
 from immunize.attack_grid.linear import LinearTarget, _within_range
 from immunize.attack_grid.run import RESULTS
-from immunize.checkpoints import save_checkpoint
+from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.config import resolved
 from immunize.data.arrays import Arrays
+from immunize.data.pair import PairedData
 from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import GradientDescent
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD
@@ -200,6 +201,23 @@ def test_a_run_that_was_judged_by_rows_set_aside_is_attacked_with_those(tmp_path
         assert {part: len(getattr(task.data, part)) for part in rows} == rows
 
 
+def test_an_attacker_with_rows_of_its_own_has_none_that_the_immunization_saw(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "run")
+    given = f"run={tmp_path / 'run'}", "test_fraction=0.5"
+    saw, own = (target_of(*given, f"own_rows={own_rows}") for own_rows in (False, True))
+
+    def rows_of(target: LinearTarget, task: str, *parts: str) -> set[bytes]:
+        return {row.tobytes() for part in parts for row in getattr(target.tasks(0)[task].data, part).x}
+
+    for task in own.tasks(0):
+        assert rows_of(own, task, "train", "validation", "test") == rows_of(saw, task, "test")
+        assert not rows_of(own, task, "train", "validation") & rows_of(own, task, "test")
+        assert not rows_of(own, task, "train") & rows_of(saw, task, "train", "validation")
+    record = attack_tiny(tmp_path / "run", "own_rows=true", "test_fraction=0.5", "seeds=[0]")
+    held = sum(record["tasks"]["harmful"]["rows"].values())
+    assert held == len(rows_of(saw, "harmful", "test"))
+
+
 def test_control_is_a_rotation_of_its_own_for_every_seed(folder: Path) -> None:
     target = target_of(f"run={folder}")
     one, other = (target.extractors(seed)["random_orthogonal"] for seed in (0, 1))
@@ -334,3 +352,9 @@ def test_housing_run_is_attacked_on_rows_of_its_own(data_root: Path, tmp_path: P
     assert record["tasks"]["harmful"]["rows"] == {"train": 692, "validation": 230, "test": 229}
     assert record["tasks"]["harmful"]["about"] == "housing: SalePrice"
     assert record["results"]["harmful"]["theta_0"]["T2"]["score"]["mean"] > 0.7
+    target = target_of(f"run={tmp_path}", "own_rows=true", "tasks=[harmful]")
+    halves = PairedData(*target.sources).cross_fit_pair(0)
+    halves.setup()
+    assert torch.equal(target.theta, load_checkpoint(tmp_path / CHECKPOINT, len(target.theta))["cross_fit"])
+    has = {row.tobytes() for part in target.tasks(0)["harmful"].data.parts.values() for row in part.x}
+    assert has == {row.tobytes() for row in halves.held_out.harmful.x.numpy()}  # type: ignore[union-attr]

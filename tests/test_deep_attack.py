@@ -115,6 +115,14 @@ def test_a_run_that_was_judged_by_images_set_aside_is_attacked_with_those(tmp_pa
     assert record["tasks"]["harmful"]["rows"]["test"] == len(tasks["harmful"].held_out)
 
 
+def test_an_attacker_with_images_of_its_own_has_none_that_the_immunization_saw(folder: Path) -> None:
+    own = target(f"run={folder}", "own_rows=true", "test_fraction=0.5")
+    task, network = own.image_tasks["harmful"], own.tasks(0)["harmful"].seen_by("immunized").network
+    numbers = np.sort(np.concatenate([network.train, network.validation, network.test]))
+    assert np.array_equal(numbers, len(task.fit) + np.arange(len(task.held_out)))
+    assert len(network.test) == round(0.5 * len(task.held_out))
+
+
 def test_network_shows_the_features_that_the_rows_are(folder: Path) -> None:
     """T4's copies give the features of a row for its image: the whole network, and the tail behind the trunk."""
     views = target(f"run={folder}").tasks(0)["harmful"]

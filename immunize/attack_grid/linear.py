@@ -20,7 +20,7 @@ import numpy as np
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
 from immunize.checkpoints import load_checkpoint
-from immunize.data.loading import load_pair
+from immunize.data.loading import CrossFitted, load_pair
 from immunize.data.splits import ROLES, Splits
 from immunize.errors import DataError
 from immunize.evaluation.attacks import AttackData, Rows
@@ -77,11 +77,12 @@ class LinearTarget:
         found: dict[str, Task] = {}
         digits = getattr(self.sources[1], "digits", None)
         if digits is None:
-            for place, kind in enumerate(("harmful", "pretrain")):
+            kinds = ("harmful", "pretrain")
+            for kind in self.plan.wanted(kinds):
                 which = ROLES.index(kind)
                 source, rows = self.sources[which], self.splits[which]
-                found[kind] = task(kind, _about(source), _own(source, rows, self.plan, (seed, place)))
-            return {name: found[name] for name in self.plan.wanted(found)}
+                found[kind] = task(kind, _about(source), _own(source, rows, self.plan, (seed, kinds.index(kind))))
+            return found
         p, h = digits
         about = f"{self.sources[1].name}: tell {{}} from {p}"
         found["harmful"] = task("harmful", about.format(h), _pooled(*self.splits, self.plan, (seed, 0, h)))
@@ -127,8 +128,12 @@ def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> Linea
     facts = pointed.facts(of_role, loaded.hash)
     if getattr(sources[1], "digits", None) is None:
         facts["benign"] = NO_BENIGN
-    theta = load_checkpoint(pointed.path, splits[1].fit.x.shape[1], config_hash=pointed.record.get("config_hash"))
-    return LinearTarget(theta["fit"], sources, splits, pair, benign_digits, facts, plan)
+    thetas = load_checkpoint(pointed.path, splits[1].fit.x.shape[1], config_hash=pointed.record.get("config_hash"))
+    theta = thetas["fit"]
+    if plan.own_rows and "cross_fit" in thetas:  # which was fitted on one half of the rows, and never saw the other
+        halves = load_pair(*(CrossFitted(source, pointed.record["seed"]) for source in sources)).splits
+        theta, splits = thetas["cross_fit"], (halves["pretrain"], halves["harmful"])
+    return LinearTarget(theta, sources, splits, pair, benign_digits, facts, plan)
 
 
 def _judged_by_rows_aside(sources: tuple[SourceBase, SourceBase], pointed: Pointed) -> tuple[Splits, Splits]:
@@ -178,10 +183,9 @@ def _pooled(first: Splits, second: Splits, plan: GridPlan, stream: tuple[int, ..
 
 
 def _split(x: Any, y: Any, held: Any, n_classes: int, plan: GridPlan, *, stream: tuple[int, ...]) -> Split:
-    """The attacker's rows; held-out ones, if there are any, are those it is measured on."""
-    stays, aside, test = plan.split(len(x), stream, held_out=held is not None)
+    """The attacker's rows, and those that it is measured on."""
+    stays, aside, test = plan.split(len(x), 0 if held is None else len(held[0]), stream)
     if held is not None:
-        test = np.arange(len(x), len(x) + len(held[0]))
         x, y = (np.concatenate(both) for both in zip((x, y), held, strict=True))
     moved = {}
     if not n_classes:  # R² is one row's to ruin, accuracy is not

@@ -2,8 +2,9 @@
 
 θ_0 is what the immunization started from, a public network; the control is θ_0 with a random orthogonal map appended.
 Every data set is a task of its own classes: D_H the harmful one, D_P the pre-training task, and `benign` names others.
-The attacker has the images of `fit` and is measured on those of `held_out`; of a run with selection=validation it has
-those that the run was trained on, and is measured on those that the run was judged by.
+The attacker has the images of `fit` and is measured on those of `held_out`, or on a part of these if the others are its
+own; of a run with selection=validation it has those that the run was trained on, and is measured on those that the run
+was judged by.
 
 Features are kept in a folder by a key of everything they depend on (`features.extract`), so that another run of the
 grid, or another immunization of the same θ_0, finds them; those of another model have another key.
@@ -104,8 +105,7 @@ class NetworkTarget:
         return {name: self._task(task, seed, self.places[name]) for name, task in self.image_tasks.items()}
 
     def _task(self, task: ImageTask, seed: int, place: int) -> Task:
-        stays, aside, _ = self.plan.split(len(task.fit), (seed, place), held_out=True)
-        parts = [np.sort(stays), np.sort(aside), len(task.fit) + np.arange(len(task.held_out))]
+        parts = [np.sort(part) for part in self.plan.split(len(task.fit), len(task.held_out), (seed, place))]
         theta_0 = self.networks["theta_0"]
         rotation = random_rotation(theta_0.net.n_features, seed)
         turned = Released(theta_0.net, torch.from_numpy(rotation).float())

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from immunize.data.splits import random_generator
-from immunize.errors import CheckpointError, UserError
+from immunize.errors import CheckpointError, DataError, UserError
 from immunize.records import file_digest, write_record
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class GridPlan:
         budget: of every attack.
         tasks: names of those that are wanted; None for all.
         validation_fraction: share of the attacker's rows that it tunes on.
-        test_fraction: share of the rows that it is measured on, of a data set without held-out rows of its own.
+        own_rows: it has held-out rows, which the immunization never saw, and none of `fit`.
+        test_fraction: share of the rows that it is measured on, where these are not all that are held out.
     """
 
     seeds: tuple[int, ...]
@@ -93,6 +94,7 @@ class GridPlan:
     budget: Budget
     tasks: tuple[str, ...] | None
     validation_fraction: float
+    own_rows: bool
     test_fraction: float
 
     def wanted(self, names: Iterable[str]) -> list[str]:
@@ -110,19 +112,26 @@ class GridPlan:
             raise UserError("the verdict is about the harmful task: tasks=[...] has to name it")
         return [name for name in there if name in self.tasks]
 
-    def split(self, n: int, stream: tuple[int, ...], *, held_out: bool) -> tuple[Numbers, Numbers, Numbers]:
-        """The attacker's training, validation and test rows among N, in a random order.
+    def split(self, n: int, n_held: int, stream: tuple[int, ...]) -> tuple[Numbers, Numbers, Numbers]:
+        """The attacker's training, validation and test rows among those of `fit`, and of `held_out` behind them.
 
         Args:
-            n: N.
+            n: N of `fit`.
+            n_held: of `held_out`; 0 where a data set has none.
             stream: the seed first, then what sets this task apart.
-            held_out: the data set has test rows of its own; the third array is then empty.
+
+        Raises:
+            DataError: an attacker with rows of its own, and none are held out.
         """
-        order = random_generator(stream[0], SPLIT_STREAM, *stream[1:]).permutation(n)
-        n_test = 0 if held_out else round(n * self.test_fraction)
+        if self.own_rows and not n_held:
+            raise DataError("own_rows=true takes held-out rows, and these data have none of their own")
+        of_one = self.own_rows or not n_held
+        order = random_generator(stream[0], SPLIT_STREAM, *stream[1:]).permutation(n_held if self.own_rows else n)
+        order += n * self.own_rows
+        n_test = round(len(order) * self.test_fraction) if of_one else 0
         test, order = order[:n_test], order[n_test:]
         n_aside = round(len(order) * self.validation_fraction)
-        return order[n_aside:], order[:n_aside], test
+        return order[n_aside:], order[:n_aside], test if of_one else n + np.arange(n_held)
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,12 @@ class Arrays(SourceBase):
     Args:
         role: "pretrain" or "harmful".
         file: the file. Labels 0 and 1 in y make the task binary; other targets are standardized by the mean and the
-            standard deviation of the fitted rows.
+            standard deviation of the fitted rows. More than two whole numbers of an integer type are neither.
         held_out: share of the rows set aside, positive and below 1.
         split_seed: of that choice.
         standardize: of D_H: both data sets in units of D_P's fit rows, see :func:`~immunize.data.loading.load_pair`.
             Not the default here: older records know no such setting, and their rows were taken as they are.
+        classes: y are labels of classes, whatever whole numbers; of each a share of the rows is held out.
 
     Raises:
         DataError: no file named, or a share outside (0, 1).
@@ -59,6 +60,7 @@ class Arrays(SourceBase):
         split_seed: int = 0,
         *,
         standardize: bool = False,
+        classes: bool = False,
     ) -> None:
         super().__init__(role)
         if not file:
@@ -66,12 +68,14 @@ class Arrays(SourceBase):
         if not 0 < held_out < 1:
             raise DataError(f"arrays ({role}): held_out is a share of the rows between 0 and 1, not {held_out}")
         self.file, self.held_out, self.split_seed = Path(str(file)).expanduser(), held_out, split_seed
-        self.standardize = standardize and role == "harmful"
+        self.standardize, self.classes = standardize and role == "harmful", classes
         self._read: tuple[Array, Array] | None = None
 
     @property
     def task(self) -> str:  # type: ignore[override]
-        """Binary where y holds nothing but 0 and 1, otherwise regression."""
+        """Classification if asked for; binary where y holds nothing but 0 and 1, otherwise regression."""
+        if self.classes:
+            return "classification"
         return "binary" if np.isin(self._arrays()[1], (0, 1)).all() else "regression"
 
     def require(self) -> None:
@@ -91,7 +95,8 @@ class Arrays(SourceBase):
 
         Raises:
             MissingDataError: no such file.
-            DataError: not a `.npz` file with numbers x (N, D) and y (N,), or fewer than 2 rows in a part.
+            DataError: not a `.npz` file with numbers x (N, D) and y (N,), fewer than 2 rows in a part or of a class, or
+                labels of several classes that are not said to be that.
         """
         x, y = self._arrays()
         order = random_generator(self.split_seed, ROLES.index(self.role)).permutation(len(x))
@@ -100,11 +105,26 @@ class Arrays(SourceBase):
             raise DataError(
                 f"arrays ({self.role}): {len(x)} rows with held_out={self.held_out} leave a part without 2 rows"
             )
+        if self.classes:
+            return self._of_classes(x, y, order)
         out, fit = np.sort(order[:held]), np.sort(order[held:])
         if self.task == "regression":
             scale = float(y[fit].std(ddof=1)) or 1.0
             y = (y - y[fit].mean()) / scale
         return Splits(fit=to_part(x[fit], y[fit]), held_out=to_part(x[out], y[out]))
+
+    def _of_classes(self, x: Array, y: Array, order: Array) -> Splits:
+        """Of each class the same share is held out; a row at least stays, another one goes."""
+        found, labels, counts = np.unique(y, return_inverse=True, return_counts=True)
+        if (few := found[counts < 2]).size:
+            raise DataError(f"arrays ({self.role}): classes=true, but of class {few[0]:g} there is 1 row; 2 are needed")
+        held = np.clip(np.round(self.held_out * counts), 1, counts - 1).astype(int)
+        of_class = [order[labels[order] == label] for label in range(len(found))]
+        out, fit = (
+            np.sort(np.concatenate([rows[part] for rows, part in zip(of_class, parts, strict=True)]))
+            for parts in ([slice(n) for n in held], [slice(n, None) for n in held])
+        )
+        return Splits(*(to_part(x[rows], labels[rows], classes=True) for rows in (fit, out)))
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
@@ -138,4 +158,12 @@ class Arrays(SourceBase):
             raise DataError(f"{what} holds {x.dtype} and {y.dtype}; x and y have to be real numbers")
         if x.ndim != 2 or y.shape != x.shape[:1]:
             raise DataError(f"{what}: x has the shape {x.shape} and y {y.shape}; (N, D) and (N,) are needed")
+        whole = y.dtype.kind != "f"
+        if not self.classes and whole and len(several := np.unique(y)) > 2:
+            raise DataError(
+                f"{what}: y holds {len(several)} whole numbers; if they are classes, set {self.role}.classes=true and "
+                "objective.loss=ce, which go for both data sets; a target has to be of a floating-point type"
+            )
+        if self.classes and not whole and (y % 1).any():
+            raise DataError(f"{what}: {self.role}.classes=true, but y holds other than whole numbers")
         return x.astype(np.float64), y.astype(np.float64)

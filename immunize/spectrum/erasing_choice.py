@@ -132,7 +132,7 @@ def erase(
     Args:
         x_pretrain: (N_P, D) real numbers, array or tensor.
         x_harmful: (N_H, D), or a list of several data sets, all of which are erased.
-        y_harmful: (N_H,), or a list: whole numbers are classes, others the target of a regression.
+        y_harmful: (N_H,), or a list: an integer type holds classes, a floating-point one the target of a regression.
         y_pretrain: (N_P,) labels of D_P, by which rank and ρ are chosen and its classifier is protected.
         rank: k, of several sets of each; None: see above.
         shrinkage: ρ ≥ 0 of K_P + ρ·tr(K_P)/D·I, or "auto", see above.

@@ -73,11 +73,42 @@ def test_labels_stay_what_they_are(tmp_path: Path) -> None:
         ({"x": X, "y": Y.astype(complex)}, "real numbers"),
         ({"x": np.array([[None]] * 40), "y": Y}, "cannot be read"),  # pickled objects are never loaded
         ({"x": X[:5], "y": Y[:5]}, "leave a part without 2 rows"),
+        ({"x": X, "y": np.arange(40) % 4}, r"4 whole numbers; if they are classes, set harmful\.classes=true"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Arrays("harmful", saved(tmp_path / "a.npz", **arrays)).load()
+
+
+def test_labels_are_classes_if_asked_and_each_is_in_both_parts(tmp_path: Path) -> None:
+    y = np.repeat([2, 5, 9], [20, 17, 3])
+    source = Arrays("harmful", saved(tmp_path / "a.npz", x=X, y=y), classes=True)
+    splits = source.load()
+    assert source.task == "classification"
+    assert [part.y.bincount().tolist() for part in (splits.fit, splits.held_out)] == [[15, 13, 2], [5, 4, 1]]  # type: ignore[union-attr]
+    where = {tuple(row): label for row, label in zip(X.tolist(), y, strict=True)}
+    for part in (splits.fit, splits.held_out):
+        assert [where[tuple(row)] for row in part.x.tolist()] == [(2, 5, 9)[label] for label in part.y.tolist()]  # type: ignore[union-attr]
+    for wrong, message in ((y + 0.5, "other than whole numbers"), (np.arange(40), "of class 0 there is 1 row")):
+        with pytest.raises(DataError, match=message):
+            Arrays("harmful", saved(tmp_path / "b.npz", x=X, y=wrong), classes=True).load()
+
+
+def test_several_classes_are_erased(tmp_path: Path) -> None:
+    """As one target they would lose one direction, and a classifier next to nothing."""
+    rng = np.random.default_rng(1)
+    y_p, y_h = np.arange(400) % 2, np.arange(600) % 4
+    x_p, x_h = (rng.standard_normal((len(y), 12)) for y in (y_p, y_h))
+    x_p[:, 0] += 4 * y_p
+    x_h[np.arange(600), 2 + y_h] += 4
+    given = files(tmp_path, x_p, y_p, x_h, y_h)
+    classes = ("harmful.classes=true", "pretrain.classes=true", "objective.loss=ce")
+    record = train.run(compose_config(*given, *SHORT, *classes, "method=erase"), tmp_path / "run")
+    assert record["training"]["fit"]["closed_form"]["rank"] == 3
+    c = record["separability"]["held_out"]["harmful"]
+    assert c["identity"]["cross_fitted"]["0.01"] > 0.8
+    assert c["immunized"]["cross_fitted"]["0.01"] < 0.15
 
 
 def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:

@@ -149,6 +149,8 @@ def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
     console.print(to_print(Table(title, columns, rows), [column for column in columns if ":" not in column]))
     for task, facts in record["tasks"].items():
         console.print(f"{task} task ({facts['about']}): {verdict_sentence(record, task)}")
+    if record["config"].get("own_rows"):
+        console.print("the attacker has rows that the immunization never saw (own_rows)")
     console.print("score: accuracy or R² on the attacker's test rows; steps: to 90 % of θ_0's score in the tier")
     console.print(f"retention: {RETENTION}")
     console.print(f"held: {HELD}; wanted of the harmful task, a cost in others")

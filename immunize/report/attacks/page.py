@@ -34,6 +34,7 @@ from immunize.report.templates import filled_in
 
 OWN_SCALES = ("defence", "t4")
 """First words of the pages of `make table_defence` and `make table_t4`, whose runs have scales of their own."""
+OWN_ROWS = "held-out ones, which the immunization never saw; measured on others of these (`own_rows`)"
 SET_ASIDE = "images set aside from the training (`selection=validation`), none that are held out"
 _WIDTH = 0.8
 """Of a tier's place, shared by the methods."""
@@ -121,6 +122,7 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
         ("seeds", ", ".join(map(str, attacks.seeds))),
         ("attacker's seeds", "that of the run" if paired else "as the records say"),
         ("grid", grid),
+        *[("attacker's rows", OWN_ROWS)] * bool(attacks.records[0]["config"].get("own_rows")),
         *[("measured on", SET_ASIDE)] * any("selection" in record["subject"] for record in attacks.records),
         *((tier, ", ".join(names)) for tier, names in _by_tier(attacks).items()),
         *made_with(attacks.records),

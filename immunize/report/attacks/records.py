@@ -36,8 +36,8 @@ _LATER = ("attack_versions", "cells")
 """What older records lack."""
 _EXTRACTORS = ("immunized", "random_orthogonal")
 _SETTINGS = (
-    *("attack", "tiers", "tasks", "seeds", "validation_fraction", "test_fraction", "benign_digits", "images"),
-    "threads",
+    *("attack", "tiers", "tasks", "seeds", "validation_fraction", "own_rows", "test_fraction", "benign_digits"),
+    *("images", "threads"),
 )
 """What of the configuration is kept, as far as it is there: what changes numbers, and no place on a disk."""
 
@@ -49,7 +49,7 @@ KINDS = ("harmful", "pretrain", "benign")
 THETA_0, CONTROL = NAMES["theta_0"], NAMES["random_orthogonal"]
 """Rows of the tables that are no methods."""
 
-_RULES = ("attack", "tiers", "validation_fraction", "test_fraction")
+_RULES = ("attack", "tiers", "validation_fraction", "own_rows", "test_fraction")
 """Settings of the grid that have to agree within one table."""
 
 
@@ -307,14 +307,16 @@ class Attacks(Collection):
             ValueError: different grids, budgets or shares of rows, a run twice, or a pair with different data.
         """
         rules = {
-            json.dumps([record.get("attack_versions"), *(record["config"][name] for name in _RULES)], sort_keys=True)
+            json.dumps(
+                [record.get("attack_versions"), *(record["config"].get(name, False) for name in _RULES)], sort_keys=True
+            )
             for record in records
         }
         if len(rules) > 1:
             raise ValueError(
                 f"the records come from {len(rules)} different grids (attack, its budget or version, tiers, "
-                "validation_fraction or test_fraction differ): attack all runs with the same settings, or report them "
-                "apart"
+                "validation_fraction, own_rows or test_fraction differ): attack all runs with the same settings, or "
+                "report them apart"
             )
         check_once(records, lambda record: " ".join(run_of(record)[:2]))
         by_name: dict[str, list[Record]] = defaultdict(list)
