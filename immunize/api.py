@@ -24,6 +24,7 @@ from immunize.errors import UserError
 from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
+from immunize.evaluation.separability import separability
 from immunize.features import OF_NETWORKS, DeepExtractor, Once, device_of, refuse_precondition
 from immunize.features.extract import Features
 from immunize.objective import Objective, task_loss
@@ -32,6 +33,7 @@ from immunize.pipeline.fit import quiet_lightning
 from immunize.pipeline.network import append_computed
 from immunize.settings import LARGEST_SEED, MULTIPLIERS
 from immunize.spectrum import DEFAULT_RHO, Estimator
+from immunize.spectrum.condition import check_varying
 from immunize.spectrum.erasing import SAME_DATA, same_data
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance
@@ -64,6 +66,10 @@ class Immunized:
         weights: of the loss's terms at the end, λ_P ("well") and λ_H ("ill") among them.
         facts: what a method that needs no training says of its map.
         verdicts: Definition 3.1: (a) and (b) on all rows of the loaders, (c) by that accuracy.
+        separability: what a ridge probe learns of "harmful" and "pretrain", "before" and "after": the cross-fitted
+            correlation c on all rows of a loader at the best ρ, near 0 or below it where nothing is left; without
+            "pretrain" where D_P has one label, and None where D_H has one.
+        aims_at_kappa: whether (i), (ii) and RIR are the method's measure; if not, c is.
     """
 
     backbone: nn.Module
@@ -74,19 +80,20 @@ class Immunized:
     weights: dict[str, float]
     facts: dict[str, Any]
     verdicts: Verdicts
+    separability: dict[str, dict[str, float]] | None
+    aims_at_kappa: bool
 
     @property
     def what_failed(self) -> str:
-        """The conditions of Definition 3.1 that do not hold, and what to do; empty where all hold."""
+        """What does not hold of Definition 3.1 and what to do; of a method that does not aim at κ by (c) alone."""
         v, failed = self.verdicts, []
-        if not v.a:
+        if self.aims_at_kappa and not v.a:
             failed.append(f"(a): D_H is not harder, (i) = {v.ratio_harmful:.3g}; take more steps, or another method")
-        if not v.b:
+        if self.aims_at_kappa and not v.b:
             failed.append(f"(b): D_P is {v.ratio_pretrain:.3g} times as hard; take fewer steps, or another method")
         if not v.c:
-            failed.append(
-                f"(c): D_P's accuracy fell to {v.accuracy_after:.2f} %; take fewer steps or a smaller multiplier"
-            )
+            less = "a smaller multiplier" if self.aims_at_kappa else "(erase) a smaller rank"
+            failed.append(f"(c): D_P's accuracy fell to {v.accuracy_after:.2f} %; take fewer steps or {less}")
         return "; ".join(f"Definition 3.1 fails {one}" for one in failed)
 
     def __str__(self) -> str:
@@ -98,7 +105,14 @@ class Immunized:
         ]
         before, after = self.accuracy["before"], self.accuracy["after"]
         lines.insert(0, f"{self.steps} steps; D_P accuracy {before:.2f} % → {after:.2f} %")
-        return "\n".join([*lines, self.what_failed or "Definition 3.1 holds on these rows"])
+        if self.separability is not None:
+            told = {"D_H": self.separability["harmful"], "D_P": self.separability.get("pretrain")}
+            words = (f"{name} {c['before']:.2f} → {c['after']:.2f}" for name, c in told.items() if c is not None)
+            lines.append(f"what a ridge probe learns (c): {', '.join(words)}")
+        if not self.aims_at_kappa:
+            lines.append("κ is not what this method aims at: c is its measure, and not (i), (ii) and RIR")
+        held = ["Definition 3.1 holds on these rows"] if self.aims_at_kappa else []
+        return "\n".join([*lines, *([self.what_failed] if self.what_failed else held)])
 
 
 def immunize(
@@ -180,10 +194,8 @@ def immunize(
         found = {role: features_of([theta_0], x) for role, x in loaders.items()}
         before = {role: (x, y) for role, ((x,), y, _) in found.items()}
         _check(before, head)
-        if same_data([before["pretrain"]], [before["harmful"]]):
-            raise UserError(SAME_DATA)
+        _check_pair(**before)
 
-        facts: dict[str, Any] = {}
         if objective.trains:
             for once in kept:
                 once.images = sum(len(y) for _, y in before.values())
@@ -207,6 +219,7 @@ def immunize(
             )
             steps = steps or row.get("max_steps", STEPS)
             taken = _train(module, TrainedOn(pretrain_loader), Batches(harmful_loader), steps, balanced)
+            facts: dict[str, Any] = {}
         else:
             released, classifier, facts = _appended(objective, theta_0, omega_0, before)
             taken, measured = 0, [released, theta_0]
@@ -220,8 +233,20 @@ def immunize(
         given = [answers(of["pretrain"][0], w) for of, w in ((before, omega_0), (after, classifier))]
         told = _kept(*(of[aside] for of in (*given, y)))
         verdicts = verdicts_of(vars(ratios["spectrum"].ratio), told)
-    result = Immunized(released, classifier, taken, ratios, told, dict(objective.weights), facts, verdicts)
-    if not verdicts.b:
+        learned = _learned(before, after)
+    result = Immunized(
+        released,
+        classifier,
+        taken,
+        ratios,
+        told,
+        dict(objective.weights),
+        facts,
+        verdicts,
+        learned,
+        objective.aims_at_kappa,
+    )
+    if objective.aims_at_kappa and not verdicts.b:
         log.warning("%s", result.what_failed)
     return result
 
@@ -230,6 +255,19 @@ def _kept(before: Tensor, after: Tensor, y: Tensor) -> dict[str, float]:
     """Of two networks' answers: how many are right, and how many agree, percent."""
     pairs = {"before": (before, y), "after": (after, y), "agreement": (before, after)}
     return {name: 100 * float((one == other).double().mean()) for name, (one, other) in pairs.items()}
+
+
+def _learned(before: Mapping[str, Labelled], after: Mapping[str, Labelled]) -> dict[str, dict[str, float]] | None:
+    """The largest c over ρ by role, before and after; None where D_H has one label."""
+    found = {
+        role: {
+            which: max(separability(*rows[role])["cross_fitted"].values())
+            for which, rows in (("before", before), ("after", after))
+        }
+        for role, (_, y) in before.items()
+        if bool((y != y[0]).any())
+    }
+    return found if "harmful" in found else None
 
 
 def _check_settings(
@@ -251,6 +289,18 @@ def _check_loaders(loaders: Mapping[str, Loader]) -> None:
     for role, loader in loaders.items():
         if isinstance(loader, Iterator):
             raise UserError(f"{role}_loader is over after one pass; give what starts again, such as a DataLoader")
+        if isinstance(loader, list | tuple) and any(map(_is_loader, loader)):
+            raise UserError(
+                f"{role}_loader holds several loaders, and one is wanted: put the data sets together, with labels "
+                f"counted on from one to the next, such as with torch.utils.data.ConcatDataset"
+            )
+
+
+def _is_loader(given: Any) -> bool:
+    """Whether it gives batches, and is none."""
+    if isinstance(given, Sequence):
+        return len(given) > 0 and isinstance(given[0], Sequence)
+    return isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping)
 
 
 @contextlib.contextmanager
@@ -324,7 +374,19 @@ def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:
         raise UserError(f"D_P has labels up to {int(rows['pretrain'][1].max())}, the head {head.out_features} outputs")
 
 
+def _check_pair(pretrain: Labelled, harmful: Labelled) -> None:
+    if same_data([pretrain], [harmful]):
+        raise UserError(SAME_DATA)
+    try:
+        check_varying(harmful[0], "D_H")
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 Loader = Iterable[Any]
+
+Labelled = tuple[Tensor, Tensor]
+"""Features (N, D) and labels (N,)."""
 
 ONE_IN = 5
 """One image of D_P in so many is not trained on, and D_P is judged by it (ours)."""

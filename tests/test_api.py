@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import immunize
 from immunize import api
 from immunize.api import BALANCE_EVERY, TrainedOn, set_aside
 from immunize.errors import UserError
+from immunize.evaluation.separability import separability
 from immunize.features import DeepExtractor
 from immunize.features.extract import SHARE, Once
 from immunize.objective.ours import Ours
@@ -123,6 +125,58 @@ def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplo
     assert (good.verdicts.a, good.verdicts.b, good.verdicts.c) == (True, True, True), good.what_failed
     assert not caplog.text
     assert str(good).endswith("Definition 3.1 holds on these rows")
+
+
+def learnable(seed: int, classes: int, n: int = 160) -> DataLoader[Any]:
+    """Classes that a probe tells apart."""
+    x = torch.randn(n, 20, generator=torch.Generator().manual_seed(seed))
+    y = torch.arange(n) % classes
+    return DataLoader(TensorDataset(x + 3 * torch.eye(20)[y + seed], y), batch_size=40)
+
+
+@pytest.mark.parametrize("method", ["erase", "censor", "simulated", "contract"])
+def test_a_method_that_does_not_aim_at_kappa_is_told_by_what_can_be_learned(
+    network: Network, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaders = {"pretrain": learnable(1, CLASSES), "harmful": learnable(5, 4)}
+    found = immunize.immunize(*network, *loaders.values(), method=method, trainable=["last"], steps=10)
+    assert found.separability is not None
+    with torch.no_grad():
+        for role, rows in loaders.items():
+            x, y = rows.dataset.tensors  # type: ignore[attr-defined]
+            for which, body in (("before", network[0]), ("after", found.backbone)):
+                wanted = max(separability(body.eval()(x), y)["cross_fitted"].values())
+                assert found.separability[role][which] == pytest.approx(wanted, abs=1e-4)
+    c = found.separability["harmful"]
+    assert c["after"] < c["before"]
+    assert f"what a ridge probe learns (c): D_H {c['before']:.2f} → {c['after']:.2f}, D_P " in str(found)
+    for failing in (found, replace(found, verdicts=replace(found.verdicts, a=False, b=False, c=True))):
+        assert failing.what_failed == ""
+        assert str(failing).endswith("κ is not what this method aims at: c is its measure, and not (i), (ii) and RIR")
+    fallen = replace(found, verdicts=replace(found.verdicts, a=False, b=False, c=False)).what_failed
+    assert fallen.startswith("Definition 3.1 fails (c): ")
+    assert "multiplier" not in fallen
+    assert not caplog.text
+
+
+def test_what_can_be_learned_is_told_of_every_method_whose_harmful_loader_has_two_labels(network: Network) -> None:
+    found = immunize.immunize(*network, learnable(1, 1), learnable(5, 4), trainable=["last"], steps=2)
+    assert found.aims_at_kappa
+    assert found.separability is not None
+    assert found.separability.keys() == {"harmful"}
+    assert "(c): D_H 0." in str(found)
+    assert "D_P 0." not in str(found)
+    found = immunize.immunize(*network, learnable(1, CLASSES), learnable(5, 1), trainable=["last"], steps=2)
+    assert found.separability is None
+    assert "ridge probe" not in str(found)
+
+
+@pytest.mark.parametrize("fill", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["ours", "ill_only", "closed_form", "erase", "censor", "simulated"])
+def test_a_d_h_whose_features_do_not_vary_is_refused(network: Network, method: str, fill: float) -> None:
+    same = DataLoader(TensorDataset(torch.full((70, 20), fill), torch.arange(70) % 4), batch_size=40)  # 40 and 30
+    with pytest.raises(UserError, match=r"^all 12 columns of D_H's features are constant: the 70 rows .*; check"):
+        immunize.immunize(*network, learnable(1, CLASSES), same, method=method, trainable=["last"], steps=1)
 
 
 def test_weights_of_ours_are_balanced_again_while_it_trains(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,6 +401,11 @@ def test_wrong_loaders_are_explained(network: Network) -> None:
         immunize.immunize(backbone, head, loader(1, classes=5), loader(2), trainable=["last"])
     with pytest.raises(UserError, match=r"the head needs \(N, 7\)"):
         immunize.immunize(backbone, nn.Linear(7, CLASSES), loader(1), loader(2), trainable=["last"])
+    for several in ([loader(2), loader(3)], (list(loader(2)), list(loader(3)))):
+        with pytest.raises(UserError, match=r"harmful_loader holds several loaders, and one is .*ConcatDataset"):
+            immunize.immunize(backbone, head, loader(1), several, trainable=["last"])
+    with pytest.raises(UserError, match="D_P has too few rows, 2, to judge a map"):
+        immunize.immunize(backbone, head, learnable(1, CLASSES, n=2), learnable(5, 4), method="erase", trainable="last")
     shuffled = DataLoader(loader(1).dataset, batch_size=50, shuffle=True)
     for method in ("ours", "erase", "censor"):
         with pytest.raises(UserError, match="D_P and D_H are the same data"):

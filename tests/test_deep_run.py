@@ -77,6 +77,20 @@ def test_record_has_every_number_and_the_network_only_what_moved(whole: Run) -> 
     assert all(name.startswith(("layer4", "fc")) and "running" not in name for name in moved)
 
 
+@pytest.mark.parametrize("fill", [0, 9])
+@pytest.mark.parametrize("method", ["ours", "closed_form", "erase", "censor"])
+def test_a_d_h_whose_images_are_all_the_same_is_refused_before_the_first_step(
+    method: str, fill: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    for role, levels in (("pretrain", (0, 256)), ("harmful", (fill, fill + 1))):
+        write_noisy_classes(tmp_path / role, {"train": 60, "val": 60}, dict.fromkeys("ab", levels), rng)
+    sets = [f"{role}{of}" for role in ("pretrain", "harmful") for of in ("=imagefolder", f".root={tmp_path / role}")]
+    words = [*OF_OTHER_IMAGES, *sets, "objective=resnet_small_digits", "objective.max_steps=2", f"method={method}"]
+    with pytest.raises(UserError, match=r"all 12 columns of D_H's features are constant: the .* rows are one and the"):
+        train.run(compose_config(*words), tmp_path / "run", quiet=True)
+
+
 def test_same_seed_same_numbers_and_a_cached_trunk_changes_none(whole: Run, tmp_path: Path) -> None:
     cached = run_tiny_deep(tmp_path / "cached", "objective.cache_frozen=true", f"deep.cache_dir={tmp_path}/features")
     other = run_tiny_deep(tmp_path / "other", "seed=1")

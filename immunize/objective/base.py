@@ -198,6 +198,11 @@ class Objective(nn.Module, ABC):
         return self.takes_loss
 
     @property
+    def aims_at_kappa(self) -> bool:
+        """Whether (i), (ii) and RIR are its measure; a method that aims at what can be learned of D_H has c instead."""
+        return True
+
+    @property
     def unused(self) -> tuple[str, ...]:
         """Settings of its own that have no effect beside the others, such as the seed of a draw that is not made."""
         return ()

@@ -122,6 +122,11 @@ class Censor(Objective):
         return False
 
     @property
+    def aims_at_kappa(self) -> bool:
+        """Only with Eq. (11)'s terms."""
+        return bool({"well", "ill"} & self.weights.keys())
+
+    @property
     def trains_classifier(self) -> bool:
         """By the distance of its logits."""
         return True

@@ -13,7 +13,6 @@ Shapes: N samples, D features, C classes; f of θ_0, g behind the map.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from immunize.objective.base import Head, Labelled, Objective, Step, divergence
 from immunize.spectrum import erase
+from immunize.spectrum.erasing_choice import check_choice
 
 __all__ = ["Erase", "distilled"]
 
@@ -37,6 +37,7 @@ class Erase(Objective):
         seed: of the rows set aside.
 
     Raises:
+        TypeError: a rank that is no whole number, or a shrinkage or slack that is none at all.
         ValueError: a value outside its range, or an unknown word.
     """
 
@@ -52,15 +53,13 @@ class Erase(Objective):
         seed: int = 0,
     ) -> None:
         super().__init__({"task": 1.0})
-        if rank is not None and rank < 1:
-            raise ValueError(f"method.rank has to be at least 1, or null, it is {rank}")
-        if isinstance(shrinkage, str) and shrinkage != "auto":
-            raise ValueError(f'method.shrinkage is a number, or "auto", not {shrinkage!r}')
-        if not isinstance(shrinkage, str) and not 0 <= shrinkage < math.inf:
-            raise ValueError(f"method.shrinkage has to be a finite number ≥ 0, it is {shrinkage}")
-        if not 0 <= slack < math.inf:
-            raise ValueError(f"method.slack has to be a finite number ≥ 0, it is {slack}")
+        check_choice(rank, shrinkage, slack, "method.")
         self.rank, self.shrinkage, self.slack, self.protect, self.seed = rank, shrinkage, slack, protect, seed
+
+    @property
+    def aims_at_kappa(self) -> bool:
+        """No: what is erased no condition number says."""
+        return False
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         """The task loss; θ is not trained on it, see :meth:`solve`."""

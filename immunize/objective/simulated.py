@@ -79,6 +79,11 @@ class SimulatedFineTuning(Objective):
         """Of an attacker that takes no step."""
         return () if self.attacker.steps else OF_STEPS
 
+    @property
+    def aims_at_kappa(self) -> bool:
+        """No: at an attacker who stays wrong."""
+        return False
+
     def terms(self, step: Step) -> dict[str, Tensor]:
         """L(D_P, ω, θ), and S over the attacker's path; `attacked` is watched: its cross-entropy at the end."""
         if not isinstance(step, DeepStep):

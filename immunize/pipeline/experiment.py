@@ -50,6 +50,7 @@ def new_record(settings: dict[str, Any], method: Objective, given: Iterable[str]
     return {
         **begun(),
         "method": settings["method"]["name"],
+        "aims_at_kappa": method.aims_at_kappa,
         "model": settings["model"]["name"],
         "pretrain": None,
         "harmful": None,

@@ -50,6 +50,7 @@ from immunize.pipeline.features import (
 )
 from immunize.pipeline.fit import Fit, Telling, Training, train
 from immunize.spectrum import ZeroMatrixError
+from immunize.spectrum.condition import check_varying
 from immunize.training import DeepModule
 from immunize.training.callbacks import NetworkMonitor, Resuming
 
@@ -82,6 +83,7 @@ def append_computed(
     """
     x = pretrain.x.double()
     try:
+        check_varying(harmful.x, "D_H")
         solved = objective.solve(Features(x, pretrain.y), Features(harmful.x.double(), harmful.y))
         if solved is None:
             raise UserError("this method is made for linear models; for a network choose another, such as closed_form")

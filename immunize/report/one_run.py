@@ -84,10 +84,21 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
                 where = f"{part_words(part)}, {name}" if network else part_words(part)
                 lines = _verdicts(verdict, ratios, "the network" if network else "a ridge probe")
                 console.print(f"Definition 3.1 on {where}, {verdict['estimator']}:", *lines, sep="\n  ")
+    if not aims_at_kappa(record):
+        console.print(
+            f"(i), (ii) and RIR are not the measure of method={record['method']}; these two are:",
+            "c, what a ridge probe can learn (below), and `python -m immunize.attack`",
+            sep="\n  ",
+        )
     if lines := separability_lines(carried_over(record, record["metrics"])):
         console.print(*lines, sep="\n  ")
     if lines := [*(_probe_accuracies if network else _probe_steps)(record)]:
         console.print(*lines, sep="\n  ")
+
+
+def aims_at_kappa(record: dict[str, Any]) -> bool:
+    """Whether (i), (ii) and RIR are the measure of a run's method; they are of all methods before 0.2.0."""
+    return bool(record.get("aims_at_kappa", True))
 
 
 def _probe_steps(record: dict[str, Any]) -> Iterator[str]:
@@ -143,8 +154,8 @@ def loss_text(v: dict[str, Any], of: str = "the network, or of a ridge probe,") 
 def _say_what_to_do(record: dict[str, Any], console: Console) -> None:
     """The last line where θ does not immunize on the very rows it was made for."""
     v = record["verdicts"]
-    if record["method"] in ("none", "erase") or (v["a"] and v["b"]):
-        return  # what is erased no condition number says; what a probe can learn does, which stands above
+    if record["method"] == "none" or not aims_at_kappa(record) or (v["a"] and v["b"]):
+        return
     ratios = with_infinities(record["metrics"]["fit"][v["estimator"]])
     failed = [f"(a) fails with (i) = {short(ratios['ratio_harmful'])}"] if not v["a"] else []
     failed += [f"(b) fails with (ii) = {short(ratios['ratio_pretrain'])}"] if not v["b"] else []

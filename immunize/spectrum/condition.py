@@ -60,6 +60,26 @@ def check_matrix(matrix: Tensor, name: str) -> None:
         raise ValueError(f"{name} contain NaN or infinite values")
 
 
+def check_varying(x: Tensor, name: str) -> None:
+    """Refuse features that are the same for every sample, but for what batches of other sizes round.
+
+    Args:
+        x: (N, D) of any floating dtype.
+        name: of the data set, in messages.
+
+    Raises:
+        ValueError: fewer than two rows, or all columns are constant.
+    """
+    if len(x) < 2:
+        raise ValueError(f"{name} has too few rows: {len(x)}, and two are the least that can vary")
+    rounding = min(100 * torch.finfo(x.dtype).eps, 1e-5)
+    if float((x.amax(0) - x.amin(0)).max()) <= rounding * float(x.abs().max()):
+        raise ValueError(
+            f"all {x.shape[1]} columns of {name}'s features are constant: the {len(x):,} rows are one and the same, "
+            f"which leaves nothing to immunize; check the inputs, and what makes features of them"
+        )
+
+
 def all_finite(x: Tensor) -> bool:
     """Whether x has neither NaN nor infinities: by its sum, which is 30 times faster, unless that is not finite."""
     return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())

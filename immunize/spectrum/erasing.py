@@ -32,6 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from immunize.spectrum.condition import check_varying
 from immunize.spectrum.separability import target_columns
 from immunize.spectrum.shrinkage import ledoit_wolf
 
@@ -114,7 +115,7 @@ def directions_of(x: Tensor, y: Tensor) -> Tensor:
     """
     if bool((y == y[0]).all()):
         raise ValueError(ONE_LABEL.format(len(y)))
-    centred, columns, gram = x - x.mean(0), target_columns(y), covariance(x)
+    centred, columns, gram = x - x.mean(0), target_columns(y), covariance(x, "D_H")
     targets = columns - columns.mean(0)
     sizes = (targets if y.is_floating_point() else columns).norm(dim=0)
     means = centred.T @ (targets / sizes) / len(x) ** 0.5  # B; for a target its correlation times σ
@@ -141,7 +142,7 @@ def erasing_map(
     Raises:
         ValueError: K_P is singular, or nothing or everything would be erased.
     """
-    mean, size, gram = x_pretrain.mean(0), x_pretrain.shape[1], covariance(x_pretrain)
+    mean, size, gram = x_pretrain.mean(0), x_pretrain.shape[1], covariance(x_pretrain, "D_P")
     left, right = taking(root_of(gram, shrinkage), directions, protected)
     rank = left.shape[1]
     if rank >= size:
@@ -176,24 +177,23 @@ def taking(lower: Tensor, directions: Tensor, protected: Tensor | None = None) -
     return torch.linalg.solve_triangular(lower.T, basis, upper=True), basis.T @ lower.T
 
 
-def ridge_weights(x: Tensor, y: Tensor) -> Tensor:
-    """Weights (D, C) of a ridge probe of labels or of a target (N,), for the features less their mean."""
+def ridge_weights(x: Tensor, y: Tensor, name: str = "D_H") -> Tensor:
+    """Weights (D, C) of a ridge probe of a data set's labels or target (N,), for the features less their mean."""
     centred, columns = x - x.mean(0), target_columns(y)
-    gram = covariance(x)
+    gram = covariance(x, name)
     lower = root_of(gram, ledoit_wolf(centred, gram))
     return torch.cholesky_solve(centred.T @ (columns - columns.mean(0)) / len(x), lower)
 
 
-def covariance(x: Tensor) -> Tensor:
-    """K (D, D) of rows (N, D) about their mean.
+def covariance(x: Tensor, name: str) -> Tensor:
+    """K (D, D) of rows (N, D) of a data set about their mean.
 
     Raises:
-        ValueError: the rows are all the same.
+        ValueError: fewer than two rows, or all the same.
     """
+    check_varying(x, name)
     centred = x - x.mean(0)
     gram: Tensor = centred.T @ centred / len(centred)
-    if not float(gram.trace()) > 0:
-        raise ValueError("the features are constant")
     return gram
 
 

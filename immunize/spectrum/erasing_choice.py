@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,9 @@ PROBES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 FOLDS, MANY_ROWS = 3, 4
 """A third of the rows is set aside; in turn, where D_P has fewer rows than this many a feature (ours)."""
+
+LEAST_ROWS = 2 * FOLDS
+"""Of D_P with labels, two in a third."""
 
 RANGE_TOLERANCE = 1e-8
 """A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
@@ -141,10 +145,13 @@ def erase(
         seed: of the rows set aside.
 
     Raises:
-        ValueError: rows or labels that do not fit, D_H without labels, with one or one for every image, a rank
-            that is not below D, a singular K_P, D_P and D_H the same data, labels of D_P with too few rows to judge a
-            map by, or protection without labels, or that leaves nothing to erase.
+        TypeError: a rank that is no whole number, or a shrinkage or slack that is none at all.
+        ValueError: a setting outside its range, rows or labels that do not fit, constant features, D_H without labels,
+            with one or one for every image, a rank that is not below D, a singular K_P, D_P and D_H the same data,
+            labels of D_P with too few rows to judge a map by, or protection without labels, or that leaves nothing to
+            erase.
     """
+    check_choice(rank, shrinkage, slack)
     (pretrain,) = row_sets(x_pretrain, "x_pretrain")
     harmful = row_sets(x_harmful, "x_harmful", pretrain.shape[1])
     given: list[Any] = list(y_harmful) if isinstance(x_harmful, list) else [y_harmful]
@@ -160,13 +167,16 @@ def erase(
         y = None  # one label says nothing of what D_P may lose
     if protect and y is None:
         raise ValueError("protection needs labels of D_P that differ: they say what its classifier needs")
-    if isinstance(shrinkage, str) and shrinkage != "auto":
-        raise ValueError(f'shrinkage has to be a number, or "auto", it is {shrinkage!r}')
+    if y is not None and len(pretrain) < LEAST_ROWS:
+        raise ValueError(
+            f"D_P has too few rows, {len(pretrain)}, to judge a map by some of them, which takes {LEAST_ROWS}; leave "
+            "its labels out, and give rank and shrinkage"
+        )
     directions = [directions_of(x, labels) for x, labels in sets]
     size, available = pretrain.shape[1], sum(of.shape[1] for of in directions)
-    if (rank is None and available >= size) or (rank is not None and not 1 <= rank < size):
+    if (rank or available) >= size:
         wanted = f"rank is {rank}" if rank is not None else f"the labels of D_H use {available} directions"
-        raise ValueError(f"{wanted}, but it has to be at least 1 and below the {size} features; give another rank")
+        raise ValueError(f"{wanted}, but it has to be below the {size} features; give another rank")
 
     how = "given"
     if isinstance(shrinkage, str):
@@ -178,12 +188,32 @@ def erase(
         judge = _Judge((pretrain, y), sets, protect, seed)
         trials, feasible = judge.choose(rank, SHRINKAGES if isinstance(shrinkage, str) else (shrinkage,), slack)
         rank, shrinkage = trials[-1].rank, trials[-1].shrinkage
-    weights = ridge_weights(pretrain, y) if protect and y is not None else None
+    weights = ridge_weights(pretrain, y, "D_P") if protect and y is not None else None
     best = erasing_map(pretrain, leading(directions, rank), float(shrinkage), protected=weights)
     inherited = {field.name: getattr(best, field.name) for field in fields(Erasure)}
     return ChosenErasure(
         **inherited, available=available, shrinkage_chosen_by=how, trials=tuple(trials), feasible=feasible
     )
+
+
+def check_choice(rank: Any, shrinkage: Any, slack: Any, prefix: str = "") -> None:
+    """Check settings of :func:`erase`, whose names begin with `prefix` in messages.
+
+    Raises:
+        TypeError: a rank that is no whole number, or a shrinkage or slack that is none at all.
+        ValueError: a value outside its range.
+    """
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, Integral)):
+        raise TypeError(f"{prefix}rank has to be a whole number, or nothing, it is {rank!r}")
+    if rank is not None and rank < 1:
+        raise ValueError(f"{prefix}rank has to be at least 1, or nothing, it is {rank}")
+    if isinstance(shrinkage, str) and shrinkage != "auto":
+        raise ValueError(f'{prefix}shrinkage has to be a number, or "auto", it is {shrinkage!r}')
+    for name, value in {"slack": slack, **({} if shrinkage == "auto" else {"shrinkage": shrinkage})}.items():
+        if not isinstance(value, Real):
+            raise TypeError(f"{prefix}{name} has to be a number, it is {value!r}")
+        if not 0 <= float(value) < math.inf:
+            raise ValueError(f"{prefix}{name} has to be a finite number ≥ 0, it is {value}")
 
 
 class _Judge:
@@ -201,9 +231,9 @@ class _Judge:
         self.folds = folds_of(self.y, FOLDS, seed)
         self.turns = FOLDS if len(self.y) < MANY_ROWS * self.x.shape[1] else 1
         fitted = [self.folds != fold for fold in range(self.turns)]
-        self.grams = [covariance(self.x[rows]) for rows in fitted]  # no ρ changes them
+        self.grams = [covariance(self.x[rows], "D_P") for rows in fitted]  # no ρ changes them
         self.moments = [_Moments(self.x, self.y, rows, k) for rows, k in zip(fitted, self.grams, strict=True)]
-        self.weights = [ridge_weights(self.x[rows], self.y[rows]) if protect else None for rows in fitted]
+        self.weights = [ridge_weights(self.x[rows], self.y[rows], "D_P") if protect else None for rows in fitted]
         self.seed = seed
         self.sets = [(x, y, folds_of(y, FOLDS, seed) == 0) for x, y in (_fewer(one, seed) for one in sets)]
         self.directions = [directions_of(x[~held], y[~held]) for x, y, held in self.sets]
@@ -323,6 +353,11 @@ def _fewer(of: Labelled, seed: int) -> Labelled:
 def _labels(y: Array | None, count: int, name: str) -> Tensor:
     if y is None:
         raise ValueError(f"{name} is missing: {NO_LABELS}")
+    if not isinstance(y, Tensor) and (kind := np.asarray(y).dtype).kind not in "biuf":
+        raise ValueError(
+            f"{name} has to hold numbers, and they are {kind.name}; np.unique({name}, return_inverse=True)[1] numbers "
+            "the classes of names"
+        )
     labels = y.detach().cpu() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
     if labels.shape != (count,):
         raise ValueError(f"{name} has the shape {tuple(labels.shape)}, and there are {count} rows")

@@ -236,6 +236,11 @@ def test_settings_of_an_attacker_without_steps_have_no_effect(steps: int) -> Non
     assert Censor(attack_steps=steps).unused == settings
 
 
+@pytest.mark.parametrize(("weights", "aims"), [({}, False), ({"lambda_well": 1.0}, True), ({"lambda_ill": 1.0}, True)])
+def test_kappa_is_its_measure_only_with_the_terms_of_eq_11(weights: dict[str, float], aims: bool) -> None:
+    assert Censor(**weights).aims_at_kappa is aims  # type: ignore[arg-type]
+
+
 def test_of_several_data_sets_the_one_that_is_told_best_is_watched() -> None:
     step = step_of(network(), classes=(2, 3), rows=30)
     together, each = Censor(answers=0, kernels=["linear"]), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, RidgeCV
 from torch import Tensor, nn
 
@@ -24,6 +26,7 @@ from immunize.instantiate import build
 from immunize.objective import Head
 from immunize.objective.erase import Erase, distilled
 from immunize.records import CHECKPOINT
+from immunize.report import show_record
 from immunize.spectrum import erase
 from immunize.threads import cpu_threads
 from tests import reference as ref
@@ -70,6 +73,21 @@ def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(di
     assert kappas["kappa_harmful"]["rank"] == kappas["kappa_harmful_baseline"]["rank"] - 4
     assert record["metrics"]["fit"]["spectrum"]["kappa_harmful"] < 1e9  # and not the rounding of what is gone
     assert evaluate.run(folder)[1] == []
+
+
+def test_no_advice_about_kappa_is_printed(digits_run: Run) -> None:
+    _, record = digits_run
+    assert record["aims_at_kappa"] is False
+    warned = record["training"]["fit"]["warnings"]
+    assert [one["name"] for one in warned] == ["kappa_pretrain_rising"]
+    text = io.StringIO()
+    show_record(record, Console(file=text, width=400, soft_wrap=True))
+    said = text.getvalue()
+    assert said.count("(i), (ii) and RIR are not the measure of method=erase; these two are:\n  c, what") == 1
+    assert said.index("Definition 3.1 on held out") < said.index("not the measure") < said.index("learn (correlation")
+    assert not any(word in said for word in ("method.budget", "method.rank", "NOT IMMUNIZED", "forecast"))
+    for one in warned:
+        assert "the method does not aim at κ" in one["text"].replace("The method", "the method")
 
 
 def test_the_grid_attacks_tasks_of_several_classes(digits_run: Run) -> None:

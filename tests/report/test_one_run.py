@@ -113,6 +113,18 @@ def test_infinite_numbers_and_unreached_thresholds(base: dict[str, Any]) -> None
     assert result_rows(base)[1][0][4] is None
 
 
+def test_where_kappa_is_not_the_measure_it_is_said_what_is(base: dict[str, Any]) -> None:
+    base["verdicts"]["a"] = False
+    assert "NOT IMMUNIZED" in (text := shown(base))
+    assert "not the measure" not in text
+    base |= {"aims_at_kappa": False, "method": "mine"}
+    text = " ".join(shown(base).split())
+    assert "(i), (ii) and RIR are not the measure of method=mine; these two are: c, what a ridge probe can" in text
+    assert "NOT IMMUNIZED" not in text
+    del base["aims_at_kappa"]  # a record of an earlier version
+    assert "NOT IMMUNIZED" in shown(base)
+
+
 def test_nothing_to_learn_is_said(base: dict[str, Any]) -> None:
     text = shown(nothing_to_learn(base))
     assert text.count("nothing to learn → nothing to learn") == 2

@@ -7,6 +7,7 @@ import time
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -15,6 +16,7 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 import immunize
+from immunize.objective.erase import Erase
 from immunize.spectrum import SHRINKAGES, cross_fitted_correlation, erase, erasing_map, folds_of
 from immunize.spectrum.erasing import directions_of
 from immunize.spectrum.erasing_choice import FOLDS, PROBES, EraseTrial, _Judge, _within_range
@@ -280,7 +282,17 @@ def test_public_name_takes_arrays() -> None:
         ({"shrinkage": -1.0}, "shrinkage"),
         ({"protect": True}, "labels of D_P"),
         ({"x_harmful": torch.ones(120, 4)}, "4 features"),
-        ({"x_harmful": torch.ones(120, D)}, "constant"),
+        ({"x_harmful": torch.ones(120, D)}, "all 9 columns of D_H's features are constant: the 120 rows"),
+        ({"x_pretrain": torch.ones(150, D)}, "all 9 columns of D_P's features are constant: the 150 rows"),
+        ({"x_pretrain": torch.randn(1, D)}, "D_P has too few rows: 1,"),
+        (
+            {"x_pretrain": torch.randn(5, D), "y_pretrain": torch.arange(5) % 2},
+            "D_P has too few rows, 5, to judge a map",
+        ),
+        ({"slack": -1}, "^slack has to be a finite number ≥ 0, it is -1"),
+        ({"shrinkage": math.inf}, "^shrinkage has to be a finite number"),
+        ({"y_harmful": np.array(["cat", "dog"] * 60)}, "^y_harmful has to hold numbers, and they are str.*np.unique"),
+        ({"y_pretrain": [None] * 150}, "^y_pretrain has to hold numbers, and they are object"),
         ({"y_harmful": [torch.arange(120) % 2]}, "y_harmful"),
         ({"x_harmful": [torch.ones(120, D)], "y_harmful": []}, "1 harmful data sets and 0"),
     ],
@@ -290,6 +302,16 @@ def test_bad_input_is_refused_with_the_reason(changes: dict[str, Any], words: st
     arguments: dict[str, Any] = {"x_pretrain": x_p, "x_harmful": x_h, "y_harmful": y, **changes}
     with pytest.raises(ValueError, match=words):
         erase(**arguments)
+
+
+@pytest.mark.parametrize("changes", [{"rank": 2.0}, {"rank": "2"}, {"rank": True}, {"slack": "0"}, {"shrinkage": None}])
+def test_settings_of_another_type_are_refused_with_words_here_and_of_the_method(changes: dict[str, Any]) -> None:
+    ((name, value),) = changes.items()
+    words = f"{name} has to be a .*number.*, it is {value!r}"
+    with pytest.raises(TypeError, match=f"^{words}"):
+        erase(*data(), **changes)
+    with pytest.raises(TypeError, match=f"^method.{words}"):
+        Erase(**changes)
 
 
 def test_one_row_has_one_label() -> None:

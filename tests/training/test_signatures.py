@@ -45,11 +45,13 @@ class Watched:
         self.signatures = FailureSignatures(self.x, {"pretrain": N, "harmful": N}, "fit")
         self.step = 0
 
-    def see(self, theta: Tensor = I, terms: Sequence[str] = OURS, *, last: bool = False) -> Watched:
+    def see(
+        self, theta: Tensor = I, terms: Sequence[str] = OURS, *, last: bool = False, aims_at_kappa: bool = True
+    ) -> Watched:
         before = {role: spectrum_of(x) for role, x in self.x.items()}
         after: Any = {role: spectrum_of(x @ theta, rank_of_data=before[role].rank) for role, x in self.x.items()}
         ratio = immunization_ratio(after["pretrain"], after["harmful"], before["pretrain"], before["harmful"])
-        self.signatures.see(Look(self.step, ratio, after, terms), last=last)
+        self.signatures.see(Look(self.step, ratio, after, terms, aims_at_kappa), last=last)
         self.step += 100
         return self
 
@@ -257,7 +259,6 @@ def test_without_a_claim_to_immunize_nothing_is_violated() -> None:
         (("kappa_pretrain", "kappa_harmful"), "lower objective.learning_rate"),
         (("ill",), "method=ours"),
         (("outer", "heads"), "method=ours"),
-        (("adversary", "features"), "immunize.attack"),
         (("solved",), "method.budget"),
     ],
 )
@@ -265,6 +266,20 @@ def test_the_advice_names_settings_that_the_method_has(terms: Sequence[str], adv
     text = rising(Watched(), 1.5, terms=terms, end=True).only()["text"]
     assert advice in text
     assert ("lambda" in text) == ({"well", "ill"} <= set(terms))
+
+
+@pytest.mark.parametrize("terms", [("adversary", "features"), ("solved",)])
+def test_a_method_that_does_not_aim_at_kappa_is_told_what_says_whether_it_holds(terms: Sequence[str]) -> None:
+    x = rows((*SPREAD[:-1], 5 * default_tolerance(N, D) * SPREAD[0]))  # aligned, and the data are at the rank cut
+    watched = Watched(pretrain=x, harmful=ref.orthogonal(N, 5) @ x * 3)
+    watched.see(scaled(x, 1.5, 1, 1, 1, 1, 1), terms, last=True, aims_at_kappa=False)
+    assert {name for name, _ in watched.found()} == {"kappa_pretrain_rising", "sigma_min_floor"}
+    for fact in watched.signatures.facts():
+        text = fact["text"]
+        assert text.endswith(
+            "method does not aim at κ; c (separability) and python -m immunize.attack say whether its defence holds"
+        )
+        assert not any(word in text for word in ("budget", "rank`", "method.rank", "Believe", "train less", "drop"))
 
 
 # Aligned covariances.

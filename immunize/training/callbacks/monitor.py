@@ -33,6 +33,7 @@ from immunize.spectrum import (
     rank_of_map,
     spectrum_of,
 )
+from immunize.spectrum.condition import check_varying
 from immunize.training.callbacks.signatures import FailureSignatures, Look, Warned
 from immunize.training.callbacks.stopping import BestLook, Watch
 from immunize.training.module import DeepModule, LinearModule, compressed
@@ -123,7 +124,7 @@ class ImmunityMonitor(Watch):
         ratio = immunization_ratio(
             spectra["pretrain"], spectra["harmful"], self._baseline["pretrain"], self._baseline["harmful"]
         )
-        self._seen = Look(step, ratio, spectra, tuple(terms))
+        self._seen = Look(step, ratio, spectra, tuple(terms), module.objective.aims_at_kappa)
         return self._seen
 
     def _logged_look(self, trainer: Trainer, module: LightningModule) -> Look:
@@ -197,7 +198,11 @@ class NetworkMonitor(BestLook):
         self._fallen: list[Warned] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read the images, and judge the start, which is logged nowhere."""
+        """Read the images, and judge the start, which is logged nowhere.
+
+        Raises:
+            ValueError: θ_0's features of D_H do not vary.
+        """
         module = pl_module
         assert isinstance(module, DeepModule)
         self.reference.to(module.device)
@@ -207,6 +212,8 @@ class NetworkMonitor(BestLook):
             x = torch.stack([x for x, _ in rows]).to(module.net.dtype)
             self._h[role] = x if self.cached else _in_batches(module.net.trunk, x, module)
             features = _in_batches(self.reference.features, self._h[role], module)
+            if role == "harmful":
+                check_varying(features, "D_H")
             self._before[role] = spectrum_of(features.double())
             if role == "pretrain":
                 self._accuracy_before = self._accuracy(self.reference, features)
@@ -251,7 +258,7 @@ class NetworkMonitor(BestLook):
                 raise DivergedError(step, f"features of {role}", float(now[role].abs().max()))
         spectra, before = {role: spectrum_of(x) for role, x in now.items()}, self._before
         ratio = immunization_ratio(spectra["pretrain"], spectra["harmful"], before["pretrain"], before["harmful"])
-        look = Look(step, ratio, spectra, tuple(module.objective.weights))
+        look = Look(step, ratio, spectra, tuple(module.objective.weights), module.objective.aims_at_kappa)
         numbers = look.numbers() | {
             "accuracy_pretrain": self._accuracy(module.net, now["pretrain"]),
             **{f"separability_{role}": probe_correlation(now[role], self._y[role]) for role in ROLES},

@@ -13,8 +13,8 @@ kappa_pretrain_rising      κ(H_P(θ)) > κ(H_P(I)): condition (b) of Definition
 no_immunization_aligned    RIR stays small, and no linear map would reach more: K_P and K_H are aligned (§3.1)
 =========================  ==========================================================================================
 
-Which of them make sense depends on the terms of the method: those that have a gradient to lose, and those that claim
-to immunize. `docs/sanity_check.md` shows each, with a command that provokes it.
+Which of them make sense depends on the method: its terms that have a gradient to lose, whether it claims to immunize,
+and whether κ is its measure. `docs/sanity_check.md` shows each, with a command that provokes it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ SIGNATURES = (
     *("kappa_pretrain_rising", "no_immunization_aligned"),
 )
 
-OF_LEARNING = {"adversary", "answers", "suppressed"}
-"""Terms of the methods that aim at what can be learned of D_H, and not at how fast."""
+OTHER_AIM = "the method does not aim at κ; c (separability) and python -m immunize.attack say whether its defence holds"
 
 NEAR_POLE = 1e-2
 """Share of ‖H‖_F²/(2k) that is left of f: R_ill is then 100 times, its gradient (1/f²) 10⁴ times what spread singular
@@ -87,12 +86,14 @@ class Look:
         ratio: both condition numbers, their baselines and RIR, by the `spectrum` estimator.
         spectra: eigenvalues of H_P(θ) and H_H(θ), (r,) each.
         terms: names of the terms that the method minimizes; "solved" for a θ that was computed and not trained.
+        aims_at_kappa: whether κ is the method's measure.
     """
 
     step: int
     ratio: ImmunizationRatio
     spectra: dict[Role, Spectrum]
     terms: Collection[str]
+    aims_at_kappa: bool = True
 
     def kappa(self, role: Role) -> ConditionNumber:
         """κ(H(θ)) of one data set."""
@@ -192,14 +193,14 @@ class FailureSignatures:
         known = ("kappa_pretrain_rising", "pretrain") in self._warned
         if not (above and look.immunizes and (known or last or self._rising >= RISING_LOOKS)):
             return
-        if {"well", "ill"} <= set(look.terms):
+        if not look.aims_at_kappa:
+            advice = OTHER_AIM
+        elif {"well", "ill"} <= set(look.terms):
             advice = "raise objective.lambda_well, or lower objective.lambda_ill or objective.learning_rate"
         elif {"well", "kappa_pretrain"} & set(look.terms):
             advice = "lower objective.learning_rate"
         elif "solved" in look.terms:
-            advice = "lower method.budget, which is the κ(H_P) that is allowed (method=erase: method.rank)"
-        elif OF_LEARNING & set(look.terms):
-            advice = "the method does not aim at κ; python -m immunize.attack says whether its defence holds"
+            advice = "lower method.budget, which is the κ(H_P) that is allowed"
         else:
             advice = "no term of this method keeps κ(H_P) down as R_well does; take method=ours"
         values = {"kappa_pretrain": kappa, "kappa_pretrain_baseline": baseline, "ratio_pretrain": kappa / baseline}
@@ -213,7 +214,7 @@ class FailureSignatures:
         )
 
     def _aligned(self, look: Look) -> Iterator[Warned]:
-        if not (look.immunizes and self._best < NO_GAIN):
+        if not (look.immunizes and look.aims_at_kappa and self._best < NO_GAIN):
             return
         grams = [self._rows[role].T @ self._rows[role] for role in ROLES]
         samples = (self._samples["pretrain"], self._samples["harmful"])
@@ -301,10 +302,13 @@ def _at_floor(look: Look, role: Role) -> Iterator[Warned]:
     if lost > 0:
         what = f"{lost} of {baseline.rank} singular values of {name} have fallen below the rank cut ({cut:.3g})"
     values = {"sigma_min": kappa.sigma_min, "cut": cut, "rank": kappa.rank, "numerical_rank": kappa.numerical_rank}
-    if baseline.sigma_min < AT_CUT * baseline.tolerance * baseline.sigma_max:
+    believe = "Believe the `ridge` rows of the table instead, "
+    if not look.aims_at_kappa:
+        believe, advice = "", f"{OTHER_AIM[0].upper()}{OTHER_AIM[1:]}"
+    elif baseline.sigma_min < AT_CUT * baseline.tolerance * baseline.sigma_max:
         advice = "or drop the columns that hardly vary: the raw data have the same flaw"
     elif "solved" in look.terms:
-        advice = "or lower method.budget (method=erase: method.rank)"
+        advice = "or lower method.budget"
     else:
         advice = "or train less (objective.epochs, objective.learning_rate)"
     yield Warned(
@@ -312,6 +316,6 @@ def _at_floor(look: Look, role: Role) -> Iterator[Warned]:
         look.step,
         role,
         {**values, "kappa": kappa.value},
-        f"{what}: κ({name}) = {kappa.value:.4g} by `spectrum` hangs on a direction that hardly any sample has. Believe "
-        f"the `ridge` rows of the table instead, {advice}",
+        f"{what}: κ({name}) = {kappa.value:.4g} by `spectrum` hangs on a direction that hardly any sample has. "
+        f"{believe}{advice}",
     )
