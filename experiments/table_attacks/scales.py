@@ -114,10 +114,10 @@ SCALES = {
         (*_DIGITS, "tiers=[T0,T1,T2,T3]", *_OWN_ROWS),
         methods=("ours", "erase"),
     ),
-    "defence_own_small": Scale(
+    "defence_newrows": Scale(
         ("outputs/defence_front",),
         (*_SMALL_HEADS, "~attack.attacks.last_block", "tiers=[T0,T1,T2,T3]", *_OWN_ROWS, "tasks=[harmful,pretrain]"),
-        methods=("ours", "erase", "rank_100", "censor"),
+        methods=("erase", "rank_100", "censor"),
         seeds=(0,),
     ),
     "defence_search": Scale(
@@ -229,8 +229,8 @@ SCALES = {
 }
 """Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
 settings of `censor` by name, for what each costs benign tasks; `defence_search` those that were tried on digits,
-`defence_weights` on a ResNet18, by an attack of each kind;
-in `defence_own` the attacker has rows that no method saw; `defence_ridge` has two closed forms alone.
+`defence_weights` on a ResNet18, by an attack of each kind; `defence_ridge` has two closed forms alone. In `defence_own`
+and `defence_newrows` attackers have rows that no method saw.
 `defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone: LoRA (`t4_lora`) and all weights
 (`t4_full`) take an hour a run there, and `t4_peers` has a peer beside `censor`, both over three stages, and what
 either leaves to honest users. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning rate of

@@ -97,8 +97,8 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
 
 
 def aims_at_kappa(record: dict[str, Any]) -> bool:
-    """Whether (i), (ii) and RIR are the measure of a run's method; they are of all methods before 0.2.0."""
-    return bool(record.get("aims_at_kappa", True))
+    """Whether (i), (ii) and RIR are the measure of a run's method; of records without a word, of all but `erase`."""
+    return bool(record.get("aims_at_kappa", record["method"] != "erase"))
 
 
 def _probe_steps(record: dict[str, Any]) -> Iterator[str]:

@@ -15,8 +15,8 @@ ATTACKS = (
     *("attacks_digits", "attacks_linear", "attacks_linear_housing", "attacks_linear_mnist", "attacks_small"),
     *("defence_digits", "defence_digits_vit_small", "defence_front", "defence_small_caltech101", "defence_small_cars"),
     *("defence_deep_caltech101", "defence_digits_deep", "defence_digits_vit_small_deep"),
-    *("defence_deep_cars", "defence_floor_caltech101", "defence_linear", "defence_own"),
-    *("defence_own_housing", "defence_ridge_cars", "defence_search"),
+    *("defence_deep_cars", "defence_floor_caltech101", "defence_linear", "defence_newrows"),
+    *("defence_own", "defence_own_housing", "defence_ridge_cars", "defence_search"),
     "defence_weights",
     "rotations_cars",
     *(

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from immunize.config import config_dir
 from immunize.files import write_text
 from immunize.report.attacks.one_run import interval_of
 from immunize.report.attacks.records import (
@@ -112,6 +113,8 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
     target = f" `make table_{table}{'' if default else f' SCALE={scale}'}`, that is"
     if table in OWN_SCALES:
         scale = f"{table}_{scale}"
+        if not Path(config_dir(), "experiment", f"{scale}.yaml").is_file():  # its runs are those of another target
+            target = ""
     budget = attacks.grid["budget"]
     paired = all(record["config"]["seeds"] == [record["seed"]] for record in attacks.records)
     grid = f"`{attacks.grid['name']}`, {budget['steps']:,} steps a candidate, {budget['flops']:.0e} FLOPs an attack"
