@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from immunize.errors import UserError
 from immunize.evaluation import Verdicts, verdicts_of
+from immunize.evaluation.deep import Rows
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.evaluation.separability import separability
@@ -106,13 +107,14 @@ class Immunized:
         before, after = self.accuracy["before"], self.accuracy["after"]
         lines.insert(0, f"{self.steps} steps; D_P accuracy {before:.2f} % → {after:.2f} %")
         if self.separability is not None:
-            told = {"D_H": self.separability["harmful"], "D_P": self.separability.get("pretrain")}
-            words = (f"{name} {c['before']:.2f} → {c['after']:.2f}" for name, c in told.items() if c is not None)
+            sides = {"D_H": self.separability["harmful"], "D_P": self.separability.get("pretrain")}
+            words = (f"{name} {c['before']:.2f} → {c['after']:.2f}" for name, c in sides.items() if c is not None)
             lines.append(f"what a ridge probe learns (c): {', '.join(words)}")
         if not self.aims_at_kappa:
             lines.append("κ is not what this method aims at: c is its measure, and not (i), (ii) and RIR")
-        held = ["Definition 3.1 holds on these rows"] if self.aims_at_kappa else []
-        return "\n".join([*lines, *([self.what_failed] if self.what_failed else held)])
+        if told := self.what_failed or ("Definition 3.1 holds on these rows" if self.aims_at_kappa else ""):
+            lines.append(told)
+        return "\n".join(lines)
 
 
 def immunize(
@@ -257,7 +259,7 @@ def _kept(before: Tensor, after: Tensor, y: Tensor) -> dict[str, float]:
     return {name: 100 * float((one == other).double().mean()) for name, (one, other) in pairs.items()}
 
 
-def _learned(before: Mapping[str, Labelled], after: Mapping[str, Labelled]) -> dict[str, dict[str, float]] | None:
+def _learned(before: Mapping[str, Rows], after: Mapping[str, Rows]) -> dict[str, dict[str, float]] | None:
     """The largest c over ρ by role, before and after; None where D_H has one label."""
     found = {
         role: {
@@ -374,7 +376,7 @@ def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:
         raise UserError(f"D_P has labels up to {int(rows['pretrain'][1].max())}, the head {head.out_features} outputs")
 
 
-def _check_pair(pretrain: Labelled, harmful: Labelled) -> None:
+def _check_pair(pretrain: Rows, harmful: Rows) -> None:
     if same_data([pretrain], [harmful]):
         raise UserError(SAME_DATA)
     try:
@@ -384,9 +386,6 @@ def _check_pair(pretrain: Labelled, harmful: Labelled) -> None:
 
 
 Loader = Iterable[Any]
-
-Labelled = tuple[Tensor, Tensor]
-"""Features (N, D) and labels (N,)."""
 
 ONE_IN = 5
 """One image of D_P in so many is not trained on, and D_P is judged by it (ours)."""

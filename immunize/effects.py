@@ -144,16 +144,17 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig, found: Mapping[str, Any] 
         )
     if cfg.run is not None:
         idle |= _all("it goes with checkpoint=; with run= model and data are those of the run", *_GROUPS)
-    all_held = not cfg.get("own_rows")
+    targets = [nodes[role].get("_target_") for role in _ROLES]
+    held_out = is_deep(nodes) or all(_of_class(target, "held_out_protocol") == "split" for target in targets)
+    if held_out and not cfg.get("own_rows"):
+        what = "image data sets have held-out images" if is_deep(nodes) else "the data set has held-out rows"
+        idle |= _all(what, "test_fraction")
     if is_deep(nodes):
-        idle |= _all("image data sets have held-out images", *["test_fraction"] * all_held)
         idle |= _all("a network has benign=[...]", "benign_digits")
     else:
         idle |= _all("a linear model has no images", "images", "workers", "reference", "benign")
         if not all(isinstance(digit, int) for digit in nodes.harmful.get("pair", [None])):
             idle |= _all("there is no third digit", "benign_digits")
-        if all_held and all(_of_class(nodes[role].get("_target_"), "held_out_protocol") == "split" for role in _ROLES):
-            idle |= _all("the data set has held-out rows", "test_fraction")
     if found is None:
         return idle
     cells = [item for seen in found["attacks"].values() for of in seen.values() for item in of.items()]

@@ -85,6 +85,7 @@ _DEFENCE = (*_SMALL, *_HONEST)
 _LAST_BLOCK = (*alone("last_block"), SAME_BLOCK[0])
 _LAST_BLOCK_SMALL = (*_LAST_BLOCK, "tasks=[harmful]", "images=4000")
 _ALL_RATES = "attack.attacks.last_block.tuning_steps=null"
+_ON_FEATURES = "tiers=[T0,T1,T2,T3]"
 _OWN_ROWS = ("own_rows=true", "test_fraction=0.5")
 _KINDS = ("lbfgs", "mlp_head", "standardize")
 _DRAWS = f"seeds={list(range(20))}".replace(" ", "")
@@ -108,21 +109,21 @@ SCALES = {
         _DIGITS,
         methods=(*METHODS, "censor_deep", "censor_erased"),
     ),
-    "defence_linear": Scale(("outputs/defence_linear",), (*_DIGITS, "tiers=[T0,T1,T2,T3]"), methods=None),
+    "defence_linear": Scale(("outputs/defence_linear",), (*_DIGITS, _ON_FEATURES), methods=None),
     "defence_own": Scale(
         ("outputs/defence_linear",),
-        (*_DIGITS, "tiers=[T0,T1,T2,T3]", *_OWN_ROWS),
+        (*_DIGITS, _ON_FEATURES, *_OWN_ROWS),
         methods=("ours", "erase"),
     ),
     "defence_newrows": Scale(
         ("outputs/defence_front",),
-        (*_SMALL_HEADS, "~attack.attacks.last_block", "tiers=[T0,T1,T2,T3]", *_OWN_ROWS, "tasks=[harmful,pretrain]"),
-        methods=("erase", "rank_100", "censor"),
+        (*_SMALL_HEADS, "~attack.attacks.last_block", _ON_FEATURES, *_OWN_ROWS, "tasks=[harmful,pretrain]"),
+        methods=("erase", "rank_100"),
         seeds=(0,),
     ),
     "defence_search": Scale(
         ("outputs/defence_search",),
-        (*_DIGITS, "tiers=[T0,T1,T2,T3]", *only_for(*DEFENDED)),
+        (*_DIGITS, _ON_FEATURES, *only_for(*DEFENDED)),
         methods=None,
         seeds=(0, 1),
     ),
@@ -130,7 +131,7 @@ SCALES = {
     "defence_weights": Scale(
         ("outputs/defence_weights",),
         (
-            *(*_SMALL_HEADS, "~attack.attacks.last_block", "tiers=[T0,T1,T2,T3]", "benign=[imagenette,cifar10]"),
+            *(*_SMALL_HEADS, "~attack.attacks.last_block", _ON_FEATURES, "benign=[imagenette,cifar10]"),
             *(f"~attack.attacks.{name}" for name in HEADS if name not in _KINDS),
             *only_for(*_KINDS),
         ),

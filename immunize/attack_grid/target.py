@@ -125,13 +125,15 @@ class GridPlan:
         """
         if self.own_rows and not n_held:
             raise DataError("own_rows=true takes held-out rows, and these data have none of their own")
-        of_one = self.own_rows or not n_held
-        order = random_generator(stream[0], SPLIT_STREAM, *stream[1:]).permutation(n_held if self.own_rows else n)
-        order += n * self.own_rows
-        n_test = round(len(order) * self.test_fraction) if of_one else 0
-        test, order = order[:n_test], order[n_test:]
+        first, count = (n, n_held) if self.own_rows else (0, n)
+        order = first + random_generator(stream[0], SPLIT_STREAM, *stream[1:]).permutation(count)
+        if n_held and not self.own_rows:
+            test = n + np.arange(n_held)
+        else:
+            n_test = round(count * self.test_fraction)
+            test, order = order[:n_test], order[n_test:]
         n_aside = round(len(order) * self.validation_fraction)
-        return order[n_aside:], order[:n_aside], test if of_one else n + np.arange(n_held)
+        return order[n_aside:], order[:n_aside], test
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from immunize.data.splits import ROLES, SourceBase, Splits, random_generator, to_part
+from immunize.data.splits import ROLES, SourceBase, Splits, mask_of_classes, random_generator, share_of, to_part
 from immunize.errors import DataError, MissingDataError
 
 __all__ = ["Arrays"]
@@ -99,32 +99,26 @@ class Arrays(SourceBase):
                 labels of several classes that are not said to be that.
         """
         x, y = self._arrays()
-        order = random_generator(self.split_seed, ROLES.index(self.role)).permutation(len(x))
+        stream = self.split_seed, ROLES.index(self.role)
         held = round(self.held_out * len(x))
         if min(held, len(x) - held) < 2:
             raise DataError(
                 f"arrays ({self.role}): {len(x)} rows with held_out={self.held_out} leave a part without 2 rows"
             )
         if self.classes:
-            return self._of_classes(x, y, order)
-        out, fit = np.sort(order[:held]), np.sort(order[held:])
+            found, y, counts = np.unique(y, return_inverse=True, return_counts=True)
+            if (few := found[counts < 2]).size:
+                raise DataError(
+                    f"arrays ({self.role}): classes=true, but of class {few[0]:g} there is 1 row; 2 are needed"
+                )
+            out = mask_of_classes(y, share_of(self.held_out), *stream)
+        else:
+            out = np.zeros(len(x), dtype=bool)
+            out[random_generator(*stream).permutation(len(x))[:held]] = True
         if self.task == "regression":
-            scale = float(y[fit].std(ddof=1)) or 1.0
-            y = (y - y[fit].mean()) / scale
-        return Splits(fit=to_part(x[fit], y[fit]), held_out=to_part(x[out], y[out]))
-
-    def _of_classes(self, x: Array, y: Array, order: Array) -> Splits:
-        """Of each class the same share is held out; a row at least stays, another one goes."""
-        found, labels, counts = np.unique(y, return_inverse=True, return_counts=True)
-        if (few := found[counts < 2]).size:
-            raise DataError(f"arrays ({self.role}): classes=true, but of class {few[0]:g} there is 1 row; 2 are needed")
-        held = np.clip(np.round(self.held_out * counts), 1, counts - 1).astype(int)
-        of_class = [order[labels[order] == label] for label in range(len(found))]
-        out, fit = (
-            np.sort(np.concatenate([rows[part] for rows, part in zip(of_class, parts, strict=True)]))
-            for parts in ([slice(n) for n in held], [slice(n, None) for n in held])
-        )
-        return Splits(*(to_part(x[rows], labels[rows], classes=True) for rows in (fit, out)))
+            scale = float(y[~out].std(ddof=1)) or 1.0
+            y = (y - y[~out].mean()) / scale
+        return Splits(*(to_part(x[rows], y[rows], classes=self.classes) for rows in (~out, out)))
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""

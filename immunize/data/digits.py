@@ -28,7 +28,7 @@ import numpy as np
 from immunize.data.digit_pairs import DigitPairSource
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import Array, ArrayImages
-from immunize.data.splits import Part, Role, SourceBase, Splits, random_generator, to_part
+from immunize.data.splits import Part, Role, SourceBase, Splits, mask_of_classes, to_part
 
 __all__ = ["DIGITS_OF", "PIXEL_MAX", "DigitImages", "Digits", "FiveDigits", "embedded_digits", "held_out_mask"]
 
@@ -65,11 +65,7 @@ def held_out_mask(labels: Array) -> Array:
     Returns:
         (N,) bool, true for a third (rounded down) of the images of each digit; the same on every call.
     """
-    mask = np.zeros(len(labels), dtype=bool)
-    for digit in np.unique(labels):
-        rows = np.flatnonzero(labels == digit)
-        mask[random_generator(HOLD_OUT_SEED, int(digit)).permutation(rows)[: len(rows) // 3]] = True
-    return mask
+    return mask_of_classes(labels, lambda rows: rows // 3, HOLD_OUT_SEED)
 
 
 _MADE = {

@@ -16,7 +16,7 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -35,7 +35,9 @@ __all__ = [
     "Splits",
     "Standardizer",
     "hash_of",
+    "mask_of_classes",
     "random_generator",
+    "share_of",
     "to_part",
 ]
 
@@ -172,6 +174,32 @@ def hash_of(names: Mapping[Role, str], splits: Mapping[Role, Splits]) -> str:
                 digest.update(str(tuple(tensor.shape)).encode())
                 digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
+
+
+def mask_of_classes(
+    labels: np.ndarray[Any, np.dtype[Any]], count: Callable[[int], int], seed: int, *stream: int
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Rows that are held out of each class, the same on every call.
+
+    Args:
+        labels: (N,) whole numbers from 0.
+        count: from the rows of a class to how many of them are held out.
+        seed: of the draw.
+        stream: further numbers that tell draws with the same seed apart.
+
+    Returns:
+        (N,) bool, true for what is held out.
+    """
+    mask = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        mask[random_generator(seed, *stream, int(label)).permutation(rows)[: count(len(rows))]] = True
+    return mask
+
+
+def share_of(fraction: float) -> Callable[[int], int]:
+    """Of `mask_of_classes`: a share, rounded, of a class with at least 2 rows at least one and never all."""
+    return lambda rows: min(max(round(rows * fraction), 1), rows - 1)
 
 
 def to_part(x: np.ndarray[Any, np.dtype[Any]], y: np.ndarray[Any, np.dtype[Any]], *, classes: bool = False) -> Part:

@@ -18,7 +18,7 @@ import numpy as np
 
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import FileImages
-from immunize.data.splits import random_generator
+from immunize.data.splits import mask_of_classes, share_of
 from immunize.errors import DataError
 
 __all__ = ["ImageFolder", "class_names", "hold_out", "read_class_folders", "read_two_folders", "two_folders"]
@@ -178,12 +178,7 @@ def hold_out(images: FileImages, fraction: float) -> StoredSplits:
     Returns:
         both splits in the original order.
     """
-    mask = np.zeros(len(images), dtype=bool)
-    for label in np.unique(images.labels):
-        rows = np.flatnonzero(images.labels == label)
-        if len(rows) > 1:
-            count = min(max(round(len(rows) * fraction), 1), len(rows) - 1)
-            mask[random_generator(HOLD_OUT_SEED, int(label)).permutation(rows)[:count]] = True
+    mask = mask_of_classes(images.labels, share_of(fraction), HOLD_OUT_SEED)
     return StoredSplits(images.take(np.flatnonzero(~mask)), images.take(np.flatnonzero(mask)))
 
 

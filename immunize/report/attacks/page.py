@@ -109,12 +109,11 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
     methods = any(method.endswith(f"_{rest}") for method in attacks.methods)
     of_rest = f"methods={','.join(attacks.methods)}" if methods else f"harmful={rest}"
     part = " ".join([f"models={model}"] * bool(model) + [of_rest] * bool(rest))
-    default = (table, scale) == ("attacks", "linear")
-    target = f" `make table_{table}{'' if default else f' SCALE={scale}'}`, that is"
+    of_scale = "" if (table, scale) == ("attacks", "linear") else f" SCALE={scale}"
+    whole = not some
     if table in OWN_SCALES:
         scale = f"{table}_{scale}"
-        if not Path(config_dir(), "experiment", f"{scale}.yaml").is_file():  # its runs are those of another target
-            target = ""
+        whole = whole and Path(config_dir(), "experiment", f"{scale}.yaml").is_file()  # or another target has its runs
     budget = attacks.grid["budget"]
     paired = all(record["config"]["seeds"] == [record["seed"]] for record in attacks.records)
     grid = f"`{attacks.grid['name']}`, {budget['steps']:,} steps a candidate, {budget['flops']:.0e} FLOPs an attack"
@@ -139,7 +138,7 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
         scale=scale,
         attacked=f"outputs/attacks_{scale}{'_' * bool(some)}{some}",
         part=part,
-        target="" if some else target,
+        target=f" `make table_{table}{of_scale}`, that is" if whole else "",
         facts=facts,
         unbroken=unbroken_counts,
         failures=_failures,
