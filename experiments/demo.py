@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 
@@ -20,6 +21,8 @@ from immunize import attack, train
 from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import config_dir, register
 from immunize.files import write_text
+from immunize.importing import start_quickly
+from immunize.processes import KEPT_MEMORY, closing_pool
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.attacks.page import best_figure
 from immunize.report.attacks.records import THETA_0, Attacks, collected
@@ -27,6 +30,7 @@ from immunize.report.attacks.tables import KIND_WORDS, scores_of, wanted_columns
 from immunize.report.curves import save_figure
 from immunize.report.loading import write_results
 from immunize.report.table import Table, short, to_print, to_read
+from immunize.threads import cores
 
 METHODS = ("ours", "erase")
 BUDGET = ("attack=full", "attack.budget.steps=300", "attack.budget.flops=1e10", "seeds=[0]")
@@ -50,17 +54,10 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
         path of the figure.
     """
     out = Path(key_values(arguments, {"out"}).get("out", "outputs/demo"))
-    register()
-    runs, attacked = {}, {}
-    for method in METHODS:
-        folder = out / method
-        with initialize_config_dir(config_dir(), version_base="1.3"):
-            training = ["harmful=digits5to9", f"method={method}", "logger=none", "overwrite=true", *shorter]
-            cfg = compose("train", training)
-            grid = compose("attack", [*BUDGET, f"run={folder}", f"cells={out / 'cells'}", "overwrite=true"])
-        runs[method] = train.run(cfg, folder, quiet=True)
-        tell(f"{method}: trained; attacking")
-        attacked[method] = attack.run(grid)
+    with closing_pool(min(cores(), len(METHODS)), 1, start_quickly, environment=KEPT_MEMORY) as pool:
+        futures = [pool.submit(both_of, method, out, BUDGET, shorter) for method in METHODS]
+        made = [future.result() for future in futures]
+    runs, attacked = [dict(zip(METHODS, of, strict=True)) for of in zip(*made, strict=True)]
     attacks = Attacks.of([collected(record) for record in attacked.values()])
     write_results(attacks.records, out)
     write_text(out / "table.md", table_of(attacks).markdown())
@@ -73,6 +70,21 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
         screen.print(told, markup=False)
     print(out / "best.png")
     return out / "best.png"
+
+
+def both_of(
+    method: str, out: Path, budget: Sequence[str], shorter: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Record of a method's run, and of the attacks on it; what attacks θ_0 is kept for the other."""
+    register()
+    folder = out / method
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        training = ["harmful=digits5to9", f"method={method}", "logger=none", "overwrite=true", *shorter]
+        cfg = compose("train", training)
+        grid = compose("attack", [*budget, f"run={folder}", f"cells={out / 'cells'}", "overwrite=true"])
+    trained = train.run(cfg, folder, quiet=True)
+    tell(f"{method}: trained; attacking")
+    return trained, attack.run(grid)
 
 
 def table_of(attacks: Attacks) -> Table:

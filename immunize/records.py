@@ -284,13 +284,14 @@ def _command() -> str:
 
 
 def _module() -> str | None:
-    """What `python -m` was given; the workers of a sweep know it from the name of the file."""
-    program, spec = Path(sys.argv[0]), getattr(sys.modules["__main__"], "__spec__", None)
-    if program.suffix == ".py" and program.parent.name == "immunize":
-        return f"immunize.{program.stem}"
-    if spec is not None and spec.name.startswith(("immunize.", "experiments.")):
-        return str(spec.name).removesuffix(".__main__")
-    return None
+    """What `python -m` was given; the workers of a pool know it from the name of the file."""
+    spec, program = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0])
+    name = "" if spec is None else str(spec.name)
+    if program.suffix == ".py" and (program.parent.name == "immunize" or name.startswith("loky.")):
+        parts = program.with_suffix("").parts
+        first = max((at for at, part in enumerate(parts[:-1]) if part in ("immunize", "experiments")), default=0)
+        name = ".".join(parts[first:])
+    return name.removesuffix(".__main__") if name.startswith(("immunize.", "experiments.")) else None
 
 
 _RESULTS = [f":(top,exclude,glob)experiments/**/*.{kind}" for kind in ("md", "csv", "gz", "json", "tex", "png", "pdf")]

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from immunize.cli import now_and_then
 from immunize.importing import start_quickly
@@ -154,6 +155,23 @@ except AttributeError:
 def test_what_waits_to_be_imported_is_all_there_when_asked_for(tmp_path: Path) -> None:
     done = fresh("-c", WAITING, cwd=tmp_path)
     assert done.stdout.splitlines() == ["waits False", "executed True", "plotted Figure 3.0", "missing"], done.stderr
+
+
+STEPS = """
+import torch, immunize.pipeline.fit
+asked = []
+torch.cuda.device_count = lambda: asked.append("driver") or 0
+weight = torch.nn.Parameter(torch.ones(2))
+weight.grad = torch.ones(2)
+torch.optim.Adam([weight]).step()
+print(len(asked))
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver to be found")
+def test_without_a_gpu_no_step_of_an_optimizer_looks_for_a_driver(tmp_path: Path) -> None:
+    done = fresh("-c", STEPS, cwd=tmp_path)
+    assert done.stdout.split() == ["0"], done.stderr
 
 
 COMPILING = """

@@ -132,12 +132,19 @@ def test_provenance(record: dict[str, Any]) -> None:
     ("program", "module", "command"),
     [
         ("/x/immunize/train.py", "immunize.train", "python -m immunize.train a=1"),
-        ("/x/immunize/train.py", "loky.backend.popen_loky_posix", "python -m immunize.train a=1"),
+        ("/immunize/immunize/train.py", "loky.backend.popen_loky_posix", "python -m immunize.train a=1"),
         (
             "/x/experiments/table_attacks/__main__.py",
             "experiments.table_attacks.__main__",
             "python -m experiments.table_attacks a=1",
         ),
+        (
+            "/x/experiments/table_attacks/__main__.py",
+            "loky.backend.popen_loky_posix",
+            "python -m experiments.table_attacks a=1",
+        ),
+        ("/immunize/experiments/demo.py", "loky.backend.popen_loky_posix", "python -m experiments.demo a=1"),
+        ("/x/elsewhere/mine.py", "loky.backend.popen_loky_posix", "mine.py a=1"),
         ("/x/experiments/mine.py", None, "mine.py a=1"),
         ("/x/bin/immunize-train", None, "immunize-train a=1"),
     ],

@@ -16,7 +16,6 @@ were finished are not repeated. What comes out is read by `python -m immunize.re
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -99,19 +98,14 @@ def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
         return
     from concurrent.futures import as_completed
 
-    from immunize.attack_grid.run import KEPT_MEMORY
-    from immunize.processes import new_pool
+    from immunize.processes import KEPT_MEMORY, closing_pool
     from immunize.sweeping.launching import threads_a_worker
 
-    with new_pool(workers, threads_a_worker(cores(), workers), environment=KEPT_MEMORY) as pool:
+    with closing_pool(workers, threads_a_worker(cores(), workers), environment=KEPT_MEMORY) as pool:
         futures = {pool.submit(attack, job): job for job in jobs}
-        try:
-            for future in as_completed(futures):
-                _explained(futures[future], future.result())
-                yield futures[future]
-        finally:
-            with contextlib.suppress(RuntimeError):
-                pool.shutdown(wait=True, kill_workers=True)
+        for future in as_completed(futures):
+            _explained(futures[future], future.result())
+            yield futures[future]
 
 
 def attack(job: Job) -> str | None:

@@ -36,18 +36,12 @@ from immunize.evaluation.attacks import (
     in_tier,
     judge,
 )
-from immunize.processes import new_pool
+from immunize.processes import KEPT_MEMORY, closing_pool
 from immunize.records import peak_memory_mib
 from immunize.threads import cores, cpu_threads
 
 LARGE = 2**20
 """Numbers in the training rows of a task from which processes are worth the seconds that they take to start."""
-
-KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
-"""Variables by which glibc's malloc keeps what was freed for the next array, where it would give it back to the system.
-
-The system clears every page that it hands out, which was a fifth of the processor time of a MNIST pair's grid.
-"""
 
 MOVING = "T4"
 """The tier of attacks that move weights."""
@@ -232,9 +226,8 @@ def _side_by_side(
     parts: Iterator[_Part], processes: int, threads: int, budget: Budget, store: Store | None
 ) -> Generator[tuple[_Part, Done], None, None]:
     """Run parts in a pool; one more than there are processes is under way, so that few rows are held at once."""
-    pool = new_pool(processes, threads, environment=KEPT_MEMORY)
     running: dict[Future[Done], _Part] = {}
-    try:
+    with closing_pool(processes, threads, environment=KEPT_MEMORY) as pool:
         while True:
             while len(running) <= processes and (part := next(parts, None)) is not None:
                 running[pool.submit(_run, part, threads, budget, store)] = part
@@ -243,9 +236,6 @@ def _side_by_side(
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 part = running.pop(future)
                 yield part, future.result()
-    finally:
-        with contextlib.suppress(RuntimeError):
-            pool.shutdown(wait=True, kill_workers=True)
 
 
 def _run(part: _Part, threads: int, budget: Budget, store: Store | None) -> Done:
