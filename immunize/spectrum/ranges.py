@@ -105,9 +105,8 @@ def lift_map(theta: Tensor, basis: Tensor) -> Tensor:
     log_det = float(torch.linalg.slogdet(theta).logabsdet) / theta.shape[0]
     scale = torch.tensor(log_det, dtype=torch.float64).exp()
     scale = scale if bool(torch.isfinite(scale)) and float(scale) > 0 else torch.ones_like(scale)
-    outside = torch.eye(basis.shape[0], dtype=torch.float64) - basis @ basis.T
-    lifted: Tensor = basis @ theta @ basis.T + scale * outside
-    return lifted
+    lifted = torch.eye(basis.shape[0], dtype=torch.float64).sub_(basis @ basis.T).mul_(scale)
+    return lifted.add_(basis @ theta @ basis.T)  # in place: three D × D at once, not six
 
 
 def restrict_map(theta: Tensor, basis: Tensor) -> Tensor:
