@@ -20,7 +20,15 @@ from immunize.records import diverged_cross_fit
 from immunize.report.attacks.one_run import grid_parts, not_tried, verdict_sentence
 from immunize.report.loading import check_same_run, lacking_is_told, read_sources, verdict_on, with_infinities
 from immunize.report.naming import RATIOS, data_name, fit_rows, run_title
-from immunize.report.one_run import carried_over, each_set, separability_lines, sets_table, weakest_told
+from immunize.report.one_run import (
+    aims_at_kappa,
+    carried_over,
+    each_set,
+    other_measure,
+    separability_lines,
+    sets_table,
+    weakest_told,
+)
 from immunize.report.provenance import machine_name
 from immunize.report.templates import asset, filled_in
 
@@ -45,6 +53,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
     if attack is not None:
         check_same_run(record, attack)
     parts = [part for part in record["metrics"] if part != "validation"]
+    again = [] if attack is None else [attack["command"]]
     return {
         "card_version": CARD_VERSION,
         "title": run_title(record),
@@ -65,6 +74,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
             "estimator": record["verdicts"]["estimator"],
             **{part: {name: (verdict_on(record, part) or {})[name] for name in "abc"} for part in parts},
         },
+        "aims_at_kappa": aims_at_kappa(record),
         "separability": carried_over(record, parts),
         "attack": None if attack is None else _attack(attack),
         "threat_model": threat_model(_kind(record), record["config"]["method"]["_target_"]),
@@ -75,11 +85,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
             **_theta_0(record),
             **_made_with(record),
         },
-        "reproduce": [
-            record["command"],
-            *([] if attack is None else [attack["command"]]),
-            "python -m immunize.verify run=<this folder>",
-        ],
+        "reproduce": list(dict.fromkeys([record["command"], *again, "python -m immunize.verify run=<this folder>"])),
     }
 
 
@@ -98,6 +104,7 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         front_matter=front_matter(card),
         with_infinities=with_infinities,
         separability=separability_lines(card["separability"]),
+        other_measure=other_measure(card),
         each_set=each,
         **({} if attack is None else grid_parts(attack)),
     )

@@ -84,12 +84,8 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
                 where = f"{part_words(part)}, {name}" if network else part_words(part)
                 lines = _verdicts(verdict, ratios, "the network" if network else "a ridge probe")
                 console.print(f"Definition 3.1 on {where}, {verdict['estimator']}:", *lines, sep="\n  ")
-    if not aims_at_kappa(record):
-        console.print(
-            f"(i), (ii) and RIR are not the measure of method={record['method']}; these two are:",
-            "c, what a ridge probe can learn (below), and `python -m immunize.attack`",
-            sep="\n  ",
-        )
+    if (measure := other_measure(record)) is not None:
+        console.print(*measure, sep="\n  ")
     if lines := separability_lines(carried_over(record, record["metrics"])):
         console.print(*lines, sep="\n  ")
     if lines := [*(_probe_accuracies if network else _probe_steps)(record)]:
@@ -99,6 +95,16 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
 def aims_at_kappa(record: dict[str, Any]) -> bool:
     """Whether (i), (ii) and RIR are the measure of a run's method; of records without a word, of all but `erase`."""
     return bool(record.get("aims_at_kappa", record["method"] != "erase"))
+
+
+def other_measure(record: dict[str, Any]) -> tuple[str, str] | None:
+    """What a run is to be judged by whose method does not aim at κ; None of the others."""
+    if aims_at_kappa(record):
+        return None
+    return (
+        f"(i), (ii) and RIR are not the measure of method={record['method']}; these two are:",
+        "c, what a ridge probe can learn (below), and `python -m immunize.attack`",
+    )
 
 
 def _probe_steps(record: dict[str, Any]) -> Iterator[str]:

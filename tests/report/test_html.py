@@ -15,6 +15,7 @@ from immunize.errors import UserError
 from immunize.records import SWEEP, read_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import verdict_sentence
+from immunize.report.card import card_of, card_text
 from immunize.report.html import write_run_page, write_sweep_page
 from immunize.report.html.page import REPORT, Picture
 from immunize.report.html.run import read_log, run_page
@@ -204,6 +205,15 @@ def test_warnings_of_the_training_are_among_the_verdicts(record: Record) -> None
     text = text_of(record)
     assert "sigma_min_floor (cross-fit, step 7, no longer at the end): σ_min hit its floor" in text
     assert text.index("sigma_min_floor") < text.index("Condition numbers, before")
+
+
+def test_page_and_card_say_what_counts_where_kappa_does_not(record: Record) -> None:
+    def told(record: Record) -> list[bool]:
+        texts = (text_of(record), card_text(card_of(record, None), None))
+        return ["(i), (ii) and RIR are not the measure of method=mine; these two are" in text for text in texts]
+
+    assert told(record | {"method": "mine"}) == [False, False]
+    assert told(record | {"method": "mine", "aims_at_kappa": False}) == [True, True]
 
 
 def test_nothing_in_a_record_becomes_markup(record: Record, attack: Record) -> None:

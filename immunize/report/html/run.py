@@ -29,7 +29,7 @@ from immunize.report.loading import (
     verdict_on,
 )
 from immunize.report.naming import RATIOS, data_name, part_words, run_title
-from immunize.report.one_run import each_set, loss_text, sets_table, warning_lines, weakest_told
+from immunize.report.one_run import each_set, loss_text, other_measure, sets_table, warning_lines, weakest_told
 from immunize.report.provenance import provenance_rows
 from immunize.report.runs import Runs, experiment_of
 from immunize.report.table import NOTHING, Table, short
@@ -105,6 +105,7 @@ def run_page(
         sets=None if sets is None else sets_table(sets),
         definition=_definition(record),
         lost=diverged_cross_fit(record),
+        other_measure=other_measure(record),
         warnings=warning_lines(record),
         kappas=_ratios(record),
         curves=_training(log),
