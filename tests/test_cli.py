@@ -158,6 +158,8 @@ def test_what_waits_to_be_imported_is_all_there_when_asked_for(tmp_path: Path) -
 
 
 STEPS = """
+from immunize.importing import start_quickly
+start_quickly()
 import torch, immunize.pipeline.fit
 asked = []
 torch.cuda.device_count = lambda: asked.append("driver") or 0
