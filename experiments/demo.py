@@ -55,18 +55,17 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
     """
     out = Path(key_values(arguments, {"out"}).get("out", "outputs/demo"))
     with closing_pool(min(cores(), len(METHODS)), 1, start_quickly, environment=KEPT_MEMORY) as pool:
-        futures = [pool.submit(both_of, method, out, BUDGET, shorter) for method in METHODS]
-        made = [future.result() for future in futures]
-    runs, attacked = [dict(zip(METHODS, of, strict=True)) for of in zip(*made, strict=True)]
-    attacks = Attacks.of([collected(record) for record in attacked.values()])
+        futures = {method: pool.submit(both_of, method, out, BUDGET, shorter) for method in METHODS}
+        made = {method: future.result() for method, future in futures.items()}
+    attacks = Attacks.of([collected(attacked) for _, attacked in made.values()])
     write_results(attacks.records, out)
     write_text(out / "table.md", table_of(attacks).markdown())
     save_figure(best_figure(attacks), out / "best")
     screen, shown = to_read(), rows_of(attacks)
     screen.print(to_print(shown, shown.columns))
-    for method, record in attacked.items():
-        rir = short(runs[method]["metrics"]["held_out"]["spectrum"]["rir"])
-        told = f"{method}: RIR {rir} on held-out rows; harmful task {verdict_sentence(record, 'harmful')}"
+    for method, (trained, attacked) in made.items():
+        rir = short(trained["metrics"]["held_out"]["spectrum"]["rir"])
+        told = f"{method}: RIR {rir} on held-out rows; harmful task {verdict_sentence(attacked, 'harmful')}"
         screen.print(told, markup=False)
     print(out / "best.png")
     return out / "best.png"

@@ -132,6 +132,7 @@ def test_provenance(record: dict[str, Any]) -> None:
     ("program", "module", "command"),
     [
         ("/x/immunize/train.py", "immunize.train", "python -m immunize.train a=1"),
+        ("/x/immunize/train.py", "loky.backend.popen_loky_posix", "python -m immunize.train a=1"),
         ("/immunize/immunize/train.py", "loky.backend.popen_loky_posix", "python -m immunize.train a=1"),
         (
             "/x/experiments/table_attacks/__main__.py",
