@@ -210,6 +210,17 @@ SCALES = {
         methods=("censor_deep", "sophon_deep", "sophon_strong"),
         seeds=(0,),
     ),
+    "t4_honest": Scale(
+        ("outputs/t4_small",),
+        (
+            *_LAST_BLOCK,
+            "images=4000",
+            "benign=[imagenette,cifar10]",
+            "tasks=[pretrain,benign_imagenette,benign_cifar10]",
+        ),
+        methods=("censor_deep",),
+        seeds=(0,),
+    ),
     **{
         scale: Scale(
             ("outputs/t4_small",),
@@ -234,6 +245,7 @@ settings of `censor` by name, for what each costs benign tasks; `defence_search`
 and `defence_newrows` attackers have rows that no method saw.
 `defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone: LoRA (`t4_lora`) and all weights
 (`t4_full`) take an hour a run there, and `t4_peers` has a peer beside `censor`, both over three stages, and what
-either leaves to honest users. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning rate of
-the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries the verdict:
-20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
+either leaves to honest users, who have as many steps in `t4_honest`. `t4_long` takes 3,000 steps, augmented ones
+too. `t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell
+rates apart. `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence
+but by accident."""
