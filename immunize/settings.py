@@ -119,7 +119,7 @@ def check_settings(cfg: DictConfig) -> None:
     stopping = EARLY_STOPPING_RULES if objective.early_stopping else ()
     balancing = BALANCE_RULES if objective.balance else ()
     kind = DEEP_RULES if is_deep(cfg) else LINEAR_RULES
-    check(cfg, TrainConfig, (*RULES, *kind, *selecting, *stopping, *balancing))
+    check_rules(cfg, (*RULES, *kind, *selecting, *stopping, *balancing))
     if objective.early_stopping and objective.batch_size is None and objective.check_every > objective.epochs:
         raise UserError(
             f"objective.check_every={objective.check_every} looks at the validation split only after the last of "
@@ -150,6 +150,16 @@ def check(node: DictConfig, schema: type, rules: Iterable[Rule] = (), prefix: st
             check(node[name], kind, prefix=f"{prefix}{name}.")  # type: ignore[arg-type]
     if not prefix:
         OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(node))
+    check_rules(node, rules)
+
+
+def check_rules(node: DictConfig, rules: Iterable[Rule]) -> None:
+    """The last step of :func:`check`, by itself.
+
+    Raises:
+        UserError: a value that is not allowed; the first.
+        OmegaConfBaseException: a missing one.
+    """
     for name, allowed, words in rules:
         value = OmegaConf.select(node, name, throw_on_missing=True)
         if not allowed(value):
