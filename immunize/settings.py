@@ -22,6 +22,9 @@ from immunize.schemas import TrainConfig
 LARGEST_SEED = 2**32 - 1
 """Numpy's largest."""
 
+MOST_THREADS = 1024
+"""Far above any machine's use, far below what torch takes."""
+
 MULTIPLIERS = (1, 2, 3, 5)
 """The multiples of the task loss's gradient norm that C.2 searches over."""
 
@@ -35,7 +38,11 @@ RULES: tuple[Rule, ...] = (
     ("probe_steps", lambda value: value >= 1, "at least 1"),
     ("monitor_every", lambda value: value >= 1, "at least 1"),
     ("log_every", lambda value: value >= 1, "at least 1"),
-    ("threads", lambda value: value is None or value >= 1, "at least 1, or null"),
+    (
+        "threads",
+        lambda value: value is None or 1 <= value <= MOST_THREADS,
+        f"at least 1 and at most {MOST_THREADS}, or null",
+    ),
     ("objective.lambda_well", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
     ("objective.lambda_ill", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
     ("pairing", lambda value: value in PAIRINGS, f"one of {', '.join(PAIRINGS)}, so that every batch has rows of both"),

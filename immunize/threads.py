@@ -116,7 +116,7 @@ def _told_by_openmp() -> int | None:
 def _cgroups(root: Path) -> list[Path]:
     """Folders of this process's cgroups and of those around them, as version 1, 2 or both at once lay them out."""
     told = (line.split(":", 2)[-1] for line in (_read(root / "proc/self/cgroup") or "").splitlines())
-    paths = {PurePosixPath("/", path) for path in told} | {PurePosixPath("/")}
+    paths = {PurePosixPath("/", path.lstrip("/")) for path in told} | {PurePosixPath("/")}
     around = {place for path in paths for place in (path, *path.parents)}
     mounts = [root / "sys/fs/cgroup" / mount for mount in ("", "unified", "cpu", "cpu,cpuacct")]
     return [mount / place.relative_to("/") for mount in mounts for place in sorted(around)]

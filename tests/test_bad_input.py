@@ -94,6 +94,7 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
         ("monitor_every=0", "monitor_every has to be at least 1"),
         ("log_every=0", "log_every has to be at least 1"),
         ("threads=0", "threads has to be at least 1"),
+        ("threads=99999999999", "threads has to be at least 1 and at most 1024, or null; it is 99999999999"),
         ("pairing=sequential", "pairing has to be one of max_size_cycle.*sequential"),
         ("objective.epochs=0", "objective.epochs has to be at least 1"),
         ("objective.learning_rate=-1", "objective.learning_rate has to be positive"),

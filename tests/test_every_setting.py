@@ -22,6 +22,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from immunize import attack, forecast, pretrain, records, train
+from immunize.config import is_deep
 from immunize.data.digits import DigitImages, embedded_digits
 from immunize.data.images.source import StoredSplits
 from immunize.effects import given_names
@@ -276,7 +277,7 @@ NETWORK = (
 
 def check_training(cfg: DictConfig) -> None:
     check_settings(cfg)
-    checked_sources(build(cfg.pretrain), build(cfg.harmful), cfg.objective.loss)
+    checked_sources(build(cfg.pretrain), build(cfg.harmful), None if is_deep(cfg) else cfg.objective.loss)
 
 
 CHECKS: dict[str, Callable[[DictConfig], Any]] = {"train": check_training, "attack": attack.entries_of}
@@ -315,6 +316,19 @@ def _can_be_set(name: str, value: Any) -> bool:
     return not null and not any(fnmatch(name, pattern) for pattern in NO_NUMBER)
 
 
+def with_others(cfg: DictConfig, names: list[str], check: Callable[[DictConfig], Any]) -> DictConfig:
+    """The configuration with another value for each of these settings, but for those that are then refused."""
+    changed = copy.deepcopy(cfg)
+    try:
+        for name in names:
+            OmegaConf.update(changed, name, others(name, OmegaConf.select(changed, name))[0])
+        check(changed)
+    except (UserError, AssertionError, IndexError):
+        half = len(names) // 2
+        return cfg if not half else with_others(with_others(cfg, names[:half], check), names[half:], check)
+    return changed
+
+
 def every_setting_counts(
     numbers_of: Callable[[DictConfig, Path], tuple[dict[str, Any], dict[str, Any]]],
     config: str,
@@ -350,15 +364,10 @@ def every_setting_counts(
                 fine.add(name)
             else:
                 lines.append(f"{name}: {value} or {another} is the same ({of})")
-        changed = copy.deepcopy(cfg)
         idle = [name for name, value in leaves(record.get("without_effect", {})) if _can_be_set(name, value)]
-        for name in idle:
-            valid = copy.deepcopy(changed)
-            with contextlib.suppress(UserError, AssertionError, IndexError):
-                OmegaConf.update(valid, name, others(name, OmegaConf.select(valid, name))[0])
-                CHECKS.get(config, bool)(valid)
-                changed = valid
         if idle:
+            changed = with_others(cfg, idle, CHECKS.get(config, bool))
+            assert changed != cfg, f"no other value of {idle} passes the checks ({of})"
             _, after = numbers_of(changed, next(folders))
             if found := differences(plain(before), plain(after), ""):
                 lines.append(f"what is said to have no effect has one ({of}): {found[0]}")

@@ -96,6 +96,7 @@ def v1(quota: int, folder: str) -> dict[str, str]:
         ("0::/\n", {"cpu.max": "nonsense\n"}, 4),
         ("no colons\n", {"cpu.max": "200000 100000\n"}, 2),
         ("0::/../outside\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("0:://jobs\n", {"jobs/cpu.max": "200000 100000\n"}, 2),
     ],
 )
 def test_a_quota_leaves_so_many_cores(machine: Path, told: str, files: dict[str, str], expected: int) -> None:

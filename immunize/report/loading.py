@@ -9,6 +9,7 @@ value, a text as it is where nothing else could be meant by it. Imports no other
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -320,8 +321,16 @@ def _kept(record: Mapping[str, Any]) -> _Record:
 
 
 def _text(value: Any) -> str:
-    plain = isinstance(value, str) and value != "" and _value(value) == value
-    return value if plain else json.dumps(value, ensure_ascii=False)
+    return _quoted(value) if isinstance(value, str) else _as_json(value)
+
+
+@functools.cache
+def _quoted(value: str) -> str:
+    """As it is where it would be read as itself."""
+    return value if value and _value(value) == value else _as_json(value)
+
+
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _value(cell: str) -> Any:
