@@ -32,6 +32,9 @@ OF_STEPS = ("attack_learning_rate", "attack_optimizer", "attack_batch_size", "he
 BETAS, EPS = (0.9, 0.999), 1e-8
 """Adam's (Kingma & Ba, ICLR 2015), bias corrected."""
 
+DIVERGED = 100.0
+"""Times the loss that it begins with, or that of guessing: an attacker whose loss is larger has diverged (ours)."""
+
 FOLDS = 3
 """Two thirds of a batch of D_H are learned from, one third judges what was learned."""
 
@@ -146,7 +149,7 @@ def attack(
 
     Args:
         step: with the batch.
-        attacker: minimizes the cross-entropy.
+        attacker: minimizes the cross-entropy; one above `DIVERGED` counts as infinite.
         n_outputs: C of D_H; 1 for two classes.
 
     Returns:
@@ -162,8 +165,14 @@ def attack(
     size = min(attacker.batch_size, len(seen))
     parts = seen.unfold(0, size, size)
 
+    most = torch.tensor(torch.inf)
+
     def loss(k: int, parameters: dict[str, Tensor], head: Head) -> Tensor:
-        return harmful_loss(step, parts[k % len(parts)], parameters, head)
+        nonlocal most
+        value = harmful_loss(step, parts[k % len(parts)], parameters, head)
+        if not k:
+            most = DIVERGED * value.detach().clamp_min(math.log(max(n_outputs, 2)))
+        return torch.where(value > most, torch.inf, value)
 
     probe = _probe(features, labels, judged, max(n_outputs, 2), step.net.head.weight.dtype)
     return judged, attacker.path(step, probe, loss)
