@@ -14,6 +14,11 @@ SAME_BLOCK = tuple(f"attack.attacks.{name}.modules=[layer4]" for name in HORIZON
 """Of networks that were immunized at different depths the same part moves."""
 
 METHODS = ("none", "ill_only", "imma", "opt_kappa", "ours", "closed_form", "erase", "censor", "simulated")
+PEERS = (
+    *("none", "imma", "ours", "censor", "censor_after", "contract", "contract_gain"),
+    *("mlac", "sophon_inverse", "sophon_uniform"),
+)
+"""Those that train one block; what trains more has pages of its own."""
 SEEDS = (0, 1, 2)
 REPAIRS_LIKE_STANDARDIZE = ("~attack.attacks.centre", "~attack.attacks.normalize")
 """Each takes as long as `standardize`, half a minute a run on 12,000 rows of 784 pixels."""
@@ -161,7 +166,7 @@ SCALES = {
             *SAME_BLOCK,
             "~attack.attacks.full_finetune_augmented",  # a fifth of the time, for images of 8 x 8 pixels
         ),
-        methods=None,
+        methods=PEERS,
     ),
     "defence_deep": Scale(
         ("outputs/t4_small",),
