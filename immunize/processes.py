@@ -55,8 +55,9 @@ THREADS = (
 LARGEST_GROWTH = 4 * 1024**3
 """Bytes by which a process of a pool may grow before it is replaced by a new one."""
 
-KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
+KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 """Variables by which glibc's malloc keeps what was freed for the next array, where it would give it back to the system.
+(A threshold for mmap would do, but before 2.35 one above 32 MiB is ignored, and the other then makes all worse.)
 
 The system clears every page that it hands out, which was a fifth of the processor time of a MNIST pair's grid.
 """

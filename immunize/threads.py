@@ -34,8 +34,9 @@ def sleep_when_idle() -> None:
     Libraries read the variables when they are loaded: `immunize/__init__.py`, which every command, worker and
     experiment passes first, calls this. Where torch is there already, it changes nothing.
     """
-    if not any(name in os.environ for name in (*WAITING, *SPINNING)):
-        os.environ.update(WAITING)
+    told = {name for name in (*WAITING, *SPINNING) if os.environ.get(name)}
+    if told <= {"KMP_BLOCKTIME"}:  # GNU's does not read it, and would spin
+        os.environ.update({name: value for name, value in WAITING.items() if name not in told})
 
 
 def cores(root: Path = Path("/")) -> int:
@@ -46,8 +47,7 @@ def cores(root: Path = Path("/")) -> int:
     Args:
         root: of the file system.
     """
-    quota = min((share for folder in _cgroups(root) if (share := _share(folder)) is not None), default=math.inf)
-    usable = len(_usable())
+    quota, usable = _quota(root), len(_usable())
     return usable if quota >= usable else math.ceil(quota)
 
 
@@ -58,12 +58,12 @@ def threads_in_force(setting: int | None) -> int:
         setting: 1 or more; None is OMP_NUM_THREADS, or else one a core (two threads of one core share what computes).
 
     Returns:
-        `setting`, but no more than :func:`cores` where that is less than the machine has: then a line is logged.
+        `setting`, but no more than :func:`cores` where affinity or a quota limits them: then a line is logged.
     """
     limit = cores()
     if setting is None:
         return min(_told_by_openmp() or _physical_cores(), limit)
-    if setting <= limit or limit == os.cpu_count():
+    if setting <= limit or (limit == os.cpu_count() and math.isinf(_quota())):
         return setting
     _log_reduced(setting, limit)
     return limit
@@ -111,6 +111,11 @@ def _told_by_openmp() -> int | None:
     """OMP_NUM_THREADS, whose first number is that of the outermost level; None for none."""
     told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(told) if told.isdecimal() and int(told) > 0 else None
+
+
+def _quota(root: Path = Path("/")) -> float:
+    """How many cores' time the cgroups leave; infinite for all of it."""
+    return min((share for folder in _cgroups(root) if (share := _share(folder)) is not None), default=math.inf)
 
 
 def _cgroups(root: Path) -> list[Path]:

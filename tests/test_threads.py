@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from pathlib import Path
 
@@ -144,6 +145,7 @@ def test_threads_are_at_most_what_the_quota_leaves(
 ) -> None:
     setting, left, openmp, expected, told = case
     monkeypatch.setattr(threads, "cores", lambda: left)
+    monkeypatch.setattr(threads, "_quota", lambda: math.inf)
     monkeypatch.setattr(threads, "_physical_cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if openmp is not None:
@@ -152,6 +154,14 @@ def test_threads_are_at_most_what_the_quota_leaves(
     with caplog.at_level(logging.WARNING):
         assert [threads_in_force(setting), threads_in_force(setting)] == [expected] * 2
     assert caplog.messages == told  # once, although it was asked for twice
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_quota_of_as_many_cores_as_there_are_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    for quota, expected in ((4.0, 4), (math.inf, 8)):
+        monkeypatch.setattr(threads, "_quota", lambda quota=quota: quota)
+        assert threads_in_force(8) == expected
 
 
 # Ends a module at its first import of something that reads the variables, and tells whether they were set by then.
@@ -193,7 +203,9 @@ def test_every_command_sets_how_threads_wait_before_a_library_reads_it() -> None
         ({}, {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
         ({"GOMP_SPINCOUNT": "100"}, {"GOMP_SPINCOUNT": "100"}),
-        ({"KMP_BLOCKTIME": "200"}, {"KMP_BLOCKTIME": "200"}),
+        ({"KMP_BLOCKTIME": "200"}, {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "200"}),
+        ({"KMP_LIBRARY": "turnaround"}, {"KMP_LIBRARY": "turnaround"}),
+        ({"OMP_WAIT_POLICY": ""}, {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}),
     ],
 )
 def test_idle_threads_sleep_unless_the_user_has_said_otherwise(

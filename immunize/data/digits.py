@@ -17,6 +17,7 @@ Shapes: N images, D = 64 pixels.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -42,8 +43,9 @@ HOLD_OUT_SEED = 0
 """Constant, so that no choice of the user can turn a test image into a training image."""
 
 
+@functools.cache
 def embedded_digits() -> tuple[Array, Array]:
-    """Images and labels.
+    """Images and labels, which are read once and cannot be written to.
 
     Returns:
         (N, 64) float64 pixels from 0 to `PIXEL_MAX`, row by row, and (N,) digits.
@@ -53,7 +55,9 @@ def embedded_digits() -> tuple[Array, Array]:
     assert package.origin is not None
     with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt", encoding="utf-8") as file:
         table = np.loadtxt(file, delimiter=",")
-    return table[:, :-1], table[:, -1].astype(int)
+    digits = table[:, -1].astype(int)
+    table.flags.writeable = digits.flags.writeable = False
+    return table[:, :-1], digits
 
 
 def held_out_mask(labels: Array) -> Array:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -60,6 +61,7 @@ class Attacker:
         second_order: differentiate through the steps (MAML), with sgd alone; else only where they end (first-order
             MAML: what was added to θ counts as a constant).
         batch_size: B, samples in each step of :func:`attack`; all where there are fewer.
+        diverged: in how many batches it was left out, by the step from which on.
 
     Raises:
         ValueError: a setting out of its range.
@@ -71,6 +73,7 @@ class Attacker:
     head_multiplier: float = 0.0
     second_order: bool = False
     batch_size: int = 64
+    diverged: Counter[int] = field(default_factory=Counter, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 0:
@@ -107,6 +110,7 @@ class Attacker:
             with torch.set_grad_enabled(k < self.steps):
                 value = loss(k, *self._parts(here, theta, head)) if self.steps else None
             if k and value is not None and not all_finite(value):
+                self.diverged[k] += 1
                 warnings.warn(
                     f"the simulated attacker diverged in its step {k} and is left out from there on: lower its "
                     "learning rate",

@@ -156,6 +156,13 @@ class Objective(nn.Module, ABC):
         self.watched: dict[str, Tensor] = {}
         """What is logged beside the terms of a step, by name."""
 
+    def facts(self) -> dict[str, Any]:
+        """For the record when a training has ended: what is watched, and how often a simulated attacker diverged."""
+        diverged = getattr(getattr(self, "attacker", None), "diverged", {})
+        told = {"watched": {name: value.item() for name, value in self.watched.items()}}
+        told["attackers_diverged"] = {f"in step {step}": batches for step, batches in sorted(diverged.items())}
+        return {name: of for name, of in told.items() if of}
+
     def prepare(self, net: DeepExtractor, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:
         """What a method has to know of a network's data before the first step; most methods need nothing.
 

@@ -216,8 +216,7 @@ def train(
 
 def facts_of(callbacks: Iterable[Callback], module: LightningModule) -> dict[str, Any]:
     """What module and callbacks leave in the record: each names it itself."""
-    watched = module.watched() if isinstance(module, ImmunizationModule) else {}
-    facts: dict[str, Any] = {"watched": watched} if watched else {}
+    facts = module.objective.facts() if isinstance(module, ImmunizationModule) else {}
     for callback in callbacks:
         facts |= callback.facts(module) if hasattr(callback, "facts") else {}
     return facts

@@ -119,14 +119,9 @@ class ImmunizationModule(LightningModule):
             raise _diverged(self.global_step, terms, loss)
         self.keep(self.last_finite)
         if self.global_step % self.log_every == 0:
-            self.log_now(
-                {"loss": loss.item(), **{f"term/{name}": term.item() for name, term in terms.items()}, **self.watched()}
-            )
+            named = {f"term/{name}": term for name, term in terms.items()} | self.objective.watched
+            self.log_now({"loss": loss.item(), **{name: value.item() for name, value in named.items()}})
         return loss
-
-    def watched(self) -> dict[str, float]:
-        """What the method has noted of the latest step beside its terms."""
-        return {name: value.item() for name, value in self.objective.watched.items()}
 
     def configure_gradient_clipping(
         self,

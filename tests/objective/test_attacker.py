@@ -223,6 +223,16 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any], words: str) 
         made(**options)
 
 
+def test_how_often_an_attacker_diverged_is_told_and_what_is_watched() -> None:
+    objective = made(attack_steps=2, attack_learning_rate=40, attack_optimizer="sgd")
+    for _ in range(3):
+        with pytest.warns(RuntimeWarning, match="diverged in its step 2"):
+            objective.terms(_shifted(step_of(network())))
+    attacked = objective.watched["attacked"].item()
+    assert objective.facts() == {"watched": {"attacked": attacked}, "attackers_diverged": {"in step 2": 3}}
+    assert not made().facts()  # before the first step
+
+
 def test_a_batch_of_one_image_is_a_batch() -> None:
     assert all(bool(torch.isfinite(term)) for term in made(attack_batch_size=1).terms(step_of(network())).values())
 

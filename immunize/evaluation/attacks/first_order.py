@@ -111,10 +111,10 @@ def check_training(optimizer: Optimizer, learning_rates: Sequence[float]) -> Non
     """Refuse before any training what would end it.
 
     Raises:
-        UserError: no learning rate, one that is not positive, or an optimizer that refuses its settings.
+        UserError: no learning rate, one that is not positive and finite, or an optimizer that refuses its settings.
     """
-    if not learning_rates or min(learning_rates) <= 0:
-        raise UserError("the grid of learning rates has to hold at least one number, and positive ones")
+    if not learning_rates or not all(0 < rate < math.inf for rate in learning_rates):
+        raise UserError("the grid of learning rates has to hold at least one number, and positive finite ones")
     try:  # an optimizer looks at its settings when it gets its parameters
         optimizer([torch.nn.Parameter(torch.zeros(1))], lr=learning_rates[0])
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
