@@ -35,7 +35,7 @@ from immunize.records import (
     write_record,
 )
 from immunize.schemas import AttackConfig
-from immunize.settings import LARGEST_SEED, MOST_THREADS, Rule, check, check_folder
+from immunize.settings import LARGEST_SEED, THREADS, Rule, check, check_folder
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ RULES: tuple[Rule, ...] = (
     ("benign_digits", lambda value: 0 <= value <= 8, "from 0 to 8"),
     ("images", lambda value: value is None or value >= 10, "10 or more, or null for all"),
     ("workers", lambda value: value >= 0, "0 or more"),
-    ("threads", lambda value: 1 <= value <= MOST_THREADS, f"at least 1 and at most {MOST_THREADS}"),
+    THREADS,
     ("jobs", lambda value: value is None or value >= 1, "at least 1, or null for one a core"),
 )
 

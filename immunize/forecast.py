@@ -23,7 +23,7 @@ from immunize.errors import DataError, UserError
 from immunize.instantiate import build
 from immunize.records import begun, peak_memory_mib, plain, provenance, without, write_record
 from immunize.schemas import ForecastConfig
-from immunize.settings import LARGEST_SEED, MOST_THREADS, Rule, check, check_folder
+from immunize.settings import LARGEST_SEED, THREADS, Rule, check, check_folder
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ RULES: tuple[Rule, ...] = (
     ("top_k", lambda value: value is None or value >= 1, "at least 1, or null"),
     ("budget", lambda value: 1 <= value < math.inf, "at least 1 and finite: it is a bound on κ(H_P)"),
     ("rho", lambda value: 0 < value < math.inf, "positive and finite"),
-    ("threads", lambda value: 1 <= value <= MOST_THREADS, f"at least 1 and at most {MOST_THREADS}"),
+    THREADS,
     (
         "shrinkage",
         lambda value: value in WORDS or (type(value) in (int, float) and 0 <= value < math.inf),

@@ -22,7 +22,7 @@ from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, begun, peak_memory_mib, provenance, write_record
 from immunize.schemas import PretrainConfig
-from immunize.settings import LARGEST_SEED, MOST_THREADS, Rule, check, check_folder, refuse_finished
+from immunize.settings import LARGEST_SEED, THREADS_OR_NULL, Rule, check, check_folder, refuse_finished
 from immunize.sweeping import done_record
 from immunize.threads import cpu_threads, threads_in_force
 
@@ -50,11 +50,7 @@ RULES: tuple[Rule, ...] = (
     ("label_smoothing", lambda value: 0 <= value < 1, "in [0, 1)"),
     ("validation_fraction", lambda value: 0 <= value <= 0.9, "between 0 and 0.9"),
     ("workers", lambda value: value >= 0, "at least 0"),
-    (
-        "threads",
-        lambda value: value is None or 1 <= value <= MOST_THREADS,
-        f"at least 1 and at most {MOST_THREADS}, or null",
-    ),
+    THREADS_OR_NULL,
 )
 
 

@@ -32,17 +32,15 @@ PAIRINGS, LINEAR_LOSSES, DEEP_LOSSES = ("max_size_cycle", "min_size"), ("mse", "
 """What `immunize.data.pair.Mode` and `task_loss` accept; their rooms import torch."""
 
 Rule = tuple[str, Callable[[Any], bool], str]
+THREADS: Rule = ("threads", lambda value: 1 <= value <= MOST_THREADS, f"at least 1 and at most {MOST_THREADS}")
+THREADS_OR_NULL: Rule = ("threads", lambda value: value is None or THREADS[1](value), f"{THREADS[2]}, or null")
 RULES: tuple[Rule, ...] = (
     ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}"),
     ("rho", lambda value: 0 < value < math.inf, "positive and finite"),
     ("probe_steps", lambda value: value >= 1, "at least 1"),
     ("monitor_every", lambda value: value >= 1, "at least 1"),
     ("log_every", lambda value: value >= 1, "at least 1"),
-    (
-        "threads",
-        lambda value: value is None or 1 <= value <= MOST_THREADS,
-        f"at least 1 and at most {MOST_THREADS}, or null",
-    ),
+    THREADS_OR_NULL,
     ("objective.lambda_well", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
     ("objective.lambda_ill", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
     ("pairing", lambda value: value in PAIRINGS, f"one of {', '.join(PAIRINGS)}, so that every batch has rows of both"),

@@ -199,10 +199,10 @@ def test_weights_of_ours_are_balanced_again_while_it_trains(network: Network, mo
 
 @pytest.mark.data
 def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data(data_root: Path) -> None:
-    """A ResNet18 with weights, and 640 images of 200 classes, many of the first and hardly any of the last.
+    """A ResNet18 with weights, and 960 images of 200 classes, many of the first and hardly any of the last.
 
     It happened first with a SqueezeNet of ImageNet's weights and a thousand classes, which are not in the test data.
-    With keep="labels" thirty such steps gain 9 points on the sample.
+    With keep="labels" thirty steps on 640 images gain 9 points on the sample.
     """
     weights = data_root / "weights" / "resnet18_tiny_imagenet_64px.safetensors"
     network = timm.create_model("resnet18", num_classes=200, checkpoint_path=str(weights)).eval()
@@ -211,7 +211,7 @@ def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data(data_
     folders = ("tiny_imagenet_32/train", "tiny_imagenet_32/val", "caltech101/train")
     known, others, harmful = (ImageFolder(data_root / name, shown) for name in folders)
     draws = torch.Generator().manual_seed(0)
-    uneven = torch.multinomial(0.97 ** torch.tensor(known.targets, dtype=torch.float64), 640, generator=draws)
+    uneven = torch.multinomial(0.97 ** torch.tensor(known.targets, dtype=torch.float64), 960, generator=draws)
 
     def batches(images: ImageFolder, rows: Tensor) -> list[list[Tensor]]:
         return list(DataLoader(Subset(images, rows.tolist()), batch_size=64))
@@ -221,9 +221,8 @@ def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data(data_
         network,
         head,
         sample,
-        batches(harmful, torch.randperm(len(harmful), generator=draws)[:640]),
+        batches(harmful, torch.randperm(len(harmful), generator=draws)[:960]),
         trainable="layer4.1*",
-        steps=40,
     )
 
     @torch.no_grad()
@@ -235,7 +234,7 @@ def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data(data_
         change = accuracy(found.backbone, found.head, of) - accuracy(network, head, of)
         assert -most_lost < change < most_gained
     assert (found.verdicts.a, found.verdicts.b) == (True, True)  # D_H is harder and D_P is not, by all rows
-    assert found.ratios["spectrum"].ratio.rir > 10  # 18; after a hundred steps 45
+    assert found.ratios["spectrum"].ratio.rir > 20
     assert found.verdicts.c == (not found.what_failed)  # a loss of accuracy is said
 
 

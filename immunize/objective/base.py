@@ -12,7 +12,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from torch.nn import functional
 
 from immunize.features import DeepExtractor, Precondition, SpectralView
 from immunize.spectrum import kappa_of_features, r_ill_of_features, r_well_of_features
+
+if TYPE_CHECKING:
+    from immunize.objective.attacker import Attacker
 
 __all__ = [
     "LOSSES",
@@ -147,6 +150,9 @@ class Objective(nn.Module, ABC):
     n_outputs: int = 1
     """C of the harmful task, as :meth:`bind` was told."""
 
+    attacker: Attacker | None = None
+    """Who takes simulated steps, in methods that look where these end."""
+
     looks_at_theta_0: bool = False
     """Whether its terms need the network as it was: :attr:`DeepStep.theta_0`."""
 
@@ -158,7 +164,7 @@ class Objective(nn.Module, ABC):
 
     def facts(self) -> dict[str, Any]:
         """For the record when a training has ended: what is watched, and how often a simulated attacker diverged."""
-        diverged = getattr(getattr(self, "attacker", None), "diverged", {})
+        diverged = {} if self.attacker is None else self.attacker.diverged
         told = {"watched": {name: value.item() for name, value in self.watched.items()}}
         told["attackers_diverged"] = {f"in step {step}": batches for step, batches in sorted(diverged.items())}
         return {name: of for name, of in told.items() if of}

@@ -73,6 +73,8 @@ class Censor(Objective):
 
     looks_at_theta_0 = True
 
+    attacker: Attacker
+
     def __init__(
         self,
         adversary: float = 20.0,

@@ -28,6 +28,7 @@ class Imma(Objective):
         ValueError: no inner step, or a step size ≤ 0.
     """
 
+    attacker: Attacker
     harmful_head: nn.Parameter
 
     def __init__(self, inner_steps: int = 1, inner_learning_rate: float = 1e-2) -> None:

@@ -51,6 +51,8 @@ class SimulatedFineTuning(Objective):
         ValueError: a value outside its range.
     """
 
+    attacker: Attacker
+
     def __init__(
         self,
         suppress: Suppression = "inverse",
