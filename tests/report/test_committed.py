@@ -28,6 +28,7 @@ ATTACKS = (
         "t4_rates_deep",
         "t4_search",
         "t4_search_deep",
+        "t4_search_imma",
         "t4_small_deep",
         "t4_weights_deep",
         "t4_peers_deep",

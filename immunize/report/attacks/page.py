@@ -106,7 +106,7 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
     models = {record["model"] for record in attacks.records}
     model = max((one for one in models if some.startswith(one)), key=len, default="")
     rest = some.removeprefix(model).removeprefix("_")
-    methods = any(method.endswith(f"_{rest}") for method in attacks.methods)
+    methods = any(rest in method.split("_") for method in attacks.methods)
     of_rest = f"methods={','.join(attacks.methods)}" if methods else f"harmful={rest}"
     part = " ".join([f"models={model}"] * bool(model) + [of_rest] * bool(rest))
     of_scale = "" if (table, scale) == ("attacks", "linear") else f" SCALE={scale}"
