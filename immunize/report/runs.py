@@ -247,7 +247,7 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
                 f"runs of method {record['method']} differ in {_listed(differing)}; move those of an older "
                 "configuration out of the folder"
             )
-        start = _theta_0(record)
+        start = theta_0_of(record)
         known = starts.setdefault((pair_label(record), record["seed"]), start)
         if any(start[name] != known[name] for name in start.keys() & known.keys()):
             raise ValueError(
@@ -276,7 +276,7 @@ def check_once(records: Sequence[dict[str, Any]], name_of: Callable[[dict[str, A
             raise ValueError(f"the run {method}, {name}, seed {seed} is there twice")
 
 
-def _theta_0(record: dict[str, Any]) -> dict[str, str]:
+def theta_0_of(record: dict[str, Any]) -> dict[str, str]:
     """What tells θ_0 from others: a digest of its weights, or in records of before that its file."""
     digest = (record.get("network") or {}).get("theta_0_sha256")
     if digest is not None:

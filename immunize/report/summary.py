@@ -12,17 +12,13 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from immunize.config import NOT_HASHED
 from immunize.files import write_text
-from immunize.records import whole_config
 from immunize.report.loading import write_results
 from immunize.report.naming import data_name, pair_title
 from immunize.report.one_run import carried_over
 from immunize.report.results import verdict_counts
-from immunize.report.runs import flat_settings, held_out_text
+from immunize.report.runs import flat_settings, held_out_text, theta_0_of
 from immunize.report.table import Table, markdown_of, summary_of, summary_text, to_print, to_read
-
-_APART = (*NOT_HASHED, "seed", "method")
 
 _COLUMNS = {
     "(i) ↑": ("spectrum", "ratio_harmful"),
@@ -72,11 +68,21 @@ def show_summary(records: Iterable[dict[str, Any]], console: Console | None = No
 
 
 def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Runs that differ in nothing but the seed, together."""
+    """Runs that differ in nothing but the seed, and in the θ_0 that belongs to it, together."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         groups[_but_for_the_seed(record)].append(record)
-    return list(groups.values())
+    return [part for group in groups.values() for part in _of_one_theta_0_a_seed(group)]
+
+
+def _of_one_theta_0_a_seed(group: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The group, or where runs of one seed began at several θ_0, one for each of these."""
+    if len({record["seed"] for record in group}) == len(group):
+        return [group]
+    parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in group:
+        parts[json.dumps(theta_0_of(record))].append(record)
+    return list(parts.values())
 
 
 def write_summary(records: Sequence[dict[str, Any]], out: Path) -> None:
@@ -91,10 +97,8 @@ def _data(record: dict[str, Any]) -> str:
 
 
 def _but_for_the_seed(record: dict[str, Any]) -> str:
-    """What runs of one row have in common: data and configuration, less the seed and where things lie."""
-    config = {key: value for key, value in whole_config(record).items() if key not in _APART}
-    method = {key: value for key, value in record["config"].get("method", {}).items() if key != "seed"}
-    return json.dumps([record["data_hash"], record["harmful"], method, config], sort_keys=True)
+    """What runs of one row have in common: data and settings, less the seeds and where things lie."""
+    return json.dumps([_data(record), record["data_hash"], record["method"], sorted(flat_settings(record).items())])
 
 
 def _by_rir(runs: list[dict[str, Any]]) -> tuple[str, float]:

@@ -8,7 +8,7 @@ import pytest
 
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
-from immunize.report.summary import write_summary
+from immunize.report.summary import groups_of, write_summary
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 ATTACKS = (
@@ -53,6 +53,20 @@ def test_the_committed_page_is_what_its_records_make(name: str, tmp_path: Path) 
     for path in (tmp_path / name).iterdir():
         if path.suffix not in (".png", ".pdf"):
             assert path.read_bytes() == (EXPERIMENTS / name / path.name).read_bytes(), path.name
+
+
+def test_seeds_stand_together_where_each_has_its_own_theta_0() -> None:
+    records = load_records(EXPERIMENTS / "table3_digits")
+    groups = groups_of(records)
+    assert len(groups) == len({(record["model"], record["method"]) for record in records})
+    assert all([record["seed"] for record in group] == [0, 1, 2] for group in groups)
+
+
+def test_two_theta_0_of_one_seed_stand_apart() -> None:
+    record = load_records(EXPERIMENTS / "table3_digits")[0]
+    other = record | {"network": record["network"] | {"theta_0_sha256": "0" * 64}}
+    assert len(groups_of([record, other])) == 2
+    assert len(groups_of([record, other | {"seed": record["seed"] + 1}])) == 1
 
 
 @pytest.mark.parametrize("folder", ["lr_decay", "defence_choice"])
