@@ -1,6 +1,5 @@
 """`make bench`: how fast, and in how much memory. `python -m experiments.bench <part>`, or `all`.
 
-    step           one Algorithm 1 step, the fast path against the printed one
     start          a command before its work: the default run from start to exit, and what it imports
     busy           commands of the README beside processes that keep the cores busy
     mnist          MNIST 0 → 1 from start to exit of a process, against the promised limits
@@ -8,18 +7,15 @@
     deep           deep nets: a step, a cached trunk and pooled κ, against the promised limits
     in_place       networks that are immunized in place: measuring against training
     defence        `censor` and `erase` of a ResNet18, against the promised limits
-    deep_scaling   how the cost of a deep run grows with N, D, batch size, network and processes
     attack         the attack grid on features as large as Stanford Cars', against the promised limits
 
 `rest` are the parts of which there are no numbers of this commit yet, so that a bench that was interrupted goes on;
 `table` measures nothing. Results go into this folder; at the end, when it is known what every part was measured with,
-README.md is written anew, all of them in one table, and scaling.md. The exit code is 1 where a promise does not
-hold.
+README.md is written anew, all of them in one table. The exit code is 1 where a promise does not hold.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import sys
@@ -31,7 +27,7 @@ from immunize.errors import UserError
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("start", "step", "mnist", "scaling", "deep", "in_place", "defence", "deep_scaling", "attack", "busy")
+PARTS = ("start", "mnist", "scaling", "deep", "in_place", "defence", "attack", "busy")
 ALL, REST, TABLE = "all", "rest", "table"
 
 
@@ -59,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
             break
         note_machine(HERE, part, load)
         done.append(part)
-    _write_pages()
+    _write_page()
     return 1 if _missed(done) or len(done) < len(parts) else 0
 
 
@@ -84,15 +80,11 @@ def _rest() -> tuple[str, ...]:
     return tuple(part for part in PARTS if measured.get(part, {}).get("git_commit") != commit)
 
 
-def _write_pages() -> None:
-    from experiments.bench.page import PAGE, page
+def _write_page() -> None:
     from experiments.bench.table import README, readme
 
     (HERE / README).write_text(readme(HERE, ROOT / "experiments"), encoding="utf-8")
     print(f"all benchmarks in one table: {HERE / README}", file=sys.stderr)
-    if "deep_scaling" in _machines():
-        with contextlib.suppress(FileNotFoundError):  # of another deep part there is nothing yet
-            (ROOT / PAGE).write_text(page(HERE), encoding="utf-8")
 
 
 def _machines() -> dict[str, Any]:

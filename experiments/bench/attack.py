@@ -7,11 +7,6 @@
 Stanford Cars as a ResNet18 shows it has the size of the first. What the features say changes how far the attacks get
 and hardly how long they take: budgets of steps and operations end them. Writes attack.csv; without MNIST in
 IMMUNIZE_DATA its line is left out, and said.
-
-    python -m experiments.bench.attack BEFORE AFTER
-
-puts the verdicts and scores of two attack records of the same runs beside each other, before and after a change that
-was to save time alone, into attack_verdicts.csv.
 """
 
 from __future__ import annotations
@@ -29,15 +24,14 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from experiments.bench.machine import HERE, timed_command, write_csv
+from experiments.bench.machine import timed_command, write_csv
 from immunize.attack import entries_of
 from immunize.config import config_dir, register
-from immunize.errors import UserError
 from immunize.evaluation.attacks import AttackData, Budget, Rows, attack_all
 from immunize.records import peak_memory_mib
 from immunize.threads import cpu_threads
 
-__all__ = ["CASES", "LIMIT_GB", "VERDICTS", "changes", "generated", "measure", "measure_pair", "run"]
+__all__ = ["CASES", "LIMIT_GB", "generated", "measure", "measure_pair", "run"]
 
 ROWS, FEATURES, CLASSES = 6_500, 512, 196
 GENERATED = f"{ROWS:,} × {FEATURES} features, {CLASSES} classes, one extractor"
@@ -46,7 +40,6 @@ CASES = {GENERATED: 360.0, PAIR: 240.0}
 """Limits in seconds."""
 LIMIT_GB = 4.0
 MNIST = ("harmful=mnist", "harmful.pair=[0,1]")
-VERDICTS = "attack_verdicts.csv"
 
 
 def generated(rows: int, n_features: int, n_classes: int, validation: float) -> AttackData:
@@ -154,40 +147,3 @@ def run(out: Path) -> None:
     write_csv(out / "attack.csv", rows)
     for row in rows:
         print(", ".join(f"{name} {value}" for name, value in row.items()))
-
-
-def changes(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
-    """Verdicts, mean scores and steps of two attack records, a row a task, extractor and tier that both have.
-
-    Args:
-        before: `attack_record.json`.
-        after: another one, of the same model and seeds.
-
-    Raises:
-        UserError: the records are of other models or seeds.
-    """
-    for name in ("seeds", "checkpoint_sha256"):
-        one, other = ((of["subject"] | of["config"]).get(name) for of in (before, after))
-        if one != other:
-            raise UserError(f"the records differ in {name}: {one} and {other}")
-    rows = []
-    for task, extractors in before["results"].items():
-        for extractor, tiers in extractors.items():
-            row: dict[str, Any] = {"task": task, "extractor": extractor}
-            for tier in tiers:
-                row |= {"tier": tier}
-                for when, record in (("before", before), ("after", after)):
-                    found = record["results"][task][extractor][tier]
-                    attacks = record["attacks"][task][extractor].values()
-                    spent = (sum(of["spent"]["steps"]) for of in attacks if of["tier"] == tier and "spent" in of)
-                    row |= {
-                        f"held_{when}": found["seeds_held"],
-                        f"score_{when}": round(found["score"]["mean"], 4),
-                        f"steps_{when}": sum(spent),
-                    }
-                rows.append(dict(row))
-    return rows
-
-
-if __name__ == "__main__":
-    write_csv(HERE / VERDICTS, changes(*(json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:3])))

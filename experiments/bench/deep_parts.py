@@ -1,4 +1,4 @@
-"""What the deep parts of the bench share: networks with random weights, their steps, generated images.
+"""What the deep part of the bench is made of: networks with random weights, their steps, generated images.
 
 Nothing here depends on weights or on what images show, so that everything is made up and nothing has to be there.
 
@@ -79,7 +79,6 @@ NETWORKS = {
     ),
     "vit_tiny_64px": Net("vit_tiny_patch16_224", "blocks.11", 64, {"patch_size": 8}),
     "vit_base_64px": Net("vit_base_patch16_224", "blocks.11", 64),  # 11/12 frozen, as model=vit
-    "resnet50_64px": Net("resnet50", "layer4", 64),
 }
 
 

@@ -120,7 +120,7 @@ def readme(results: Path, experiments: Path) -> str:
     absent = verdicts.count(None)
     missing = f", {absent} {'was' if absent == 1 else 'were'} not measured yet" if absent else ""
     table = Table("", columns, rows).markdown(heading=False)
-    return f"{_HEAD}{counts}{missing}.\n\n{table}\n{_released(results)}{_verdicts(results)}{_FILES}"
+    return f"{_HEAD}{counts}{missing}.\n\n{table}\n{_released(results)}{_FILES}"
 
 
 def _released(results: Path) -> str:
@@ -142,18 +142,6 @@ def _released(results: Path) -> str:
     return Table("Beside the released code", columns, rows, [note]).markdown() + "\n"
 
 
-def _verdicts(results: Path) -> str:
-    """A section: what the attack grid found before and after it was made quicker."""
-    rows = read(results / attack.VERDICTS)
-    if not rows:
-        return ""
-    body = [[f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()] for row in rows]
-    columns = tuple(name.replace("_", " ") for name in rows[0])
-    note = "seeds that held, best score and steps of all candidates, MNIST 0 → 1, `ours`, one seed."
-    title = "The attack grid before and after it was made quicker"
-    return "\n" + Table(title, columns, body, [note]).markdown() + "\n"
-
-
 _FILES = """
 | file | what |
 | --- | --- |
@@ -161,14 +149,15 @@ _FILES = """
 | `busy.csv` | commands alone and beside busy processes |
 | `mnist.csv`, `housing.csv` | runs of an MNIST pair with their RIR, and one of House Prices |
 | `released_code.csv` | the authors' released code on the same pair |
-| `step_time.csv` | one Algorithm 1 step, the fast path against the printed one; nothing is promised |
 | `scaling.csv`, `exponents.csv`, `scaling.png` | time and memory of a step over D, N and batch size; exponents |
 | `deep_step.csv`, `deep_cache.csv`, `deep_pooled.csv` | deep nets against their limits |
 | `in_place.csv` | networks that are immunized in place: seconds of measuring and of training |
 | `defence.csv` | what `censor` and `erase` of a ResNet18 take |
-| `deep_scaling.csv` | how the cost of a deep run grows; [scaling.md](scaling.md) is made of it |
-| `attack.csv`, `attack_verdicts.csv` | the attack grid; its verdicts before and after it was made quicker |
+| `attack.csv` | the attack grid |
 | `machine.json` | machine, versions, load, date and commit of every part |
+| `step_time.csv` | by commit `22c11f2`: one Algorithm 1 step, the fast path against the printed one |
+| `deep_scaling.csv` | by the same: how the cost of a deep run grows; [scaling.md](scaling.md) was made of it |
+| `attack_verdicts.csv` | by the same: verdicts of the attack grid before and after it was made quicker |
 """
 
 

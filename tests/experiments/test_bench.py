@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments.bench import __main__ as bench
-from experiments.bench import busy, in_place, machine, mnist, scaling, start, step, table
+from experiments.bench import busy, in_place, machine, mnist, scaling, start, table
 from experiments.bench.figure import scaling_figure
 from experiments.bench.machine import read, timed_command
 from experiments.bench.point import FEWEST, Point
 from immunize import records
 from immunize.errors import UserError
-from immunize.features import LinearExtractor
-from immunize.spectrum import default_tolerance
 
 HERE = Path(bench.__file__).parent
 
@@ -143,31 +140,6 @@ def test_measuring_is_measured_against_training() -> None:
     assert row["work_s"] > row["evaluation_s"] + row["training_s"] > 0
 
 
-# One step.
-
-
-@pytest.mark.parametrize("rows", [64, 40])
-def test_both_paths_compute_the_same_step(rows: int) -> None:
-    generator = torch.Generator().manual_seed(3)
-    d = 40
-    pretrain, harmful = (torch.randn(rows, d, dtype=torch.float64, generator=generator) for _ in range(2))
-    extractor = LinearExtractor(d, generator=generator)
-    cut = default_tolerance(rows, d)
-    fast = step.fast_step(extractor, pretrain, harmful, cut)
-    k_pretrain, k_harmful = pretrain.T @ pretrain, harmful.T @ harmful
-    printed = step.printed_step(extractor.theta.detach(), k_pretrain, k_harmful, cut)
-    assert float((fast - printed).norm() / printed.norm()) < 1e-4
-
-
-@pytest.mark.parametrize("full", [True, False])
-def test_case_is_measured(full: bool) -> None:
-    row = step.measure(8, 16, full, seconds=0.0)
-    assert row["mode"] == ("full" if full else "mini-batch")
-    assert row["threads"] == 1
-    assert row["fast_ms"] > 0  # type: ignore[operator]
-    assert row["printed_ms"] > 0  # type: ignore[operator]
-
-
 # The command.
 
 
@@ -201,28 +173,17 @@ def test_one_part_alone_leaves_what_is_known_of_the_others(part: str, parts: dic
 
 
 def test_interrupted_bench_goes_on(parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = {"start": "abc", "step": "abc", "mnist": "abc", "scaling": "old"}
+    commits = {"start": "abc", "mnist": "abc", "scaling": "old"}
     (tmp_path / machine.MACHINE).write_text(json.dumps({part: {"git_commit": c} for part, c in commits.items()}))
     monkeypatch.setattr(records, "_git_commit", lambda: "abc")
     assert bench.main(["rest"]) == 0
-    assert parts["ran"] == ["scaling", "deep", "in_place", "defence", "deep_scaling", "attack", "busy"]
+    assert parts["ran"] == ["scaling", "deep", "in_place", "defence", "attack", "busy"]
     parts["ran"].clear()
     assert bench.main(["rest"]) == 0
     assert parts["ran"] == []
     monkeypatch.setattr(records, "_git_commit", lambda: "abc-dirty")
     assert bench.main(["rest"]) == 0
     assert parts["ran"] == list(bench.PARTS)
-
-
-def test_pages_name_what_was_measured_with_just_now(parts: dict[str, Any], tmp_path: Path) -> None:
-    for path in HERE.glob("deep_*.csv"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / machine.MACHINE).write_text(json.dumps(MEASURED | {"deep_scaling": {"date": "1999-12-31"}}))
-    (tmp_path / "experiments" / "bench").mkdir(parents=True)
-    assert bench.main(["deep_scaling"]) == 0
-    measured = json.loads((tmp_path / machine.MACHINE).read_text())["deep_scaling"]["date"]
-    assert f"Measured {measured} on" in (tmp_path / "experiments/bench/scaling.md").read_text()
-    assert measured != "1999-12-31"
 
 
 def test_table_measures_nothing(parts: dict[str, Any], tmp_path: Path) -> None:
@@ -250,12 +211,12 @@ def test_user_error_is_one_message(parts: dict[str, Any], capsys: pytest.Capture
     assert "error: no data" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["fast"], ["step", "mnist"]])
+@pytest.mark.parametrize("arguments", [["fast"], ["start", "mnist"]])
 def test_unknown_part_is_refused(
     arguments: list[str], parts: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.main(arguments) == 2
-    assert "usage: python -m experiments.bench [start|step|" in capsys.readouterr().err
+    assert "usage: python -m experiments.bench [start|mnist|" in capsys.readouterr().err
     assert parts["ran"] == []
 
 

@@ -13,10 +13,7 @@ import torch
 
 from experiments.bench import attack, deep, start, table
 from experiments.bench.deep_parts import NETWORKS, Steps, flops_of, in_turns, random_batch, spectra
-from experiments.bench.deep_processes import measure_processes
 from experiments.bench.machine import HERE, MACHINE, ROOT, read, write_csv
-from experiments.bench.page import PAGE, page
-from immunize.errors import UserError
 from immunize.report.loading import write_results
 from tests.composing import compose_config
 
@@ -138,30 +135,6 @@ def test_attack_on_a_pair_is_measured_from_start_to_exit() -> None:
     assert row["seconds"] > 1
 
 
-def test_verdicts_before_and_after_stand_beside_each_other() -> None:
-    def record(score: float, held: str, steps: int, seeds: list[int]) -> dict:
-        tier = {"score": {"mean": score}, "seeds_held": held}
-        attacks = {
-            "gd": {"tier": "T0", "spent": {"steps": [steps, 1]}},
-            "lora": {"tier": "T0", "status": "skipped"},
-            "ridge": {"tier": "T2", "spent": {"steps": [1, 1]}},
-        }
-        return {
-            "subject": {"checkpoint_sha256": "a"},
-            "config": {"seeds": seeds},
-            "results": {"harmful": {"immunized": {"T0": tier}}},
-            "attacks": {"harmful": {"immunized": attacks}},
-        }
-
-    (row,) = attack.changes(record(0.98765, "1/2", 3000, [0, 1]), record(0.98, "1/2", 100, [0, 1]))
-    assert row == {
-        **{"task": "harmful", "extractor": "immunized", "tier": "T0", "held_before": "1/2", "score_before": 0.9877},
-        **{"steps_before": 3001, "held_after": "1/2", "score_after": 0.98, "steps_after": 101},
-    }
-    with pytest.raises(UserError, match="differ in seeds"):
-        attack.changes(record(0.9, "1/1", 1, [0]), record(0.9, "1/1", 1, [1]))
-
-
 @pytest.mark.parametrize("name", ["resnet18_64px", "vit_small"])
 def test_networks_are_those_of_the_configurations(name: str) -> None:
     model = compose_config(f"model={name}", "harmful=digits", "objective=resnet_small_digits").model
@@ -226,20 +199,3 @@ def test_pooled_is_measured() -> None:
     assert (row["n"], row["d"]) == (20_000, 64)
     assert row["seconds"] > 0
     assert 0 <= row["memory_mib"] < deep.POOLED_MIB
-
-
-@pytest.mark.slow
-def test_processes_are_measured() -> None:
-    row = measure_processes("vit_small", 4, 2, repeats=1)
-    assert all(row[name] > 0 for name in ("step_s", "process_s", "exchange_s"))
-
-
-def test_the_page_has_the_numbers_of_the_results(tmp_path: Path) -> None:
-    assert (ROOT / PAGE).read_text(encoding="utf-8") == page(HERE)
-    for path in HERE.glob("deep_*.csv"):
-        text = path.read_text(encoding="utf-8")
-        (tmp_path / path.name).write_text(
-            text.replace("pooled kappa,n,50000,,50000,512", "pooled kappa,n,50001,,50001,512")
-        )
-    (tmp_path / "machine.json").write_text((HERE / "machine.json").read_text(encoding="utf-8"))
-    assert "50,001" in page(tmp_path)
