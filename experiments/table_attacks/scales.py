@@ -46,11 +46,9 @@ def only_for(*names: str, kind: str = "harmful") -> tuple[str, ...]:
 
 
 def alone(name: str) -> tuple[str, ...]:
-    """Overrides by which of `attack=horizon` this attack is left, for a thousand steps, and tries larger rates."""
-    return (
-        *("attack=horizon", "attack.budget.steps=1000", f"attack.attacks.{name}.learning_rates=[0.0001,0.001,0.01]"),
-        *(f"~attack.attacks.{other}" for other in HORIZON if other != name),
-    )
+    """Overrides by which of `attack=horizon` this attack is left, for a thousand steps."""
+    others = (f"~attack.attacks.{other}" for other in HORIZON if other != name)
+    return ("attack=horizon", "attack.budget.steps=1000", *others)
 
 
 @dataclass(frozen=True)
