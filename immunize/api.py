@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import random
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import CombinedLoader
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from immunize.errors import UserError
@@ -45,6 +47,9 @@ log = logging.getLogger(__name__)
 
 STEPS, LEARNING_RATE = 120, 3e-3
 """Of a method whose YAML says nothing of them."""
+
+MULTIPLIER = 3
+"""Of gradient norms, where none is given (C.2)."""
 
 BALANCE_EVERY = 5
 """Steps between two balancings of λ: what a gradient of R_ill is worth changes fast (ours)."""
@@ -129,7 +134,7 @@ def immunize(
     learning_rate: float | None = None,
     lambda_well: float | None = None,
     lambda_ill: float | None = None,
-    multiplier: int = 3,
+    multiplier: int | None = None,
     label_smoothing: float = 0.1,
     keep: str = "answers",
     options: Mapping[str, Any] | None = None,
@@ -147,7 +152,8 @@ def immunize(
     Args:
         backbone: inputs → features (N, D).
         head: D → C, the classifier of D_P that the backbone comes with.
-        pretrain_loader: D_P: (inputs, labels) batches each time it is iterated over; labels (N,) int64.
+        pretrain_loader: D_P: (inputs, labels) batches each time it is iterated over, the same images as in the pass
+            before, in any order; labels (N,) int64.
         harmful_loader: D_H, likewise. A spectrum is taken of every batch: a few dozen rows or more.
         method: a name in `conf/method`: "ours", "ill_only", "well_only", "opt_kappa", "imma", "none", "closed_form",
             "erase", "censor", "contract", "simulated"; or a method of your own, which brings its weights and options
@@ -159,7 +165,7 @@ def immunize(
         lambda_well: λ_P. None: so that the gradient norm of R_well is `multiplier` times that of the loss by D_P's
             labels (C.2), balanced again every few steps. Give both λ or none.
         lambda_ill: λ_H, likewise.
-        multiplier: 1, 2, 3 or 5.
+        multiplier: 1, 2, 3 or 5. None: 3.
         label_smoothing: of the cross-entropy on D_P.
         keep: "answers": D_P's loss is the distance from θ_0's own answers, so that a loader that is a sample of D_P
             is not fitted; "labels": Eq. (11) as printed.
@@ -173,14 +179,14 @@ def immunize(
         UserError: a setting that is wrong, or a network, loaders and a method that do not go together.
         DivergedError: a term of the loss was not finite.
     """
-    _check_settings(steps, (lambda_well, lambda_ill), multiplier, keep, seed)
+    _check_settings(multiplier, keep, {"steps": steps, "seed": seed})
+    _check_numbers({"learning_rate": learning_rate, "rho": rho, "label_smoothing": label_smoothing})
+    if not isinstance(head, nn.Linear):
+        raise UserError(
+            f"head has to be the nn.Linear that classifies D_P by its features, it is {type(head).__name__}"
+        )
     with _by_its_own_numbers(seed):
-        if isinstance(method, str):
-            objective, row = method_named(method, lambda_well, lambda_ill, options or {}, seed)
-            balanced = multiplier if lambda_well is None else None
-        else:
-            balanced = None
-            objective, row = copy.deepcopy(method), shared_row()  # which may own parameters, as the network does
+        objective, row, balanced = _method(method, (lambda_well, lambda_ill), multiplier, options, seed)
         try:
             refuse_precondition(getattr(objective, "precondition", "none"), OF_NETWORKS, "a network")
         except ValueError as error:
@@ -193,8 +199,9 @@ def immunize(
             net, reference = _cut(released, classifier, trainable, pretrain_loader)
             theta_0 = Once(nn.Sequential(net.trunk, reference.tail))
             kept = _of_one_memory(net.trunk, theta_0)
-        found = {role: features_of([theta_0], x) for role, x in loaders.items()}
+        found = {role: features_of([theta_0], x, hashed=role == "pretrain") for role, x in loaders.items()}
         before = {role: (x, y) for role, ((x,), y, _) in found.items()}
+        known = found["pretrain"][2]
         _check(before, head)
         _check_pair(**before)
 
@@ -226,12 +233,13 @@ def immunize(
             released, classifier, facts = _appended(objective, theta_0, omega_0, before)
             taken, measured = 0, [released, theta_0]
         # Both networks in one pass: a shuffling loader has another order each time, and the bootstrap pairs rows.
-        both = {role: features_of(measured, x, aside=role == "pretrain") for role, x in loaders.items()}
+        both = {role: features_of(measured, x, hashed=role == "pretrain") for role, x in loaders.items()}
         after, before = ({role: (x[which], y) for role, (x, y, _) in both.items()} for which in (0, 1))
         _check(after, classifier)
         grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]
         ratios = pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap"))
-        _, y, aside = both["pretrain"]
+        _, y, hashes = both["pretrain"]
+        aside = _judged_by(hashes, known if objective.trains else hashes)
         given = [answers(of["pretrain"][0], w) for of, w in ((before, omega_0), (after, classifier))]
         told = _kept(*(of[aside] for of in (*given, y)))
         verdicts = verdicts_of(vars(ratios["spectrum"].ratio), told)
@@ -272,19 +280,53 @@ def _learned(before: Mapping[str, Rows], after: Mapping[str, Rows]) -> dict[str,
     return found if "harmful" in found else None
 
 
-def _check_settings(
-    steps: int | None, lambdas: tuple[float | None, float | None], multiplier: int, keep: str, seed: int
-) -> None:
+def _method(
+    method: str | Objective,
+    lambdas: tuple[float | None, float | None],
+    multiplier: int | None,
+    options: Mapping[str, Any] | None,
+    seed: int,
+) -> tuple[Objective, DictConfig, int | None]:
+    """The method, the numbers that go with it, and by which multiple of gradient norms λ is balanced; None is not."""
     if (lambdas[0] is None) != (lambdas[1] is None):
         raise UserError("give both lambda_well and lambda_ill, or neither: then both come from the gradient norms")
+    if isinstance(method, str):
+        objective, row = method_named(method, *lambdas, options or {}, seed)
+        by_norms = lambdas[0] is None and bool({"well", "ill"} & objective.weights.keys())
+    else:
+        if lambdas[0] is not None or options:
+            raise UserError("a method of your own brings its weights and options itself: leave them out")
+        objective, row = copy.deepcopy(method), shared_row()  # which may own parameters, as the network does
+        by_norms = False
+    if multiplier is not None and not by_norms:
+        raise UserError("multiplier has no effect here: no λ comes from gradient norms; leave it out")
+    return objective, row, (multiplier or MULTIPLIER) if by_norms else None
+
+
+def _check_settings(multiplier: int | None, keep: str, counts: Mapping[str, int | None]) -> None:
+    for name, value in counts.items():
+        if value is not None and not isinstance(value, int):
+            raise UserError(f"{name} has to be a whole number, it is {value!r}")
+    steps, seed = counts["steps"], counts["seed"]
     if steps is not None and steps < 1:
         raise UserError(f"steps has to be at least 1, it is {steps}")
-    if multiplier not in MULTIPLIERS:
+    if multiplier is not None and multiplier not in MULTIPLIERS:
         raise UserError(f"multiplier has to be one of {MULTIPLIERS} (C.2), it is {multiplier}")
     if keep not in ("answers", "labels"):
         raise UserError(f"keep has to be answers or labels, it is {keep!r}")
-    if not 0 <= seed <= LARGEST_SEED:
+    if seed is None or not 0 <= seed <= LARGEST_SEED:
         raise UserError(f"seed has to be between 0 and {LARGEST_SEED}, it is {seed}")
+
+
+def _check_numbers(numbers: Mapping[str, float | None]) -> None:
+    for name, value in numbers.items():
+        if value is None:
+            continue
+        if name == "label_smoothing":
+            if not 0 <= value <= 1:
+                raise UserError(f"label_smoothing has to be between 0 and 1, it is {value}")
+        elif not 0 < value < math.inf:
+            raise UserError(f"{name} has to be positive and finite, it is {value}")
 
 
 def _check_loaders(loaders: Mapping[str, Loader]) -> None:
@@ -368,8 +410,8 @@ def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:
     for role, (x, y) in rows.items():
         if x.ndim != 2 or x.shape[1] != head.in_features:
             raise UserError(f"{role}: the backbone gives {tuple(x.shape)}, the head needs (N, {head.in_features})")
-        if y.ndim != 1 or y.is_floating_point() or int(y.min()) < 0:
-            raise UserError(f"{role}: labels have to be whole numbers from 0, one a row")
+        if y.ndim != 1 or y.dtype not in (torch.int64, torch.uint8) or int(y.min()) < 0:
+            raise UserError(f"{role}: labels have to be whole numbers from 0, one a row, as int64; they are {y.dtype}")
         if not bool(torch.isfinite(x).all()):
             raise UserError(f"{role}: the features contain NaN or infinite values")
     if int(rows["pretrain"][1].max()) >= head.out_features:
@@ -377,18 +419,22 @@ def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:
 
 
 def _check_pair(pretrain: Rows, harmful: Rows) -> None:
-    if same_data([pretrain], [harmful]):
-        raise UserError(SAME_DATA)
     try:
+        check_varying(pretrain[0], "D_P")
         check_varying(harmful[0], "D_H")
     except ValueError as error:
         raise UserError(str(error)) from None
+    if same_data([pretrain], [harmful]):
+        raise UserError(SAME_DATA)
 
 
 Loader = Iterable[Any]
 
 ONE_IN = 5
 """One image of D_P in so many is not trained on, and D_P is judged by it (ours)."""
+
+MOST_FRESH = 0.1
+"""Share of D_P's images that two passes may differ in without a word: a shuffling loader may drop its last batch."""
 
 
 class Batches:
@@ -402,29 +448,69 @@ class Batches:
 
 
 class TrainedOn(Batches):
-    """The rows of a loader that are trained on: all but those that :func:`set_aside` has D_P judged by."""
+    """The rows of a loader that are trained on: all but those that :func:`set_aside` has D_P judged by.
+
+    Raises:
+        UserError: no batch has two such rows.
+    """
 
     def __iter__(self) -> Iterator[Any]:
+        some = False
         for x, y in self.loader:
             if int((kept := ~set_aside(x)).sum()) > 1:
+                some = True
                 yield x[kept], y[kept]
+        if not some:
+            raise UserError(
+                f"no batch of D_P has two rows to train on: one in {ONE_IN}, by a hash, is what D_P is judged by; give "
+                "more different images, or larger batches"
+            )
 
 
 def set_aside(x: Tensor) -> Tensor:
-    """(N,) bool: the rows that D_P is judged by, the same ones in every pass of a loader, whatever their order."""
+    """(N,) bool: the rows that D_P is judged by, the same ones in every pass of a loader, whatever their order.
+
+    As long as it gives the same images in every pass: one that moves or mirrors them is noticed, see `_judged_by`.
+    """
+    return _hashes(x) % ONE_IN == 0
+
+
+def _hashes(x: Tensor) -> Tensor:
+    """(N,) int64: of each row's bytes."""
     rows = x.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
-    return torch.tensor([zlib.crc32(row) % ONE_IN == 0 for row in rows])
+    return torch.tensor([zlib.crc32(row) for row in rows])
+
+
+def _judged_by(hashes: Tensor, known: Tensor) -> Tensor:
+    """(N,) bool: which rows D_P is judged by; where steps may have seen them, it is said.
+
+    Args:
+        hashes: of all rows in the last pass of the loader.
+        known: of those in the first one, by which steps were taken.
+    """
+    judged = hashes % ONE_IN == 0
+    fresh = int((~torch.isin(hashes, known)).sum())
+    if fresh > len(hashes) * MOST_FRESH:
+        log.warning(
+            "%d of D_P's %d images were others in the pass before training: if the loader moves or mirrors images, "
+            "those that D_P's accuracy is measured on were trained on in another form; give it without augmentation",
+            *(fresh, len(hashes)),
+        )
+    if bool(judged.any()):
+        return judged
+    log.warning("of D_P's few rows none was set aside: its accuracy is of rows that the method has seen")
+    return ~judged
 
 
 def features_of(
-    backbones: Sequence[nn.Module], loader: Loader, *, aside: bool = False
+    backbones: Sequence[nn.Module], loader: Loader, *, hashed: bool = False
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Features (N, D) of all rows, by each network, labels (N,), and which rows are set aside (N,), on the CPU.
+    """Features (N, D) of all rows, by each network, labels (N,), and hashes of the rows (N,), on the CPU.
 
     Args:
         backbones: the networks.
         loader: of (inputs, labels).
-        aside: look which rows those are, by a hash of each; otherwise none is.
+        hashed: otherwise hashes are 0.
 
     Raises:
         UserError: the loader gives nothing, or something other than (inputs, labels).
@@ -432,19 +518,17 @@ def features_of(
     devices = [device_of(backbone.eval()) for backbone in backbones]
     found: list[list[Tensor]] = [[] for _ in backbones]
     labels: list[Tensor] = []
-    judged: list[Tensor] = []
+    hashes: list[Tensor] = []
     with torch.no_grad():
         for x, y in _batches(loader):
             for rows, backbone, device in zip(found, backbones, devices, strict=True):
-                rows.append(backbone(x.to(device)).cpu())
+                features = backbone(x.to(device)).cpu()
+                rows.append(features.float() if features.dtype == torch.bfloat16 else features)  # NumPy has none
             labels.append(y.cpu())
-            judged.append(set_aside(x) if aside else torch.zeros(len(y), dtype=torch.bool))
+            hashes.append(_hashes(x) if hashed else torch.zeros(len(y), dtype=torch.int64))
     if min(len(of_batch) for of_batch in labels) < 2:
         raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
-    all_judged = torch.cat(judged)
-    if aside and not bool(all_judged.any()):
-        all_judged = ~all_judged
-    return [torch.cat(rows) for rows in found], torch.cat(labels), all_judged
+    return [torch.cat(rows) for rows in found], torch.cat(labels), torch.cat(hashes)
 
 
 def _batches(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
@@ -455,7 +539,14 @@ def _batches(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
                 "a loader has to give (inputs, labels) batches; for a D_H without labels there are method=ours and "
                 "method=closed_form, which look at the features alone: give zeros as labels"
             )
-        yield batch[0], batch[1]
+        x, y = batch
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise UserError(f"inputs and labels have to be tensors, they are {type(x).__name__} and {type(y).__name__}")
+        if y.ndim == 0:
+            raise UserError("a loader has to give batches, and not single images: put a DataLoader around the data set")
+        if len(x) != len(y):
+            raise UserError(f"a batch has {len(x)} inputs and {len(y)} labels")
+        yield x, y
     if batch is None:
         raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
 

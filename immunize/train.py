@@ -92,7 +92,10 @@ def main(cfg: DictConfig) -> float | None:
     if record["status"] == "interrupted":
         raise KeyboardInterrupt
     if record["status"] != "finished" and not in_sweep:  # for a sweep it is one result among many
-        raise UserError(f"the run {record['status']}: its record says where, the checkpoint holds the last finite θ")
+        raise UserError(
+            f"the run {record['status']}: its record says where, the checkpoint holds the last finite θ; a smaller "
+            "objective.learning_rate may mend it"
+        )
     return value_of(record)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 import sys
@@ -106,6 +107,47 @@ def test_d_p_is_judged_by_rows_that_no_step_sees(network: Network) -> None:
         before, after = (h(b.eval()(x[aside])).argmax(1) for b, h in (network, (found.backbone, found.head)))
     expected = {"before": before == y[aside], "after": after == y[aside], "agreement": before == after}
     assert found.accuracy == {name: pytest.approx(100 * float(v.double().mean())) for name, v in expected.items()}
+
+
+class Moving(TensorDataset):
+    """Images that are others each time."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, y = super().__getitem__(index)
+        return x + 0.1 * torch.rand_like(x), y
+
+
+def test_a_loader_that_moves_its_images_is_noticed(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+    moving = DataLoader(Moving(*loader(1).dataset.tensors), batch_size=40, shuffle=True)  # type: ignore[attr-defined]
+    still = DataLoader(loader(1).dataset, batch_size=40, shuffle=True, drop_last=True)
+    for given, noticed in ((still, False), (moving, True)):
+        caplog.clear()
+        immunize.immunize(*network, given, loader(2), trainable=["last"], steps=2)
+        assert ("were trained on in another form" in caplog.text) is noticed
+
+
+def test_too_few_images_to_set_some_aside_or_to_train_on(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+    x, y = loader(1).dataset.tensors  # type: ignore[attr-defined]
+    aside = set_aside(x)
+    immunize.immunize(*network, [(x[~aside][:9], y[~aside][:9])], loader(2), trainable=["last"], steps=2)
+    assert "none was set aside" in caplog.text
+    with pytest.raises(UserError, match="no batch of D_P has two rows to train on"):
+        immunize.immunize(*network, [(x[aside], y[aside])], loader(2), trainable=["last"], steps=2)
+
+
+def test_bfloat16_is_measured(network: Network) -> None:
+    x, y = loader(1).dataset.tensors  # type: ignore[attr-defined]
+    half = (part.bfloat16() for part in network)
+    found = immunize.immunize(*half, [(x.bfloat16(), y)], [(x.flip(1).bfloat16(), y)], trainable=["last"], steps=2)
+    assert math.isfinite(found.ratios["ridge"].ratio.rir)
+    assert found.backbone.last.weight.dtype == torch.bfloat16  # type: ignore[union-attr]
+
+
+def test_features_that_died_are_not_taken_for_the_same_data(network: Network) -> None:
+    for parameter in network[0].last.parameters():
+        parameter.data.zero_()
+    with pytest.raises(UserError, match="columns of D_P's features are constant"):
+        immunized(network)
 
 
 def test_lists_of_batches_are_loaders(network: Network) -> None:
@@ -383,6 +425,17 @@ def test_a_seed_gives_the_same_whatever_the_callers_state(network: Network) -> N
         ({"trainable": ["nothing"]}, "nothing"),
         ({"options": {"budget": 3}}, "no option budget"),
         ({"method": "closed_form", "options": {"budget": 0.5}}, "at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate has to be positive and finite, it is 0"),
+        ({"learning_rate": math.nan}, "learning_rate has to be positive and finite, it is nan"),
+        ({"rho": 0.0}, "rho has to be positive"),
+        ({"label_smoothing": 2}, "label_smoothing has to be between 0 and 1, it is 2"),
+        ({"steps": 2.5}, "steps has to be a whole number, it is 2.5"),
+        ({"seed": "1"}, "seed has to be a whole number, it is '1'"),
+        ({"options": {"lambda_ill": 1e9}}, "lambda_ill: no option of method 'ours', but an argument of its own"),
+        ({"method": "imma", "lambda_well": 1.0, "lambda_ill": 1.0}, "takes no lambda_well and no lambda_ill"),
+        ({"method": "erase", "multiplier": 5}, "multiplier has no effect here"),
+        ({"lambda_well": 1.0, "lambda_ill": 1.0, "multiplier": 5}, "multiplier has no effect here"),
+        ({"method": Ours(lambda_well=1.0, lambda_ill=1.0, precondition="none"), "options": {"a": 1}}, "leave them out"),
     ],
 )
 def test_wrong_settings_are_explained(network: Network, options: dict[str, Any], says: str) -> None:
@@ -402,6 +455,18 @@ def test_wrong_loaders_are_explained(network: Network) -> None:
         immunize.immunize(backbone, head, loader(1, classes=5), loader(2), trainable=["last"])
     with pytest.raises(UserError, match=r"the head needs \(N, 7\)"):
         immunize.immunize(backbone, nn.Linear(7, CLASSES), loader(1), loader(2), trainable=["last"])
+    with pytest.raises(UserError, match=r"head has to be the nn\.Linear .* it is Identity"):
+        immunize.immunize(backbone, nn.Identity(), loader(1), loader(2), trainable=["last"])  # type: ignore[arg-type]
+    x, y = loader(1).dataset.tensors  # type: ignore[attr-defined]
+    for rows, says in (
+        ([(x, y[1:])], f"a batch has {len(x)} inputs and {len(x) - 1} labels"),
+        ([({"pixels": x}, y)], "have to be tensors, they are dict and Tensor"),
+        (loader(1).dataset, "put a DataLoader around the data set"),
+        ([(x, y.int())], "as int64; they are torch.int32"),
+        ([(torch.ones_like(x), y)], "columns of D_P's features are constant"),
+    ):
+        with pytest.raises(UserError, match=says):
+            immunize.immunize(backbone, head, rows, loader(2), trainable=["last"])
     for several in ([loader(2), loader(3)], (list(loader(2)), list(loader(3)))):
         with pytest.raises(UserError, match=r"harmful_loader holds several loaders, and one is .*ConcatDataset"):
             immunize.immunize(backbone, head, loader(1), several, trainable=["last"])

@@ -223,6 +223,11 @@ def method_named(
     assert isinstance(whole, DictConfig)
     if unknown := sorted(set(options) - set(map(str, whole.method))):
         raise UserError(f"method {name!r} has no option {', '.join(unknown)}")
+    handed_on = {key for key in weights if OmegaConf.is_interpolation(whole.method, key)}
+    if twice := sorted(handed_on & set(options)):
+        raise UserError(f"{', '.join(twice)}: no option of method {name!r}, but an argument of its own")
+    if not handed_on and (lambda_well, lambda_ill) != (None, None):
+        raise UserError(f"method {name!r} takes no lambda_well and no lambda_ill; leave them out, or see its options")
     whole.method.update(dict(options))
     objective: Objective = build(whole.method, leave_out=NOT_ARGUMENTS)
     return objective, whole.objective

@@ -83,6 +83,7 @@ def append_computed(
     """
     x = pretrain.x.double()
     try:
+        check_varying(x, "D_P")
         check_varying(harmful.x, "D_H")
         solved = objective.solve(Features(x, pretrain.y), Features(harmful.x.double(), harmful.y))
         if solved is None:

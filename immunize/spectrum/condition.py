@@ -52,6 +52,8 @@ def check_matrix(matrix: Tensor, name: str) -> None:
         TypeError: not float64.
         ValueError: not a non-empty, finite matrix.
     """
+    if not isinstance(matrix, Tensor):
+        raise TypeError(f"{name} have to be a torch tensor, see torch.from_numpy; they are {type(matrix).__name__}")
     if matrix.dtype != torch.float64:
         raise TypeError(f"{name} have to be float64 for a trustworthy spectrum, they are {matrix.dtype}")
     if matrix.ndim != 2 or 0 in matrix.shape:

@@ -12,6 +12,7 @@ Shapes: N samples, D features, k directions.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -55,6 +56,9 @@ PROBES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 FOLDS, MANY_ROWS = 3, 4
 """A third of the rows is set aside; in turn, where D_P has fewer rows than this many a feature (ours)."""
+
+FEW = 20
+"""So many whole values of a floating-point type may well be labels of classes (ours)."""
 
 LEAST_ROWS = 2 * FOLDS
 """Of D_P with labels, two in a third."""
@@ -144,6 +148,9 @@ def erase(
         protect: leave the outputs of a ridge probe of D_P as they are on every x, whatever that leaves to D_H.
         seed: of the rows set aside.
 
+    Warns:
+        UserWarning: a target that looks like labels of classes.
+
     Raises:
         TypeError: a rank that is no whole number, or a shrinkage or slack that is none at all.
         ValueError: a setting outside its range, rows or labels that do not fit, constant features, D_H without labels,
@@ -158,6 +165,13 @@ def erase(
     if len(given) != len(harmful):
         raise ValueError(f"{len(harmful)} harmful data sets and {len(given)} sets of labels")
     sets = [(x, _labels(y, len(x), "y_harmful")) for x, y in zip(harmful, given, strict=True)]
+    for _, labels in sets:
+        if 2 < (count := len(torch.unique(labels))) <= FEW and labels.is_floating_point() and _all_whole(labels):
+            warnings.warn(
+                f"y_harmful has {count} whole values of a floating-point type: it is taken for a target, of which one "
+                "direction goes; labels of classes have to be of an integer type",
+                stacklevel=2,
+            )
     if any(not y.is_floating_point() and len(torch.unique(y)) == len(y) > 2 for _, y in sets):
         raise ValueError(f"every class of D_H has one image, so that nothing tells a class from an image: {NO_LABELS}")
     y = None if y_pretrain is None else _labels(y_pretrain, len(pretrain), "y_pretrain")
@@ -348,6 +362,10 @@ def _fewer(of: Labelled, seed: int) -> Labelled:
     x, y = of
     kept = folds_of(y, math.ceil(len(y) / JUDGED_ROWS), seed) == 0
     return x[kept], y[kept]
+
+
+def _all_whole(labels: Tensor) -> bool:
+    return bool((labels == labels.round()).all())
 
 
 def _labels(y: Array | None, count: int, name: str) -> Tensor:

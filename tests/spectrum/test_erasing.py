@@ -389,3 +389,15 @@ def test_a_trial_that_leaves_next_to_nothing_is_judged_by_rows() -> None:
     wanted = cross_fitted_correlation(judge.map(trial, 0)(judge.x), judge.y, judge.folds == 0, PROBES)
     assert judge.pretrain(trial) == pytest.approx(float(wanted.max()), rel=1e-12)
     assert judge.pretrain(trial) > 0.5
+
+
+def test_labels_of_classes_as_floating_point_numbers_are_warned_of() -> None:
+    x, x_h, y = ref.gaussian(60, 6, seed=0), ref.gaussian(80, 6, seed=1), torch.arange(80) % 4
+    with pytest.warns(UserWarning, match="4 whole values of a floating-point type: it is taken for a target"):
+        assert erase(x, x_h, y.double()).rank == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert erase(x, x_h, y).rank == 3
+        erase(x, x_h, y + 0.5)  # a target
+        erase(x, x_h, (y > 1).double())  # one direction in either case
+        erase(x, x_h, torch.arange(80.0))

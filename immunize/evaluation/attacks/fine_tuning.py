@@ -398,8 +398,8 @@ class Lora(FineTuning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.ranks or min(self.ranks) < 1 or not self.alpha > 0:
-            raise UserError("LoRA needs at least one rank, ranks of 1 or more, and a positive alpha")
+        if not self.ranks or any(rank < 1 or rank != int(rank) for rank in self.ranks) or not self.alpha > 0:
+            raise UserError("LoRA needs at least one rank, whole ranks of 1 or more, and a positive alpha")
         if self.batch_statistics:
             raise UserError("LoRA moves nothing but its updates and the head: batch_statistics has to be false")
 

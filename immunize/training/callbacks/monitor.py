@@ -212,8 +212,7 @@ class NetworkMonitor(BestLook):
             x = torch.stack([x for x, _ in rows]).to(module.net.dtype)
             self._h[role] = x if self.cached else _in_batches(module.net.trunk, x, module)
             features = _in_batches(self.reference.features, self._h[role], module)
-            if role == "harmful":
-                check_varying(features, "D_H")
+            check_varying(features, "D_H" if role == "harmful" else "D_P")
             self._before[role] = spectrum_of(features.double())
             if role == "pretrain":
                 self._accuracy_before = self._accuracy(self.reference, features)
