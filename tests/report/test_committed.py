@@ -33,7 +33,9 @@ ATTACKS = (
         "t4_weights_deep",
         "t4_peers_deep",
         "t4_lora_deep",
+        "t4_lora_digits",
         "t4_full_deep",
+        "t4_full_digits",
     ),
 )
 OF_RUNS = {
