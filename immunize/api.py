@@ -10,8 +10,7 @@ import copy
 import logging
 import math
 import random
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +27,9 @@ from immunize.evaluation.deep import Rows
 from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.evaluation.separability import separability
-from immunize.features import OF_NETWORKS, DeepExtractor, Once, device_of, refuse_precondition
+from immunize.features import OF_NETWORKS, DeepExtractor, Once, refuse_precondition
 from immunize.features.extract import Features
+from immunize.features.loaders import Batches, Loader, TrainedOn, batches, check_loaders, features_of, judged_by
 from immunize.objective import Objective, task_loss
 from immunize.pipeline.assemble import method_named, new_trainer, optimizer_factory, shared_row
 from immunize.pipeline.fit import quiet_lightning
@@ -41,7 +41,7 @@ from immunize.spectrum.erasing import SAME_DATA, same_data
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance
 
-__all__ = ["ONE_IN", "Immunized", "Loader", "TrainedOn", "answers", "features_of", "immunize"]
+__all__ = ["Immunized", "answers", "immunize"]
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ def immunize(
             raise UserError(str(error)) from None
         theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)
         loaders = {"pretrain": pretrain_loader, "harmful": harmful_loader}
-        _check_loaders(loaders)
+        check_loaders(loaders)
         if objective.trains:
             released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
             net, reference = _cut(released, classifier, trainable, pretrain_loader)
@@ -239,7 +239,7 @@ def immunize(
         grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]
         ratios = pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap"))
         _, y, hashes = both["pretrain"]
-        aside = _judged_by(hashes, known if objective.trains else hashes)
+        aside = judged_by(hashes, known if objective.trains else hashes)
         given = [answers(of["pretrain"][0], w) for of, w in ((before, omega_0), (after, classifier))]
         told = _kept(*(of[aside] for of in (*given, y)))
         verdicts = verdicts_of(vars(ratios["spectrum"].ratio), told)
@@ -329,24 +329,6 @@ def _check_numbers(numbers: Mapping[str, float | None]) -> None:
             raise UserError(f"{name} has to be positive and finite, it is {value}")
 
 
-def _check_loaders(loaders: Mapping[str, Loader]) -> None:
-    for role, loader in loaders.items():
-        if isinstance(loader, Iterator):
-            raise UserError(f"{role}_loader is over after one pass; give what starts again, such as a DataLoader")
-        if isinstance(loader, list | tuple) and any(map(_is_loader, loader)):
-            raise UserError(
-                f"{role}_loader holds several loaders, and one is wanted: put the data sets together, with labels "
-                f"counted on from one to the next, such as with torch.utils.data.ConcatDataset"
-            )
-
-
-def _is_loader(given: Any) -> bool:
-    """Whether it gives batches, and is none."""
-    if isinstance(given, Sequence):
-        return len(given) > 0 and isinstance(given[0], Sequence)
-    return isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping)
-
-
 @contextlib.contextmanager
 def _by_its_own_numbers(seed: int) -> Iterator[None]:
     """Random numbers by `seed` and gradients within; the caller's generators, modes and log levels are put back."""
@@ -372,7 +354,7 @@ def _cut(
     backbone: nn.Module, head: nn.Linear, trainable: str | Sequence[str], loader: Loader
 ) -> tuple[DeepExtractor, DeepExtractor]:
     """The network that is trained, whose frozen part works once an image, and θ_0 behind the same part."""
-    example = next(_batches(loader))[0][:AT_MOST_TO_LOOK_AT]
+    example = next(batches(loader))[0][:AT_MOST_TO_LOOK_AT]
     net = DeepExtractor.from_module(backbone, head, trainable, example=example)
     net.compute_once()
     return net, net.reference()
@@ -426,129 +408,6 @@ def _check_pair(pretrain: Rows, harmful: Rows) -> None:
         raise UserError(str(error)) from None
     if same_data([pretrain], [harmful]):
         raise UserError(SAME_DATA)
-
-
-Loader = Iterable[Any]
-
-ONE_IN = 5
-"""One image of D_P in so many is not trained on, and D_P is judged by it (ours)."""
-
-MOST_FRESH = 0.1
-"""Share of D_P's images that two passes may differ in without a word: a shuffling loader may drop its last batch."""
-
-
-class Batches:
-    """What a loader gives, a list too, which Lightning would take for several loaders."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)
-
-
-class TrainedOn(Batches):
-    """The rows of a loader that are trained on: all but those that :func:`set_aside` has D_P judged by.
-
-    Raises:
-        UserError: no batch has two such rows.
-    """
-
-    def __iter__(self) -> Iterator[Any]:
-        some = False
-        for x, y in self.loader:
-            if int((kept := ~set_aside(x)).sum()) > 1:
-                some = True
-                yield x[kept], y[kept]
-        if not some:
-            raise UserError(
-                f"no batch of D_P has two rows to train on: one in {ONE_IN}, by a hash, is what D_P is judged by; give "
-                "more different images, or larger batches"
-            )
-
-
-def set_aside(x: Tensor) -> Tensor:
-    """(N,) bool: the rows that D_P is judged by, the same ones in every pass of a loader, whatever their order.
-
-    As long as it gives the same images in every pass: one that moves or mirrors them is noticed, see `_judged_by`.
-    """
-    return _hashes(x) % ONE_IN == 0
-
-
-def _hashes(x: Tensor) -> Tensor:
-    """(N,) int64: of each row's bytes."""
-    rows = x.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
-    return torch.tensor([zlib.crc32(row) for row in rows])
-
-
-def _judged_by(hashes: Tensor, known: Tensor) -> Tensor:
-    """(N,) bool: which rows D_P is judged by; where steps may have seen them, it is said.
-
-    Args:
-        hashes: of all rows in the last pass of the loader.
-        known: of those in the first one, by which steps were taken.
-    """
-    judged = hashes % ONE_IN == 0
-    fresh = int((~torch.isin(hashes, known)).sum())
-    if fresh > len(hashes) * MOST_FRESH:
-        log.warning(
-            "%d of D_P's %d images were others in the pass before training: if the loader moves or mirrors images, "
-            "those that D_P's accuracy is measured on were trained on in another form; give it without augmentation",
-            *(fresh, len(hashes)),
-        )
-    if bool(judged.any()):
-        return judged
-    log.warning("of D_P's few rows none was set aside: its accuracy is of rows that the method has seen")
-    return ~judged
-
-
-def features_of(
-    backbones: Sequence[nn.Module], loader: Loader, *, hashed: bool = False
-) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Features (N, D) of all rows, by each network, labels (N,), and hashes of the rows (N,), on the CPU.
-
-    Args:
-        backbones: the networks.
-        loader: of (inputs, labels).
-        hashed: otherwise hashes are 0.
-
-    Raises:
-        UserError: the loader gives nothing, or something other than (inputs, labels).
-    """
-    devices = [device_of(backbone.eval()) for backbone in backbones]
-    found: list[list[Tensor]] = [[] for _ in backbones]
-    labels: list[Tensor] = []
-    hashes: list[Tensor] = []
-    with torch.no_grad():
-        for x, y in _batches(loader):
-            for rows, backbone, device in zip(found, backbones, devices, strict=True):
-                features = backbone(x.to(device)).cpu()
-                rows.append(features.float() if features.dtype == torch.bfloat16 else features)  # NumPy has none
-            labels.append(y.cpu())
-            hashes.append(_hashes(x) if hashed else torch.zeros(len(y), dtype=torch.int64))
-    if min(len(of_batch) for of_batch in labels) < 2:
-        raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
-    return [torch.cat(rows) for rows in found], torch.cat(labels), torch.cat(hashes)
-
-
-def _batches(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
-    batch = None
-    for batch in loader:
-        if not isinstance(batch, Sequence) or len(batch) != 2:
-            raise UserError(
-                "a loader has to give (inputs, labels) batches; for a D_H without labels there are method=ours and "
-                "method=closed_form, which look at the features alone: give zeros as labels"
-            )
-        x, y = batch
-        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            raise UserError(f"inputs and labels have to be tensors, they are {type(x).__name__} and {type(y).__name__}")
-        if y.ndim == 0:
-            raise UserError("a loader has to give batches, and not single images: put a DataLoader around the data set")
-        if len(x) != len(y):
-            raise UserError(f"a batch has {len(x)} inputs and {len(y)} labels")
-        yield x, y
-    if batch is None:
-        raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
 
 
 def answers(x: Tensor, head: nn.Linear) -> Tensor:

@@ -26,11 +26,12 @@ from torchvision.datasets import ImageFolder
 
 import immunize
 from immunize import api
-from immunize.api import BALANCE_EVERY, TrainedOn, set_aside
+from immunize.api import BALANCE_EVERY
 from immunize.errors import UserError
 from immunize.evaluation.separability import separability
 from immunize.features import DeepExtractor
 from immunize.features.extract import SHARE, Once
+from immunize.features.loaders import TrainedOn, set_aside
 from immunize.objective.ours import Ours
 
 D, CLASSES = 12, 3

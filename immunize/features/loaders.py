@@ -1,0 +1,184 @@
+"""What a loader of the caller's gives: the rows that are trained on, those that judge, and features of all of them.
+
+Shapes: N rows of a batch or of all batches, D features.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from immunize.errors import UserError
+from immunize.features.extract import device_of
+
+__all__ = [
+    "ONE_IN",
+    "Batches",
+    "Loader",
+    "TrainedOn",
+    "batches",
+    "check_loaders",
+    "features_of",
+    "judged_by",
+    "set_aside",
+]
+
+log = logging.getLogger(__name__)
+
+Loader = Iterable[Any]
+
+ONE_IN = 5
+"""One image of D_P in so many is not trained on, and D_P is judged by it (ours)."""
+
+MOST_FRESH = 0.1
+"""Share of D_P's images that two passes may differ in without a word: a shuffling loader may drop its last batch."""
+
+
+class Batches:
+    """What a loader gives, a list too, which Lightning would take for several loaders."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+class TrainedOn(Batches):
+    """The rows of a loader that are trained on: all but those that :func:`set_aside` has D_P judged by.
+
+    Raises:
+        UserError: no batch has two such rows.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        some = False
+        for x, y in self.loader:
+            if int((kept := ~set_aside(x)).sum()) > 1:
+                some = True
+                yield x[kept], y[kept]
+        if not some:
+            raise UserError(
+                f"no batch of D_P has two rows to train on: one in {ONE_IN}, by a hash, is what D_P is judged by; give "
+                "more different images, or larger batches"
+            )
+
+
+def set_aside(x: Tensor) -> Tensor:
+    """(N,) bool: the rows that D_P is judged by, the same ones in every pass of a loader, whatever their order.
+
+    As long as it gives the same images in every pass: one that moves or mirrors them is noticed, see `judged_by`.
+    """
+    return _hashes(x) % ONE_IN == 0
+
+
+def _hashes(x: Tensor) -> Tensor:
+    """(N,) int64: of each row's bytes."""
+    rows = x.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
+    return torch.tensor([zlib.crc32(row) for row in rows])
+
+
+def judged_by(hashes: Tensor, known: Tensor) -> Tensor:
+    """(N,) bool: which rows D_P is judged by; where steps may have seen them, it is said.
+
+    Args:
+        hashes: of all rows in the last pass of the loader.
+        known: of those in the first one, by which steps were taken.
+    """
+    judged = hashes % ONE_IN == 0
+    fresh = int((~torch.isin(hashes, known)).sum())
+    if fresh > len(hashes) * MOST_FRESH:
+        log.warning(
+            "%d of D_P's %d images were others in the pass before training: if the loader moves or mirrors images, "
+            "those that D_P's accuracy is measured on were trained on in another form; give it without augmentation",
+            *(fresh, len(hashes)),
+        )
+    if bool(judged.any()):
+        return judged
+    log.warning("of D_P's few rows none was set aside: its accuracy is of rows that the method has seen")
+    return ~judged
+
+
+def features_of(
+    backbones: Sequence[nn.Module], loader: Loader, *, hashed: bool = False
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Features (N, D) of all rows, by each network, labels (N,), and hashes of the rows (N,), on the CPU.
+
+    Args:
+        backbones: the networks.
+        loader: of (inputs, labels).
+        hashed: otherwise hashes are 0.
+
+    Raises:
+        UserError: the loader gives nothing, or something other than (inputs, labels).
+    """
+    devices = [device_of(backbone.eval()) for backbone in backbones]
+    found: list[list[Tensor]] = [[] for _ in backbones]
+    labels: list[Tensor] = []
+    hashes: list[Tensor] = []
+    with torch.no_grad():
+        for x, y in batches(loader):
+            for rows, backbone, device in zip(found, backbones, devices, strict=True):
+                features = backbone(x.to(device)).cpu()
+                rows.append(features.float() if features.dtype == torch.bfloat16 else features)  # NumPy has none
+            labels.append(y.cpu())
+            hashes.append(_hashes(x) if hashed else torch.zeros(len(y), dtype=torch.int64))
+    if min(len(of_batch) for of_batch in labels) < 2:
+        raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
+    return [torch.cat(rows) for rows in found], torch.cat(labels), torch.cat(hashes)
+
+
+def batches(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
+    """What a loader gives, checked.
+
+    Raises:
+        UserError: nothing, or something other than (inputs, labels) of as many rows.
+    """
+    batch = None
+    for batch in loader:
+        if not isinstance(batch, Sequence) or len(batch) != 2:
+            raise UserError(
+                "a loader has to give (inputs, labels) batches; for a D_H without labels there are method=ours and "
+                "method=closed_form, which look at the features alone: give zeros as labels"
+            )
+        x, y = batch
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise UserError(f"inputs and labels have to be tensors, they are {type(x).__name__} and {type(y).__name__}")
+        if y.ndim == 0:
+            raise UserError("a loader has to give batches, and not single images: put a DataLoader around the data set")
+        if len(x) != len(y):
+            raise UserError(f"a batch has {len(x)} inputs and {len(y)} labels")
+        yield x, y
+    if batch is None:
+        raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
+
+
+def check_loaders(loaders: Mapping[str, Loader]) -> None:
+    """Refuse what gives its batches once, or is several loaders.
+
+    Args:
+        loaders: by role, which is named.
+
+    Raises:
+        UserError: it is.
+    """
+    for role, loader in loaders.items():
+        if isinstance(loader, Iterator):
+            raise UserError(f"{role}_loader is over after one pass; give what starts again, such as a DataLoader")
+        if isinstance(loader, list | tuple) and any(map(_is_loader, loader)):
+            raise UserError(
+                f"{role}_loader holds several loaders, and one is wanted: put the data sets together, with labels "
+                f"counted on from one to the next, such as with torch.utils.data.ConcatDataset"
+            )
+
+
+def _is_loader(given: Any) -> bool:
+    """Whether it gives batches, and is none."""
+    if isinstance(given, Sequence):
+        return len(given) > 0 and isinstance(given[0], Sequence)
+    return isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping)
