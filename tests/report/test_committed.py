@@ -26,6 +26,7 @@ ATTACKS = (
         "t4_digits_strong",
         "t4_long_deep",
         "t4_rates_deep",
+        "t4_rates_digits",
         "t4_search",
         "t4_search_deep",
         "t4_search_imma",
