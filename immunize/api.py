@@ -153,7 +153,7 @@ def immunize(
         backbone: inputs → features (N, D).
         head: D → C, the classifier of D_P that the backbone comes with.
         pretrain_loader: D_P: (inputs, labels) batches each time it is iterated over, the same images as in the pass
-            before, in any order; labels (N,) int64.
+            before, in any order; labels (N,) of an integer type.
         harmful_loader: D_H, likewise. A spectrum is taken of every batch: a few dozen rows or more.
         method: a name in `conf/method`: "ours", "ill_only", "well_only", "opt_kappa", "imma", "none", "closed_form",
             "erase", "censor", "contract", "simulated"; or a method of your own, which brings its weights and options
@@ -306,7 +306,7 @@ def _method(
 def _check_settings(multiplier: int | None, keep: str, counts: Mapping[str, int | None]) -> None:
     for name, value in counts.items():
         if value is not None and not isinstance(value, int):
-            raise UserError(f"{name} has to be a whole number, it is {value!r}")
+            raise UserError(f"{name} has to be an int, it is {value!r}")
     steps, seed = counts["steps"], counts["seed"]
     if steps is not None and steps < 1:
         raise UserError(f"steps has to be at least 1, it is {steps}")
@@ -392,8 +392,8 @@ def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:
     for role, (x, y) in rows.items():
         if x.ndim != 2 or x.shape[1] != head.in_features:
             raise UserError(f"{role}: the backbone gives {tuple(x.shape)}, the head needs (N, {head.in_features})")
-        if y.ndim != 1 or y.dtype not in (torch.int64, torch.uint8) or int(y.min()) < 0:
-            raise UserError(f"{role}: labels have to be whole numbers from 0, one a row, as int64; they are {y.dtype}")
+        if y.ndim != 1 or y.is_floating_point() or int(y.min()) < 0:
+            raise UserError(f"{role}: labels have to be whole numbers from 0, one a row")
         if not bool(torch.isfinite(x).all()):
             raise UserError(f"{role}: the features contain NaN or infinite values")
     if int(rows["pretrain"][1].max()) >= head.out_features:

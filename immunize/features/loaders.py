@@ -40,13 +40,14 @@ MOST_FRESH = 0.1
 
 
 class Batches:
-    """What a loader gives, a list too, which Lightning would take for several loaders."""
+    """What a loader gives, a list too, which Lightning would take for several loaders; labels as int64."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)
+        for x, y in self.loader:
+            yield x, y.long()
 
 
 class TrainedOn(Batches):
@@ -58,7 +59,7 @@ class TrainedOn(Batches):
 
     def __iter__(self) -> Iterator[Any]:
         some = False
-        for x, y in self.loader:
+        for x, y in super().__iter__():
             if int((kept := ~set_aside(x)).sum()) > 1:
                 some = True
                 yield x[kept], y[kept]
@@ -126,7 +127,7 @@ def features_of(
             for rows, backbone, device in zip(found, backbones, devices, strict=True):
                 features = backbone(x.to(device)).cpu()
                 rows.append(features.float() if features.dtype == torch.bfloat16 else features)  # NumPy has none
-            labels.append(y.cpu())
+            labels.append(y.cpu() if y.is_floating_point() else y.cpu().long())
             hashes.append(_hashes(x) if hashed else torch.zeros(len(y), dtype=torch.int64))
     if min(len(of_batch) for of_batch in labels) < 2:
         raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
