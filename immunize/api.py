@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from immunize.objective import Objective, task_loss
 from immunize.pipeline.assemble import method_named, new_trainer, optimizer_factory, shared_row
 from immunize.pipeline.fit import quiet_lightning
 from immunize.pipeline.network import append_computed
-from immunize.settings import LARGEST_SEED, MULTIPLIERS
+from immunize.settings import MULTIPLIER, RATE, RHO, SEED, Rule
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.spectrum.condition import check_varying
 from immunize.spectrum.erasing import SAME_DATA, same_data
@@ -48,11 +47,22 @@ log = logging.getLogger(__name__)
 STEPS, LEARNING_RATE = 120, 3e-3
 """Of a method whose YAML says nothing of them."""
 
-MULTIPLIER = 3
+DEFAULT_MULTIPLIER = 3
 """Of gradient norms, where none is given (C.2)."""
 
 BALANCE_EVERY = 5
 """Steps between two balancings of λ: what a gradient of R_ill is worth changes fast (ours)."""
+
+SETTINGS: dict[str, Rule] = {
+    "steps": ("steps", lambda value: value >= 1, "at least 1"),
+    "learning_rate": RATE,
+    "multiplier": MULTIPLIER,
+    "keep": ("keep", lambda value: value in ("answers", "labels"), "answers or labels"),
+    "label_smoothing": ("label_smoothing", lambda value: 0 <= value <= 1, "between 0 and 1"),
+    "rho": RHO,
+    "seed": SEED,
+}
+"""What values they may have, by the rules of the command line where it has them."""
 
 AT_MOST_TO_LOOK_AT = 8
 """Rows of the first batch with which the network is cut into a frozen and a trained part."""
@@ -179,8 +189,10 @@ def immunize(
         UserError: a setting that is wrong, or a network, loaders and a method that do not go together.
         DivergedError: a term of the loss was not finite.
     """
-    _check_settings(multiplier, keep, {"steps": steps, "seed": seed})
-    _check_numbers({"learning_rate": learning_rate, "rho": rho, "label_smoothing": label_smoothing})
+    _check_settings(
+        {"keep": keep, "label_smoothing": label_smoothing, "rho": rho, "seed": seed},
+        {"steps": steps, "learning_rate": learning_rate, "multiplier": multiplier},
+    )
     if not isinstance(head, nn.Linear):
         raise UserError(
             f"head has to be the nn.Linear that classifies D_P by its features, it is {type(head).__name__}"
@@ -300,33 +312,17 @@ def _method(
         by_norms = False
     if multiplier is not None and not by_norms:
         raise UserError("multiplier has no effect here: no λ comes from gradient norms; leave it out")
-    return objective, row, (multiplier or MULTIPLIER) if by_norms else None
+    return objective, row, (multiplier or DEFAULT_MULTIPLIER) if by_norms else None
 
 
-def _check_settings(multiplier: int | None, keep: str, counts: Mapping[str, int | None]) -> None:
-    for name, value in counts.items():
-        if value is not None and not isinstance(value, int):
+def _check_settings(needed: dict[str, Any], optional: Mapping[str, Any]) -> None:
+    given = {name: value for name, value in optional.items() if value is not None}
+    for name, value in (needed | given).items():
+        if name in ("steps", "seed") and not isinstance(value, int):
             raise UserError(f"{name} has to be an int, it is {value!r}")
-    steps, seed = counts["steps"], counts["seed"]
-    if steps is not None and steps < 1:
-        raise UserError(f"steps has to be at least 1, it is {steps}")
-    if multiplier is not None and multiplier not in MULTIPLIERS:
-        raise UserError(f"multiplier has to be one of {MULTIPLIERS} (C.2), it is {multiplier}")
-    if keep not in ("answers", "labels"):
-        raise UserError(f"keep has to be answers or labels, it is {keep!r}")
-    if seed is None or not 0 <= seed <= LARGEST_SEED:
-        raise UserError(f"seed has to be between 0 and {LARGEST_SEED}, it is {seed}")
-
-
-def _check_numbers(numbers: Mapping[str, float | None]) -> None:
-    for name, value in numbers.items():
-        if value is None:
-            continue
-        if name == "label_smoothing":
-            if not 0 <= value <= 1:
-                raise UserError(f"label_smoothing has to be between 0 and 1, it is {value}")
-        elif not 0 < value < math.inf:
-            raise UserError(f"{name} has to be positive and finite, it is {value}")
+        _, holds, words = SETTINGS[name]
+        if not holds(value):
+            raise UserError(f"{name} has to be {words}, it is {value!r}")
 
 
 @contextlib.contextmanager

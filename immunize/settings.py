@@ -34,9 +34,13 @@ PAIRINGS, LINEAR_LOSSES, DEEP_LOSSES = ("max_size_cycle", "min_size"), ("mse", "
 Rule = tuple[str, Callable[[Any], bool], str]
 THREADS: Rule = ("threads", lambda value: 1 <= value <= MOST_THREADS, f"at least 1 and at most {MOST_THREADS}")
 THREADS_OR_NULL: Rule = ("threads", lambda value: value is None or THREADS[1](value), f"{THREADS[2]}, or null")
+SEED: Rule = ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}")
+RHO: Rule = ("rho", lambda value: 0 < value < math.inf, "positive and finite")
+RATE: Rule = ("objective.learning_rate", lambda value: 0 < value < math.inf, "positive and finite")
+MULTIPLIER: Rule = ("objective.balance_multiplier", lambda value: value in MULTIPLIERS, f"one of {MULTIPLIERS} (C.2)")
 RULES: tuple[Rule, ...] = (
-    ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}"),
-    ("rho", lambda value: 0 < value < math.inf, "positive and finite"),
+    SEED,
+    RHO,
     ("probe_steps", lambda value: value >= 1, "at least 1"),
     ("monitor_every", lambda value: value >= 1, "at least 1"),
     ("log_every", lambda value: value >= 1, "at least 1"),
@@ -46,7 +50,7 @@ RULES: tuple[Rule, ...] = (
     ("pairing", lambda value: value in PAIRINGS, f"one of {', '.join(PAIRINGS)}, so that every batch has rows of both"),
     ("selection", lambda value: value in (None, "validation"), "validation, or null"),
     ("objective.epochs", lambda value: value >= 1, "at least 1"),
-    ("objective.learning_rate", lambda value: 0 < value < math.inf, "positive and finite"),
+    RATE,
     ("objective.batch_size", lambda value: value is None or value >= 2, "at least 2, or null for full-batch steps"),
     ("objective.lr_decay", lambda value: value is None or 0 < value <= 1, "positive and at most 1, or null"),
 )
@@ -96,7 +100,7 @@ EARLY_STOPPING_RULES: tuple[Rule, ...] = (
     ("objective.patience", lambda value: value >= 1, "at least 1"),
 )
 BALANCE_RULES: tuple[Rule, ...] = (
-    ("objective.balance_multiplier", lambda value: value in MULTIPLIERS, f"one of {MULTIPLIERS} (C.2)"),
+    MULTIPLIER,
     (
         "objective.balance_multiplier_ill",
         lambda value: value is None or value in MULTIPLIERS,

@@ -20,7 +20,6 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from experiments.bench.machine import HERE, MACHINE, ROOT, note_machine, warn_if_busy
 from immunize.errors import UserError
@@ -74,7 +73,8 @@ def _rest() -> tuple[str, ...]:
     from immunize.records import provenance
 
     commit = provenance()["git_commit"]
-    measured = _machines()
+    path = HERE / MACHINE
+    measured = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if commit is None or commit.endswith("-dirty"):
         return PARTS
     return tuple(part for part in PARTS if measured.get(part, {}).get("git_commit") != commit)
@@ -85,14 +85,6 @@ def _write_page() -> None:
 
     (HERE / README).write_text(readme(HERE, ROOT / "experiments"), encoding="utf-8")
     print(f"all benchmarks in one table: {HERE / README}", file=sys.stderr)
-
-
-def _machines() -> dict[str, Any]:
-    """What every part was measured with."""
-    path = HERE / MACHINE
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    assert isinstance(found, dict)
-    return found
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def erase(
         raise ValueError(f"{len(harmful)} harmful data sets and {len(given)} sets of labels")
     sets = [(x, _labels(y, len(x), "y_harmful")) for x, y in zip(harmful, given, strict=True)]
     for _, labels in sets:
-        if 2 < (count := len(torch.unique(labels))) <= FEW and labels.is_floating_point() and _all_whole(labels):
+        if labels.is_floating_point() and 2 < (count := len(torch.unique(labels))) <= FEW and _all_whole(labels):
             warnings.warn(
                 f"y_harmful has {count} whole values of a floating-point type: it is taken for a target, of which one "
                 "direction goes; labels of classes have to be of an integer type",
