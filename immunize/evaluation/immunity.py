@@ -20,7 +20,7 @@ Shapes: N samples, D features, k numerical rank of the data, C columns of target
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +40,7 @@ from immunize.spectrum import (
     Spectrum,
     default_tolerance,
     immunization_ratio,
-    rank_of_map,
+    with_rank_of_map,
 )
 from immunize.spectrum.condition import check_matrix
 
@@ -135,8 +135,7 @@ def decompose(rows: Rows, theta: Tensor | None = None) -> Decomposition:
             raise ValueError("features contain NaN or infinite values")
         u, sigma, _ = torch.linalg.svd(features, full_matrices=False)
         spectrum = Spectrum(sigma.square(), n, data.n_features, data.tolerance, rank_of_data=data.rank)
-        if spectrum.numerical_rank < data.rank:  # a θ that is badly conditioned, or has no inverse
-            spectrum = replace(spectrum, rank_of_data=rank_of_map(rows.x, theta))
+        spectrum = with_rank_of_map(spectrum, rows.x, theta)
         projected = u.T @ rows.y
     k = spectrum.rank
     projected = projected[:k]

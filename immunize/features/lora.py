@@ -71,7 +71,8 @@ class LoraLayer(nn.Module):
 def add_lora(network: nn.Module, rank: int, *, alpha: float = 1.0, seed: int = 0) -> list[str]:
     """Put an update beside every linear layer and every convolution; nothing else is trainable afterwards.
 
-    Left as they are: subclasses with a forward pass of their own, and convolutions in groups.
+    Left as they are: subclasses with a forward pass of their own, and convolutions in groups. Layers narrower than the
+    rank get an update of full rank, see :class:`LoraLayer`.
 
     Args:
         network: changed in place.

@@ -9,13 +9,14 @@ Shapes: N samples, D features, n dimension of the joint range.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from immunize.memoize import memoize
-from immunize.spectrum.condition import check_matrix, default_tolerance
+from immunize.spectrum.condition import Spectrum, check_matrix, default_tolerance
 
 ROTATION_SEED = 0
 """Of the rotation of the basis: the same for every run, so that the coordinates depend on the data alone."""
@@ -78,15 +79,18 @@ def joint_basis(*rows: Tensor) -> Tensor:
     return basis.contiguous()
 
 
-def rank_of_map(rows: Tensor, theta: Tensor) -> int:
-    """The rank of Xθ that θ leaves of linearly independent rows, whatever the lengths of the rows are.
+def with_rank_of_map(spectrum: Spectrum, rows: Tensor, theta: Tensor) -> Spectrum:
+    """The spectrum of Xθ with the rank that θ leaves of X, where this may be less: θ badly conditioned, or no inverse.
 
     Args:
-        rows: (k, D) float64, as :func:`compress_rows` returns them.
+        spectrum: of the features, with the rank of the rows.
+        rows: (k, D) float64, as :func:`compress_rows` returns them; their lengths do not count.
         theta: (D, D) float64.
     """
+    if spectrum.numerical_rank == len(rows):
+        return spectrum
     directions = torch.linalg.svd(rows / rows.norm(dim=1, keepdim=True), full_matrices=False).Vh
-    return int(torch.linalg.matrix_rank(directions @ theta))
+    return replace(spectrum, rank_of_data=int(torch.linalg.matrix_rank(directions @ theta)))
 
 
 def lift_map(theta: Tensor, basis: Tensor) -> Tensor:

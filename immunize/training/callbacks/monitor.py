@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,8 +29,8 @@ from immunize.spectrum import (
     probe_correlation,
     r_ill_of_features,
     r_well_of_features,
-    rank_of_map,
     spectrum_of,
+    with_rank_of_map,
 )
 from immunize.spectrum.condition import check_varying
 from immunize.training.callbacks.signatures import FailureSignatures, Look, Warned
@@ -147,9 +146,7 @@ class ImmunityMonitor(Watch):
         if theta is None:
             return spectrum_of(rows, n_samples=self._samples[name])
         spectrum = spectrum_of(rows @ theta, n_samples=self._samples[name], rank_of_data=len(rows))
-        if spectrum.numerical_rank < len(rows):  # a θ that is badly conditioned, or has no inverse
-            spectrum = replace(spectrum, rank_of_data=rank_of_map(rows, theta))
-        return spectrum
+        return with_rank_of_map(spectrum, rows, theta)
 
 
 def _told_apart(part: Part) -> tuple[Tensor, Tensor] | None:
