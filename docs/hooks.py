@@ -87,8 +87,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 def reference_of(folder: Path) -> str:
     """What mkdocstrings takes for the public names of every module of a folder, its own `__init__` left out."""
-    paths = [path for path in sorted(folder.glob("*.py")) if "\n__all__ = [" in path.read_text(encoding="utf-8")]
-    modules = [path.relative_to(ROOT).with_suffix("").parts for path in paths if path.name != "__init__.py"]
+    modules = [path.relative_to(ROOT).with_suffix("").parts for path in sorted(folder.glob("[!_]*.py"))]
     return "\n\n".join(f"::: {'.'.join(parts)}" for parts in modules)
 
 

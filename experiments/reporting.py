@@ -8,8 +8,6 @@ from typing import Any
 
 from immunize.errors import UserError
 
-__all__ = ["digit_pairs", "key_values", "machine_of", "made_now"]
-
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
 

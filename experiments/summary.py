@@ -17,8 +17,6 @@ from immunize.report.published import cell, read_published
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs
 from immunize.report.table import NOTHING, Groups, Table, short, summary_of, with_spread
 
-__all__ = ["main", "summary_table"]
-
 ROOT = Path(__file__).parent
 PATH = ROOT / "summary.md"
 SOURCES = {"House Prices": ROOT / "table1", "MNIST, 90 pairs": ROOT / "table2"}

@@ -14,8 +14,6 @@ from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 
-__all__ = ["GridSweeper", "PoolLauncher", "SerialLauncher"]
-
 
 class _Later:
     """Stands for the class of the same name in :mod:`immunize.sweeping`, and takes its settings."""

@@ -40,8 +40,6 @@ from immunize.spectrum.erasing import SAME_DATA, same_data
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance
 
-__all__ = ["Immunized", "answers", "immunize"]
-
 log = logging.getLogger(__name__)
 
 STEPS, LEARNING_RATE = 120, 3e-3

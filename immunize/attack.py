@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from immunize.attack_grid.target import Target
     from immunize.evaluation.attacks import Entry, Store
 
-__all__ = ["FEATURES", "Grid", "assemble", "entries_of", "hash_of_grid", "main", "measure", "run"]
-
 FEATURES = "attack_features"
 
 NOT_HASHED = ("out", "cells", "features", "jobs")

@@ -11,8 +11,6 @@ from immunize.files import whole
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["check_owner", "load_checkpoint", "save_checkpoint"]
-
 
 def save_checkpoint(
     path: Path,

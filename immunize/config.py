@@ -17,19 +17,6 @@ from immunize import schemas
 from immunize.records import whole_config
 from immunize.threads import threads_in_force
 
-__all__ = [
-    "NOT_HASHED",
-    "config_dir",
-    "config_hash",
-    "data_folder",
-    "folder_name",
-    "hash_of_run",
-    "is_deep",
-    "register",
-    "resolved",
-    "settings_of",
-]
-
 NOT_HASHED = (
     *("data_root", "overwrite", "resume", "experiment", "threads", "workers"),
     *("logger", "log_every", "monitor_every", "figure"),

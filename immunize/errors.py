@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "DataError", "DivergedError", "MissingDataError", "UserError"]
-
 
 class UserError(Exception):
     """Something in the command, the configuration or the data is not as it has to be; the message says what to do."""

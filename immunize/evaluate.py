@@ -16,8 +16,6 @@ from immunize.instantiate import build, checked_sources
 from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, read_record, whole_config, without
 from immunize.threads import cpu_threads
 
-__all__ = ["main", "run"]
-
 OF_SEVERAL_SETS = ("weakest", "harmful_sets")
 """Parts of a record that only a run against several harmful data sets has."""
 

@@ -15,8 +15,6 @@ from immunize.settings import check_folder
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["CARD", "TIMM_CONFIG", "WEIGHTS", "main", "run"]
-
 WEIGHTS, TIMM_CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 KEPT = ("first_conv", "classifier", "fixed_input_size", "pool_size")

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from immunize.data.loading import LoadedPair
     from immunize.evaluation.alignment import DataSetFacts, Forecast
 
-__all__ = ["FIGURE", "FORECAST", "main", "run"]
-
 FORECAST, FIGURE = "forecast.json", "forecast.png"
 
 WORDS = ("auto", "ledoit_wolf")

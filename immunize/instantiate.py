@@ -17,8 +17,6 @@ from immunize.errors import UserError
 if TYPE_CHECKING:
     from immunize.data import SourceBase
 
-__all__ = ["NOT_ARGUMENTS", "build", "checked_sources"]
-
 NOT_ARGUMENTS = ("name", "kind", "columns")
 """Keys of a model, method or start that its class does not take: its name in records, and what the run itself reads."""
 

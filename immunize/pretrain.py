@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from immunize.features import DeepExtractor
     from immunize.pipeline.fit import Fit
 
-__all__ = ["main", "run"]
-
 ALL_OF_IT = {"trainable": ["*"]}
 """What of θ_0 may change is a setting of immunization; here it is made."""
 

@@ -33,34 +33,6 @@ from immunize.errors import CheckpointError
 from immunize.files import write_text
 from immunize.memoize import give_back_memory
 
-__all__ = [
-    "ATTACK_CELLS",
-    "ATTACK_RECORD",
-    "CHECKPOINT",
-    "FIGURE",
-    "RECORD",
-    "RELATIVE_TOLERANCE",
-    "SCHEMA_VERSION",
-    "SWEEP",
-    "begun",
-    "check_versions",
-    "differences",
-    "diverged_cross_fit",
-    "file_digest",
-    "finished",
-    "merged",
-    "parted",
-    "peak_memory_mib",
-    "plain",
-    "provenance",
-    "read_file",
-    "read_record",
-    "reset_peak_memory",
-    "whole_config",
-    "without",
-    "write_record",
-]
-
 RECORD, CHECKPOINT, FIGURE = "record.json", "checkpoint.safetensors", "norm_ratio.png"
 ATTACK_RECORD, ATTACK_CELLS = "attack_record.json", "attack_cells"
 """What `immunize.attack` leaves in a run's folder: its record, and before that the attacks that are done."""

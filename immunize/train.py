@@ -23,8 +23,6 @@ from immunize.records import RECORD, read_record
 from immunize.settings import check_folder, check_settings, refuse_finished
 from immunize.sweeping import done_record, value_of
 
-__all__ = ["main", "run"]
-
 
 def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[str] = ()) -> dict[str, Any]:
     """Immunize, evaluate, and write `record.json` and `checkpoint.safetensors` into `folder`.

@@ -24,8 +24,6 @@ from immunize.config import data_folder
 from immunize.errors import CheckpointError
 from immunize.records import differences, without
 
-__all__ = ["main", "run"]
-
 NOT_COMPARED = "seconds"
 
 

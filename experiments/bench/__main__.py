@@ -24,8 +24,6 @@ from collections.abc import Sequence
 from experiments.bench.machine import HERE, MACHINE, ROOT, note_machine, warn_if_busy
 from immunize.errors import UserError
 
-__all__ = ["PARTS", "main"]
-
 PARTS = ("start", "mnist", "scaling", "deep", "in_place", "defence", "attack", "busy")
 ALL, REST, TABLE = "all", "rest", "table"
 

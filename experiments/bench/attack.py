@@ -31,8 +31,6 @@ from immunize.evaluation.attacks import AttackData, Budget, Rows, attack_all
 from immunize.records import peak_memory_mib
 from immunize.threads import cpu_threads
 
-__all__ = ["CASES", "LIMIT_GB", "generated", "measure", "measure_pair", "run"]
-
 ROWS, FEATURES, CLASSES = 6_500, 512, 196
 GENERATED = f"{ROWS:,} × {FEATURES} features, {CLASSES} classes, one extractor"
 PAIR = "a pair of MNIST, all controls, start to exit"

@@ -20,8 +20,6 @@ from typing import Any
 from experiments.bench.machine import show, timed_command, write_csv
 from immunize.threads import WAITING, cores
 
-__all__ = ["COMMANDS", "LIMIT", "LOADS", "loaded", "measure", "run"]
-
 LIMIT = 2.5
 LOADS = {
     "loops": "print(flush=True)\nwhile True: pass",

@@ -30,8 +30,6 @@ from immunize.data.images.folders import ImageFolder
 from immunize.data.images.pair import StreamSampler, stream_loader
 from immunize.features import cached_trunk
 
-__all__ = ["measure_cache", "measure_pooled", "measure_step", "pooled", "run"]
-
 STEP_LIMIT, CACHE_LIMIT = 1.10, 3.0
 POOLED_ROWS, POOLED_FEATURES, POOLED_SECONDS, POOLED_MIB = 50_000, 512, 10.0, 200.0
 

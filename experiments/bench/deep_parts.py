@@ -26,18 +26,6 @@ from immunize.objective.ours import Ours
 from immunize.training import DeepModule
 from immunize.training.module import Batch
 
-__all__ = [
-    "NETWORKS",
-    "Flops",
-    "Net",
-    "Steps",
-    "flops_of",
-    "generated_images",
-    "in_turns",
-    "random_batch",
-    "spectra",
-]
-
 FILE_SIZE = (500, 375)
 """Pixels of a generated file: ImageNet's usual size."""
 

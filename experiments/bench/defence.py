@@ -14,8 +14,6 @@ from typing import Any
 from experiments.bench.machine import show, write_csv
 from experiments.bench.mnist import measure
 
-__all__ = ["CASES", "run"]
-
 CASES: dict[str, tuple[str, str, float]] = {  # method: what is limited, in words; its column; seconds
     "censor": ("start to exit", "seconds", 600.0),
     "erase": ("from features to map and classifier", "training_s", 2.0),

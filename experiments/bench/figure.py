@@ -10,8 +10,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["scaling_figure"]
-
 # Of the Okabe-Ito palette: distinct in print and for colour-blind readers; markers tell them apart in grey.
 _STYLES = {16: ("#56B4E9", "o"), 64: ("#0072B2", "s"), 256: ("#009E73", "^"), None: ("#D55E00", "D")}
 _QUANTITIES = {"step_ms": "time of a step, ms", "memory_mib": "memory of a step, MiB"}

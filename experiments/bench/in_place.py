@@ -20,8 +20,6 @@ from typing import Any
 from experiments.bench.machine import show, write_csv
 from experiments.bench.mnist import measure as measure_run
 
-__all__ = ["CASES", "LIMIT", "measure", "run"]
-
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {  # network: method, other overrides
     "resnet_small": ("censor", ("harmful=digits",)),
     "vit_small": ("ours", ("harmful=digits",)),

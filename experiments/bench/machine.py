@@ -19,8 +19,6 @@ from rich.table import Table
 
 from immunize.errors import UserError
 
-__all__ = ["HERE", "MACHINE", "ROOT", "note_machine", "read", "show", "timed_command", "warn_if_busy", "write_csv"]
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MACHINE = "machine.json"

@@ -20,8 +20,6 @@ from typing import Any
 
 from experiments.bench.machine import HERE, read, show, timed_command, write_csv
 
-__all__ = ["CASES", "HOUSING", "LIMIT_GB", "PAIR", "STEP_MS", "WORK_S", "measure", "run"]
-
 CASES: dict[str, tuple[float, tuple[str, ...]]] = {  # name: limit in seconds, overrides
     "table 4": (90.0, ("objective=linear_mnist_table4",)),
     "default": (30.0, ("objective=linear_mnist",)),

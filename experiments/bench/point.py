@@ -31,8 +31,6 @@ from immunize.objective.ours import Ours
 from immunize.records import peak_memory_mib, reset_peak_memory
 from immunize.training import LinearModule, compressed
 
-__all__ = ["Gaussian", "Point", "measure"]
-
 WARM_UP, FEWEST = 2, 3
 """Steps that are not counted (the first compresses the rows in full-batch mode), and how many are at least."""
 LAMBDA_WELL, LAMBDA_ILL, LEARNING_RATE = 1.0, 1e7, 1e-3

@@ -22,8 +22,6 @@ from experiments.bench.machine import show, write_csv
 if TYPE_CHECKING:
     from experiments.bench.point import Point
 
-__all__ = ["LIMIT", "exponents", "fit_exponent", "measure_points", "points", "run"]
-
 D_VALUES, N_VALUES, BATCH_SIZES = (79, 256, 784, 2048), (1024, 4096, 16384), (16, 64, 256)
 D_BEYOND = 4096
 """For mini-batches only: between 784 and 2048 θ outgrows the caches, so the largest step is taken where it has."""

@@ -22,8 +22,6 @@ from typing import Any
 
 from experiments.bench.machine import show, timed_command, write_csv
 
-__all__ = ["CASES", "imports", "run"]
-
 TRAIN = ("-m", "immunize.train", "hydra.run.dir={folder}")
 CASES: dict[str, tuple[float, tuple[str, ...]]] = {  # name: limit in seconds, arguments of Python
     "python -m immunize.train": (7.0, TRAIN),

@@ -20,8 +20,6 @@ from immunize.report.provenance import made_with
 from immunize.report.runs import EXPERIMENT_STATUSES
 from immunize.report.table import Table
 
-__all__ = ["README", "Line", "lines", "readme"]
-
 README = "README.md"
 TABLE2_HOURS, TABLE2_RUNS = 2.0, 270
 CLOSED_FORM_SECONDS, PAIRS = 180.0, 90

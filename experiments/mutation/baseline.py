@@ -17,8 +17,6 @@ from _pytest.runner import runtestprotocol
 from experiments.mutation.forks import in_fork
 from experiments.mutation.mutants import Mutant
 
-__all__ = ["Baseline", "measured"]
-
 
 @dataclass(frozen=True)
 class Baseline:

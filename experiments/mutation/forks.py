@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-__all__ = ["in_fork"]
-
 
 def in_fork(work: Callable[[Callable[[str], None]], int]) -> tuple[int, str]:
     """Run something in a fork, without output.

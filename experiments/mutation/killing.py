@@ -26,8 +26,6 @@ from experiments.mutation.baseline import measured
 from experiments.mutation.forks import in_fork
 from experiments.mutation.mutants import Mutant
 
-__all__ = ["Outcome", "Trials"]
-
 SURVIVED, KILLED, INVALID, TIMEOUT, UNCOVERED = "survived", "killed", "invalid", "timeout", "uncovered"
 CODES = {0: SURVIVED, 1: KILLED, 2: INVALID}
 PATIENCE, GRACE = 10, 10.0

@@ -24,8 +24,6 @@ import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
-__all__ = ["Mutant", "mutants_of", "sample"]
-
 LEFT_OUT = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom)
 SIMPLE = (cst.Name, cst.BaseNumber, cst.BaseString)
 """Defaults that are mutated; others are computed when the module is imported."""

@@ -10,8 +10,6 @@ from scipy.stats import binomtest
 from experiments.mutation.killing import INVALID, KILLED, TIMEOUT
 from experiments.mutation.mutants import Mutant
 
-__all__ = ["interval", "survivors", "table", "totals"]
-
 COUNTS = ["mutants", "tried", "noticed", "timeout", "survived"]
 
 

@@ -41,8 +41,6 @@ from immunize.settings import check_settings
 if TYPE_CHECKING:
     from optuna import Study, Trial
 
-__all__ = ["PARETO", "StudyConfig", "main", "run_study"]
-
 PARETO = "pareto.csv"
 DEFAULT_SPACE = "objective.lambda_ill=tag(log,interval(1e4,1e16))"
 ESTIMATORS = ("spectrum", "released", "ridge")

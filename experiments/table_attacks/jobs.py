@@ -16,8 +16,6 @@ from omegaconf import DictConfig
 from immunize.config import config_dir, resolved
 from immunize.errors import UserError
 
-__all__ = ["Job", "jobs_of", "say", "unfinished", "waves"]
-
 PLACES = ("run", "out", "cells", "features", "data_root", "workers", "jobs", "overwrite")
 """Settings that change no number."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["METHODS", "SCALES", "SEEDS", "Scale"]
-
 HORIZON = (
     *("last_block", "last_block_10_percent", "last_block_1_percent", "last_block_sgd", "lora"),
     *("full_finetune", "full_finetune_augmented"),

@@ -21,8 +21,6 @@ from numpy.lib.npyio import NpzFile
 from immunize.data.splits import ROLES, SourceBase, Splits, mask_of_classes, random_generator, share_of, to_part
 from immunize.errors import DataError, MissingDataError
 
-__all__ = ["Arrays"]
-
 RECIPE = "np.savez(file, x=X, y=Y) writes one, x (N, D) and y (N,)"
 
 Array = np.ndarray[Any, np.dtype[Any]]

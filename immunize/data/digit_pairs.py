@@ -21,8 +21,6 @@ import numpy as np
 from immunize.data.splits import Part, Role, SourceBase, random_generator, to_part
 from immunize.errors import DataError
 
-__all__ = ["DigitPairSource", "Side", "balanced_rows", "parse_pair"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 LABELS: dict[Role, int] = {"pretrain": 0, "harmful": 1}
 REST = "rest"

@@ -31,8 +31,6 @@ from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import Array, ArrayImages
 from immunize.data.splits import Part, Role, SourceBase, Splits, mask_of_classes, to_part
 
-__all__ = ["DIGITS_OF", "PIXEL_MAX", "DigitImages", "Digits", "FiveDigits", "embedded_digits", "held_out_mask"]
-
 PIXEL_MAX = 16.0
 """Largest pixel value: each is a count of the dark ones in a 4x4 block."""
 

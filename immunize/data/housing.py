@@ -35,8 +35,6 @@ import pandas as pd
 from immunize.data.splits import ROLES, Part, SourceBase, Splits, Standardizer, random_generator, to_part
 from immunize.errors import DataError, MissingDataError
 
-__all__ = ["COLUMNS", "TARGETS", "ZONE", "Housing", "encode", "read_local", "read_openml", "require_local"]
-
 OPENML_ID = 42165
 """OpenML's "house_prices", version 1: the same 1,460 rows and 81 columns."""
 

@@ -19,8 +19,6 @@ from torch import Tensor
 from immunize.data.splits import ROLES, Part, Role, SourceBase, Splits, Standardizer, hash_of
 from immunize.errors import DataError
 
-__all__ = ["CrossFitted", "LoadedPair", "check_part", "check_same_width", "first_columns", "load_pair"]
-
 NAMED = 10
 """Constant columns that a message names."""
 

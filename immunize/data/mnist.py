@@ -27,8 +27,6 @@ from immunize.data.digit_pairs import Array, DigitPairSource
 from immunize.data.splits import Splits
 from immunize.errors import DataError, MissingDataError
 
-__all__ = ["Mnist", "read_idx"]
-
 MEAN, STD = 0.1307, 0.3081
 """Of all training pixels / 255; the constants everyone uses."""
 

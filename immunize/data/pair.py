@@ -26,8 +26,6 @@ from immunize.data.loading import CrossFitted, LoadedPair, load_pair
 from immunize.data.splits import ROLES, Part, Role, SourceBase, Standardizer, random_generator
 from immunize.errors import DataError
 
-__all__ = ["Mode", "Pair", "PairParts", "PairedData", "as_is", "set_aside"]
-
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Mode = Literal["max_size_cycle", "min_size"]
 """CombinedLoader's modes in which every batch holds rows of both data sets; an objective needs both."""

@@ -27,20 +27,6 @@ from immunize.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "ROLES",
-    "Part",
-    "Role",
-    "SourceBase",
-    "Splits",
-    "Standardizer",
-    "hash_of",
-    "mask_of_classes",
-    "random_generator",
-    "share_of",
-    "to_part",
-]
-
 Role = Literal["pretrain", "harmful"]
 ROLES: tuple[Role, ...] = get_args(Role)
 """The two data sets of an experiment: D_P and D_H."""

@@ -29,8 +29,6 @@ import numpy as np
 from immunize.data.splits import ROLES, Part, SourceBase, Splits, random_generator, to_part
 from immunize.errors import DataError
 
-__all__ = ["Synthetic", "eigenvalues", "rotate_pairs"]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 BASIS_STREAM, ROLE_STREAM = 0, 1
 """The basis depends on the seed alone, so that both roles share it; everything else also depends on the role."""

@@ -34,23 +34,8 @@ from immunize.spectrum import (
     generalized_spectrum,
     immunization_ratio,
     spectrum_of,
+    with_rank_of_map,
 )
-
-__all__ = [
-    "MEASURED_BY",
-    "TOP_K",
-    "Alignment",
-    "DataSetFacts",
-    "EffectiveRanks",
-    "Forecast",
-    "MeasuredMap",
-    "align",
-    "describe_rows",
-    "effective_ranks",
-    "forecast",
-    "measure",
-    "whitening_limit",
-]
 
 MEASURED_BY: tuple[Estimator, ...] = ("ridge", "spectrum")
 """The estimators behind RIR; `released` hangs on the units of the features."""
@@ -254,8 +239,11 @@ def measure(theta: Tensor, rows: Pair, *, rho: float = DEFAULT_RHO) -> dict[Esti
         ValueError: features that are not finite or all zero, or ρ ≤ 0.
     """
     small = [compress_rows(x) for x in rows]  # as many as K has rank
-    after = [spectrum_of(r @ theta, n_samples=len(x), rank_of_data=len(r)) for r, x in zip(small, rows, strict=True)]
     before = [spectrum_of(r, n_samples=len(x)) for r, x in zip(small, rows, strict=True)]
+    after = [
+        with_rank_of_map(spectrum_of(r @ theta, n_samples=len(x), rank_of_data=len(r)), r, theta)
+        for r, x in zip(small, rows, strict=True)
+    ]
     return {name: immunization_ratio(after[0], after[1], before[0], before[1], name, rho=rho) for name in MEASURED_BY}
 
 

@@ -29,8 +29,6 @@ from immunize.spectrum import (
     spectrum_of_gram,
 )
 
-__all__ = ["BlockGrams", "PooledRatio", "block_grams", "gram", "pooled_ratios"]
-
 CHUNK = 4096
 """Rows that are in float64 at a time."""
 

@@ -16,18 +16,6 @@ from torch import Tensor, nn
 from immunize.errors import UserError
 from immunize.features.extract import device_of
 
-__all__ = [
-    "ONE_IN",
-    "Batches",
-    "Loader",
-    "TrainedOn",
-    "batches",
-    "check_loaders",
-    "features_of",
-    "judged_by",
-    "set_aside",
-]
-
 log = logging.getLogger(__name__)
 
 Loader = Iterable[Any]

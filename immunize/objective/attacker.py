@@ -22,8 +22,6 @@ from immunize.objective.deep import DeepStep
 from immunize.objective.ranks import all_finite, mean_of_all
 from immunize.spectrum.erasing import ridge_weights
 
-__all__ = ["OF_STEPS", "OPTIMIZERS", "Attacker", "InnerOptimizer", "attack", "harmful_loss", "thirds"]
-
 InnerOptimizer = Literal["sgd", "adam"]
 OPTIMIZERS: tuple[InnerOptimizer, ...] = get_args(InnerOptimizer)
 

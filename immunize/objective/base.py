@@ -24,22 +24,6 @@ from immunize.spectrum import kappa_of_features, r_ill_of_features, r_well_of_fe
 if TYPE_CHECKING:
     from immunize.objective.attacker import Attacker
 
-__all__ = [
-    "LOSSES",
-    "Head",
-    "Labelled",
-    "Objective",
-    "Step",
-    "TaskLoss",
-    "check_weight",
-    "divergence",
-    "ill_term",
-    "kappa_term",
-    "new_head",
-    "task_loss",
-    "well_term",
-]
-
 TaskLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits, targets) to a scalar mean over samples; (N,) and (N,) for one output, (N, C) and (N,) labels for several."""
 

@@ -35,8 +35,6 @@ from immunize.objective.ranks import gather_rows
 from immunize.spectrum import KERNELS, RHOS, Kernel, cross_fitted_correlation, erase
 from immunize.spectrum.erasing import ONE_LABEL, Erasure, ridge_weights
 
-__all__ = ["Censor"]
-
 HEAD_MULTIPLIER = 10.0
 """A new head's learning rate over that of the weights, as in tier T4."""
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from immunize.objective.base import Labelled, Objective, Step
 from immunize.spectrum import closed_form
 
-__all__ = ["ClosedForm"]
-
 
 class ClosedForm(Objective):
     """θ = W·diag(d) on the frontier κ(H_P) ≤ B, from the generalized eigenproblem of (K_H, K_P).

@@ -34,8 +34,6 @@ from immunize.objective.base import Step, check_weight
 from immunize.objective.censor import HEAD_MULTIPLIER, Censor
 from immunize.objective.deep import DeepStep
 
-__all__ = ["Contract"]
-
 
 class Contract(Censor):
     """What `censor` asks for, and simulated fine-tuning that gains less and less.

@@ -33,8 +33,6 @@ from immunize.objective.base import Head, Step, TaskLoss, divergence
 from immunize.objective.ranks import gather_rows, in_order, mean_over_ranks, own_of
 from immunize.spectrum import default_tolerance
 
-__all__ = ["DeepSide", "DeepStep"]
-
 
 @dataclass(frozen=True)
 class DeepSide:

@@ -23,8 +23,6 @@ from immunize.objective.base import Head, Labelled, Objective, Step, divergence
 from immunize.spectrum import erase
 from immunize.spectrum.erasing_choice import check_choice
 
-__all__ = ["Erase", "distilled"]
-
 
 class Erase(Objective):
     """The projection that makes the class means of D_H equal and changes D_P least.

@@ -7,8 +7,6 @@ from torch import Tensor
 from immunize.features import Precondition
 from immunize.objective.base import Objective, Step, check_weight, ill_term
 
-__all__ = ["IllOnly"]
-
 
 class IllOnly(Objective):
     """λ_H R_ill(H_H(θ)); ω is not trained.

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from immunize.objective.attacker import Attacker
 from immunize.objective.base import Head, Objective, Step, new_head
 
-__all__ = ["Imma"]
-
 
 class Imma(Objective):
     """The upper-level objective of θ, and the losses that train the two classifiers.

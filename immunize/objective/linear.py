@@ -14,8 +14,6 @@ from immunize.features import LinearExtractor, Precondition, SpectralView
 from immunize.objective.base import Head, Step, TaskLoss
 from immunize.spectrum import default_tolerance
 
-__all__ = ["LinearStep", "Side"]
-
 
 @dataclass(frozen=True)
 class Side:

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from immunize.objective.base import Objective, Step
 
-__all__ = ["Plain"]
-
 
 class Plain(Objective):
     """L(D_P, ω, θ), the control that every method is compared with (beside the identity)."""

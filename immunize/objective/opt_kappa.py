@@ -12,8 +12,6 @@ from torch import Tensor
 from immunize.features import Precondition
 from immunize.objective.base import Objective, Step, kappa_term
 
-__all__ = ["OptKappa"]
-
 
 class OptKappa(Objective):
     """The difference of both κ, with the closed-form subgradient of κ (autograd through `eigh` reaches NaN).

@@ -7,8 +7,6 @@ from torch import Tensor
 from immunize.features import Precondition
 from immunize.objective.base import Objective, Step, check_weight, ill_term, well_term
 
-__all__ = ["Ours"]
-
 
 class Ours(Objective):
     """Eq. (11), its regularizers' gradients preconditioned as in Algorithm 1 where the model can do that.

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 
-__all__ = ["all_finite", "gather_rows", "in_order", "mean_of_all", "mean_over_ranks", "own_of", "world_size"]
-
 
 def world_size() -> int:
     """Number of processes that share a batch, W."""

@@ -27,8 +27,6 @@ from immunize.objective.base import Objective, Step, check_weight
 from immunize.objective.deep import DeepStep
 from immunize.objective.ranks import mean_of_all
 
-__all__ = ["SUPPRESSIONS", "SimulatedFineTuning", "suppression"]
-
 Suppression = Literal["inverse", "uniform", "ascent"]
 SUPPRESSIONS: tuple[Suppression, ...] = get_args(Suppression)
 

@@ -7,8 +7,6 @@ from torch import Tensor
 from immunize.features import Precondition
 from immunize.objective.base import Objective, Step, check_weight, well_term
 
-__all__ = ["WellOnly"]
-
 
 class WellOnly(Objective):
     """λ_P R_well(H_P(θ)); ω is not trained.

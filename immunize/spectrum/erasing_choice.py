@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -204,9 +204,8 @@ def erase(
         rank, shrinkage = trials[-1].rank, trials[-1].shrinkage
     weights = ridge_weights(pretrain, y, "D_P") if protect and y is not None else None
     best = erasing_map(pretrain, leading(directions, rank), float(shrinkage), protected=weights)
-    inherited = {field.name: getattr(best, field.name) for field in fields(Erasure)}
     return ChosenErasure(
-        **inherited, available=available, shrinkage_chosen_by=how, trials=tuple(trials), feasible=feasible
+        **vars(best), available=available, shrinkage_chosen_by=how, trials=tuple(trials), feasible=feasible
     )
 
 

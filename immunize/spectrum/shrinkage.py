@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -296,8 +296,7 @@ def closed_form(
     best = frontier(spectrum, budget)
     if spent is not None:
         best = replace(best, notes=(*best.notes, spent.reason))
-    inherited = {field.name: getattr(best, field.name) for field in fields(Immunizer)}
-    return ClosedForm(**inherited, shrinkage_choice=chosen, budget_choice=spent)
+    return ClosedForm(**vars(best), shrinkage_choice=chosen, budget_choice=spent)
 
 
 def choose_shrinkage(

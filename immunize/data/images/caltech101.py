@@ -15,8 +15,6 @@ from typing import ClassVar
 from immunize.data.images.folders import class_names, hold_out, read_class_folders, two_folders
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
 
-__all__ = ["Caltech101"]
-
 ORIGINAL, BACKGROUND = "101_ObjectCategories", "BACKGROUND_Google"
 
 HELD_OUT_FRACTION = 0.25

@@ -27,8 +27,6 @@ from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import FileImages
 from immunize.errors import DataError
 
-__all__ = ["Cars"]
-
 DEVKIT = Path("devkit")
 META, TRAIN_LABELS = DEVKIT / "cars_meta.mat", DEVKIT / "cars_train_annos.mat"
 TEST_LABELS = "cars_test_annos_withlabels.mat"

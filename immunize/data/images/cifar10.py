@@ -20,8 +20,6 @@ from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import ArrayImages
 from immunize.errors import DataError
 
-__all__ = ["Cifar10"]
-
 BATCHES = "cifar-10-batches-py"
 
 

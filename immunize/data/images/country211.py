@@ -16,8 +16,6 @@ from immunize.data.images.folders import two_folders
 from immunize.data.images.source import ImageSource, Layout
 from immunize.errors import MissingDataError
 
-__all__ = ["Country211"]
-
 
 class Country211(ImageSource):
     """Country211; `fit` are the training images, `held_out` the test images."""

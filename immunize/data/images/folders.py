@@ -21,8 +21,6 @@ from immunize.data.images.stored import FileImages
 from immunize.data.splits import mask_of_classes, share_of
 from immunize.errors import DataError
 
-__all__ = ["ImageFolder", "class_names", "hold_out", "read_class_folders", "read_two_folders", "two_folders"]
-
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 """Torchvision's list, and gif; whatever else lies in a folder is ignored."""
 

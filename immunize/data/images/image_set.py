@@ -25,8 +25,6 @@ from immunize.data.images.stored import UNREADABLE, Array, StoredImages
 from immunize.data.splits import random_generator
 from immunize.errors import DataError
 
-__all__ = ["MOST_SKIPPED", "ImageSet", "ImageSplits", "Transform"]
-
 Transform = Callable[[Any], Any]
 """From a PIL image, mode RGB, to a float32 tensor (3, H, W)."""
 

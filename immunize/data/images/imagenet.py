@@ -21,8 +21,6 @@ from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import FileImages, StoredImages
 from immunize.errors import DataError
 
-__all__ = ["ImageNet", "with_imagenet_labels"]
-
 
 class ImageNet(ImageSource):
     """ILSVRC 2012; `fit` are the training images, `held_out` the validation images."""

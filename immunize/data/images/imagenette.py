@@ -18,8 +18,6 @@ from immunize.data.images.imagenet import with_imagenet_labels
 from immunize.data.images.source import ImageSource, Layout
 from immunize.errors import DataError
 
-__all__ = ["Imagenette"]
-
 LABELS = ("own", "imagenet")
 
 

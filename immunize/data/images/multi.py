@@ -24,8 +24,6 @@ from immunize.errors import DataError, MissingDataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["JoinedImages", "SeveralSets", "set_numbers"]
-
 
 def set_numbers(labels: Array, classes: Sequence[int]) -> Array:
     """Which of several data sets each label belongs to, (N,) int64.

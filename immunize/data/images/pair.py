@@ -45,16 +45,6 @@ from immunize.data.pair import Pair, as_is, set_aside
 from immunize.data.splits import ROLES, Role, random_generator
 from immunize.errors import DataError
 
-__all__ = [
-    "BatchDataset",
-    "Draw",
-    "ImagePair",
-    "JointSampler",
-    "StreamSampler",
-    "stream_loader",
-    "without_aside",
-]
-
 ORDER_STREAM, AUGMENTATION_STREAM = 1, 2
 
 

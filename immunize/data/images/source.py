@@ -25,8 +25,6 @@ from immunize.errors import DataError, MissingDataError
 if TYPE_CHECKING:
     from immunize.data.images.image_set import ImageSplits, Transform
 
-__all__ = ["ImageSource", "Layout", "StoredSplits", "as_image_source"]
-
 FEWEST_CLASSES = 2
 
 

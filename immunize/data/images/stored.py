@@ -26,8 +26,6 @@ import numpy as np
 from PIL import Image as Pillow
 from PIL.Image import Image
 
-__all__ = ["UNREADABLE", "ArrayImages", "FileImages", "StoredImages", "is_readable", "open_rgb", "to_rgb"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SMALL_FILES = 64 * 2**20

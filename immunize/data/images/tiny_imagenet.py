@@ -22,8 +22,6 @@ from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import FileImages
 from immunize.errors import DataError
 
-__all__ = ["TinyImageNet"]
-
 ANNOTATIONS = Path("val") / "val_annotations.txt"
 
 

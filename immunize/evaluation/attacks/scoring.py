@@ -24,8 +24,6 @@ from immunize.evaluation.attacks.curves import Cost, Point, Trace
 from immunize.evaluation.attacks.judging import LESS_ACCURATE_BY
 from immunize.evaluation.attacks.protocol import Array, AttackData, Predict, Rows
 
-__all__ = ["FEWEST", "LEARNED", "LONGER", "NOTHING", "Meter", "chance", "score", "shares", "target_matrix"]
-
 LEARNED = 1 - LESS_ACCURATE_BY / 2
 """Validation accuracy from which a verdict has nothing to wait for; half of the points are left to the difference
 between validation and test rows. R² has no such end: it may fall behind by any amount on one row."""
