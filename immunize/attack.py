@@ -87,7 +87,7 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     grid = assemble(cfg)
     refuse_idle(given, grid.idle())
     folder = folder_of(cfg.out, cfg.run, cfg.checkpoint)
-    check_folder(folder)
+    check_folder(folder, "out")
     settings = resolved(cfg)
     hashed = hash_of_grid(settings)
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
@@ -173,7 +173,7 @@ def main(cfg: DictConfig) -> None:
     from immunize.report.attacks.one_run import show_attack
 
     show_attack(record)
-    if cfg.run is not None and not cfg.attack.reduced:
+    if cfg.run is not None and cfg.out is None and not cfg.attack.reduced:
         tell(f"what to publish with the model: python -m immunize.report card run={cfg.run}")
     print(folder_of(cfg.out, cfg.run, cfg.checkpoint) / ATTACK_RECORD, flush=True)
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,14 +131,27 @@ def settings_of(record: dict[str, Any], data_root: str | None) -> dict[str, Any]
 
     Args:
         record: of a run.
-        data_root: where data sets lie now; None where the run had them.
+        data_root: where data sets lie now; None where the run had them. A `root` of a data set's own that is not there
+            any more is looked for here by its name.
     """
     config = whole_config(record)
     if data_root is None:
         return config
     elsewhere = _moved(config, config["data_root"], data_root)
+    for node in _with_root(elsewhere):
+        if not Path(node["root"]).exists() and (here := Path(data_root) / Path(node["root"]).name).is_dir():
+            node["root"] = str(here)
     assert isinstance(elsewhere, dict)
     return elsewhere
+
+
+def _with_root(value: Any) -> Iterator[dict[str, Any]]:
+    """The nodes of a configuration, at any depth, that name a folder of their own."""
+    if isinstance(value, dict):
+        if isinstance(value.get("root"), str):
+            yield value
+        for item in value.values():
+            yield from _with_root(item)
 
 
 def resolved(cfg: DictConfig, threads: int | None = None) -> dict[str, Any]:

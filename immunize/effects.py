@@ -152,7 +152,7 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig, found: Mapping[str, Any] 
     if is_deep(nodes):
         idle |= _all("a network has benign=[...]", "benign_digits")
     else:
-        idle |= _all("a linear model has no images", "images", "workers", "reference", "benign")
+        idle |= _all("a linear model has no images", "images", "workers", "features", "reference", "benign")
         if not all(isinstance(digit, int) for digit in nodes.harmful.get("pair", [None])):
             idle |= _all("there is no third digit", "benign_digits")
     if found is None:

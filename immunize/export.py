@@ -50,7 +50,7 @@ def run(folder: Path, *, out: Path | None = None, overwrite: bool = False) -> Pa
     out = folder / "export" if out is None else out
     if (out / WEIGHTS).exists() and not overwrite:
         raise UserError(f"{out} already holds {WEIGHTS}; choose another folder with out=<folder> or set overwrite=true")
-    check_folder(out)
+    check_folder(out, "out")
 
     from immunize.features import load_weights, save_weights
     from immunize.features.weights import build_network, network_arguments

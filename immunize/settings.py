@@ -76,6 +76,7 @@ DEEP_RULES: tuple[Rule, ...] = (
         lambda value: value in DEEP_LOSSES,
         "ce for a deep model; choose a row of hyper-parameters that is made for one, such as objective=resnet18_cars",
     ),
+    ("model.image_size", lambda value: not isinstance(value, int) or value >= 1, "1 or more, or null"),
     ("objective.batch_size", lambda value: value is not None, "a number for a deep model"),
     ("objective.label_smoothing", lambda value: value is not None and 0 <= value < 1, "in [0, 1)"),
     ("objective.weight_decay", lambda value: value is not None and 0 <= value < math.inf, "a finite number ≥ 0"),
@@ -185,8 +186,12 @@ def refuse_finished(folder: Path, overwrite: bool) -> None:
         raise UserError(f"{folder} already holds a finished record; choose another folder or set overwrite=true")
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, setting: str = "hydra.run.dir") -> None:
     """Create the output folder and check that it can be written into, before hours of work depend on it.
+
+    Args:
+        folder: it.
+        setting: that chooses it.
 
     Raises:
         UserError: it cannot.
@@ -198,6 +203,5 @@ def check_folder(folder: Path) -> None:
         probe.unlink(missing_ok=True)  # another process of the run may have been quicker
     except OSError as error:
         raise UserError(
-            f"cannot write into the output folder {folder} ({error.strerror}); choose another with "
-            f"hydra.run.dir=<folder>"
+            f"cannot write into the output folder {folder} ({error.strerror}); choose another with {setting}=<folder>"
         ) from None

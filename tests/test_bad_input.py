@@ -134,6 +134,10 @@ def test_values_out_of_range_are_refused(settings: str, words: str) -> None:
         ("pretrain.pair=[1,0]", ["D_P and D_H are the same data"]),  # the digit 1 on both sides
         ("method=erase", ["same label", "method=ours"]),
         ("method=censor", ["another for a linear model", "erase"]),
+        (
+            "harmful=digits model=resnet_small model.image_size=-3",
+            ["model.image_size has to be 1 or more, or null; it is -3"],
+        ),
         ("harmful=digits5to9 method=erase method.rank=64", ["rank is 64", "below the 64 features"]),
         ("objective.optimizer._target_=torch.optim.Adamm", ["torch.optim.Adamm"]),
         ("objective.optimizer.betas=[2,3]", ["objective.optimizer", "beta"]),

@@ -399,6 +399,17 @@ def test_weights_below_the_data_folder_move_with_it() -> None:
     assert settings_of({"config": config}, None) == config
 
 
+def test_a_folder_of_images_that_moved_is_found_by_its_name(tmp_path: Path) -> None:
+    there, gone = tmp_path / "there", tmp_path / "old" / "bad"
+    config = {"data_root": "data", "pretrain": {"root": str(there)}, "harmful": {"sets": {"own": {"root": str(gone)}}}}
+    for folder in (there, tmp_path / "new" / "bad", tmp_path / "new" / "there"):
+        folder.mkdir(parents=True)
+    found = settings_of({"config": config}, str(tmp_path / "new"))
+    assert found["pretrain"]["root"] == str(there)
+    assert found["harmful"]["sets"]["own"]["root"] == str(tmp_path / "new" / "bad")
+    assert settings_of({"config": config}, str(tmp_path))["harmful"] == config["harmful"]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -153,6 +153,15 @@ def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Pat
         verify.run(folder)
 
 
+def test_an_attack_record_of_another_run_is_refused_before_anything_is_computed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_json(folder / ATTACK_RECORD, lambda content: content["subject"].update(run_config_hash="other"))
+    monkeypatch.setattr("immunize.evaluate.run", None)
+    with pytest.raises(UserError, match="is of another run: its config_hash differs"):
+        verify.run(folder)
+
+
 def test_command(folder: Path, called: Called) -> None:
     assert called(verify.main, f"run={folder}").out == "every number agrees\n"
     edit_json(folder / RECORD, lambda content: content["metrics"]["fit"]["spectrum"].update(rir=1.0))

@@ -84,6 +84,9 @@ def build_network(
         torch.manual_seed(seed)
         network = _create(architecture, use_hub, overlay, arguments | {"num_classes": classes})
         if state is not None:
+            if fresh_head and classes is None:  # the file has no classifier, and none of it would stay
+                head = classifier_name(network)
+                state = {name: value for name, value in network.state_dict().items() if name.startswith(head)} | state
             check_fit(network, state, str(checkpoint), architecture)
             network.load_state_dict(state)
         if fresh_head and n_classes is not None:
@@ -159,10 +162,10 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a file may cause
-        raise CheckpointError(
-            f"{path} cannot be read as {'safetensors' if path.suffix == '.safetensors' else 'a state dict'}: "
-            f"{_first_line(error)}"
-        ) from None
+        what = f"safetensors: {_first_line(error)}"
+        if path.suffix != ".safetensors":  # of which PyTorch says how to run what it holds
+            what = "a state dict: it is damaged, or holds more than tensors; save model.state_dict()"
+        raise CheckpointError(f"{path} cannot be read as {what}") from None
     for wrapper in WRAPPERS:
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]

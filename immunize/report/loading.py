@@ -47,6 +47,24 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
         FileNotFoundError: there is none.
         ValueError: a file is not a record of a run, or records are of different schema versions, or of an unknown one.
     """
+    records = _every(folder)
+    taken = [one for record in records if record["status"] in statuses for one in by_harmful_set(record)]
+    if not taken:
+        raise FileNotFoundError(_nothing(folder, records))
+    check_versions(records, folder)  # of unfinished runs too: what made them made the others
+    return sorted(taken, key=sort_key)
+
+
+def left_out(folder: Path) -> str:
+    """Which runs of a folder have no finished record, in words: "left out: 1 diverged"; empty where all have one."""
+    records = _every(folder)
+    counts = Counter(record["status"] for record in records if record["status"] not in FINISHED)
+    if missing := (own_runs(folder / SWEEP) or set()) - {record["config_hash"] for record in records}:
+        counts["without a record"] = len(missing)
+    return f"left out: {_told(counts)}" if counts else ""
+
+
+def _every(folder: Path) -> list[dict[str, Any]]:
     collected = folder if folder.name.endswith(RESULTS) else folder / RESULTS
     if collected.is_file():
         found = [(collected, record) for record in read_results(collected)]
@@ -56,12 +74,11 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
             found = [(path, record) for path, record in found if record.get("config_hash") in own]
     for path, record in found:
         check_run(record, path)
-    records = [record for _, record in found]
-    taken = [one for record in records if record["status"] in statuses for one in by_harmful_set(record)]
-    if not taken:
-        raise FileNotFoundError(_nothing(folder, records))
-    check_versions(records, folder)  # of unfinished runs too: what made them made the others
-    return sorted(taken, key=sort_key)
+    return [record for _, record in found]
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {status}" for status, count in counts.items())
 
 
 def sort_key(record: dict[str, Any]) -> tuple[str, str, str, int]:
@@ -75,8 +92,13 @@ def _nothing(folder: Path, records: Sequence[dict[str, Any]]) -> str:
     if not records:
         return f"{folder} holds no finished record: a run writes its own when it ends"
     counts = Counter(record["status"] for record in records)
-    told = ", ".join(f"{count:,} {status}" for status, count in counts.items())
-    return f"{folder} holds no finished record ({told}): the command of the runs, given again, continues them"
+    told = _told(counts)
+    if counts.keys() == {"diverged"}:
+        return f"{folder} holds no finished record ({told})"
+    return (
+        f"{folder} holds no finished record ({told}): the command of the runs, given again, continues them, that of a "
+        f"single one with resume=true"
+    )
 
 
 def own_runs(path: Path) -> set[str] | None:

@@ -85,9 +85,9 @@ def _of_one_theta_0_a_seed(group: list[dict[str, Any]]) -> list[list[dict[str, A
     return list(parts.values())
 
 
-def write_summary(records: Sequence[dict[str, Any]], out: Path) -> None:
-    """Write `results.csv.gz`, see :func:`write_results`, and `table.md` into `out`."""
-    text = markdown_of(summary_tables(records, wide=True))
+def write_summary(records: Sequence[dict[str, Any]], out: Path, note: str = "") -> None:
+    """Write `results.csv.gz`, see :func:`write_results`, and `table.md`, which ends with a note, into `out`."""
+    text = markdown_of(summary_tables(records, wide=True)) + (f"\n- {note}\n" if note else "")
     write_results(records, out)
     write_text(out / "table.md", text)
 

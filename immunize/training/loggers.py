@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import netrc
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+
+
+class CurveLogger(CSVLogger):
+    """Lightning's logger of `metrics.csv`, which deletes the file of before; a training that goes on keeps its rows."""
+
+    _before: Sequence[dict[str, str]] = ()
+
+    @property
+    def experiment(self) -> Any:
+        """What writes the file."""
+        path = Path(self.log_dir) / "metrics.csv"
+        if self._experiment is None and path.is_file():
+            with path.open(newline="", encoding="utf-8") as file:
+                self._before = list(csv.DictReader(file))
+        return super().experiment
+
+    def go_on(self, step: int) -> None:
+        """Take over the rows of before: a loss of steps below `step`, and what was seen once so many were taken."""
+        rows = [{name: value for name, value in row.items() if value} for row in self._before]
+        self.experiment.metrics[:0] = [row for row in rows if int(row["step"]) < step + ("loss" not in row)]
 
 
 def wandb_logger(project: str, save_dir: str, *, run: Mapping[str, Any] | None = None, **options: Any) -> WandbLogger:

@@ -152,6 +152,24 @@ def test_image_folder_without_a_second_split_holds_a_share_of_each_class_out(tmp
     assert source.describe()["folder"] == tmp_path.name
 
 
+def test_split_folders_in_capitals_are_no_classes(tmp_path: Path) -> None:
+    write_classes(tmp_path / "Train", {"a": 3, "b": 3})
+    write_classes(tmp_path / "TEST", {"a": 1, "b": 2})
+    source = ImageFolder("harmful", tmp_path)
+    assert source.n_classes == 2
+    assert (labels_of(source, "fit"), labels_of(source, "held_out")) == ([0, 0, 0, 1, 1, 1], [0, 1, 1])
+
+
+def test_a_second_folder_of_the_same_classes_is_not_left_out_without_a_word(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"a": 3, "b": 3})
+    write_classes(tmp_path / "notes", {"drafts": 1})
+    assert len(labels_of(ImageFolder("harmful", tmp_path), "fit")) == 4
+    write_classes(tmp_path / "dev", {"a": 1})
+    with pytest.raises(DataError, match=r"dev has classes of .*train and would not be used: say harmful\.test=dev, or"):
+        ImageFolder("harmful", tmp_path).splits(None, None)
+    assert labels_of(ImageFolder("harmful", tmp_path, test="dev"), "held_out") == [0]
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
 def test_share_outside_its_range_is_refused(tmp_path: Path, fraction: float) -> None:
     with pytest.raises(DataError, match=r"harmful.held_out_fraction=.* between 0 and 1"):

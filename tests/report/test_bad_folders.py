@@ -12,11 +12,13 @@ import pytest
 
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, RECORD, SCHEMA_VERSION, SWEEP
+from immunize.report.__main__ import main
 from immunize.report.card import write_card
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.html import write_run_page, write_sweep_page
-from immunize.report.loading import METRICS, lacking_is_told, load_records, write_results
+from immunize.report.loading import METRICS, lacking_is_told, left_out, load_records, write_results
 from immunize.report.summary import write_summary
+from tests.commands import Called
 from tests.report.making import Record, diverged, table1_records, table2_records, written
 from tests.report.pages import check
 
@@ -126,6 +128,20 @@ def test_records_of_other_versions_and_statuses(table1: list[Record], tmp_path: 
     folder = written([diverged(record) | {"status": "interrupted"} for record in table1], tmp_path / "interrupted")
     told = refusal(_summary, folder, tmp_path / "out")
     assert f"holds no finished record ({len(table1)} interrupted): the command of the runs, given again" in told
+
+
+def test_runs_that_a_summary_leaves_out_are_counted(table1: list[Record], tmp_path: Path, called: Called) -> None:
+    assert left_out(written(table1, tmp_path / "all")) == ""
+    first, second, *rest = table1
+    folder = written([diverged(first), second | {"status": "interrupted"}, *rest], tmp_path / "some")
+    hashes = [record["config_hash"] for record in table1]
+    (folder / SWEEP).write_text(json.dumps({"runs": [*hashes, "never begun"]}), encoding="utf-8")
+    done = called(main, f"runs={folder}", f"out={tmp_path / 'out'}")
+    note = "left out: 1 diverged, 1 interrupted, 1 without a record"
+    assert done.out.splitlines()[-1] == note
+    assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8").endswith(f"\n- {note}\n")
+    alone = refusal(_summary, written([diverged(record) for record in table1], tmp_path / "none"), tmp_path / "no")
+    assert alone.endswith(f"({len(table1)} diverged)")
 
 
 @pytest.mark.parametrize("name", MANY)

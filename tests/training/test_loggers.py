@@ -15,7 +15,7 @@ import pytest
 
 from immunize.spectrum import ESTIMATORS
 from immunize.training.loggers import wandb_logger
-from tests.composing import SGD, run_tiny, run_tiny_deep
+from tests.composing import SGD, killed, run_tiny, run_tiny_deep
 from tests.tampering import csv_rows
 
 WATCHED = (
@@ -58,6 +58,21 @@ def test_csv_of_an_overwritten_run_starts_anew(tmp_path: Path) -> None:
     run_tiny(tmp_path, *STEPS, "logger=csv")
     run_tiny(tmp_path, *STEPS, "logger=csv", "overwrite=true", "objective.epochs=3")
     assert [int(row["step"]) for row in csv_rows(tmp_path / "metrics.csv") if row["loss"]] == [0, 1, 2]
+
+
+def test_csv_of_a_training_that_goes_on_keeps_the_rows_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("logger=csv", "log_every=1", "monitor_every=2", "resume=true")
+    run_tiny_deep(tmp_path / "whole", *settings)
+    with killed(monkeypatch, "immunize.pipeline.fit.Progress", 5):
+        run_tiny_deep(tmp_path / "ended", *settings)
+    begun = csv_rows(tmp_path / "ended" / "metrics.csv")
+    record = run_tiny_deep(tmp_path / "ended", *settings)
+    assert record["training"]["fit"]["resumed"] is not None
+    assert 0 < len([row for row in begun if row["loss"]]) < record["training"]["fit"]["steps"]
+    whole, ended = (csv_rows(tmp_path / name / "metrics.csv") for name in ("whole", "ended"))
+    assert sorted(map(repr, ended)) == sorted(map(repr, whole))
 
 
 def test_tensorboard(tmp_path: Path) -> None:

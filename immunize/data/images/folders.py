@@ -74,14 +74,14 @@ class ImageFolder(ImageSource):
             "class folders in one split folder, a share held out",
             f"{' or '.join(trains)}/<class>/<image>",
             lambda folder: _first(folder, trains) is not None,
-            lambda folder: self._drawn(_existing(folder, trains)),
+            lambda folder: self._drawn(self._alone(folder, _existing(folder, trains))),
         )
         if self.train is not None:
             return both, one
         bare = Layout(
             "class folders, a share held out",
             "<class>/<image>",
-            lambda folder: bool(class_names(folder)) and not set(class_names(folder)) & {*TRAIN_NAMES, *TEST_NAMES},
+            lambda folder: bool(class_names(folder)) and not _first(folder, (*TRAIN_NAMES, *TEST_NAMES)),
             self._drawn,
         )
         return both, one, bare
@@ -90,6 +90,21 @@ class ImageFolder(ImageSource):
         """Short facts for the record; of the path only the folder's own name."""
         assert self.root is not None
         return super().describe() | {"folder": self.root.resolve().name}
+
+    def _alone(self, folder: Path, train: Path) -> Path:
+        """The split folder, if no other one has its classes.
+
+        Raises:
+            DataError: one has, by a name that nobody has told.
+        """
+        classes = set(class_names(train))
+        for name in class_names(folder):
+            if name != train.name and classes & set(class_names(folder / name)):
+                raise DataError(
+                    f"{folder / name} has classes of {train} and would not be used: say {self.role}.test={name}, or "
+                    f"move it away"
+                )
+        return train
 
     def _drawn(self, folder: Path) -> StoredSplits:
         return hold_out(read_class_folders(folder, class_names(folder)), self.held_out_fraction)
@@ -193,7 +208,10 @@ def _images_below(folder: Path, name: str) -> Iterator[str]:
 
 
 def _first(folder: Path, names: Sequence[str]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_dir()), None)
+    """The first of these folders that is there, in small letters or capitals."""
+    there = {name.lower(): name for name in class_names(folder)}
+    paths = (folder / there.get(name.lower(), name) for name in names)
+    return next((path for path in paths if path.is_dir()), None)
 
 
 def _existing(folder: Path, names: Sequence[str]) -> Path:

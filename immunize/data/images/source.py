@@ -196,7 +196,8 @@ class ImageSource(SourceBase):
             DataError: always.
         """
         raise DataError(
-            f"{self.name} holds images, and a linear model takes tables; choose a deep one, such as model=resnet18"
+            f"{self.name} holds images, and a linear model takes tables, as a forecast does; to train on images "
+            f"choose a deep one, such as model=resnet18"
         )
 
     @cached_property
@@ -236,7 +237,8 @@ class ImageSource(SourceBase):
         layouts = "; or ".join(layout.expects for layout in self.layouts())
         return (
             f"Looked in {places} for {layouts}. {self.how_to_get} Name another folder with {self.role}.root=<folder>, "
-            f"or the folder of all data sets with data_root=<folder> or IMMUNIZE_DATA."
+            f"or the folder of all data sets with data_root=<folder> or IMMUNIZE_DATA; "
+            f"of a run that is there already, the folder that has this one by its name with data_root=."
         )
 
 

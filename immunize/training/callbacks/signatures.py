@@ -166,7 +166,7 @@ class FailureSignatures:
             more: what the monitor recognized itself.
         """
         self._best = max(self._best, look.ratio.rir)
-        found = [*_spectral(look), *self._pretrain_rising(look, last=last), *more]
+        found = [*_spectral(look, bool(self._rows)), *self._pretrain_rising(look, last=last), *more]
         if last and self._rows:
             found += self._aligned(look)
         self._present = {(one.name, one.role) for one in found}
@@ -204,13 +204,14 @@ class FailureSignatures:
         else:
             advice = "no term of this method keeps κ(H_P) down as R_well does; take method=ours"
         values = {"kappa_pretrain": kappa, "kappa_pretrain_baseline": baseline, "ratio_pretrain": kappa / baseline}
+        where = "" if self._rows else ", on the images that are watched"
         yield Warned(
             "kappa_pretrain_rising",
             look.step,
             "pretrain",
             values,
             f"κ(H_P) = {kappa:.4g} is above its baseline {baseline:.4g}, so (ii) = {kappa / baseline:.4g} > 1 and "
-            f"condition (b) of Definition 3.1 does not hold: {advice}",
+            f"condition (b) of Definition 3.1 does not hold{where}: {advice}",
         )
 
     def _aligned(self, look: Look) -> Iterator[Warned]:
@@ -244,8 +245,8 @@ def _place(one: Warned) -> int:
     return SIGNATURES.index(one.name) if one.name in SIGNATURES else len(SIGNATURES)
 
 
-def _spectral(look: Look) -> Iterator[Warned]:
-    """The signatures of a single spectrum."""
+def _spectral(look: Look, of_rows: bool) -> Iterator[Warned]:
+    """The signatures of a single spectrum, that of rows or of a network's features."""
     if "ill" in look.terms:
         yield from _near_pole(look)
     ends = {end for term in look.terms for end in _ENDS.get(term, ())}
@@ -253,7 +254,7 @@ def _spectral(look: Look) -> Iterator[Warned]:
         for which in ("min", "max"):
             if (role, which) in ends:
                 yield from _tied(look, role, which)
-        yield from _at_floor(look, role)
+        yield from _at_floor(look, role, of_rows)
 
 
 def _near_pole(look: Look) -> Iterator[Warned]:
@@ -291,7 +292,7 @@ def _tied(look: Look, role: Role, which: str) -> Iterator[Warned]:
         )
 
 
-def _at_floor(look: Look, role: Role) -> Iterator[Warned]:
+def _at_floor(look: Look, role: Role, of_rows: bool) -> Iterator[Warned]:
     kappa, baseline = look.kappa(role), look.baseline(role)
     cut = kappa.tolerance * kappa.sigma_max
     lost = kappa.rank - kappa.numerical_rank
@@ -306,7 +307,9 @@ def _at_floor(look: Look, role: Role) -> Iterator[Warned]:
     if not look.aims_at_kappa:
         believe, advice = "", f"{OTHER_AIM[0].upper()}{OTHER_AIM[1:]}"
     elif baseline.sigma_min < AT_CUT * baseline.tolerance * baseline.sigma_max:
-        advice = "or drop the columns that hardly vary: the raw data have the same flaw"
+        advice = "or watch more images (deep.group_size): θ_0's features have the same flaw"
+        if of_rows:
+            advice = "or drop the columns that hardly vary: the raw data have the same flaw"
     elif "solved" in look.terms:
         advice = "or lower method.budget"
     else:

@@ -34,6 +34,7 @@ from immunize.data.pair import PairParts
 from immunize.files import whole
 from immunize.objective import LinearStep, Side
 from immunize.spectrum import immunization_ratio, spectrum_of
+from immunize.training.loggers import CurveLogger
 from immunize.training.module import ImmunizationModule, LinearModule
 
 
@@ -261,7 +262,11 @@ class Resuming(Callback):
         return {"resumed": None if self.place is None else dict(zip(("epoch", "step"), self.place, strict=True))}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take SIGTERM over from Lightning, which gives it back in the end."""
+        """Take SIGTERM over from Lightning, which gives it back in the end; and the curves of before."""
+        if self.place is not None:
+            for logger in trainer.loggers:
+                if isinstance(logger, CurveLogger):
+                    logger.go_on(trainer.global_step)
         if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_asked", True))
 
