@@ -40,6 +40,7 @@ from tests.composing import (
     tiny_deep,
 )
 from tests.data.image_files import break_inside, write_noisy_classes
+from tests.tampering import csv_rows
 
 CLOSED_FORM = ["method=closed_form", "method.shrinkage=0.1", "method.budget=10"]  # few images, a map for float32
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves")
@@ -306,10 +307,11 @@ def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
 @pytest.mark.slow
 def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> None:
     two = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "objective.epochs=6", "resume=true")
+    curves = ("logger=csv", "log_every=1", "monitor_every=2")
     folders = [tmp_path / name for name in ("whole", "ended")]
 
     def begun(folder: Path) -> Command:
-        return Command("immunize.train", *DEEP, *two, f"hydra.run.dir={folder}", cwd=tmp_path)
+        return Command("immunize.train", *DEEP, *two, *curves, f"hydra.run.dir={folder}", cwd=tmp_path)
 
     first = begun(folders[0]).wait()
     assert first.returncode == 0, first.stderr[-2000:]
@@ -328,6 +330,8 @@ def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> No
     assert record["training"]["fit"]["steps"] == whole["training"]["fit"]["steps"]
     assert same_weights(*folders)
     assert all(record[key] == whole[key] for key in NUMBERS)
+    rows = [sorted(map(repr, csv_rows(folder / "metrics.csv"))) for folder in folders]
+    assert rows[0] == rows[1]
 
 
 def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(

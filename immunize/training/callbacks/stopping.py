@@ -263,7 +263,7 @@ class Resuming(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take SIGTERM over from Lightning, which gives it back in the end; and the curves of before."""
-        if self.place is not None:
+        if self.place is not None and trainer.is_global_zero:
             for logger in trainer.loggers:
                 if isinstance(logger, CurveLogger):
                     logger.go_on(trainer.global_step)
