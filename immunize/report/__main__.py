@@ -24,7 +24,7 @@ def main() -> None:
 
 @command("report/report", values=True)
 def _tables(runs: str, experiment: str | None, out: str | None, keep: bool, published: str) -> None:
-    from immunize.report.loading import lacking_is_told, left_out, load_records
+    from immunize.report.loading import lacking_is_told, load_finished
 
     folder, to = Path(runs), None if out is None else Path(out)
     if keep and (to is None or experiment not in ("table_attacks", "table1", "table2")):
@@ -40,7 +40,7 @@ def _tables(runs: str, experiment: str | None, out: str | None, keep: bool, publ
                 return
             from immunize.report.summary import show_summary, write_summary
 
-            records, note = load_records(folder), left_out(folder)
+            records, note = load_finished(folder)
             if to is not None:
                 write_summary(records, to, note)
             show_summary(records)

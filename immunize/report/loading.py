@@ -47,21 +47,28 @@ def load_records(folder: Path, statuses: Container[str] = FINISHED) -> list[dict
         FileNotFoundError: there is none.
         ValueError: a file is not a record of a run, or records are of different schema versions, or of an unknown one.
     """
-    records = _every(folder)
+    return _taken(folder, _every(folder), statuses)
+
+
+def load_finished(folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """The records of finished runs, and which runs have none, in words: "left out: 1 diverged"; empty where all have.
+
+    Args:
+        folder: as :func:`load_records` takes it, whose errors it raises.
+    """
+    every = _every(folder)
+    counts = Counter(record["status"] for record in every if record["status"] not in FINISHED)
+    if missing := (own_runs(folder / SWEEP) or set()) - {record.get("config_hash") for record in every}:
+        counts["without a record"] = len(missing)
+    return _taken(folder, every, FINISHED), f"left out: {_told(counts)}" if counts else ""
+
+
+def _taken(folder: Path, records: list[dict[str, Any]], statuses: Container[str]) -> list[dict[str, Any]]:
     taken = [one for record in records if record["status"] in statuses for one in by_harmful_set(record)]
     if not taken:
         raise FileNotFoundError(_nothing(folder, records))
     check_versions(records, folder)  # of unfinished runs too: what made them made the others
     return sorted(taken, key=sort_key)
-
-
-def left_out(folder: Path) -> str:
-    """Which runs of a folder have no finished record, in words: "left out: 1 diverged"; empty where all have one."""
-    records = _every(folder)
-    counts = Counter(record["status"] for record in records if record["status"] not in FINISHED)
-    if missing := (own_runs(folder / SWEEP) or set()) - {record["config_hash"] for record in records}:
-        counts["without a record"] = len(missing)
-    return f"left out: {_told(counts)}" if counts else ""
 
 
 def _every(folder: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from immunize.report.__main__ import main
 from immunize.report.card import write_card
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.html import write_run_page, write_sweep_page
-from immunize.report.loading import METRICS, lacking_is_told, left_out, load_records, write_results
+from immunize.report.loading import METRICS, lacking_is_told, load_finished, load_records, write_results
 from immunize.report.summary import write_summary
 from tests.commands import Called
 from tests.report.making import Record, diverged, table1_records, table2_records, written
@@ -131,7 +131,7 @@ def test_records_of_other_versions_and_statuses(table1: list[Record], tmp_path: 
 
 
 def test_runs_that_a_summary_leaves_out_are_counted(table1: list[Record], tmp_path: Path, called: Called) -> None:
-    assert left_out(written(table1, tmp_path / "all")) == ""
+    assert load_finished(written(table1, tmp_path / "all"))[1] == ""
     first, second, *rest = table1
     folder = written([diverged(first), second | {"status": "interrupted"}, *rest], tmp_path / "some")
     hashes = [record["config_hash"] for record in table1]
