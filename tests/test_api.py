@@ -276,6 +276,7 @@ def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data(data_
         sample,
         batches(harmful, torch.randperm(len(harmful), generator=draws)[:960]),
         trainable="layer4.1*",
+        steps=60,
     )
 
     @torch.no_grad()

@@ -4,7 +4,6 @@
     L = L of `censor`, whose probes look at θ, or at θ_k for a k from 0 to K
       + w_G · Σ_k max(0, ℓ_k - ℓ_{k+1} - τ q^k)        ℓ_k the cross-entropy of (θ_k, w_k) on the other third
       + w_C · mean over k of max(0, ρ_k - q)²          ρ_k = ‖T_{k+1}(θ_{k+1}) - T_k(θ_k)‖/‖θ_{k+1} - θ_k‖
-      + w_S · mean over k of SOPHON's -log(1 - p_y)    of (θ_k, w_k) on the other third (`simulated`)
 
 T_k(θ) = θ - η ∇ℓ(θ, w_k) is a step of gradient descent on all of the two thirds, the head at rest. From CLAMP we have
 the aim alone: that fine-tuning is a contraction, so that what it gains is bounded whatever the number of steps. The
@@ -34,10 +33,6 @@ from immunize.objective.attacker import OF_STEPS, Attacker, InnerOptimizer, atta
 from immunize.objective.base import Step, check_weight
 from immunize.objective.censor import HEAD_MULTIPLIER, Censor
 from immunize.objective.deep import DeepStep
-from immunize.objective.simulated import suppressed_along
-
-OF_PATH = {"gain", "contraction", "suppression"}
-"""Names of terms of the attacker's way."""
 
 
 class Contract(Censor):
@@ -46,7 +41,6 @@ class Contract(Censor):
     Args:
         gain: w_G ≥ 0.
         contraction: w_C ≥ 0.
-        suppression: w_S ≥ 0.
         factor: q, between 0 and 1.
         first_gain: τ ≥ 0, nats of cross-entropy.
         descent_rate: η > 0 of T.
@@ -68,7 +62,6 @@ class Contract(Censor):
         self,
         gain: float = 1.0,
         contraction: float = 1.0,
-        suppression: float = 0.0,
         *,
         factor: float = 0.5,
         first_gain: float = 0.01,
@@ -86,10 +79,9 @@ class Contract(Censor):
         self.attacker = Attacker(
             attack_steps, attack_learning_rate, attack_optimizer, head_multiplier, second_order, attack_batch_size
         )
-        wanted = {"gain": gain, "contraction": contraction, "suppression": suppression}
+        wanted = {"gain": gain, "contraction": contraction}
         checked = {name: check_weight(f"method.{name}", value) for name, value in wanted.items()}
         self.weights |= {name: value for name, value in checked.items() if value and attack_steps}
-        self._asked = ("gain", "contraction", *(["suppression"] if suppression else []))
         if not 0 < factor < 1:
             raise ValueError(f"method.factor has to lie between 0 and 1, it is {factor}")
         if not 0 <= first_gain < math.inf or not 0 < descent_rate < math.inf:
@@ -105,22 +97,20 @@ class Contract(Censor):
         """Of terms that have no weight, and of an attacker that takes no step."""
         of_gain = () if "gain" in self.weights else ("first_gain",)
         of_contraction = () if "contraction" in self.weights else ("descent_rate",)
-        if OF_PATH & self.weights.keys():
-            of_factor = () if {"gain", "contraction"} & self.weights.keys() else ("factor",)
-            return of_gain + of_contraction + of_factor
+        if {"gain", "contraction"} & self.weights.keys():
+            return of_gain + of_contraction
         if self.attacker.steps and self.probes_after:
             return (*of_gain, *of_contraction, "factor")
-        others = ("attack_steps",) if self.attacker.steps else (*self._asked, "probes_after")
+        others = ("attack_steps",) if self.attacker.steps else ("gain", "contraction", "probes_after")
         return (*of_gain, *of_contraction, *others, *OF_STEPS, "factor")
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         """Those of `censor`, and what the attacker's steps bring too much; `gained` and `factor` are watched."""
         found = super().terms(step)
         assert isinstance(step, DeepStep)
-        if not OF_PATH & self.weights.keys():
+        if not {"gain", "contraction"} & self.weights.keys():
             return found
-        judged, way = attack(step, self.attacker, self.n_outputs)
-        path = list(way)
+        judged, path = attack(step, self.attacker, self.n_outputs)
         learned, unseen = ((~judged).nonzero().squeeze(1), judged.nonzero().squeeze(1))
         losses, steps = [], []
         for parameters, head in path:
@@ -130,8 +120,6 @@ class Contract(Censor):
                 slopes = torch.autograd.grad(value, list(parameters.values()), create_graph=True)
                 steps.append((_flat(parameters.values()).detach(), _flat(step.averaged(slopes))))
         found |= self._gain(torch.stack(losses), step) | self._contraction(steps, losses[0])
-        if "suppression" in self.weights:
-            found["suppression"] = suppressed_along(path, "inverse", step.of_harmful(unseen), len(unseen))
         return {name: value for name, value in found.items() if name in self.weights}
 
     def _attacked(self, step: DeepStep) -> dict[str, Tensor] | None:

@@ -16,14 +16,14 @@ ridge probe, as the grid's T4 does; D_P is kept by its labels, as in all methods
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from immunize.objective.attacker import OF_STEPS, Attacker, InnerOptimizer, attack, harmful_loss
-from immunize.objective.base import Head, Objective, Step, check_weight
+from immunize.objective.attacker import OF_STEPS, Attacker, InnerOptimizer, attack
+from immunize.objective.base import Objective, Step, check_weight
 from immunize.objective.deep import DeepStep
 from immunize.objective.ranks import mean_of_all
 
@@ -90,26 +90,15 @@ class SimulatedFineTuning(Objective):
             raise TypeError("method=simulated trains a network")
         judged, path = attack(step, self.attacker, self.n_outputs)
         unseen = judged.nonzero().squeeze(1)
-        places = list(path)
-        suppressed = suppressed_along(places, self.suppress, step.of_harmful(unseen), len(unseen))
+        mine = step.of_harmful(unseen)
+        suppressed = []
+        for parameters, head in path:
+            logits = mine.logits("harmful", head, parameters)
+            suppressed.append(mean_of_all(suppression(self.suppress, logits, mine.harmful.y), len(unseen)))
         with torch.no_grad():
-            self.watched = {"attacked": harmful_loss(step, unseen, *places[-1])}
-        return {"task": step.pretrain_loss(), "suppressed": suppressed}
-
-
-def suppressed_along(
-    path: Sequence[tuple[dict[str, Tensor], Head]], which: Suppression, mine: DeepStep, count: int
-) -> Tensor:
-    """S, averaged over an attacker's way.
-
-    Args:
-        path: θ_k and w_k.
-        which: S.
-        mine: the step, with this process's share of the samples that judge.
-        count: of them in all processes.
-    """
-    values = (suppression(which, mine.logits("harmful", head, theta), mine.harmful.y) for theta, head in path)
-    return torch.stack([mean_of_all(value, count) for value in values]).mean()
+            at_the_end = functional.cross_entropy(logits, mine.harmful.y, reduction="none")
+            self.watched = {"attacked": mean_of_all(at_the_end, len(unseen))}
+        return {"task": step.pretrain_loss(), "suppressed": torch.stack(suppressed).mean()}
 
 
 def suppression(which: Suppression, logits: Tensor, labels: Tensor) -> Tensor:

@@ -301,20 +301,6 @@ def test_terms_are_their_formulas(step: DeepStep, options: dict[str, Any]) -> No
     assert objective.watched["gained"].item() == pytest.approx(float(losses[0] - losses[-1]), rel=1e-9)
 
 
-def test_its_suppression_is_sophons_beside_the_terms_of_censor(step: DeepStep) -> None:
-    objective = contract(gain=0.0, contraction=0.0, suppression=2.0)
-    sophon = SimulatedFineTuning(attack_steps=K, attack_learning_rate=RATE, attack_batch_size=8)
-    sophon.bind(D, n_outputs=CLASSES)
-    terms, wanted = objective.terms(step.again()), sophon.terms(step.again())["suppressed"]
-    assert torch.equal(terms["suppression"], wanted)
-    assert terms.keys() - {"suppression"} == Censor(**OF_CENSOR).terms(step.again()).keys()  # type: ignore[arg-type]
-    assert objective.weights["suppression"] == 2
-    parameters = list(step.parameters().values())
-    mine = torch.autograd.grad(objective.terms(step.again())["suppression"], parameters)
-    theirs = torch.autograd.grad(sophon.terms(step.again())["suppressed"], parameters)
-    assert all(torch.equal(*both) for both in zip(mine, theirs, strict=True))
-
-
 def test_first_order_gradient_of_the_gain_is_that_at_the_attackers_weights(step: DeepStep) -> None:
     objective = contract(first_gain=0.0)
     parameters = list(step.parameters().values())
@@ -394,7 +380,6 @@ def test_on_digits_it_has_the_values_of_censor(model: str) -> None:
         ({"descent_rate": 0.0}, "method.descent_rate"),
         ({"gain": -1.0}, "method.gain"),
         ({"contraction": float("nan")}, "method.contraction"),
-        ({"suppression": -1.0}, "method.suppression"),
         ({"adversary": -1.0}, "method.adversary"),
     ],
 )
@@ -412,11 +397,6 @@ def test_settings_of_contract_out_of_range_are_refused(options: dict[str, Any], 
         ({"gain": 0.0, "contraction": 0.0}, {"attack_steps"} | OF_STEPS | OF_TERMS),
         ({"gain": 0.0, "contraction": 0.0, "probes_after": True}, OF_TERMS),
         ({"attack_steps": 0}, {"gain", "contraction", "probes_after"} | OF_STEPS | OF_TERMS),
-        ({"gain": 0.0, "contraction": 0.0, "suppression": 1.0}, OF_TERMS),
-        (
-            {"attack_steps": 0, "suppression": 1.0},
-            {"gain", "contraction", "suppression", "probes_after"} | OF_STEPS | OF_TERMS,
-        ),
     ],
 )
 def test_what_has_no_term_is_said_to_have_no_effect(options: dict[str, Any], unused: set[str]) -> None:

@@ -27,6 +27,7 @@ ATTACKS = (
         "t4_long_deep",
         "t4_rates_deep",
         "t4_rates_digits",
+        "t4_rates_digits_peers",
         "t4_search",
         "t4_search_deep",
         "t4_search_imma",
@@ -35,8 +36,10 @@ ATTACKS = (
         "t4_peers_deep",
         "t4_lora_deep",
         "t4_lora_digits",
+        "t4_lora_digits_peers",
         "t4_full_deep",
         "t4_full_digits",
+        "t4_full_digits_peers",
     ),
 )
 OF_RUNS = {
