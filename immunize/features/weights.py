@@ -85,7 +85,7 @@ def build_network(
         network = _create(architecture, use_hub, overlay, arguments | {"num_classes": classes})
         if state is not None:
             if fresh_head and classes is None:  # the file has no classifier, and none of it would stay
-                head = classifier_name(network)
+                head = f"{classifier_name(network)}."
                 state = {name: value for name, value in network.state_dict().items() if name.startswith(head)} | state
             check_fit(network, state, str(checkpoint), architecture)
             network.load_state_dict(state)
