@@ -57,6 +57,8 @@ def load_finished(folder: Path) -> tuple[list[dict[str, Any]], str]:
         folder: as :func:`load_records` takes it, whose errors it raises.
     """
     every = _every(folder)
+    if any("subject" in record for record in every):  # results of attacks, which lie where the runs do
+        every = _checked(_of_runs(folder))
     counts = Counter(record["status"] for record in every if record["status"] not in FINISHED)
     if missing := (own_runs(folder / SWEEP) or set()) - {record.get("config_hash") for record in every}:
         counts["without a record"] = len(missing)
@@ -74,11 +76,17 @@ def _taken(folder: Path, records: list[dict[str, Any]], statuses: Container[str]
 def _every(folder: Path) -> list[dict[str, Any]]:
     collected = folder if folder.name.endswith(RESULTS) else folder / RESULTS
     if collected.is_file():
-        found = [(collected, record) for record in read_results(collected)]
-    else:
-        found = [(path, read_file(path)) for path in sorted(folder.rglob(RECORD))]
-        if (own := own_runs(folder / SWEEP)) is not None:
-            found = [(path, record) for path, record in found if record.get("config_hash") in own]
+        return _checked([(collected, record) for record in read_results(collected)])
+    return _checked(_of_runs(folder))
+
+
+def _of_runs(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    found = [(path, read_file(path)) for path in sorted(folder.rglob(RECORD))]
+    own = own_runs(folder / SWEEP)
+    return found if own is None else [one for one in found if one[1].get("config_hash") in own]
+
+
+def _checked(found: Sequence[tuple[Path, dict[str, Any]]]) -> list[dict[str, Any]]:
     for path, record in found:
         check_run(record, path)
     return [record for _, record in found]

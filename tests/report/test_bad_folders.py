@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,6 +143,19 @@ def test_runs_that_a_summary_leaves_out_are_counted(table1: list[Record], tmp_pa
     assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8").endswith(f"\n- {note}\n")
     alone = refusal(_summary, written([diverged(record) for record in table1], tmp_path / "none"), tmp_path / "no")
     assert alone.endswith(f"({len(table1)} diverged)")
+
+
+def test_runs_beside_results_of_attacks_are_the_runs(table1: list[Record], tmp_path: Path) -> None:
+    folder = written(table1[:3], tmp_path / "demo")
+    attacked = [record | {"subject": {}, "kind": "attack"} for record in table1[:1]]
+    write_results([{name: of for name, of in one.items() if name != "metrics"} for one in attacked], folder)
+    assert [record["method"] for record in load_finished(folder)[0]] == [
+        record["method"] for record in load_records(written(table1[:3], tmp_path / "alone"))
+    ]
+    shutil.rmtree(folder)
+    write_results(attacked, folder)
+    with pytest.raises(FileNotFoundError, match="holds no finished record"):
+        load_finished(folder)
 
 
 @pytest.mark.parametrize("name", MANY)
