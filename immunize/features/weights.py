@@ -28,6 +28,9 @@ SHOWN = 3
 WRAPPERS = ("state_dict", "model", "model_state_dict")
 """Keys under which training scripts put the state dict among other things."""
 
+PREFIXES = ("module.", "_orig_mod.")
+"""What data parallelism and `torch.compile` put before all names."""
+
 
 def build_network(
     architecture: str,
@@ -146,7 +149,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
     Args:
         path: a file. One that is not called .safetensors may hold the state dict within a dictionary of a training
-            script, and names that start with "module.", as data parallelism makes them.
+            script, and names that start with one of `PREFIXES`.
 
     Raises:
         CheckpointError: it is missing or damaged, holds something else than tensors, or values that are not finite.
@@ -171,8 +174,9 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             state = state[wrapper]
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"{path} holds no plain state dict (tensors by name); save model.state_dict()")
-    if all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): value for name, value in state.items()}
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
     if bad := [name for name, value in state.items() if not bool(value.isfinite().all())]:
         raise CheckpointError(f"{path}: {_some(bad)} contains NaN or infinite values")
     half = (torch.float16, torch.bfloat16)
