@@ -150,6 +150,10 @@ def test_image_folder_without_a_second_split_holds_a_share_of_each_class_out(tmp
     again = ImageFolder("pretrain", tmp_path, held_out_fraction=0.4)
     assert again.file_hash() == source.file_hash()  # a constant draw, whatever the role
     assert source.describe()["folder"] == tmp_path.name
+    write_classes(tmp_path / "test", {"a": 1})
+    if below:
+        with pytest.raises(DataError, match=r"harmful\.held_out_fraction has no effect: .* folder of their own; leave"):
+            ImageFolder("harmful", tmp_path, held_out_fraction=0.4).splits(None, None)
 
 
 def test_split_folders_in_capitals_are_no_classes(tmp_path: Path) -> None:

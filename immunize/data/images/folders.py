@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,6 +30,9 @@ TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("val", "test", "valid", "valid
 
 HOLD_OUT_SEED = 0
 """Constant, so that no choice of the user can turn a test image into a training image."""
+
+HELD_OUT = 0.2
+"""The share that is held out unless somebody says another one."""
 
 NAMED = 3
 
@@ -56,7 +60,7 @@ class ImageFolder(ImageSource):
         root: str | Path,
         train: str | None = None,
         test: str | None = None,
-        held_out_fraction: float = 0.2,
+        held_out_fraction: float = HELD_OUT,
     ) -> None:
         super().__init__(role, root=root)
         if not 0 < held_out_fraction < 1:
@@ -68,6 +72,8 @@ class ImageFolder(ImageSource):
         trains = TRAIN_NAMES if self.train is None else (self.train,)
         tests = TEST_NAMES if self.test is None else (self.test,)
         both = two_folders(trains, tests)
+        if self.held_out_fraction != HELD_OUT:
+            both = replace(both, read=self._without_draw)
         if self.test is not None:
             return (both,)
         one = Layout(
@@ -105,6 +111,12 @@ class ImageFolder(ImageSource):
                     f"move it away"
                 )
         return train
+
+    def _without_draw(self, folder: Path) -> StoredSplits:
+        raise DataError(
+            f"{self.role}.held_out_fraction has no effect: {folder} has held-out images in a folder of their own; "
+            f"leave it out"
+        )
 
     def _drawn(self, folder: Path) -> StoredSplits:
         return hold_out(read_class_folders(folder, class_names(folder)), self.held_out_fraction)
