@@ -34,7 +34,7 @@ from immunize.spectrum import (
     generalized_spectrum,
     immunization_ratio,
     spectrum_of,
-    with_rank_of_map,
+    spectrum_of_map,
 )
 
 MEASURED_BY: tuple[Estimator, ...] = ("ridge", "spectrum")
@@ -240,10 +240,7 @@ def measure(theta: Tensor, rows: Pair, *, rho: float = DEFAULT_RHO) -> dict[Esti
     """
     small = [compress_rows(x) for x in rows]  # as many as K has rank
     before = [spectrum_of(r, n_samples=len(x)) for r, x in zip(small, rows, strict=True)]
-    after = [
-        with_rank_of_map(spectrum_of(r @ theta, n_samples=len(x), rank_of_data=len(r)), r, theta)
-        for r, x in zip(small, rows, strict=True)
-    ]
+    after = [spectrum_of_map(r, theta, len(x)) for r, x in zip(small, rows, strict=True)]
     return {name: immunization_ratio(after[0], after[1], before[0], before[1], name, rho=rho) for name in MEASURED_BY}
 
 

@@ -56,9 +56,7 @@ def load_finished(folder: Path) -> tuple[list[dict[str, Any]], str]:
     Args:
         folder: as :func:`load_records` takes it, whose errors it raises.
     """
-    every = _every(folder)
-    if any("subject" in record for record in every):  # results of attacks, which lie where the runs do
-        every = _checked(_of_runs(folder))
+    every = [record for record in _every(folder) if "subject" not in record]
     counts = Counter(record["status"] for record in every if record["status"] not in FINISHED)
     if missing := (own_runs(folder / SWEEP) or set()) - {record.get("config_hash") for record in every}:
         counts["without a record"] = len(missing)
@@ -74,19 +72,13 @@ def _taken(folder: Path, records: list[dict[str, Any]], statuses: Container[str]
 
 
 def _every(folder: Path) -> list[dict[str, Any]]:
+    """Of any status; where results of attacks lie beside runs in a folder, those of the runs."""
     collected = folder if folder.name.endswith(RESULTS) else folder / RESULTS
-    if collected.is_file():
-        return _checked([(collected, record) for record in read_results(collected)])
-    return _checked(_of_runs(folder))
-
-
-def _of_runs(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    found = [(path, read_file(path)) for path in sorted(folder.rglob(RECORD))]
-    own = own_runs(folder / SWEEP)
-    return found if own is None else [one for one in found if one[1].get("config_hash") in own]
-
-
-def _checked(found: Sequence[tuple[Path, dict[str, Any]]]) -> list[dict[str, Any]]:
+    found = [(collected, record) for record in read_results(collected)] if collected.is_file() else []
+    if folder != collected and all("subject" in record for _, record in found):
+        own = own_runs(folder / SWEEP)
+        runs = [(path, read_file(path)) for path in sorted(folder.rglob(RECORD))]
+        found = [(path, run) for path, run in runs if own is None or run.get("config_hash") in own] or found
     for path, record in found:
         check_run(record, path)
     return [record for _, record in found]

@@ -21,7 +21,14 @@ from immunize.spectrum.erasing import Erasure, erasing_map
 from immunize.spectrum.erasing_choice import SHRINKAGES, ChosenErasure, EraseTrial, erase
 from immunize.spectrum.optimum import Immunizer, frontier
 from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
-from immunize.spectrum.ranges import compress_rows, joint_basis, lift_map, restrict_map, with_rank_of_map
+from immunize.spectrum.ranges import (
+    compress_rows,
+    joint_basis,
+    lift_map,
+    restrict_map,
+    spectrum_of_map,
+    with_rank_of_map,
+)
 from immunize.spectrum.regularizers import (
     ill_step_bound,
     kappa,
@@ -108,6 +115,7 @@ __all__ = [
     "restrict_map",
     "spectrum_of",
     "spectrum_of_gram",
+    "spectrum_of_map",
     "well_step_bound",
     "with_rank_of_map",
 ]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from immunize.memoize import memoize
-from immunize.spectrum.condition import Spectrum, check_matrix, default_tolerance
+from immunize.spectrum.condition import Spectrum, check_matrix, default_tolerance, spectrum_of
 
 ROTATION_SEED = 0
 """Of the rotation of the basis: the same for every run, so that the coordinates depend on the data alone."""
@@ -91,6 +91,17 @@ def with_rank_of_map(spectrum: Spectrum, rows: Tensor, theta: Tensor) -> Spectru
         return spectrum
     directions = torch.linalg.svd(rows / rows.norm(dim=1, keepdim=True), full_matrices=False).Vh
     return replace(spectrum, rank_of_data=int(torch.linalg.matrix_rank(directions @ theta)))
+
+
+def spectrum_of_map(rows: Tensor, theta: Tensor, n_samples: int) -> Spectrum:
+    """The spectrum of θᵀKθ over as many values as θ leaves of the rank of K.
+
+    Args:
+        rows: (k, D) float64, as :func:`compress_rows` returns them.
+        theta: (D, D) float64.
+        n_samples: N that they stand for.
+    """
+    return with_rank_of_map(spectrum_of(rows @ theta, n_samples=n_samples, rank_of_data=len(rows)), rows, theta)
 
 
 def lift_map(theta: Tensor, basis: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 
 class CurveLogger(CSVLogger):
@@ -20,7 +21,7 @@ class CurveLogger(CSVLogger):
     @property
     def experiment(self) -> Any:
         """What writes the file."""
-        path = Path(self.log_dir) / "metrics.csv"
+        path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
         if self._experiment is None and path.is_file():
             with path.open(newline="", encoding="utf-8") as file:
                 self._before = list(csv.DictReader(file))

@@ -62,7 +62,7 @@ def load_attacks(folder: Path) -> list[Record]:
             unknown one.
     """
     if (folder / RESULTS).is_file():
-        return sorted(load_records(folder), key=run_of)
+        return sorted(load_records(folder / RESULTS), key=run_of)
     records = [_read(path) for path in sorted(folder.rglob(ATTACK_RECORD))]
     if not records:
         raise FileNotFoundError(f"{folder} holds no {ATTACK_RECORD}: attack its runs first, python -m immunize.attack")

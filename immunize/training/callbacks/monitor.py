@@ -30,7 +30,7 @@ from immunize.spectrum import (
     r_ill_of_features,
     r_well_of_features,
     spectrum_of,
-    with_rank_of_map,
+    spectrum_of_map,
 )
 from immunize.spectrum.condition import check_varying
 from immunize.training.callbacks.signatures import FailureSignatures, Look, Warned
@@ -145,8 +145,7 @@ class ImmunityMonitor(Watch):
         rows = self._rows[name]
         if theta is None:
             return spectrum_of(rows, n_samples=self._samples[name])
-        spectrum = spectrum_of(rows @ theta, n_samples=self._samples[name], rank_of_data=len(rows))
-        return with_rank_of_map(spectrum, rows, theta)
+        return spectrum_of_map(rows, theta, self._samples[name])
 
 
 def _told_apart(part: Part) -> tuple[Tensor, Tensor] | None:
