@@ -191,37 +191,15 @@ SCALES = {
         methods=None,
         seeds=(0,),
     ),
-    "t4_small": Scale(("outputs/t4_small",), _LAST_BLOCK_SMALL, methods=None),
+    "t4_small": Scale(
+        ("outputs/t4_small",),
+        (
+            *(*_LAST_BLOCK, "images=4000", "benign=[imagenette,cifar10]"),
+            "tasks=[harmful,pretrain,benign_imagenette,benign_cifar10]",
+        ),
+        methods=None,
+    ),
     "t4_weights": Scale(("outputs/defence_weights",), _LAST_BLOCK_SMALL, methods=None, seeds=(0,)),
-    "t4_peers": Scale(
-        ("outputs/t4_small",),
-        (
-            *_LAST_BLOCK,
-            *only_for("last_block"),
-            "images=4000",
-            "+attack/t2@attack.attacks.ridge=ridge",
-            "+attack/t4@attack.attacks.last_block_honest=last_block",
-            *only_for("last_block_honest", kind="benign"),
-            *(
-                f"attack.attacks.last_block_honest.{one}"
-                for one in ("modules=[layer4]", "steps=300", "tuning_steps=100")
-            ),
-            "benign=[imagenette]",
-        ),
-        methods=("censor_deep", "sophon_deep", "sophon_strong"),
-        seeds=(0,),
-    ),
-    "t4_honest": Scale(
-        ("outputs/t4_small",),
-        (
-            *_LAST_BLOCK,
-            "images=4000",
-            "benign=[imagenette,cifar10]",
-            "tasks=[pretrain,benign_imagenette,benign_cifar10]",
-        ),
-        methods=("censor_deep",),
-        seeds=(0,),
-    ),
     **{
         scale: Scale(
             ("outputs/t4_small",),
@@ -244,9 +222,8 @@ SCALES = {
 settings of `censor` by name, for what each costs benign tasks; `defence_search` those that were tried on digits,
 `defence_weights` on a ResNet18, by an attack of each kind; `defence_ridge` has two closed forms alone. In `defence_own`
 and `defence_newrows` attackers have rows that no method saw.
-`defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone: LoRA (`t4_lora`) and all weights
-(`t4_full`) take an hour a run there, and `t4_peers` has a peer beside `censor`, both over three stages, and what
-either leaves to honest users, who have as many steps in `t4_honest`. `t4_long` takes 3,000 steps, augmented ones
-too. `t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell
-rates apart. `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence
+`defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone, to honest users too: LoRA
+(`t4_lora`) and all weights (`t4_full`) take an hour a run there. `t4_long` takes 3,000 steps, augmented ones too.
+`t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell rates
+apart. `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence
 but by accident."""
