@@ -35,8 +35,10 @@ from immunize.spectrum.regularizers import (
     kappa_of_features,
     r_ill,
     r_ill_of_features,
+    r_ill_of_spectrum,
     r_well,
     r_well_of_features,
+    r_well_of_spectrum,
     well_step_bound,
 )
 from immunize.spectrum.separability import (
@@ -110,8 +112,10 @@ __all__ = [
     "probe_correlation",
     "r_ill",
     "r_ill_of_features",
+    "r_ill_of_spectrum",
     "r_well",
     "r_well_of_features",
+    "r_well_of_spectrum",
     "restrict_map",
     "spectrum_of",
     "spectrum_of_gram",

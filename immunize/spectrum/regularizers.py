@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from immunize.spectrum.condition import check_matrix, default_tolerance
+from immunize.spectrum.condition import Spectrum, check_matrix, default_tolerance
 
 
 class Ends(NamedTuple):
@@ -171,6 +171,21 @@ def r_ill_of_features(features: Tensor, theta: Tensor | None = None, *, toleranc
 def kappa_of_features(features: Tensor, theta: Tensor | None = None, *, tolerance: float | None = None) -> Tensor:
     """κ(FᵀF) with its closed-form subgradient. Arguments as :func:`r_well_of_features`."""
     return _FeatureTerm.apply(features, theta, _kappa_rule, tolerance)  # type: ignore[no-any-return]
+
+
+def r_well_of_spectrum(spectrum: Spectrum) -> float:
+    """R_well(H) by the eigenvalues of H, of features that are not all zero."""
+    return _well_rule(_ends_of(spectrum), spectrum.n_features).value
+
+
+def r_ill_of_spectrum(spectrum: Spectrum) -> float:
+    """R_ill(H), likewise, with k the numerical rank."""
+    return _ill_rule(_ends_of(spectrum), spectrum.n_features).value
+
+
+def _ends_of(spectrum: Spectrum) -> Ends:
+    values, k = spectrum.values, spectrum.numerical_rank
+    return Ends(k, float(values[0]), float(values[k - 1]), values.new_empty(0, 2), float(values.dot(values)))
 
 
 class _MatrixTerm(torch.autograd.Function):

@@ -24,11 +24,10 @@ from immunize.features import DeepExtractor
 from immunize.spectrum import (
     ACCURACY_SLACK,
     Spectrum,
-    default_tolerance,
     immunization_ratio,
     probe_correlation,
-    r_ill_of_features,
-    r_well_of_features,
+    r_ill_of_spectrum,
+    r_well_of_spectrum,
     spectrum_of,
     spectrum_of_map,
 )
@@ -131,15 +130,12 @@ class ImmunityMonitor(Watch):
         look = self._look(module, trainer.global_step, module.objective.weights)
         theta = module.extractor.theta.detach()
         self.latest = look.numbers() | {
-            "R_well": float(r_well_of_features(self._rows["pretrain"] @ theta, tolerance=self._cut("pretrain"))),
-            "R_ill": float(r_ill_of_features(self._rows["harmful"] @ theta, tolerance=self._cut("harmful"))),
+            "R_well": r_well_of_spectrum(look.spectra["pretrain"]),
+            "R_ill": r_ill_of_spectrum(look.spectra["harmful"]),
             **{f"separability_{role}": probe_correlation(x @ theta, y) for role, (x, y) in self._told.items()},
         }
         module.log_now(self.latest)
         return look
-
-    def _cut(self, name: Role) -> float:
-        return default_tolerance(self._samples[name], self._rows[name].shape[1])
 
     def _spectrum(self, name: Role, theta: Tensor | None) -> Spectrum:
         rows = self._rows[name]
