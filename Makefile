@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP) ## create .venv with the tested versions of everything
 
-demo: $(STAMP) ## the paper's method and a defence that holds against all attackers, on embedded data, offline: a table and a figure
+demo: $(STAMP) ## the paper's method and erasure against all tiers of attackers, on embedded data, offline: a table and a figure
 	@$(BIN)/python -m experiments.demo
 
 sanity: $(STAMP) ## one MNIST pair, three checks and every named warning (docs/sanity_check.md); needs MNIST

@@ -34,7 +34,7 @@ def memoize(size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a pure function of tensors, arrays and hashable values: its `size` most recent results are kept.
 
     The results are shared between callers, who must not write into them; memory beside them that a computation leaves
-    free goes back to the system. `__wrapped__` is the function itself, `forget()` drops every result.
+    free goes back to the system. `__wrapped__` is the function itself.
 
     Args:
         size: how many; each keeps its memory until it is the oldest.
@@ -54,7 +54,6 @@ def memoize(size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
             kept.move_to_end(key)
             return kept[key]
 
-        wrapped.forget = kept.clear  # type: ignore[attr-defined]
         return wrapped
 
     return decorate

@@ -31,6 +31,17 @@ CONSOLE = "import sys; sys.argv[0] = 'immunize-train'; from immunize.train impor
 # A shell that starts CI in the background has SIGINT ignored, and children inherit that.
 INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CONSOLE
 
+SHORTER = {
+    "immunize.train": ["objective.epochs=20", "probe_steps=100", "figure=false"],
+    "immunize.pretrain": ["epochs=1"],
+    "immunize.attack": ["seeds=[0]", "attack.budget.steps=20"],
+}
+DEEPER = [
+    *("objective.epochs=1", "deep.replicates=2", "deep.pretrain_probe_steps=2"),
+    "deep.probe_steps={gd:3,least_squares:null,sgd:null,adam:null}",
+]
+"""What makes a command of the documentation quick, and one that trains a network."""
+
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.conftest", "immunize.pipeline.assemble", "timm", "matplotlib.figure"])
 

@@ -48,6 +48,8 @@ TINY = (
     "logger=none",
     "figure=false",  # half of such a run
 )
+FINISHED = ("figure=true", "logger=csv", "monitor_every=10")
+"""Of the run that most tests look at."""
 FEW_DIGITS = tuple(f"{role}._target_=tests.composing.FewDigits" for role in ("harmful", "pretrain"))
 DEEP = (
     "model=resnet_small",

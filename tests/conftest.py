@@ -67,10 +67,10 @@ def data_root() -> Path:
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny run, with its figure and the log of its training: to look at, or to copy."""
-    from tests.composing import run_tiny
+    from tests.composing import FINISHED, run_tiny
 
     folder = tmp_path_factory.mktemp("finished") / "run"
-    run_tiny(folder, "figure=true", "logger=csv", "monitor_every=10")
+    run_tiny(folder, *FINISHED)
     return folder
 
 

@@ -151,21 +151,15 @@ def test_features_that_died_are_not_taken_for_the_same_data(network: Network) ->
         immunized(network)
 
 
-def test_lists_of_batches_are_loaders(network: Network) -> None:
-    loaders = loader(1), loader(2, classes=5)
-    settings: dict[str, Any] = {"trainable": ["last"], "steps": 6}
-    found, wanted = (immunize.immunize(*network, *of, **settings) for of in (map(list, loaders), loaders))
-    assert torch.equal(found.backbone.last.weight, wanted.backbone.last.weight)  # type: ignore[union-attr, arg-type]
-
-
 @pytest.mark.parametrize("method", ["ours", "censor"])
-def test_labels_of_any_integer_type_are_labels(method: str, network: Network) -> None:
-    weights = []
-    for kind in (torch.int64, torch.int32, torch.uint8):
-        loaders = ([(x, y.to(kind)) for x, y in of] for of in (loader(1), loader(2, classes=5)))
-        found = immunize.immunize(*network, *loaders, trainable=["last"], steps=2, method=method)
-        weights.append(found.backbone.last.weight)  # type: ignore[union-attr]
-    assert all(torch.equal(weights[0], other) for other in weights[1:])  # type: ignore[arg-type]
+def test_lists_of_batches_with_labels_of_any_integer_type_are_loaders(method: str, network: Network) -> None:
+    loaders = loader(1), loader(2, classes=5)
+    typed = [[[(x, y.to(kind)) for x, y in of] for of in loaders] for kind in (torch.int64, torch.int32, torch.uint8)]
+    first, *others = (
+        immunize.immunize(*network, *of, trainable=["last"], steps=6, method=method).backbone.last.weight  # type: ignore
+        for of in (loaders, *typed)
+    )
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplog: pytest.LogCaptureFixture) -> None:

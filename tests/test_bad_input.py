@@ -60,13 +60,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> 
     ("override", "words"),
     [
         ("method=our", ["method/our", "opt_kappa", "ours"]),
-        ("harmful=foo", ["harmful/foo", "digits", "mnist"]),
         ("sede=1", ["sede", "Could not override"]),
-        ("objective.epoch=1", ["epoch", "Could not override"]),
-        ("method.lambda_il=1", ["lambda_il"]),
         ("+sede=1", ["no setting sede"]),
         ("harmful.pear=[0,1]", ["harmful.pear"]),
-        ("method.foo=1", ["method.foo"]),
         ("seed=abc", ["seed", "abc"]),
         ("guard=maybe", ["guard", "maybe", "off, warn"]),
         ("harmful.pair=[0,1", ["input '[0,1'"]),

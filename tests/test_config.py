@@ -27,12 +27,11 @@ from immunize.schemas import (
     ExportConfig,
     ForecastConfig,
     HtmlConfig,
-    ObjectiveConfig,
     PretrainConfig,
     ReportConfig,
     TrainConfig,
 )
-from tests.composing import compose_config, data_of, model_of
+from tests.composing import compose_config, model_of
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -154,18 +153,6 @@ def test_choice_composes_and_resolves(group: str, choice: str) -> None:
     resolved(in_group(group, choice))
 
 
-@pytest.mark.parametrize("name", choices("objective"))
-def test_objective_row_names_its_source_and_sets_every_hyper_parameter(name: str) -> None:
-    comment = " ".join(
-        line.lstrip("# ") for line in (CONF / "objective" / f"{name}.yaml").read_text().splitlines() if line[:1] == "#"
-    )
-    assert "Source: " in comment
-    assert "Table 4" in comment or "ours" in comment
-    assert set(resolved(compose_config(f"objective={name}"))["objective"]) == {
-        field.name for field in fields(ObjectiveConfig)
-    }
-
-
 def test_every_row_is_of_a_pair_or_a_variant_of_its_row() -> None:
     assert set(ROWS) >= SHIPPED_ROWS
     found = [f"{model}_{harmful}" for model, harmful in ROWS]
@@ -250,23 +237,6 @@ def test_source_instantiates_in_its_role(role: str, choice: str) -> None:
         assert choice not in {harmful for _, harmful in SHIPPED_ROWS}
         pytest.skip(str(error))
     assert source.role == role
-
-
-@pytest.mark.parametrize("choice", [name for name in TABLES if name not in WITH_FILES])
-def test_pair_loads(choice: str) -> None:
-    try:
-        data = data_of(in_group("harmful", choice))
-    except DataError as error:  # which names the files or the setting that it lacks
-        assert choice not in EMBEDDED
-        pytest.skip(str(error))
-    assert data.n_features == data.fit.harmful.x.shape[1]
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("choice", ["housing", "mnist"])
-def test_pair_on_real_files_loads(choice: str, data_root: Path) -> None:
-    data = data_of(compose_config(f"harmful={choice}", f"data_root={data_root}"))
-    assert data.n_features == {"housing": 79, "mnist": 784}[choice]
 
 
 @pytest.mark.data

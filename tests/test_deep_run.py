@@ -78,13 +78,10 @@ def test_record_has_every_number_and_the_network_only_what_moved(whole: Run) -> 
     assert all(name.startswith(("layer4", "fc")) and "running" not in name for name in moved)
 
 
-@pytest.mark.parametrize("fill", [0, 9])
 @pytest.mark.parametrize("method", ["ours", "closed_form", "erase", "censor"])
-def test_a_d_h_whose_images_are_all_the_same_is_refused_before_the_first_step(
-    method: str, fill: int, tmp_path: Path
-) -> None:
+def test_a_d_h_whose_images_are_all_the_same_is_refused_before_the_first_step(method: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    for role, levels in (("pretrain", (0, 256)), ("harmful", (fill, fill + 1))):
+    for role, levels in (("pretrain", (0, 256)), ("harmful", (9, 10))):
         write_noisy_classes(tmp_path / role, {"train": 60, "val": 60}, dict.fromkeys("ab", levels), rng)
     sets = [f"{role}{of}" for role in ("pretrain", "harmful") for of in ("=imagefolder", f".root={tmp_path / role}")]
     words = [*OF_OTHER_IMAGES, *sets, "objective=resnet_small_digits", "objective.max_steps=2", f"method={method}"]

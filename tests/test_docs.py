@@ -22,7 +22,6 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,9 +29,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -40,10 +36,12 @@ import immunize
 from docs.draw import flow, idea
 from docs.hooks import MODULES, OF_ROOT, cells_of, choices_of, drawn, on_post_page, page_of, reference_of, settings_of
 from experiments.readme_tables import PLACE, pages, table, with_tables
-from immunize.config import config_dir, register, resolved
+from immunize.config import resolved
 from immunize.settings import check_settings
-from tests.commands import ENVIRONMENT, run
+from tests.commands import DEEPER, ENVIRONMENT, SHORTER, run
+from tests.composing import compose_config
 from tests.data.image_files import write_noise
+from tests.test_words import NAVIGATION, pages_in
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -108,14 +106,6 @@ COMMANDS = {
 }
 
 
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    GlobalHydra.instance().clear()
-    register()
-    yield
-    GlobalHydra.instance().clear()
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if code_of(page) or name_of(page) in WHOLE], ids=name_of)
 def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the commands between it where the page is one that is run as a whole."""
@@ -135,21 +125,17 @@ def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=COMMANDS.get)
-def test_command_composes(command: str, fresh: None) -> None:
+def test_command_composes(command: str) -> None:
     words = shlex.split(re.sub(r"<[^>]*>", "x", command))
     module, *arguments = words[words.index("-m") + 1 :]
     assert importlib.util.find_spec(module) is not None
     name = module.removeprefix("immunize.")
-    folder = config_dir()
     if name == "report":
-        folder += "/report"
-        if arguments and "=" not in arguments[0]:
-            name = arguments.pop(0)
-    with initialize_config_dir(folder, version_base="1.3"):
-        cfg = compose(CONFIGS.get(name, name), _one_run(arguments), return_hydra_config=True)
+        name += f"/{arguments.pop(0) if arguments and '=' not in arguments[0] else name}"
+    cfg = compose_config(*_one_run(arguments), primary=CONFIGS.get(name, name))
     resolved(cfg)
     if name == "train":
-        check_settings(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+        check_settings(cfg)
 
 
 def _one_run(arguments: list[str]) -> list[str]:
@@ -186,13 +172,7 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    def pages_in(node: Any) -> list[str]:
-        if isinstance(node, str):
-            return [node]
-        items = node.values() if isinstance(node, dict) else node
-        return [page for item in items for page in pages_in(item)]
-
-    listed = pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    listed = pages_in(NAVIGATION)
     made = {"tutorial.md", *OF_ROOT, "experiments/README.md"}
     assert len(listed) == len(set(listed))
     assert set(listed) == {name_of(page) for page in PAGES} | made
@@ -346,12 +326,6 @@ def test_a_page_that_asks_another_host_is_not_built(start: str) -> None:
 
 README = ROOT / "README.md"
 NEEDS_DATA = re.compile(r"\b(harmful|pretrain)=(housing|mnist)\b")
-SHORTER = {
-    "immunize.train": ["objective.epochs=20", "probe_steps=100", "figure=false"],
-    "immunize.pretrain": ["epochs=1"],
-    "immunize.attack": ["seeds=[0]", "attack.budget.steps=20"],
-}
-DEEPER = ["objective.epochs=1", "deep.probe_steps={gd:3,least_squares:null,sgd:null,adam:null}", "deep.replicates=2"]
 OF_TIMM = {
     "immunize.pretrain": ["model.image_size=32", "model.pretrained=false"],
     "immunize.train": ["model.image_size=32"],
@@ -406,12 +380,6 @@ def check(command: str, cwd: Path, earlier: Path) -> None:
     if shorter and module != "immunize.attack":
         assert set(cwd.rglob("record.json")) - before
         assert Path(done.stdout.splitlines()[-1]).name in ("record.json", "checkpoint.safetensors")
-
-
-def test_readme_shows_how_to_train_and_to_evaluate() -> None:
-    shown = " ".join(readme_commands())
-    assert "python -m immunize.train" in shown
-    assert "python -m immunize.evaluate" in shown
 
 
 @pytest.mark.parametrize("command", [line for line in readme_commands() if not NEEDS_DATA.search(line)])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import multiprocessing
-import os
 import stat
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -68,20 +66,3 @@ def test_what_is_put_in_place_is_written_as_any_file(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", "é\r\n\n")
     assert path.read_bytes() == "é\r\n\n".encode()
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
-
-
-def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    with pytest.raises(OSError, match="a"):
-        write_text(tmp_path / "a" / "b", "text")
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_nothing_puts_a_file_in_place_by_other_means() -> None:
-    """One way of doing it: `os.replace` and the like, and names of files to be replaced, are in one file."""
-    moves = {"replace", "rename", "renames"}
-    for path in [*(ROOT / "immunize").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            moved = isinstance(node, ast.Attribute) and node.attr in moves and ast.unparse(node.value) == "os"
-            named = isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".part")
-            assert path == ROOT / "immunize" / "files.py" or not (moved or named), f"{path}:{node.lineno}"  # type: ignore[attr-defined]

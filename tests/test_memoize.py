@@ -51,12 +51,3 @@ def test_only_the_latest_are_kept():
     assert len(calls) == 3
     double(b)
     assert len(calls) == 4
-
-
-def test_forget():
-    double, calls = counting(2)
-    x = torch.ones(1)
-    double(x)
-    double.forget()
-    double(x)
-    assert len(calls) == 2

@@ -216,28 +216,10 @@ def test_every_process_gets_its_rank_and_nothing_is_left(worker: str, tmp_path: 
     assert "LOCAL_RANK" not in os.environ
 
 
-def test_processes_of_a_slurm_job_with_one_task_are_not_each_the_first(
-    worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a_worker.py").write_text(
-        "import json, os, sys\n"
-        "from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment\n"
-        "from immunize.processes import is_first\n"
-        "assert not SLURMEnvironment.detect()\n"
-        "cluster = LightningEnvironment()\n"
-        "cluster.set_global_rank(int(os.environ['LOCAL_RANK']))\n"
-        "said = [is_first(), cluster.local_rank(), os.environ['WORLD_SIZE']]\n"
-        "json.dump(said, open(f\"{json.load(open(sys.argv[1]))['out']}/{os.environ['LOCAL_RANK']}\", 'w'))\n"
-    )
-    job = {"PROCID": "0", "NTASKS": "1", "JOB_ID": "5", "JOB_NAME": "ours", "LOCALID": "0", "NODEID": "0"}
-    for name, value in job.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    run_processes({"out": str(tmp_path)}, tmp_path, 2, worker)
-    assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [[True, 0, "2"], [False, 1, "2"]]
-    assert os.environ["SLURM_PROCID"] == "0"
+SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "ours"}
 
 
-@pytest.mark.parametrize("inherited", [{}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1"}])
+@pytest.mark.parametrize("inherited", [{}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1"} | SLURM])
 def test_one_of_two_writes_the_record_whatever_rank_is_inherited(
     inherited: dict[str, str], worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +236,8 @@ def test_one_of_two_writes_the_record_whatever_rank_is_inherited(
         "distributed.all_reduce(total)\n"
         "distributed.destroy_process_group()\n"
         "folder = Path(sys.argv[1]).parent\n"
-        "facts = {'rank': rank, 'of': os.environ.get('RANK'), 'total': int(total)}\n"
+        "slurm = [name for name in os.environ if name.startswith('SLURM_')]\n"
+        "facts = {'rank': rank, 'of': os.environ.get('RANK'), 'total': int(total), 'slurm': slurm}\n"
         "write_record(folder, facts, f'of_{rank}.json')\n"
         "if is_first():\n"
         "    write_record(folder, facts, f'record_{rank}.json')\n"
@@ -265,7 +248,7 @@ def test_one_of_two_writes_the_record_whatever_rank_is_inherited(
         monkeypatch.setenv(name, value)
     run_processes({}, tmp_path, 2, worker)
     found = [json.loads((tmp_path / f"of_{rank}.json").read_text()) for rank in range(2)]
-    assert found == [{"rank": rank, "of": str(rank), "total": 3} for rank in range(2)]
+    assert found == [{"rank": rank, "of": str(rank), "total": 3, "slurm": []} for rank in range(2)]
     assert [path.name for path in tmp_path.glob("record*")] == ["record_0.json"]
 
 

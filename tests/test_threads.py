@@ -156,14 +156,6 @@ def test_threads_are_at_most_what_the_quota_leaves(
     assert caplog.messages == told  # once, although it was asked for twice
 
 
-@pytest.mark.usefixtures("machine")
-def test_a_quota_of_as_many_cores_as_there_are_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: 4)
-    for quota, expected in ((4.0, 4), (math.inf, 8)):
-        monkeypatch.setattr(threads, "_quota", lambda quota=quota: quota)
-        assert threads_in_force(8) == expected
-
-
 # Ends a module at its first import of something that reads the variables, and tells whether they were set by then.
 # A module that has no such import and never imports the package may do as it likes.
 WATCHED = """

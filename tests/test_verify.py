@@ -20,7 +20,7 @@ from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD, di
 from immunize.report.card import CARD_JSON, CARD_MD, write_card
 from tests.attacking import TINY_NETWORK_GRID, attack_tiny, compose_attack
 from tests.commands import Called
-from tests.composing import run_tiny, run_tiny_deep, theta_of
+from tests.composing import run_tiny, theta_of
 from tests.fuzzing import cases, damaged
 from tests.tampering import change_at, edit_json
 
@@ -181,17 +181,10 @@ def test_command_looks_for_the_data_where_it_is_told(monkeypatch: pytest.MonkeyP
 # Networks.
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("verify") / "network"
-    run_tiny_deep(folder, "objective.max_steps=2")
+def test_network_is_attacked_again_from_its_images_on(finished_network: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished_network, tmp_path / "copy"))
     attack.run(compose_attack(f"run={folder}", *TINY_NETWORK_GRID, "tiers=[T0,T1]"))
     write_card(folder, folder)
-    return folder
-
-
-def test_network_is_attacked_again_from_its_images_on(network: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(network, tmp_path / "copy"))
     features = sorted((folder / FEATURES).iterdir())
     for path in features[1:]:
         shutil.copy(features[0], path)

@@ -79,16 +79,6 @@ def test_wheel_holds_the_package_its_configuration_and_nothing_else(wheel: Path)
     assert others == set()
 
 
-def test_wheel_carries_licence_and_scripts(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        (scripts,) = (name for name in names if name.endswith("entry_points.txt"))
-        text = archive.read(scripts).decode()
-    assert any(name.endswith("LICENSE") for name in names)
-    assert "immunize-train = immunize.train:main" in text
-    assert "immunize-evaluate = immunize.evaluate:main" in text
-
-
 def test_package_comes_from_the_wheel(programs: Path, tmp_path: Path) -> None:
     code = "import immunize, immunize.config as c; print(immunize.__file__, c.config_dir(), immunize.__version__)"
     where, conf, version = call(programs / "python", "-c", code, cwd=tmp_path).stdout.split()

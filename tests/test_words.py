@@ -34,16 +34,19 @@ NEAR = 100
 """Characters."""
 
 
+def pages_in(node: Any) -> list[str]:
+    """The pages below a node of the site's navigation."""
+    if isinstance(node, str):
+        return [node]
+    return [name for item in (node.values() if isinstance(node, dict) else node) for name in pages_in(item)]
+
+
+NAVIGATION = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+
+
 def pages_of(*sections: str) -> list[Path]:
     """The pages of sections of the site, those that are made from something else left out."""
-
-    def names(node: Any) -> list[str]:
-        if isinstance(node, str):
-            return [node]
-        return [name for item in (node.values() if isinstance(node, dict) else node) for name in names(item)]
-
-    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    found = [name for part in navigation for title in part if title in sections for name in names(part[title])]
+    found = [name for part in NAVIGATION for title in part if title in sections for name in pages_in(part[title])]
     return [DOCS / name for name in found if (DOCS / name).is_file()]
 
 

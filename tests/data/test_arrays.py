@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.numpy import load_file
 from sklearn import datasets
 
@@ -21,7 +19,6 @@ from immunize.evaluation.alignment import measure
 from immunize.evaluation.forecast_verdict import STRONG
 from immunize.pipeline.fit import Telling
 from immunize.records import CHECKPOINT
-from immunize.report import show_record
 from immunize.spectrum import EASE_SLACK, HARDER_BY, generalized_spectrum
 from tests.composing import compose_config, data_of, model_of
 
@@ -258,16 +255,3 @@ def test_one_file_in_both_roles_is_refused(name: str, tmp_path: Path) -> None:
     for method in ("ours", "erase"):
         with pytest.raises(UserError, match="D_P and D_H are the same data"):
             model_of(compose_config(*files(tmp_path, *rows, *rows), f"method={method}"))
-
-
-def test_the_last_line_says_where_nothing_was_immunized(tmp_path: Path) -> None:
-    x_p, y_p, _, y_h = MADE["wine"]()
-    given = files(tmp_path, x_p, y_p, x_p[: len(y_h)] + 1e-3, y_h)
-    record = train.run(compose_config(*given, *SHORT, "init=none", "objective.epochs=3"), tmp_path / "run")
-    assert not record["verdicts"]["a"]
-    text = io.StringIO()
-    show_record(record, Console(file=text, width=400, soft_wrap=True))
-    last = text.getvalue().strip().splitlines()[-1]
-    assert last.startswith("NOT IMMUNIZED on fit, (a) fails with (i) = ")
-    assert "python -m immunize.forecast" in last
-    assert "method=closed_form" in last

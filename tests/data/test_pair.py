@@ -231,16 +231,6 @@ def test_held_out_rows_are_checked_too() -> None:
         PairedData(narrow, Rows(4)).setup()
 
 
-def test_take_copies_the_rows() -> None:
-    part = Part(torch.arange(6, dtype=torch.float64).reshape(3, 2), torch.arange(3, dtype=torch.float64))
-    taken = part.take(torch.tensor([2, 0]))
-    assert len(taken) == 2
-    assert taken.x.tolist() == [[4.0, 5.0], [0.0, 1.0]]
-    assert taken.y.tolist() == [2.0, 0.0]
-    taken.x.zero_()
-    assert part.x[2].tolist() == [4.0, 5.0]
-
-
 def test_to_part_owns_its_memory() -> None:
     x = np.ones((2, 3), dtype=np.uint8)
     part = to_part(x, np.array([0, 1]))
@@ -267,8 +257,3 @@ def test_seed_has_to_be_a_natural_number(seed: object) -> None:
 def test_unknown_role_is_refused() -> None:
     with pytest.raises(DataError, match="role is 'benign', but has to be one of pretrain, harmful"):
         Synthetic("benign")
-
-
-def test_split_source_is_not_cross_fitted() -> None:
-    with pytest.raises(DataError, match="synthetic has held-out rows of its own"):
-        Synthetic("harmful").cross_fit(0)

@@ -60,11 +60,6 @@ def test_the_advice_against_the_pole_of_r_ill_works(call: Called) -> None:
     assert {"ill_denominator", "sigma_min_tied"}.isdisjoint(w["name"] for w in record["training"]["fit"]["warnings"])
 
 
-def test_the_advice_against_a_rising_kappa_works(call: Called) -> None:
-    call("train", "method=ours")
-    assert json.loads(Path("run/record.json").read_text(encoding="utf-8"))["training"]["fit"]["warnings"] == []
-
-
 @pytest.mark.parametrize(("module", "arguments"), PLAIN, ids=" ".join)
 def test_other_commands_run(module: str, arguments: str, call: Called) -> None:
     _, out, err = call(module, *shlex.split(arguments))

@@ -189,9 +189,6 @@ def test_numbers_are_numbers_in_yaml(value: float) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_row_for_the_tables(data: str, method: str) -> None:
     name = f"tuned/linear_{data}/{method}"
-    text = (ROOT / "conf" / "objective" / f"{name}.yaml").read_text(encoding="utf-8")
-    assert "# Source: " in text
-    assert f"objective={name}" in text
     cfg = compose_config(f"experiment={'table1' if data == 'housing' else 'table2'}", f"method={method}")
     row = compose_config(f"harmful={data}", f"method={method}", f"objective={name}")
     assert cfg.objective == row.objective

@@ -214,22 +214,6 @@ def test_a_batch_with_too_few_images_a_class_is_refused() -> None:
         Censor(answers=0).terms(DeepStep(step.net, step.pretrain, step.harmful, step.task_loss, theta_0=step.theta_0))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"adversary": -1.0}, "method.adversary"),
-        ({"lambda_ill": -1.0}, "method.lambda_ill"),
-        ({"kernels": []}, "method.kernels"),
-        ({"kernels": ["poly"]}, "method.kernels"),
-        ({"rhos": [0.0]}, "method.rhos"),
-        ({"gradient_clip": 0.0}, "method.gradient_clip"),
-    ],
-)
-def test_bad_settings_are_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Censor(**arguments)
-
-
 @pytest.mark.parametrize("steps", [0, 1])
 def test_settings_of_an_attacker_without_steps_have_no_effect(steps: int) -> None:
     settings = () if steps else ("attack_learning_rate", "attack_batch_size")

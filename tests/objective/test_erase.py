@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, RidgeCV
 from torch import Tensor, nn
 
@@ -26,7 +23,6 @@ from immunize.instantiate import build
 from immunize.objective import Head
 from immunize.objective.erase import Erase, distilled
 from immunize.records import CHECKPOINT
-from immunize.report import show_record
 from immunize.spectrum import erase
 from immunize.threads import cpu_threads
 from tests import reference as ref
@@ -63,6 +59,7 @@ def test_linear_classifiers_are_at_chance_on_held_out_digits_and_d_p_is_kept(dig
 
 def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(digits_run: Run) -> None:
     folder, record = digits_run
+    assert record["aims_at_kappa"] is False
     for part in ("fit", "held_out"):
         harmful = record["separability"][part]["harmful"]
         assert max(harmful["identity"]["cross_fitted"].values()) > 0.8
@@ -73,21 +70,6 @@ def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(di
     assert kappas["kappa_harmful"]["rank"] == kappas["kappa_harmful_baseline"]["rank"] - 4
     assert record["metrics"]["fit"]["spectrum"]["kappa_harmful"] < 1e9  # and not the rounding of what is gone
     assert evaluate.run(folder)[1] == []
-
-
-def test_no_advice_about_kappa_is_printed(digits_run: Run) -> None:
-    _, record = digits_run
-    assert record["aims_at_kappa"] is False
-    warned = record["training"]["fit"]["warnings"]
-    assert [one["name"] for one in warned] == ["kappa_pretrain_rising"]
-    text = io.StringIO()
-    show_record(record, Console(file=text, width=400, soft_wrap=True))
-    said = text.getvalue()
-    assert said.count("(i), (ii) and RIR are not the measure of method=erase; these two are:\n  c, what") == 1
-    assert said.index("Definition 3.1 on held out") < said.index("not the measure") < said.index("learn (correlation")
-    assert not any(word in said for word in ("method.budget", "method.rank", "NOT IMMUNIZED", "forecast"))
-    for one in warned:
-        assert "the method does not aim at κ" in one["text"].replace("The method", "the method")
 
 
 def test_the_grid_attacks_tasks_of_several_classes(digits_run: Run) -> None:
@@ -190,37 +172,16 @@ def test_the_refitted_classifier_repeats_the_old_answers_better_than_the_old_one
     r = erase(f, f + 2 * torch.eye(7, dtype=torch.float64)[y], y)
     g = f @ r.matrix
 
-    def divergence(head: Head) -> float:
+    def divergence(head: Head) -> Tensor:
         p = old(f).softmax(1)
-        return float((p * (p.log() - head(g).log_softmax(1))).sum(1).mean())
+        return (p * (p.log() - head(g).log_softmax(1))).sum(1).mean()
 
-    new = distilled(f, r.matrix, old)
-    assert divergence(new) < 0.9 * divergence(old)
-    shifted = distilled(f, r.matrix, old, steps=200)
-    gradient = torch.autograd.functional.jacobian(
-        lambda weight: -(old(f).softmax(1) * Head(weight, shifted.bias)(g).log_softmax(1)).sum(1).mean(), shifted.weight
-    )
-    assert float(gradient.abs().max()) < 1e-3  # the least divergence there is
-    gradient = torch.autograd.functional.jacobian(
-        lambda bias: -(old(f).softmax(1) * Head(shifted.weight, bias)(g).log_softmax(1)).sum(1).mean(), shifted.bias
-    )
-    assert float(gradient.abs().max()) < 1e-3
+    assert divergence(distilled(f, r.matrix, old)) < 0.9 * divergence(old)
+    best = distilled(f, r.matrix, old, steps=200)
+    weight, bias = (of.detach().requires_grad_() for of in (best.weight, best.bias))  # type: ignore[union-attr]
+    slopes = torch.autograd.grad(divergence(Head(weight, bias)), [weight, bias])
+    assert max(float(slope.abs().max()) for slope in slopes) < 1e-3  # the least divergence there is
     assert distilled(f, r.matrix, Head(old.weight)).bias is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"rank": 0}, "method.rank"),
-        ({"shrinkage": -1e-3}, "method.shrinkage"),
-        ({"shrinkage": math.inf}, "method.shrinkage"),
-        ({"shrinkage": "ledoit_wolf"}, "auto"),
-        ({"slack": -0.1}, "method.slack"),
-    ],
-)
-def test_bad_settings_are_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Erase(**arguments)
 
 
 def test_nothing_may_be_lost_and_nothing_shrunk() -> None:

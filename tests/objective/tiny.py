@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from immunize.features import DeepExtractor
 from immunize.objective import DeepSide, DeepStep, task_loss
@@ -29,3 +31,12 @@ def step_of(net: DeepExtractor, *, classes: tuple[int, ...] = (), rows: int = N)
     y = torch.arange(rows) % max(CLASSES, sum(classes))
     sides = [DeepSide(net.trunk(ref.gaussian(rows, 6, seed=seed)), y) for seed in (1, 2)]
     return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1), classes, theta_0=theta_0)
+
+
+def reached(terms: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> dict[str, tuple[bool, ...]]:
+    """For each term, which of the parameters it moves."""
+    found = {}
+    for name, term in terms.items():
+        slopes = torch.autograd.grad(term, parameters, allow_unused=True, retain_graph=True)
+        found[name] = tuple(g is not None and bool(g.abs().max() > 0) for g in slopes)
+    return found

@@ -44,7 +44,7 @@ def stored_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture
-def attacked(attacked_run: Path) -> Record:
+def record(attacked_run: Path) -> Record:
     """A finished run that was attacked."""
     return read_record(attacked_run)
 

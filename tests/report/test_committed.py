@@ -11,37 +11,12 @@ from immunize.report.loading import load_records
 from immunize.report.summary import groups_of, write_summary
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-ATTACKS = (
-    *("attacks_digits", "attacks_linear", "attacks_linear_housing", "attacks_linear_mnist", "attacks_small"),
-    *("defence_digits", "defence_digits_vit_small", "defence_front", "defence_small_caltech101", "defence_small_cars"),
-    *("defence_deep_caltech101", "defence_digits_deep", "defence_digits_vit_small_deep"),
-    *("defence_deep_cars", "defence_floor_caltech101", "defence_linear", "defence_newrows"),
-    *("defence_own", "defence_own_housing", "defence_ridge_cars", "defence_search"),
-    "defence_weights",
-    "rotations_cars",
-    *(
-        "t4_digits",
-        "t4_digits_all",
-        "t4_digits_deep",
-        "t4_digits_strong",
-        "t4_long_deep",
-        "t4_rates_deep",
-        "t4_rates_digits",
-        "t4_rates_digits_peers",
-        "t4_search",
-        "t4_search_deep",
-        "t4_search_imma",
-        "t4_small_deep",
-        "t4_weights_deep",
-        "t4_peers_deep",
-        "t4_lora_deep",
-        "t4_lora_digits",
-        "t4_lora_digits_peers",
-        "t4_full_deep",
-        "t4_full_digits",
-        "t4_full_digits_peers",
-    ),
-)
+SUMMARIES = ("lr_decay", "defence_choice")
+ATTACKS = [
+    name
+    for path in sorted(EXPERIMENTS.glob("*/results.csv.gz"))
+    if (name := path.parent.name).startswith(("attacks_", "defence_", "t4_", "rotations_")) and name not in SUMMARIES
+]
 OF_RUNS = {
     **{name: (name, name) for name in ("table1", "table2", "sweep_lambda")},
     **{name: ("table3", name) for name in ("table3_digits", "table3_digits_intel", "table3_small")},
@@ -75,7 +50,7 @@ def test_two_theta_0_of_one_seed_stand_apart() -> None:
     assert len(groups_of([record, other | {"seed": record["seed"] + 1}])) == 1
 
 
-@pytest.mark.parametrize("folder", ["lr_decay", "defence_choice"])
+@pytest.mark.parametrize("folder", SUMMARIES)
 def test_a_committed_summary_is_what_its_records_make(folder: str, tmp_path: Path) -> None:
     write_summary(load_records(EXPERIMENTS / folder), tmp_path)
     for name in ("table.md", "results.csv.gz"):

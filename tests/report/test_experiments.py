@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.summary import COLUMNS, PATH, SOURCES, summary_table
 from immunize.evaluation import deep, numbers
 from immunize.report import naming
 from immunize.report.__main__ import main
-from immunize.report.curves import IDENTITY, NORM_RATIOS, STYLES, norm_ratio_bands, read_bands, style_of, write_bands
+from immunize.report.curves import IDENTITY, NORM_RATIOS, norm_ratio_bands, read_bands, write_bands
 from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
 from immunize.report.heatmaps import log_means
 from immunize.report.loading import load_records
@@ -375,65 +372,3 @@ def test_errors_are_one_message(
 def test_help_names_every_experiment(called: Called) -> None:
     shown = called(main, "--help").out
     assert all(f"experiment={name} " in shown for name in EXPERIMENTS)
-
-
-def test_reports_of_experiments_need_no_torch() -> None:
-    code = "import sys, immunize.report.experiments; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def test_methods_are_told_apart_by_colour_and_by_line() -> None:
-    assert {"none", "ill_only", "well_only", "imma", "opt_kappa", "ours", "closed_form"} <= STYLES.keys()
-    assert (
-        len({colour for colour, _ in STYLES.values()}) == len({str(line) for _, line in STYLES.values()}) == len(STYLES)
-    )
-    others = {style_of(f"method_{number}") for number in range(100)}
-    assert len(others) == 6
-    assert not others & set(STYLES.values())
-    assert style_of("mine") == style_of("mine")
-    drawn = ["ours", *(f"method_{number}" for number in range(6))]
-    assert len({style_of(name, drawn) for name in drawn}) == 7
-    many = [f"method_{number}" for number in range(17)]
-    assert len({style_of(name, many)[0] for name in many}) == 17
-
-
-# The README's main table.
-
-
-VALUES = {(0, 1): [2.0, 4.0], (1, 0): [8.0, 12.0]}
-"""RIR by pair and seed."""
-
-
-def row_of(base: Record, values: dict[tuple[int, int], list[float]], folder: Path) -> list[str]:
-    records = table2_records(base, list(values), seeds=range(2), methods=["ours"])
-    for record in records:
-        rir = values[tuple(record["config"]["pretrain"]["pair"])][record["seed"]]
-        for part, factor in (("fit", 10.0), ("held_out", 1.0)):
-            for of in record["metrics"][part].values():
-                of["rir"] = rir * factor
-    written(records, folder)
-    head = (ROOT / "experiments/table2/published.csv").read_text(encoding="utf-8").splitlines()[0]
-    (folder / "published.csv").write_text(f"{head}\nTable 2,ours,Ours,rir,,,70,3.3\n", encoding="utf-8")
-    return list(summary_table({"MNIST": folder}).rows[0])
-
-
-def test_cells_of_the_readme_are_the_mean_over_pairs_of_the_mean_over_seeds(base: Record, tmp_path: Path) -> None:
-    spread = np.mean([np.std(of, ddof=1) for of in VALUES.values()])
-    cells = [f"{6.5 * factor:.3g} ± {spread * factor:.3g}" for factor in (10, 1)]
-    assert row_of(base, VALUES, tmp_path / "table2") == ["`ours`", "70 ± 3.3", *cells]
-
-
-def test_the_middle_stands_where_outliers_make_the_mean(base: Record, tmp_path: Path) -> None:
-    row = row_of(base, VALUES | {(1, 0): [6.0, 1000.0]}, tmp_path / "table2")
-    assert row[3:] == ["*5*"]
-
-
-def test_the_committed_table_is_that_of_the_committed_records() -> None:
-    table = summary_table(SOURCES)
-    assert PATH.read_text(encoding="utf-8") == table.markdown(), "python -m experiments.summary writes it"
-    assert len(table.rows[0]) == 1 + len(SOURCES) * (1 + len(COLUMNS))
-
-
-def test_an_empty_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=tmp_path.name):
-        summary_table({"MNIST": tmp_path})

@@ -36,7 +36,6 @@ from tests.report.making import (
 )
 from tests.report.pages import Page, check
 
-ATTACK_RECORD = "attack_record.json"
 PARTS = {"fit": "fit", "held_out": "held out"}
 IN_ORDER = ["ours", "closed_form", "opt_kappa", "imma", "ill_only", "well_only", "none"]
 PAIRS = [(0, 1), (1, 0), (0, 7), (7, 1)]
@@ -50,11 +49,6 @@ def page(attacked_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
     path = write_run_page(attacked_run, tmp_path_factory.mktemp("out"))
     assert path.name == REPORT
     return check(path.read_text(encoding="utf-8"))
-
-
-@pytest.fixture
-def record(attacked: Record) -> Record:
-    return attacked
 
 
 def text_of(record: Record, attack: Record | None = None) -> str:

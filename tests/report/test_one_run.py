@@ -21,7 +21,7 @@ from immunize.data import Part, Splits
 from immunize.data.synthetic import Synthetic
 from immunize.errors import UserError
 from immunize.records import read_record
-from immunize.report import result_rows, show_record
+from immunize.report import show_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
 from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, front_matter, threat_model
@@ -48,25 +48,6 @@ def shown(record: dict[str, Any]) -> str:
     out = io.StringIO()
     show_record(record, Console(file=out))
     return out.getvalue()
-
-
-def test_rows_are_the_metrics(base: dict[str, Any]) -> None:
-    columns, rows = result_rows(base)
-    assert len(rows) == 6
-    assert [row[:2] for row in rows] == [[part, estimator] for part in PARTS for estimator in ESTIMATORS]
-    keys = {
-        "(i) harmful ↑": "ratio_harmful",
-        "(ii) pretrain ↓": "ratio_pretrain",
-        "RIR ↑": "rir",
-        "κ(H_H), identity": "kappa_harmful_baseline",
-        "κ(H_H), θ": "kappa_harmful",
-        "κ(H_P), identity": "kappa_pretrain_baseline",
-        "κ(H_P), θ": "kappa_pretrain",
-    }
-    assert columns == ["part", "estimator", *keys]
-    for row in rows:
-        numbers = base["metrics"][row[0]][row[1]]
-        assert row[2:] == [numbers[key] for key in keys.values()]
 
 
 def test_table_shows_numbers_verdicts_and_steps(base: dict[str, Any]) -> None:
@@ -110,7 +91,6 @@ def test_infinite_numbers_and_unreached_thresholds(base: dict[str, Any]) -> None
     ratio = short(base["metrics"]["fit"]["spectrum"]["ratio_pretrain"])
     assert rows[0][:4] == ["spectrum", "∞", ratio, "∞"]
     assert rows[-1][:4] == ["ridge", "∞", "∞", "–"]
-    assert result_rows(base)[1][0][4] is None
 
 
 def test_where_kappa_is_not_the_measure_it_is_said_what_is(base: dict[str, Any]) -> None:
@@ -182,11 +162,6 @@ def test_run_with_nothing_to_learn_is_recorded(tmp_path: Path, monkeypatch: pyte
 
 OF_CONDITION_NUMBERS = {"closed_form", "ill_only", "imma", "none", "opt_kappa", "ours", "well_only"}
 """Methods of the paper, and whose card says what a condition number promises."""
-
-
-@pytest.fixture
-def record(attacked: dict[str, Any]) -> dict[str, Any]:
-    return attacked
 
 
 def test_every_other_method_says_what_it_promises_itself() -> None:

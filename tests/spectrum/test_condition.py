@@ -19,6 +19,7 @@ from immunize.spectrum import (
     immunization_ratio,
     kappa,
     r_well,
+    r_well_of_features,
     spectrum_of,
     spectrum_of_gram,
 )
@@ -174,12 +175,15 @@ def test_immunization_ratio_is_eq_15(estimator: str) -> None:
     assert {p.estimator for p in parts} == {ratio.estimator} == {estimator}
 
 
+CHECKED = {"features": spectrum_of, "x": compress_rows, "gram": lambda m: spectrum_of_gram(m, 3)}
+CHECKED |= {"the matrix": r_well, "the features": r_well_of_features}
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_non_finite_values_are_refused(bad: float) -> None:
     x = torch.eye(3, dtype=torch.float64)
     x[0, 1] = bad
-    of = {"features": spectrum_of, "x": compress_rows, "gram": lambda m: spectrum_of_gram(m, 3)}
-    for called, function in of.items():
+    for called, function in CHECKED.items():
         with pytest.raises(ValueError, match=f"^{called} contain NaN or infinite"):
             function(x)
 
@@ -192,7 +196,7 @@ def test_non_finite_values_are_refused(bad: float) -> None:
     ],
 )
 def test_what_is_no_matrix_of_float64_is_refused(bad: Tensor, error: type[Exception], words: str) -> None:
-    for function in (spectrum_of, compress_rows, lambda m: spectrum_of_gram(m, 3)):
+    for function in CHECKED.values():
         with pytest.raises(error, match=words):
             function(bad)
 

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
-from sklearn.svm import LinearSVC
+from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
 import immunize
@@ -54,24 +52,6 @@ def test_covariance_with_the_labels_is_zero_and_erasing_again_changes_nothing(sh
     assert r.changed == pytest.approx(float(taken), rel=1e-9)
 
 
-def test_no_linear_classifier_beats_the_constant_on_the_fitted_rows() -> None:
-    x_p, x_h, y = data()
-    constant = float(torch.bincount(y).max()) / len(y)
-    classifiers = [LogisticRegression(C=c, max_iter=5000) for c in (1e-2, 1.0, 1e4)]
-    classifiers += [RidgeClassifier(alpha=a) for a in (1e-3, 10.0)] + [LinearSVC(C=1.0, max_iter=20_000)]
-    classifiers += [LinearDiscriminantAnalysis(solver="lsqr", shrinkage=s) for s in (None, 0.1)]
-    mapped = erase(x_p, x_h, y)(x_h).numpy()
-    for classifier in classifiers:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a solver that finds nothing to go for
-            before = classifier.fit(x_h.numpy(), y.numpy()).score(x_h.numpy(), y.numpy())
-            after = classifier.fit(mapped, y.numpy()).score(mapped, y.numpy())
-        assert before > 0.7, classifier
-        if not isinstance(classifier, LinearSVC):  # one-vs-rest by hinge loss is not a loss of all classes together
-            assert after == pytest.approx(constant, abs=1e-9), classifier
-        assert after <= constant + 1e-9, classifier
-
-
 def test_no_other_erasing_projection_changes_d_p_less() -> None:
     x_p, x_h, y = data()
     u = directions_of(x_h, y)
@@ -105,9 +85,7 @@ def test_a_target_is_one_direction_and_explains_nothing_afterwards() -> None:
     y = x_h[:, 3] + 0.1 * ref.gaussian(len(x_h), seed=9)
     r = erase(x_p, x_h, y)
     assert r.rank == 1
-    after = LinearRegression().fit(r(x_h).numpy(), y.numpy()).score(r(x_h).numpy(), y.numpy())
-    assert LinearRegression().fit(x_h.numpy(), y.numpy()).score(x_h.numpy(), y.numpy()) > 0.9
-    assert abs(after) < 1e-12
+    assert float(cross(r(x_h), y).abs().max()) < 1e-10 * float(cross(x_h, y).abs().max())
     units = erase(x_p, x_h, 1e9 * y + 7)
     torch.testing.assert_close(units.matrix, r.matrix)
 

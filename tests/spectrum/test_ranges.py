@@ -8,8 +8,6 @@ from immunize.spectrum import (
     compress_rows,
     joint_basis,
     lift_map,
-    r_ill_of_features,
-    r_well_of_features,
     restrict_map,
     spectrum_of,
 )
@@ -37,10 +35,9 @@ def test_the_basis_is_orthonormal_and_spans_all_rows_whatever_their_scale(pair):
 
 def test_the_basis_depends_on_the_data_alone(pair):
     torch.manual_seed(1)
-    first = joint_basis(*pair)
-    joint_basis.forget()
+    first = joint_basis.__wrapped__(*pair)
     torch.manual_seed(2)
-    assert torch.equal(joint_basis(*pair), first)
+    assert torch.equal(joint_basis.__wrapped__(*pair), first)
 
 
 def test_compressed_rows_span_the_same(pair):
@@ -59,45 +56,20 @@ def test_the_basis_is_in_general_position(pair):
 def test_the_spectrum_of_the_lifted_map_is_that_of_the_map(pair):
     basis = joint_basis(*pair)
     theta = ref.gaussian(basis.shape[1], basis.shape[1], seed=0)
+    lift = lift_map(theta, basis)
+    torch.testing.assert_close(basis.T @ lift @ basis, theta)
     for rows in pair:
         inside = spectrum_of((rows @ basis) @ theta)
-        lifted = spectrum_of(rows @ lift_map(theta, basis))
+        lifted = spectrum_of(rows @ lift)
         k = inside.rank
         assert lifted.rank == k
         assert torch.allclose(lifted.values[:k], inside.values[:k], rtol=1e-9, atol=0)
-
-
-def test_gradients_of_the_regularizers_are_those_of_all_columns(pair):
-    """Algorithm 1's 2θG, computed in all D columns and restricted, equals the one computed in the joint range."""
-    basis = joint_basis(*pair)
-    small = ref.gaussian(basis.shape[1], basis.shape[1], seed=0).requires_grad_()
-    large = lift_map(small.detach(), basis).requires_grad_()
-    for rows, term in zip(pair, (r_well_of_features, r_ill_of_features), strict=True):
-        (in_range,) = torch.autograd.grad(term((rows @ basis) @ small.detach(), small), small)
-        (everywhere,) = torch.autograd.grad(term(rows @ large.detach(), large), large)
-        divisors = (basis.shape[1], D) if term is r_well_of_features else (1, 1)
-        restricted = basis.T @ everywhere @ basis
-        if term is r_ill_of_features:
-            assert torch.allclose(restricted, in_range, rtol=1e-9, atol=1e-12 * float(in_range.abs().max()))
-        else:  # R_well's divisor p is the number of columns: the difference is -2θH(1/n - 1/D)
-            h = small.detach().T @ (rows @ basis).T @ (rows @ basis) @ small.detach()
-            shift = -2 * small.detach() @ h * (1 / divisors[0] - 1 / divisors[1])
-            assert torch.allclose(restricted + shift, in_range, rtol=1e-9, atol=1e-12 * float(in_range.abs().max()))
 
 
 def test_a_singular_map_is_lifted_all_the_same(pair):
     basis = joint_basis(*pair)
     lifted = lift_map(torch.zeros(basis.shape[1], basis.shape[1], dtype=torch.float64), basis)
     assert torch.allclose(lifted, torch.eye(D, dtype=torch.float64) - basis @ basis.T)
-
-
-def test_restricting_a_map_keeps_every_hessian_spectrum(pair):
-    basis, theta = joint_basis(*pair), ref.gaussian(D, D, seed=0)
-    inside = restrict_map(theta, basis)
-    for rows in pair:
-        expected = spectrum_of(rows @ theta)
-        found = spectrum_of(rows @ basis @ inside)
-        assert torch.allclose(found.values[: expected.rank], expected.values[: expected.rank], rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("rows", [(), (torch.zeros(2, 3, dtype=torch.float64),), (torch.ones(2, 3), torch.ones(2, 4))])
@@ -111,8 +83,6 @@ def test_zeros_compress_to_no_rows_and_add_nothing_to_a_joint_range() -> None:
     assert compress_rows(zeros).shape == (0, 3)
     assert joint_basis(zeros, x).shape == (3, 2)
     assert joint_basis(0.5 * x).shape == (3, 2)  # small, and still rows
-    with pytest.raises(ValueError, match="span nothing"):
-        joint_basis(zeros, zeros)
 
 
 @pytest.mark.parametrize("rows", [2, 3, 6, 7, 30])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -139,13 +138,6 @@ def check(function: Callable[[Tensor], Tensor], at: Tensor) -> None:
 
 
 @every_function
-@every_shape
-def test_gradcheck_of_a_matrix(name: str, rows: int, columns: int) -> None:
-    s = ref.matrix_with_singular_values(torch.linspace(3, 1, min(rows, columns)), rows, columns, seed=13)
-    check(MATRIX[name][0], s)
-
-
-@every_function
 @pytest.mark.parametrize(("rows", "columns"), [(9, 4), (6, 6), (7, 12)])
 def test_gradcheck_of_theta_where_the_data_are_rank_deficient(name: str, rows: int, columns: int) -> None:
     # rank H(θ) = rank X = 3 for every invertible θ, so finite differences in θ stay on the manifold.
@@ -204,32 +196,21 @@ def test_gradient_is_finite_and_moderate_where_the_spectrum_is_degenerate(case: 
         assert float(slope.norm()) < 100 * float(value)
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("case", ["tied top", "rotated tie"])
-def test_r_well_gradient_at_a_tie_is_a_subgradient(case: str, seed: int) -> None:
-    # ½‖S‖₂² is convex in S, and so is ½‖FᵀF‖₂² in F: each lies above the plane the gradient (plus S/p) spans.
-    s = DEGENERATE[case]
-    other = s + 10.0 ** (seed % 5 - 3) * ref.gaussian(*s.shape, seed=100 + seed)
-    slope = gradient(r_well, s) + s / min(s.shape)
-    top, top_other = (float(torch.linalg.svdvals(m)[0]) for m in (s, other))
-    assert 0.5 * top_other**2 >= 0.5 * top**2 + float((slope * (other - s)).sum()) - 1e-12 * top**2
-    slope = gradient(r_well_of_features, s) + 2 * s @ (s.T @ s) / s.shape[1]
-    assert 0.5 * top_other**4 >= 0.5 * top**4 + float((slope * (other - s)).sum()) - 1e-12 * top**4
-
-
 @pytest.mark.parametrize("case", ["tied top", "tied bottom", "rotated tie"])
 def test_gradient_at_a_tie_uses_one_singular_pair(case: str) -> None:
     s = DEGENERATE[case]
     sigma = ref.compact_svd(s)[1]
     f = ref.ill_denominator(sigma)
-    for slope, level in (
-        (gradient(r_well, s) + s / min(s.shape), float(sigma[0])),
-        (f**2 * gradient(r_ill, s) + s / len(sigma), float(sigma[-1])),
+    first, last = float(sigma[0]), float(sigma[-1])
+    for slope, factor, level in (
+        (gradient(r_well, s) + s / min(s.shape), 1, first),
+        (gradient(r_well_of_features, s) + 2 * s @ (s.T @ s) / s.shape[1], 2 * first**2, first),
+        (f**2 * gradient(r_ill, s) + s / len(sigma), 1, last),
     ):
         u, values, vh = torch.linalg.svd(slope)
         expected = torch.zeros_like(values)
-        expected[0] = level
-        torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
+        expected[0] = factor * level
+        torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12 * factor)
         torch.testing.assert_close(s @ vh[0], level * u[:, 0], rtol=0, atol=1e-12)
 
 
@@ -237,27 +218,10 @@ def test_gradient_at_a_tie_uses_one_singular_pair(case: str) -> None:
 @properties
 def test_r_ill_at_kappa_one_is_infinite_up_to_rounding(seed: int, n: int, scale: float) -> None:
     # The exact value is +∞; rounding may leave any f within a few ulp of zero, never a moderate result.
-    assert abs(float(r_ill(scale * ref.orthogonal(n, seed)))) > 1e13 / scale**2
-
-
-@pytest.mark.parametrize(("function", "scale", "size"), [(r_ill, 1.7, 3), (r_ill_of_features, 0.7, 3)])
-def test_r_ill_is_not_negative_at_kappa_one(function: Callable[[Tensor], Tensor], scale: float, size: int) -> None:
-    assert float(function(scale * torch.eye(size, dtype=torch.float64))) > 0
+    assert float(r_ill(scale * ref.orthogonal(n, seed))) > 1e13 / scale**2
 
 
 # --- preconditioned: theta given ----------------------------------------------------------------------------------
-
-
-@every_function
-@pytest.mark.parametrize(("rows", "columns"), [(12, 5), (5, 5)])
-def test_given_theta_the_gradient_is_algorithm_1_with_an_explicit_inverse(name: str, rows: int, columns: int) -> None:
-    function, _, slope = FEATURES[name]
-    x = ref.features_with_eigenvalues(torch.logspace(1, -1, columns), rows, columns, seed=24)
-    theta = ref.extractor(columns, seed=25)
-    result = gradient(lambda t: function(x @ theta, t), theta)
-    assert error(result, ref.algorithm_1_direction(x, theta, slope)) < 1e-9
-    dummy = gradient(lambda t: function(preconditioned_linear(x, t)), theta)
-    assert error(result, dummy) < 1e-9
 
 
 @every_function
@@ -314,25 +278,8 @@ def test_second_derivatives_are_refused(name: str) -> None:
 
 
 @every_function
-@pytest.mark.parametrize(
-    ("bad", "error", "words"),
-    [
-        (torch.ones(3, 2), TypeError, "float64"),
-        *((torch.ones(shape).double(), ValueError, "non-empty matrix") for shape in ((0, 3), (3, 0), (3,), (2, 3, 3))),
-        *((torch.zeros(size, size + 1).double(), ValueError, "zeros") for size in (3, 200)),
-    ],
-)
-def test_what_has_no_regularizer_is_refused(name: str, bad: Tensor, error: type[Exception], words: str) -> None:
+@pytest.mark.parametrize("size", [3, 200])
+def test_zeros_have_no_regularizer(name: str, size: int) -> None:
     for function in (MATRIX[name][0], FEATURES[name][0]):
-        with pytest.raises(error, match=words):
-            function(bad)
-
-
-@every_function
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_non_finite_values_are_a_value_error(name: str, bad: float) -> None:
-    s = ref.gaussian(4, 3, seed=36)
-    s[1, 1] = bad
-    for function, called in ((MATRIX[name][0], "the matrix"), (FEATURES[name][0], "the features")):
-        with pytest.raises(ValueError, match=f"^{called} contain NaN"):
-            function(s)
+        with pytest.raises(ValueError, match="zeros"):
+            function(torch.zeros(size, size + 1, dtype=torch.float64))

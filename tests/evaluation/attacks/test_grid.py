@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ import torch
 from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks import (
     RESOURCES,
-    Attack,
     AttackData,
     Attacked,
     Budget,
@@ -22,8 +19,8 @@ from immunize.evaluation.attacks import (
     Curve,
     Entry,
     GradientDescent,
+    ImagesAlone,
     LinearMap,
-    Outcome,
     Point,
     Rows,
     TierResult,
@@ -41,14 +38,6 @@ from tests.evaluation.attacks.making import Memory, classes, ill_conditioned, re
 
 SMALL = (60, 40, 50)
 GD = Entry("gd", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {"multipliers": [1.0]})
-
-
-@dataclass(frozen=True, kw_only=True)
-class NeedsWeights(Attack):
-    needs: ClassVar = "model"
-
-    def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
-        raise AssertionError("it has no weights to move")
 
 
 def test_key_holds_everything_that_changes_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +77,7 @@ def test_attack_without_what_it_needs_is_skipped_with_the_reason() -> None:
     data = classes(sizes=SMALL)
     bare = AttackData(data.train, data.validation, data.test, 4)
     entries = [
-        Entry("lora", NeedsWeights(tier="T4"), {}),
+        Entry("lora", ImagesAlone(tier="T4", inner={"gd": GD.attack}), {}),
         Entry("map", LinearMap(tier="T5", inner={"gd": GD.attack}), {}),
     ]
     cells = attack_all(bare, entries, Budget(5), 0)
