@@ -9,8 +9,9 @@ import contextlib
 import copy
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -23,19 +24,29 @@ from torch import Tensor, nn
 from immunize.errors import UserError
 from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.deep import Rows
-from immunize.evaluation.pooled import PooledRatio, block_grams, pooled_ratios
+from immunize.evaluation.pooled import PooledRatio, block_grams, gram, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.evaluation.separability import separability
 from immunize.features import OF_NETWORKS, DeepExtractor, Once, refuse_precondition
-from immunize.features.extract import Features
-from immunize.features.loaders import Batches, Loader, TrainedOn, batches, check_loaders, features_of, judged_by
+from immunize.features.extract import Features, device_of
+from immunize.features.loaders import (
+    Batches,
+    Loader,
+    TrainedOn,
+    batches,
+    check_loaders,
+    features_of,
+    judged_by,
+    not_judged_by,
+    output_of,
+)
 from immunize.objective import Objective, task_loss
 from immunize.pipeline.assemble import method_named, new_trainer, optimizer_factory, shared_row
 from immunize.pipeline.fit import quiet_lightning
 from immunize.pipeline.network import append_computed
 from immunize.settings import MULTIPLIER, RATE, RHO, SEED, Rule
 from immunize.spectrum import DEFAULT_RHO, Estimator
-from immunize.spectrum.condition import check_varying
+from immunize.spectrum.condition import check_varying, default_tolerance
 from immunize.spectrum.erasing import SAME_DATA, same_data
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance
@@ -56,7 +67,7 @@ SETTINGS: dict[str, Rule] = {
     "learning_rate": RATE,
     "multiplier": MULTIPLIER,
     "keep": ("keep", lambda value: value in ("answers", "labels"), "answers or labels"),
-    "label_smoothing": ("label_smoothing", lambda value: 0 <= value <= 1, "between 0 and 1"),
+    "label_smoothing": ("label_smoothing", lambda value: 0 <= value < 1, "at least 0 and below 1"),
     "rho": RHO,
     "seed": SEED,
 }
@@ -102,9 +113,11 @@ class Immunized:
         """What does not hold of Definition 3.1 and what to do; of a method that does not aim at κ by (c) alone."""
         v, failed = self.verdicts, []
         if self.aims_at_kappa and not v.a:
-            failed.append(f"(a): D_H is not harder, (i) = {v.ratio_harmful:.3g}; take more steps, or another method")
+            more = "take more steps, or another method" if self.steps else "give other options, or another method"
+            failed.append(f"(a): D_H is not harder, (i) = {v.ratio_harmful:.3g}; {more}")
         if self.aims_at_kappa and not v.b:
-            failed.append(f"(b): D_P is {v.ratio_pretrain:.3g} times as hard; take fewer steps, or another method")
+            less = "take fewer steps, or another method" if self.steps else "give other options, or another method"
+            failed.append(f"(b): D_P is {v.ratio_pretrain:.3g} times as hard; {less}")
         if not v.c:
             less = "a smaller multiplier" if self.aims_at_kappa else "(erase) a smaller rank"
             failed.append(f"(c): D_P's accuracy fell to {v.accuracy_after:.2f} %; take fewer steps or {less}")
@@ -137,7 +150,7 @@ def immunize(
     harmful_loader: Loader,
     *,
     method: str | Objective = "ours",
-    trainable: str | Sequence[str],
+    trainable: str | Sequence[str] | None = None,
     steps: int | None = None,
     learning_rate: float | None = None,
     lambda_well: float | None = None,
@@ -166,7 +179,8 @@ def immunize(
         method: a name in `conf/method`: "ours", "ill_only", "well_only", "opt_kappa", "imma", "none", "closed_form",
             "erase", "censor", "contract", "simulated"; or a method of your own, which brings its weights and options
             itself.
-        trainable: names or patterns (`fnmatch`) of the modules or parameters of `backbone` that may change.
+        trainable: names or patterns (`fnmatch`) of the modules or parameters of `backbone` that may change, of a method
+            that takes steps.
         steps: of the optimizer, a batch of each data set a step; the shorter loader begins again. None: those of the
             method's YAML, or else `STEPS`.
         learning_rate: η. None: that of the method's YAML, or else `LEARNING_RATE`.
@@ -191,10 +205,8 @@ def immunize(
         {"keep": keep, "label_smoothing": label_smoothing, "rho": rho, "seed": seed},
         {"steps": steps, "learning_rate": learning_rate, "multiplier": multiplier},
     )
-    if not isinstance(head, nn.Linear):
-        raise UserError(
-            f"head has to be the nn.Linear that classifies D_P by its features, it is {type(head).__name__}"
-        )
+    _check_kinds(backbone, head, method, options)
+    backbone = getattr(backbone, "_orig_mod", backbone)  # of a compiled one
     with _by_its_own_numbers(seed):
         objective, row, balanced = _method(method, (lambda_well, lambda_ill), multiplier, options, seed)
         try:
@@ -205,11 +217,13 @@ def immunize(
         loaders = {"pretrain": pretrain_loader, "harmful": harmful_loader}
         check_loaders(loaders)
         if objective.trains:
+            if trainable is None:
+                raise UserError("trainable= is needed: names or patterns of the modules that may change")
             released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
             net, reference = _cut(released, classifier, trainable, pretrain_loader)
             theta_0 = Once(nn.Sequential(net.trunk, reference.tail))
             kept = _of_one_memory(net.trunk, theta_0)
-        found = {role: features_of([theta_0], x, hashed=role == "pretrain") for role, x in loaders.items()}
+        found = {role: features_of([theta_0], x, role, hashed=role == "pretrain") for role, x in loaders.items()}
         before = {role: (x, y) for role, ((x,), y, _) in found.items()}
         known = found["pretrain"][2]
         _check(before, head)
@@ -239,21 +253,18 @@ def immunize(
             steps = steps or row.get("max_steps", STEPS)
             taken = _train(module, TrainedOn(pretrain_loader), Batches(harmful_loader), steps, balanced)
             facts: dict[str, Any] = {}
+            _as_it_came(released, backbone)
+            _as_it_came(classifier, head)
         else:
-            released, classifier, facts = _appended(objective, theta_0, omega_0, before)
-            taken, measured = 0, [released, theta_0]
-        # Both networks in one pass: a shuffling loader has another order each time, and the bootstrap pairs rows.
-        both = {role: features_of(measured, x, hashed=role == "pretrain") for role, x in loaders.items()}
-        after, before = ({role: (x[which], y) for role, (x, y, _) in both.items()} for which in (0, 1))
-        _check(after, classifier)
-        grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]
-        ratios = pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap"))
-        _, y, hashes = both["pretrain"]
-        aside = judged_by(hashes, known if objective.trains else hashes)
-        given = [answers(of["pretrain"][0], w) for of, w in ((before, omega_0), (after, classifier))]
-        told = _kept(*(of[aside] for of in (*given, y)))
+            x, y = before["pretrain"]
+            fitted = slice(None) if objective.has_inverse else not_judged_by(known)  # without one answers are fitted
+            rows = before | {"pretrain": (x[fitted], y[fitted])}
+            released, classifier, facts = _appended(objective, theta_0, omega_0, rows)
+            taken, measured = 0, [theta_0]
+        ratios, told, learned = _numbers(
+            (measured, loaders, objective), (released, classifier, omega_0), known, rho=rho, seed=seed
+        )
         verdicts = verdicts_of(vars(ratios["spectrum"].ratio), told)
-        learned = _learned(before, after)
     result = Immunized(
         released,
         classifier,
@@ -269,6 +280,40 @@ def immunize(
     if objective.aims_at_kappa and not verdicts.b:
         log.warning("%s", result.what_failed)
     return result
+
+
+def _numbers(
+    of: tuple[list[nn.Module], Mapping[str, Loader], Objective],
+    networks: tuple[nn.Module, nn.Linear, nn.Linear],
+    known: Tensor,
+    *,
+    rho: float,
+    seed: int,
+) -> tuple[dict[Estimator, PooledRatio], dict[str, float], dict[str, dict[str, float]] | None]:
+    """`ratios`, `accuracy` and `separability` of what came of it.
+
+    Args:
+        of: the backbones to be run, loaders by role, the method.
+        networks: the released backbone and its head, and θ_0's head.
+        known: hashes of D_P's rows in the first pass.
+        rho: ρ of the `ridge` estimator.
+        seed: of the bootstrap.
+    """
+    (measured, loaders, objective), (released, classifier, omega_0) = of, networks
+    # Both networks in one pass: a shuffling loader has another order each time, and the bootstrap pairs rows.
+    both = {role: features_of(measured, x, role, hashed=role == "pretrain") for role, x in loaders.items()}
+    if not objective.trains:
+        weight = released.get_parameter("1.weight")
+        for of_networks, _, _ in both.values():
+            of_networks.insert(0, _behind(of_networks[0], weight))
+    after, before = ({role: (x[which], y) for role, (x, y, _) in both.items()} for which in (0, 1))
+    _check(after, classifier)
+    grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]
+    ratios = pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap"))
+    _, y, hashes = both["pretrain"]
+    aside = judged_by(hashes, hashes if objective.has_inverse and not objective.trains else known)
+    given = [answers(of_role["pretrain"][0], w) for of_role, w in ((before, omega_0), (after, classifier))]
+    return ratios, _kept(*(one[aside] for one in (*given, y))), _learned(before, after)
 
 
 def _kept(before: Tensor, after: Tensor, y: Tensor) -> dict[str, float]:
@@ -313,23 +358,47 @@ def _method(
     return objective, row, (multiplier or DEFAULT_MULTIPLIER) if by_norms else None
 
 
+def _check_kinds(backbone: Any, head: Any, method: Any, options: Any) -> None:
+    kinds: dict[str, tuple[Any, Any, str]] = {
+        "backbone": (backbone, nn.Module, "a torch module"),
+        "head": (head, nn.Linear, "the nn.Linear that classifies D_P by its features"),
+        "method": (method, str | Objective, "a name in conf/method or an Objective"),
+        "options": (options or {}, Mapping, "a dictionary"),
+    }
+    for name, (value, kind, words) in kinds.items():
+        if not isinstance(value, kind):
+            raise UserError(f"{name} has to be {words}, it is {type(value).__name__}")
+
+
 def _check_settings(needed: dict[str, Any], optional: Mapping[str, Any]) -> None:
     given = {name: value for name, value in optional.items() if value is not None}
     for name, value in (needed | given).items():
-        if name in ("steps", "seed") and not isinstance(value, int):
+        if name in ("steps", "seed") and (isinstance(value, bool) or not isinstance(value, Integral)):
             raise UserError(f"{name} has to be an int, it is {value!r}")
         _, holds, words = SETTINGS[name]
-        if not holds(value):
+        if not _holds(holds, value):
             raise UserError(f"{name} has to be {words}, it is {value!r}")
+
+
+def _holds(rule: Callable[[Any], bool], value: Any) -> bool:
+    try:
+        return rule(value)
+    except TypeError:  # no number
+        return False
 
 
 @contextlib.contextmanager
 def _by_its_own_numbers(seed: int) -> Iterator[None]:
-    """Random numbers by `seed` and gradients within; the caller's generators, modes and log levels are put back."""
+    """Random numbers by `seed`, gradients, no autocast within; the caller's generators, modes, log levels come back."""
     lightning = logging.getLogger("lightning.pytorch")
     level, python, legacy = lightning.level, random.getstate(), np.random.get_state()  # noqa: NPY002
     metal = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.inference_mode(False), torch.enable_grad():
+    with contextlib.ExitStack() as within:
+        within.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))
+        within.enter_context(torch.inference_mode(False))
+        within.enter_context(torch.enable_grad())
+        for device in {"cpu", getattr(torch.accelerator.current_accelerator(), "type", "cpu")}:
+            within.enter_context(torch.autocast(device, enabled=False))
         try:
             random.seed(seed)
             np.random.seed(seed)  # noqa: NPY002
@@ -348,10 +417,18 @@ def _cut(
     backbone: nn.Module, head: nn.Linear, trainable: str | Sequence[str], loader: Loader
 ) -> tuple[DeepExtractor, DeepExtractor]:
     """The network that is trained, whose frozen part works once an image, and θ_0 behind the same part."""
-    example = next(batches(loader))[0][:AT_MOST_TO_LOOK_AT]
+    example = next(batches(loader, "pretrain"))[0][:AT_MOST_TO_LOOK_AT]
+    output_of(backbone.eval(), example.to(device_of(backbone)), "pretrain")
     net = DeepExtractor.from_module(backbone, head, trainable, example=example)
     net.compute_once()
     return net, net.reference()
+
+
+def _as_it_came(copied: nn.Module, original: nn.Module) -> None:
+    """No gradients, and trainable what the caller had trainable."""
+    for mine, theirs in zip(copied.parameters(), original.parameters(), strict=True):
+        mine.grad = None
+        mine.requires_grad_(theirs.requires_grad)
 
 
 def _of_one_memory(*modules: nn.Module) -> list[Once]:
@@ -380,6 +457,14 @@ def _appended(
     pretrain, harmful = (Features(*rows[role]) for role in ("pretrain", "harmful"))
     whole, appended, facts = append_computed(objective, nn.Sequential(backbone, head), pretrain, harmful, head="1")
     return nn.Sequential(whole.get_submodule("0"), appended.map), appended.head, facts
+
+
+def _behind(x: Tensor, weight: Tensor) -> Tensor:
+    """Features (N, D) behind a map, float64; of directions that are none but for rounding the map makes no new ones."""
+    values, vectors = torch.linalg.eigh(gram(x))
+    own = vectors[:, values > default_tolerance(*x.shape) * values[-1]]
+    mapped: Tensor = x.double() @ (own @ (own.T @ weight.detach().cpu().double().T))
+    return mapped
 
 
 def _check(rows: Mapping[str, tuple[Tensor, Tensor]], head: nn.Linear) -> None:

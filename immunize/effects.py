@@ -34,6 +34,9 @@ BALANCED = (
 WHERE = ("_target_", "accelerator", "devices", "num_nodes", "strategy", "precision")
 """Settings of `trainer` that say where a network is computed."""
 
+NEEDED = "model.trainable"
+"""What `model=timm` has to be given, whatever the method makes of it."""
+
 OF_THE_OUTER = ("tier", "kinds")
 """Settings of an attack that prepares features which hold for its inner attacks; theirs do nothing."""
 
@@ -200,6 +203,8 @@ def refuse_idle(given: Iterable[str], idle: Idle) -> None:
     """
     in_sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     for name in given:
+        if name == NEEDED:
+            continue
         why = next((why for one, why in idle.items() if name == one or name.startswith(f"{one}.")), None)
         if why == BALANCED or (why is not None and not in_sweep):
             raise UserError(f"{name} has no effect here: {why}{'' if why == BALANCED else '; leave it out'}")

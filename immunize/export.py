@@ -37,6 +37,8 @@ def run(folder: Path, *, out: Path | None = None, overwrite: bool = False) -> Pa
         CheckpointError: a run that did not finish, or whose checkpoint is missing or does not fit.
     """
     record = read_record(folder)
+    if "method" not in record:
+        raise UserError(f"{folder} holds no run of immunize.train; the weights that lie there are plain already")
     model = record["config"].get("model", {})
     if model.get("kind") != "deep":
         raise UserError(f"the run in {folder} trained a linear model, its θ lies in {CHECKPOINT}; there is no network")

@@ -49,6 +49,13 @@ class Backbone(nn.Module):
         return features
 
 
+class Twice(Backbone):
+    """Returns more than its features."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
 Network = tuple[Backbone, nn.Linear]
 
 
@@ -434,8 +441,16 @@ def test_a_seed_gives_the_same_whatever_the_callers_state(network: Network) -> N
         ({"learning_rate": 0.0}, "learning_rate has to be positive and finite, it is 0"),
         ({"learning_rate": math.nan}, "learning_rate has to be positive and finite, it is nan"),
         ({"rho": 0.0}, "rho has to be positive"),
-        ({"label_smoothing": 2}, "label_smoothing has to be between 0 and 1, it is 2"),
+        *(
+            ({"label_smoothing": bad}, f"label_smoothing has to be at least 0 and below 1, it is {bad}")
+            for bad in (1, 2)
+        ),
         ({"steps": 2.5}, "steps has to be an int, it is 2.5"),
+        ({"learning_rate": "a"}, "learning_rate has to be positive and finite, it is 'a'"),
+        ({"method": 5}, "method has to be a name in conf/method or an Objective, it is int"),
+        ({"options": 5}, "options has to be a dictionary, it is int"),
+        ({"trainable": None}, "trainable= is needed"),
+        ({"trainable": [4]}, r"trainable has to be names or patterns of modules, it is \[4\]"),
         ({"seed": "1"}, "seed has to be an int, it is '1'"),
         ({"options": {"lambda_ill": 1e9}}, "lambda_ill: no option of method 'ours', but an argument of its own"),
         ({"method": "imma", "lambda_well": 1.0, "lambda_ill": 1.0}, "takes no lambda_well and no lambda_ill"),
@@ -467,6 +482,9 @@ def test_wrong_loaders_are_explained(network: Network) -> None:
     for rows, says in (
         ([(x, y[1:])], f"a batch has {len(x)} inputs and {len(x) - 1} labels"),
         ([({"pixels": x}, y)], "have to be tensors, they are dict and Tensor"),
+        ([(x, y, y)], r"pretrain_loader has to give \(inputs, labels\) batches, it gives a tuple of 3$"),
+        ([(x.double(), y)], "pretrain_loader: the backbone does not take its inputs, .* torch.float64: "),
+        (5, "pretrain_loader has to give batches, such as a DataLoader, it is int"),
         (loader(1).dataset, "put a DataLoader around the data set"),
         ([(torch.ones_like(x), y)], "columns of D_P's features are constant"),
     ):
@@ -475,6 +493,8 @@ def test_wrong_loaders_are_explained(network: Network) -> None:
     for several in ([loader(2), loader(3)], (list(loader(2)), list(loader(3)))):
         with pytest.raises(UserError, match=r"harmful_loader holds several loaders, and one is .*ConcatDataset"):
             immunize.immunize(backbone, head, loader(1), several, trainable=["last"])
+    with pytest.raises(UserError, match=r"the backbone has to return one tensor \(N, D\), it returns tuple"):
+        immunize.immunize(Twice(), head, loader(1), loader(2), trainable=["last"])
     with pytest.raises(UserError, match="D_P has too few rows, 2, to judge a map"):
         immunize.immunize(backbone, head, learnable(1, CLASSES, n=2), learnable(5, 4), method="erase", trainable="last")
     shuffled = DataLoader(loader(1).dataset, batch_size=50, shuffle=True)
@@ -516,3 +536,108 @@ def test_preconditioning_is_what_the_option_says_or_is_refused(network: Network)
     for given in ({"options": {"precondition": "inverse_free"}}, {"method": Ours(0.1, 2.0)}):
         with pytest.raises(UserError, match=r"inverse_free.*there are features, none"):
             immunized(network, steps=3, **given)
+
+
+def test_the_rows_that_judge_d_p_are_none_that_a_classifier_was_fitted_to() -> None:
+    """Behind `erase`, of few rows: 300 of 64 features, whose accuracy is that of rows never seen."""
+    draws = torch.Generator().manual_seed(0)
+    means = [0.45 * torch.randn(classes, 20, generator=draws) for classes in (10, 20)]
+
+    def drawn(n: int, of: Tensor) -> TensorDataset:
+        y = torch.randint(len(of), (n,), generator=draws)
+        return TensorDataset(of[y] + torch.randn(n, 20, generator=draws), y)
+
+    torch.manual_seed(0)
+    body, head = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 10)
+    x, y = drawn(4000, means[0]).tensors
+    optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()], 1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(body(x)), y).backward()
+        optimizer.step()
+    lost = []
+    for _ in range(5):
+        loaders = (DataLoader(drawn(n, of), batch_size=100) for n, of in zip((300, 400), means, strict=True))
+        found = immunize.immunize(body, head, *loaders, method="erase", options={"rank": 19, "shrinkage": 0.01})
+        x, y = drawn(5000, means[0]).tensors
+        with torch.no_grad():
+            fresh = [
+                100 * float((classifier(features(x)).argmax(1) == y).double().mean())
+                for features, classifier in ((body, head), (found.backbone, found.head))
+            ]
+        lost.append((found.accuracy["before"] - found.accuracy["after"], fresh[0] - fresh[1]))
+    told, true = np.mean(lost, axis=0)
+    assert true > 8
+    assert told > true - 4  # five times 60 rows: a standard error of 3 points
+
+
+def test_a_map_adds_no_directions_by_rounding(network: Network) -> None:
+    """float32 features of 17 dimensions in 64 columns."""
+    torch.manual_seed(0)
+    body, head = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 64)), nn.Linear(64, CLASSES)
+    options = {"budget": 3.0, "shrinkage": 0.1}
+    found = immunize.immunize(body, head, loader(1), loader(2, 5), method="closed_form", options=options)
+    ratio = found.ratios["spectrum"].ratio
+    assert {ratio.kappa_pretrain.rank, ratio.kappa_pretrain_baseline.rank} == {17}
+    assert ratio.ratio_pretrain < 1
+
+
+def test_numbers_are_those_without_autocast(network: Network) -> None:
+    plain = immunized(network, steps=5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert immunized(network, steps=5).ratios == plain.ratios
+
+
+def test_what_comes_back_can_be_trained_as_what_was_given(network: Network) -> None:
+    network[0].first.bias.requires_grad_(False)
+    found = immunized(network, steps=2)
+    flags = [parameter.requires_grad for parameter in network[0].parameters()]
+    assert [parameter.requires_grad for parameter in found.backbone.parameters()] == flags == [True, False, True, True]
+    assert all(parameter.grad is None for parameter in (*found.backbone.parameters(), *found.head.parameters()))
+
+
+def test_tokens_and_a_compiled_network(network: Network) -> None:
+    class OfTokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.last = nn.Embedding(30, 8), nn.Linear(8, D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features: Tensor = self.last(self.words(x).mean(1))
+            return features
+
+    draws = torch.Generator().manual_seed(0)
+    tokens = [
+        DataLoader(
+            TensorDataset(torch.randint(30, (80, 6), generator=draws), torch.arange(80) % classes), batch_size=40
+        )
+        for classes in (CLASSES, 5)
+    ]
+    body = OfTokens()
+    found = immunize.immunize(body, network[1], *tokens, trainable=["words"], steps=2)
+    assert not torch.equal(found.backbone.words.weight, body.words.weight)  # type: ignore[union-attr, arg-type]
+    compiled = torch.compile(network[0], backend="eager")
+    same = immunized((compiled, network[1]), steps=2)  # type: ignore[arg-type]
+    assert torch.equal(same.backbone.last.weight, immunized(network, steps=2).backbone.last.weight)  # type: ignore
+
+
+def test_few_rows_of_d_p_can_be_erased_from_where_nothing_is_to_be_chosen() -> None:
+    torch.manual_seed(0)
+    body, head = nn.Linear(20, 64), nn.Linear(64, CLASSES)
+    of = (body, head, loader(1, n=60), loader(2, 4))
+    found = immunize.immunize(*of, method="erase", options={"rank": 2, "shrinkage": 0.1})
+    assert (found.facts["rank"], found.facts["feasible"]) == (2, None)
+    with pytest.raises(UserError, match="give rank and shrinkage"):
+        immunize.immunize(*of, method="erase")
+
+
+class Misnamed(Ours):
+    """Its weights know nothing of its term."""
+
+    def terms(self, step: Any) -> dict[str, Tensor]:
+        return {"harm": step.pretrain_loss()}
+
+
+def test_a_term_without_a_weight_is_named(network: Network) -> None:
+    with pytest.raises(UserError, match=r"weights \['ill', 'task', 'well'\], and its terms are \['harm'\]"):
+        immunized(network, method=Misnamed(1.0, 1.0, "none"), steps=1)

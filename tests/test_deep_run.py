@@ -14,15 +14,17 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from safetensors.torch import load_file
+from torch import nn
 
 from immunize import evaluate, threads, train
 from immunize.config import config_hash, hash_of_run, resolved
 from immunize.errors import CheckpointError, UserError
-from immunize.features import DeepExtractor, Features, extract, save_weights
+from immunize.features import AppendedHead, DeepExtractor, Features, append_map, extract, save_weights
 from immunize.features.boundary import Trunk
 from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.pipeline.features import Measured, both_features
 from immunize.pipeline.fit import TRAINING
+from immunize.pipeline.network import _mapped
 from immunize.records import CHECKPOINT, read_record
 from immunize.report.summary import groups_of
 from immunize.training.callbacks import Progress, Resuming
@@ -481,3 +483,11 @@ def test_weights_below_the_data_folder_have_the_same_hash_elsewhere() -> None:
     assert hash_of_run(compose_config(*overrides, "data_root=/a")) == hash_of_run(
         compose_config(*overrides, "data_root=/b")
     )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_classifier_behind_a_map_has_the_bias_of_theta_0(bias: bool) -> None:
+    eye = torch.eye(3, dtype=torch.float64)
+    network = append_map(nn.Sequential(nn.Identity(), nn.Linear(3, 2, bias=bias)), eye, eye, head="1")
+    (appended,) = (module for module in network.modules() if isinstance(module, AppendedHead))
+    assert (_mapped({"theta_0": {}, "immunized": {}}, appended).bias is not None) == bias

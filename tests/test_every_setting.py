@@ -25,7 +25,7 @@ from immunize import attack, forecast, pretrain, records, train
 from immunize.config import is_deep
 from immunize.data.digits import DigitImages, embedded_digits
 from immunize.data.images.source import StoredSplits
-from immunize.effects import given_names
+from immunize.effects import TAKES_NO_STEPS, given_names, refuse_idle
 from immunize.errors import UserError
 from immunize.evaluation.attacks import scoring
 from immunize.evaluation.attacks.protocol import Array, AttackData, Rows
@@ -511,6 +511,10 @@ def test_what_was_asked_for_and_does_nothing_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=f"{name} has no effect here: .*{why}"):
         train.run(composed("train", *words), tmp_path / "run", quiet=True, given=[name])
+
+
+def test_what_timm_has_to_be_given_is_not_refused() -> None:
+    refuse_idle(["model.trainable"], {"model.trainable": TAKES_NO_STEPS})
 
 
 def test_what_was_asked_for_is_what_the_command_line_of_one_run_names() -> None:

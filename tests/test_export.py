@@ -16,6 +16,7 @@ from immunize.features import DeepExtractor, save_weights
 from immunize.records import CHECKPOINT, SCHEMA_VERSION, write_record
 from tests.commands import Called
 from tests.features.test_deep import KINDS
+from tests.tampering import edit_json
 
 MODELS = {name: KINDS[name] for name in ("resnet18", "vit_tiny_patch16_224")}
 DATA = {"crop_pct": 1.0, "interpolation": "bilinear"}
@@ -85,6 +86,9 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         export.run(tmp_path)
     finished_run(tmp_path, config={"model": {"architecture": "resnet34", "kwargs": {}, "kind": "deep"}})
     with pytest.raises(CheckpointError, match="does not fit resnet34: it lacks"):
+        export.run(tmp_path)
+    edit_json(tmp_path / "record.json", lambda record: record.pop("method"))
+    with pytest.raises(UserError, match=r"holds no run of immunize\.train"):
         export.run(tmp_path)
     extractor = finished_run(tmp_path)
     save_weights(tmp_path / CHECKPOINT, extractor.full_state_dict() | {"fc.map.weight": torch.eye(16)})

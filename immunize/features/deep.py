@@ -124,7 +124,7 @@ class DeepExtractor(nn.Module):
         self._trainable = matching_parameters(body, trainable, name)
         for parameter in network.parameters():
             parameter.requires_grad_(False)
-        own = dict(body.named_parameters())
+        own = dict(body.named_parameters(remove_duplicate=False))
         for parameter in (*(own[key] for key in self._trainable), *head.parameters()):
             parameter.requires_grad_(True)
         self.no_split_reason = "no example of an input was given"
@@ -272,7 +272,7 @@ class DeepExtractor(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (N, D) of images (N, 3, height, width), differentiable in the trainable parameters."""
-        return self.features(self.trunk(images.to(self.dtype)))
+        return self.features(self.trunk(self._in_its_precision(images)))
 
     def features(self, h: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Features (N, D) of trunk outputs (N, ...), which may be stored in another precision.
@@ -282,7 +282,7 @@ class DeepExtractor(nn.Module):
             parameters: other values for trainable parameters, by their names in `trainable_parameters`; gradients
                 flow to them.
         """
-        h = h.to(self.dtype)
+        h = self._in_its_precision(h)
         if parameters is None:
             features: Tensor = self.tail(h)
             return features
@@ -292,9 +292,12 @@ class DeepExtractor(nn.Module):
         output: Tensor = functional_call(self.tail, replacements, (h,))
         return output
 
+    def _in_its_precision(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype) if x.is_floating_point() else x  # tokens stay what they are
+
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """What `trainable` names, without the head, by the names of the network's (or the backbone's) state dict."""
-        own = dict(self._parts[0].named_parameters())
+        own = dict(self._parts[0].named_parameters(remove_duplicate=False))
         return [(name, own[name]) for name in self._trainable]
 
     def head_parameters(self) -> list[nn.Parameter]:
@@ -386,9 +389,11 @@ def matching_parameters(
     Raises:
         UserError: a pattern matches nothing, or together they match everything.
     """
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    names = [key for key, _ in body.named_parameters()]
-    chosen: set[str] = set()
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise UserError(f"{setting} has to be names or patterns of modules, it is {patterns!r}")
+    own = dict(body.named_parameters(remove_duplicate=False))  # a tied weight by each of its names
+    names, chosen = list(own), set[str]()
     if not patterns:
         raise UserError(f"{setting} is empty: name the modules that move, such as [layer4]")
     for pattern in patterns:
@@ -400,12 +405,16 @@ def matching_parameters(
                 f"(patterns such as layer* are allowed; the classifier is trained anyway)"
             )
         chosen.update(found)
-    if len(chosen) == len(names) and patterns != EVERYTHING:
+    if len(chosen) == len(names) and list(patterns) != EVERYTHING:
         raise UserError(
             f"{setting} matches every parameter of {name}: nothing of θ_0 would be kept. Name its last blocks, "
             f'or say {setting}=["*"] if everything is meant'
         )
-    return [key for key in names if key in chosen]
+    first: dict[int, str] = {}
+    for key in names:
+        if key in chosen:
+            first.setdefault(id(own[key]), key)
+    return list(first.values())
 
 
 def _prefixes(name: str) -> list[str]:

@@ -27,6 +27,9 @@ MOST_FRESH = 0.1
 """Share of D_P's images that two passes may differ in without a word: a shuffling loader may drop its last batch."""
 
 
+NO_BATCH = "{}_loader gave no batch; it has to start again each time it is iterated over"
+
+
 class Batches:
     """What a loader gives, a list too, which Lightning would take for several loaders; labels as int64."""
 
@@ -46,11 +49,14 @@ class TrainedOn(Batches):
     """
 
     def __iter__(self) -> Iterator[Any]:
-        some = False
+        given = some = False
         for x, y in super().__iter__():
+            given = True
             if int((kept := ~set_aside(x)).sum()) > 1:
                 some = True
                 yield x[kept], y[kept]
+        if not given:
+            raise UserError(NO_BATCH.format("pretrain"))
         if not some:
             raise UserError(
                 f"no batch of D_P has two rows to train on: one in {ONE_IN}, by a hash, is what D_P is judged by; give "
@@ -70,6 +76,12 @@ def _hashes(x: Tensor) -> Tensor:
     """(N,) int64: of each row's bytes."""
     rows = x.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
     return torch.tensor([zlib.crc32(row) for row in rows])
+
+
+def not_judged_by(hashes: Tensor) -> Tensor:
+    """(N,) bool: the rows that something may be fitted to, all of them where D_P is judged by all or by none."""
+    fitted = hashes % ONE_IN != 0
+    return fitted if int(fitted.sum()) > 1 else torch.ones_like(fitted)
 
 
 def judged_by(hashes: Tensor, known: Tensor) -> Tensor:
@@ -94,26 +106,27 @@ def judged_by(hashes: Tensor, known: Tensor) -> Tensor:
 
 
 def features_of(
-    backbones: Sequence[nn.Module], loader: Loader, *, hashed: bool = False
+    backbones: Sequence[nn.Module], loader: Loader, role: str, *, hashed: bool = False
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Features (N, D) of all rows, by each network, labels (N,), and hashes of the rows (N,), on the CPU.
 
     Args:
         backbones: the networks.
         loader: of (inputs, labels).
+        role: whose it is, for messages: "pretrain" or "harmful".
         hashed: otherwise hashes are 0.
 
     Raises:
-        UserError: the loader gives nothing, or something other than (inputs, labels).
+        UserError: the loader gives nothing, something other than (inputs, labels), or what a network does not take.
     """
     devices = [device_of(backbone.eval()) for backbone in backbones]
     found: list[list[Tensor]] = [[] for _ in backbones]
     labels: list[Tensor] = []
     hashes: list[Tensor] = []
     with torch.no_grad():
-        for x, y in batches(loader):
+        for x, y in batches(loader, role):
             for rows, backbone, device in zip(found, backbones, devices, strict=True):
-                features = backbone(x.to(device)).cpu()
+                features = output_of(backbone, x.to(device), role).cpu()
                 rows.append(features.float() if features.dtype == torch.bfloat16 else features)  # NumPy has none
             labels.append(y.cpu() if y.is_floating_point() else y.cpu().long())
             hashes.append(_hashes(x) if hashed else torch.zeros(len(y), dtype=torch.int64))
@@ -122,8 +135,29 @@ def features_of(
     return [torch.cat(rows) for rows in found], torch.cat(labels), torch.cat(hashes)
 
 
-def batches(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
+def output_of(backbone: nn.Module, x: Tensor, role: str) -> Tensor:
+    """What a network of the caller's makes of inputs.
+
+    Raises:
+        UserError: it does not take them, or gives something else than a tensor.
+    """
+    try:
+        found = backbone(x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UserError(
+            f"{role}_loader: the backbone does not take its inputs, {tuple(x.shape)} {x.dtype}: {str(error).strip()}"
+        ) from error
+    if not isinstance(found, Tensor):
+        raise UserError(f"the backbone has to return one tensor (N, D), it returns {type(found).__name__}")
+    return found
+
+
+def batches(loader: Loader, role: str) -> Iterator[tuple[Tensor, Tensor]]:
     """What a loader gives, checked.
+
+    Args:
+        loader: of (inputs, labels).
+        role: whose it is, for messages.
 
     Raises:
         UserError: nothing, or something other than (inputs, labels) of as many rows.
@@ -131,23 +165,32 @@ def batches(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
     batch = None
     for batch in loader:
         if not isinstance(batch, Sequence) or len(batch) != 2:
+            unlabelled = "; for a D_H without labels give zeros: method=ours and method=closed_form do not look at them"
             raise UserError(
-                "a loader has to give (inputs, labels) batches; for a D_H without labels there are method=ours and "
-                "method=closed_form, which look at the features alone: give zeros as labels"
+                f"{role}_loader has to give (inputs, labels) batches, it gives {_words_of(batch)}"
+                f"{unlabelled if role == 'harmful' else ''}"
             )
         x, y = batch
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            raise UserError(f"inputs and labels have to be tensors, they are {type(x).__name__} and {type(y).__name__}")
+            kinds = f"{type(x).__name__} and {type(y).__name__}"
+            raise UserError(f"{role}_loader: inputs and labels have to be tensors, they are {kinds}")
         if y.ndim == 0:
-            raise UserError("a loader has to give batches, and not single images: put a DataLoader around the data set")
+            raise UserError(
+                f"{role}_loader has to give batches, and not single images: put a DataLoader around the data set"
+            )
         if len(x) != len(y):
-            raise UserError(f"a batch has {len(x)} inputs and {len(y)} labels")
+            raise UserError(f"{role}_loader: a batch has {len(x)} inputs and {len(y)} labels")
         yield x, y
     if batch is None:
-        raise UserError("a loader gave no batch; it has to start again each time it is iterated over")
+        raise UserError(NO_BATCH.format(role))
 
 
-def check_loaders(loaders: Mapping[str, Loader]) -> None:
+def _words_of(batch: Any) -> str:
+    sized = isinstance(batch, list | tuple)
+    return f"a {type(batch).__name__}" + (f" of {len(batch)}" if sized else "")
+
+
+def check_loaders(loaders: Mapping[str, Any]) -> None:
     """Refuse what gives its batches once, or is several loaders.
 
     Args:
@@ -157,6 +200,8 @@ def check_loaders(loaders: Mapping[str, Loader]) -> None:
         UserError: it is.
     """
     for role, loader in loaders.items():
+        if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+            raise UserError(f"{role}_loader has to give batches, such as a DataLoader, it is {type(loader).__name__}")
         if isinstance(loader, Iterator):
             raise UserError(f"{role}_loader is over after one pass; give what starts again, such as a DataLoader")
         if isinstance(loader, list | tuple) and any(map(_is_loader, loader)):

@@ -141,7 +141,10 @@ def save_weights(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str,
     # Clones, since safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
     with whole(path) as partial:  # "pt" is what other loaders look for
+        partial.touch()
+        mode = partial.stat().st_mode  # which safetensors makes the owner's alone
         save_file(tensors, partial, metadata=dict(metadata or {}) | {"format": "pt"})
+        partial.chmod(mode)
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

@@ -431,7 +431,8 @@ def _mapped(features: Measured, appended: AppendedHead) -> Head:
         for part, roles in features["theta_0"].items():
             for role, (x, y) in roles.items():
                 features["immunized"][part][role] = appended.map(x), y
-    return Head(appended.head.weight.detach().T, appended.head.bias.detach())
+    bias = appended.head.bias
+    return Head(appended.head.weight.detach().T, None if bias is None else bias.detach())
 
 
 def _appended(net: DeepExtractor, state: dict[str, Tensor], path: Path) -> AppendedHead:

@@ -78,10 +78,17 @@ def _every(folder: Path) -> list[dict[str, Any]]:
     if folder != collected and all("subject" in record for _, record in found):
         own = own_runs(folder / SWEEP)
         runs = [(path, read_file(path)) for path in sorted(folder.rglob(RECORD))]
+        runs = [(path, run) for path, run in runs if not _of_pretraining(run)]
         found = [(path, run) for path, run in runs if own is None or run.get("config_hash") in own] or found
     for path, record in found:
         check_run(record, path)
     return [record for _, record in found]
+
+
+def _of_pretraining(record: Mapping[str, Any]) -> bool:
+    """Whether it is of `immunize.pretrain`, whose θ_0 may lie beside the runs that began with it."""
+    config = record.get("config") or {}
+    return "pretrain" in config and "method" not in config
 
 
 def _told(counts: Mapping[str, int]) -> str:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from immunize.records import ATTACK_RECORD, RECORD, whole_config
 from immunize.report.attacks.records import load_attacks
-from immunize.report.loading import leaves, load_records, measured, verdict_on
+from immunize.report.loading import RESULTS, leaves, load_records, measured, verdict_on
 from immunize.report.naming import LAMBDAS, PROTOCOLS, pair_label
 from immunize.report.runs import EXPERIMENT_STATUSES, experiment_of
 
@@ -89,11 +89,11 @@ def frame_of(records: Iterable[_Record]) -> pd.DataFrame:
 
 
 def _records(place: Path) -> list[_Record]:
-    if place.name in (RECORD, ATTACK_RECORD):
-        place = place.parent
-    if place.is_dir() and next(place.rglob(RECORD), None) is None and next(place.rglob(ATTACK_RECORD), None):
-        return load_attacks(place)
-    return load_records(place, EXPERIMENT_STATUSES)
+    kinds = (RECORD, ATTACK_RECORD) if place.name not in (RECORD, ATTACK_RECORD) else (place.name,)
+    place = place.parent if place.name in kinds else place
+    runs, attacks = (kind in kinds and next(place.rglob(kind), None) is not None for kind in (RECORD, ATTACK_RECORD))
+    found = load_records(place, EXPERIMENT_STATUSES) if runs or not attacks else []
+    return [*found, *(load_attacks(place) if attacks and not (place / RESULTS).is_file() else [])]
 
 
 def _identity(record: _Record) -> dict[str, Any]:

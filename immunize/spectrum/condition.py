@@ -292,8 +292,8 @@ def condition_number(
         smallest = 0.0 if deficient else bottom
         value, floor_hit = (top + RELEASED_FLOOR) / (smallest + RELEASED_FLOOR), smallest < RELEASED_FLOOR
     else:
-        if not rho > 0:
-            raise ValueError(f"rho has to be positive, it is {rho}")
+        if not 0 < rho < math.inf:
+            raise ValueError(f"rho has to be positive and finite, it is {rho}")
         alpha = rho * spectrum.trace / spectrum.n_features
         smallest = 0.0 if deficient else bottom
         value, floor_hit = (top + alpha) / (smallest + alpha), smallest < alpha

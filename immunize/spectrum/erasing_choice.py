@@ -11,6 +11,7 @@ Shapes: N samples, D features, k directions.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -81,7 +82,7 @@ NO_LABELS = "erasing needs labels of D_H, two at least; method=ours and method=c
 
 NO_ROW_JUDGES = (
     "no row of D_P lies in the span of the others, so that none can judge a map: D_P has too few rows for so many "
-    "features; leave its labels out, and give rank and shrinkage"
+    "features; give rank and shrinkage"
 )
 
 
@@ -161,7 +162,7 @@ def erase(
     check_choice(rank, shrinkage, slack)
     (pretrain,) = row_sets(x_pretrain, "x_pretrain")
     harmful = row_sets(x_harmful, "x_harmful", pretrain.shape[1])
-    given: list[Any] = list(y_harmful) if isinstance(x_harmful, list) else [y_harmful]
+    given: list[Any] = list(y_harmful) if isinstance(x_harmful, list | tuple) else [y_harmful]
     if len(given) != len(harmful):
         raise ValueError(f"{len(harmful)} harmful data sets and {len(given)} sets of labels")
     sets = [(x, _labels(y, len(x), "y_harmful")) for x, y in zip(harmful, given, strict=True)]
@@ -181,10 +182,11 @@ def erase(
         y = None  # one label says nothing of what D_P may lose
     if protect and y is None:
         raise ValueError("protection needs labels of D_P that differ: they say what its classifier needs")
-    if y is not None and len(pretrain) < LEAST_ROWS:
+    chosen = rank is not None and not isinstance(shrinkage, str)
+    if y is not None and not chosen and len(pretrain) < LEAST_ROWS:
         raise ValueError(
-            f"D_P has too few rows, {len(pretrain)}, to judge a map by some of them, which takes {LEAST_ROWS}; leave "
-            "its labels out, and give rank and shrinkage"
+            f"D_P has too few rows, {len(pretrain)}, to judge a map by some of them, which takes {LEAST_ROWS}; give "
+            "rank and shrinkage"
         )
     directions = [directions_of(x, labels) for x, labels in sets]
     size, available = pretrain.shape[1], sum(of.shape[1] for of in directions)
@@ -199,9 +201,10 @@ def erase(
     trials: list[EraseTrial] = []
     feasible = None
     if y is not None:
-        judge = _Judge((pretrain, y), sets, protect, seed)
-        trials, feasible = judge.choose(rank, SHRINKAGES if isinstance(shrinkage, str) else (shrinkage,), slack)
-        rank, shrinkage = trials[-1].rank, trials[-1].shrinkage
+        with contextlib.suppress(*((ValueError,) if chosen else ())):  # of rows that can judge nothing
+            judge = _Judge((pretrain, y), sets, protect, seed)
+            trials, feasible = judge.choose(rank, SHRINKAGES if isinstance(shrinkage, str) else (shrinkage,), slack)
+            rank, shrinkage = trials[-1].rank, trials[-1].shrinkage
     weights = ridge_weights(pretrain, y, "D_P") if protect and y is not None else None
     best = erasing_map(pretrain, leading(directions, rank), float(shrinkage), protected=weights)
     return ChosenErasure(

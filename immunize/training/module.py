@@ -22,7 +22,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from immunize.data import ROLES, Role
-from immunize.errors import DivergedError
+from immunize.errors import DivergedError, UserError
 from immunize.features import LinearExtractor
 from immunize.features.deep import DeepExtractor
 from immunize.objective import DeepSide, DeepStep, LinearStep, Objective, Side, Step, TaskLoss, all_finite
@@ -110,10 +110,13 @@ class ImmunizationModule(LightningModule):
         Raises:
             DivergedError: a term is not finite. `last_finite` then holds the parameters of the last step at which
                 all were.
+            UserError: a method without terms, or with one that its weights do not name.
         """
         self._latest = self.step_of(batch)
         terms = self.objective.terms(self._latest)
         weights = self.objective.weights
+        if not terms or not terms.keys() <= weights.keys():
+            raise UserError(f"the method has the weights {sorted(weights)}, and its terms are {sorted(terms)}")
         loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
         if not all_finite(loss):
             raise _diverged(self.global_step, terms, loss)

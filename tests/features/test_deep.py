@@ -165,6 +165,14 @@ def test_trainable_that_matches_nothing_or_everything(trainable: list[str], word
         build(trainable=trainable)
 
 
+def test_a_tied_weight_is_trained_by_each_of_its_names_and_once() -> None:
+    body = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    body[2].weight = body[0].weight
+    for patterns, names in ((["2"], ["2.weight", "2.bias"]), (["*"], ["0.weight", "0.bias", "2.bias"])):
+        found = DeepExtractor.from_module(body, nn.Linear(4, 3), patterns)
+        assert [name for name, _ in found.trainable_parameters()] == names
+
+
 def test_network_in_one_piece_still_trains_the_named_part_alone() -> None:
     extractor = build("vit_tiny_patch16_224", trainable=["cls_token", "blocks.2"])
     assert not extractor.split

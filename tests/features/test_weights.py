@@ -49,6 +49,12 @@ def test_files_of_every_kind_are_read(state: dict[str, Tensor], tmp_path: Path) 
         assert same(network(checkpoint=tmp_path / name), state), name
 
 
+def test_whoever_may_read_other_files_may_read_weights(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    save_weights(tmp_path / "weights", {"a": torch.ones(1)})
+    assert (tmp_path / "weights").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_half_precision_is_widened(state: dict[str, Tensor], tmp_path: Path) -> None:
     halves = {key: value.half() if value.ndim == 4 else value for key, value in state.items()}
     save_weights(tmp_path / "half.safetensors", halves)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import immunize.report
 from immunize.config import config_hash
-from immunize.records import merged
+from immunize.records import ATTACK_RECORD, RECORD, merged
 from immunize.report.loading import RESULTS, load_records, with_infinities, write_results
 from immunize.report.naming import RATIOS
 from immunize.report.runs import EXPERIMENT_STATUSES
@@ -105,6 +105,16 @@ def test_frame_of_attacks_has_a_row_an_attackers_seed() -> None:
     assert scores.groupby(["run", "estimator"]).size().eq(1).all()
 
 
+def test_frame_of_an_attacked_run_has_both(attacked_run: Path) -> None:
+    kinds = {place: set(immunize.report.frame(attacked_run / place)["kind"]) for place in ("", RECORD, ATTACK_RECORD)}
+    assert {place: "attack" in found for place, found in kinds.items()} == {
+        "": True,
+        RECORD: False,
+        ATTACK_RECORD: True,
+    }
+    assert kinds[""] == kinds[RECORD] | kinds[ATTACK_RECORD]
+
+
 def test_merged_shares_nothing() -> None:
     one: dict[str, Any] = {"a": {"b": [1]}}
     over: dict[str, Any] = {"a": {"c": [2]}}
@@ -137,6 +147,9 @@ def test_only_runs_of_the_latest_sweep_count(tmp_path: Path) -> None:
         found = {"status": "finished", "schema_version": 1, "config_hash": digest, "method": "ours", "seed": 0}
         found |= {"pretrain": "digits", "harmful": "digits", "data": {}}
         (tmp_path / digest / "record.json").write_text(json.dumps(found))
+    (tmp_path / "theta_0").mkdir()  # of immunize.pretrain, which is no run
+    theta_0 = {"status": "finished", "schema_version": 1, "config": {"pretrain": {}, "epochs": 3}}
+    (tmp_path / "theta_0" / "record.json").write_text(json.dumps(theta_0))
     assert [record["config_hash"] for record in load_records(tmp_path)] == ["new", "old"]
     (tmp_path / "sweep.json").write_text(json.dumps({"runs": ["new", "not yet"]}))
     assert [record["config_hash"] for record in load_records(tmp_path)] == ["new"]

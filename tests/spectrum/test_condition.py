@@ -213,7 +213,7 @@ def test_unknown_estimators_and_a_rho_that_is_not_positive_are_refused() -> None
     spectrum = spectrum_of(torch.eye(2, dtype=torch.float64))
     with pytest.raises(ValueError, match="spectrum, released, ridge"):
         condition_number(spectrum, "exact")  # type: ignore[arg-type]
-    for rho in (0.0, -1.0, math.nan):
+    for rho in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="rho"):
             condition_number(spectrum, "ridge", rho=rho)
 

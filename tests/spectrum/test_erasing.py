@@ -94,6 +94,7 @@ def test_every_harmful_set_is_erased_and_directions_that_they_share_go_once() ->
     x_p, first, y = data()
     _, second, z = data(3, 90, seed=20)
     r = erase(x_p, [first, second], [y, z])
+    assert torch.equal(r.matrix, erase(x_p, (first, second), (y, z)).matrix)  # type: ignore[arg-type]
     assert r.rank == r.available == 5
     for x, labels in ((first, y), (second, z)):
         assert float(cross(r(x), labels).abs().max()) < 1e-10 * float(cross(x, labels).abs().max())

@@ -14,6 +14,7 @@ from immunize.data.pair import PairedData
 from immunize.objective import Objective, Step
 from immunize.spectrum import ill_step_bound, well_step_bound
 from immunize.training.callbacks import GradientBalance, TheoremGuard
+from immunize.training.callbacks.guard import _gradient_norm
 from tests import reference as ref
 from tests.composing import SGD, D, Trajectory, data_of, fit_module, followed, module_of, run_tiny, tiny
 
@@ -230,6 +231,11 @@ def test_without_a_task_term_the_norm_is_the_multiplier() -> None:
     data, seen = followed(tiny("method=ill_only", "objective.epochs=1"), GradientBalance(3))
     ill = float(ref.theta_gradient(data.fit.harmful.x, seen.thetas[0], ref.r_ill_gradient).norm())
     assert seen.weights[0]["ill"] * ill == pytest.approx(3, rel=1e-9)
+
+
+def test_a_norm_whose_square_is_beyond_single_precision_is_a_norm() -> None:
+    parameter = torch.ones(2, requires_grad=True)
+    assert _gradient_norm(1e30 * parameter.sum(), [parameter]) == pytest.approx(2**0.5 * 1e30)  # type: ignore[list-item]
 
 
 def test_record_names_the_weights(tmp_path: Path) -> None:

@@ -217,4 +217,4 @@ class GradientBalance(Callback):
 def _gradient_norm(term: Tensor, parameters: list[torch.nn.Parameter]) -> float:
     gradients = torch.autograd.grad(term, parameters, allow_unused=True, retain_graph=True)
     whole = mean_over_ranks([g for g in gradients if g is not None])  # of the batch of all processes
-    return float(sum(float(g.square().sum()) for g in whole) ** 0.5)
+    return float(sum(float(g.double().square().sum()) for g in whole) ** 0.5)  # of float32 a square may be infinite
