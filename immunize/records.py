@@ -251,8 +251,19 @@ def _command() -> str:
         given = HydraConfig.get().overrides
         places = (line.partition("=") for line in given.hydra)
         folder = ["=".join((key, to)) for key, _, to in places if key == "hydra.run.dir" and not Path(to).is_absolute()]
-        return shlex.join([*words, *given.task, *folder])
+        return shlex.join([*words, *_config_dirs(sys.argv), *given.task, *folder])
     return shlex.join([*words, *sys.argv[1:]])
+
+
+def _config_dirs(arguments: Sequence[str]) -> list[str]:
+    """Hydra's `--config-dir`, without which settings of one's own are not found."""
+    found: list[str] = []
+    for word, following in itertools.pairwise([*arguments, ""]):
+        if word in ("--config-dir", "-cd"):
+            found += [word, following]
+        elif word.startswith("--config-dir="):
+            found.append(word)
+    return found
 
 
 def _module() -> str | None:

@@ -85,6 +85,7 @@ def test_the_method_and_the_data_set_train(ran: Path) -> None:
         "harmful": 0.9,
     }
     assert found["metrics"]["held_out"]["spectrum"]["rir"] > 0
+    assert found["command"].startswith("python -m immunize.train --config-dir mine/conf method=log_kappa")
 
 
 def test_the_network_is_pretrained_and_immunized(ran: Path) -> None:
