@@ -43,6 +43,7 @@ SEARCHED = {
 DECIDES = ("released", "ridge")
 """The estimators that choose: those that no rank cut decides."""
 
+SEARCHES = ("search_housing", "search_mnist")
 ARGUMENTS = {"experiment", "runs", "out"}
 
 BESIDE = ("spectrum",)
@@ -68,6 +69,8 @@ def run(arguments: Sequence[str]) -> None:
     """
     given = key_values(arguments, {*ARGUMENTS, "keep"}, needed=ARGUMENTS)
     name, runs, out = given["experiment"], Path(given["runs"]), Path(given["out"])
+    if name not in SEARCHES:
+        raise UserError(f"experiment={name}: there are {', '.join(SEARCHES)}")
     records = own_records(runs)
     trials = trials_of(records)
     again = set(trials["method"])

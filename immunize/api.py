@@ -207,6 +207,7 @@ def immunize(
     )
     _check_kinds(backbone, head, method, options)
     backbone = getattr(backbone, "_orig_mod", backbone)  # of a compiled one
+    seed, steps = int(seed), None if steps is None else int(steps)
     with _by_its_own_numbers(seed):
         objective, row, balanced = _method(method, (lambda_well, lambda_ill), multiplier, options, seed)
         try:
@@ -253,6 +254,8 @@ def immunize(
             steps = steps or row.get("max_steps", STEPS)
             taken = _train(module, TrainedOn(pretrain_loader), Batches(harmful_loader), steps, balanced)
             facts: dict[str, Any] = {}
+            for moved in (net, reference, theta_0):  # which Lightning leaves on the CPU in part
+                moved.to(device_of(backbone))
             _as_it_came(released, backbone)
             _as_it_came(classifier, head)
         else:
@@ -346,8 +349,11 @@ def _method(
     if (lambdas[0] is None) != (lambdas[1] is None):
         raise UserError("give both lambda_well and lambda_ill, or neither: then both come from the gradient norms")
     if isinstance(method, str):
-        objective, row = method_named(method, *lambdas, options or {}, seed)
-        by_norms = lambdas[0] is None and bool({"well", "ill"} & objective.weights.keys())
+        well, ill = (None if value is None else float(value) for value in lambdas)
+        plain = {name: of.item() if isinstance(of, np.generic) else of for name, of in (options or {}).items()}
+        objective, row = method_named(method, well, ill, plain, seed)
+        own = {"lambda_well", "lambda_ill"} & (options or {}).keys()
+        by_norms = lambdas[0] is None and not own and bool({"well", "ill"} & objective.weights.keys())
     else:
         if lambdas[0] is not None or options:
             raise UserError("a method of your own brings its weights and options itself: leave them out")
@@ -444,7 +450,8 @@ def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, mu
     callbacks: list[Callback] = []
     if multiplier is not None and {"well", "ill"} & module.objective.weights.keys():
         callbacks.append(GradientBalance(multiplier, BALANCE_EVERY, lower=True))
-    trainer = new_trainer(Trainer, [], callbacks, max_steps=steps, max_epochs=-1, devices=1)
+    where = "cpu" if torch.backends.mps.is_available() else "auto"  # MPS has no float64, which spectra are in
+    trainer = new_trainer(Trainer, [], callbacks, max_steps=steps, max_epochs=-1, devices=1, accelerator=where)
     with quiet_lightning():
         trainer.fit(module, CombinedLoader({"pretrain": pretrain, "harmful": harmful}, "max_size_cycle"))
     return trainer.global_step

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor
 from dataclasses import fields
 from typing import Any
 
@@ -80,6 +81,11 @@ def explain_errors(task: Callable[..., Any]) -> Callable[..., Any]:
             raise _told(f"error: {error.full_key}=... is missing; --help says what it is") from None
         except (UserError, OmegaConfBaseException) as error:
             raise _told(f"error: {error}") from None
+        except BrokenExecutor:
+            raise _told(
+                "error: a process was killed, as the system does where memory runs out; the same command goes on from "
+                "what was finished"
+            ) from None
 
     return wrapped
 

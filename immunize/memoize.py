@@ -61,7 +61,10 @@ def memoize(size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def _key(value: Any) -> Hashable:
     if hasattr(value, "data_ptr"):
-        return _content(value.detach().cpu().contiguous().numpy(), str(value.device))
+        import torch  # which made it
+
+        here = value.detach().cpu().contiguous()
+        return value.shape, str(value.dtype), _content(here.flatten().view(torch.uint8).numpy(), str(value.device))
     return _content(value, "") if hasattr(value, "__array_interface__") else value
 
 

@@ -638,6 +638,12 @@ class Misnamed(Ours):
         return {"harm": step.pretrain_loss()}
 
 
+def test_numbers_of_numpy_are_numbers_and_a_weight_among_the_options_stays(network: Network) -> None:
+    options = {"lambda_ill": np.float64(1e-3), "attack_steps": np.int64(0)}
+    found = immunized(network, method="censor", steps=np.int64(2), seed=np.int64(1), options=options)
+    assert (found.steps, found.weights["ill"]) == (2, 1e-3)
+
+
 def test_a_term_without_a_weight_is_named(network: Network) -> None:
     with pytest.raises(UserError, match=r"weights \['ill', 'task', 'well'\], and its terms are \['harm'\]"):
         immunized(network, method=Misnamed(1.0, 1.0, "none"), steps=1)

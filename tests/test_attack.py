@@ -332,6 +332,9 @@ def test_housing_run_is_attacked_on_rows_of_its_own(data_root: Path, tmp_path: P
     assert record["tasks"]["harmful"]["about"] == "housing: SalePrice"
     assert record["results"]["harmful"]["theta_0"]["T2"]["score"]["mean"] > 0.7
     target = target_of(f"run={tmp_path}", "own_rows=true", "tasks=[harmful]")
+    words = ("model=linear", "harmful=housing", f"data_root={data_root}", "own_rows=true")
+    with pytest.raises(UserError, match="own_rows=true needs run="):
+        target_of(f"checkpoint={tmp_path / CHECKPOINT}", *words)
     halves = PairedData(*target.sources).cross_fit_pair(0)
     halves.setup()
     assert torch.equal(target.theta, load_checkpoint(tmp_path / CHECKPOINT, len(target.theta))["cross_fit"])

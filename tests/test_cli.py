@@ -12,12 +12,13 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from immunize.cli import now_and_then
+from immunize.cli import entry_point, explain_errors, now_and_then
 from immunize.importing import start_quickly
 from tests.commands import ENVIRONMENT, HEAVY, INTERRUPTIBLE, begun, fresh, loaded_by, run, timed
 
@@ -217,6 +218,15 @@ def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
     assert 400 <= record["training"]["fit"]["steps"] < 4000
     assert (tmp_path / "run" / "checkpoint.safetensors").is_file()
     assert out.splitlines()[-1] == str(tmp_path / "run" / "record.json")
+
+
+def test_a_process_that_was_killed_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(_: object) -> None:
+        raise BrokenExecutor
+
+    with pytest.raises(SystemExit, match="1"):
+        entry_point(lambda: explain_errors(broken)(None))()
+    assert capsys.readouterr().err.startswith("error: a process was killed, ")
 
 
 def test_closed_pipe_is_no_traceback(tmp_path: Path) -> None:

@@ -491,3 +491,23 @@ def test_a_classifier_behind_a_map_has_the_bias_of_theta_0(bias: bool) -> None:
     network = append_map(nn.Sequential(nn.Identity(), nn.Linear(3, 2, bias=bias)), eye, eye, head="1")
     (appended,) = (module for module in network.modules() if isinstance(module, AppendedHead))
     assert (_mapped({"theta_0": {}, "immunized": {}}, appended).bias is not None) == bias
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["objective.check_every=50"], "check_every=50 looks at none of the 6 steps"),
+        (["objective.check_every=2", "method=censor"], "early_stopping judges by RIR, at which method=censor does not"),
+    ],
+)
+def test_early_stopping_that_cannot_judge_is_refused(words: list[str], says: str, tmp_path: Path) -> None:
+    stopping = ("objective.early_stopping=true", "objective.validation_fraction=0.3")
+    with pytest.raises(UserError, match=says):
+        run_tiny_deep(tmp_path, *stopping, *words)
+
+
+def test_how_many_images_are_measured_changes_no_training(tmp_path: Path) -> None:
+    for name, most in {"all": "null", "few": "30"}.items():
+        words = ("method=censor", "objective.max_steps=2", f"deep.images={most}")
+        run_tiny_deep(tmp_path / name, *words)
+    assert same_weights(tmp_path / "all", tmp_path / "few")

@@ -51,3 +51,10 @@ def test_only_the_latest_are_kept():
     assert len(calls) == 3
     double(b)
     assert len(calls) == 4
+
+
+def test_half_precision_is_told_from_other_bytes():
+    double, calls = counting(4)
+    for kind in (torch.bfloat16, torch.float16, torch.bfloat16):
+        double(torch.zeros(2, dtype=kind))
+    assert len(calls) == 2

@@ -74,7 +74,7 @@ def jobs_of(
             say(f"{folder} is not there: its runs are left out")
             continue
         places = {_hash(path): path.parent for path in folder.rglob("record.json")}
-        for record in load_records(folder):
+        for record in {record["config_hash"]: record for record in load_records(folder)}.values():
             pair = record["config"]["harmful"].get("pair")
             if any(names is not None and record[of] not in names for of, names in wanted.items()):
                 continue

@@ -22,7 +22,7 @@ from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, ran
 from immunize.checkpoints import load_checkpoint
 from immunize.data.loading import CrossFitted, load_pair
 from immunize.data.splits import ROLES, Splits
-from immunize.errors import DataError
+from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks import AttackData, Rows
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> Linea
         facts["benign"] = NO_BENIGN
     thetas = load_checkpoint(pointed.path, splits[1].fit.x.shape[1], config_hash=pointed.record.get("config_hash"))
     theta = thetas["fit"]
+    if plan.own_rows and "cross_fit" in thetas and not pointed.record:
+        raise UserError("own_rows=true needs run=: which half of the rows this checkpoint never saw, its record knows")
     if plan.own_rows and "cross_fit" in thetas:  # which was fitted on one half of the rows, and never saw the other
         halves = load_pair(*(CrossFitted(source, pointed.record["seed"]) for source in sources)).splits
         theta, splits = thetas["cross_fit"], (halves["pretrain"], halves["harmful"])

@@ -14,6 +14,8 @@ Sees every room; no room sees it. Shapes: N images, D features.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,11 +230,16 @@ def _network(
         train=parts[0],
         validation=parts[1],
         test=parts[2],
-        key=f"{released.key} {task.fit.fingerprint} {task.held_out.fingerprint}",
+        key=" ".join((released.key, task.fit.fingerprint, task.held_out.fingerprint, _digest(parts))),
         device=device,
         stages=task.stages[which],
         stage_outputs=task.stage_outputs[which],
     )
+
+
+def _digest(parts: list[np.ndarray[Any, Any]]) -> str:
+    """Which images are trained on, tuned on and measured on."""
+    return hashlib.sha256(json.dumps([part.tolist() for part in parts]).encode()).hexdigest()
 
 
 # --- data ---------------------------------------------------------------------------------------------------------

@@ -209,8 +209,8 @@ class PairedData(Pair):
 
     def n_outputs(self, role: Role) -> int:
         """C of a classification; 1 for a regression or the two classes of a binary task. After `setup`."""
-        y = self.fit.of(role).y
-        return 1 if y.is_floating_point() else int(y.max()) + 1
+        parts = [part.of(role).y for part in (self.fit, self._validation, self._held_out) if part is not None]
+        return 1 if parts[0].is_floating_point() else 1 + max(int(y.max()) for y in parts)
 
     @property
     def data_hash(self) -> str:

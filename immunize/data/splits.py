@@ -231,9 +231,10 @@ class Standardizer:
         Returns:
             one mean and one standard deviation a column.
         """
-        # max = min and not std = 0: the mean of a constant column need not be its value to the last bit, and its
-        # rounding error, divided by an equally small standard deviation, would become a feature of size one.
-        constant = values.max(axis=0) == values.min(axis=0)
+        # The mean of a constant column need not be its value to the last bit, and its rounding error, or that of sums
+        # which are all the same, would become a feature of size one, divided by an equally small standard deviation.
+        rounding = 8 * np.finfo(np.float64).eps * np.abs(values).max(axis=0)
+        constant = np.ptp(values, axis=0) <= rounding
         mean = np.where(constant, values[0], values.mean(axis=0))
         return cls(mean, np.where(constant, np.inf, values.std(axis=0, ddof=1)))
 

@@ -27,7 +27,9 @@ Shapes: N images (N, 3, height, width), D features, C classes; θ (D, D) acts on
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -318,9 +320,10 @@ class Released:
 
     @property
     def key(self) -> str:
-        """SHA-256 of the weights below the classifier and of the map."""
+        """SHA-256 of the network below the classifier, what of it may be trained, its input, and the map."""
         state = {"map": torch.empty(0) if self.map is None else self.map}
-        return state_digest(state) + str(self.net.cache_facts()["weights"])
+        facts = json.dumps(self.net.cache_facts(), sort_keys=True)
+        return state_digest(state) + hashlib.sha256(facts.encode()).hexdigest()
 
     def whole(self) -> nn.Module:
         """A copy: images → released features, of plain layers, in eval mode; every parameter of it may be trained."""

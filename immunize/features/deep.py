@@ -99,6 +99,7 @@ class DeepExtractor(nn.Module):
     Attributes:
         network: the only registered child, so that `state_dict`, `to` and DDP see each parameter once.
         no_split_reason: why the network is in one piece; empty if it is not.
+        made_with: arguments of the architecture, of which not all show in its modules (heads of attention).
 
     Raises:
         UserError: `trainable` matches nothing, or everything without saying so.
@@ -121,6 +122,7 @@ class DeepExtractor(nn.Module):
         self.name = name
         self.network = network
         self.data_config = dict(data_config or {})
+        self.made_with: dict[str, Any] = {}
         self._trainable = matching_parameters(body, trainable, name)
         for parameter in network.parameters():
             parameter.requires_grad_(False)
@@ -188,7 +190,9 @@ class DeepExtractor(nn.Module):
         assert isinstance(head, nn.Linear)
         body = replaced(network, {id(head): nn.Identity()})
         example = torch.rand(2, *config["input_size"], generator=torch.Generator().manual_seed(0))
-        return cls(network, body, head, trainable, name=architecture, example=example, data_config=config)
+        found = cls(network, body, head, trainable, name=architecture, example=example, data_config=config)
+        found.made_with = dict(kwargs or {})
+        return found
 
     @classmethod
     def from_module(
@@ -359,6 +363,7 @@ class DeepExtractor(nn.Module):
             "trainable": sorted(self._trainable),
             "structure": hashlib.sha256(repr(self._parts[0]).encode()).hexdigest(),  # pooling, strides: no weights
             "weights": state_digest(kept),
+            "made_with": {key: str(value) for key, value in self.made_with.items()},
             "input": {key: str(value) for key, value in self.data_config.items()},
         }
 

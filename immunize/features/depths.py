@@ -65,7 +65,7 @@ def features_at(
 
 
 def _keep(outputs: list[Tensor], _: nn.Module, __: object, output: Tensor) -> None:
-    outputs.append(output)
+    outputs.append(output.clone() if isinstance(output, Tensor) else output)  # what follows may write into it
 
 
 def _rows(name: str, outputs: list[Tensor], count: int) -> Tensor:

@@ -119,7 +119,7 @@ class Attacker:
             yield self._parts(now, theta, head)
             if value is None or k == self.steps:
                 return
-            gradients = step.averaged(torch.autograd.grad(value, list(here.values()), create_graph=self.second_order))
+            gradients = step.averaged(gradients_of(value, list(here.values()), graph=self.second_order))
             now = {
                 name: of - rates[name] * self._direction(averages, name, gradient, k)
                 for (name, of), gradient in zip(here.items(), gradients, strict=True)
@@ -144,6 +144,11 @@ class Attacker:
         return weights, Head(now.get("head weight", head.weight), now.get("head bias", head.bias))
 
 
+def gradients_of(value: Tensor, parameters: list[Tensor], *, graph: bool) -> tuple[Tensor, ...]:
+    """Of a scalar; zeros of what it does not depend on. `graph`: they can be differentiated again."""
+    return torch.autograd.grad(value, parameters, create_graph=graph, allow_unused=True, materialize_grads=True)
+
+
 def attack(
     step: DeepStep, attacker: Attacker, n_outputs: int
 ) -> tuple[Tensor, Iterator[tuple[dict[str, Tensor], Head]]]:
@@ -166,6 +171,8 @@ def attack(
     seen = (~judged).nonzero().squeeze(1)
     size = min(attacker.batch_size, len(seen))
     parts = seen.unfold(0, size, size)
+    if step.harmful_classes:  # one data set's images come after the other's
+        parts = seen[: len(parts) * size].view(size, len(parts)).T
 
     most = torch.tensor(torch.inf)
 

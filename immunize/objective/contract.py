@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from immunize.objective.attacker import OF_STEPS, Attacker, InnerOptimizer, attack, harmful_loss
+from immunize.objective.attacker import OF_STEPS, Attacker, InnerOptimizer, attack, gradients_of, harmful_loss
 from immunize.objective.base import Step, check_weight
 from immunize.objective.censor import HEAD_MULTIPLIER, Censor
 from immunize.objective.deep import DeepStep
@@ -117,7 +117,7 @@ class Contract(Censor):
             losses.append(harmful_loss(step, unseen, parameters, head))
             if "contraction" in self.weights:
                 value = harmful_loss(step, learned, parameters, head.detach())
-                slopes = torch.autograd.grad(value, list(parameters.values()), create_graph=True)
+                slopes = gradients_of(value, list(parameters.values()), graph=True)
                 steps.append((_flat(parameters.values()).detach(), _flat(step.averaged(slopes))))
         found |= self._gain(torch.stack(losses), step) | self._contraction(steps, losses[0])
         return {name: value for name, value in found.items() if name in self.weights}

@@ -97,7 +97,8 @@ class SimulatedFineTuning(Objective):
             suppressed.append(mean_of_all(suppression(self.suppress, logits, mine.harmful.y), len(unseen)))
         with torch.no_grad():
             at_the_end = functional.cross_entropy(logits, mine.harmful.y, reduction="none")
-            self.watched = {"attacked": mean_of_all(at_the_end, len(unseen))}
+            (attacked,) = step.averaged([mean_of_all(at_the_end, len(unseen))])
+            self.watched = {"attacked": attacked}
         return {"task": step.pretrain_loss(), "suppressed": torch.stack(suppressed).mean()}
 
 

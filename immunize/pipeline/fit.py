@@ -117,6 +117,8 @@ class Training:
             UserError: a guard that the method gives nothing to watch.
         """
         row, weighted = self.row, {"well", "ill"} & objective.weights.keys()
+        if row.early_stopping and not objective.aims_at_kappa:
+            raise UserError(f"objective.early_stopping judges by RIR, at which method={self.method} does not aim")
         found: list[Callback] = []
         if row.balance and weighted:
             found.append(GradientBalance(row.balance_multiplier, row.balance_every, row.balance_multiplier_ill))

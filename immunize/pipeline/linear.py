@@ -105,6 +105,10 @@ class LinearModel:
         trainer = self.training.trainer(loggers, callbacks, seen)
         if (processes := trainer.num_devices * trainer.num_nodes) > 1:
             raise UserError(f"a linear model trains in one process, not in {processes}: set trainer.devices=1")
+        if trainer.strategy.root_device.type != "cpu" or trainer.precision not in ("32-true", "64-true"):
+            raise UserError(
+                "a linear model trains on the CPU in float64: choose trainer=cpu, without trainer.precision"
+            )
         fit = train(module, seen, trainer, label=label) if solved is None else Fit(facts=facts_of(callbacks, module))
         fit.seconds, fit.facts = time.perf_counter() - started, facts | fit.facts
         fit.theta, fit.head = module.extractor.theta.detach(), module.head.detach()
@@ -120,6 +124,8 @@ class LinearModel:
         Raises:
             UserError: a bad setting of `model` or `objective`.
         """
+        if pair.tasks["pretrain"] == "classification" and pair.n_outputs("pretrain") < 2:
+            raise UserError("D_P has one class, which leaves its classifier nothing to tell apart")
         generator = torch.Generator().manual_seed(self.seed + HEAD_STREAM)
         objective.bind(pair.n_features, generator, pair.n_outputs("harmful"))
         return LinearModule(

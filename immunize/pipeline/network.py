@@ -226,7 +226,7 @@ class NetworkModel:
         if self.cached:
             for role in ROLES:
                 pair.replace_fit(role, inputs["fit"][role])
-        self._prepare(inputs["fit"])
+        self._prepare(inputs["fit"] if self.cached else {role: pair.measured(role).fit for role in ROLES})
         module = self._module()
         training, row = self.training, self.training.row
         resuming = Resuming(kept[0], f"{kept[1]} {self.theta_0['theta_0_sha256']}", resume=training.resume)
@@ -451,7 +451,8 @@ def _appended(net: DeepExtractor, state: dict[str, Tensor], path: Path) -> Appen
 def _trained(net: DeepExtractor) -> list[tuple[str, nn.Parameter]]:
     """What training may change, by the names of the network's state dict."""
     moving = {id(parameter) for _, parameter in net.trainable_parameters()} | set(map(id, net.head_parameters()))
-    return [(name, parameter) for name, parameter in net.network.named_parameters() if id(parameter) in moving]
+    every = net.network.named_parameters(remove_duplicate=False)
+    return [(name, parameter) for name, parameter in every if id(parameter) in moving]
 
 
 def _check_frozen(network: nn.Module, state: dict[str, Tensor], trained: set[str], path: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from immunize.errors import UserError
 from immunize.files import whole
-from immunize.records import ATTACK_RECORD, RECORD, SWEEP, check_versions, read_file
+from immunize.records import ATTACK_RECORD, CHECKPOINT, RECORD, SWEEP, check_versions, file_digest, read_file
 from immunize.report.naming import PROTOCOLS, data_name
 
 RESULTS = "results.csv.gz"
@@ -167,9 +167,13 @@ def read_sources(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The record of a run and its attack record, None where it was not attacked.
 
     Raises:
-        UserError: no record, or one that cannot be read.
+        UserError: no record, one that cannot be read, or an attack record of another checkpoint than lies there.
     """
-    return read_run(folder), read_attack(folder)
+    record, attack, checkpoint = read_run(folder), read_attack(folder), folder / CHECKPOINT
+    attacked = None if attack is None else attack["subject"].get("checkpoint_sha256")
+    if attacked is not None and checkpoint.is_file() and file_digest(checkpoint) != attacked:
+        raise UserError(f"{folder / ATTACK_RECORD} is of another {CHECKPOINT} than lies there: attack this run again")
+    return record, attack
 
 
 def read_run(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from immunize.files import write_text
 from immunize.report.loading import write_results
-from immunize.report.naming import data_name, pair_title
+from immunize.report.naming import data_name, pair_title, run_title
 from immunize.report.one_run import carried_over
 from immunize.report.results import verdict_counts
 from immunize.report.runs import flat_settings, held_out_text, theta_0_of
@@ -68,10 +68,17 @@ def show_summary(records: Iterable[dict[str, Any]], console: Console | None = No
 
 
 def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Runs that differ in nothing but the seed, and in the θ_0 that belongs to it, together."""
+    """Runs that differ in nothing but the seed, and in the θ_0 that belongs to it, together.
+
+    Raises:
+        ValueError: a run is there twice.
+    """
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
-        groups[_but_for_the_seed(record)].append(record)
+        group = groups[_but_for_the_seed(record)]
+        if record in group:
+            raise ValueError(f"the run {run_title(record)} is there twice: a copy of its folder lies beside it")
+        group.append(record)
     return [part for group in groups.values() for part in _of_one_theta_0_a_seed(group)]
 
 

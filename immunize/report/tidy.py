@@ -125,7 +125,7 @@ def _measured(record: _Record) -> Iterator[_Row]:
     for task, extractors in record.get("results", {}).items():
         for features, tiers in extractors.items():
             for tier, found in tiers.items():
-                yield from _rows(("attack", task, tier), {features: found}, _paid)
+                yield from _rows(("attack", task, tier), {features: _with_never(found)})
 
 
 def _verdicts(record: _Record) -> Iterator[_Row]:
@@ -136,8 +136,15 @@ def _verdicts(record: _Record) -> Iterator[_Row]:
                 yield from _rows((kind, part, found["estimator"]), said)
 
 
-def _paid(path: str) -> bool:
-    return "/to_target" in path or "/flops_by_attack" in path
+def _with_never(found: _Record) -> _Record:
+    """Null is never where θ_0 learns the task, and elsewhere not known."""
+    learned = found["to_target_reference"]["steps"]
+
+    def told(values: list[float | None]) -> list[float | None]:
+        return [math.inf if one is None and of is not None else one for one, of in zip(values, learned, strict=True)]
+
+    paid = [name for name in ("to_target", "to_target_reference", "flops_by_attack") if name in found]
+    return found | {name: {key: told(values) for key, values in found[name].items()} for name in paid}
 
 
 def _rows(where: tuple[str, str, str], tree: _Record, endless: Any = lambda path: False) -> Iterator[_Row]:

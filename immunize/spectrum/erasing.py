@@ -168,7 +168,8 @@ def taking(lower: Tensor, directions: Tensor, protected: Tensor | None = None) -
     inner = torch.linalg.solve_triangular(lower, directions, upper=False)
     inner = inner / inner.norm(dim=0)
     if protected is not None:
-        needed = torch.linalg.qr(lower.T @ protected).Q
+        ways, sizes, _ = torch.linalg.svd(lower.T @ protected, full_matrices=False)
+        needed = ways[:, sizes > NO_SIGNAL**0.5 * sizes[0]]  # columns of labels add up to nothing
         inner = inner - needed @ (needed.T @ inner)
     left, strength, _ = torch.linalg.svd(inner, full_matrices=False)
     basis = left[:, strength > NO_SIGNAL**0.5]

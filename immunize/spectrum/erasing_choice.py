@@ -204,7 +204,8 @@ def erase(
         with contextlib.suppress(*((ValueError,) if chosen else ())):  # of rows that can judge nothing
             judge = _Judge((pretrain, y), sets, protect, seed)
             trials, feasible = judge.choose(rank, SHRINKAGES if isinstance(shrinkage, str) else (shrinkage,), slack)
-            rank, shrinkage = trials[-1].rank, trials[-1].shrinkage
+            best_rank, shrinkage = trials[-1].rank, trials[-1].shrinkage
+            rank = None if rank is None and best_rank == judge.full else best_rank  # classes too rare to be judged by
     weights = ridge_weights(pretrain, y, "D_P") if protect and y is not None else None
     best = erasing_map(pretrain, leading(directions, rank), float(shrinkage), protected=weights)
     return ChosenErasure(
@@ -253,12 +254,12 @@ class _Judge:
         self.seed = seed
         self.sets = [(x, y, folds_of(y, FOLDS, seed) == 0) for x, y in (_fewer(one, seed) for one in sets)]
         self.directions = [directions_of(x[~held], y[~held]) for x, y, held in self.sets]
+        self.full = max(of.shape[1] for of in self.directions)
 
     def choose(self, rank: int | None, shrinkages: Sequence[float], slack: float) -> tuple[list[EraseTrial], bool]:
         """The trials and whether D_P lost no more than `slack`."""
-        full = max(of.shape[1] for of in self.directions)
         raw = EraseTrial(0, 0.0, self.pretrain(None), self.harmful(None))
-        trials = [self.trial(rank or full, rho) for rho in shrinkages]
+        trials = [self.trial(rank or self.full, rho) for rho in shrinkages]
         best = max(trials, key=lambda trial: trial.pretrain)
         while rank is None and raw.pretrain - best.pretrain > slack and best.rank > 1:
             trials.append(best := self.trial(best.rank // 2, best.shrinkage))

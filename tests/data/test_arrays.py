@@ -14,6 +14,7 @@ from sklearn import datasets
 
 from immunize import evaluate, train
 from immunize.data.arrays import Arrays
+from immunize.data.splits import Standardizer
 from immunize.errors import DataError, MissingDataError, UserError
 from immunize.evaluation.alignment import measure
 from immunize.evaluation.forecast_verdict import STRONG
@@ -255,3 +256,15 @@ def test_one_file_in_both_roles_is_refused(name: str, tmp_path: Path) -> None:
     for method in ("ours", "erase"):
         with pytest.raises(UserError, match="D_P and D_H are the same data"):
             model_of(compose_config(*files(tmp_path, *rows, *rows), f"method={method}"))
+
+
+def test_d_p_of_one_class_has_nothing_to_tell_apart(tmp_path: Path) -> None:
+    rows = (X, np.zeros(40, dtype=np.int64), X[::-1].copy(), np.arange(40) % 3)
+    words = ("harmful.classes=true", "pretrain.classes=true", "objective.loss=ce")
+    with pytest.raises(UserError, match="D_P has one class"):
+        train.run(compose_config(*files(tmp_path, *rows), *words, *SHORT), tmp_path / "run")
+
+
+def test_a_column_that_is_constant_but_for_rounding_is_dropped() -> None:
+    x = np.column_stack([np.where(np.arange(10) % 2, 0.3, 0.1 + 0.2), np.arange(10.0)])
+    assert Standardizer.of(x).dropped == [0]

@@ -176,6 +176,8 @@ def test_a_method_searched_again_alone_leaves_the_others(outcome: Path, tmp_path
     assert chosen == ["imma.yaml"], "a kept method's row of hyper-parameters is not written again"
     with pytest.raises(UserError, match="keep=true: there is no"):
         search.run(["experiment=search_housing", f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'no'}", "keep=true"])
+    with pytest.raises(UserError, match="there are search_housing, search_mnist"):
+        search.run(["experiment=search_digits", *given[1:], f"runs={tmp_path}"])
     with pytest.raises(UserError, match="keep=maybe"):
         search.run([*given[:2], "keep=maybe", f"runs={tmp_path / 'runs'}"])
 

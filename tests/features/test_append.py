@@ -459,3 +459,12 @@ def test_weights_that_do_not_fit_are_refused() -> None:
         released_network(small(), {name: value for name, value in state.items() if "layer4" not in name}, "a file")
     with pytest.raises(CheckpointError, match=r"map is \(3, 3\)"):
         released_network(small(), state | {"fc.map.weight": torch.eye(3)}, "a file")
+
+
+def test_a_network_of_which_more_may_be_trained_is_another_to_an_attacker() -> None:
+    options = {"n_classes": CLASSES, "image_size": 32, "kwargs": {"channels": [4, 4, 4, 8]}, "seed": 0}
+    one, same, more = (
+        Released(DeepExtractor.from_timm("resnet18", trainable=trainable, **options)).key  # type: ignore[arg-type]
+        for trainable in (["layer4"], ["layer4"], ["layer3", "layer4"])
+    )
+    assert one == same != more

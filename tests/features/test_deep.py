@@ -19,6 +19,7 @@ from immunize.config import config_dir
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor
 from immunize.features.boundary import NoBoundaryError, Tail, Trunk, replaced, split_network
+from immunize.features.depths import features_at
 
 KINDS: dict[str, dict[str, Any]] = {
     "resnet18": {"trainable": ["layer4"], "kwargs": {"channels": [8, 8, 16, 16]}},
@@ -487,3 +488,21 @@ def test_replaced_shares_parameters_and_leaves_the_original_alone() -> None:
     assert twin.blocks[2] is net.blocks[2]
     net.double()
     assert twin.shift.dtype == torch.float64
+
+
+def test_a_cache_knows_the_heads_of_attention_which_no_shape_shows() -> None:
+    small = {"patch_size": 16, "embed_dim": 16, "depth": 1}
+    facts = [
+        DeepExtractor.from_timm(
+            "vit_tiny_patch16_224", trainable=["blocks.0"], image_size=32, kwargs={**small, "num_heads": heads}
+        ).cache_facts()
+        for heads in (2, 4)
+    ]
+    assert facts[0] != facts[1]
+
+
+def test_what_a_module_gives_is_kept_from_what_comes_after() -> None:
+    body = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU(inplace=True))
+    net = DeepExtractor.from_module(body, nn.Linear(4, 3), ["1"])
+    _, output = features_at(net, torch.randn(30, 4), ["1"])
+    assert float(output.detach().min()) < 0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from immunize.config import config_dir
-from immunize.objective.attacker import Attacker, _probe, attack
+from immunize.objective.attacker import Attacker, _probe, attack, gradients_of
 from immunize.objective.base import Head
 from immunize.objective.censor import Censor
 from immunize.objective.contract import Contract
@@ -354,3 +354,9 @@ def test_on_digits_it_has_the_values_of_censor(model: str) -> None:
 )
 def test_what_has_no_term_is_said_to_have_no_effect(options: dict[str, Any], unused: set[str]) -> None:
     assert set(contract(**options).unused) == unused
+
+
+def test_what_the_loss_does_not_use_has_no_slope() -> None:
+    used, unused = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+    slopes = gradients_of(used.square().sum(), [used, unused], graph=False)
+    assert [slope.tolist() for slope in slopes] == [[2.0, 2.0], [0.0, 0.0, 0.0]]

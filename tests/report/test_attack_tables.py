@@ -14,10 +14,11 @@ import pytest
 from immunize.evaluation.attacks import RESOURCES
 from immunize.records import ATTACK_RECORD
 from immunize.report.__main__ import main
-from immunize.report.attacks.one_run import interval_text, middle
+from immunize.report.attacks.one_run import interval_text, middle, verdict_sentence
 from immunize.report.attacks.page import best_figure, horizon_figure, plane_figure, report_attacks
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
 from immunize.report.attacks.tables import attack_tables, held_counts, unbroken_counts
+from immunize.report.tidy import frame_of
 from tests.commands import Called
 from tests.report.making import Record, tables_of, with_change
 
@@ -123,6 +124,24 @@ def test_reference_and_control_are_counted_once_a_seed(attack: Record) -> None:
     tried = group.tried(THETA_0, "harmful", "T0")
     assert {resource: len(values) for resource, values in tried.paid.items()} == dict.fromkeys(RESOURCES, 2)
     assert tried.held == []
+    for record in group.records:  # each run began with a θ_0 of its own, and all attackers draw alike
+        record["config"]["seeds"] = [0]
+        record["subject"]["theta_0_sha256"] = str(record["seed"])
+    assert len(group.of_method(THETA_0)) == 2
+
+
+def test_where_theta_0_learns_nothing_nothing_is_said_to_be_never_reached(attack: Record) -> None:
+    record = changed(attack, "ours", 0, T0=(0.5, None, None))
+    found = record["results"]["harmful"]["immunized"]["T0"]
+    found["to_target_reference"] = {name: [None] for name in RESOURCES}
+    group = group_of(record, changed(attack, "ours", 1, T0=(0.5, 30, True)))
+    assert group.tried("ours", "harmful", "T0").paid["steps"] == [30]
+    assert group.tried(THETA_0, "harmful", "T0").paid["steps"] == [5]
+    known = frame_of([collected(record)]).query("part == 'harmful' and quantity == 'immunized/to_target/steps'")
+    assert np.isnan(known.set_index("estimator").loc["T0", "value"])
+    record["verdicts"]["harmful"]["immunized"] |= {"held": {"T0": None}, "first_broken": None, "highest_tier": None}
+    assert verdict_sentence(record, "harmful").startswith("T0 is not decided; not decided in T0 (")
+    assert "restoring cost" not in attack_tables(attacks_of(record))  # over nothing
 
 
 def test_curves_of_many_steps_are_means_over_runs(attack: Record) -> None:
@@ -226,6 +245,8 @@ def test_only_a_written_table_keeps_runs(others: list[str], tmp_path: Path, call
     ("path", "value", "words"),
     [
         ("config__attack__budget__steps", 1, "different grids"),
+        ("config__benign_digits", 5, "different grids"),
+        ("subject__selection", "validation", "different grids"),
         ("subject__data_hash", "0", "different data"),
         ("subject__run_seed", 0, "is there twice"),
     ],

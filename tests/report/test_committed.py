@@ -43,6 +43,12 @@ def test_seeds_stand_together_where_each_has_its_own_theta_0() -> None:
     assert all([record["seed"] for record in group] == [0, 1, 2] for group in groups)
 
 
+def test_a_copy_of_a_run_is_no_second_run() -> None:
+    records = load_records(EXPERIMENTS / "table3_digits")
+    with pytest.raises(ValueError, match="is there twice"):
+        groups_of([*records, records[3]])
+
+
 def test_two_theta_0_of_one_seed_stand_apart() -> None:
     record = load_records(EXPERIMENTS / "table3_digits")[0]
     other = record | {"network": record["network"] | {"theta_0_sha256": "0" * 64}}

@@ -380,3 +380,20 @@ def test_labels_of_classes_as_floating_point_numbers_are_warned_of() -> None:
         erase(x, x_h, y + 0.5)  # a target
         erase(x, x_h, (y > 1).double())  # one direction in either case
         erase(x, x_h, torch.arange(80.0))
+
+
+def test_what_is_protected_are_directions_that_labels_need_and_none_of_rounding() -> None:
+    """Columns of labels add up to nothing: two classes of D_P need one direction, as a target with two values does."""
+    x_p, x_h, y = data(3)
+    y_p = (x_p[:, 0] > 2).long()
+    options = {"rank": 2, "shrinkage": 0.01, "protect": True}
+    classes, target = (erase(x_p, x_h, y, y_pretrain=of, **options).matrix for of in (y_p, y_p.double()))  # type: ignore[arg-type]
+    torch.testing.assert_close(classes, target, rtol=1e-6, atol=1e-8)
+
+
+def test_a_class_too_rare_to_be_judged_by_is_erased_all_the_same() -> None:
+    x_p, x_h, y = data(3, 90)
+    x_h, y = torch.cat([x_h, x_h[:1] + 5]), torch.cat([y, torch.tensor([3])])
+    y_p = (x_p[:, 0] > 2).long()
+    r = erase(x_p, x_h, y, y_pretrain=y_p, slack=1.0)
+    assert r.rank == r.available == 3

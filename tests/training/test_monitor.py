@@ -21,6 +21,7 @@ from immunize.data.pair import PairedData, PairParts
 from immunize.objective import Objective, Step
 from immunize.spectrum import folds_of
 from immunize.training.callbacks import ImmunityMonitor, ValidationStop
+from immunize.training.callbacks.stopping import Watch
 from tests import reference as ref
 from tests.composing import (
     SGD,
@@ -271,3 +272,16 @@ def test_learning_rate_falls_to_zero_over_the_last_share_of_the_steps(batch_size
         assert len(rates.seen) == 10
         expected = [1.0] * 10 if decay is None else [1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]
         assert rates.seen == pytest.approx([rate * share for share in expected])
+
+
+def test_a_step_of_several_batches_is_looked_at_once() -> None:
+    class Counting(Watch):
+        seen = 0
+
+        def look(self, trainer: Any, module: Any) -> None:
+            self.seen += 1
+
+    watch = Counting(2)
+    for step in (1, 1, 2, 2, 3, 3, 4, 4):
+        watch.on_train_batch_end(SimpleNamespace(global_step=step), None, None, None, 0)  # type: ignore[arg-type]
+    assert watch.seen == 2

@@ -35,6 +35,9 @@ LOOKS_PER_DECADE = 10
 RESOURCES = ("steps", "seconds", "samples", "flops")
 """Attributes of :class:`Cost`, in their order: what an attacker may want to save."""
 
+ROUNDING = 1e-9
+"""Scores are quotients of counts; 0.95 - 0.90 shall count as 5 points, and 0.72 as nine tenths of 0.8."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -119,7 +122,7 @@ class Curve:
 
     def cost_of(self, score: float) -> float | None:
         """How much of the resource it took until the test score was at least `score`; None if that never happened."""
-        return next((getattr(point.cost, self.by) for point in self.points if point.test >= score), None)
+        return next((getattr(point.cost, self.by) for point in self.points if point.test >= score - ROUNDING), None)
 
     def within(self, amount: float) -> Point | None:
         """Where the attacker stands who has less than so much of the resource; None if nothing was reached by then."""

@@ -78,9 +78,14 @@ def hash_of_data(data: AttackData) -> str:
     return digest.hexdigest()
 
 
-def version_of(attack: Attack) -> list[int]:
-    """Of the grid, and of the attack where it has one: raised when the same settings begin to give other numbers."""
-    return [CELL_VERSION, *([attack.version] if attack.version else [])]
+def version_of(attack: Attack) -> list[Any]:
+    """Of the grid, and of the attack and those within it where they have one.
+
+    It is raised when the same settings begin to give other numbers.
+    """
+    within = [*getattr(attack, "inner", {}).values(), getattr(attack, "probe", None)]
+    inner = [of for one in within if one is not None and (of := version_of(one)[1:])]
+    return [CELL_VERSION, *([attack.version] if attack.version else []), *inner]
 
 
 def attack_all(

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from immunize.evaluation.attacks.curves import Curve, Point
+from immunize.evaluation.attacks.curves import ROUNDING, Curve, Point
 from immunize.evaluation.attacks.protocol import TIERS, Array
 
 TARGET = 0.9
@@ -41,9 +41,6 @@ LEARNS_BY = 0.05
 
 CONFIDENCE = 1.96
 """Standard errors to either side of an interval that holds in 95 % of all draws of the test rows."""
-
-ROUNDING = 1e-9
-"""Scores are quotients of counts; 0.95 - 0.90 shall count as 5 points."""
 
 Paid = Mapping[str, float | None]
 """By resource how much was paid, each by an attacker who saves that one; None for never."""
@@ -163,7 +160,7 @@ def compare(extractor: Attacked, reference: Attacked) -> TierResult:
     score = None if best is None else best.test
     if best_reference is None:
         return TierResult(score, None, None, None, None, "every attack on θ_0 diverged")
-    if best_reference.test < reference.chance + LEARNS_BY:
+    if best_reference.test < reference.chance + LEARNS_BY - ROUNDING:
         return TierResult(score, best_reference.test, None, None, None, "θ_0 itself does not learn the task")
     target = TARGET * best_reference.test
     paid, paid_reference = extractor.paid_for(target), reference.paid_for(target)

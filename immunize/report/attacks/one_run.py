@@ -81,6 +81,12 @@ def interval_text(found: Estimates | None) -> str:
     return f"{interval.mean:z.2f} ({interval.low:z.2f} to {interval.high:z.2f})".replace("-", "−")
 
 
+def where_known(found: Mapping[str, Any], values: Sequence[float | None]) -> list[float | None]:
+    """What was paid, of the seeds with which θ_0 learns the task: of others null does not say never."""
+    learned = found["to_target_reference"]["steps"]
+    return [value for value, steps in zip(values, learned, strict=True) if steps is not None]
+
+
 def attack_rows(record: dict[str, Any]) -> list[list[str]]:
     """Cells of `COLUMNS`, a row a task and tier: mean ± standard deviation (n - 1) and medians over the seeds."""
     rows = []
@@ -93,9 +99,9 @@ def attack_rows(record: dict[str, Any]) -> list[list[str]]:
                     score_text(found["score_reference"]),
                     score_text(found["score"]),
                     interval_text(found.get("retention")),
-                    paid_text("steps", found["to_target_reference"]["steps"]),
-                    paid_text("steps", found["to_target"]["steps"]),
-                    paid_text("flops", found["to_target"]["flops"]),
+                    paid_text("steps", where_known(found, found["to_target_reference"]["steps"])),
+                    paid_text("steps", where_known(found, found["to_target"]["steps"])),
+                    paid_text("flops", where_known(found, found["to_target"]["flops"])),
                     next((label for label in found["best"] if label), NOTHING),
                     held_text(found),
                 ]
@@ -149,8 +155,6 @@ def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
     console.print(to_print(Table(title, columns, rows), [column for column in columns if ":" not in column]))
     for task, facts in record["tasks"].items():
         console.print(f"{task} task ({facts['about']}): {verdict_sentence(record, task)}")
-    if record["config"].get("own_rows"):
-        console.print("the attacker has rows that the immunization never saw (own_rows)")
     console.print("score: accuracy or R² on the attacker's test rows; steps: to 90 % of θ_0's score in the tier")
     console.print(f"retention: {RETENTION}")
     console.print(f"held: {HELD}; wanted of the harmful task, a cost in others")
@@ -168,7 +172,8 @@ def verdict_sentence(record: dict[str, Any], task: str) -> str:
     highest, unbroken, broken = (verdict[name] for name in ("highest_tier", "unbroken_up_to", "first_broken"))
     undecided = [tier for tier, held in verdict["held"].items() if held is None]
     lowest = TIERS[0]
-    nothing = "not slowed down" if lowest in verdict["held"] else f"{lowest} was not tried"
+    told = {False: "not slowed down", None: f"{lowest} is not decided", True: ""}
+    nothing = told[verdict["held"][lowest]] if lowest in verdict["held"] else f"{lowest} was not tried"
     parts = [f"held off up to {unbroken}" if unbroken else nothing]
     if highest and highest != unbroken:
         parts.append(f"the highest tier that held is {highest}")
@@ -178,7 +183,8 @@ def verdict_sentence(record: dict[str, Any], task: str) -> str:
             f"{broken} gets through: score {score_text(found['score'])} instead of "
             f"{score_text(found['score_reference'])}, {_difference(found)}steps "
             + " instead of ".join(
-                paid_text("steps", found[name]["steps"]) for name in ("to_target", "to_target_reference")
+                paid_text("steps", where_known(found, found[name]["steps"]))
+                for name in ("to_target", "to_target_reference")
             )
         )
     if undecided:
@@ -192,12 +198,18 @@ def verdict_sentence(record: dict[str, Any], task: str) -> str:
 
 
 def not_tried(record: dict[str, Any]) -> list[str]:
-    """What was left out: tiers, skipped attacks and why, benign tasks where there is none, steps of T4 beyond these."""
+    """Rows that are not the usual ones, and what was left out: tiers, attacks and why, benign tasks, further steps."""
+    config, subject = record["config"], record["subject"]
+    rows = {
+        "the attacker has rows that the immunization never saw (own_rows)": config.get("own_rows"),
+        "measured on rows set aside from the training (selection=validation)": subject.get("selection"),
+    }
     by_reason: dict[str, list[str]] = {}
     for name, of in record["attacks"]["harmful"]["immunized"].items():
         if of["status"] == "skipped":
             by_reason.setdefault(of["reason"], []).append(f"{name} ({of['tier']})")
-    lines = [f"not tried: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    lines = [line for line, there in rows.items() if there]
+    lines += [f"not tried: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     known = {of["tier"] for of in record["attacks"]["harmful"]["immunized"].values()}
     if absent := [tier for tier in TIERS if tier not in known]:
         lines.append(f"no attack of {', '.join(absent)} was tried: what holds there is not known")

@@ -36,7 +36,7 @@ from immunize.report.templates import filled_in
 OWN_SCALES = ("defence", "t4")
 """First words of the pages of `make table_defence` and `make table_t4`, whose runs have scales of their own."""
 OWN_ROWS = "held-out ones, which the immunization never saw; measured on others of these (`own_rows`)"
-SET_ASIDE = "images set aside from the training (`selection=validation`), none that are held out"
+SET_ASIDE = "images set aside from the training (`selection=validation`); benign tasks on held-out ones"
 _WIDTH = 0.8
 """Of a tier's place, shared by the methods."""
 _MARKERS = {"pretrain": "o", "benign": "s"}

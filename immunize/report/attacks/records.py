@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.records import ATTACK_RECORD, check_versions, read_file, whole_config
-from immunize.report.attacks.one_run import NAMES, TIERS
+from immunize.report.attacks.one_run import NAMES, TIERS, where_known
 from immunize.report.loading import RESULTS, load_records
 from immunize.report.naming import pair_label
 from immunize.report.runs import Collection, check_once
@@ -49,7 +49,7 @@ KINDS = ("harmful", "pretrain", "benign")
 THETA_0, CONTROL = NAMES["theta_0"], NAMES["random_orthogonal"]
 """Rows of the tables that are no methods."""
 
-_RULES = ("attack", "tiers", "validation_fraction", "own_rows", "test_fraction")
+_RULES = ("attack", "tiers", "validation_fraction", "own_rows", "test_fraction", "images", "benign_digits")
 """Settings of the grid that have to agree within one table."""
 
 
@@ -150,6 +150,13 @@ def extractor_of(method: str) -> str:
     return "random_orthogonal" if method == CONTROL else "immunized"
 
 
+def _before_any_method(record: Record) -> tuple[Any, ...]:
+    """Pair, θ_0 and rows of the attacker, which are those of the run where images or rows are set aside."""
+    subject, config = record["subject"], record["config"]
+    own = config.get("own_rows") or subject.get("selection")
+    return pair_label(record), subject.get("theta_0_sha256"), record["seed"] if own else None, *config["seeds"]
+
+
 @dataclass(frozen=True)
 class Group(Collection):
     """The records of one kind of model and data sets: one table each.
@@ -183,15 +190,20 @@ class Group(Collection):
         return all("by_attack" in record for record in self.records)
 
     @property
+    def draws(self) -> int:
+        """Seeds of runs and attackers that a mean is over."""
+        return len({(record["seed"], seed) for record in self.records for seed in record["config"]["seeds"]})
+
+    @property
     def kinds(self) -> list[str]:
         """Kinds of tasks that were attacked."""
         there = {kind for _, _, kind, *_ in _cells(self.records)}
         return [kind for kind in KINDS if kind in there]
 
     def of_method(self, method: str) -> list[Record]:
-        """Its records; for θ_0 and the control one record a pair and seed, for they are the same in all."""
+        """Its records; for θ_0 and the control those of one method, where the methods' are the same."""
         if method in (THETA_0, CONTROL):
-            return list({(pair_label(r), *r["config"]["seeds"]): r for r in self.records}.values())
+            return list({_before_any_method(record): record for record in self.records}.values())
         return [record for record in self.records if record["method"] == method]
 
     def tried(self, method: str, kind: str, tier: str) -> Tried:
@@ -210,9 +222,10 @@ class Group(Collection):
                 tried.score[f"{pair_label(record)} {task}"].extend(found[f"score{side}"]["values"])
                 tried.held.extend(judged.get("held", []))
                 tried.undecided.update(judged.get("undecided", []))
-                for kept, of in (tried.paid, found[f"to_target{side}"]), (tried.retention, judged.get("retention", {})):
-                    for name, values in of.items():
-                        kept[name].extend(values)
+                for name, values in found[f"to_target{side}"].items():
+                    tried.paid[name].extend(where_known(found, values))
+                for name, values in judged.get("retention", {}).items():
+                    tried.retention[name].extend(values)
         return tried
 
     def across(self, method: str, *kinds: str) -> list[Tried]:
@@ -243,7 +256,7 @@ class Group(Collection):
         for _, _, kind, tier, of in _cells(self.of_method(method), extractor_of(method)):
             if kind == "harmful" and tier in tiers:
                 for name, flops in of["flops_by_attack"].items():
-                    found[tier, name] += flops
+                    found[tier, name] += where_known(of, flops)
         return found
 
     def scores_by_attack(self, method: str) -> dict[tuple[str, str, str], list[float]]:
@@ -308,15 +321,19 @@ class Attacks(Collection):
         """
         rules = {
             json.dumps(
-                [record.get("attack_versions"), *(record["config"].get(name, False) for name in _RULES)], sort_keys=True
+                [
+                    *(record.get("attack_versions"), record["subject"].get("selection")),
+                    *(record["config"].get(name, False) for name in _RULES),
+                ],
+                sort_keys=True,
             )
             for record in records
         }
         if len(rules) > 1:
             raise ValueError(
-                f"the records come from {len(rules)} different grids (attack, its budget or version, tiers, "
-                "validation_fraction, own_rows or test_fraction differ): attack all runs with the same settings, or "
-                "report them apart"
+                f"the records come from {len(rules)} different grids (attack, its budget or version, tiers, images, "
+                "benign digits, selection, validation_fraction, own_rows or test_fraction differ): attack all runs "
+                "with the same settings, or report them apart"
             )
         check_once(records, lambda record: " ".join(run_of(record)[:2]))
         by_name: dict[str, list[Record]] = defaultdict(list)

@@ -140,7 +140,7 @@ def _costs(group: Group) -> str:
 
 
 def _repairs(group: Group) -> tuple[str, str]:
-    """What each repair costs in all, over what plain gradient descent costs from θ_0, and that; "" without repairs."""
+    """What each repair costs in all, over what plain gradient descent costs from θ_0, and that; "" without either."""
     costs = {method: group.flops_by_attack(method, REPAIRS) for method in [*group.methods, CONTROL]}
     base = middle(group.tried(THETA_0, "harmful", _FIRST).paid.get("flops", []))
     rows = [
@@ -148,7 +148,7 @@ def _repairs(group: Group) -> tuple[str, str]:
         for tier, name in sorted({key for of in costs.values() for key in of})
     ]
     table = _markdown(["tier", "attack", *map(_named, costs)], rows)
-    return table if rows else "", paid_text("flops", [base])
+    return table if rows and 0 < base < math.inf else "", paid_text("flops", [base])
 
 
 def _by_attack(group: Group) -> str:
@@ -186,7 +186,7 @@ def _times(flops: Numbers, base: float) -> str:
     if math.isnan(cost):
         return NOTHING
     there = f"{len(flops) - flops.count(None)}/{len(flops)}"
-    return f"never ({there})" if math.isinf(cost) or not base > 0 else f"{short(cost / base)} × ({there})"
+    return f"never ({there})" if math.isinf(cost) else f"{short(cost / base)} × ({there})"
 
 
 def _undecided(group: Group) -> list[str]:

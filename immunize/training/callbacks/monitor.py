@@ -197,6 +197,7 @@ class NetworkMonitor(BestLook):
         """
         module = pl_module
         assert isinstance(module, DeepModule)
+        self.check_looks(trainer, module)
         self.reference.to(module.device)
         for role in ROLES:
             rows = [self.images[role][i] for i in range(len(self.images[role]))]  # type: ignore[arg-type]

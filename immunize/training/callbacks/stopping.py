@@ -31,6 +31,7 @@ from torch import Tensor, distributed
 
 from immunize.data import ROLES
 from immunize.data.pair import PairParts
+from immunize.errors import UserError
 from immunize.files import whole
 from immunize.objective import LinearStep, Side
 from immunize.spectrum import immunization_ratio, spectrum_of
@@ -46,7 +47,7 @@ class Watch(Callback):
     """
 
     def __init__(self, every: int) -> None:
-        self.every = every
+        self.every, self._looked_at = every, 0
 
     @abstractmethod
     def look(self, trainer: Trainer, module: LightningModule) -> None:
@@ -56,7 +57,8 @@ class Watch(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the steps."""
-        if trainer.global_step % self.every == 0:
+        if trainer.global_step % self.every == 0 and trainer.global_step != self._looked_at:
+            self._looked_at = trainer.global_step  # a step of several batches ends with the last of them
             self.look(trainer, pl_module)
 
 
@@ -74,6 +76,20 @@ class BestLook(Watch):
         self._best: dict[str, Tensor] = {}
         self._score, self._waited = -math.inf, 0
         self._step: int | None = None
+
+    def check_looks(self, trainer: Trainer, module: ImmunizationModule) -> None:
+        """Refuse to stop a training that ends before the first look.
+
+        Raises:
+            UserError: it does.
+        """
+        steps = int(trainer.estimated_stepping_batches)
+        steps = steps if module.max_steps is None else min(steps, module.max_steps)
+        if self.patience is not None and steps < self.every:
+            raise UserError(
+                f"objective.check_every={self.every} looks at none of the {steps} steps of this training; choose a "
+                "smaller one for early stopping"
+            )
 
     def judge(self, score: float, trainer: Trainer, module: ImmunizationModule) -> None:
         """Keep it, or wait for a better."""

@@ -20,6 +20,7 @@ from immunize.evaluation.attacks import (
     Entry,
     GradientDescent,
     ImagesAlone,
+    KernelRidge,
     LinearMap,
     Point,
     Rows,
@@ -32,6 +33,7 @@ from immunize.evaluation.attacks import (
     horizon_of,
     in_tier,
     judge,
+    version_of,
 )
 from immunize.evaluation.attacks.curves import look_steps
 from tests.evaluation.attacks.making import Memory, classes, ill_conditioned, regression
@@ -140,6 +142,19 @@ def test_tier_is_held_by_cost_or_by_accuracy(points: list, held: bool, costlier:
     result = compare(attacked(*points), THETA_0)
     assert result.held is held
     assert result.costlier == pytest.approx(costlier)
+
+
+def test_scores_on_a_threshold_count_as_reaching_it() -> None:
+    assert compare(attacked((1, 0.3), (19, 0.72)), THETA_0).costlier == pytest.approx(1.9)  # 0.9 · 0.8 rounds up
+    barely = compare(attacked((1, 0.15)), attacked((1, 0.15)))
+    assert (barely.held, barely.reason) == (False, "")  # 0.1 + 0.05 rounds up, too
+
+
+def test_versions_of_attacks_within_an_attack_are_part_of_its_own() -> None:
+    inner = {"gd": GD.attack, "kernel": KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,))}
+    whole = version_of(ImagesAlone(tier="T5", inner=inner))
+    assert whole[-1] == [KernelRidge.version]
+    assert version_of(ImagesAlone(tier="T5", inner={"gd": GD.attack})) == whole[:-1]
 
 
 def test_twice_next_to_nothing_is_no_protection() -> None:
