@@ -195,7 +195,8 @@ class Censor(Objective):
     def _attacked(self, step: DeepStep) -> dict[str, Tensor] | None:
         """θ after the attacker's steps, in which it sees what probes are fitted on; None without a step."""
         steps = self.attacker.steps
-        k = int(step.labelled("harmful", [])[1].sum()) % (steps + 1) if steps else 0
+        drawn = int(step.labelled("harmful", [])[1].sum()) + step.number  # a batch may hold all of D_H every time
+        k = drawn % (steps + 1)
         if not k:
             return None
         _, path = attack(step, replace(self.attacker, steps=k), self.n_outputs)

@@ -59,6 +59,7 @@ class DeepStep(Step):
         harmful_classes: (M,) classes of each harmful data set; of a single one it need not be told.
         theta_0: the network as it was, for a method that looks at it.
         keep_answers: D_P is kept by repeating θ_0's answers instead of by its labels, see :meth:`pretrain_loss`.
+        number: steps taken before, the same in all processes.
     """
 
     net: DeepExtractor
@@ -68,6 +69,7 @@ class DeepStep(Step):
     harmful_classes: tuple[int, ...] = ()
     theta_0: DeepExtractor | None = None
     keep_answers: bool = False
+    number: int = 0
     _features: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     _gathered: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 

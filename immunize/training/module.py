@@ -290,7 +290,8 @@ class DeepModule(ImmunizationModule):
         theta_0 = self._theta_0[0]
         if theta_0 is not None:
             theta_0.to(self.device)
-        step = DeepStep(self.net, sides["pretrain"], sides["harmful"], self.task_loss, **self.settings, theta_0=theta_0)
+        of = {**self.settings, "theta_0": theta_0, "number": self.global_step}
+        step = DeepStep(self.net, sides["pretrain"], sides["harmful"], self.task_loss, **of)
         self._latest = step  # whoever asked: a callback may be the first to see that features have no spectrum
         return step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,9 @@ def test_censor_looks_at_the_attackers_weights() -> None:
     attacked = Censor(answers=0, attack_steps=1, attack_learning_rate=RATE, attack_batch_size=8)
     attacked.bind(D, n_outputs=CLASSES)
     moved = [labels for labels in (step, _shifted(step)) if int(labels.harmful.y.sum()) % 2]
-    assert len(moved) == 1  # k is 1 for one of them
+    assert len(moved) == 1  # k is 1 for one of them, and for a batch in every other step
+    numbered = [attacked._attacked(replace(moved[0], number=number)) for number in range(4)]
+    assert [parameters is None for parameters in numbered] == [False, True, False, True]
     with_steps, without = (objective.terms(moved[0].again()) for objective in (attacked, Censor(answers=0)))
     assert with_steps["adversary"].item() != without["adversary"].item()
     assert with_steps["features"].item() == without["features"].item()
