@@ -268,18 +268,8 @@ def immunize(
             (measured, loaders, objective), (released, classifier, omega_0), known, rho=rho, seed=seed
         )
         verdicts = verdicts_of(vars(ratios["spectrum"].ratio), told)
-    result = Immunized(
-        released,
-        classifier,
-        taken,
-        ratios,
-        told,
-        dict(objective.weights),
-        facts,
-        verdicts,
-        learned,
-        objective.aims_at_kappa,
-    )
+    used, aims = dict(objective.weights), objective.aims_at_kappa
+    result = Immunized(released, classifier, taken, ratios, told, used, facts, verdicts, learned, aims)
     if objective.aims_at_kappa and not verdicts.b:
         log.warning("%s", result.what_failed)
     return result

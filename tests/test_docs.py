@@ -208,6 +208,7 @@ ERASED = {
     "ResNet18, Stanford Cars": ("defence_small_cars", 1),
 }
 OF_METHOD = {
+    "`ours`": WHERE | {name: ERASED[name] for name in ("small ResNet, digits", "small ViT, digits")},
     "`erase`": ERASED,
     "`censor`": ERASED,
     "`censor_deep`": {

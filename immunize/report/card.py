@@ -18,7 +18,14 @@ from immunize.errors import UserError
 from immunize.files import write_text
 from immunize.records import diverged_cross_fit
 from immunize.report.attacks.one_run import grid_parts, not_tried, verdict_sentence
-from immunize.report.loading import check_same_run, lacking_is_told, read_sources, verdict_on, with_infinities
+from immunize.report.loading import (
+    check_same_checkpoint,
+    check_same_run,
+    lacking_is_told,
+    read_sources,
+    verdict_on,
+    with_infinities,
+)
 from immunize.report.naming import RATIOS, data_name, fit_rows, run_title
 from immunize.report.one_run import (
     aims_at_kappa,
@@ -117,6 +124,8 @@ def write_card(folder: Path, out: Path) -> Path:
         UserError: no record, one that cannot be read, or records that do not go together.
     """
     record, attack = read_sources(folder)
+    if attack is not None:
+        check_same_checkpoint(folder, attack)
     with lacking_is_told(f"the record or attack record in {folder}"):
         card = card_of(record, attack)
         text = card_text(card, attack)

@@ -167,13 +167,9 @@ def read_sources(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The record of a run and its attack record, None where it was not attacked.
 
     Raises:
-        UserError: no record, one that cannot be read, or an attack record of another checkpoint than lies there.
+        UserError: no record, or one that cannot be read.
     """
-    record, attack, checkpoint = read_run(folder), read_attack(folder), folder / CHECKPOINT
-    attacked = None if attack is None else attack["subject"].get("checkpoint_sha256")
-    if attacked is not None and checkpoint.is_file() and file_digest(checkpoint) != attacked:
-        raise UserError(f"{folder / ATTACK_RECORD} is of another {CHECKPOINT} than lies there: attack this run again")
-    return record, attack
+    return read_run(folder), read_attack(folder)
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -224,6 +220,17 @@ def check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:
     for name, theirs in (("config_hash", "run_config_hash"), ("data_hash", "data_hash")):
         if subject[theirs] != record[name]:
             raise UserError(f"{ATTACK_RECORD} is of another run: its {name} differs; attack this run again")
+
+
+def check_same_checkpoint(folder: Path, attack: dict[str, Any]) -> None:
+    """Refuse an attack record of other weights than lie in the run's folder.
+
+    Raises:
+        UserError: it is.
+    """
+    checkpoint, attacked = folder / CHECKPOINT, attack["subject"].get("checkpoint_sha256")
+    if attacked is not None and checkpoint.is_file() and file_digest(checkpoint) != attacked:
+        raise UserError(f"{folder / ATTACK_RECORD} is of another {CHECKPOINT} than lies there: attack this run again")
 
 
 def _no_record(folder: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from immunize.errors import UserError
-from immunize.records import ATTACK_CELLS, ATTACK_RECORD, RECORD, SCHEMA_VERSION, SWEEP
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD, SCHEMA_VERSION, SWEEP
 from immunize.report.__main__ import main
 from immunize.report.card import write_card
 from immunize.report.experiments import Request, report_experiment
@@ -211,6 +211,18 @@ def test_attack_record_that_cannot_be_shown(what: str, base: Record, tmp_path: P
     assert "No training curves: the folder holds no metrics.csv" in page.text
     assert str(tmp_path) not in page.text.split("Provenance")[0]
     assert message in refusal(write_card, folder, tmp_path / "out")
+
+
+def test_attack_on_other_weights_than_lie_there(base: Record, tmp_path: Path) -> None:
+    subject = {"run_config_hash": base["config_hash"], "data_hash": base["data_hash"], "checkpoint_sha256": "0"}
+    content = {"status": "finished", "subject": subject, "schema_version": SCHEMA_VERSION}
+    (folder := tmp_path / "run").mkdir()
+    (folder / RECORD).write_text(json.dumps(base))
+    (folder / ATTACK_RECORD).write_text(json.dumps(content))
+    (folder / CHECKPOINT).write_bytes(b"trained again")
+    told = f"is of another {CHECKPOINT} than lies there: attack this run again"
+    assert told in check(write_run_page(folder, tmp_path / "page").read_text()).text
+    assert told in refusal(write_card, folder, tmp_path / "out")
 
 
 def test_attack_that_has_not_ended(base: Record, tmp_path: Path) -> None:

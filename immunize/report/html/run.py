@@ -20,6 +20,7 @@ from immunize.report.curves import draw_norm_ratio, probe_bands, probe_figure
 from immunize.report.html.page import page, write_page
 from immunize.report.loading import (
     METRICS,
+    check_same_checkpoint,
     check_same_run,
     infinite,
     lacking_is_told,
@@ -145,6 +146,7 @@ def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | N
         attack = read_attack(folder)
         if attack is not None:
             check_same_run(record, attack)
+            check_same_checkpoint(folder, attack)
         elif (folder / ATTACK_CELLS).is_dir():
             return None, "An attack on this run was begun and has not ended; the same command goes on where it stopped."
     except UserError as error:  # a run that was done again leaves the attacks on the one before
