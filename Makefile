@@ -172,7 +172,7 @@ table_defence: $(if $(filter search,$(SCALE)),theta0_search,theta0_digits) ## me
 	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_defence_$(SCALE) out=experiments/defence_$(SCALE)
 
 table_t4: SCALE ?= digits
-table_t4: theta0_digits ## fine-tuning over a thousand steps: methods and their peers, area under the retention curve and steps to a share of θ_0's end; SCALE=small: a ResNet18 on real images, two hours of two cores
+table_t4: theta0_digits ## fine-tuning over a thousand steps: methods and their peers, area under the retention curve and steps to a share of θ_0's end; SCALE=small: a ResNet18 on real images, hours of two cores
 	@$(BIN)/python -m immunize.train experiment=t4_$(SCALE) $(ARGS)
 	@$(BIN)/python -m experiments.table_attacks scale=t4_$(SCALE)
 	@$(BIN)/python -m immunize.report experiment=table_attacks runs=outputs/attacks_t4_$(SCALE) out=experiments/t4_$(SCALE)

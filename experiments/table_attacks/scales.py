@@ -218,12 +218,11 @@ SCALES = {
         seeds=(0,),
     ),
 }
-"""Budgets are ours: what two cores do in an hour or two; FLOPs bind on MNIST, steps elsewhere. `defence_front` has
-settings of `censor` by name, for what each costs benign tasks; `defence_search` those that were tried on digits,
-`defence_weights` on a ResNet18, by an attack of each kind; `defence_ridge` has two closed forms alone. In `defence_own`
-and `defence_newrows` attackers have rows that no method saw.
-`defence_deep` has heads on what `t4_small` leaves; `t4_small` the last block alone, to honest users too: LoRA
-(`t4_lora`) and all weights (`t4_full`) take an hour a run there. `t4_long` takes 3,000 steps, augmented ones too.
-`t4_rates` runs every learning rate of the last block to its end: where 200 steps teach nothing, they cannot tell rates
-apart. `rotations` tries the verdict: 20 random rotations of θ_0's features, none of which may count as a defence
-but by accident."""
+"""Budgets are ours: what two cores do in an hour or two, of `t4_small` in several; FLOPs bind on MNIST, steps
+elsewhere. `defence_front` has settings of `censor` by name, for what each costs benign tasks; `defence_search` those
+that were tried on digits, `defence_weights` on a ResNet18, by an attack of each kind; `defence_ridge` has two closed
+forms alone. In `defence_own` and `defence_newrows` attackers have rows that no method saw. `defence_deep` has heads
+on what `t4_small` leaves; `t4_small` the last block alone, to honest users too: LoRA (`t4_lora`) and all weights
+(`t4_full`) take an hour a run there. `t4_long` takes 3,000 steps, augmented ones too. `t4_rates` runs every learning
+rate of the last block to its end: where 200 steps teach nothing, they cannot tell rates apart. `rotations` tries the
+verdict: 20 random rotations of θ_0's features, none of which may count as a defence but by accident."""
