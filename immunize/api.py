@@ -112,12 +112,11 @@ class Immunized:
     def what_failed(self) -> str:
         """What does not hold of Definition 3.1 and what to do; of a method that does not aim at κ by (c) alone."""
         v, failed = self.verdicts, []
+        more, fewer = ("take more steps", "take fewer steps") if self.steps else ("give other options",) * 2
         if self.aims_at_kappa and not v.a:
-            more = "take more steps, or another method" if self.steps else "give other options, or another method"
-            failed.append(f"(a): D_H is not harder, (i) = {v.ratio_harmful:.3g}; {more}")
+            failed.append(f"(a): D_H is not harder, (i) = {v.ratio_harmful:.3g}; {more}, or another method")
         if self.aims_at_kappa and not v.b:
-            less = "take fewer steps, or another method" if self.steps else "give other options, or another method"
-            failed.append(f"(b): D_P is {v.ratio_pretrain:.3g} times as hard; {less}")
+            failed.append(f"(b): D_P is {v.ratio_pretrain:.3g} times as hard; {fewer}, or another method")
         if not v.c:
             less = "a smaller multiplier" if self.aims_at_kappa else "(erase) a smaller rank"
             failed.append(f"(c): D_P's accuracy fell to {v.accuracy_after:.2f} %; take fewer steps or {less}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.utils.data import Dataset, Subset
 
 from immunize.data import ROLES, Role
@@ -179,9 +179,9 @@ def unusable(features: Measured, which: str) -> tuple[str, float] | None:
     return None
 
 
-def head_of(net: DeepExtractor) -> Head:
-    """The network's classifier, on the CPU."""
-    weight, bias = net.head.weight.detach().cpu().T, net.head.bias
+def head_of(layer: nn.Linear) -> Head:
+    """A network's classifier, on the CPU."""
+    weight, bias = layer.weight.detach().cpu().T, layer.bias
     return Head(weight, None if bias is None else bias.detach().cpu())
 
 

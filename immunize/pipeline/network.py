@@ -96,8 +96,7 @@ def append_computed(
     (appended,) = (module for module in released.modules() if isinstance(module, AppendedHead))
     if inverse is None:
         parameters = appended.head
-        bias = None if parameters.bias is None else parameters.bias.detach().cpu()
-        refitted = distilled(x, theta, Head(parameters.weight.detach().cpu().T, bias))
+        refitted = distilled(x, theta, head_of(parameters))
         with torch.no_grad():
             parameters.weight.copy_(refitted.weight.T)
             if refitted.bias is not None:
@@ -308,7 +307,7 @@ class NetworkModel:
         features = self._features(self.net if self.objective.trains else None, self.inputs)
         if features is None:
             return {}
-        after, fit = head_of(self.net), fits["fit"]
+        after, fit = head_of(self.net.head), fits["fit"]
         if not self.objective.trains:
             if fit.appended is None:
                 rows = (Features(*features["theta_0"]["fit"][role]) for role in ROLES)
@@ -367,7 +366,7 @@ class NetworkModel:
             raise DivergedError(step, f"features of {found[0]}", found[1])
         held = {which: of["held_out"]["pretrain"] for which, of in features.items()}
         top = {
-            "before": accuracy(held["theta_0"], head_of(self.reference)),
+            "before": accuracy(held["theta_0"], head_of(self.reference.head)),
             "after": accuracy(held["immunized"], after),
         }
         try:
@@ -431,8 +430,7 @@ def _mapped(features: Measured, appended: AppendedHead) -> Head:
         for part, roles in features["theta_0"].items():
             for role, (x, y) in roles.items():
                 features["immunized"][part][role] = appended.map(x), y
-    bias = appended.head.bias
-    return Head(appended.head.weight.detach().T, None if bias is None else bias.detach())
+    return head_of(appended.head)
 
 
 def _appended(net: DeepExtractor, state: dict[str, Tensor], path: Path) -> AppendedHead:
