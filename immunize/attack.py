@@ -151,7 +151,7 @@ def measure(
 
     with cpu_threads(grid.threads):
         target = grid.new_target(features, tell)
-        if not target.has_network and all(entry.attack.needs == "model" for entry in entries):
+        if target.device is None and all(entry.attack.needs == "model" for entry in entries):
             raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
         done = run_grid(target.plan, target, entries, store, tell)
     versions = {entry.name: version_of(entry.attack) for entry in entries}

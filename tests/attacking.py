@@ -13,12 +13,19 @@ from tests.composing import compose_config
 
 TINY_GRID = ("attack=quick", "attack.budget.steps=12", "seeds=[0,1]", "~attack.attacks.adam", "~attack.attacks.lbfgs")
 
-TINY_NETWORK_GRID = (*TINY_GRID, "seeds=[0]", "~attack.attacks.nearest_neighbours", "~attack.attacks.gd_line_search")
+TINY_NETWORK_GRID = (
+    *TINY_GRID,
+    "seeds=[0]",
+    "~attack.attacks.nearest_neighbours",
+    "~attack.attacks.gd_line_search",
+    "jobs=1",
+)
 SMALLER = "{learning_rates:[0.001],steps:4,measured:30}"
 TINY_T4 = (
     "attack=t4",
     "seeds=[0]",
     "tasks=[harmful]",
+    "jobs=1",
     "attack.attacks.lora.ranks=[2]",
     *(f"attack.attacks.{name}={SMALLER}" for name in ("last_block", "lora", "full_finetune")),
 )

@@ -185,6 +185,9 @@ def test_t4_moves_weights_of_all_three_and_resumes(folder: Path, tmp_path: Path)
     lines: list[str] = []
     attack.run(compose_attack(f"run={folder}", *grid), lines.append)
     assert sum(line.endswith(", known") for line in lines) == 9
+    apart = attack.run(compose_attack(f"run={folder}", *grid, "jobs=2", f"out={tmp_path / 'processes'}"))
+    assert apart["cells"] == {"computed": 9, "known": {}}
+    assert timeless(apart["attacks"]) == timeless(record["attacks"])
 
 
 def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Path) -> None:

@@ -87,14 +87,14 @@ def run(arguments: Sequence[str]) -> Path:
 
 
 def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
-    """Attack, side by side; the jobs as they are done.
+    """Attack, side by side; the jobs as they are done. Fewer of them than workers take turns, each with all workers.
 
     Raises:
         UserError: a run that cannot be attacked, by its name.
     """
-    if workers == 1:
+    if len(jobs) < workers or workers == 1:
         for job in jobs:
-            _explained(job, attack(job))
+            _explained(job, attack(job, workers))
             yield job
         return
     from concurrent.futures import as_completed
@@ -110,7 +110,7 @@ def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
             yield futures[future]
 
 
-def attack(job: Job) -> str | None:
+def attack(job: Job, processes: int = 1) -> str | None:
     """Attack one run; what was wrong, if the user can mend it.
 
     An attack record of other settings is replaced: its folder is this table's own.
@@ -119,7 +119,7 @@ def attack(job: Job) -> str | None:
 
     register()
     with initialize_config_dir(config_dir(), version_base="1.3"):
-        cfg = compose("attack", [*job.overrides, f"out={job.out}", "jobs=1", "overwrite=true"])
+        cfg = compose("attack", [*job.overrides, f"out={job.out}", f"jobs={processes}", "overwrite=true"])
     try:
         entry.run(cfg)
     except UserError as error:

@@ -61,7 +61,7 @@ class LinearTarget:
     benign_digits: int
     facts: dict[str, Any]
     plan: GridPlan
-    has_network: ClassVar[bool] = False
+    device: ClassVar[None] = None
 
     def tasks(self, seed: int) -> dict[str, Task]:
         """Every wanted task by name, split with this seed.

@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +100,6 @@ class NetworkTarget:
     image_tasks: dict[str, ImageTask]
     places: dict[str, int]
     device: torch.device
-    has_network: ClassVar[bool] = True
 
     def tasks(self, seed: int) -> dict[str, Task]:
         """Every wanted task by name, split with this seed."""

@@ -108,10 +108,11 @@ def run_grid(
     work = _Work(plan, target, entries, tell)
     processes = work.processes()
     peak = 0.0
-    for part in work.here(alone=processes == 1):
+    for part in work.parts(work.stays if processes > 1 else lambda entry: True):
         work.done(part, part.run(budget, store, functools.partial(work.say, part)))
     if processes > 1:
-        with contextlib.closing(_side_by_side(work.elsewhere(), processes, plan.threads, budget, store)) as finished:
+        others = work.parts(lambda entry: not work.stays(entry))
+        with contextlib.closing(_side_by_side(others, processes, plan.threads, budget, store)) as finished:
             for part, (cells, lines, own_peak) in finished:
                 for line in lines:
                     work.say(part, line)
@@ -139,24 +140,26 @@ class _Work:
         """How many are to work; one is this one."""
         asked = self.plan.jobs
         if asked is None:
+            moving = any(entry.attack.needs == "model" for of in self.tried.values() for entry in of)
             large = max(task.data.train.x.size for task in self.tasks.values()) >= LARGE
-            asked = cores() // self.plan.threads if large else 1
+            asked = cores() // self.plan.threads if large or (moving and self.target.device is not None) else 1
         return max(1, min(asked, len(self.places)))
 
-    def here(self, *, alone: bool) -> Iterator[_Part]:
-        """Parts for this process: all of them, or those that move the weights of a network."""
-        if not alone and not any(_moves(entry) for entries in self.tried.values() for entry in entries):
+    def stays(self, entry: Entry) -> bool:
+        """Whether it moves weights on an accelerator, of which this process has the only one."""
+        device = self.target.device
+        return entry.attack.needs == "model" and device is not None and device.type != "cpu"
+
+    def parts(self, wanted: Callable[[Entry], bool]) -> Iterator[_Part]:
+        """Parts of these attacks, each with what they need."""
+        if not any(wanted(entry) for entries in self.tried.values() for entry in entries):
             return
         for place, data, entries in self._all():
-            if mine := tuple(entry for entry in entries if alone or _moves(entry)):
-                yield _Part(place, mine, data)
-
-    def elsewhere(self) -> Iterator[_Part]:
-        """The other parts."""
-        for place, data, entries in self._all():
-            if mine := tuple(entry for entry in entries if not _moves(entry)):
-                used = any(entry.attack.needs == "reference" for entry in mine)
-                yield _Part(place, mine, replace(data, network=None, reference=data.reference if used else None))
+            if chosen := tuple(filter(wanted, entries)):
+                needed = {entry.attack.needs for entry in chosen}
+                network = data.network if "model" in needed else None
+                reference = data.reference if "reference" in needed else None
+                yield _Part(place, chosen, replace(data, network=network, reference=reference))
 
     def _all(self) -> Iterator[tuple[Place, AttackData, list[Entry]]]:
         for place in self.places:
@@ -209,11 +212,6 @@ def _facts(task: Task) -> dict[str, Any]:
 def _fits(entry: Entry, task: Task) -> bool:
     attack = entry.attack
     return task.data.task in attack.tasks and (attack.kinds is None or task.kind in attack.kinds)
-
-
-def _moves(entry: Entry) -> bool:
-    """Whether it moves the weights of a network, which stays in this process."""
-    return entry.attack.needs == "model"
 
 
 # --- processes ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from immunize.errors import CheckpointError, DataError, UserError
 from immunize.records import file_digest, write_record
 
 if TYPE_CHECKING:
+    import torch
+
     from immunize.data import Role, SourceBase
     from immunize.evaluation.attacks import AttackData, Budget
 
@@ -66,8 +68,8 @@ class Target(Protocol):
         """What is tried."""
 
     @property
-    def has_network(self) -> bool:
-        """Whether there are weights that an attacker can move (T4)."""
+    def device(self) -> torch.device | None:
+        """Where the network computes whose weights an attacker can move (T4); None of a linear model."""
 
     def tasks(self, seed: int) -> dict[str, Task]:
         """Every wanted task by name, split with this seed."""
@@ -80,7 +82,7 @@ class GridPlan:
     Attributes:
         seeds: of the attacker's draws.
         threads: of every attack.
-        jobs: processes; None for one a core where the rows are many.
+        jobs: processes; None for one a core, and for 1 where there are few rows and no network.
         budget: of every attack.
         tasks: names of those that are wanted; None for all.
         validation_fraction: share of the attacker's rows that it tunes on.
