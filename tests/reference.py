@@ -125,17 +125,6 @@ def immunization_ratio(kappa_h: float, kappa_p: float, kappa_h0: float, kappa_p0
     return ratio_harmful, ratio_pretrain, ratio_harmful / ratio_pretrain
 
 
-def proposition_3_2(theta: Tensor, k: Tensor) -> Tensor:
-    """The right-hand side of Eq. (10), one entry for each singular value of θ, in its (descending) order."""
-    u, sigma, _ = torch.linalg.svd(theta)
-    gamma, q = torch.linalg.eigh(k)
-    out = torch.zeros(len(theta), dtype=torch.float64)
-    for i in range(len(theta)):
-        for j in range(len(theta)):
-            out[i] += (sigma[i] * (u[:, i] @ q[:, j]) * gamma[j].clamp_min(0).sqrt()) ** 2
-    return out
-
-
 # --- regularizers of a general matrix -----------------------------------------------------------------------------
 
 
@@ -262,6 +251,12 @@ def minimum_norm_solution(x: Tensor, y: Tensor) -> Tensor:
 def optimal_least_squares_loss(x: Tensor, y: Tensor) -> float:
     """min_w ‖Xw - y‖₂², Eq. (8): a sum over samples."""
     return float((x @ minimum_norm_solution(x, y) - y).square().sum())
+
+
+def task_gradients(x: Tensor, y: Tensor, theta: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of the mean of (Xθω - y)² by θ and by ω (D, 1)."""
+    residual = 2 * (x @ theta @ head - y[:, None]) / len(y)
+    return x.T @ residual @ head.T, (x @ theta).T @ residual
 
 
 def norm_ratio_curve(x: Tensor, y: Tensor, steps: int) -> Tensor:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from immunize.features import preconditioned_linear
 from immunize.spectrum import (
     kappa,
     kappa_of_features,
@@ -71,30 +68,14 @@ def test_feature_value_and_gradient_are_those_of_the_explicit_hessian(
 
 
 @every_function
-@every_shape
-@pytest.mark.parametrize("drop", [0, 1])
-def test_gradient_through_theta_is_theorem_4_2(name: str, rows: int, columns: int, drop: int) -> None:
-    function, _, slope = FEATURES[name]
-    sigma = torch.logspace(1, -1, min(rows, columns) - drop, dtype=torch.float64)
-    x = ref.features_with_eigenvalues(sigma, rows, columns, seed=3)
-    theta = ref.extractor(columns, seed=4)
-    result = gradient(lambda t: function(x @ t), theta)
-    assert error(result, ref.theta_gradient(x, theta, slope)) < 1e-9
-
-
-def unit_error(name: str, size: int, exponent: int) -> float:
-    """How far value and gradient at about 10^exponent·F are from those at F, rescaled."""
+@pytest.mark.parametrize(("size", "exponent"), [(5, -12), (5, 12), (200, -12), (200, 12)])
+def test_value_and_gradient_scale_with_the_units(name: str, size: int, exponent: int) -> None:
+    """At about 10^exponent·F."""
     function, scale = FEATURES[name][0], 2.0 ** (exponent * 10 // 3)  # a power of two scales without rounding
     degree = {"well": 4, "ill": -4, "kappa": 0}[name]
     f = ref.gaussian(size, size + 100, seed=37)
-    value = error(function(scale * f) / scale**degree, function(f))
-    return max(value, error(scale ** (1 - degree) * gradient(function, scale * f), gradient(function, f)))
-
-
-@every_function
-@pytest.mark.parametrize(("size", "exponent"), [(5, -12), (5, 12), (200, -12), (200, 12)])
-def test_value_and_gradient_scale_with_the_units(name: str, size: int, exponent: int) -> None:
-    assert unit_error(name, size, exponent) < 1e-9
+    assert error(function(scale * f) / scale**degree, function(f)) < 1e-9
+    assert error(scale ** (1 - degree) * gradient(function, scale * f), gradient(function, f)) < 1e-9
 
 
 @every_function
@@ -131,26 +112,6 @@ def test_upstream_gradient_multiplies(name: str) -> None:
 
 
 # --- against finite differences -----------------------------------------------------------------------------------
-
-
-def check(function: Callable[[Tensor], Tensor], at: Tensor) -> None:
-    assert torch.autograd.gradcheck(function, (at.clone().requires_grad_(),), eps=1e-5, atol=1e-8, rtol=1e-6)
-
-
-@every_function
-@pytest.mark.parametrize(("rows", "columns"), [(9, 4), (6, 6), (7, 12)])
-def test_gradcheck_of_theta_where_the_data_are_rank_deficient(name: str, rows: int, columns: int) -> None:
-    # rank H(θ) = rank X = 3 for every invertible θ, so finite differences in θ stay on the manifold.
-    x = ref.features_with_eigenvalues([4.0, 2.0, 1.0], rows, columns, seed=17)
-    check(lambda t: FEATURES[name][0](x @ t), ref.extractor(columns, seed=18))
-
-
-@every_function
-def test_gradcheck_across_the_manifold_with_a_wide_rank_cut(name: str) -> None:
-    # A cut far above the perturbation keeps k; singular values that are zero move the value only to second order.
-    s = ref.matrix_with_singular_values([3.0, 2.0, 1.0], 5, 6, seed=19)
-    check(lambda t: MATRIX[name][0](t, tolerance=1e-2), s)
-    check(lambda t: FEATURES[name][0](t, tolerance=1e-4), s)
 
 
 @pytest.mark.parametrize("name", ["well", "ill", "kappa"])
@@ -232,27 +193,6 @@ def test_given_theta_the_gradient_is_2_theta_g(name: str, rows: int, columns: in
     theta = ref.extractor(columns, seed=27)
     result = gradient(lambda t: function(x @ theta, t), theta)
     assert error(result, 2 * theta @ slope(ref.hessian(x, theta), tolerance=1e-12)) < 1e-9
-
-
-@every_function
-@pytest.mark.parametrize(("rows", "columns", "k"), [(4, 9, 4), (12, 7, 3), (4, 9, 2)])
-def test_for_singular_k_the_projection_on_its_range_is_the_pseudo_inverse_step(
-    name: str, rows: int, columns: int, k: int
-) -> None:
-    function, _, slope = FEATURES[name]
-    x = ref.features_with_eigenvalues(torch.logspace(1, -1, k), rows, columns, seed=28)
-    theta = ref.extractor(columns, seed=29)
-    result = gradient(lambda t: function(x @ theta, t), theta)
-    gram = x.T @ x
-    pseudo_inverse = torch.linalg.pinv(gram, rtol=1e-10)
-    v = torch.linalg.svd(x).Vh[:k].T
-    expected = pseudo_inverse @ ref.theta_gradient(x, theta, lambda h: slope(h, tolerance=1e-12))
-    assert error(v @ (v.T @ result), expected) < 1e-9
-    assert error(result, expected) > 1e-3  # the rest is not zero: it lies where no sample does
-    assert float((x @ (result - expected)).norm()) < 1e-9 * float(result.norm())
-    if rows == k:
-        dummy = gradient(lambda t: function(preconditioned_linear(x, t)), theta)
-        assert error(v @ (v.T @ result), dummy) < 1e-9
 
 
 @every_function

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,24 +39,6 @@ def drawn(n: int, which: int, seed: int) -> Tensor:
 
 def rir(theta: Tensor, x_p: Tensor, x_h: Tensor) -> float:
     return immunization_ratio(*(spectrum_of(x) for x in (x_p @ theta, x_h @ theta, x_p, x_h)), "ridge").rir
-
-
-@pytest.mark.parametrize("seed", [1, 5, 9])
-def test_auto_shrinkage_carries_over_where_samples_are_few(seed: int) -> None:
-    x_p, x_h = drawn(22, 1, seed), drawn(400, 2, seed + 1)
-    later = drawn(4000, 1, 100), drawn(4000, 2, 101)
-    auto = closed_form(x_p, x_h, shrinkage="auto")
-    tiny = closed_form(x_p, x_h, shrinkage=1e-8)
-    assert rir(auto.theta, *later) > 1.3 * rir(tiny.theta, *later)
-    choice = auto.shrinkage_choice
-    assert choice.how == "auto"
-    assert auto.shrinkage == (choice.pretrain, choice.harmful)
-    scores = dict(choice.scores)
-    assert tuple(scores) == pytest.approx(SHRINKAGE_GRID)
-    assert scores[choice.pretrain] == max(scores.values())
-    # not far from the best ρ in hindsight
-    hindsight = max(rir(closed_form(x_p, x_h, shrinkage=rho).theta, *later) for rho in SHRINKAGE_GRID)
-    assert rir(auto.theta, *later) > 0.45 * hindsight
 
 
 def test_auto_shrinkage_falls_with_the_number_of_samples() -> None:
@@ -251,6 +232,7 @@ def test_shrinkage_is_chosen_in_ten_folds_below_five_samples_a_feature() -> None
         assert default != choose_shrinkage(x_p, x_h, grid=grid, rho=0.1)
         assert default.how == "auto"
         assert default.harmful == default.pretrain
+        assert dict(default.scores)[default.pretrain] == max(score for _, score in default.scores)
     assert [rho for rho, _ in choose_shrinkage(rows(1), rows(2)).scores] == list(SHRINKAGE_GRID)
     for folds, values in ((1, grid), (2, ()), (2, (1e-2, 0.0))):
         with pytest.raises(ValueError, match="cross-validation needs"):
@@ -262,8 +244,9 @@ def test_shrinkage_is_chosen_in_ten_folds_below_five_samples_a_feature() -> None
 
 def test_automatic_shrinkage_takes_the_seed_and_rho_of_the_closed_form() -> None:
     x_p, x_h = rows(1), rows(2)
-    choice = closed_form(x_p, x_h, shrinkage="auto", seed=5, rho=0.2).shrinkage_choice
-    assert choice == choose_shrinkage(x_p, x_h, seed=5, rho=0.2)
+    auto, choice = closed_form(x_p, x_h, shrinkage="auto", seed=5, rho=0.2), choose_shrinkage(x_p, x_h, seed=5, rho=0.2)
+    assert auto.shrinkage_choice == choice
+    assert auto.shrinkage == (choice.pretrain, choice.harmful)
     wolf = closed_form(x_p, x_h, shrinkage="ledoit_wolf").shrinkage_choice
     assert (wolf.pretrain, wolf.harmful, wolf.how) == (ledoit_wolf(x_p), ledoit_wolf(x_h), "ledoit_wolf")
 
@@ -319,13 +302,3 @@ def test_the_joint_range_leaves_out_what_is_rounding_beside_the_largest() -> Non
     assert [part.shape for part in inner] == [(1, 3, 3)] * 2
     for part, x in zip(inner, sets, strict=True):
         torch.testing.assert_close(torch.linalg.eigvalsh(part[0]), torch.linalg.eigvalsh(x[:, :3].T @ x[:, :3]))
-
-
-@pytest.mark.data
-def test_mnist_with_everything_automatic(data_root: Path) -> None:
-    from immunize.data.mnist import Mnist
-
-    p, h = (Mnist(data_root, [0, 1], role).load() for role in ("pretrain", "harmful"))
-    best = closed_form(p.fit.x, h.fit.x, shrinkage="auto")
-    assert 1e-2 <= best.shrinkage[0] <= 1
-    assert rir(best.theta, p.held_out.x, h.held_out.x) > 20
