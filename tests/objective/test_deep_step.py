@@ -12,14 +12,12 @@ from torch import Tensor, nn
 
 from immunize.features import DeepExtractor
 from immunize.features.linear import RIDGE, preconditioned_features
-from immunize.objective import DeepSide, DeepStep, Objective, ranks, task_loss
+from immunize.objective import DeepSide, DeepStep, ranks, task_loss
 from immunize.objective.ill_only import IllOnly
-from immunize.objective.imma import Imma
 from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
 from immunize.spectrum import default_tolerance
 from tests import reference as ref
-from tests.objective.tiny import reached
 
 WIDTH, D, CLASSES, HARMFUL_CLASSES = 6, 10, 3, 4
 
@@ -51,11 +49,6 @@ def features_by_hand(step: DeepStep, role: str) -> Tensor:
     return torch.tanh(h @ layer.weight.T + layer.bias)
 
 
-def bound(objective: Objective) -> Objective:
-    objective.bind(D, ref.generator(3), HARMFUL_CLASSES)
-    return objective
-
-
 def test_terms_are_those_of_the_features_by_hand() -> None:
     step = make_step()
     terms = {name: term.detach() for name, term in (Ours(1, 1, "none").terms(step) | OptKappa().terms(step)).items()}
@@ -70,41 +63,6 @@ def test_terms_are_those_of_the_features_by_hand() -> None:
     smoothed = 0.9 * nn.functional.one_hot(step.pretrain.y, CLASSES).double() + 0.1 / CLASSES
     expected = -(smoothed * logits.log_softmax(1)).sum(1).mean()
     assert float(terms["task"]) == pytest.approx(float(expected.detach()), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("objective", "moves"),
-    [
-        (Ours(1, 1, "none"), {"task": (True, True), "well": (True, False), "ill": (True, False)}),
-        (Imma(), {"outer": (True, False), "heads": (False, True)}),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_which_parameters_each_term_moves(objective: Objective, moves: dict[str, tuple[bool, bool]]) -> None:
-    step = make_step()
-    bound(objective)
-    parameters = [tail_weight(step), step.net.head.weight]
-    assert reached(objective.terms(step), parameters) == moves
-    frozen = step.net.network["backbone"][0].weight  # type: ignore[attr-defined]
-    assert not frozen.requires_grad
-
-
-def test_imma_goes_through_its_inner_step() -> None:
-    step, objective = make_step(), Imma(inner_steps=1, inner_learning_rate=0.5)
-    bound(objective)
-    w, weight, bias = objective.harmful_head.detach(), tail_weight(step), step.parameters()["2.bias"]
-
-    def losses(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        f_h, f_p = torch.tanh(step.harmful.h @ a.T + b), torch.tanh(step.pretrain.h @ a.T + b)
-        return step.task_loss(f_h @ w, step.harmful.y), step.task_loss(step.net.head(f_p), step.pretrain.y)
-
-    slopes = torch.autograd.grad(losses(weight, bias)[0], [weight, bias], create_graph=True)
-    harmful, pretrain = losses(weight - 0.5 * slopes[0], bias - 0.5 * slopes[1])
-    outer = objective.terms(step)["outer"]
-    assert float(outer.detach()) == pytest.approx(float((pretrain - harmful).detach()), rel=1e-12)
-    (slope,) = torch.autograd.grad(outer, weight)
-    (expected,) = torch.autograd.grad(pretrain - harmful, weight)
-    torch.testing.assert_close(slope, expected, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -13,20 +13,15 @@ from torch import Tensor, nn
 
 import immunize
 from immunize import evaluate, train
-from immunize.attack_grid.linear import _within_range
 from immunize.data.digits import FiveDigits
 from immunize.data.housing import Housing
-from immunize.evaluation.attacks.curves import best_so_far
-from immunize.evaluation.attacks.protocol import AttackData, Budget, Rows
 from immunize.features import load_weights
-from immunize.instantiate import build
 from immunize.objective import Head
 from immunize.objective.erase import Erase, distilled
 from immunize.records import CHECKPOINT
 from immunize.spectrum import erase
-from immunize.threads import cpu_threads
 from tests import reference as ref
-from tests.attacking import attack_tiny, compose_attack
+from tests.attacking import attack_tiny
 from tests.composing import Run, compose_config, run_tiny_deep, theta_of
 
 DIGITS = ("harmful=digits5to9", "method=erase", "logger=none", "figure=false", "probe_steps=200")
@@ -110,33 +105,6 @@ def test_the_target_of_house_prices_cannot_be_learned_and_that_of_d_p_can(data_r
         assert explained(h, r) <= 0.05
         losses.append(explained(p, lambda x: x) - explained(p, r))
     assert float(np.median(losses)) <= 0.02
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("half", [0, 3])
-def test_no_linear_attacker_of_the_grid_learns_the_target_of_house_prices(half: int, data_root: str) -> None:
-    """On the half that the map has not seen, in the two of five where θ_0 gives 0.8."""
-    attacks = compose_attack().attack.attacks.values()
-    attackers = [build(one) for one in attacks if one.tier in ("T0", "T1", "T2")]
-    attackers = [one for one in attackers if "regression" in one.tasks]
-    assert len(attackers) == 9
-
-    def best(splits: Any, map_: Any) -> float:
-        x, y = (torch.cat([getattr(splits.fit, of), getattr(splits.held_out, of)]) for of in "xy")
-        own = torch.randperm(n := len(splits.fit), generator=torch.Generator().manual_seed(half)).numpy()
-        parts = _within_range(x.numpy(), own[n // 5 :], own[: n // 5], np.arange(n, len(x)))
-        data = AttackData(*(Rows(map_(x).numpy()[rows], y.numpy()[rows]) for rows in parts), n_classes=0)
-        traces = [one.run(data, Budget(100), half).traces for one in attackers]
-        ends = [best_so_far((trace.label, trace.points) for trace in of).best for of in traces]
-        return max(end.test for end in ends if end is not None)
-
-    p, h = (Housing(data_root, role).cross_fit(half) for role in ("pretrain", "harmful"))
-    r = erase(p.fit.x, h.fit.x, h.fit.y, y_pretrain=p.fit.y)
-    theta_0 = torch.clone
-    with cpu_threads(1):  # rows are few
-        assert best(h, theta_0) > 0.8
-        assert best(h, r) <= 0.05
-        assert best(p, theta_0) - best(p, r) <= 0.02
 
 
 def test_a_network_gets_a_map_in_the_weights_and_its_classifier_is_fitted_again(tmp_path: Path) -> None:
