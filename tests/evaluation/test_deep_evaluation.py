@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -90,13 +89,6 @@ def test_planted_immunization_is_found(immunized: dict[str, Any]) -> None:
     assert immunized["pretrain_accuracy"] == {"before": 80.0, "after": 79.5}
 
 
-def test_verdicts_repeat_their_numbers(immunized: dict[str, Any]) -> None:
-    for metrics, verdicts in (("metrics", "verdicts"), ("metrics_groups", "verdicts_groups")):
-        for part, verdict in (("fit", immunized[verdicts]), ("held_out", immunized[verdicts]["held_out"])):
-            for name in ("ratio_harmful", "ratio_pretrain"):
-                assert verdict[name] == immunized[metrics][part]["spectrum"][name]
-
-
 def test_probe_of_the_immunized_features_is_slower(immunized: dict[str, Any]) -> None:
     curves = immunized["curves"]["probe"]
     assert curves.keys() == {"gd", "adam"}
@@ -125,14 +117,6 @@ def test_spectra_are_those_that_kappa_is_over(immunized: dict[str, Any]) -> None
                 assert of["sigma"][0] / of["sigma"][-1] == pytest.approx(numbers[key], rel=1e-12)
 
 
-def test_an_extractor_that_harms_both_tasks_fails_b() -> None:
-    worse = stretched(1e4)
-    found = evaluate_deep(features(harmful=worse, pretrain=worse), SAME, seed=0, settings=SMALL)
-    assert found["verdicts"]["a"]
-    assert not found["verdicts"]["b"]
-    assert not found["verdicts_groups"]["held_out"]["b"]
-
-
 @pytest.mark.parametrize(("drop", "passes"), [(0.0, True), (1.0, True), (1.001, False), (-3.0, True)])
 def test_verdict_c_is_about_the_drop_in_accuracy(drop: float, passes: bool) -> None:
     found = evaluate_deep(features(), {"before": 64.0, "after": 64.0 - drop}, seed=0, settings=SMALL)
@@ -151,44 +135,18 @@ def test_a_seed_repeats_and_another_draws_other_groups() -> None:
     assert pooled[0] == pytest.approx(pooled[1], rel=1e-9)  # all rows, whatever the seed
 
 
-def test_a_probe_on_some_rows() -> None:
-    fewer = EvaluationSettings(**{**vars(SMALL), "probe_rows": 30})
-    found = evaluate_deep(features(), SAME, seed=0, settings=fewer)
-    whole = evaluate_deep(features(), SAME, seed=0, settings=SMALL)
-    assert found["curves"] != whole["curves"]
-    assert found["metrics"] == whole["metrics"]
-
-
-def _fewer(x: Features) -> None:
-    for which in WHICH:
-        rows, y = x[which]["held_out"]["harmful"]
-        x[which]["held_out"]["harmful"] = rows[:19], y[:19]
-
-
-def _others(x: Features) -> None:
-    rows, y = x["immunized"]["fit"]["pretrain"]
-    x["immunized"]["fit"]["pretrain"] = rows, y.flip(0)
-
-
-def _not_finite(x: Features) -> None:
-    x["immunized"]["held_out"]["pretrain"][0][2, 3] = math.nan
-
-
-def _dead(x: Features) -> None:
-    x["immunized"]["fit"]["harmful"][0].zero_()
-
-
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("which", "part", "role", "change", "message"),
     [
-        (_fewer, UserError, r"held-out part of the harmful data has 19 images, fewer images than a group .* \(20\)"),
-        (_others, ValueError, "different pretrain images in fit"),
-        (_not_finite, ValueError, "features of immunized on the pretrain images of held_out are not finite"),
-        (_dead, ValueError, "zero"),
+        (WHICH, "held_out", "harmful", lambda x, y: (x[:19], y[:19]), r"harmful data has 19 images, .* \(20\)"),
+        (["immunized"], "fit", "pretrain", lambda x, y: (x, y.flip(0)), "different pretrain images in fit"),
+        (["immunized"], "held_out", "pretrain", lambda x, y: (math.nan * x, y), "features of immunized .* not finite"),
+        (["immunized"], "fit", "harmful", lambda x, y: (0 * x, y), "zero"),
     ],
 )
-def test_mistakes_are_told(change: Callable[[Features], None], error: type[Exception], message: str) -> None:
-    given = copy.deepcopy(features())
-    change(given)
-    with pytest.raises(error, match=message):
+def test_mistakes_are_told(which: Sequence[str], part: str, role: str, change: Any, message: str) -> None:
+    given = features()
+    for one in which:
+        given[one][part][role] = change(*given[one][part][role])
+    with pytest.raises((UserError, ValueError), match=message):
         evaluate_deep(given, SAME, seed=0, settings=SMALL)

@@ -99,14 +99,6 @@ def test_averages_are_those_of_a_loop(estimator: Estimator, group_size: int) -> 
     assert (found.n_groups, found.group_size) == (5, group_size)
 
 
-def test_an_extractor_that_changes_nothing_has_ratios_of_one() -> None:
-    _, _, x_p, x_h = four()
-    for estimator in ESTIMATORS:
-        found = averaged((x_p, x_h, x_p, x_h), groups_of((x_p, x_h, x_p, x_h)), estimator)
-        assert (found.ratio.ratio_harmful, found.ratio.ratio_pretrain, found.ratio.rir) == (1, 1, 1)
-        assert found.intervals["rir"] == (1, 1)
-
-
 def test_features_of_either_precision_give_the_same() -> None:
     x = four()
     groups = groups_of(x)

@@ -46,6 +46,10 @@ def test_every_estimator_equals_its_definition(n: int, rho: float) -> None:
             for role in ("pretrain", "harmful"):
                 expected = ref.kappa_by(name, ref.hessian(getattr(parts, role).x, t), n, rho)
                 assert getattr(ratio, f"kappa_{role}{of}").value == pytest.approx(expected, rel=1e-9)
+    for role in ("pretrain", "harmful"):
+        for which, t in (("immunized", theta), ("identity", None)):
+            values = ref.eigenvalues(ref.hessian(getattr(parts, role).x, t))
+            torch.testing.assert_close(found.spectra[role][which].values, values, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -56,16 +60,6 @@ def test_rotations_and_scalings_neither(seed: int, scale: float) -> None:
     assert (v.a, v.b, v.c) == (False, True, True)
     assert found.ratios["spectrum"].ratio_harmful == pytest.approx(1, rel=1e-9)
     assert found.ratios["spectrum"].ratio_pretrain == pytest.approx(1, rel=1e-9)
-
-
-def test_a_harder_pretraining_task_fails_b_alone() -> None:
-    parts = pair()
-    values, vectors = torch.linalg.eigh(ref.hessian(parts.pretrain.x))
-    theta = vectors @ torch.diag(values.sqrt()) @ vectors.T  # squares κ(H_P), and spreads D_H as well
-    v = evaluate(theta, parts).verdicts
-    assert v.ratio_pretrain == pytest.approx(100, rel=1e-9)
-    assert (v.b, v.c) == (False, True)
-    assert v.a == (v.ratio_harmful >= 2)
 
 
 @pytest.mark.parametrize(
@@ -87,15 +81,6 @@ def test_singular_extractor_that_kills_a_needed_direction_fails_c() -> None:
     assert 0 <= found.loss_plain < 1e-12 * found.loss_zero
     other = torch.linalg.svd(parts.pretrain.x).Vh[3]
     assert evaluate(torch.eye(D, dtype=torch.float64) - torch.outer(other, other), needed).verdicts.c is True
-
-
-def test_spectra_are_those_of_the_hessians() -> None:
-    parts, theta = pair(), ref.extractor(D, seed=6)
-    found = evaluate(theta, parts)
-    for name, part in (("pretrain", parts.pretrain), ("harmful", parts.harmful)):
-        for which, x in (("immunized", part.x @ theta), ("identity", part.x)):
-            values = torch.linalg.svdvals(ref.hessian(x))
-            assert torch.allclose(found.spectra[name][which].values, values, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("rank", [1, 5, 20, 300])

@@ -91,20 +91,6 @@ def test_ratios_are_those_of_the_whole_matrices(n: int, estimator: Estimator) ->
     assert found.kappa_harmful.n_samples == n + 3
 
 
-@pytest.mark.parametrize("kappa", [10.0, 1e4, 1e8])
-def test_prescribed_condition_numbers_are_found(kappa: float) -> None:
-    def features(k: float, n: int, seed: int) -> Tensor:
-        return ref.features_with_eigenvalues(
-            torch.logspace(0, -math.log10(k), D, dtype=torch.float64) * 1e3, n, D, seed
-        )
-
-    x = features(2, 50, 0), features(kappa, 900, 1), features(8, 50, 2), features(5, 900, 3)
-    found = ratios(x)["spectrum"].ratio
-    assert found.ratio_harmful == pytest.approx(kappa / 5, rel=1e-6)
-    assert found.ratio_pretrain == pytest.approx(0.25, rel=1e-9)
-    assert found.rir == pytest.approx(kappa / 5 / 0.25, rel=1e-6)
-
-
 def test_different_rows_are_refused() -> None:
     x, shorter = ref.gaussian(30, D, seed=1), ref.gaussian(29, D, seed=1)
     with pytest.raises(ValueError, match="30 rows and θ_0 29"):

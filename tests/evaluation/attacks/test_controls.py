@@ -10,21 +10,17 @@ import functools
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from immunize.attack import entries_of
 from immunize.data.digits import embedded_digits
 from immunize.evaluation.attacks import (
-    Attack,
     AttackData,
     Budget,
     Cost,
     Entry,
     FirstOrder,
     GradientDescent,
-    Lbfgs,
-    LogisticDescent,
     Point,
     Rows,
     attack_all,
@@ -32,7 +28,6 @@ from immunize.evaluation.attacks import (
     in_tier,
     judge,
     judging,
-    scoring,
 )
 from immunize.evaluation.attacks.scoring import Meter
 from tests.attacking import compose_attack
@@ -119,18 +114,6 @@ def test_diverging_attack_is_not_a_success_of_the_defence() -> None:
     assert broken.held is False  # one attack that succeeds is enough
 
 
-def test_task_that_theta_0_does_not_learn_is_not_decided() -> None:
-    data = classes()
-    rng = np.random.default_rng(0)
-    shuffled = AttackData(
-        *(type(rows)(rows.x, rng.permutation(rows.y)) for rows in data.parts.values()),
-        data.n_classes,  # type: ignore[misc]
-    )
-    tame = [Entry("tame", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {})]
-    found = in_tier(attack_all(shuffled, tame, BUDGET, 0), "T0")
-    assert compare(found, found).held is None
-
-
 def test_of_20_random_rotations_at_most_one_holds_though_single_scores_would_hold_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -155,12 +138,6 @@ def test_of_20_random_rotations_at_most_one_holds_though_single_scores_would_hol
 
 
 ADAM = functools.partial(torch.optim.Adam, fused=True)
-ATTACKS: dict[str, Attack] = {
-    "gd_logistic": LogisticDescent(tier="T0", multipliers=(1.0, 16.0)),
-    "adam": FirstOrder(tier="T1", optimizer=ADAM, learning_rates=(0.01, 0.1), batch_size=64),
-    "lbfgs": Lbfgs(tier="T2", strengths=(10.0, 1e5)),
-    "newton": Lbfgs(tier="T2", strengths=(1e5,), solver="Newton-CG"),
-}
 
 
 @pytest.mark.parametrize(
@@ -187,37 +164,6 @@ def test_settled_is_who_has_learned_and_gains_no_more(scores: dict[int, float], 
         assert meter.over is settled
         meter.diverged = True
         assert meter.over
-
-
-def digits(theta: np.ndarray) -> AttackData:
-    """Zeros and sixes against ones and sevens, 8×8 pixels and noise; no image is among two of the sets."""
-    x, y = load_digits(return_X_y=True)
-    rng, kept = np.random.default_rng(0), np.isin(y, [0, 1, 6, 7])
-    x, y = x[kept], np.isin(y[kept], [1, 7]).astype(np.int64)
-    order = rng.permutation(len(x))
-    drawn = (order[:300], rng.choice(order[300:500], 2000), rng.choice(order[500:], 2000))
-    train, validation, test = (
-        Rows((x[rows] + 3 * rng.standard_normal((len(rows), 64))) @ theta, y[rows]) for rows in drawn
-    )
-    return AttackData(train, validation, test, 2)
-
-
-def test_scores_and_verdicts_on_digits_are_those_of_runs_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = {"plain": np.eye(64), "immunized": rotation(1, 64) * np.geomspace(1, 1e-4, 64)}
-    entries, budget = [Entry(name, attack, {}) for name, attack in ATTACKS.items()], Budget(500)
-    found = {name: attack_all(digits(theta), entries, budget, 0) for name, theta in shown.items()}
-    monkeypatch.setattr(scoring, "FEWEST", 10**9)
-    whole = {name: attack_all(digits(theta), entries, budget, 0) for name, theta in shown.items()}
-    for name in shown:
-        for tier in ("T0", "T1", "T2"):
-            one, other = ([in_tier(cells[who], tier) for who in (name, "plain")] for cells in (found, whole))
-            assert one[0].curve.best.test == pytest.approx(other[0].curve.best.test, abs=0.001), (name, tier)
-            verdict, expected = compare(*one), compare(*other)
-            assert (verdict.held, verdict.to_target["steps"]) == (expected.held, expected.to_target["steps"])
-    spent = [{name: cell["spent"]["steps"] for name, cell in cells["plain"].items()} for cells in (found, whole)]
-    assert all(spent[0][name] < spent[1][name] for name in ("gd_logistic", "adam", "newton"))
-    # who has not learned the task is not cut short
-    assert [cells["immunized"]["gd_logistic"]["spent"]["steps"] for cells in (found, whole)] == [550, 550]
 
 
 def test_schedules_are_left_out_where_the_best_rate_is_settled() -> None:

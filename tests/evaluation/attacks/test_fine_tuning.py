@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from immunize.errors import DataError, UserError
@@ -92,14 +91,10 @@ def released() -> Whole:
 
 
 def task() -> AttackData:
-    return shown(*images(), released())
-
-
-def shown(x: torch.Tensor, y: np.ndarray, net: Whole) -> AttackData:
     """The images through the network: the first half to learn from, a quarter each to choose and to be measured by."""
-    n = len(x)
-    of_images = Inputs(lambda numbers: x[torch.from_numpy(numbers)], n)
-    parts = [np.arange(0, n // 2), np.arange(n // 2, n * 3 // 4), np.arange(n * 3 // 4, n)]
+    (x, y), net = images(), released()
+    of_images = Inputs(lambda numbers: x[torch.from_numpy(numbers)], N)
+    parts = np.split(np.arange(N), [N // 2, N * 3 // 4])
     with torch.no_grad():
         features = net.net(x).double().numpy()
     network = Network(
@@ -119,25 +114,6 @@ def test_attack_learns_what_the_features_lost_and_leaves_the_network_alone(name:
     assert best.test >= 0.85 > probe
     assert released().key == before
     assert all(trace.spent.flops > 0 and trace.spent.samples > 0 for trace in outcome.traces)
-
-
-def undefended() -> AttackData:
-    """A task that a probe of the network's features solves as far as it can be solved."""
-    torch.manual_seed(1)
-    x = torch.randn(1600, 3, 2, 2)
-    y = (x.flatten(1)[:, :3].sum(1) + 0.8 * torch.randn(len(x)) > 0).numpy().astype(np.int64)
-    return shown(x, y, Whole(DeepExtractor.from_module(Stem(), nn.Linear(6, C), ["last"], example=x[:2])))
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_undefended_network_gives_what_scikit_learn_gets_from_its_features(name: str) -> None:
-    data = undefended()
-    expected = LogisticRegression(C=100).fit(data.train.x, data.train.y).score(data.test.x, data.test.y)
-    assert 0.6 < expected < 0.95
-    attack = dataclasses.replace(ATTACKS[name], probe=PROBE, measured=1600)
-    traces = attack.run(data, Budget(100), 0).traces
-    best = best_so_far([(trace.label, trace.points) for trace in traces]).best
-    assert best.test >= expected - 0.01
 
 
 def moved(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:

@@ -148,6 +148,8 @@ def test_scores_on_a_threshold_count_as_reaching_it() -> None:
     assert compare(attacked((1, 0.3), (19, 0.72)), THETA_0).costlier == pytest.approx(1.9)  # 0.9 · 0.8 rounds up
     barely = compare(attacked((1, 0.15)), attacked((1, 0.15)))
     assert (barely.held, barely.reason) == (False, "")  # 0.1 + 0.05 rounds up, too
+    less = attacked((1, 0.149))
+    assert (compare(less, less).held, compare(less, less).reason) == (None, "θ_0 itself does not learn the task")
 
 
 def test_versions_of_attacks_within_an_attack_are_part_of_its_own() -> None:
