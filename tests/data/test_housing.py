@@ -235,16 +235,3 @@ def test_openml_offline_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
     with pytest.raises(MissingDataError, match=r"could not be downloaded from OpenML.*not known.*harmful\.source=auto"):
         Housing(tmp_path, "harmful", source="openml").load()
-
-
-@pytest.mark.data
-@pytest.mark.parametrize(
-    ("role", "n_rows", "rank", "condition"), [("pretrain", 309, 74, 254.13), ("harmful", 1151, 76, 209.04)]
-)
-def test_real_spectra(data_root: Path, role: str, n_rows: int, rank: int, condition: float) -> None:
-    x = Housing(data_root, role).load().fit.x
-    assert x.shape == (n_rows, 79)
-    values = torch.linalg.eigvalsh(x.T @ x).flip(0)
-    cut = max(x.shape) * torch.finfo(torch.float64).eps * values[0]
-    assert int((values > cut).sum()) == rank
-    assert float(values[0] / values[rank - 1]) == pytest.approx(condition, abs=0.005)

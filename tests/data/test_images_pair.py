@@ -110,11 +110,8 @@ def test_validation_images_are_set_aside_from_the_fit_images(folders: Path) -> N
         assert not first_pixels(aside) & first_pixels(stays)
         assert first_pixels(aside) | first_pixels(stays) == first_pixels(whole.splits(role).fit)  # type: ignore[arg-type]
     assert whole.validation("harmful") is None
-    again, other = (ready(folders, validation_fraction=0.25, seed=seed) for seed in (0, 1))
-    assert again.splits("pretrain").fit.fingerprint == data.splits("pretrain").fit.fingerprint
+    other = ready(folders, validation_fraction=0.25, seed=1)
     assert other.splits("pretrain").fit.fingerprint != data.splits("pretrain").fit.fingerprint
-    with pytest.raises(DataError, match="splits the 16 images of imagefolder \\(harmful, fit\\) into 15 and 1"):
-        ready(folders, validation_fraction=0.06)
 
 
 def test_fit_can_be_replaced_by_cached_features(folders: Path) -> None:
@@ -124,7 +121,9 @@ def test_fit_can_be_replaced_by_cached_features(folders: Path) -> None:
     data.replace_fit("harmful", TensorDataset(torch.arange(16.0)[:, None], fit.labels))
     batches = [batch for batch, _, _ in iter(data.train_dataloader())]
     assert [batch["harmful"][1].tolist() for batch in batches] == before  # the same order
-    assert torch.cat([batch["harmful"][0] for batch in batches]).sort(dim=0).values[:, 0].tolist() == list(range(16))
+    x, y = (torch.cat([batch["harmful"][i] for batch in batches]) for i in (0, 1))
+    assert x.sort(dim=0).values[:, 0].tolist() == list(range(16))
+    assert torch.equal(fit.labels[x[:, 0].long()], y)
     assert batches[0]["pretrain"][0].shape == (4, 3, 10, 12)
 
 
@@ -139,8 +138,6 @@ def test_record_facts(folders: Path) -> None:
 
 
 def test_bad_options_and_pairs_are_refused(folders: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"batch_size=40 is larger than both data sets \(imagefolder: 36"):
-        ready(folders, batch_size=40)
     with pytest.raises(DataError, match="synthetic has no images"):
         ImagePair(Synthetic("pretrain"), ImageFolder("harmful", folders / "h"), batch_size=4)
     for other in (ImageFolder("harmful", folders / "h"), Caltech101("harmful", root=folders / "h")):
@@ -209,16 +206,6 @@ def test_epoch_depends_on_its_number_seed_and_stream_alone() -> None:
     assert list(sampler(seed=1)) != list(sampler()) != list(sampler(stream=1))
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_processes_share_the_batches_that_one_would_see(world: int) -> None:
-    alone = epochs(sampler(n=11, batch_size=8), 3)
-    ranks = [epochs(sampler(n=11, batch_size=8, rank=rank, world=world), 3) for rank in range(world)]
-    for whole, *parts in zip(alone, *ranks, strict=True):
-        assert {len(part.rows) for part in parts} == {8 // world}
-        assert sorted(row for part in parts for row in part.rows) == sorted(whole.rows)
-        assert {part.number for part in parts} == {whole.number}
-
-
 def test_data_set_smaller_than_a_batch_is_one_batch_of_equal_shares() -> None:
     assert sorted(next(iter(sampler(n=3, batch_size=8))).rows) == [0, 1, 2]
     shares = [next(iter(sampler(n=3, batch_size=8, rank=rank, world=2))).rows for rank in (0, 1)]
@@ -245,13 +232,6 @@ def test_reading_leaves_the_random_state_of_the_program_alone() -> None:
     batches(Noisy())
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # noqa: NPY002
-
-
-def test_tensors_are_read_a_batch_at_a_time_in_the_same_order() -> None:
-    features = TensorDataset(torch.arange(24.0).reshape(12, 2), torch.arange(12))
-    for (x, y), (noisy, _) in zip(batches(features, 2), batches(Noisy(), 2), strict=True):
-        assert torch.equal(y, noisy[:, 0].long())
-        assert torch.equal(x, torch.stack([2.0 * y, 2.0 * y + 1], dim=1))
 
 
 @pytest.fixture

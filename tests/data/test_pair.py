@@ -137,14 +137,6 @@ def test_asking_before_setup_is_a_mistake_in_the_program() -> None:
             getattr(PairedData(Rows(4), Rows(4)), name)
 
 
-def test_setup_happens_once() -> None:
-    data = module(validation_fraction=0.3)
-    before = (data.fit, data.validation, data.held_out, data.data_hash)
-    data.setup("fit")
-    assert before == (data.fit, data.validation, data.held_out, data.data_hash)
-    assert before[0] is data.fit
-
-
 def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
     data = PairedData(Rows(10, held_out=False), Rows(6), batch_size=2, passes=3, mode="min_size", seed=4)
     data.setup()

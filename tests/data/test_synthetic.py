@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from immunize.data.synthetic import Synthetic, eigenvalues, rotate_pairs
+from immunize.data.synthetic import Synthetic, eigenvalues
 from immunize.errors import DataError
 
 
@@ -51,13 +50,6 @@ def test_every_singular_vector_has_the_prescribed_angle(angle: float, n_features
     if n_features % 2:
         expected[-1] = 1.0
     assert torch.allclose(cosines, expected, atol=1e-10)
-
-
-def test_ninety_degrees_swaps_the_halves_exactly() -> None:
-    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((4, 4)))[0]
-    swapped = rotate_pairs(basis, 90)
-    assert np.array_equal(swapped, np.stack([basis[:, 2], basis[:, 3], -basis[:, 0], -basis[:, 1]], axis=1))
-    assert np.array_equal(rotate_pairs(basis, 0), basis)
 
 
 def test_held_out_is_a_fresh_draw_of_the_same_population() -> None:
@@ -111,10 +103,3 @@ def test_seed_decides_everything_and_roles_differ() -> None:
 def test_options_are_checked(options: dict[str, float], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Synthetic("harmful", **options)
-
-
-def test_description_is_plain() -> None:
-    facts = Synthetic("pretrain", angle=30.0).describe()
-    assert facts["angle_degrees"] == 0.0
-    assert Synthetic("harmful", angle=30.0).describe()["angle_degrees"] == 30.0
-    assert json.loads(json.dumps(facts)) == facts
