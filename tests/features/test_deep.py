@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from immunize.config import config_dir
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor
-from immunize.features.boundary import NoBoundaryError, Tail, Trunk, replaced, split_network
+from immunize.features.boundary import NoBoundaryError, Tail, Trunk, split_network
 from immunize.features.depths import features_at
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -67,11 +67,28 @@ def test_only_the_named_part_and_the_head_move(name: str) -> None:
     assert {key for key, p in extractor.network.named_parameters() if p.grad is not None} == mine | head
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_features_logits_and_gradients_are_those_of_timm(name: str) -> None:
-    extractor = build(name).double()
+CUTS = [
+    ("resnet18", "layer4", (16, 2, 2)),
+    ("resnet18", "layer4.1", (16, 1, 1)),
+    ("resnet18", "layer4.1.conv2", (16, 1, 1)),
+    ("vit_tiny_patch16_224", "blocks.2", (17, 24)),
+    ("vit_tiny_patch16_224", ["blocks.2.mlp", "norm"], (17, 24)),
+    ("convnext_atto", "stages.3", (16, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "trainable", "shape"), CUTS)
+def test_features_logits_and_gradients_are_those_of_timm(name: str, trainable: Any, shape: tuple[int, ...]) -> None:
+    extractor = build(name, trainable=trainable).double()
+    for module in extractor.network.modules():
+        if isinstance(module, nn.BatchNorm2d):  # statistics that are not those of a fresh model
+            nn.init.uniform_(module.running_mean, -0.1, 0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
     plain = copy.deepcopy(extractor.network).eval().requires_grad_(True)
     x = images().double()
+    h = extractor.trunk(x)
+    assert h.shape[1:] == shape
+    assert not h.requires_grad
     features = plain.forward_head(plain.forward_features(x), pre_logits=True)
     torch.testing.assert_close(extractor(x), features, rtol=0, atol=1e-12)
     torch.testing.assert_close(extractor.head(extractor(x)), plain(x), rtol=0, atol=1e-12)
@@ -237,12 +254,12 @@ def test_cache_facts_follow_what_changes_the_array() -> None:
     assert build(data={"interpolation": "nearest"}).cache_facts() != build().cache_facts()
     pooled = build(kwargs={"channels": [8, 8, 16, 16], "global_pool": "max"})
     assert pooled.cache_facts() != build(kwargs={"channels": [8, 8, 16, 16]}).cache_facts()  # with the same weights
+    vit = KINDS["vit_tiny_patch16_224"]["kwargs"]
+    of_heads = [build("vit_tiny_patch16_224", kwargs=vit | {"num_heads": heads}).cache_facts() for heads in (2, 4)]
+    assert of_heads[0] != of_heads[1]  # which no shape shows
     assert build().cache_facts() == build().cache_facts() == features
     with pytest.raises(ValueError, match="layer has to be"):
         extractor.cache_facts("stem")
-
-
-SMALLER = {"vit": ["++model.kwargs={embed_dim: 24, num_heads: 3}"], "resnet18": [], "resnet18_64px": []}
 
 
 @pytest.mark.parametrize(
@@ -256,8 +273,14 @@ SMALLER = {"vit": ["++model.kwargs={embed_dim: 24, num_heads: 3}"], "resnet18": 
     ],
 )
 def test_every_yaml_builds_its_model(model: str, prefix: str, size: int) -> None:
-    """With random weights; the ViT with narrower blocks."""
-    extractor = from_yaml(model, "++model.pretrained=false", "++model.checkpoint=null", *SMALLER.get(model, []))
+    """As an entry point does, with random weights; the ViT with narrower blocks."""
+    narrow = ["++model.kwargs={embed_dim: 24, num_heads: 3}"] if model == "vit" else []
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        random = ["++model.pretrained=false", "++model.checkpoint=null"]
+        cfg = compose(overrides=[f"+model={model}", "+data_root=nowhere", *random, *narrow])
+    node = OmegaConf.to_container(cfg.model, resolve=True)
+    arguments = {str(key): value for key, value in node.items() if key not in ("name", "kind")}
+    extractor: DeepExtractor = instantiate(OmegaConf.create(arguments), n_classes=5)
     assert extractor.split
     names = [name for name, _ in extractor.trainable_parameters()]
     assert all(name.startswith(prefix) for name in names)
@@ -266,17 +289,6 @@ def test_every_yaml_builds_its_model(model: str, prefix: str, size: int) -> None
     assert extractor.data_config["input_size"] == (3, size, size)
     assert extractor.n_classes == 5
     assert sum(p.numel() for p in extractor.parameters()) < 1e6 or "small" not in model
-
-
-def from_yaml(model: str, *overrides: str) -> DeepExtractor:
-    """Built from `conf/model/<model>.yaml` as an entry point does."""
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        cfg = compose(overrides=[f"+model={model}", "+data_root=nowhere", *overrides])
-    node = OmegaConf.to_container(cfg.model, resolve=True)
-    assert node["kind"] == "deep"
-    arguments = {str(key): value for key, value in node.items() if key not in ("name", "kind")}
-    extractor: DeepExtractor = instantiate(OmegaConf.create(arguments), n_classes=5)
-    return extractor
 
 
 class Block(nn.Module):
@@ -306,20 +318,10 @@ class Arbitrary(nn.Module):
         return self.act(x.clamp(min=-3))
 
 
-class Around(Arbitrary):
-    """Residuals around the blocks, outside of them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            x = x + block.inner(x)
-        return x
-
-
 class Skipping(nn.Module):
     """What the stem gives is used again at the end, so nothing separates the two."""
 
-    def __init__(self, weight: float = 1.0) -> None:
+    def __init__(self, weight: float) -> None:
         super().__init__()
         self.stem, self.side, self.last = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 8)
         self.weight = weight
@@ -334,41 +336,6 @@ def cut(net: nn.Module, names: Sequence[str], x: Tensor) -> tuple[Trunk, Tail]:
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(any(name == start or name.startswith(f"{start}.") for start in names))
     return split_network(net, [p for p in net.parameters() if p.requires_grad], x)
-
-
-def network(name: str) -> nn.Module:
-    """A timm model with random weights, whose classifier is the identity."""
-    torch.manual_seed(0)
-    size = {"img_size": 32} if name.startswith("vit") else {}
-    model = timm.create_model(name, num_classes=0, **KINDS[name]["kwargs"], **size)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):  # statistics that are not those of a fresh model
-            nn.init.uniform_(module.running_mean, -0.1, 0.1)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-    return model
-
-
-CASES = [
-    ("resnet18", ["layer4"], (8 * 2, 2, 2)),
-    ("resnet18", ["layer4.1"], (16, 1, 1)),
-    ("resnet18", ["layer4.1.conv2"], (16, 1, 1)),
-    ("vit_tiny_patch16_224", ["blocks.2"], (17, 24)),
-    ("vit_tiny_patch16_224", ["blocks.2.mlp", "norm"], (17, 24)),
-    ("convnext_atto", ["stages.3"], (16, 2, 2)),
-]
-
-
-@pytest.mark.parametrize(("name", "names", "shape"), CASES)
-def test_parts_are_the_timm_model(name: str, names: list[str], shape: tuple[int, ...]) -> None:
-    net = network(name).double()
-    x = torch.randn(5, 3, 32, 32, dtype=torch.float64)
-    trunk, tail = cut(net, names, x[:2])
-    h = trunk(x)
-    assert tuple(h.shape) == (5, *shape)
-    assert not h.requires_grad
-    torch.testing.assert_close(tail(h), net(x), rtol=0, atol=1e-12)
-    torch.testing.assert_close(tail(h), net.forward_head(net.forward_features(x), pre_logits=True), rtol=0, atol=1e-12)
 
 
 class Images(nn.Module):
@@ -410,8 +377,7 @@ def test_parts_are_an_arbitrary_module() -> None:
 
 
 def test_tail_computes_nothing_of_the_trunk() -> None:
-    net = network("resnet18")
-    x = torch.randn(4, 3, 32, 32)
+    net, x = build().network.requires_grad_(True), images()
     trunk, tail = cut(net, ["layer4"], x)
     called: list[str] = []
     for name, module in net.named_modules():
@@ -427,11 +393,11 @@ def test_tail_computes_nothing_of_the_trunk() -> None:
     assert not any(name.startswith(("conv1", "bn1", "maxpool", "layer1", "layer3")) for name in called[start:])
 
 
-@pytest.mark.parametrize(("net", "last"), [(Around(), "blocks.3"), (Skipping(1.0), "last"), (Skipping(0.0), "last")])
-def test_skip_connection_is_found_even_where_it_adds_zero(net: nn.Module, last: str) -> None:
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_skip_connection_is_found_even_where_it_adds_zero(weight: float) -> None:
     """A branch that starts at zero gives the right values today; it is refused because it is there."""
     with pytest.raises(NoBoundaryError, match="used after it"):
-        cut(net, [last], torch.randn(2, 6))
+        cut(Skipping(weight), ["last"], torch.randn(2, 6))
 
 
 def test_parameter_used_without_calling_its_module() -> None:
@@ -478,27 +444,6 @@ def test_rows_that_depend_on_each_other_cannot_be_cached() -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 4))
     with pytest.raises(NoBoundaryError):
         cut(net, ["2"], torch.randn(4, 6))
-
-
-def test_replaced_shares_parameters_and_leaves_the_original_alone() -> None:
-    net = Arbitrary()
-    twin = replaced(net, {id(net.blocks[3]): nn.Identity()})
-    assert isinstance(net.blocks[3], Block)
-    assert isinstance(twin.blocks[3], nn.Identity)
-    assert twin.blocks[2] is net.blocks[2]
-    net.double()
-    assert twin.shift.dtype == torch.float64
-
-
-def test_a_cache_knows_the_heads_of_attention_which_no_shape_shows() -> None:
-    small = {"patch_size": 16, "embed_dim": 16, "depth": 1}
-    facts = [
-        DeepExtractor.from_timm(
-            "vit_tiny_patch16_224", trainable=["blocks.0"], image_size=32, kwargs={**small, "num_heads": heads}
-        ).cache_facts()
-        for heads in (2, 4)
-    ]
-    assert facts[0] != facts[1]
 
 
 def test_what_a_module_gives_is_kept_from_what_comes_after() -> None:
