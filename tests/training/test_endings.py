@@ -26,24 +26,26 @@ from tests.composing import SGD, D, run_tiny, theta_of
 from tests.tampering import strict_json
 
 Terms = dict[str, Tensor]
-Changed = Callable[[int, Callable[[Terms], Terms]], None]
+Changed = Callable[..., None]
 
 
 @pytest.fixture
 def at_step(monkeypatch: pytest.MonkeyPatch) -> Changed:
-    """Change what `ours` computes in its n-th step (from 0) of every training."""
+    """Change what `ours` computes in its n-th step (from 0) of every training, or of the second extractor's alone."""
     original = Ours.terms
 
-    def install(number: int, change: Callable[[Terms], Terms]) -> None:
-        counts: dict[int, int] = {}
+    def install(number: int, change: Callable[[Terms], Terms], *, second: bool = False) -> None:
+        counts: dict[Ours, int] = {}
 
         def terms(self: Ours, step: Step) -> Terms:
-            count = counts.get(id(self), 0)
-            counts[id(self)] = count + 1
+            count = counts.get(self, 0)
+            counts[self] = count + 1
             computed = original(self, step)
-            return change(computed) if count == number else computed
+            return change(computed) if count == number and (len(counts) == 2 or not second) else computed
 
         monkeypatch.setattr(Ours, "terms", terms)
+        if second:
+            monkeypatch.setattr(experiment, "can_fork", lambda processes: False)  # in a fork nobody is the second
 
     return install
 
@@ -68,56 +70,34 @@ def cross_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TERMS = {"ours": {"task", "well", "ill"}, "well_only": {"well"}, "none": {"task"}}
-Spoil = Callable[[type[BaseException] | None], None]
-
-
-@pytest.fixture
-def spoil_second(cross_fitted: None, monkeypatch: pytest.MonkeyPatch) -> Spoil:
-    """In its sixth step, the training of the second extractor diverges, or meets an error."""
-    original = Ours.terms
-
-    def install(error: type[BaseException] | None) -> None:
-        trained: list[Ours] = []
-        of_second: list[Step] = []
-
-        def terms(self: Ours, step: Step) -> Terms:
-            trained.append(self)
-            computed = original(self, step)
-            if self is trained[0]:
-                return computed
-            of_second.append(step)
-            if len(of_second) < 6:
-                return computed
-            if error is not None:
-                raise error
-            return spoil("ill", math.inf)(computed)
-
-        monkeypatch.setattr(Ours, "terms", terms)
-        monkeypatch.setattr(experiment, "can_fork", lambda processes: False)  # in a fork nobody is the second
-
-    return install
 
 
 @pytest.mark.parametrize(("name", "value"), [("task", math.nan), ("well", math.inf), ("ill", -math.inf)])
-def test_non_finite_term_is_named_with_its_step(name: str, value: float, tmp_path: Path, at_step: Changed) -> None:
+def test_non_finite_term_is_named_and_the_parameters_of_the_last_step_with_finite_terms_are_kept(
+    name: str, value: float, tmp_path: Path, at_step: Changed
+) -> None:
+    run_tiny(tmp_path / "short", "objective.epochs=4")
     at_step(5, spoil(name, value))
-    record = run_tiny(tmp_path)
+    record = run_tiny(tmp_path / "run")
     assert record["status"] == "diverged"
     assert record["training"]["fit"]["diverged"] == {"step": 5, "term": name, "value": str(value)}
     assert record["training"]["fit"]["steps"] == 5
-    assert strict_json(tmp_path / "record.json") == read_record(tmp_path)
+    assert strict_json(tmp_path / "run" / "record.json") == read_record(tmp_path / "run")
+    assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "short"))
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"record.json", "checkpoint.safetensors"}
+    assert "metrics" not in record
+    assert {"config", "config_hash", "data_hash", "seconds", "git_commit", "versions"} <= record.keys()
 
 
+@pytest.mark.usefixtures("cross_fitted")
 def test_a_cross_fit_that_diverges_costs_the_held_out_numbers_alone(
-    tmp_path: Path,
-    spoil_second: Spoil,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, at_step: Changed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = run_tiny(tmp_path / "whole")
     assert whole["metrics"].keys() == {"fit", "held_out"}
     assert diverged_cross_fit(whole) is None
 
-    spoil_second(None)
+    at_step(5, spoil("ill", math.inf), second=True)
     record = run_tiny(tmp_path / "run", "figure=true")
     assert (record["status"], record["held_out_protocol"]) == ("finished", "cross_fit")
     assert record["training"]["cross_fit"]["diverged"] == {"step": 5, "term": "ill", "value": "inf"}
@@ -139,25 +119,13 @@ def test_a_cross_fit_that_diverges_costs_the_held_out_numbers_alone(
     assert "no held-out numbers: the cross-fit diverged in step 5: ill became inf" in capsys.readouterr().out
 
 
-def test_an_interrupted_cross_fit_is_an_interrupted_run(tmp_path: Path, spoil_second: Spoil) -> None:
-    spoil_second(KeyboardInterrupt)
+@pytest.mark.usefixtures("cross_fitted")
+def test_an_interrupted_cross_fit_is_an_interrupted_run(tmp_path: Path, at_step: Changed) -> None:
+    at_step(5, interrupt, second=True)
     record = run_tiny(tmp_path)
     assert record["status"] == "interrupted"
     assert record["training"].keys() == {"fit", "cross_fit"}
     assert "metrics" not in record
-
-
-def test_checkpoint_holds_the_parameters_of_the_last_step_with_finite_terms(tmp_path: Path, at_step: Changed) -> None:
-    run_tiny(tmp_path / "short", "objective.epochs=4")
-    at_step(5, spoil("ill", float("nan")))
-    record = run_tiny(tmp_path / "run")
-    assert record["status"] == "diverged"
-    assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "short"))
-    written = {path.name for path in (tmp_path / "run").iterdir()}
-    assert written == {"record.json", "checkpoint.safetensors"}
-    assert "metrics" not in record
-    for key in ("method", "seed", "config", "config_hash", "data_hash", "seconds", "git_commit", "versions"):
-        assert key in record
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
 from immunize.data import Part
-from immunize.data.pair import PairedData, PairParts
+from immunize.data.pair import PairParts
 from immunize.objective import Objective, Step
 from immunize.spectrum import folds_of
 from immunize.training.callbacks import ImmunityMonitor, ValidationStop
@@ -34,7 +34,6 @@ from tests.composing import (
     followed,
     module_of,
     run_tiny,
-    theta_of,
     tiny,
 )
 from tests.tampering import csv_rows
@@ -147,14 +146,10 @@ def log_rir(data: object, theta: Tensor) -> float:
     return math.log(ref.immunization_ratio(*kappas)[2])
 
 
-def stop_of(data: PairedData, patience: int) -> ValidationStop:
-    return ValidationStop(data.validation, 2, patience)
-
-
 def walk(seed: int, epochs: int, patience: int) -> tuple[ValidationStop, Trajectory, MemoryLogger, object, int, Tensor]:
     cfg = tiny(*STOPPING, *SGD, "objective.learning_rate=1", f"objective.epochs={epochs}", "model.init=identity")
     data, seen, logger = data_of(cfg), Trajectory(), MemoryLogger()
-    stop = stop_of(data, patience)
+    stop = ValidationStop(data.validation, 2, patience)
     module = module_of(cfg, data, Straight(0.05 * ref.gaussian(D, D, seed=seed)))
     trainer = fit_module(module, data, seen, stop, loggers=[logger])
     return stop, seen, logger, data, trainer.global_step, module.extractor.theta.detach()
@@ -183,29 +178,6 @@ def test_a_training_that_ended_before_its_first_look_has_no_best() -> None:
     assert stop.facts(None)["early_stopping"] == {"best_step": None, "best_val_log_rir": None}
 
 
-def test_a_run_stops_early_and_evaluates_what_it_kept(tmp_path: Path) -> None:
-    overrides = (*STOPPING, "objective.epochs=200", "objective.patience=2", "objective.learning_rate=0.3")
-    record = run_tiny(tmp_path, *overrides)
-    facts = record["training"]["fit"]
-    best = facts["early_stopping"]["best_step"]
-    assert facts["steps"] == best + 4 < 200
-    cfg = tiny(*overrides)
-    data, seen = data_of(cfg), Trajectory()
-    fit_module(module_of(cfg, data), data, seen, stop_of(data, 2))
-    theta = theta_of(tmp_path)
-    assert torch.equal(theta, seen.thetas[best])
-    x = data.fit.harmful.x
-    kappa = record["metrics"]["fit"]["spectrum"]["kappa_harmful"]
-    assert kappa == pytest.approx(ref.kappa_spectrum(ref.hessian(x, theta), len(x)), rel=1e-9)
-    assert record["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]["n_samples"] == 30
-
-
-def mse_gradients(x: Tensor, y: Tensor, theta: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-    """Of mean (Xθω - y)², by hand."""
-    residual = 2 * (x @ theta @ head - y[:, None]) / len(y)
-    return x.T @ residual @ head.T, (x @ theta).T @ residual
-
-
 def test_full_batch_steps_are_algorithm_1_with_an_explicit_inverse_and_adam() -> None:
     lambda_well, lambda_ill, eta = 0.01, 2e4, 0.01
     cfg = tiny("objective.epochs=8", f"objective.lambda_well={lambda_well}", f"objective.lambda_ill={lambda_ill}")
@@ -218,7 +190,7 @@ def test_full_batch_steps_are_algorithm_1_with_an_explicit_inverse_and_adam() ->
     adam = torch.optim.Adam([theta, omega], lr=eta, betas=(0.9, 0.999), eps=1e-8)  # C.2's
     for step in range(8):
         at = theta.detach()
-        task, omega.grad = mse_gradients(p.x, p.y, at, omega.detach())
+        task, omega.grad = ref.task_gradients(p.x, p.y, at, omega.detach())
         well = lambda_well * ref.algorithm_1_direction(p.x, at, ref.r_well_gradient)
         ill = lambda_ill * ref.algorithm_1_direction(h.x, at, ref.r_ill_gradient)
         if step == 0:  # no term may be too small for this test to see
@@ -236,7 +208,7 @@ def test_mini_batch_step_is_algorithm_1_on_that_batch() -> None:
     _, seen = followed(tiny(*SGD, "objective.batch_size=16", "objective.learning_rate=1e-3"))
     for step, batch in enumerate(seen.batches):
         (xp, yp), (xh, _) = batch["pretrain"], batch["harmful"]
-        task, _ = mse_gradients(xp, yp, seen.thetas[step], seen.heads[step])
+        task, _ = ref.task_gradients(xp, yp, seen.thetas[step], seen.heads[step])
         expected = ref.algorithm_1_step(seen.thetas[step], xp, xh, task, 1e-3, 1.0, 1e5)
         assert ref.error(seen.thetas[step + 1] - seen.thetas[step], expected - seen.thetas[step]) < 1e-9
     assert len(seen.batches) == 2
@@ -248,30 +220,18 @@ def test_log_every_thins_the_rows(tmp_path: Path) -> None:
     assert [int(row["step"]) for row in table if row["loss"]] == [0, 4, 8]
 
 
-class Rates(pl.Callback):
-    """The learning rate of every step."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
-        """Lightning's hook."""
-        del trainer, pl_module
-        self.seen.append(optimizer.param_groups[0]["lr"])
-
-
 @pytest.mark.parametrize(("batch_size", "epochs"), [("null", 1), ("8", 2)])
 def test_learning_rate_falls_to_zero_over_the_last_share_of_the_steps(batch_size: str, epochs: int) -> None:
     cfg = tiny("objective.epochs=10", f"objective.batch_size={batch_size}")
     rate = cfg.objective.learning_rate
     data = data_of(cfg)
     for decay in (None, 0.5):
-        module, rates = module_of(cfg, data), Rates()
+        module, rates = module_of(cfg, data), []
         module.lr_decay = decay
-        fit_module(module, data, rates, epochs=epochs)  # a full-batch pass is all 10 steps
-        assert len(rates.seen) == 10
+        look = LambdaCallback(on_before_optimizer_step=lambda *of, seen=rates: seen.append(of[2].param_groups[0]["lr"]))
+        fit_module(module, data, look, epochs=epochs)  # a full-batch pass is all 10 steps
         expected = [1.0] * 10 if decay is None else [1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]
-        assert rates.seen == pytest.approx([rate * share for share in expected])
+        assert rates == pytest.approx([rate * share for share in expected])
 
 
 def test_a_step_of_several_batches_is_looked_at_once() -> None:

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
 from immunize.data import Part, Role
@@ -126,35 +127,23 @@ def test_theta_may_bring_r_ill_to_its_pole_and_away() -> None:
         (("kappa_pretrain",), "pretrain", (5, 4, 3, 2, 1, 1), "sigma_min_tied"),
         (("kappa_harmful",), "harmful", (5, 5, 4, 3, 2, 1), "sigma_max_tied"),
         (("kappa_harmful",), "harmful", (5, 4, 3, 2, 1, 1), "sigma_min_tied"),
+        (("task", "well"), "pretrain", (5, 4, 3, 2, 1, 1), None),
+        (("task", "well"), "harmful", (5, 5, 4, 3, 1, 1), None),
+        (("ill",), "harmful", (5, 5, 4, 3, 2, 1), None),
+        (("ill",), "pretrain", (5, 5, 4, 3, 1, 1), None),
+        (("task",), "pretrain", (5, 5, 4, 3, 1, 1), None),
     ],
 )
-def test_ties_that_a_gradient_needs_broken(terms: Sequence[str], role: Role, sigma: Sequence[float], name: str) -> None:
-    tied = Watched(**{role: rows(sigma)}).see(I, terms).only()  # type: ignore[arg-type]
-    assert (tied["name"], tied["role"]) == (name, role)
-    assert tied["values"]["gap"] == pytest.approx(1, abs=1e-12)
+def test_ties_that_a_gradient_needs_broken_are_told_and_no_others(
+    terms: Sequence[str], role: Role, sigma: Sequence[float], name: str | None
+) -> None:
+    watched = Watched(**{role: rows(sigma)}).see(I, terms)  # type: ignore[arg-type]
+    assert watched.found() == ([] if name is None else [(name, role)])
+    if name is None:
+        return
+    assert watched.only()["values"]["gap"] == pytest.approx(1, abs=1e-12)
     apart = [s * (1 + 1e-5 * index) for index, s in enumerate(reversed(sigma))][::-1]
     assert Watched(**{role: rows(apart)}).see(I, terms).found() == []  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("terms", "role", "sigma"),
-    [
-        (("task", "well"), "pretrain", (5, 4, 3, 2, 1, 1)),
-        (("task", "well"), "harmful", (5, 5, 4, 3, 1, 1)),
-        (("ill",), "harmful", (5, 5, 4, 3, 2, 1)),
-        (("ill",), "pretrain", (5, 5, 4, 3, 1, 1)),
-        (("task",), "pretrain", (5, 5, 4, 3, 1, 1)),
-    ],
-)
-def test_ties_that_no_term_minds(terms: Sequence[str], role: Role, sigma: Sequence[float]) -> None:
-    assert Watched(**{role: rows(sigma)}).see(I, terms).found() == []  # type: ignore[arg-type]
-
-
-def test_theta_may_tie_what_the_data_do_not() -> None:
-    watched = Watched()
-    tying = scaled(watched.x["harmful"], 1, 1, 1, 1, 1, SPREAD[4] / SPREAD[5])
-    assert watched.see(I, ("ill",)).found() == []
-    assert watched.see(tying, ("ill",)).only()["step"] == 100
 
 
 # The rank cut.
@@ -249,23 +238,6 @@ def test_a_rise_that_was_made_good_is_marked_so() -> None:
 
 def test_without_a_claim_to_immunize_nothing_is_violated() -> None:
     assert rising(Watched(), 1.5, 2, 3, terms=("task",), end=True).found() == []
-
-
-@pytest.mark.parametrize(
-    ("terms", "advice"),
-    [
-        (OURS, "raise objective.lambda_well"),
-        (("well",), "lower objective.learning_rate"),
-        (("kappa_pretrain", "kappa_harmful"), "lower objective.learning_rate"),
-        (("ill",), "method=ours"),
-        (("outer", "heads"), "method=ours"),
-        (("solved",), "method.budget"),
-    ],
-)
-def test_the_advice_names_settings_that_the_method_has(terms: Sequence[str], advice: str) -> None:
-    text = rising(Watched(), 1.5, terms=terms, end=True).only()["text"]
-    assert advice in text
-    assert ("lambda" in text) == ({"well", "ill"} <= set(terms))
 
 
 @pytest.mark.parametrize("terms", [("adversary", "features"), ("solved",)])
@@ -401,25 +373,15 @@ def test_a_divergence_beyond_numbers_adds_no_error(size: float) -> None:
     assert monitor.signatures.facts() == []
 
 
-class PutsBack(Callback):
-    """As early stopping does: another θ at the very end."""
-
-    def __init__(self, theta: Tensor) -> None:
-        self.theta = theta
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        del trainer
-        with torch.no_grad():
-            cast(Any, pl_module).extractor.theta.copy_(self.theta)
-
-
 @pytest.mark.parametrize("every", [1, 2, 4])
 def test_the_last_look_is_at_the_theta_that_is_kept(every: int) -> None:
     cfg = tiny("objective.epochs=4")
     data = data_of(cfg)
     worse = scaled(data.fit.pretrain.x, 2, 1, 1, 1, 1, 1)
     monitor = ImmunityMonitor(data.fit, every=every)
-    fit_module(module_of(cfg, data, Recorder(I)), data, PutsBack(worse), monitor)
+    # as early stopping does: another θ at the very end
+    put_back = LambdaCallback(on_train_end=lambda _, module: module.extractor.theta.data.copy_(worse))
+    fit_module(module_of(cfg, data, Recorder(I)), data, put_back, monitor)
     assert monitor.latest["ratio_pretrain"] == pytest.approx(2)
     fact = next(f for f in monitor.signatures.facts() if f["name"] == "kappa_pretrain_rising")
     assert (fact["step"], fact["at_end"]) == (4, True)
