@@ -52,12 +52,6 @@ def batches(data: PairedData) -> list[dict[str, tuple[torch.Tensor, torch.Tensor
     return [batch for batch, _, _ in data.train_dataloader()]
 
 
-def with_x(x: torch.Tensor, y: torch.Tensor | None = None) -> PairedData:
-    source = Rows(4)
-    source.splits = Splits(Part(x, torch.zeros(len(x), dtype=torch.float64) if y is None else y), None)
-    return PairedData(Rows(4), source)
-
-
 def test_full_batch_yields_the_whole_pair_in_every_pass_without_copying() -> None:
     data = module(passes=3)
     assert data.full_batch
@@ -208,8 +202,10 @@ def of(*rows: list[float]) -> torch.Tensor:
     ],
 )
 def test_rows_that_cannot_be_learned_from_are_refused(x: torch.Tensor, y: torch.Tensor | None, message: str) -> None:
+    source = Rows(4)
+    source.splits = Splits(Part(x, torch.zeros(len(x), dtype=torch.float64) if y is None else y), None)
     with pytest.raises(DataError, match=message):
-        with_x(x, y).setup()
+        PairedData(Rows(4), source).setup()
 
 
 def test_held_out_rows_are_checked_too() -> None:

@@ -26,10 +26,6 @@ def task(n: int = 120, d: int = 6, noise: float = 0.5, seed: int = 0) -> Task:
     return x[:n], y[:n], x[n:], y[n:]
 
 
-def percent_right(x: Tensor, y: Tensor, weights: Tensor) -> float:
-    return 100 * float(((x @ weights).argmax(1) == y).double().mean())
-
-
 def by_autograd(data: Task, optimizer: str, steps: int) -> dict[int, float]:
     """The probe step by step, on features whose FᵀF/N has 1 for its largest eigenvalue, which bounds the Hessians."""
     x, y, x_test, y_test = data
@@ -47,7 +43,7 @@ def by_autograd(data: Task, optimizer: str, steps: int) -> dict[int, float]:
             value = torch.nn.functional.cross_entropy(x / size @ weights, y)
         value.backward()  # type: ignore[no-untyped-call]
         rule.step()
-        found[step] = percent_right(x_test, y_test, weights.detach())
+        found[step] = 100 * float(((x_test @ weights).argmax(1) == y_test).double().mean())
     return found
 
 

@@ -137,9 +137,6 @@ def test_of_20_random_rotations_at_most_one_holds_though_single_scores_would_hol
     assert held("T1") > 1
 
 
-ADAM = functools.partial(torch.optim.Adam, fused=True)
-
-
 @pytest.mark.parametrize(
     ("scores", "expected"),
     [
@@ -167,7 +164,8 @@ def test_settled_is_who_has_learned_and_gains_no_more(scores: dict[int, float], 
 
 
 def test_schedules_are_left_out_where_the_best_rate_is_settled() -> None:
-    attack = FirstOrder(tier="T1", optimizer=ADAM, learning_rates=(0.01, 0.1), cosine=(1.0,))
+    adam = functools.partial(torch.optim.Adam, fused=True)
+    attack = FirstOrder(tier="T1", optimizer=adam, learning_rates=(0.01, 0.1), cosine=(1.0,))
     for validation, schedules in ((1000, 0), (999, 2)):
         drawn = classes(n_classes=2, sizes=(60, validation, 8)).parts.values()
         train, rows, test = (Rows(rows.x + 5 * rows.y[:, None], rows.y) for rows in drawn)
