@@ -1,4 +1,4 @@
-"""Theorem 4.3 on random spectra, full-rank and rank-deficient; the bounds as printed; Figure 4 as printed.
+"""Theorems A.1, 4.1, 4.2 and 4.3 on random spectra, full-rank and rank-deficient; Proposition 3.2; Figure 4 as printed.
 
 Every matrix has a prescribed spectrum, so that κ before a step is known and the rank after it is not a matter of a cut.
 """
@@ -10,13 +10,22 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from immunize.features import preconditioned_linear
-from immunize.spectrum import ill_step_bound, r_ill_of_features, r_well_of_features, well_step_bound
+from immunize.spectrum import (
+    ill_step_bound,
+    r_ill,
+    r_ill_of_features,
+    r_well,
+    r_well_of_features,
+    well_step_bound,
+)
 from tests import reference as ref
 from tests.reference import gradient
-from tests.spectrum.making import column
+from tests.spectrum.making import column, properties
 
 TRIALS = 300
 
@@ -25,6 +34,92 @@ def kappa(matrix: Tensor, k: int) -> float:
     """σ_1/σ_k with the rank k given."""
     sigma = torch.linalg.svdvals(matrix)
     return float(sigma[0] / sigma[k - 1])
+
+
+# --- Theorems A.1 and 4.1: a general matrix -----------------------------------------------------------------------
+
+
+class General(NamedTuple):
+    """A matrix (rows, columns) with singular values `sigma`, descending; p = min(rows, columns), k = len(sigma)."""
+
+    matrix: Tensor
+    sigma: Tensor
+
+    @property
+    def p(self) -> int:
+        return min(self.matrix.shape)
+
+    @property
+    def k(self) -> int:
+        return len(self.sigma)
+
+
+@st.composite
+def general_matrices(draw: st.DrawFn, least: int = 1) -> General:
+    """κ up to 1e3; ties among the singular values happen, and are what shrinking looks for."""
+    logs = draw(st.lists(st.integers(0, 30), min_size=least, max_size=6))
+    sigma = 10 ** (torch.tensor(sorted(logs, reverse=True), dtype=torch.float64) / 10 - 1)
+    rows, columns = (len(logs) + draw(st.integers(0, 3)) for _ in range(2))
+    seed = draw(st.integers(0, 10**6))
+    return General(ref.matrix_with_singular_values(sigma, rows, columns, seed), sigma)
+
+
+@given(general_matrices())
+@properties
+def test_a1_1_r_well_is_zero_only_for_full_rank_and_kappa_one(case: General) -> None:
+    value, top = float(r_well(case.matrix)), float(case.sigma[0])
+    if case.k == case.p and case.sigma[0] == case.sigma[-1]:
+        assert abs(value) < 1e-13 * top**2
+    else:
+        # one singular value below σ_1 (or absent) contributes (σ_1² - σ_i²)/(2p)
+        smallest = float(case.sigma[-1]) if case.k == case.p else 0.0
+        assert value >= (top**2 - smallest**2) / (2 * case.p) - 1e-13 * top**2
+        assert value > 1e-3 * top**2
+
+
+@given(general_matrices())
+@properties
+def test_a1_2_r_well_bounds_log_kappa(case: General) -> None:
+    bound = case.p * float(r_well(case.matrix)) / float(case.sigma[-1]) ** 2
+    assert math.log(float(case.sigma[0] / case.sigma[-1])) <= bound + 1e-9
+
+
+@given(general_matrices(least=2), st.floats(0.02, 0.98))
+@properties
+def test_a1_4_a_step_below_the_bound_lowers_kappa(case: General, fraction: float) -> None:
+    assume(case.sigma[0] > case.sigma[1])
+    before = float(case.sigma[0] / case.sigma[-1])
+    eta = fraction * (before - 1) / ((1 - 1 / case.p) * before + 1 / case.p)
+    assert kappa(case.matrix - eta * gradient(r_well, case.matrix), case.k) < before
+
+
+@given(general_matrices(least=2))
+@properties
+def test_41_1_r_ill_is_positive_and_vanishes_as_kappa_grows(case: General) -> None:
+    # The two bounds of the proof: 2k/(k-1) ≤ R_ill·(κ² - 1)σ_k² ≤ 2k
+    assume(case.sigma[0] > case.sigma[-1])
+    scaled = float(r_ill(case.matrix)) * float(case.sigma[0] ** 2 - case.sigma[-1] ** 2)
+    assert 2 * case.k / (case.k - 1) * (1 - 1e-9) <= scaled <= 2 * case.k * (1 + 1e-9)
+
+
+@given(general_matrices(least=2))
+@properties
+def test_41_2_r_ill_bounds_the_inverse_of_log_kappa(case: General) -> None:
+    assume(case.sigma[0] > case.sigma[-1])
+    log_kappa = math.log(float(case.sigma[0] / case.sigma[-1]))
+    assert 1 / log_kappa <= float(case.sigma[0]) ** 2 * float(r_ill(case.matrix))
+
+
+@given(general_matrices(least=2), st.floats(0.02, 0.98))
+@properties
+def test_41_4_a_step_below_the_bound_raises_kappa(case: General, fraction: float) -> None:
+    assume(case.sigma[-2] > case.sigma[-1])
+    eta = fraction * case.k / (case.k - 1) * ref.ill_denominator(case.sigma) ** 2
+    after = kappa(case.matrix - eta * gradient(r_ill, case.matrix), case.k)
+    assert after > float(case.sigma[0] / case.sigma[-1])
+
+
+# --- Theorems 4.2 and 4.3: H(θ) -----------------------------------------------------------------------------------
 
 
 class Trial(NamedTuple):
@@ -203,6 +298,23 @@ def test_literal_figure_4_moves_kappa_the_wrong_way_and_algorithm_1_never() -> N
     assert wrong["input", "well"] == wrong["input", "ill"] == 0
     assert wrong["output", "well"] > 15
     assert wrong["output", "ill"] > 15
+
+
+# --- Proposition 3.2 ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_32_eq_10_is_in_general_only_the_diagonal_in_the_basis_of_theta(seed: int) -> None:
+    x, theta = ref.gaussian(8, 5, seed=seed), ref.extractor(5, seed + 100)
+    h = ref.hessian(x, theta)
+    value = ref.proposition_3_2(theta, x.T @ x)
+    v = torch.linalg.svd(theta).Vh.T
+    torch.testing.assert_close(value, (v.T @ h @ v).diagonal(), rtol=1e-12, atol=0)
+    assert float(value.sum()) == pytest.approx(float(h.trace()), rel=1e-12)
+    actual, diagonal = ref.eigenvalues(h), value.sort(descending=True).values
+    assert float((actual - diagonal).abs().max()) > 0.01 * float(actual[0])
+    assert diagonal[0] < actual[0]  # Schur: the diagonal is majorized by the eigenvalues, so κ is understated
+    assert diagonal[-1] > actual[-1]
 
 
 def test_step_bounds_where_there_is_nothing_to_move() -> None:
