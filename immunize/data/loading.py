@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from immunize.data.splits import ROLES, Part, Role, SourceBase, Splits, Standardizer, hash_of
 from immunize.errors import DataError
@@ -46,7 +45,13 @@ def check_part(part: Part, what: str) -> None:
         )
     if len(part) < 2:
         raise DataError(f"{what}: N = {len(part)} rows, but a spectrum needs at least 2; choose a larger data set")
-    _check_finite(part.x, what)
+    # The sum is finite for all data worth having, and 30 times faster than looking at each number.
+    if not math.isfinite(float(part.x.sum())) and bool((bad := ~torch.isfinite(part.x)).any()):
+        first = int(bad.any(dim=0).nonzero()[0])
+        raise DataError(
+            f"{what}: {int(bad.sum())} features are NaN or Inf, the first in column {first} (counted from 0); "
+            f"fill or drop them before immunizing"
+        )
     if not bool(torch.isfinite(part.y).all()):
         count = int((~torch.isfinite(part.y)).sum())
         raise DataError(f"{what}: {count} targets are NaN or Inf; drop those rows or repair the file")
@@ -62,37 +67,6 @@ def check_part(part: Part, what: str) -> None:
 def first_columns(columns: Sequence[int]) -> str:
     """The first `NAMED` of some columns, for a message."""
     return ", ".join(map(str, columns[:NAMED])) + (", …" if len(columns) > NAMED else "")
-
-
-def check_same_width(pretrain: Part, harmful: Part, names: tuple[str, str]) -> None:
-    """Check that one extractor fits both data sets.
-
-    Args:
-        pretrain: D_P's rows.
-        harmful: D_H's rows.
-        names: of the two data sets.
-
-    Raises:
-        DataError: if D differs.
-    """
-    d_pretrain, d_harmful = pretrain.x.shape[1], harmful.x.shape[1]
-    if d_pretrain != d_harmful:
-        raise DataError(
-            f"D_P ({names[0]}) has {d_pretrain} features and D_H ({names[1]}) has {d_harmful}; one extractor serves "
-            f"both, so choose data sets with the same number (leave pretrain= out to let D_P follow from D_H)"
-        )
-
-
-def _check_finite(x: Tensor, what: str) -> None:
-    if math.isfinite(float(x.sum())):  # true of all data worth having, and 30 times faster than looking at each number
-        return
-    bad = ~torch.isfinite(x)
-    if bool(bad.any()):
-        first = int(bad.any(dim=0).nonzero()[0])
-        raise DataError(
-            f"{what}: {int(bad.sum())} features are NaN or Inf, the first in column {first} (counted from 0); "
-            f"fill or drop them before immunizing"
-        )
 
 
 class CrossFitted(SourceBase):
@@ -143,7 +117,13 @@ def load_pair(pretrain: SourceBase, harmful: SourceBase) -> LoadedPair:
     """
     sources = {"pretrain": pretrain, "harmful": harmful}
     splits = {role: _load(sources[role], role) for role in ROLES}
-    check_same_width(splits["pretrain"].fit, splits["harmful"].fit, (pretrain.name, harmful.name))
+    widths = {role: of.fit.x.shape[1] for role, of in splits.items()}
+    if widths["pretrain"] != widths["harmful"]:
+        raise DataError(
+            f"D_P ({pretrain.name}) has {widths['pretrain']} features and D_H ({harmful.name}) has "
+            f"{widths['harmful']}; one extractor serves both, so choose data sets with the same number (leave "
+            f"pretrain= out to let D_P follow from D_H)"
+        )
     loaded = LoadedPair(splits, hash_of({role: sources[role].name for role in ROLES}, splits))
     return _standardized(loaded, harmful.name) if getattr(harmful, "standardize", False) else loaded
 

@@ -13,6 +13,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -90,14 +91,14 @@ class Pair(LightningDataModule):
     @property
     @abstractmethod
     def data_hash(self) -> str:
-        """SHA-256 of both data sets. After `setup`."""
+        """SHA-256 of both data sets."""
 
     def source(self, role: Role) -> Any:
         """The source of one data set."""
         return self.sources[role]
 
     def describe(self) -> dict[str, Any]:
-        """What both data sets are, for a record. After `setup`."""
+        """What both data sets are, for a record."""
         return {role: self.sources[role].describe() for role in ROLES}
 
     def train_dataloader(self) -> CombinedLoader:
@@ -153,7 +154,7 @@ def set_aside(n: int, fraction: float, *, seed: int, role: Role, what: str) -> t
 
 
 class PairedData(Pair):
-    """Both data sets of an experiment, checked, hashed and batched.
+    """Both data sets of an experiment, checked, hashed and batched; read when `setup` or one of its rows is asked for.
 
     Args:
         pretrain: D_P.
@@ -180,42 +181,57 @@ class PairedData(Pair):
         sources: dict[Role, Any] = {"pretrain": pretrain, "harmful": harmful}
         super().__init__(sources, batch_size=batch_size, mode=mode, validation_fraction=validation_fraction, seed=seed)
         self.passes = passes
-        self._fit: PairParts | None = None
-        self._validation: PairParts | None = None
-        self._held_out: PairParts | None = None
-        self._loaded: LoadedPair | None = None
 
-    @property
+    @cached_property
+    def _loaded(self) -> LoadedPair:
+        return load_pair(*(self.sources[role] for role in ROLES))
+
+    @cached_property
+    def _split(self) -> tuple[PairParts, PairParts | None]:
+        """The fit rows of every data set in two: what stays, and what is for validation."""
+        splits = self._loaded.splits
+        fit = PairParts(splits["pretrain"].fit, splits["harmful"].fit)
+        self._check_sizes({role: len(fit.of(role)) for role in ROLES})
+        if self.validation_fraction == 0:
+            return fit, None
+        parts: list[tuple[Part, Part]] = []
+        for role in ROLES:
+            part = fit.of(role)
+            what = f"{len(part)} rows of {self.source(role).name} ({role})"
+            rows = set_aside(len(part), self.validation_fraction, seed=self.seed, role=role, what=what)
+            parts.append((part.take(torch.from_numpy(rows[0])), part.take(torch.from_numpy(rows[1]))))
+        return PairParts(*(stays for stays, _ in parts)), PairParts(*(aside for _, aside in parts))
+
+    @cached_property
     def fit(self) -> PairParts:
-        """Rows the extractor is immunized with, without the validation rows. After `setup`."""
-        if self._fit is None:
-            raise RuntimeError("call setup() before asking for data")
-        return self._fit
+        """Rows the extractor is immunized with, without the validation rows."""
+        return self._split[0]
 
-    @property
+    @cached_property
     def validation(self) -> PairParts | None:
-        """Rows set aside for early stopping; None for a fraction of 0. After `setup`."""
-        return self._validation if self.fit else None
+        """Rows set aside for early stopping; None for a fraction of 0."""
+        return self._split[1]
 
-    @property
+    @cached_property
     def held_out(self) -> PairParts | None:
-        """Rows that training never sees; None if either data set has none and is cross-fitted. After `setup`."""
-        return self._held_out if self.fit else None
+        """Rows that training never sees; None if either data set has none and is cross-fitted."""
+        pretrain, harmful = (self._loaded.splits[role].held_out for role in ROLES)
+        return None if pretrain is None or harmful is None else PairParts(pretrain, harmful)
 
     @property
     def n_features(self) -> int:
-        """D, the same for both data sets. After `setup`."""
+        """D, the same for both data sets."""
         return int(self.fit.pretrain.x.shape[1])
 
     def n_outputs(self, role: Role) -> int:
-        """C of a classification; 1 for a regression or the two classes of a binary task. After `setup`."""
-        parts = [part.of(role).y for part in (self.fit, self._validation, self._held_out) if part is not None]
+        """C of a classification; 1 for a regression or the two classes of a binary task."""
+        parts = [part.of(role).y for part in (self.fit, self.validation, self.held_out) if part is not None]
         return 1 if parts[0].is_floating_point() else 1 + max(int(y.max()) for y in parts)
 
     @property
     def data_hash(self) -> str:
         """SHA-256 over names, shapes and bytes of all fit and held-out rows; validation rows count as fit rows."""
-        return self._of_both.hash
+        return self._loaded.hash
 
     def describe(self) -> dict[str, Any]:
         """The same, and how many rows of them are immunized on."""
@@ -227,8 +243,8 @@ class PairedData(Pair):
 
     @property
     def scale(self) -> Standardizer | None:
-        """What the rows were standardized by; None where they are as they were read. After `setup`."""
-        return self._of_both.scale
+        """What the rows were standardized by; None where they are as they were read."""
+        return self._loaded.scale
 
     def setup(self, stage: str | None = None) -> None:
         """Load both data sets, check them, and set validation rows aside; does nothing the second time.
@@ -240,18 +256,7 @@ class PairedData(Pair):
             MissingDataError: if a data set is not there.
             DataError: if one cannot be used, or they do not go together.
         """
-        if self._fit is not None:
-            return
-        self._loaded = load_pair(*(self.sources[role] for role in ROLES))
-        splits = self._loaded.splits
-        fit = PairParts(splits["pretrain"].fit, splits["harmful"].fit)
-        self._check_sizes({role: len(fit.of(role)) for role in ROLES})
-        held_out = (splits["pretrain"].held_out, splits["harmful"].held_out)
-        if held_out[0] is not None and held_out[1] is not None:
-            self._held_out = PairParts(held_out[0], held_out[1])
-        if self.validation_fraction > 0:
-            fit, self._validation = self._set_aside(fit)
-        self._fit = fit
+        _ = self.fit
 
     def in_coordinates(self, basis: Tensor) -> PairedData:
         """The same pair with each row x of `fit` and `validation` replaced by its coordinates x @ basis.
@@ -264,9 +269,9 @@ class PairedData(Pair):
             a pair of n features, set up, without held-out rows, which the basis need not span.
         """
         other = copy.copy(self)
-        other._fit = self.fit.in_coordinates(basis)
-        other._validation = None if self.validation is None else self.validation.in_coordinates(basis)
-        other._held_out = None
+        other.fit = self.fit.in_coordinates(basis)
+        other.validation = None if self.validation is None else self.validation.in_coordinates(basis)
+        other.held_out = None
         return other
 
     def cross_fit_pair(self, seed: int) -> PairedData:
@@ -289,12 +294,6 @@ class PairedData(Pair):
             seed=self.seed,
         )
 
-    @property
-    def _of_both(self) -> LoadedPair:
-        if self._loaded is None:
-            raise RuntimeError("call setup() before asking for data")
-        return self._loaded
-
     def _train_loader(self, role: Role) -> DataLoader[Any]:
         part = self.fit.of(role)
         if self.batch_size is None:
@@ -302,16 +301,6 @@ class PairedData(Pair):
             return _loader(part, [slice(None)] * self.passes, torch.Generator())
         stream = random_generator(self.seed, SHUFFLE_STREAM, ROLES.index(role))
         return batch_loader(part, self.batch_size, int(stream.integers(2**31)))
-
-    def _set_aside(self, fit: PairParts) -> tuple[PairParts, PairParts]:
-        """Split every data set's fit rows into what stays and what is for validation."""
-        parts: list[tuple[Part, Part]] = []
-        for role in ROLES:
-            part = fit.of(role)
-            what = f"{len(part)} rows of {self.source(role).name} ({role})"
-            rows = set_aside(len(part), self.validation_fraction, seed=self.seed, role=role, what=what)
-            parts.append((part.take(torch.from_numpy(rows[0])), part.take(torch.from_numpy(rows[1]))))
-        return PairParts(*(stays for stays, _ in parts)), PairParts(*(aside for _, aside in parts))
 
 
 def batch_loader(part: Part, batch_size: int, seed: int) -> DataLoader[Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from immunize.data.digits import DigitImages
-from immunize.data.images.caltech101 import Caltech101
+from immunize.data.images import Caltech101
 from immunize.data.images.folders import ImageFolder
 from immunize.data.images.multi import SeveralSets, set_numbers
 from immunize.data.images.pair import Draw, ImagePair, JointSampler, StreamSampler, stream_loader

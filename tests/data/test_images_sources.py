@@ -11,15 +11,17 @@ import pytest
 from torchvision.datasets.utils import calculate_md5
 
 from immunize.data.digits import DigitImages, Digits
-from immunize.data.images.caltech101 import Caltech101
-from immunize.data.images.cars import Cars
-from immunize.data.images.cifar10 import Cifar10
-from immunize.data.images.country211 import Country211
-from immunize.data.images.folders import ImageFolder
-from immunize.data.images.imagenet import ImageNet
-from immunize.data.images.imagenette import Imagenette
+from immunize.data.images import (
+    Caltech101,
+    Cars,
+    Cifar10,
+    Country211,
+    ImageFolder,
+    ImageNet,
+    Imagenette,
+    TinyImageNet,
+)
 from immunize.data.images.source import ImageSource, as_image_source
-from immunize.data.images.tiny_imagenet import TinyImageNet
 from immunize.errors import DataError, MissingDataError
 from tests.commands import fresh
 from tests.data.image_files import (

@@ -31,6 +31,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -241,10 +242,7 @@ class ImagePair(Pair):
         self.epochs_on = epochs_on
         self.transform_fit, self.transform_eval = transform_fit, transform_eval
         self.workers, self.pin_memory = workers, pin_memory
-        self._splits: dict[Role, ImageSplits] = {}
-        self._validation: dict[Role, ImageSet] = {}
         self._replaced: dict[Role, Dataset[Any]] = {}
-        self._data_hash = ""
         self._done = (0, 0)
 
     def setup(self, stage: str | None = None) -> None:
@@ -257,9 +255,11 @@ class ImagePair(Pair):
             MissingDataError: if a data set is not there.
             DataError: if one cannot be used, or D_P and D_H are the same images.
         """
-        if self._splits:
-            return
-        hashes = {role: self.sources[role].file_hash() for role in ROLES}
+        _ = self.data_hash, self._read
+
+    @cached_property
+    def _read(self) -> dict[Role, tuple[ImageSplits, ImageSet | None]]:
+        """The splits of both data sets, and the images set aside from `fit`, through `transform_eval`."""
         for name, part in self.sources["harmful"].parts.items():
             if part.digests == self.sources["pretrain"].digests:
                 raise DataError(
@@ -268,21 +268,19 @@ class ImagePair(Pair):
                 )
         splits = {role: self.sources[role].splits(self.transform_fit, self.transform_eval) for role in ROLES}
         self._check_sizes({role: len(of.fit) for role, of in splits.items()})
+        found: dict[Role, tuple[ImageSplits, ImageSet | None]] = {role: (of, None) for role, of in splits.items()}
         if self.validation_fraction > 0:
-            for role in ROLES:
-                splits[role], aside = without_aside(splits[role], self.validation_fraction, seed=self.seed, role=role)
-                self._validation[role] = aside.with_transform(self.transform_eval)
-        self._splits = splits
-        self._data_hash = hashlib.sha256("/".join(hashes[role] for role in ROLES).encode()).hexdigest()
+            for role, of in splits.items():
+                stays, aside = without_aside(of, self.validation_fraction, seed=self.seed, role=role)
+                found[role] = stays, aside.with_transform(self.transform_eval)
+        return found
 
     def splits(self, role: Role) -> ImageSplits:
-        """`fit` without validation images, through `transform_fit`; `held_out`, through the other. After `setup`."""
-        if not self._splits:
-            raise RuntimeError("call setup() before asking for data")
-        return self._splits[role]
+        """`fit` without validation images, through `transform_fit`; `held_out`, through the other."""
+        return self._read[role][0]
 
     def measured(self, role: Role, selection: str | None = None) -> ImageSplits:
-        """The same images, both splits through `transform_eval`: what features are extracted from. After `setup`.
+        """The same images, both splits through `transform_eval`: what features are extracted from.
 
         Args:
             role: whose.
@@ -293,27 +291,27 @@ class ImagePair(Pair):
         return splits if aside is None else replace(splits, held_out=aside)
 
     def validation(self, role: Role) -> ImageSet | None:
-        """Images set aside from `fit`, through `transform_eval`; None for a fraction of 0. After `setup`."""
-        return self._validation.get(role) if self.splits(role) else None
+        """Images set aside from `fit`, through `transform_eval`; None for a fraction of 0."""
+        return self._read[role][1]
 
     def n_classes(self, role: Role) -> int:
-        """C of one data set. After `setup`."""
+        """C of one data set."""
         return self.splits(role).fit.n_classes
 
     @property
     def harmful_sets(self) -> dict[str, int]:
-        """The data sets that D_H is made of, mostly one, and C of each. After `setup`."""
+        """The data sets that D_H is made of, mostly one, and C of each."""
         parts = self.sources["harmful"].parts
-        return {name: part.n_classes for name, part in parts.items()} if self.splits("harmful") else {}
+        return {name: part.n_classes for name, part in parts.items()}
 
     @property
     def data_hash(self) -> str:
-        """SHA-256 of both data sets' `file_hash`. After `setup`."""
-        return self._data_hash if self._splits else ""
+        """SHA-256 of both data sets' `file_hash`."""
+        return hashlib.sha256("/".join(self.sources[role].file_hash() for role in ROLES).encode()).hexdigest()
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches an epoch. After `setup`."""
+        """Batches an epoch."""
         passes = {role: max(max(len(rows) // self.batch_size, 1) for rows in self._rows_by_set(role)) for role in ROLES}
         if self.epochs_on == "harmful":
             return passes["harmful"]
