@@ -9,7 +9,7 @@ import contextlib
 import copy
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -220,9 +220,7 @@ def immunize(
             if trainable is None:
                 raise UserError("trainable= is needed: names or patterns of the modules that may change")
             released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
-            net, reference = _cut(released, classifier, trainable, pretrain_loader)
-            theta_0 = Once(nn.Sequential(net.trunk, reference.tail))
-            kept = _of_one_memory(net.trunk, theta_0)
+            net, reference, theta_0, kept = _cut(released, classifier, trainable, pretrain_loader)
         found = {role: features_of([theta_0], x, role, hashed=role == "pretrain") for role, x in loaders.items()}
         before = {role: (x, y) for role, ((x,), y, _) in found.items()}
         known = found["pretrain"][2]
@@ -304,14 +302,10 @@ def _numbers(
     ratios = pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap"))
     _, y, hashes = both["pretrain"]
     aside = judged_by(hashes, hashes if objective.has_inverse and not objective.trains else known)
-    given = [answers(of_role["pretrain"][0], w) for of_role, w in ((before, omega_0), (after, classifier))]
-    return ratios, _kept(*(one[aside] for one in (*given, y))), _learned(before, after)
-
-
-def _kept(before: Tensor, after: Tensor, y: Tensor) -> dict[str, float]:
-    """Of two networks' answers: how many are right, and how many agree, percent."""
-    pairs = {"before": (before, y), "after": (after, y), "agreement": (before, after)}
-    return {name: 100 * float((one == other).double().mean()) for name, (one, other) in pairs.items()}
+    old, new = answers(before["pretrain"][0], omega_0), answers(after["pretrain"][0], classifier)
+    pairs = {"before": (old, y), "after": (new, y), "agreement": (old, new)}
+    kept = {name: 100 * float((one == other)[aside].double().mean()) for name, (one, other) in pairs.items()}
+    return ratios, kept, _learned(before, after)
 
 
 def _learned(before: Mapping[str, Rows], after: Mapping[str, Rows]) -> dict[str, dict[str, float]] | None:
@@ -371,15 +365,12 @@ def _check_settings(needed: dict[str, Any], optional: Mapping[str, Any]) -> None
         if name in ("steps", "seed") and (isinstance(value, bool) or not isinstance(value, Integral)):
             raise UserError(f"{name} has to be an int, it is {value!r}")
         _, holds, words = SETTINGS[name]
-        if not _holds(holds, value):
+        try:
+            held = holds(value)
+        except TypeError:  # no number
+            held = False
+        if not held:
             raise UserError(f"{name} has to be {words}, it is {value!r}")
-
-
-def _holds(rule: Callable[[Any], bool], value: Any) -> bool:
-    try:
-        return rule(value)
-    except TypeError:  # no number
-        return False
 
 
 @contextlib.contextmanager
@@ -410,13 +401,21 @@ def _by_its_own_numbers(seed: int) -> Iterator[None]:
 
 def _cut(
     backbone: nn.Module, head: nn.Linear, trainable: str | Sequence[str], loader: Loader
-) -> tuple[DeepExtractor, DeepExtractor]:
-    """The network that is trained, whose frozen part works once an image, and θ_0 behind the same part."""
+) -> tuple[DeepExtractor, DeepExtractor, Once, list[Once]]:
+    """The network that is trained, whose frozen part works once an image, θ_0 behind the same part, θ_0 as a whole.
+
+    And those of them that keep what they computed, each with its share of what one of them could keep.
+    """
     example = next(batches(loader, "pretrain"))[0][:AT_MOST_TO_LOOK_AT]
     output_of(backbone.eval(), example.to(device_of(backbone)), "pretrain")
     net = DeepExtractor.from_module(backbone, head, trainable, example=example)
     net.compute_once()
-    return net, net.reference()
+    reference = net.reference()
+    theta_0 = Once(nn.Sequential(net.trunk, reference.tail))
+    kept = [module for module in (net.trunk, theta_0) if isinstance(module, Once)]
+    for once in kept:
+        once.limit //= len(kept)
+    return net, reference, theta_0, kept
 
 
 def _as_it_came(copied: nn.Module, original: nn.Module) -> None:
@@ -424,14 +423,6 @@ def _as_it_came(copied: nn.Module, original: nn.Module) -> None:
     for mine, theirs in zip(copied.parameters(), original.parameters(), strict=True):
         mine.grad = None
         mine.requires_grad_(theirs.requires_grad)
-
-
-def _of_one_memory(*modules: nn.Module) -> list[Once]:
-    """Those that keep what they computed, each with its share of what one of them could keep."""
-    found = [module for module in modules if isinstance(module, Once)]
-    for once in found:
-        once.limit //= len(found)
-    return found
 
 
 def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, multiplier: int | None) -> int:

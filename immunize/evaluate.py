@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from immunize.cli import command, tell
-from immunize.config import config_hash, data_folder, is_deep, settings_of
+from immunize.config import config_hash, data_folder, settings_of
 from immunize.errors import CheckpointError, DivergedError
-from immunize.instantiate import build, checked_sources
+from immunize.instantiate import sources_of
 from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, read_record, whole_config, without
 from immunize.threads import cpu_threads
 
@@ -43,9 +43,8 @@ def run(
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
     cfg = OmegaConf.create(settings_of(record, data_folder(data_root)))
-    loss = None if is_deep(cfg) else cfg.objective.loss
     # Missing files are reported before the heavy imports below, which take seconds.
-    sources = checked_sources(build(cfg.pretrain), build(cfg.harmful), loss)
+    sources = sources_of(cfg)
     tell(f"{folder}: every number again, from checkpoint and data")
     from immunize.pipeline.assemble import assemble
     from immunize.spectrum import ZeroMatrixError

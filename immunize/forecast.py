@@ -23,7 +23,7 @@ from immunize.errors import DataError, UserError
 from immunize.instantiate import build
 from immunize.records import begun, peak_memory_mib, plain, provenance, without, write_record
 from immunize.schemas import ForecastConfig
-from immunize.settings import LARGEST_SEED, THREADS, Rule, check, check_folder
+from immunize.settings import SEED, THREADS, Rule, check, check_folder
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ FORECAST, FIGURE = "forecast.json", "forecast.png"
 
 WORDS = ("auto", "ledoit_wolf")
 RULES: tuple[Rule, ...] = (
-    ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}"),
+    SEED,
     ("top_k", lambda value: value is None or value >= 1, "at least 1, or null"),
     ("budget", lambda value: 1 <= value < math.inf, "at least 1 and finite: it is a bound on κ(H_P)"),
     ("rho", lambda value: 0 < value < math.inf, "positive and finite"),

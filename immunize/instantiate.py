@@ -12,6 +12,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from immunize.config import is_deep
 from immunize.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,35 +59,34 @@ def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), nulls: bo
         raise UserError(f"{target}: {cause}" if cause else str(error)) from error
 
 
-def checked_sources(pretrain: SourceBase, harmful: SourceBase, loss: str | None) -> tuple[SourceBase, SourceBase]:
+def sources_of(cfg: DictConfig) -> tuple[SourceBase, SourceBase]:
     """The sources of D_P and D_H, with their files found.
 
     Args:
-        pretrain: D_P.
-        harmful: D_H.
-        loss: of a linear model; None for a network, which has one for all tasks.
+        cfg: of a run.
 
     Raises:
-        UserError: a loss that does not suit the tasks, or a file that is not there.
+        UserError: a loss of a linear model that does not suit the tasks, or a file that is not there.
     """
-    for source, role in ((pretrain, "pretrain"), (harmful, "harmful")):
-        if loss is not None:
-            _check_loss(loss, source, role)
+    sources: tuple[SourceBase, SourceBase] = build(cfg.pretrain), build(cfg.harmful)
+    for source in sources:
+        if not is_deep(cfg):  # a network has one loss for all tasks
+            _check_loss(cfg.objective.loss, source)
         source.require()
-    return pretrain, harmful
+    return sources
 
 
 LABELS = {"bce": "binary", "ce": "classification"}
 """Losses of a linear model to the only task that they are for; the others take any target of one column."""
 
 
-def _check_loss(loss: str, source: SourceBase, role: str) -> None:
+def _check_loss(loss: str, source: SourceBase) -> None:
     needed = LABELS.get(loss)
     if source.task == (needed or source.task) and (needed or source.task != "classification"):
         return
     what = f"is for a {needed} task" if needed else "knows no classes"
     raise UserError(
-        f"objective.loss={loss} {what}, but {source.name} ({role}) is a {source.task} task; choose "
+        f"objective.loss={loss} {what}, but {source.name} ({source.role}) is a {source.task} task; choose "
         f"objective.loss={'ce' if source.task == 'classification' else 'mse'}"
     )
 

@@ -22,7 +22,7 @@ from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, begun, peak_memory_mib, provenance, write_record
 from immunize.schemas import PretrainConfig
-from immunize.settings import LARGEST_SEED, THREADS_OR_NULL, Rule, check, check_folder, refuse_finished
+from immunize.settings import SEED, THREADS_OR_NULL, Rule, check, check_folder, refuse_finished
 from immunize.sweeping import done_record
 from immunize.threads import cpu_threads, threads_in_force
 
@@ -40,7 +40,7 @@ FROM_SCRATCH = {**ALL_OF_IT, "pretrained": False, "checkpoint": None, "fresh_hea
 """The same where no new head is put on a network that is there: the weights are random."""
 
 RULES: tuple[Rule, ...] = (
-    ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}"),
+    SEED,
     ("epochs", lambda value: value >= 1, "at least 1"),
     ("batch_size", lambda value: value >= 1, "at least 1"),
     ("learning_rate", lambda value: 0 < value < math.inf, "positive and finite"),

@@ -94,18 +94,14 @@ def process_count(trainer: Mapping[str, Any]) -> int:
     if isinstance(devices, str) and devices.lstrip("-").isdigit():
         devices = int(devices)
     if devices in ("auto", -1):
-        return _accelerators() if trainer.get("accelerator") != "cpu" else 1
+        import torch
+
+        return 1 if trainer.get("accelerator") == "cpu" else max(1, torch.cuda.device_count())
     if isinstance(devices, int) and devices >= 1:
         return devices
     if isinstance(devices, Sequence) and not isinstance(devices, str) and devices:
         return len(devices)
     raise UserError(f"trainer.devices={devices} is no number of devices; give 1 or more, a list of them, or auto")
-
-
-def _accelerators() -> int:
-    import torch
-
-    return max(1, torch.cuda.device_count())
 
 
 def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -> None:
@@ -125,7 +121,9 @@ def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -
     """
     path = folder / SPEC
     path.write_text(json.dumps(spec), encoding="utf-8")
-    port = _free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
     # Of a SLURM job with one task, which every child would take for itself: it would be the first of one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")} | {
         "MASTER_ADDR": "127.0.0.1",
@@ -312,9 +310,3 @@ def _passed_on(processes: list[subprocess.Popen[bytes]]) -> Iterator[set[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -28,10 +28,25 @@ MOST_THREADS = 1024
 MULTIPLIERS = (1, 2, 3, 5)
 """The multiples of the task loss's gradient norm that C.2 searches over."""
 
-PAIRINGS, LINEAR_LOSSES, DEEP_LOSSES = ("max_size_cycle", "min_size"), ("mse", "bce", "ce"), ("ce",)
+PAIRINGS, LINEAR_LOSSES = ("max_size_cycle", "min_size"), ("mse", "bce", "ce")
 """What `immunize.data.pair.Mode` and `task_loss` accept; their rooms import torch."""
 
+FRACTION = "objective.validation_fraction"
+
 Rule = tuple[str, Callable[[Any], bool], str]
+"""The place of a setting, what it may be, and that in words."""
+
+
+def _at_least(least: int, *names: str, null: bool = False) -> tuple[Rule, ...]:
+    """Of whole numbers; `null` is allowed as well if it says so."""
+    words = f"at least {least}{', or null' if null else ''}"
+    return tuple((name, lambda value: (null and value is None) or value >= least, words) for name in names)
+
+
+def _finite(*names: str, words: str = "a finite number ≥ 0") -> tuple[Rule, ...]:
+    return tuple((name, lambda value: value is not None and 0 <= value < math.inf, words) for name in names)
+
+
 THREADS: Rule = ("threads", lambda value: 1 <= value <= MOST_THREADS, f"at least 1 and at most {MOST_THREADS}")
 THREADS_OR_NULL: Rule = ("threads", lambda value: value is None or THREADS[1](value), f"{THREADS[2]}, or null")
 SEED: Rule = ("seed", lambda value: 0 <= value <= LARGEST_SEED, f"between 0 and {LARGEST_SEED}")
@@ -41,15 +56,12 @@ MULTIPLIER: Rule = ("objective.balance_multiplier", lambda value: value in MULTI
 RULES: tuple[Rule, ...] = (
     SEED,
     RHO,
-    ("probe_steps", lambda value: value >= 1, "at least 1"),
-    ("monitor_every", lambda value: value >= 1, "at least 1"),
-    ("log_every", lambda value: value >= 1, "at least 1"),
+    *_at_least(1, "probe_steps", "monitor_every", "log_every"),
     THREADS_OR_NULL,
-    ("objective.lambda_well", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
-    ("objective.lambda_ill", lambda value: 0 <= value < math.inf, "a finite number ≥ 0 (Algorithm 1)"),
+    *_finite("objective.lambda_well", "objective.lambda_ill", words="a finite number ≥ 0 (Algorithm 1)"),
     ("pairing", lambda value: value in PAIRINGS, f"one of {', '.join(PAIRINGS)}, so that every batch has rows of both"),
     ("selection", lambda value: value in (None, "validation"), "validation, or null"),
-    ("objective.epochs", lambda value: value >= 1, "at least 1"),
+    *_at_least(1, "objective.epochs"),
     RATE,
     ("objective.batch_size", lambda value: value is None or value >= 2, "at least 2, or null for full-batch steps"),
     ("objective.lr_decay", lambda value: value is None or 0 < value <= 1, "positive and at most 1, or null"),
@@ -73,32 +85,25 @@ LINEAR_RULES: tuple[Rule, ...] = (
 DEEP_RULES: tuple[Rule, ...] = (
     (
         "objective.loss",
-        lambda value: value in DEEP_LOSSES,
+        lambda value: value == "ce",
         "ce for a deep model; choose a row of hyper-parameters that is made for one, such as objective=resnet18_cars",
     ),
     ("model.image_size", lambda value: not isinstance(value, int) or value >= 1, "1 or more, or null"),
     ("objective.batch_size", lambda value: value is not None, "a number for a deep model"),
     ("objective.label_smoothing", lambda value: value is not None and 0 <= value < 1, "in [0, 1)"),
-    ("objective.weight_decay", lambda value: value is not None and 0 <= value < math.inf, "a finite number ≥ 0"),
-    ("objective.head_weight_decay", lambda value: value is not None and 0 <= value < math.inf, "a finite number ≥ 0"),
+    *_finite("objective.weight_decay", "objective.head_weight_decay"),
     ("objective.epochs_on", lambda value: value in ("harmful", "longest"), "harmful (C.2) or longest"),
-    ("objective.max_steps", lambda value: value is None or value >= 1, "at least 1, or null"),
+    *_at_least(1, "objective.max_steps", null=True),
     _precondition("features", "none"),
     ("init._target_", lambda value: value is None, "left out (init=none) for a deep model, which starts at θ_0"),
-    ("deep.workers", lambda value: value >= 0, "at least 0"),
-    ("deep.batch_size", lambda value: value >= 1, "at least 1"),
-    ("deep.images", lambda value: value is None or value >= 2, "at least 2, or null"),
-    ("deep.groups", lambda value: value >= 1, "at least 1"),
-    ("deep.group_size", lambda value: value >= 2, "at least 2"),
-    ("deep.replicates", lambda value: value >= 0, "at least 0"),
-    ("deep.pretrain_probe_steps", lambda value: value >= 1, "at least 1"),
-    ("deep.probe_rows", lambda value: value is None or value >= 2, "at least 2, or null"),
+    *_at_least(0, "deep.workers", "deep.replicates"),
+    *_at_least(1, "deep.batch_size", "deep.groups", "deep.pretrain_probe_steps"),
+    *_at_least(2, "deep.images", "deep.probe_rows", null=True),
+    *_at_least(2, "deep.group_size"),
 )
-FRACTION = "objective.validation_fraction"
 EARLY_STOPPING_RULES: tuple[Rule, ...] = (
     (FRACTION, lambda value: 0 < value <= 0.9, "positive and at most 0.9 for early stopping"),
-    ("objective.check_every", lambda value: value >= 1, "at least 1"),
-    ("objective.patience", lambda value: value >= 1, "at least 1"),
+    *_at_least(1, "objective.check_every", "objective.patience"),
 )
 BALANCE_RULES: tuple[Rule, ...] = (
     MULTIPLIER,
@@ -125,11 +130,10 @@ def check_settings(cfg: DictConfig) -> None:
     check(cfg, TrainConfig)
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     objective = cfg.objective
-    selecting = SELECTION_RULES if cfg.selection is not None else ()
-    stopping = EARLY_STOPPING_RULES if objective.early_stopping else ()
-    balancing = BALANCE_RULES if objective.balance else ()
-    kind = DEEP_RULES if is_deep(cfg) else LINEAR_RULES
-    check_rules(cfg, (*RULES, *kind, *selecting, *stopping, *balancing))
+    check_rules(cfg, (*RULES, *(DEEP_RULES if is_deep(cfg) else LINEAR_RULES)))
+    check_rules(cfg, SELECTION_RULES if cfg.selection is not None else ())
+    check_rules(cfg, EARLY_STOPPING_RULES if objective.early_stopping else ())
+    check_rules(cfg, BALANCE_RULES if objective.balance else ())
     if objective.early_stopping and objective.batch_size is None and objective.check_every > objective.epochs:
         raise UserError(
             f"objective.check_every={objective.check_every} looks at the validation split only after the last of "

@@ -17,7 +17,7 @@ from immunize.cli import command, sigint_restored, tell, teller
 from immunize.config import hash_of_run, is_deep, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
-from immunize.instantiate import NOT_ARGUMENTS, build, checked_sources
+from immunize.instantiate import NOT_ARGUMENTS, build, sources_of
 from immunize.processes import is_first, process_count, run_processes, started_outside
 from immunize.records import RECORD, read_record
 from immunize.settings import check_folder, check_settings, refuse_finished
@@ -48,8 +48,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     if cfg.resume and not cfg.overwrite and (record := done_record(folder, hash_of_run(cfg))) is not None:
         return record
     # Missing files are reported before the imports below, which take seconds.
-    loss = None if is_deep(cfg) else cfg.objective.loss
-    sources = checked_sources(build(cfg.pretrain), build(cfg.harmful), loss)
+    sources = sources_of(cfg)
     refuse_finished(folder, cfg.overwrite)
     check_folder(folder)
     pretrain, harmful = sources

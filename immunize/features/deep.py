@@ -59,22 +59,6 @@ def input_config(network: nn.Module, image_size: int | None, changes: Mapping[st
     return config
 
 
-def image_transform(data_config: Mapping[str, Any], *, train: bool) -> Callable[[Any], Tensor]:
-    """A PIL image in RGB to (3, height, width) float32, normalized.
-
-    Args:
-        data_config: of :func:`input_config`.
-        train: random resized crop and horizontal flip, as timm has them for training on ImageNet, without changes of
-            colour; otherwise resize and centre crop.
-
-    Returns:
-        a transform whose `repr` names everything that it does, which a cache key may hold.
-    """
-    create = _timm_data().create_transform
-    transform: Callable[[Any], Tensor] = create(**data_config, is_training=train, color_jitter=None)
-    return transform
-
-
 def _timm_data() -> Any:
     """The module; imported late, since it takes a second, and untyped, as it is in most versions."""
     import timm.data
@@ -309,14 +293,20 @@ class DeepExtractor(nn.Module):
         return list(self.head.parameters())
 
     def transform(self, *, train: bool = False) -> Callable[[Any], Tensor]:
-        """A PIL image in RGB → (3, height, width) float32; see :func:`immunize.features.deep.image_transform`.
+        """A PIL image in RGB → (3, height, width) float32, normalized; its `repr` names everything that it does.
+
+        Args:
+            train: random resized crop and horizontal flip, as timm has them for training on ImageNet, without changes
+                of colour; otherwise resize and centre crop.
 
         Raises:
             UserError: the extractor was made from a module, which does not say what it wants.
         """
         if not self.data_config:
             raise UserError(f"{self.name} does not say how its images are prepared: bring a loader of tensors")
-        return image_transform(self.data_config, train=train)
+        create = _timm_data().create_transform
+        transform: Callable[[Any], Tensor] = create(**self.data_config, is_training=train, color_jitter=None)
+        return transform
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The network's weights as they are now, by the names that `timm.create_model` has; copies on the CPU."""

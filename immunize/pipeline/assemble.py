@@ -26,7 +26,7 @@ from immunize.data.splits import ROLES
 from immunize.errors import UserError
 from immunize.evaluation import EvaluationSettings
 from immunize.features import DeepExtractor, state_digest
-from immunize.instantiate import NOT_ARGUMENTS, build, checked_sources
+from immunize.instantiate import NOT_ARGUMENTS, build, sources_of
 from immunize.objective import Objective, task_loss
 from immunize.pipeline.experiment import Experiment, Model
 from immunize.pipeline.fit import HEAD_STREAM, Training
@@ -60,7 +60,7 @@ def assemble(
     given = {field.name: cfg.objective.get(field.name) for field in fields(ObjectiveConfig)}
     row = ObjectiveConfig(**given | ({} if deep else dict.fromkeys(OF_DEEP_NETS)))
     if sources is None:
-        sources = checked_sources(build(cfg.pretrain), build(cfg.harmful), None if deep else row.loss)
+        sources = sources_of(cfg)
     common: dict[str, Any] = {"seed": cfg.seed, "training": _training(cfg, row), "selection": selection}
     model: Model
     pairs: Mapping[str, Pair]
@@ -120,6 +120,10 @@ def _network(
     objective: Objective = build(cfg.method, leave_out=NOT_ARGUMENTS)
     generator = torch.Generator().manual_seed(cfg.seed + HEAD_STREAM)
     objective.bind(net.n_features, generator, pair.n_classes("harmful"), net.dtype)
+    on: torch.device | None = None
+    if record is not None:  # where the run computed its features, if there is such a device here
+        had = bool(record["hardware"]["accelerators"]) and cfg.trainer.get("accelerator") != "cpu"
+        on = torch.device("cuda" if had and torch.cuda.is_available() else "cpu")
     return NetworkModel(
         **common,
         pair=pair,
@@ -140,7 +144,7 @@ def _network(
         workers=settings.workers,
         cache_dir=None if settings.cache_dir is None else Path(settings.cache_dir).expanduser(),
         most_images=settings.get("images"),
-        on=None if record is None else _device_of(record, on_cpu=cfg.trainer.get("accelerator") == "cpu"),
+        on=on,
         shares=1 if record is None else int(record["training"]["fit"].get("processes") or 1),
     )
 
@@ -169,12 +173,6 @@ def _linear(
         rho=cfg.rho,
         probe_steps=cfg.probe_steps,
     )
-
-
-def _device_of(record: dict[str, Any], *, on_cpu: bool) -> torch.device:
-    """Where a run computed its features, if there is such a device here."""
-    had = bool(record["hardware"]["accelerators"]) and not on_cpu
-    return torch.device("cuda" if had and torch.cuda.is_available() else "cpu")
 
 
 def theta_0_facts(net: DeepExtractor, checkpoint: str | None) -> dict[str, str | None]:

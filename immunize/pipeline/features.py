@@ -114,7 +114,10 @@ def both_features(
                 known = None
             if known is None and place is not None and is_first():
                 known = place.load()
-            wanted = [*moved, *([] if _first_says(known is not None) else [reference])]
+            first_knows = [known is not None]
+            if world_size() > 1:  # others may not see its disk
+                distributed.broadcast_object_list(first_knows)
+            wanted = [*moved, *([] if first_knows[0] else [reference])]
             found = known
             if wanted:
                 found = _shared(partial(compute, _side_by_side(wanted, cached=cached)), rows, shares)
@@ -132,14 +135,6 @@ def both_features(
     return out if out["immunized"] else None
 
 
-def _first_says(known: bool) -> bool:
-    """What the first process knows, in all of them: others may not see its disk."""
-    told = [known]
-    if world_size() > 1:
-        distributed.broadcast_object_list(told)
-    return told[0]
-
-
 def by_set(features: Measured, sets: dict[str, int]) -> dict[str, Measured]:
     """The features of D_P with those of each harmful data set, by the set's name.
 
@@ -152,13 +147,12 @@ def by_set(features: Measured, sets: dict[str, int]) -> dict[str, Measured]:
     found: dict[str, Measured] = {}
     first = 0
     for name, classes in sets.items():
-        found[name] = {
-            which: {
-                part: {"pretrain": roles["pretrain"], "harmful": _of_labels(roles["harmful"], first, classes)}
-                for part, roles in parts.items()
-            }
-            for which, parts in features.items()
-        }
+        for which, parts in features.items():
+            for part, roles in parts.items():
+                x, y = roles["harmful"]
+                mine = (y >= first) & (y < first + classes)
+                of_set = {"pretrain": roles["pretrain"], "harmful": (x[mine], y[mine] - first)}
+                found.setdefault(name, {}).setdefault(which, {})[part] = of_set
         first += classes
     return found
 
@@ -189,12 +183,6 @@ def accuracy(rows: tuple[Tensor, Tensor], head: Head) -> float:
     """Share of rows whose label has the largest logit, percent."""
     x, y = rows
     return 100 * float((head(x.to(head.weight.dtype)).argmax(1) == y).double().mean())
-
-
-def _of_labels(rows: tuple[Tensor, Tensor], first: int, classes: int) -> tuple[Tensor, Tensor]:
-    x, y = rows
-    mine = (y >= first) & (y < first + classes)
-    return x[mine], y[mine] - first
 
 
 def _side_by_side(networks: list[DeepExtractor], *, cached: bool) -> Callable[[Tensor], Tensor]:

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
@@ -28,7 +27,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import NOT_HASHED
-from immunize.processes import new_pool, started_outside
+from immunize.processes import closing_pool, started_outside
 from immunize.records import SWEEP, write_record
 from immunize.sweeping.job import Jobs, Outcome, done_record, job_return, value_of, words
 from immunize.sweeping.plan import BY_HASH, Plan
@@ -288,31 +287,25 @@ class PoolLauncher(SweepLauncher):
 
     def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
         """Side by side. A process that dies (killed, out of memory) ends the pool: what was handed out has failed."""
-        pool: Any = None
         running: dict[Future[Outcome], Job] = {}
-        try:
-            while True:
-                while len(running) < self.n_jobs * (1 + QUEUED) and (job := next(jobs, None)) is not None:
-                    pool = pool or new_pool(self.n_jobs, self.threads, _enter, self.jobs)
-                    with _sigint_ignored():  # inherited by the processes, which the first run starts
-                        running[pool.submit(_run, job)] = job
-                if not running:
-                    return
-                done = wait(running, return_when=FIRST_COMPLETED).done
-                died = next((error for future in done if (error := future.exception()) is not None), None)
-                for future in list(running if died else done):
-                    job = running.pop(future)
-                    if future.done() and future.exception() is None:
-                        yield job, future.result()
-                    else:
-                        message = f"error: a process of the pool died ({died}); the same command does its runs again"
-                        yield job, Outcome("failed", messages=(message,))
-                if died:
-                    pool.shutdown(wait=True, kill_workers=True)
-                    pool = None
-        finally:
-            if pool is not None:
-                pool.shutdown(wait=True, kill_workers=True)
+        while True:
+            died: BaseException | None = None
+            with closing_pool(self.n_jobs, self.threads, _enter, self.jobs) as pool:
+                while not died:
+                    while len(running) < self.n_jobs * (1 + QUEUED) and (job := next(jobs, None)) is not None:
+                        with _sigint_ignored():  # inherited by the processes, which the first run starts
+                            running[pool.submit(_run, job)] = job
+                    if not running:
+                        return
+                    done = wait(running, return_when=FIRST_COMPLETED).done
+                    died = next((error for future in done if (error := future.exception()) is not None), None)
+                    for future in list(running if died else done):
+                        job = running.pop(future)
+                        if future.done() and future.exception() is None:
+                            yield job, future.result()
+                        else:
+                            told = f"error: a process of the pool died ({died}); the same command does its runs again"
+                            yield job, Outcome("failed", messages=(told,))
 
 
 @contextlib.contextmanager

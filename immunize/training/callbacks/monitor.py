@@ -9,6 +9,7 @@ Shapes: N samples, D features; h whatever enters the network's trained part.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ from immunize.spectrum import (
 )
 from immunize.spectrum.condition import check_varying
 from immunize.training.callbacks.signatures import FailureSignatures, Look, Warned
-from immunize.training.callbacks.stopping import BestLook, Watch
+from immunize.training.callbacks.stopping import BestLook
 from immunize.training.module import DeepModule, LinearModule, compressed
 
 JUDGED = 1000
@@ -46,7 +47,69 @@ BATCH = 64
 """Images at once."""
 
 
-class ImmunityMonitor(Watch):
+class _Monitor(BestLook):
+    """Logs RIR, both ratios and both κ (`spectrum`) at every look, and names failures; a subclass says of what.
+
+    Args:
+        every: steps between two looks; the last step is always looked at.
+        patience: see :class:`~immunize.training.callbacks.stopping.BestLook`.
+        signatures: the failures recognized so far; it sees the start of the training as well.
+
+    Attributes:
+        latest: the numbers of the last look that was logged.
+    """
+
+    def __init__(self, every: int, patience: int | None, signatures: FailureSignatures) -> None:
+        super().__init__(every, patience)
+        self.signatures = signatures
+        self.latest: dict[str, float] = {}
+        self._before: dict[Role, Spectrum] = {}
+        self._seen: Look | None = None
+        self._fallen: list[Warned] = []
+
+    @abstractmethod
+    def _spectra(self, module: Any, step: int) -> dict[Role, Spectrum]:
+        """Of H_P and H_H as they are now."""
+
+    @abstractmethod
+    def _numbers(self, module: Any, look: Look) -> dict[str, float]:
+        """What is logged of a look beside its ratios."""
+
+    @abstractmethod
+    def _is_seen(self, module: Any) -> bool:
+        """Whether what is trained is still what the last look saw."""
+
+    def _look(self, module: Any, step: int, terms: Collection[str] | None = None) -> Look:
+        spectra, before, objective = self._spectra(module, step), self._before, module.objective
+        ratio = immunization_ratio(spectra["pretrain"], spectra["harmful"], before["pretrain"], before["harmful"])
+        terms = tuple(objective.weights if terms is None else terms)
+        self._seen = Look(step, ratio, spectra, terms, objective.aims_at_kappa)
+        return self._seen
+
+    def _logged_look(self, trainer: Trainer, module: Any) -> Look:
+        look = self._look(module, trainer.global_step)
+        self.latest = look.numbers() | self._numbers(module, look)
+        module.log_now(self.latest)
+        return look
+
+    def look(self, trainer: Trainer, module: LightningModule) -> None:
+        """At what is trained."""
+        self.signatures.see(self._logged_look(trainer, module), more=self._fallen)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The last look, at what is kept; early stopping may have put another θ back."""
+        super().on_train_end(trainer, pl_module)
+        look = self._seen
+        if look is None or look.step != trainer.global_step or not self._is_seen(pl_module):
+            look = self._logged_look(trainer, pl_module)
+        self.signatures.see(look, last=True, more=self._fallen)
+
+    def facts(self, module: LightningModule) -> dict[str, Any]:
+        """For the record: the failures recognized, and where early stopping found the best."""
+        return {"warnings": self.signatures.facts(), **super().facts(module)}
+
+
+class ImmunityMonitor(_Monitor):
     """Logs RIR and both ratios (`spectrum`), R_well(H_P) and R_ill(H_H) of the `fit` part, and c of a ridge probe.
 
     Args:
@@ -70,32 +133,16 @@ class ImmunityMonitor(Watch):
         quiet: bool = False,
         rows: Mapping[Role, Tensor] | None = None,
     ) -> None:
-        super().__init__(every)
-        self.latest: dict[str, float] = {}
         self._rows = dict(rows or compressed(parts))
         self._samples = {role: len(parts.of(role)) for role in ROLES}
-        self._baseline = {role: self._spectrum(role, None) for role in ROLES}
-        self._seen: Look | None = None
+        super().__init__(every, None, FailureSignatures(self._rows, self._samples, label, quiet=quiet))
+        self._before = {role: spectrum_of(self._rows[role], n_samples=self._samples[role]) for role in ROLES}
         self._theta: Tensor | None = None
         self._told = {role: drawn for role in ROLES if (drawn := _told_apart(parts.of(role))) is not None}
-        self.signatures = FailureSignatures(self._rows, self._samples, label, quiet=quiet)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Judge the start, which is logged nowhere."""
-        assert isinstance(pl_module, LinearModule)
-        self.signatures.see(self._look(pl_module, trainer.global_step, pl_module.objective.weights))
-
-    def look(self, trainer: Trainer, module: LightningModule) -> None:
-        """At the rows."""
-        self.signatures.see(self._logged_look(trainer, module))
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The last look, at the θ that is kept; early stopping may have put another one back."""
-        assert isinstance(pl_module, LinearModule)
-        look = self._seen
-        if look is None or look.step != trainer.global_step or not self._is_seen(pl_module):
-            look = self._logged_look(trainer, pl_module)
-        self.signatures.see(look, last=True)
+        self.signatures.see(self._look(pl_module, trainer.global_step))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """A divergence may have a name, visible at the θ at which it happened."""
@@ -105,43 +152,28 @@ class ImmunityMonitor(Watch):
         theta = pl_module.extractor.theta.detach()
         sizes = [float((self._rows[role] @ theta).square().sum()) for role in ROLES]
         if all(0 < size < math.inf for size in sizes):
-            self.signatures.see(self._look(pl_module, trainer.global_step, pl_module.objective.weights))
+            self.signatures.see(self._look(pl_module, trainer.global_step))
 
-    def facts(self, module: LinearModule) -> dict[str, Any]:
+    def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record: the failures recognized. A θ that was computed and not trained is judged here."""
         if self._seen is None:
             self.signatures.see(self._look(module, 0, ("solved",)), last=True)
-        return {"warnings": self.signatures.facts()}
+        return super().facts(module)
 
     def _is_seen(self, module: LinearModule) -> bool:
         return self._theta is not None and torch.equal(self._theta, module.extractor.theta.detach())
 
-    def _look(self, module: LinearModule, step: int, terms: Collection[str]) -> Look:
-        self._theta = module.extractor.theta.detach().clone()
-        spectra = {role: self._spectrum(role, self._theta) for role in ROLES}
-        ratio = immunization_ratio(
-            spectra["pretrain"], spectra["harmful"], self._baseline["pretrain"], self._baseline["harmful"]
-        )
-        self._seen = Look(step, ratio, spectra, tuple(terms), module.objective.aims_at_kappa)
-        return self._seen
+    def _spectra(self, module: LinearModule, step: int) -> dict[Role, Spectrum]:
+        self._theta = theta = module.extractor.theta.detach().clone()
+        return {role: spectrum_of_map(self._rows[role], theta, self._samples[role]) for role in ROLES}
 
-    def _logged_look(self, trainer: Trainer, module: LightningModule) -> Look:
-        assert isinstance(module, LinearModule)
-        look = self._look(module, trainer.global_step, module.objective.weights)
+    def _numbers(self, module: LinearModule, look: Look) -> dict[str, float]:
         theta = module.extractor.theta.detach()
-        self.latest = look.numbers() | {
+        return {
             "R_well": r_well_of_spectrum(look.spectra["pretrain"]),
             "R_ill": r_ill_of_spectrum(look.spectra["harmful"]),
             **{f"separability_{role}": probe_correlation(x @ theta, y) for role, (x, y) in self._told.items()},
         }
-        module.log_now(self.latest)
-        return look
-
-    def _spectrum(self, name: Role, theta: Tensor | None) -> Spectrum:
-        rows = self._rows[name]
-        if theta is None:
-            return spectrum_of(rows, n_samples=self._samples[name])
-        return spectrum_of_map(rows, theta, self._samples[name])
 
 
 def _told_apart(part: Part) -> tuple[Tensor, Tensor] | None:
@@ -152,7 +184,7 @@ def _told_apart(part: Part) -> tuple[Tensor, Tensor] | None:
     return part.x[drawn], part.y[drawn]
 
 
-class NetworkMonitor(BestLook):
+class NetworkMonitor(_Monitor):
     """Looks at a network every so many steps and at the end; logs every look, and keeps what looks like a failure.
 
     A look gives κ(H_P), κ(H_H), (i), (ii) and RIR_θ0 (Eq. 17), D_P's accuracy, and what a ridge probe can learn.
@@ -178,16 +210,12 @@ class NetworkMonitor(BestLook):
         cached: bool = False,
         quiet: bool = False,
     ) -> None:
-        super().__init__(every, patience)
+        super().__init__(every, patience, FailureSignatures({}, {}, "fit", quiet=quiet))
         self.reference, self.images, self.cached = reference, images, cached
-        self.latest: dict[str, float] = {}
-        self.signatures = FailureSignatures({}, {}, "fit", quiet=quiet)
         self._h: dict[Role, Tensor] = {}
         self._y: dict[Role, Tensor] = {}
-        self._before: dict[Role, Spectrum] = {}
+        self._now: dict[Role, Tensor] = {}
         self._accuracy_before = math.nan
-        self._seen: Look | None = None
-        self._fallen: list[Warned] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the images, and judge the start, which is logged nowhere.
@@ -209,65 +237,45 @@ class NetworkMonitor(BestLook):
             self._before[role] = spectrum_of(features.double())
             if role == "pretrain":
                 self._accuracy_before = self._accuracy(self.reference, features)
-        look, numbers = self._look(trainer, module)
+        look = self._look(module, trainer.global_step)
         self.signatures.see(look)
         if not self._best:
-            self._judge(trainer, module, numbers)
+            self._judge(trainer, module, look.ratio.rir, self._accuracy(module.net, self._now["pretrain"]))
         self.stop_in_time(trainer)  # one that was interrupted after its last look
 
     def look(self, trainer: Trainer, module: LightningModule) -> None:
         """At the images."""
         assert isinstance(module, DeepModule)
-        self._judge(trainer, module, self._logged_look(trainer, module))
+        super().look(trainer, module)
+        self._judge(trainer, module, self.latest["RIR"], self.latest["accuracy_pretrain"])
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the best back; the last look is at what is kept."""
-        super().on_train_end(trainer, pl_module)
-        assert isinstance(pl_module, DeepModule)
-        if self._best or self._seen is None or self._seen.step != trainer.global_step:
-            self._logged_look(trainer, pl_module)
-        assert self._seen is not None
-        self.signatures.see(self._seen, last=True, more=self._fallen)
+    def _is_seen(self, module: DeepModule) -> bool:
+        return bool(self.latest) and not self._best
 
-    def facts(self, module: LightningModule) -> dict[str, Any]:
-        """For the record: the failures recognized, and where early stopping found the best."""
-        return {"warnings": self.signatures.facts(), **super().facts(module)}
-
-    def _logged_look(self, trainer: Trainer, module: DeepModule) -> dict[str, float]:
-        self._seen, self.latest = self._look(trainer, module)
-        module.log_now(self.latest)
-        now, before = self.latest["accuracy_pretrain"], self._accuracy_before
-        self._fallen = [_fallen(self._seen, before, now)] if before - now > ACCURACY_COLLAPSED else []
-        self.signatures.see(self._seen, more=self._fallen)
-        return self.latest
-
-    def _look(self, trainer: Trainer, module: DeepModule) -> tuple[Look, dict[str, float]]:
-        step = trainer.global_step
-        now: dict[Role, Tensor] = {}
+    def _spectra(self, module: DeepModule, step: int) -> dict[Role, Spectrum]:
         for role in ROLES:
-            now[role] = _in_batches(module.net.features, self._h[role], module).double()
-            if not bool(torch.isfinite(now[role]).all()) or not bool(now[role].any()):
-                raise DivergedError(step, f"features of {role}", float(now[role].abs().max()))
-        spectra, before = {role: spectrum_of(x) for role, x in now.items()}, self._before
-        ratio = immunization_ratio(spectra["pretrain"], spectra["harmful"], before["pretrain"], before["harmful"])
-        look = Look(step, ratio, spectra, tuple(module.objective.weights), module.objective.aims_at_kappa)
-        numbers = look.numbers() | {
-            "accuracy_pretrain": self._accuracy(module.net, now["pretrain"]),
-            **{f"separability_{role}": probe_correlation(now[role], self._y[role]) for role in ROLES},
-        }
-        return look, numbers
+            now = self._now[role] = _in_batches(module.net.features, self._h[role], module).double()
+            if not bool(torch.isfinite(now).all()) or not bool(now.any()):
+                raise DivergedError(step, f"features of {role}", float(now.abs().max()))
+        return {role: spectrum_of(x) for role, x in self._now.items()}
+
+    def _numbers(self, module: DeepModule, look: Look) -> dict[str, float]:
+        now, before = self._accuracy(module.net, self._now["pretrain"]), self._accuracy_before
+        self._fallen = [_fallen(look, before, now)] if before - now > ACCURACY_COLLAPSED else []
+        learned = {f"separability_{role}": probe_correlation(x, self._y[role]) for role, x in self._now.items()}
+        return {"accuracy_pretrain": now, **learned}
 
     def _accuracy(self, net: DeepExtractor, features: Tensor) -> float:
         with torch.no_grad():
             logits = net.head(features.to(net.head.weight.device, net.dtype)).cpu()
         return 100 * float((logits.argmax(1) == self._y["pretrain"]).double().mean())
 
-    def _judge(self, trainer: Trainer, module: DeepModule, numbers: dict[str, float]) -> None:
+    def _judge(self, trainer: Trainer, module: DeepModule, rir: float, accuracy: float) -> None:
         """The same in every process, whatever the devices round."""
         if self.patience is None:
             return
-        kept = self._accuracy_before - numbers["accuracy_pretrain"] <= ACCURACY_SLACK
-        score = trainer.strategy.broadcast(math.log(numbers["RIR"]) if kept else -math.inf)
+        kept = self._accuracy_before - accuracy <= ACCURACY_SLACK
+        score = trainer.strategy.broadcast(math.log(rir) if kept else -math.inf)
         self.judge(score, trainer, module)
 
 
