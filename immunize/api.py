@@ -27,8 +27,8 @@ from immunize.evaluation.deep import Rows
 from immunize.evaluation.pooled import PooledRatio, block_grams, gram, pooled_ratios
 from immunize.evaluation.resampling import generator
 from immunize.evaluation.separability import separability
-from immunize.features import OF_NETWORKS, DeepExtractor, Once, refuse_precondition
-from immunize.features.extract import Features, device_of
+from immunize.features import OF_NETWORKS, DeepExtractor, Features, refuse_precondition
+from immunize.features.extract import Once, device_of
 from immunize.features.loaders import (
     Batches,
     Loader,

@@ -152,9 +152,7 @@ def _explained(main: Callable[[], None]) -> None:
     try:
         main()
     except (_PastHydra, HydraException, OmegaConfBaseException) as error:
-        causes = [error.__cause__] if isinstance(error.__cause__, OmegaConfBaseException) else []
-        told = "\n".join(filter(None, map(str, [error, *causes])))
-        print(_of_use(told), file=sys.stderr)
+        print(_of_use(with_cause(error)), file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
         raise
@@ -169,6 +167,12 @@ def _explained(main: Callable[[], None]) -> None:
     finally:
         _reached["explained"] = False
         del os.environ[FULL_ERROR]
+
+
+def with_cause(error: BaseException) -> str:
+    """Hydra's message, and OmegaConf's below it."""
+    causes = [error.__cause__] if isinstance(error.__cause__, OmegaConfBaseException) else []
+    return "\n".join(filter(None, map(str, [error, *causes])))
 
 
 def _told(message: str) -> BaseException:

@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from immunize import evaluate, train
 from immunize.config import config_dir, hash_of_run, register
 from immunize.records import RECORD, read_record, write_record
-from immunize.sweeping import Outcome, done_record
+from immunize.sweeping import done_record
+from immunize.sweeping.job import Outcome
 from immunize.sweeping.launching import Progress, SweepLauncher, sole_sweep, threads_a_worker
 from immunize.sweeping.plan import Plan, jobs_of
 from tests.commands import INTERRUPTIBLE, Called, Done, begun

@@ -10,9 +10,8 @@ from immunize.features.append import (
 )
 from immunize.features.boundary import NoBoundaryError, split_network
 from immunize.features.deep import DeepExtractor, matching_parameters
-from immunize.features.extract import Features, Once, Place, cache_place, cached_trunk, device_of, extract
+from immunize.features.extract import Features, cached_trunk, extract
 from immunize.features.linear import (
-    OF_LINEAR,
     OF_NETWORKS,
     LinearExtractor,
     Precondition,
@@ -22,28 +21,22 @@ from immunize.features.linear import (
     refuse_precondition,
 )
 from immunize.features.lora import add_lora
-from immunize.features.weights import build_network, load_weights, save_weights, state_digest
+from immunize.features.weights import load_weights, save_weights, state_digest
 
 __all__ = [
-    "OF_LINEAR",
     "OF_NETWORKS",
     "AppendedHead",
     "DeepExtractor",
     "Features",
     "LinearExtractor",
     "NoBoundaryError",
-    "Once",
-    "Place",
     "Precondition",
     "Released",
     "SpectralView",
     "StageOutputs",
     "add_lora",
     "append_map",
-    "build_network",
-    "cache_place",
     "cached_trunk",
-    "device_of",
     "extract",
     "load_weights",
     "matching_parameters",

@@ -235,7 +235,7 @@ class DeepExtractor(nn.Module):
         return not self.no_split_reason
 
     def compute_once(self) -> None:
-        """The trunk works once an image from now on, see :class:`~immunize.features.Once`."""
+        """The trunk works once an image from now on, see :class:`~immunize.features.extract.Once`."""
         if self.split:
             self._parts = (self._parts[0], Once(self.trunk), *self._parts[2:])
 

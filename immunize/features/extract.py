@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -236,11 +236,16 @@ def _compute(
             if len(rows) > limit:
                 waiting += reversed(rows.split(limit))
                 continue
-            with _out_of_memory() as ran_out, torch.no_grad():
-                output = function(rows.to(device)).to("cpu", dtype)
-            if ran_out:
+            try:
+                with torch.no_grad():
+                    output = function(rows.to(device)).to("cpu", dtype)
+            except (RuntimeError, MemoryError) as error:
+                if not _is_out_of_memory(error):
+                    raise
                 if len(rows) == 1:
-                    raise RuntimeError(f"one sample alone does not fit into the memory of {device}") from ran_out[0]
+                    raise RuntimeError(f"one sample alone does not fit into the memory of {device}") from error
+                error.with_traceback(None)  # which holds on to the tensors that did not fit
+                torch.cuda.empty_cache()
                 limit = len(rows) // 2
                 logger.warning("out of memory on %s: going on with batches of %d", device, limit)
                 waiting.append(rows)
@@ -253,21 +258,10 @@ def _compute(
     return Features(x, y)
 
 
-@contextlib.contextmanager
-def _out_of_memory() -> Iterator[list[BaseException]]:
-    """Gives a list that holds the error afterwards, if memory ran out within; other errors pass."""
-    errors: list[BaseException] = []
-    try:
-        yield errors
-    except (RuntimeError, MemoryError) as error:
-        said = str(error).lower()
-        if not isinstance(error, MemoryError) and not any(
-            words in said for words in ("out of memory", "can't allocate memory", "not enough memory")
-        ):
-            raise
-        errors.append(error.with_traceback(None))  # which holds on to the tensors that did not fit
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+def _is_out_of_memory(error: BaseException) -> bool:
+    said = str(error).lower()
+    known = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(words in said for words in known)
 
 
 def _count(dataset: Any) -> int:

@@ -23,7 +23,8 @@ from immunize.data.images.image_set import ImageSet
 from immunize.data.images.pair import ImagePair
 from immunize.evaluation import check_group_size
 from immunize.evaluation.deep import PARTS
-from immunize.features import DeepExtractor, Features, cache_place, extract
+from immunize.features import DeepExtractor, Features, extract
+from immunize.features.extract import cache_place
 from immunize.objective import Head, world_size
 from immunize.processes import is_first
 

@@ -3,14 +3,12 @@
 Hydra finds its launchers and sweeper in `hydra_plugins/immunize_sweeps.py`, the only place it looks for them.
 """
 
-from immunize.sweeping.job import DONE, Outcome, done_record, value_of
+from immunize.sweeping.job import done_record, value_of
 from immunize.sweeping.launching import PoolLauncher, SerialLauncher
 from immunize.sweeping.plan import GridSweeper
 
 __all__ = [
-    "DONE",
     "GridSweeper",
-    "Outcome",
     "PoolLauncher",
     "SerialLauncher",
     "done_record",

@@ -21,6 +21,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from immunize.cli import with_cause
 from immunize.config import register
 from immunize.errors import CheckpointError
 from immunize.importing import start_quickly
@@ -168,8 +169,7 @@ def _status(folder: Path) -> str:
 
 def _told(error: Exception) -> str:
     if isinstance(error, HydraException | OmegaConfBaseException):
-        causes = [error.__cause__] if isinstance(error.__cause__, OmegaConfBaseException) else []
-        return "\n".join(map(str, [error, *causes]))
+        return with_cause(error)
     return "".join(traceback.format_exception(error)).rstrip()
 
 

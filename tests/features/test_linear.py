@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.features import OF_LINEAR, LinearExtractor, Precondition, preconditioned_linear
+from immunize.features import LinearExtractor, Precondition, preconditioned_linear
+from immunize.features.linear import OF_LINEAR
 from immunize.spectrum import condition_number, r_ill_of_features, r_well_of_features, spectrum_of
 from tests import reference as ref
 from tests.reference import error, gradient

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from immunize.errors import CheckpointError, UserError
-from immunize.features import DeepExtractor, build_network, load_weights, save_weights, state_digest
+from immunize.features import DeepExtractor, load_weights, save_weights, state_digest
 from immunize.features import weights as hub
+from immunize.features.weights import build_network
 
 SMALL = {"channels": [8, 8, 16, 16]}
 

@@ -19,8 +19,8 @@ from immunize.errors import DivergedError
 from immunize.features import LinearExtractor
 from immunize.objective import Objective, Step
 from immunize.spectrum import default_tolerance, immunization_ratio, spectrum_of
-from immunize.training.callbacks import FailureSignatures, ImmunityMonitor
-from immunize.training.callbacks.signatures import Look
+from immunize.training.callbacks import ImmunityMonitor
+from immunize.training.callbacks.signatures import FailureSignatures, Look
 from tests import reference as ref
 from tests.composing import data_of, fit_module, module_of, tiny
 

@@ -2,11 +2,9 @@
 
 from immunize.training.callbacks.guard import GradientBalance, TheoremGuard
 from immunize.training.callbacks.monitor import ImmunityMonitor, NetworkMonitor
-from immunize.training.callbacks.signatures import FailureSignatures
 from immunize.training.callbacks.stopping import Progress, Resuming, StepLimit, ValidationStop
 
 __all__ = [
-    "FailureSignatures",
     "GradientBalance",
     "ImmunityMonitor",
     "NetworkMonitor",
