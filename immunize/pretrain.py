@@ -162,7 +162,7 @@ def _fit(
     from immunize.training.module import SupervisedModule
 
     batches = max(1, len(images) // cfg.batch_size)
-    sampler = StreamSampler(len(images), cfg.batch_size, batches, seed=cfg.seed, stream=0)
+    sampler = StreamSampler([range(len(images))], cfg.batch_size, batches, seed=cfg.seed, stream=0)
     resuming = Resuming(checkpoint, begun_with, resume=bool(cfg.resume and not cfg.overwrite))
     if resuming.place is not None:
         sampler.leave_out(*resuming.place)

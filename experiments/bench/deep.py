@@ -187,7 +187,8 @@ def _epoch(steps: Steps, images: Any, batch_size: int, cached: bool) -> Callable
     def work() -> None:
         steps.module.cached = cached
         count = len(images) // batch_size
-        samplers = [StreamSampler(len(images), batch_size, count, seed=0, stream=stream) for stream in (0, 1)]
+        rows = [range(len(images))]
+        samplers = [StreamSampler(rows, batch_size, count, seed=0, stream=stream) for stream in (0, 1)]
         for pretrain, harmful in zip(*(stream_loader(images, sampler) for sampler in samplers), strict=True):
             steps.batch = {"pretrain": pretrain, "harmful": harmful}
             steps.immunize()

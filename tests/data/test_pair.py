@@ -125,12 +125,6 @@ def test_validation_rows_leave_the_fit_part() -> None:
     assert not torch.equal(other.fit.pretrain.y, data.fit.pretrain.y)
 
 
-def test_asking_before_setup_is_a_mistake_in_the_program() -> None:
-    for name in ("fit", "validation", "held_out", "n_features", "data_hash"):
-        with pytest.raises(RuntimeError, match="call setup"):
-            getattr(PairedData(Rows(4), Rows(4)), name)
-
-
 def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
     data = PairedData(Rows(10, held_out=False), Rows(6), batch_size=2, passes=3, mode="min_size", seed=4)
     data.setup()

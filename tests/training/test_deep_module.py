@@ -52,7 +52,7 @@ def fit(module: DeepModule, *callbacks: pl.Callback, steps: int = 3, logger: Mem
     loaders = {}
     for stream, role in enumerate(("pretrain", "harmful")):
         data = TensorDataset(torch.randn(40, 5, generator=g), torch.arange(40) % CLASSES)
-        loaders[role] = stream_loader(data, StreamSampler(40, BATCH, steps, seed=0, stream=stream))
+        loaders[role] = stream_loader(data, StreamSampler([range(40)], BATCH, steps, seed=0, stream=stream))
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, logger=logger or False, callbacks=list(callbacks), enable_checkpointing=False,
         enable_model_summary=False, enable_progress_bar=False, use_distributed_sampler=False,

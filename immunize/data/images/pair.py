@@ -49,6 +49,10 @@ from immunize.errors import DataError
 ORDER_STREAM, AUGMENTATION_STREAM = 1, 2
 
 
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+Place = tuple[int, int]
+
+
 class Draw(NamedTuple):
     """One batch: the number of the pass it belongs to (of several data sets: of the batch), and its rows."""
 
@@ -57,24 +61,24 @@ class Draw(NamedTuple):
 
 
 class StreamSampler(Sampler[Draw]):
-    """The batches of one epoch, of one process.
+    """The batches of one epoch, of one process; of several data sets that lie in one, at each step a batch of each.
 
     Args:
-        n: number of images, N.
-        batch_size: B, over all processes, a multiple of `world`; a smaller data set, of `world` images or more, is one
-            batch, of the largest multiple of `world` in N.
+        sets: where the rows of each data set lie in the whole, N whole numbers each.
+        batch_size: B, over all processes, a multiple of their number; a smaller data set, of an image for each or more,
+            is one batch, of the largest such multiple in N.
         steps: batches an epoch.
         seed: of the orders.
-        stream: tells data sets with the same seed apart.
-        rank: number of this process.
-        world: number of processes.
+        stream: tells data sets with the same seed apart; that of the first set, the others count on.
+        place: number of this process, and of all processes.
     """
 
     def __init__(
-        self, n: int, batch_size: int, steps: int, *, seed: int, stream: int, rank: int = 0, world: int = 1
+        self, sets: Sequence[Any], batch_size: int, steps: int, *, seed: int, stream: int, place: Place = (0, 1)
     ) -> None:
-        self.n, self.steps, self.seed, self.stream, self.rank, self.world = n, steps, seed, stream, rank, world
-        self.batch_size = min(batch_size, n - n % world)
+        self.sets: list[Rows] = [np.asarray(rows, dtype=np.int64) for rows in sets]
+        self.steps, self.seed, self.stream, (self.rank, self.world) = steps, seed, stream, place
+        self.sizes = [min(batch_size, len(rows) - len(rows) % self.world) for rows in self.sets]
         self.epoch = 0
         self.done = (0, 0)
 
@@ -89,51 +93,19 @@ class StreamSampler(Sampler[Draw]):
     def __len__(self) -> int:
         return self.steps
 
-    @property
-    def first(self) -> int:
-        """The number of the batch that the next iteration begins with, counted over all epochs."""
-        return self.epoch * self.steps + (self.done[1] if self.epoch == self.done[0] else 0)
-
     def __iter__(self) -> Iterator[Draw]:
-        order, current = np.empty(0, dtype=np.int64), -1
-        for step in range(self.first, (self.epoch + 1) * self.steps):
-            number, batch = divmod(step, self.n // self.batch_size)
-            if number != current:
-                order = random_generator(self.seed, ORDER_STREAM, self.stream, number).permutation(self.n)
-                current = number
-            rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            yield Draw(number, rows[self.rank :: self.world].tolist())
-
-
-class JointSampler(Sampler[Draw]):
-    """Batches of several data sets that lie in one, at each step one of each.
-
-    Args:
-        samplers: the orders of each, with the same seed and number of steps.
-        rows: where the rows of each lie in the whole, (N,) int64.
-    """
-
-    def __init__(self, samplers: Sequence[StreamSampler], rows: Sequence[np.ndarray[Any, np.dtype[np.int64]]]) -> None:
-        self.samplers, self.rows = list(samplers), list(rows)
-        self.seed, self.stream = samplers[0].seed, samplers[0].stream
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration reads; Lightning calls it."""
-        for sampler in self.samplers:
-            sampler.set_epoch(epoch)
-
-    def leave_out(self, epoch: int, steps: int) -> None:
-        """Begin one epoch after so many of its batches, which a training that goes on has seen already."""
-        for sampler in self.samplers:
-            sampler.leave_out(epoch, steps)
-
-    def __len__(self) -> int:
-        return len(self.samplers[0])
-
-    def __iter__(self) -> Iterator[Draw]:
-        for number, draws in enumerate(zip(*self.samplers, strict=True), start=self.samplers[0].first):
-            own = [rows[draw.rows] for rows, draw in zip(self.rows, draws, strict=True)]
-            yield Draw(number, np.concatenate(own).tolist())
+        first = self.epoch * self.steps + (self.done[1] if self.epoch == self.done[0] else 0)
+        order, current = [np.empty(0, dtype=np.int64)] * len(self.sets), [-1] * len(self.sets)
+        for step in range(first, (self.epoch + 1) * self.steps):
+            drawn: list[int] = []
+            for which, (rows, size) in enumerate(zip(self.sets, self.sizes, strict=True)):
+                number, batch = divmod(step, len(rows) // size)
+                if number != current[which]:
+                    generator = random_generator(self.seed, ORDER_STREAM, self.stream + which, number)
+                    order[which], current[which] = generator.permutation(len(rows)), number
+                of_all = order[which][batch * size : (batch + 1) * size]
+                drawn += rows[of_all[self.rank :: self.world]].tolist()
+            yield Draw(number if len(self.sets) == 1 else step, drawn)
 
 
 class BatchDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -160,7 +132,7 @@ class BatchDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 def stream_loader(
-    images: Dataset[Any], sampler: StreamSampler | JointSampler, *, workers: int = 0, pin_memory: bool = False
+    images: Dataset[Any], sampler: StreamSampler, *, workers: int = 0, pin_memory: bool = False
 ) -> DataLoader[tuple[Tensor, Tensor]]:
     """A loader of the sampler's batches.
 
@@ -332,21 +304,18 @@ class ImagePair(Pair):
 
     def _train_loader(self, role: Role) -> DataLoader[Any]:
         images, steps, rows = self._training_set(role), self.steps_per_epoch, self._rows_by_set(role)
-        rank, world = _place()
-        if self.batch_size % world or min(map(len, rows)) < world:
+        place = _place()
+        if self.batch_size % place[1] or min(map(len, rows)) < place[1]:
             raise DataError(
                 f"objective.batch_size={self.batch_size} counts images over all processes and cannot be shared equally "
-                f"by {world}; choose a multiple of {world}"
+                f"by {place[1]}; choose a multiple of {place[1]}"
             )
-        samplers = [
-            StreamSampler(len(own), self.batch_size, steps, seed=self.seed, stream=stream, rank=rank, world=world)
-            for stream, own in enumerate(rows, start=ROLES.index(role))
-        ]
-        sampler = samplers[0] if len(samplers) == 1 else JointSampler(samplers, rows)
+        stream = ROLES.index(role)
+        sampler = StreamSampler(rows, self.batch_size, steps, seed=self.seed, stream=stream, place=place)
         sampler.leave_out(*self._done)
         return stream_loader(images, sampler, workers=self.workers, pin_memory=self.pin_memory)
 
-    def _rows_by_set(self, role: Role) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    def _rows_by_set(self, role: Role) -> list[Rows]:
         """Indices of the training images of each data set that the role is made of."""
         images = self._training_set(role)
         classes = [part.n_classes for part in self.sources[role].parts.values()]
@@ -360,7 +329,7 @@ class ImagePair(Pair):
         return self._replaced.get(role, self.splits(role).fit)
 
 
-def _place() -> tuple[int, int]:
+def _place() -> Place:
     """Number of this process and of all processes."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
