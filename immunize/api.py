@@ -221,7 +221,7 @@ def immunize(
                 raise UserError("trainable= is needed: names or patterns of the modules that may change")
             released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
             net, reference, theta_0, kept = _cut(released, classifier, trainable, pretrain_loader)
-        found = {role: features_of([theta_0], x, role, hashed=role == "pretrain") for role, x in loaders.items()}
+        found = {role: features_of([theta_0], x, role) for role, x in loaders.items()}
         before = {role: (x, y) for role, ((x,), y, _) in found.items()}
         known = found["pretrain"][2]
         _check(before, head)
@@ -291,7 +291,7 @@ def _numbers(
     """
     (measured, loaders, objective), (released, classifier, omega_0) = of, networks
     # Both networks in one pass: a shuffling loader has another order each time, and the bootstrap pairs rows.
-    both = {role: features_of(measured, x, role, hashed=role == "pretrain") for role, x in loaders.items()}
+    both = {role: features_of(measured, x, role) for role, x in loaders.items()}
     if not objective.trains:
         weight = released.get_parameter("1.weight")
         for of_networks, _, _ in both.values():

@@ -105,16 +105,13 @@ def judged_by(hashes: Tensor, known: Tensor) -> Tensor:
     return ~judged
 
 
-def features_of(
-    backbones: Sequence[nn.Module], loader: Loader, role: str, *, hashed: bool = False
-) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Features (N, D) of all rows, by each network, labels (N,), and hashes of the rows (N,), on the CPU.
+def features_of(backbones: Sequence[nn.Module], loader: Loader, role: str) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Features (N, D) of all rows, by each network, labels (N,), and hashes of the rows of D_P (N,), on the CPU.
 
     Args:
         backbones: the networks.
         loader: of (inputs, labels).
-        role: whose it is, for messages: "pretrain" or "harmful".
-        hashed: otherwise hashes are 0.
+        role: whose it is: "pretrain", or "harmful", of which hashes are 0.
 
     Raises:
         UserError: the loader gives nothing, something other than (inputs, labels), or what a network does not take.
@@ -129,7 +126,7 @@ def features_of(
                 features = output_of(backbone, x.to(device), role).cpu()
                 rows.append(features.float() if features.dtype == torch.bfloat16 else features)  # NumPy has none
             labels.append(y.cpu() if y.is_floating_point() else y.cpu().long())
-            hashes.append(_hashes(x) if hashed else torch.zeros(len(y), dtype=torch.int64))
+            hashes.append(_hashes(x) if role == "pretrain" else torch.zeros(len(y), dtype=torch.int64))
     if min(len(of_batch) for of_batch in labels) < 2:
         raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
     return [torch.cat(rows) for rows in found], torch.cat(labels), torch.cat(hashes)

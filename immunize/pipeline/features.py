@@ -31,9 +31,6 @@ from immunize.processes import is_first
 Measured = dict[str, dict[str, dict[str, tuple[Tensor, Tensor]]]]
 """which ("immunized", "theta_0") -> part ("fit", "held_out") -> role -> (x (N, D), y (N,))."""
 
-Fingerprints = dict[str, dict[str, str]]
-"""part -> role -> what tells the images and their transform from others."""
-
 
 def measured_sets(
     pair: ImagePair, selection: str | None, group_size: int, most: int | None, *, whole: tuple[str, ...] = ()
@@ -75,7 +72,7 @@ def both_features(
     batch_size: int,
     workers: int,
     cache_dir: Path | None,
-    images: Fingerprints,
+    images: dict[str, dict[Role, Any]],
     cached: bool,
     shares: int = 1,
     theta_0: dict[tuple[str, Role], Features] | None = None,
@@ -90,7 +87,7 @@ def both_features(
         batch_size: images at once.
         workers: processes that read images.
         cache_dir: where θ_0's features are kept; None keeps none.
-        images: fingerprints of the images in `sets`.
+        images: those in `sets`, whose fingerprints tell what is kept from what is kept of others.
         cached: the sets hold trunk outputs.
         shares: how many processes a single one is to stand for, share after share: other batches round differently.
         theta_0: by part and role, θ_0's features that one process has computed before; new ones are added.
@@ -109,7 +106,8 @@ def both_features(
         for role, rows in roles.items():
             place = None
             if cache_dir is not None:
-                place = cache_place(cache_dir, {"images": images[part][role], **facts}, dtype, device, batch_size)
+                key = {"images": images[part][role].fingerprint, **facts}
+                place = cache_place(cache_dir, key, dtype, device, batch_size)
             known = kept.get((part, role))
             if known is not None and known.x.dtype != dtype:
                 known = None

@@ -39,7 +39,6 @@ from immunize.features.weights import check_fit
 from immunize.objective import Head, Objective
 from immunize.objective.erase import distilled
 from immunize.pipeline.features import (
-    Fingerprints,
     Measured,
     accuracy,
     both_features,
@@ -321,11 +320,6 @@ class NetworkModel:
 
     def _features(self, trained: DeepExtractor | None, inputs: dict[str, dict[Role, Any]]) -> Measured | None:
         """Of both networks; θ_0's stand for those of a network that was not trained."""
-        images: Fingerprints = {}
-        if self.cache_dir is not None:
-            images = {
-                part: {role: of.fingerprint for role, of in of_part.items()} for part, of_part in self.images.items()
-            }
         return both_features(
             trained,
             self.reference,
@@ -334,7 +328,7 @@ class NetworkModel:
             batch_size=self.batch_size,
             workers=self.workers,
             cache_dir=self.cache_dir,
-            images=images,
+            images=self.images,
             cached=self.cached,
             shares=self.shares,
             theta_0=self.known,
