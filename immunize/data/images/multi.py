@@ -8,21 +8,15 @@ Shapes: N images, C classes of all sets together.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from immunize.data.images.source import ImageSource, StoredSplits, as_image_source
-from immunize.data.images.stored import Array, StoredImages
+from immunize.data.images.stored import Array, JoinedImages
 from immunize.errors import DataError, MissingDataError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 def set_numbers(labels: Array, classes: Sequence[int]) -> Array:
@@ -33,82 +27,6 @@ def set_numbers(labels: Array, classes: Sequence[int]) -> Array:
         classes: C of each set.
     """
     return np.searchsorted(np.cumsum(classes), labels, side="right").astype(np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class JoinedImages:
-    """Images of several data sets.
-
-    Attributes:
-        parts: where those of each set are stored.
-        names: of the sets; a class is called "<set>/<class>".
-        number_of: (N,) int64, the set of each image.
-        row_of: (N,) int64, its index there.
-    """
-
-    parts: tuple[StoredImages, ...]
-    names: tuple[str, ...]
-    number_of: Array
-    row_of: Array
-
-    @classmethod
-    def of(cls, parts: Mapping[str, StoredImages]) -> JoinedImages:
-        """All images, set after set."""
-        sizes = [len(part) for part in parts.values()]
-        return cls(
-            tuple(parts.values()),
-            tuple(parts),
-            np.repeat(np.arange(len(sizes), dtype=np.int64), sizes),
-            np.concatenate([np.arange(size, dtype=np.int64) for size in sizes]),
-        )
-
-    def __len__(self) -> int:
-        return len(self.row_of)
-
-    @cached_property
-    def labels(self) -> Array:
-        """(N,) int64, those of a set after those of the sets before it."""
-        first = np.array([0, *accumulate(len(part.classes) for part in self.parts)], dtype=np.int64)
-        own = np.empty(len(self), dtype=np.int64)
-        for number, part in enumerate(self.parts):
-            mine = self.number_of == number
-            own[mine] = part.labels[self.row_of[mine]]
-        return own + first[self.number_of]
-
-    @cached_property
-    def classes(self) -> tuple[str, ...]:
-        """C names."""
-        return tuple(f"{name}/{of}" for name, part in zip(self.names, self.parts, strict=True) for of in part.classes)
-
-    def take(self, rows: Array) -> JoinedImages:
-        """The images with these indices, (M,) int64, in their order."""
-        return replace(self, number_of=self.number_of[rows], row_of=self.row_of[rows])
-
-    def open(self, row: int) -> Image:
-        """One image, mode RGB; raises one of `stored.UNREADABLE`."""
-        part: StoredImages = self.parts[self.number_of[row]]
-        return part.open(int(self.row_of[row]))
-
-    def name_of(self, row: int) -> str:
-        """Set and name."""
-        number = self.number_of[row]
-        return f"{self.names[number]}: {self.parts[number].name_of(int(self.row_of[row]))}"
-
-    def unreadable(self) -> Array:
-        """Indices of images that cannot be decoded, as far as a fast look tells."""
-        bad = np.zeros(len(self), dtype=np.bool_)
-        for number, part in enumerate(self.parts):
-            bad |= (self.number_of == number) & np.isin(self.row_of, part.unreadable())
-        return np.flatnonzero(bad).astype(np.int64)
-
-    def digest(self, *, times: bool) -> str:
-        """SHA-256 of the sets' names and digests, and of which images of each."""
-        digest = hashlib.sha256("\0".join(self.names).encode())
-        for part in self.parts:
-            digest.update(part.digest(times=times).encode())
-        for array in (self.number_of, self.row_of):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
 
 
 class SeveralSets(ImageSource):

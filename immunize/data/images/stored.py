@@ -1,6 +1,6 @@
-"""The images of one split where they are stored, as files or in memory: which there are, and how to get at one.
+"""The images of one split where they are stored, as files, in memory, or several of these: which, and how to get one.
 
-Both kinds know names, labels and sizes of all images without holding a decoded one. Paths are kept as one array of
+All kinds know names, labels and sizes of all images without holding a decoded one. Paths are kept as one array of
 bytes, 40 MB for ImageNet: a list of a million Python strings would be copied into every worker process as soon as
 anything there looks at it.
 
@@ -16,11 +16,13 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
 from PIL import Image as Pillow
@@ -33,41 +35,6 @@ SMALL_FILES = 64 * 2**20
 
 READERS, FILES_A_TASK = 16, 512
 """Threads that look at files, for the sake of network file systems, and how many files each takes at a time."""
-
-
-class StoredImages(Protocol):
-    """N images with labels.
-
-    Attributes:
-        labels: (N,) int64, from 0 to C - 1.
-        classes: C names; a class need not have an image.
-    """
-
-    @property
-    def labels(self) -> Array:
-        """(N,) int64."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """C names."""
-
-    def __len__(self) -> int:
-        """N."""
-
-    def take(self, rows: Array) -> Self:
-        """The images with these indices, (M,) int64, in their order."""
-
-    def open(self, row: int) -> Image:
-        """One image, mode RGB."""
-
-    def name_of(self, row: int) -> str:
-        """What to call one image in a message."""
-
-    def unreadable(self) -> Array:
-        """Indices of images that cannot be decoded, as far as a fast look tells."""
-
-    def digest(self, *, times: bool) -> str:
-        """SHA-256 of everything that tells these images from others; `times`: of when the files were written, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +160,86 @@ class ArrayImages:
             digest.update(str(array.shape).encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedImages:
+    """Images of several data sets.
+
+    Attributes:
+        parts: where those of each set are stored.
+        names: of the sets; a class is called "<set>/<class>".
+        number_of: (N,) int64, the set of each image.
+        row_of: (N,) int64, its index there.
+    """
+
+    parts: tuple[StoredImages, ...]
+    names: tuple[str, ...]
+    number_of: Array
+    row_of: Array
+
+    @classmethod
+    def of(cls, parts: Mapping[str, StoredImages]) -> JoinedImages:
+        """All images, set after set."""
+        sizes = [len(part) for part in parts.values()]
+        return cls(
+            tuple(parts.values()),
+            tuple(parts),
+            np.repeat(np.arange(len(sizes), dtype=np.int64), sizes),
+            np.concatenate([np.arange(size, dtype=np.int64) for size in sizes]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.row_of)
+
+    @cached_property
+    def labels(self) -> Array:
+        """(N,) int64, those of a set after those of the sets before it."""
+        first = np.array([0, *accumulate(len(part.classes) for part in self.parts)], dtype=np.int64)
+        own = np.empty(len(self), dtype=np.int64)
+        for number, part in enumerate(self.parts):
+            mine = self.number_of == number
+            own[mine] = part.labels[self.row_of[mine]]
+        return own + first[self.number_of]
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """C names."""
+        return tuple(f"{name}/{of}" for name, part in zip(self.names, self.parts, strict=True) for of in part.classes)
+
+    def take(self, rows: Array) -> JoinedImages:
+        """The images with these indices, (M,) int64, in their order."""
+        return replace(self, number_of=self.number_of[rows], row_of=self.row_of[rows])
+
+    def open(self, row: int) -> Image:
+        """One image, mode RGB; raises one of `UNREADABLE`."""
+        part: StoredImages = self.parts[self.number_of[row]]
+        return part.open(int(self.row_of[row]))
+
+    def name_of(self, row: int) -> str:
+        """Set and name."""
+        number = self.number_of[row]
+        return f"{self.names[number]}: {self.parts[number].name_of(int(self.row_of[row]))}"
+
+    def unreadable(self) -> Array:
+        """Indices of images that cannot be decoded, as far as a fast look tells."""
+        bad = np.zeros(len(self), dtype=np.bool_)
+        for number, part in enumerate(self.parts):
+            bad |= (self.number_of == number) & np.isin(self.row_of, part.unreadable())
+        return np.flatnonzero(bad).astype(np.int64)
+
+    def digest(self, *, times: bool) -> str:
+        """SHA-256 of the sets' names and digests, and of which images of each."""
+        digest = hashlib.sha256("\0".join(self.names).encode())
+        for part in self.parts:
+            digest.update(part.digest(times=times).encode())
+        for array in (self.number_of, self.row_of):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+StoredImages = FileImages | ArrayImages | JoinedImages
+"""N images with labels (N,) from 0 to C - 1, and the names of C classes, of which one need not have an image."""
 
 
 def _stat(path: str) -> tuple[int, int]:
