@@ -205,14 +205,15 @@ def _in_fork(work: Callable[[], Any], sending: Connection) -> None:
         threading.Event().wait()  # until killed: a thread of the process that tensors come from hands them over
 
 
-def new_pool(
+@contextlib.contextmanager
+def closing_pool(
     count: int,
     threads: int,
     enter: Callable[..., None] | None = None,
     *arguments: Any,
     environment: Mapping[str, str] = MappingProxyType({}),
-) -> Any:
-    """A pool of processes that leave Ctrl-C to this one, and end when it does, however it does.
+) -> Iterator[Any]:
+    """A pool of processes that leave Ctrl-C to this one; they end with the block or with this process, however it ends.
 
     Args:
         count: of processes.
@@ -221,19 +222,13 @@ def new_pool(
         *arguments: of `enter`.
         environment: variables that each has beside those of this process.
 
-    Returns:
+    Yields:
         Loky's executor, whose processes start with the first task.
     """
     from loky import ProcessPoolExecutor
 
     variables = dict.fromkeys(THREADS, str(threads)) | dict(environment)
-    return ProcessPoolExecutor(count, initializer=_enter, initargs=(os.getpid(), enter, arguments), env=variables)
-
-
-@contextlib.contextmanager
-def closing_pool(*arguments: Any, **options: Any) -> Iterator[Any]:
-    """:func:`new_pool` for a block, with whose end its processes end, whatever they are at."""
-    pool = new_pool(*arguments, **options)
+    pool = ProcessPoolExecutor(count, initializer=_enter, initargs=(os.getpid(), enter, arguments), env=variables)
     try:
         yield pool
     finally:

@@ -288,24 +288,25 @@ class PoolLauncher(SweepLauncher):
     def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
         """Side by side. A process that dies (killed, out of memory) ends the pool: what was handed out has failed."""
         running: dict[Future[Outcome], Job] = {}
-        while True:
-            died: BaseException | None = None
+        while (job := next(jobs, None)) is not None:  # what needs a pool, or another one where one has died
             with closing_pool(self.n_jobs, self.threads, _enter, self.jobs) as pool:
-                while not died:
-                    while len(running) < self.n_jobs * (1 + QUEUED) and (job := next(jobs, None)) is not None:
+                died: BaseException | None = None
+                while died is None and (job is not None or running):
+                    if job is not None:
                         with _sigint_ignored():  # inherited by the processes, which the first run starts
                             running[pool.submit(_run, job)] = job
-                    if not running:
-                        return
+                    job = next(jobs, None) if len(running) < self.n_jobs * (1 + QUEUED) else None
+                    if job is not None:
+                        continue
                     done = wait(running, return_when=FIRST_COMPLETED).done
                     died = next((error for future in done if (error := future.exception()) is not None), None)
-                    for future in list(running if died else done):
-                        job = running.pop(future)
+                    for future in list(done if died is None else running):
+                        ran = running.pop(future)
                         if future.done() and future.exception() is None:
-                            yield job, future.result()
+                            yield ran, future.result()
                         else:
                             told = f"error: a process of the pool died ({died}); the same command does its runs again"
-                            yield job, Outcome("failed", messages=(told,))
+                            yield ran, Outcome("failed", messages=(told,))
 
 
 @contextlib.contextmanager

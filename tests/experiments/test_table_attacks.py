@@ -28,10 +28,10 @@ ROOT = Path(__file__).parents[2]
 
 WORKERS = """
 import os
-from immunize.processes import new_pool
-pool = new_pool(2, 1)
-print(*{pool.submit(os.getpid).result() for _ in range(20)}, flush=True)
-os.kill(os.getpid(), 9)
+from immunize.processes import closing_pool
+with closing_pool(2, 1) as pool:
+    print(*{pool.submit(os.getpid).result() for _ in range(20)}, flush=True)
+    os.kill(os.getpid(), 9)
 """
 
 GRID = [*(word for word in TINY_GRID if not word.startswith("seeds=")), "tiers=[T2]"]
