@@ -28,7 +28,7 @@ MOST_THREADS = 1024
 MULTIPLIERS = (1, 2, 3, 5)
 """The multiples of the task loss's gradient norm that C.2 searches over."""
 
-PAIRINGS, LINEAR_LOSSES = ("max_size_cycle", "min_size"), ("mse", "bce", "ce")
+PAIRINGS, LINEAR_LOSSES, DEEP_LOSSES = ("max_size_cycle", "min_size"), ("mse", "bce", "ce"), ("ce",)
 """What `immunize.data.pair.Mode` and `task_loss` accept; their rooms import torch."""
 
 FRACTION = "objective.validation_fraction"
@@ -85,7 +85,7 @@ LINEAR_RULES: tuple[Rule, ...] = (
 DEEP_RULES: tuple[Rule, ...] = (
     (
         "objective.loss",
-        lambda value: value == "ce",
+        lambda value: value in DEEP_LOSSES,
         "ce for a deep model; choose a row of hyper-parameters that is made for one, such as objective=resnet18_cars",
     ),
     ("model.image_size", lambda value: not isinstance(value, int) or value >= 1, "1 or more, or null"),

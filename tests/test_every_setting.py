@@ -22,7 +22,6 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from immunize import attack, forecast, pretrain, records, train
-from immunize.config import is_deep
 from immunize.data.digits import DigitImages, embedded_digits
 from immunize.data.images.source import StoredSplits
 from immunize.effects import TAKES_NO_STEPS, given_names, refuse_idle
@@ -31,7 +30,7 @@ from immunize.evaluation.attacks import scoring
 from immunize.evaluation.attacks.protocol import Array, AttackData, Rows
 from immunize.evaluation.attacks.scoring import shares
 from immunize.features import load_weights
-from immunize.instantiate import build, checked_sources
+from immunize.instantiate import sources_of
 from immunize.pipeline import experiment
 from immunize.records import CHECKPOINT, differences, plain
 from immunize.settings import check_settings
@@ -277,7 +276,7 @@ NETWORK = (
 
 def check_training(cfg: DictConfig) -> None:
     check_settings(cfg)
-    checked_sources(build(cfg.pretrain), build(cfg.harmful), None if is_deep(cfg) else cfg.objective.loss)
+    sources_of(cfg)
 
 
 CHECKS: dict[str, Callable[[DictConfig], Any]] = {"train": check_training, "attack": attack.entries_of}
