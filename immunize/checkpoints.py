@@ -12,24 +12,34 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def save_checkpoint(path: Path, tensors: dict[str, Tensor], config_hash: str) -> None:
-    """Write tensors by name and the hash beside them, whole or not at all.
+def save_checkpoint(
+    path: Path,
+    thetas: dict[str, Tensor],
+    heads: dict[str, Tensor],
+    *,
+    config_hash: str,
+    columns: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Write `theta.<fit>` (D, D), acting on rows, and `head.<fit>` (D, 1), whole or not at all.
 
     Where the rows were standardized, features of rows as they were read are ``(x - mean) * scale @ theta.fit``, with
     `columns.mean` and `columns.scale`.
 
     Args:
         path: the file.
-        tensors: `theta.<fit>` (D, D), acting on rows, and `head.<fit>` (D, C) of every fit, which is "fit", or
-            "cross_fit" where the data set is cross-fitted; `columns.mean` (D,) and `columns.scale` (D,) by which the
-            rows were standardized.
-        config_hash: of the run.
+        thetas: "fit", and "cross_fit" where the data set is cross-fitted.
+        heads: ω of each.
+        config_hash: stored beside them.
+        columns: mean (D,) and scale (D,) by which the rows were standardized.
     """
     from safetensors.torch import save_file
 
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    tensors = {f"theta.{name}": theta.contiguous() for name, theta in thetas.items()}
+    tensors |= {f"head.{name}": head.contiguous() for name, head in heads.items()}
+    if columns is not None:
+        tensors |= {"columns.mean": columns[0], "columns.scale": columns[1]}
     with whole(path) as partial:
-        save_file(contiguous, partial, metadata={"format": "immunize.linear.1", "config_hash": config_hash})
+        save_file(tensors, partial, metadata={"format": "immunize.linear.1", "config_hash": config_hash})
 
 
 def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = None) -> dict[str, Tensor]:

@@ -161,12 +161,14 @@ class LinearModel:
 
     def write(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
         """θ and ω of every training."""
-        tensors = {f"theta.{name}": fit.theta for name, fit in fits.items() if fit.theta is not None}
-        tensors |= {f"head.{name}": fit.head for name, fit in fits.items() if fit.head is not None}
-        if (scale := self.pairs["fit"].scale) is not None:
-            columns = {"mean": scale.mean, "scale": 1 / scale.std}
-            tensors |= {f"columns.{name}": torch.from_numpy(values) for name, values in columns.items()}
-        save_checkpoint(path, tensors, config_hash)
+        scale = self.pairs["fit"].scale
+        save_checkpoint(
+            path,
+            {name: fit.theta for name, fit in fits.items() if fit.theta is not None},
+            {name: fit.head for name, fit in fits.items() if fit.head is not None},
+            config_hash=config_hash,
+            columns=None if scale is None else (torch.from_numpy(scale.mean), torch.from_numpy(1 / scale.std)),
+        )
 
 
 def _solve(objective: Objective, pair: PairedData) -> tuple[Tensor, dict[str, Any]] | None:

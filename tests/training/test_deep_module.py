@@ -123,14 +123,14 @@ def test_a_watch_sees_kappa_accuracy_and_what_can_be_learned_on_the_same_images_
 def in_turn(module: DeepModule, looks: list[tuple[float, float]], patience: int = 2) -> NetworkMonitor:
     """A watch for early stopping that sees, look after look, the RIR and the accuracy that it is told."""
     watch = NetworkMonitor(module.net.reference(), watched(), every=1, patience=patience)
-    told, look = iter(looks), watch._look
+    told, measured = iter(looks), watch._measured
 
-    def planted(trainer: Any, of: Any) -> Any:
-        found, numbers = look(trainer, of)
+    def planted(of: Any, step: int) -> Any:
+        found, numbers = measured(of, step)
         rir, accuracy = next(told)
         return found, numbers | {"RIR": rir, "accuracy_pretrain": accuracy}
 
-    watch._look = planted  # type: ignore[method-assign]
+    watch._measured = planted  # type: ignore[method-assign]
     return watch
 
 

@@ -86,9 +86,12 @@ class _Monitor(BestLook):
         self._seen = Look(step, ratio, spectra, terms, objective.aims_at_kappa)
         return self._seen
 
+    def _measured(self, module: Any, step: int) -> tuple[Look, dict[str, float]]:
+        look = self._look(module, step)
+        return look, look.numbers() | self._numbers(module, look)
+
     def _logged_look(self, trainer: Trainer, module: Any) -> Look:
-        look = self._look(module, trainer.global_step)
-        self.latest = look.numbers() | self._numbers(module, look)
+        look, self.latest = self._measured(module, trainer.global_step)
         module.log_now(self.latest)
         return look
 
@@ -237,17 +240,23 @@ class NetworkMonitor(_Monitor):
             self._before[role] = spectrum_of(features.double())
             if role == "pretrain":
                 self._accuracy_before = self._accuracy(self.reference, features)
-        look = self._look(module, trainer.global_step)
+        look, numbers = self._measured(module, trainer.global_step)
         self.signatures.see(look)
         if not self._best:
-            self._judge(trainer, module, look.ratio.rir, self._accuracy(module.net, self._now["pretrain"]))
+            self._judge(trainer, module, numbers)
         self.stop_in_time(trainer)  # one that was interrupted after its last look
 
     def look(self, trainer: Trainer, module: LightningModule) -> None:
         """At the images."""
         assert isinstance(module, DeepModule)
         super().look(trainer, module)
-        self._judge(trainer, module, self.latest["RIR"], self.latest["accuracy_pretrain"])
+        self._judge(trainer, module, self.latest)
+
+    def _logged_look(self, trainer: Trainer, module: DeepModule) -> Look:
+        look = super()._logged_look(trainer, module)
+        now, before = self.latest["accuracy_pretrain"], self._accuracy_before
+        self._fallen = [_fallen(look, before, now)] if before - now > ACCURACY_COLLAPSED else []
+        return look
 
     def _is_seen(self, module: DeepModule) -> bool:
         return bool(self.latest) and not self._best
@@ -260,22 +269,20 @@ class NetworkMonitor(_Monitor):
         return {role: spectrum_of(x) for role, x in self._now.items()}
 
     def _numbers(self, module: DeepModule, look: Look) -> dict[str, float]:
-        now, before = self._accuracy(module.net, self._now["pretrain"]), self._accuracy_before
-        self._fallen = [_fallen(look, before, now)] if before - now > ACCURACY_COLLAPSED else []
         learned = {f"separability_{role}": probe_correlation(x, self._y[role]) for role, x in self._now.items()}
-        return {"accuracy_pretrain": now, **learned}
+        return {"accuracy_pretrain": self._accuracy(module.net, self._now["pretrain"]), **learned}
 
     def _accuracy(self, net: DeepExtractor, features: Tensor) -> float:
         with torch.no_grad():
             logits = net.head(features.to(net.head.weight.device, net.dtype)).cpu()
         return 100 * float((logits.argmax(1) == self._y["pretrain"]).double().mean())
 
-    def _judge(self, trainer: Trainer, module: DeepModule, rir: float, accuracy: float) -> None:
+    def _judge(self, trainer: Trainer, module: DeepModule, numbers: dict[str, float]) -> None:
         """The same in every process, whatever the devices round."""
         if self.patience is None:
             return
-        kept = self._accuracy_before - accuracy <= ACCURACY_SLACK
-        score = trainer.strategy.broadcast(math.log(rir) if kept else -math.inf)
+        kept = self._accuracy_before - numbers["accuracy_pretrain"] <= ACCURACY_SLACK
+        score = trainer.strategy.broadcast(math.log(numbers["RIR"]) if kept else -math.inf)
         self.judge(score, trainer, module)
 
 
