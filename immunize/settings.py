@@ -134,11 +134,6 @@ def check_settings(cfg: DictConfig) -> None:
     check_rules(cfg, SELECTION_RULES if cfg.selection is not None else ())
     check_rules(cfg, EARLY_STOPPING_RULES if objective.early_stopping else ())
     check_rules(cfg, BALANCE_RULES if objective.balance else ())
-    if objective.early_stopping and objective.batch_size is None and objective.check_every > objective.epochs:
-        raise UserError(
-            f"objective.check_every={objective.check_every} looks at the validation split only after the last of "
-            f"{objective.epochs} steps; choose a smaller one for early stopping"
-        )
 
 
 def check(node: DictConfig, schema: type, rules: Iterable[Rule] = (), prefix: str = "") -> None:

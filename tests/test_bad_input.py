@@ -118,6 +118,9 @@ def test_values_out_of_range_are_refused(settings: str, words: str) -> None:
         check_settings(cfg)
 
 
+STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_every=50"
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -142,6 +145,8 @@ def test_values_out_of_range_are_refused(settings: str, words: str) -> None:
         ("model.init=foo", ["model.init", "foo", "orthogonal"]),
         ("method.precondition=dummy model.ridge=abc", ["LinearExtractor"]),
         ("+harmful.pear=[0,1]", ["pear"]),
+        (f"{STOPPING} objective.batch_size=null", ["check_every=50 looks at none of the 4 steps"]),
+        (f"{STOPPING} objective.batch_size=100", ["check_every=50 looks at none of the"]),
         ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),
         ("trainer.devices=0", ["devices"]),
         ("pretrain=synthetic objective.loss=mse", ["32 features", "64", "pretrain="]),

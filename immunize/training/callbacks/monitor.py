@@ -228,7 +228,7 @@ class NetworkMonitor(_Monitor):
         """
         module = pl_module
         assert isinstance(module, DeepModule)
-        self.check_looks(trainer, module)
+        super().on_train_start(trainer, pl_module)
         self.reference.to(module.device)
         for role in ROLES:
             rows = [self.images[role][i] for i in range(len(self.images[role]))]  # type: ignore[arg-type]

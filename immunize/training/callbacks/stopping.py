@@ -77,14 +77,15 @@ class BestLook(Watch):
         self._score, self._waited = -math.inf, 0
         self._step: int | None = None
 
-    def check_looks(self, trainer: Trainer, module: ImmunizationModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse to stop a training that ends before the first look.
 
         Raises:
             UserError: it does.
         """
+        assert isinstance(pl_module, ImmunizationModule)
         steps = int(trainer.estimated_stepping_batches)
-        steps = steps if module.max_steps is None else min(steps, module.max_steps)
+        steps = steps if pl_module.max_steps is None else min(steps, pl_module.max_steps)
         if self.patience is not None and steps < self.every:
             raise UserError(
                 f"objective.check_every={self.every} looks at none of the {steps} steps of this training; choose a "
