@@ -3,7 +3,6 @@
     start          a command before its work: the default run from start to exit, and what it imports
     busy           commands of the README beside processes that keep the cores busy
     mnist          MNIST 0 → 1 from start to exit of a process, against the promised limits
-    scaling        how time and memory of a step grow with D, N and batch size
     deep           deep nets: a step, a cached trunk and pooled κ, against the promised limits
     in_place       networks that are immunized in place: measuring against training
     defence        `censor` and `erase` of a ResNet18, against the promised limits
@@ -24,7 +23,7 @@ from collections.abc import Sequence
 from experiments.bench.machine import HERE, MACHINE, ROOT, note_machine, warn_if_busy
 from immunize.errors import UserError
 
-PARTS = ("start", "mnist", "scaling", "deep", "in_place", "defence", "attack", "busy")
+PARTS = ("start", "mnist", "deep", "in_place", "defence", "attack", "busy")
 ALL, REST, TABLE = "all", "rest", "table"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import attack, busy, deep, defence, in_place, mnist, scaling, start
+from experiments.bench import attack, busy, deep, defence, in_place, mnist, start
 from experiments.bench.machine import MACHINE, read
 from immunize.report.loading import load_records
 from immunize.report.provenance import made_with
@@ -21,9 +21,12 @@ from immunize.report.runs import EXPERIMENT_STATUSES
 from immunize.report.table import Table
 
 README = "README.md"
-TABLE2_HOURS, TABLE2_RUNS = 2.0, 270
+GROWTH = 2.0
+"""Largest exponent of D that a mini-batch step may have."""
 CLOSED_FORM_SECONDS, PAIRS = 180.0, 90
-DIGITS_MINUTES, DIGITS_RUNS = 10.0, 36
+TABLE2_RUNS, DIGITS_RUNS = 270, 36
+UNITS = {"h": (3600, 2), "min": (60, 1)}
+"""Their seconds, and decimals that are told."""
 NOT_YET = "not measured yet"
 PARTS, ESTIMATORS = ("fit", "held_out"), ("released", "spectrum", "ridge")
 
@@ -77,20 +80,22 @@ def lines(results: Path, experiments: Path) -> list[Line]:
         results: the folder of the parts' files.
         experiments: the folder with the experiments' records.
     """
+    table2 = [record for record in _records(experiments / "table2") if record["method"] == "ours"]
+    digits = _records(experiments / "table3_digits")
     return [
         *_of_part(results, "start", "start.csv", _start),
         *_of_part(results, "busy", "busy.csv", _busy),
         *_of_part(results, "mnist", "mnist.csv", _mnist),
         *_of_part(results, "mnist", "housing.csv", _housing),
-        *_of_part(results, "scaling", "exponents.csv", _growth),
-        *_table2(experiments / "table2"),
+        *_of_part(results, "scaling", "exponents.csv", _growth, "commit f421e75"),
+        *_of_runs("Table 2, `ours`", table2, TABLE2_RUNS, (2.0, "h"), "make table2"),
         *_closed_form(experiments / "closed_form_mnist"),
         *_of_part(results, "deep", "deep_step.csv", _steps),
         *_of_part(results, "deep", "deep_cache.csv", _caches),
         *_of_part(results, "deep", "deep_pooled.csv", _pooled),
         *_of_part(results, "in_place", "in_place.csv", _in_place),
         *_of_part(results, "defence", "defence.csv", _defence),
-        *_digits(experiments / "table3_digits"),
+        *_of_runs("Table 3 at `SCALE=digits`", digits, DIGITS_RUNS, (10.0, "min"), "make table3 SCALE=digits"),
         *_of_part(results, "attack", "attack.csv", _attack),
     ]
 
@@ -147,19 +152,21 @@ _FILES = """
 | `busy.csv` | commands alone and beside busy processes |
 | `mnist.csv`, `housing.csv` | runs of an MNIST pair with their RIR, and one of House Prices |
 | `released_code.csv` | the authors' released code on the same pair |
-| `scaling.csv`, `exponents.csv`, `scaling.png` | time and memory of a step over D, N and batch size; exponents |
 | `deep_step.csv`, `deep_cache.csv`, `deep_pooled.csv` | deep nets against their limits |
 | `in_place.csv` | networks that are immunized in place: seconds of measuring and of training |
 | `defence.csv` | what `censor` and `erase` of a ResNet18 take |
 | `attack.csv` | the attack grid |
 | `machine.json` | machine, versions, load, date and commit of every part |
+| `scaling.csv`, `exponents.csv`, `scaling.png` | by commit `f421e75`: cost of a step over D, N and batch size |
 | `step_time.csv` | by commit `22c11f2`: one Algorithm 1 step, the fast path against the printed one |
 | `deep_scaling.csv` | by the same: how the cost of a deep run grows; [scaling.md](scaling.md) was made of it |
 | `attack_verdicts.csv` | by the same: verdicts of the attack grid before and after it was made quicker |
 """
 
 
-def _of_part(results: Path, part: str, name: str, tell: Callable[[list[Row]], Iterator[Told]]) -> list[Line]:
+def _of_part(
+    results: Path, part: str, name: str, tell: Callable[[list[Row]], Iterator[Told]], command: str | None = None
+) -> list[Line]:
     rows = read(results / name)
     path = results / MACHINE
     facts = json.loads(path.read_text(encoding="utf-8")).get(part) if path.is_file() else None
@@ -173,7 +180,7 @@ def _of_part(results: Path, part: str, name: str, tell: Callable[[list[Row]], It
             "load": "–" if load is None else str(load),
             "commit": _short_commit(facts["git_commit"]),
         }
-    return [Line(*told, made, f"make bench PART={part}") for told in tell(rows)]
+    return [Line(*told, made, command or f"make bench PART={part}") for told in tell(rows)]
 
 
 def _start(rows: list[Row]) -> Iterator[Told]:
@@ -220,7 +227,7 @@ def _growth(rows: list[Row]) -> Iterator[Told]:
         of = [r for r in rows if (r["quantity"], r["mode"], r["variable"]) == (quantity, "mini-batch", "D")]
         largest = max(of, key=lambda row: float(row["exponent"]), default=None)
         said = f"mini-batch step: growth of {words} with D, largest exponent"
-        yield _within(said, f"D^{scaling.LIMIT:g}", largest, "D^{exponent:.2f}", "exponent", scaling.LIMIT)
+        yield _within(said, f"D^{GROWTH:g}", largest, "D^{exponent:.2f}", "exponent", GROWTH)
 
 
 def _steps(rows: list[Row]) -> Iterator[Told]:
@@ -285,25 +292,15 @@ def _within(name: str, limit: str, row: Row | None, words: str, *most: Any) -> T
     return _line(name, limit, row and words.format_map(row), row and row[most[0]] <= most[1])
 
 
-def _table2(folder: Path) -> Iterator[Line]:
-    records = [r for r in _records(folder) if r["method"] == "ours"]
-    told, met = None, None
-    if len(records) == TABLE2_RUNS:
-        hours = _side_by_side(records) / 3600
-        told, met = f"{hours:.2f} h", hours <= TABLE2_HOURS
-    name = f"Table 2, `ours`: {TABLE2_RUNS} runs, their seconds over the cores"
-    yield Line(*_line(name, f"{TABLE2_HOURS:g} h", told, met), _made(records) if told else {}, "make table2")
-
-
-def _digits(folder: Path) -> Iterator[Line]:
-    records = _records(folder)
-    told, met = None, None
-    if len(records) == DIGITS_RUNS:
-        minutes = _side_by_side(records) / 60
-        told, met = f"{minutes:.1f} min", minutes <= DIGITS_MINUTES
-    name = f"Table 3 at `SCALE=digits`: {DIGITS_RUNS} runs, their seconds over the cores"
-    limit = f"{DIGITS_MINUTES:g} min"
-    yield Line(*_line(name, limit, told, met), _made(records) if told else {}, "make table3 SCALE=digits")
+def _of_runs(name: str, records: list[Row], runs: int, limit: tuple[float, str], command: str) -> Iterator[Line]:
+    """Runs of an experiment that go side by side, if all of them are there."""
+    (most, unit), told, met = limit, None, None
+    if len(records) == runs:
+        seconds, digits = UNITS[unit]
+        taken = _side_by_side(records) / seconds
+        told, met = f"{taken:.{digits}f} {unit}", taken <= most
+    told_by = _line(f"{name}: {runs} runs, their seconds over the cores", f"{most:g} {unit}", told, met)
+    yield Line(*told_by, _made(records) if told else {}, command)
 
 
 def _closed_form(folder: Path) -> Iterator[Line]:

@@ -7,99 +7,21 @@ import os
 import sys
 import time
 import types
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.bench import __main__ as bench
-from experiments.bench import busy, in_place, machine, mnist, scaling, start, table
-from experiments.bench.figure import scaling_figure
+from experiments.bench import busy, in_place, machine, mnist, start, table
 from experiments.bench.machine import read, timed_command
-from experiments.bench.point import FEWEST, Point
 from immunize import records
 from immunize.errors import UserError
 
 HERE = Path(bench.__file__).parent
 
 
-def row_at(point: Point, step_ms: float, memory_mib: float) -> dict[str, Any]:
-    return {**vars(point), "step_ms": step_ms, "memory_mib": memory_mib}
-
-
-def grid() -> list[dict[str, Any]]:
-    """A made-up study: mini-batch steps cost D²·B, full-batch steps D³; memory is 64D² bytes."""
-    rows = []
-    for d in (79, 256, 784, 2048):
-        memory = 64 * d * d / 2**20
-        rows += [row_at(Point("mini-batch", d, 4096, b, 1), 1e-6 * d * d * b, memory) for b in (16, 64, 256)]
-        rows.append(row_at(Point("full", d, 4096, None, 1), 1e-9 * d**3, memory))
-    return rows
-
-
-def fits_of(rows: list[dict[str, Any]], **wanted: object) -> list[dict[str, Any]]:
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-
-
-# Exponents.
-
-
-def test_series_differ_in_one_variable_only() -> None:
-    fitted = scaling.exponents(grid())
-    for b in (16, 64, 256):
-        (one,) = fits_of(fitted, quantity="step_ms", mode="mini-batch", variable="D", B=b)
-        assert one["exponent"] == pytest.approx(2)
-        assert (one["D"], one["N"]) == ("79 256 784 2048", 4096)
-    (one,) = fits_of(fitted, quantity="step_ms", mode="full", variable="D")
-    assert one["exponent"] == pytest.approx(3)
-    for one in fits_of(fitted, quantity="step_ms", variable="B"):
-        assert one["exponent"] == pytest.approx(1)
-    assert not fits_of(fitted, variable="N")  # one value of N is no series
-
-
-def test_memory_below_what_can_be_told_is_left_out() -> None:
-    fitted = fits_of(scaling.exponents(grid()), quantity="memory_mib", variable="D")
-    assert fitted
-    for one in fitted:
-        assert one["D"] == "256 784 2048"  # at 79 it is 0.4 MiB
-        assert one["exponent"] == pytest.approx(2)
-
-
-@pytest.mark.slow
-def test_measuring_runs_real_steps_and_sees_their_memory() -> None:
-    d = 600
-    mini = Point("mini-batch", d, 640, 16, 1)
-    full = replace(mini, mode="full", batch=None, d=12)
-    rows = list(scaling.measure_points([mini, full], 0.0))
-    assert [(row["mode"], row["d"], row["batch"]) for row in rows] == [("mini-batch", d, 16), ("full", 12, None)]
-    for row in rows:
-        assert row["steps"] == FEWEST
-        assert 0 < row["step_ms_quartile_1"] <= row["step_ms"] <= row["step_ms_quartile_3"] < 60_000
-        assert row["first_ms"] > 0
-    matrices = rows[0]["memory_mib"] * 2**20 / (8 * d * d)
-    assert matrices >= 4  # the gradient of θ, two moments of Adam, the copy of the last finite θ
-    assert matrices < 30
-    assert rows[1]["memory_mib"] < rows[0]["memory_mib"]
-
-
-def test_figure_is_drawn_as_png_and_pdf(tmp_path: Path) -> None:
-    rows = grid()
-    scaling_figure(rows, scaling.exponents(rows), tmp_path / "scaling")
-    assert (tmp_path / "scaling.png").read_bytes()[:4] == b"\x89PNG"
-    assert (tmp_path / "scaling.pdf").read_bytes()[:4] == b"%PDF"
-
-
 # The committed results.
-
-
-def test_committed_exponents_follow_from_the_committed_points() -> None:
-    assert scaling.exponents(read(HERE / "scaling.csv")) == read(HERE / "exponents.csv")
-
-
-def test_committed_points_are_the_points() -> None:
-    found = {(row["mode"], row["d"], row["n"], row["batch"]) for row in read(HERE / "scaling.csv")}
-    assert found == {(point.mode, point.d, point.n, point.batch) for point in scaling.points()}
 
 
 def test_committed_mnist_runs_keep_the_limits() -> None:
@@ -168,11 +90,11 @@ def test_one_part_alone_leaves_what_is_known_of_the_others(part: str, parts: dic
 
 
 def test_interrupted_bench_goes_on(parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = {"start": "abc", "mnist": "abc", "scaling": "old"}
+    commits = {"start": "abc", "mnist": "abc", "deep": "old"}
     (tmp_path / machine.MACHINE).write_text(json.dumps({part: {"git_commit": c} for part, c in commits.items()}))
     monkeypatch.setattr(records, "_git_commit", lambda: "abc")
     assert bench.main(["rest"]) == 0
-    assert parts["ran"] == ["scaling", "deep", "in_place", "defence", "attack", "busy"]
+    assert parts["ran"] == ["deep", "in_place", "defence", "attack", "busy"]
     parts["ran"].clear()
     assert bench.main(["rest"]) == 0
     assert parts["ran"] == []

@@ -150,13 +150,11 @@ class KernelRidge(Attack):
     max_rows: int = 4000
     first_rows: int = 1000
     keep: int = 2
+    grids: ClassVar[tuple[str, ...]] = ("widths", "penalties")
     version: ClassVar[int] = 2  # 0 took all of the grid to the end; 1 had float32 distances for a while
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, grid in (("widths", self.widths), ("penalties", self.penalties)):
-            if not grid or min(grid) <= 0:
-                raise UserError(f"the grid of {name} has to hold at least one number, and positive ones")
         if min(self.max_rows, self.first_rows) < 2:
             raise UserError(f"kernel ridge regression needs 2 rows or more, not {min(self.max_rows, self.first_rows)}")
         if self.keep < 1:

@@ -37,12 +37,11 @@ class Lbfgs(Attack):
 
     strengths: tuple[float, ...]
     solver: str = "L-BFGS-B"
+    grids: ClassVar[tuple[str, ...]] = ("strengths",)
     tasks: ClassVar[tuple[Task, ...]] = ("classification",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.strengths or min(self.strengths) <= 0:
-            raise UserError("the grid of C has to hold at least one number, and positive ones")
         if self.solver not in ("L-BFGS-B", "Newton-CG"):
             raise UserError(f"unknown solver {self.solver!r}; there are L-BFGS-B and Newton-CG")
 

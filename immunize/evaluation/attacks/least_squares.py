@@ -18,13 +18,13 @@ Shapes: N samples, D features, C outputs, k axes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, cg
 from torch import nn
 
-from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import Principal, pass_over, principal, svd_flops
 from immunize.evaluation.attacks.curves import Cost, best_validation, look_steps
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
@@ -43,11 +43,7 @@ class Ridge(Attack):
     """
 
     penalties: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.penalties or min(self.penalties) <= 0:
-            raise UserError("the grid of penalties has to hold at least one number, and positive ones")
+    grids: ClassVar[tuple[str, ...]] = ("penalties",)
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Solve for every penalty; nothing is random. A closed form is not cut short by the budget."""

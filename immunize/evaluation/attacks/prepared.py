@@ -99,6 +99,7 @@ class Repaired(_Preparing):
 
     repair: str
     floors: tuple[float, ...] = (1e-12,)
+    grids: ClassVar[tuple[str, ...]] = ("floors",)
 
     @property
     def called(self) -> str:
@@ -109,8 +110,6 @@ class Repaired(_Preparing):
         if self.repair not in REPAIRS:
             raise UserError(f"unknown repair {self.repair!r}; there are {', '.join(REPAIRS)}")
         super().__post_init__()
-        if not self.floors or min(self.floors) <= 0:
-            raise UserError("to whiten takes at least one floor, and positive ones")
 
     @property
     def scale_free(self) -> bool:

@@ -204,16 +204,18 @@ class Attack(ABC):
         tier: of `TIERS`.
         kinds: of tasks that it is tried on, "harmful", "pretrain" or "benign"; None for all.
         needs: beside the features, those of θ_0 for the same rows, or the network's weights.
+        grids: its attributes that are grids of positive numbers, all of which are tried.
         version: part of its cells' keys; raised when a change of its code changes its numbers.
         sees_features: False for one that leaves the extractor's own features aside; its result is everyone's.
 
     Raises:
-        UserError: an unknown tier or kind.
+        UserError: an unknown tier or kind, or a grid that is empty or holds a number that is not positive.
     """
 
     tier: str
     kinds: tuple[str, ...] | None = None
     needs: ClassVar[Needs] = "features"
+    grids: ClassVar[tuple[str, ...]] = ()
     version: ClassVar[int] = 0
     sees_features: ClassVar[bool] = True
     tasks: ClassVar[tuple[Task, ...]] = TASKS
@@ -223,6 +225,9 @@ class Attack(ABC):
             raise UserError(f"unknown tier {self.tier!r}; there are {', '.join(TIERS)}")
         if unknown := [kind for kind in self.kinds or () if kind not in KINDS]:
             raise UserError(f"unknown kind of task {unknown[0]!r}; there are {', '.join(KINDS)}")
+        for name in self.grids:
+            if not (grid := getattr(self, name)) or min(grid) <= 0:
+                raise UserError(f"the grid of {name} has to hold at least one number, and positive ones")
 
     @property
     def scale_free(self) -> bool:
