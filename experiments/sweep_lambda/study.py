@@ -6,11 +6,8 @@
 Settings of its own:
 
     n_trials=20            finished and diverged trials to reach, those of earlier calls included
-    out=outputs/study      one folder a trial with its record, and pareto.csv
-    storage=null           an Optuna storage, such as sqlite:///study.db; null: study.db in `out`
-    study_name=tradeoff    studies of different names can share a storage
+    out=outputs/study      one folder a trial with its record, Optuna's study.db, and pareto.csv
     estimator=ridge        of κ: spectrum, released or ridge; on few validation rows no rank cut decides it
-    sampler_seed=0         of Optuna's sampler
 
 Everything else goes to `immunize.train`. What is written as a sweep, key=interval(low,high) or key=choice(a,b), is the
 search space, by default objective.lambda_ill=tag(log,interval(1e4,1e16)). (i) is maximized and (ii) minimized on rows
@@ -26,8 +23,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
@@ -45,7 +43,6 @@ PARETO = "pareto.csv"
 DEFAULT_SPACE = "objective.lambda_ill=tag(log,interval(1e4,1e16))"
 ESTIMATORS = ("spectrum", "released", "ridge")
 ALWAYS = ("logger=none", "resume=true", "figure=false")
-DIRECTIONS: tuple[Literal["maximize"], Literal["minimize"]] = ("maximize", "minimize")
 STATUS, OVERRIDES = "status", "overrides"
 """User attributes of a trial and of the study."""
 
@@ -56,10 +53,7 @@ class StudyConfig:
 
     n_trials: int = 20
     out: str = "outputs/study"
-    storage: str | None = None
-    study_name: str = "tradeoff"
     estimator: str = "ridge"
-    sampler_seed: int = 0
 
 
 @entry_point
@@ -82,8 +76,7 @@ def run_study(arguments: Sequence[str]) -> Path:
         the command that does the run without the validation split, so that it has held-out numbers.
 
     Raises:
-        UserError: a bad setting, a package that is missing, a storage that cannot be used, or a study of that name
-            with other settings.
+        UserError: a bad setting, a package that is missing, or a study with other settings in `out`.
         KeyboardInterrupt: Ctrl-C; the trial under way is repeated by the next call.
     """
     register()
@@ -97,7 +90,9 @@ def run_study(arguments: Sequence[str]) -> Path:
             overrides = [*fixed, *(f"{one.get_key_element()}={_suggested(trial, one)}" for one in space)]
             _run_trial(study, trial, overrides, own, f"trial {done + 1} of {own.n_trials}")
     path = Path(own.out) / PARETO
-    _write_front(study, own, fixed, [one.get_key_element() for one in space], path)
+    searched = [one.get_key_element() for one in space]
+    keys = ["trial", "part", "estimator", *searched, "ratio_harmful", "ratio_pretrain", "rir", "folder", "command"]
+    pd.DataFrame(_front(study, own, fixed), columns=keys).to_csv(path, index=False, lineterminator="\n")
     print(path)
     return path
 
@@ -140,25 +135,18 @@ def _opened(own: StudyConfig, settings: list[str]) -> Study:
         import optuna
     except ImportError as error:
         raise UserError("this study needs Optuna, which is not installed: pip install -e '.[optuna]'") from error
-    from sqlalchemy.exc import SQLAlchemyError
-
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     Path(own.out).mkdir(parents=True, exist_ok=True)
-    storage = own.storage or f"sqlite:///{Path(own.out) / 'study.db'}"
-    try:
-        study = optuna.create_study(
-            storage=storage, study_name=own.study_name, directions=list(DIRECTIONS), load_if_exists=True
-        )
-    except (SQLAlchemyError, ValueError, ImportError) as error:
-        raise UserError(f"storage={storage} cannot be used: {str(error).splitlines()[0]}") from error
+    storage = f"sqlite:///{Path(own.out) / 'study.db'}"
+    study = optuna.create_study(
+        storage=storage, study_name="tradeoff", directions=["maximize", "minimize"], load_if_exists=True
+    )
     before = study.user_attrs.get(OVERRIDES, settings)
     if before != settings:
-        raise UserError(
-            f"the study {own.study_name} in {storage} was begun with {shlex.join(before)}; choose another study_name"
-        )
+        raise UserError(f"the study in {own.out} was begun with {shlex.join(before)}; choose another folder with out=")
     study.set_user_attr(OVERRIDES, settings)
     # A sampler knows nothing of the draws of an earlier process, so its seed has to differ from that process's.
-    study.sampler = optuna.samplers.TPESampler(seed=own.sampler_seed + len(study.trials))
+    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
     return study
 
 
@@ -229,13 +217,6 @@ def _first(one: Override) -> str:
     """Any value of the space, to compose a configuration with."""
     value = one.value()
     return repr(value.start) if isinstance(value, IntervalSweep) else next(iter(one.sweep_string_iterator()))
-
-
-def _write_front(study: Study, own: StudyConfig, fixed: Sequence[str], searched: Sequence[str], path: Path) -> None:
-    import pandas as pd
-
-    keys = ["trial", "part", "estimator", *searched, "ratio_harmful", "ratio_pretrain", "rir", "folder", "command"]
-    pd.DataFrame(_front(study, own, fixed), columns=keys).to_csv(path, index=False, lineterminator="\n")
 
 
 def _front(study: Study, own: StudyConfig, fixed: Sequence[str]) -> Iterator[dict[str, Any]]:
