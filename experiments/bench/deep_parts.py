@@ -1,4 +1,4 @@
-"""What the deep part of the bench is made of: networks with random weights, their steps, generated images.
+"""What the deep part of the bench is made of: networks with random weights and their steps.
 
 Nothing here depends on weights or on what images show, so that everything is made up and nothing has to be there.
 
@@ -11,23 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from immunize.evaluation.attacks.network import flops_of as counted
 from immunize.features import DeepExtractor
 from immunize.objective import task_loss
 from immunize.objective.ours import Ours
 from immunize.training import DeepModule
 from immunize.training.module import Batch
-
-FILE_SIZE = (500, 375)
-"""Pixels of a generated file: ImageNet's usual size."""
 
 CLASSES = 10
 
@@ -66,7 +59,6 @@ NETWORKS = {
         "vit_tiny_patch16_224", "blocks.3", 32, {"patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4}
     ),
     "vit_tiny_64px": Net("vit_tiny_patch16_224", "blocks.11", 64, {"patch_size": 8}),
-    "vit_base_64px": Net("vit_base_patch16_224", "blocks.11", 64),  # 11/12 frozen, as model=vit
 }
 
 
@@ -113,32 +105,6 @@ class Steps:
         self.optimizer.step(closure)
 
 
-@dataclass(frozen=True)
-class Flops:
-    """Floating-point operations for one image, 10⁹.
-
-    Attributes:
-        trunk: forward through the frozen part.
-        tail: forward and backward through the trained part.
-    """
-
-    trunk: float
-    tail: float
-
-    @property
-    def cached_bound(self) -> float:
-        """By how much a cached trunk can speed up a step at most, as far as operations go."""
-        return (self.trunk + self.tail) / self.tail
-
-
-def flops_of(net: DeepExtractor, image_size: int) -> Flops:
-    """Counted on two images."""
-    images = torch.zeros(2, 3, image_size, image_size)
-    h = net.trunk(images)
-    trunk, tail = counted(lambda: net.trunk(images)), counted(lambda: torch.autograd.backward(net.features(h).sum()))
-    return Flops(trunk / 2e9, tail / 2e9)
-
-
 def random_batch(batch_size: int, image_size: int) -> Batch:
     """B images of noise and random labels of each data set."""
     draws = torch.Generator().manual_seed(0)
@@ -168,22 +134,6 @@ def spectra(rows: int, n_features: int) -> Callable[[], None]:
         (r_well_of_features(well) + r_ill_of_features(ill)).backward()  # type: ignore[no-untyped-call]
 
     return both
-
-
-def generated_images(root: Path, count: int) -> None:
-    """JPEG files in the layout of `imagefolder`: smooth noise, which compresses about as photographs do.
-
-    Args:
-        root: the folder; `train` and `test` are written into it.
-        count: files in `train`, in two classes.
-    """
-    rng = np.random.default_rng(0)
-    for split, total in (("train", count), ("test", 2)):
-        for number in range(total):
-            path = root / split / "ab"[number % 2] / f"{number}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            coarse = Image.fromarray(rng.integers(0, 256, (47, 63, 3), dtype=np.uint8))
-            coarse.resize(FILE_SIZE, Image.Resampling.BICUBIC).save(path, quality=85)
 
 
 def in_turns(*works: Callable[[], object], seconds: float, fewest: int = 3) -> list[tuple[float, float]]:

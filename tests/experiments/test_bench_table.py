@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experiments.bench import attack, deep, start, table
-from experiments.bench.deep_parts import NETWORKS, Steps, flops_of, in_turns, random_batch, spectra
+from experiments.bench.deep_parts import NETWORKS, Steps, in_turns, random_batch, spectra
 from experiments.bench.machine import HERE, MACHINE, ROOT, read, write_csv
 from immunize.report.loading import write_results
 from tests.composing import compose_config
@@ -161,18 +161,6 @@ def test_both_steps_do_the_same_but_for_the_regularizers() -> None:
     torch.testing.assert_close(moved[0], moved[1])
 
 
-def test_operations_are_counted_by_hand() -> None:
-    """A linear layer: 2·D_in·D_out forward, three times that with the backward pass of the trained part."""
-    spec = NETWORKS["vit_small"]
-    flops = flops_of(spec.build(), spec.image_size)
-    width, tokens = 64, 65
-    block = 2 * 12 * width**2 * tokens + 2 * 2 * tokens**2 * width
-    patches = 2 * 3 * 4 * 4 * width * 64
-    assert flops.trunk == pytest.approx((3 * block + patches) / 1e9, rel=0.05)
-    assert flops.tail == pytest.approx(3 * block / 1e9, rel=0.15)
-    assert flops.cached_bound == pytest.approx(1 + flops.trunk / flops.tail)
-
-
 def test_the_shortest_time_of_each_counts() -> None:
     calls: list[str] = []
     times = in_turns(lambda: calls.append("a"), lambda: calls.append("b"), seconds=0.0, fewest=2)
@@ -185,13 +173,6 @@ def test_a_step_is_measured() -> None:
     row = deep.measure_step("vit_small", 4, 0.0)
     assert row["ratio"] == pytest.approx(row["immunize_ms"] / row["plain_ms"], rel=0.05)
     assert row["features"] == 64
-
-
-def test_a_cached_epoch_is_measured_and_has_the_same_gradients() -> None:
-    row = deep.measure_cache("vit_small", 8, 4, 0.0)
-    assert row["gradient_gap"] <= deep.SAME_GRADIENT
-    assert row["speedup_files"] == pytest.approx(row["files_s"] / row["cached_s"], rel=0.2)
-    assert row["bound"] > 1
 
 
 def test_pooled_is_measured() -> None:
