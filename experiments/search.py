@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -45,6 +45,7 @@ DECIDES = ("released", "ridge")
 
 SEARCHES = ("search_housing", "search_mnist")
 ARGUMENTS = {"experiment", "runs", "out"}
+RESULTS = "results.csv"
 
 BESIDE = ("spectrum",)
 """Shown beside them. On few rows it is decided at the rank cut and jumps by orders of magnitude."""
@@ -67,22 +68,18 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: a bad argument, or a search that is not complete.
     """
-    given = key_values(arguments, {*ARGUMENTS, "keep"}, needed=ARGUMENTS)
-    name, runs, out = given["experiment"], Path(given["runs"]), Path(given["out"])
-    if name not in SEARCHES:
-        raise UserError(f"experiment={name}: there are {', '.join(SEARCHES)}")
-    records = own_records(runs)
+    name, records, out, keep = asked(arguments, SEARCHES)
     trials = trials_of(records)
     again = set(trials["method"])
-    if keeps(given):
-        trials = with_earlier(trials, out / "results.csv")
+    if keep:
+        trials = with_earlier(trials, out / RESULTS)
     best = best_of(trials)
     data = name.removeprefix("search_")
     reduced = any(record["config"]["experiment"]["reduced"] for record in records)
     out.mkdir(parents=True, exist_ok=True)
     told = trials.drop(columns="rest").assign(chosen=["yes" if at in best.index else "" for at in trials.index])
     told[list(SEARCHED)] = told[list(SEARCHED)].map(lambda value: "" if pd.isna(value) else _number(value))
-    told.to_csv(out / "results.csv", index=False, float_format="%.6g", lineterminator="\n")
+    told.to_csv(out / RESULTS, index=False, float_format="%.6g", lineterminator="\n")
     readme = readme_of(name, records, trials, best, reduced)
     (out / "README.md").write_text(readme, encoding="utf-8")
     folder = (out if reduced else ROOT / "conf" / "objective") / "tuned" / f"linear_{data}"
@@ -93,16 +90,35 @@ def run(arguments: Sequence[str]) -> None:
     print(readme, end="")
 
 
-def keeps(given: dict[str, str]) -> bool:
-    """Whether `keep=true` was given.
+def asked(arguments: Sequence[str], searches: Collection[str]) -> tuple[str, list[dict[str, Any]], Path, bool]:
+    """The search, the records of its runs, the folder of results, and whether what is there is kept.
+
+    Args:
+        arguments: of the command line.
+        searches: that there are.
 
     Raises:
-        UserError: it is neither true nor false.
+        UserError: a bad argument.
+        SystemExit: a search that is not complete.
     """
-    keep = given.get("keep", "false")
+    given = key_values(arguments, {*ARGUMENTS, "keep"}, needed=ARGUMENTS)
+    name, keep = given["experiment"], given.get("keep", "false")
+    if name not in searches:
+        raise UserError(f"experiment={name}: there are {', '.join(searches)}")
     if keep not in ("true", "false"):
         raise UserError(f"keep={keep}: it is one of true, false")
-    return keep == "true"
+    return name, own_records(Path(given["runs"])), Path(given["out"]), keep == "true"
+
+
+def earlier_results(path: Path, **options: Any) -> pd.DataFrame:
+    """A `results.csv`, read with these options of pandas.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    if not path.is_file():
+        raise UserError(f"keep=true: there is no {path} to keep anything of")
+    return pd.read_csv(path, **options)
 
 
 def own_records(runs: Path) -> list[dict[str, Any]]:
@@ -127,14 +143,8 @@ def own_records(runs: Path) -> list[dict[str, Any]]:
 
 
 def with_earlier(trials: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """The configurations, and those in a `results.csv` of methods that were not searched again.
-
-    Raises:
-        UserError: there is no such file.
-    """
-    if not path.is_file():
-        raise UserError(f"keep=true: there is no {path} to keep anything of")
-    earlier = pd.read_csv(path).drop(columns="chosen").assign(rest=lambda of: of["score"])
+    """The configurations, and those in a `results.csv` of methods that were not searched again."""
+    earlier = earlier_results(path).drop(columns="chosen").assign(rest=lambda of: of["score"])
     kept = earlier[~earlier["method"].isin(trials["method"])]
     order = list(dict.fromkeys([*earlier["method"], *trials["method"]]))
     return pd.concat([kept, trials]).sort_values(

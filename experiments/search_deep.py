@@ -24,8 +24,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reporting import key_values, machine_of
-from experiments.search import ARGUMENTS, keeps, own_records
+from experiments.reporting import machine_of
+from experiments.search import RESULTS, asked, earlier_results
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.records import whole_config
@@ -50,8 +50,6 @@ SEEN = {
 SETTINGS = {"objective.learning_rate": "η", "method.budget": "B"}
 """What the searches vary: B of the closed form, which has no learning rate, η of the others."""
 
-RESULTS = "results.csv"
-
 PROBE_STEPS = "300"
 """Gradient-descent steps of the probe that is shown beside."""
 
@@ -74,12 +72,9 @@ def run(arguments: Sequence[str]) -> None:
     Raises:
         UserError: a bad argument, or a search that is not complete.
     """
-    given = key_values(arguments, {*ARGUMENTS, "keep"}, needed=ARGUMENTS)
-    if given["experiment"] not in LIMITS:
-        raise UserError(f"experiment={given['experiment']}: there are {', '.join(LIMITS)}")
-    name, out = given["experiment"], Path(given["out"])
-    trials = trials_of(own_records(Path(given["runs"])))
-    if keeps(given):
+    name, records, out, keep = asked(arguments, LIMITS)
+    trials = trials_of(records)
+    if keep:
         trials = with_earlier(trials, out / RESULTS)
     best = chosen(trials, LIMITS[name])
     trials["chosen"] = [
@@ -166,16 +161,8 @@ def with_earlier(trials: pd.DataFrame, results: Path) -> pd.DataFrame:
     Args:
         trials: of the search.
         results: of the earlier one, results.csv.
-
-    Raises:
-        UserError: it is not there.
     """
-    if not results.is_file():
-        raise UserError(f"keep=true: there is no {results} to keep anything of")
-    earlier = pd.read_csv(results, dtype={"seeds": str}, keep_default_na=False, na_values=[""])
-    earlier = (
-        earlier.fillna({"precondition": "none"}) if "precondition" in earlier else earlier.assign(precondition="none")
-    )
+    earlier = earlier_results(results, dtype={"seeds": str}, keep_default_na=False, na_values=[""])
     own = set(trials[PLACE].itertuples(index=False, name=None))
     left = [place not in own for place in earlier[PLACE].itertuples(index=False, name=None)]
     whole = pd.concat([trials.astype(object), earlier[left].astype(object)])[list(trials.columns)]

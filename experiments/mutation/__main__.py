@@ -175,7 +175,6 @@ def _try(settings: Settings, waiting: Sequence[Mutant], rows: Rows) -> None:
             folder_of=lambda mutant: f"{settings.tests_of(mutant.path)}/",
             budget=settings.seconds,
             examples=settings.examples,
-            cache=settings.root / "outputs" / "mutation" / f"baseline_{settings.examples}.json",
             told=tell,
         )
         options = ["--rootdir", str(settings.root), "-qq", "--capture=no", "--basetemp", f"{folder}/pytest"]

@@ -50,7 +50,6 @@ class Trials:
         folder_of: the folder of a mutant's tests.
         budget: CPU seconds of tests a mutant.
         examples: most of a property test.
-        cache: of the baseline.
         told: called with each outcome.
     """
 
@@ -63,11 +62,10 @@ class Trials:
         folder_of: Callable[[Mutant], str],
         budget: float,
         examples: int,
-        cache: Path,
         told: Callable[[Mutant, Outcome], None],
     ) -> None:
         self.root, self.files, self.mutants = root, files, mutants
-        self.folder_of, self.budget, self.examples, self.cache, self.told = folder_of, budget, examples, cache, told
+        self.folder_of, self.budget, self.examples, self.told = folder_of, budget, examples, told
         self.items: dict[str, pytest.Item] = {}
 
     @pytest.hookimpl(tryfirst=True)
@@ -80,7 +78,7 @@ class Trials:
         self.items = {item.nodeid: item for item in session.items}
         for item in session.items:
             _with_few_examples(item, self.examples)
-        baseline = measured(self.items, self.files, self.root, self.cache)
+        baseline = measured(self.items, self.files, self.root)
         for name in baseline.modules:  # what tests import while they run is imported once, here
             with contextlib.suppress(Exception, SystemExit):  # such as a module that only exists within a test
                 importlib.import_module(name)
