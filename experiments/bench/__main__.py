@@ -1,9 +1,9 @@
 """`make bench`: how fast, and in how much memory. `python -m experiments.bench <part>`, or `all`.
 
-    start          a command before its work: the default run from start to exit, and what it imports
+    start          a command before its work: the default run from start to exit
     busy           commands of the README beside processes that keep the cores busy
     mnist          MNIST 0 → 1 from start to exit of a process, against the promised limits
-    deep           deep nets: a step and pooled κ, against the promised limits
+    deep           a step of deep nets, against the promised limits
     in_place       networks that are immunized in place: measuring against training
     defence        `censor` and `erase` of a ResNet18, against the promised limits
     attack         the attack grid on features as large as Stanford Cars', against the promised limits

@@ -1,28 +1,166 @@
-"""Deep nets against what was promised: deep_step.csv and deep_pooled.csv.
+"""A step of a deep net with regularizers against the same two forward passes and backward pass: deep_step.csv.
 
-step     an immunization step against the same two forward passes and backward pass     at most 1.10 times
-pooled   κ of 50,000 rows of 512 features by every estimator                            10 s, 200 MiB
+At most 1.10 times as long is promised. Networks have random weights, and images are noise: nothing depends on either.
+
+Shapes: B images of each data set in a batch, D features.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.bench.deep_parts import NETWORKS, Steps, in_turns, random_batch, spectra
 from experiments.bench.machine import show, write_csv
+from immunize.features import DeepExtractor
+from immunize.objective import task_loss
+from immunize.objective.ours import Ours
+from immunize.spectrum import r_ill_of_features, r_well_of_features
+from immunize.training import DeepModule
+from immunize.training.module import Batch
 
-STEP_LIMIT = 1.10
-POOLED_ROWS, POOLED_FEATURES, POOLED_SECONDS, POOLED_MIB = 50_000, 512, 10.0, 200.0
+STEP_LIMIT, SECONDS_A_STEP = 1.10, 20.0
+BATCH, CLASSES = 64, 10
 
-STEP_NETWORKS = ("resnet18_64px", "vit_small", "vit_tiny_64px")
-BATCH = 64
-SECONDS_A_STEP = 20.0
+
+@dataclass(frozen=True)
+class Net:
+    """A network of the bench.
+
+    Attributes:
+        architecture: timm's name.
+        trainable: as in `conf/model`.
+        image_size: pixels.
+        kwargs: further arguments of the architecture.
+    """
+
+    architecture: str
+    trainable: str
+    image_size: int
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> DeepExtractor:
+        """With random weights."""
+        return DeepExtractor.from_timm(
+            self.architecture,
+            trainable=[self.trainable],
+            n_classes=CLASSES,
+            image_size=self.image_size,
+            kwargs=dict(self.kwargs),
+            data={"crop_pct": 1.0},
+        )
+
+
+NETWORKS = {
+    "resnet18_64px": Net("resnet18", "layer4", 64),  # conf/model/resnet18_64px.yaml
+    "vit_small": Net(  # conf/model/vit_small.yaml
+        "vit_tiny_patch16_224", "blocks.3", 32, {"patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4}
+    ),
+    "vit_tiny_64px": Net("vit_tiny_patch16_224", "blocks.11", 64, {"patch_size": 8}),
+}
+
+
+class Steps:
+    """One network, and the two steps that are compared.
+
+    Args:
+        net: f_θ and ω.
+        batch: of images, {"pretrain": (x, y), "harmful": (x, y)}.
+    """
+
+    def __init__(self, net: DeepExtractor, batch: Batch) -> None:
+        self.net, self.batch = net, batch
+        self.module = DeepModule(
+            net,
+            Ours(1e-6, 1e-6, "none"),
+            task_loss("ce", 0.1),
+            partial(torch.optim.SGD, lr=1e-9, momentum=0.9, nesterov=True),
+        )
+        self.optimizer = self.module.configure_optimizers()
+
+    def immunize(self) -> None:
+        """A step of `method=ours`, with all that training does in one: checks, the copy of the last finite weights."""
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            loss = self.module.training_step(self.batch, 0)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        self.module.optimizer_step(0, 0, self.optimizer, closure)
+
+    def plain(self) -> None:
+        """The same two forward passes and the backward pass through both, without regularizers and checks."""
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            features = {role: self.net.features(self.module.trunk(x)) for role, (x, _) in self.batch.items()}
+            logits = self.net.head(features["pretrain"])
+            loss = self.module.task_loss(logits, self.batch["pretrain"][1]) + features["harmful"].mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        self.optimizer.step(closure)
+
+
+def random_batch(batch_size: int, image_size: int) -> Batch:
+    """B images of noise and random labels of each data set."""
+    draws = torch.Generator().manual_seed(0)
+    return {
+        role: (
+            torch.randn(batch_size, 3, image_size, image_size, generator=draws),
+            torch.randint(CLASSES, (batch_size,), generator=draws),
+        )
+        for role in ("pretrain", "harmful")
+    }
+
+
+def spectra(rows: int, n_features: int) -> Callable[[], None]:
+    """R_well and R_ill of one batch of features each, with their gradients: what a step has beside the network.
+
+    Args:
+        rows: B.
+        n_features: D.
+    """
+    draws = torch.Generator().manual_seed(0)
+    features = [torch.randn(rows, n_features, dtype=torch.float64, generator=draws) for _ in range(2)]
+
+    def both() -> None:
+        well, ill = (f.requires_grad_() for f in features)
+        (r_well_of_features(well) + r_ill_of_features(ill)).backward()  # type: ignore[no-untyped-call]
+
+    return both
+
+
+def in_turns(*works: Callable[[], object], seconds: float, fewest: int = 3) -> list[tuple[float, float]]:
+    """The shortest time of each, after one call to warm up; in turns, so that a busy moment hits all.
+
+    Args:
+        works: what to time.
+        seconds: how long to go on, all together.
+        fewest: repeats at least.
+
+    Returns:
+        (wall, process) seconds each; the second does not count what other processes take.
+    """
+    for work in works:
+        work()
+    best = [(float("inf"), float("inf"))] * len(works)
+    end, done = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end or done < fewest:
+        for index, work in enumerate(works):
+            wall, cpu = time.perf_counter(), time.process_time()
+            work()
+            taken = time.perf_counter() - wall, time.process_time() - cpu
+            best[index] = min(best[index][0], taken[0]), min(best[index][1], taken[1])
+        done += 1
+    return best
 
 
 def measure_step(name: str, batch_size: int, seconds: float) -> dict[str, Any]:
@@ -56,53 +194,12 @@ def measure_step(name: str, batch_size: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def pooled(rows: int, n_features: int, seconds: float) -> dict[str, Any]:
-    """κ of all rows by every estimator; meant for a fresh process, whose memory is looked at.
-
-    Args:
-        rows: N.
-        n_features: D.
-        seconds: how long to repeat.
-    """
-    from immunize.evaluation.pooled import block_grams
-    from immunize.records import peak_memory_mib, reset_peak_memory
-    from immunize.spectrum import ESTIMATORS, condition_number
-
-    def kappa(x: Tensor) -> None:
-        spectrum = block_grams(x, seed=0).spectrum()
-        for estimator in ESTIMATORS:
-            condition_number(spectrum, estimator)
-
-    draws = torch.Generator().manual_seed(0)
-    kappa(torch.randn(64, 8, generator=draws))  # no code is loaded while memory is measured
-    x = torch.randn(rows, n_features, generator=draws)
-    reset_peak_memory()
-    before = peak_memory_mib()
-    kappa(x)
-    memory = peak_memory_mib() - before
-    ((wall, process),) = in_turns(lambda: kappa(x), seconds=seconds, fewest=2)
-    return {
-        "n": rows,
-        "d": n_features,
-        "threads": torch.get_num_threads(),
-        "seconds": round(wall, 3),
-        "process_seconds": round(process, 3),
-        "memory_mib": round(memory, 1),
-    }
-
-
 def run(out: Path) -> None:
     """Measure, print and write.
 
     Args:
         out: the folder of results.
     """
-    steps = [measure_step(name, BATCH, SECONDS_A_STEP) for name in STEP_NETWORKS]
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        kappa = pool.submit(pooled, POOLED_ROWS, POOLED_FEATURES, 10.0).result()
-    for name, title, rows in (
-        ("deep_step", "one step, with and without regularizers", steps),
-        ("deep_pooled", "pooled κ", [kappa]),
-    ):
-        write_csv(out / f"{name}.csv", rows)
-        show(title, rows)
+    steps = [measure_step(name, BATCH, SECONDS_A_STEP) for name in NETWORKS]
+    write_csv(out / "deep_step.csv", steps)
+    show("one step, with and without regularizers", steps)

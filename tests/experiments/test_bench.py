@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.bench import __main__ as bench
-from experiments.bench import busy, in_place, machine, mnist, start, table
+from experiments.bench import busy, in_place, machine, mnist, table
 from experiments.bench.machine import read, timed_command
 from immunize import records
 from immunize.errors import UserError
@@ -146,28 +146,7 @@ def test_busy_machine_is_warned_of(
     assert ("warning: the load average is" in capsys.readouterr().err) is warned
 
 
-# Commands as a whole: what imports take, and what busy processes beside them cost.
-
-
-IMPORTTIME = """import time: self [us] | cumulative | imported package
-import time:       100 |        100 |   torch._C
-import time:      2000 |       2100 | torch
-import time:        30 |         30 |     json.decoder
-import time:        50 |         80 |   json
-import time:       500 |        580 | numpy
-digits: loading
-"""
-
-
-def test_imports_are_told_by_package_and_what_is_not_shown_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert start.imports(IMPORTTIME) == [
-        {"package": "torch", "modules": 2, "seconds": 0.002},
-        {"package": "numpy", "modules": 1, "seconds": 0.001},
-        {"package": "Python's own", "modules": 2, "seconds": 0.0},
-        {"package": "others", "modules": 0, "seconds": 0.0},
-    ]
-    monkeypatch.setattr(start, "SHOWN", 1)
-    assert start.imports(IMPORTTIME)[1:] == [{"package": "others", "modules": 3, "seconds": 0.001}]
+# Commands as a whole, alone and beside busy processes.
 
 
 def test_a_command_is_timed_by_clock_and_processor() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experiments.bench import attack, deep, start, table
-from experiments.bench.deep_parts import NETWORKS, Steps, in_turns, random_batch, spectra
+from experiments.bench.deep import NETWORKS, Steps, in_turns, random_batch, spectra
 from experiments.bench.machine import HERE, MACHINE, ROOT, read, write_csv
 from immunize.report.loading import write_results
 from tests.composing import compose_config
@@ -173,10 +173,3 @@ def test_a_step_is_measured() -> None:
     row = deep.measure_step("vit_small", 4, 0.0)
     assert row["ratio"] == pytest.approx(row["immunize_ms"] / row["plain_ms"], rel=0.05)
     assert row["features"] == 64
-
-
-def test_pooled_is_measured() -> None:
-    row = deep.pooled(20_000, 64, 0.0)  # milliseconds, to which it is rounded
-    assert (row["n"], row["d"]) == (20_000, 64)
-    assert row["seconds"] > 0
-    assert 0 <= row["memory_mib"] < deep.POOLED_MIB
