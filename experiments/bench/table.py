@@ -35,21 +35,6 @@ UNITS = {"h": (3600, 2), "min": (60, 1)}
 NOT_YET = "not measured yet"
 PARTS, ESTIMATORS = ("fit", "held_out"), ("released", "spectrum", "ridge")
 
-_HEAD = """# Benchmarks
-
-What `make bench` measures, against the limits that were set before. Written by `python -m experiments.bench table`,
-which every bench ends with, from the files in this folder and, where the last column names another command, from the
-records of that experiment; nothing is typed.
-
-- `make bench` measures every part, about an hour on two quiet cores; `make bench PART=mnist` one of them.
-- `make bench PART=rest` goes on where an interrupted bench stopped: it measures the parts of which there are no
-  numbers of this commit yet.
-- Times are by the clock. "load" is the load average before the part began: above 0.25 others computed beside it, and
-  its times are too long ("–": the part followed another one of the same bench). A commit with `-dirty` had changes.
-- The exit code is 1 where a limit is not met.
-
-"""
-
 
 @dataclass(frozen=True)
 class Line:
@@ -128,7 +113,8 @@ def readme(results: Path, experiments: Path) -> str:
     absent = verdicts.count(None)
     missing = f", {absent} {'was' if absent == 1 else 'were'} not measured yet" if absent else ""
     table = Table("", columns, rows).markdown(heading=False)
-    return f"{_HEAD}{counts}{missing}.\n\n{table}\n{_released(results)}{_FILES}"
+    page = (Path(__file__).parent / "page.md").read_text(encoding="utf-8")
+    return page.format(counts=f"{counts}{missing}", table=table, released=_released(results))
 
 
 def _released(results: Path) -> str:
@@ -148,28 +134,6 @@ def _released(results: Path) -> str:
     columns = ("MNIST 0 → 1", *shown, *(f"RIR {part}, {estimator}" for part in PARTS for estimator in ESTIMATORS))
     note = f"released code: {theirs[0]['source']}."
     return Table("Beside the released code", columns, rows, [note]).markdown() + "\n"
-
-
-_FILES = """
-| file | what |
-| --- | --- |
-| `start.csv` | a command before its work |
-| `busy.csv` | commands alone and beside busy processes |
-| `mnist.csv`, `housing.csv` | runs of an MNIST pair with their RIR, and one of House Prices |
-| `released_code.csv` | the authors' released code on the same pair |
-| `deep_step.csv` | a step of deep nets against its limit |
-| `in_place.csv` | networks that are immunized in place: seconds of measuring and of training |
-| `defence.csv` | what `censor` and `erase` of a ResNet18 take |
-| `attack.csv` | the attack grid |
-| `machine.json` | machine, versions, load, date and commit of every part |
-| `scaling.csv`, `exponents.csv`, `scaling.png` | by commit `f421e75`: cost of a step over D, N and batch size |
-| `deep_cache.csv` | by the same: an epoch with the frozen trunk's outputs cached |
-| `deep_pooled.csv` | by the same: κ of all rows of a data set |
-| `imports.csv` | by the same: the packages that imports of the default run take longest |
-| `step_time.csv` | by commit `22c11f2`: one Algorithm 1 step, the fast path against the printed one |
-| `deep_scaling.csv` | by the same: how the cost of a deep run grows; [scaling.md](scaling.md) was made of it |
-| `attack_verdicts.csv` | by the same: verdicts of the attack grid before and after it was made quicker |
-"""
 
 
 def _of_part(
