@@ -210,21 +210,28 @@ def spared(trials: Any) -> Any:
     return trials[LOG_II] <= math.log(NO_HARDER)
 
 
+def facts_of(trials: pd.DataFrame, command: str) -> list[tuple[str, str]]:
+    """What made the configurations: command, commits, dates and machines."""
+    dates = sorted(set(trials["date"]))
+    commits = sorted({commit for of in trials["commits"] for commit in of.split()})
+    return [
+        ("command", f"`{command}`"),
+        ("commit", ", ".join(commits)),
+        ("date", " to ".join(dict.fromkeys((dates[0], dates[-1])))),
+        ("machine", "; ".join(sorted(set(trials["machine"])))),
+    ]
+
+
 def readme_of(name: str, records: list[dict[str, Any]], trials: pd.DataFrame, best: pd.DataFrame, reduced: bool) -> str:
     """What was searched, how, and what was chosen."""
     first = records[0]
-    dates = sorted(set(trials["date"]))
-    commits = sorted({commit for of in trials["commits"] for commit in of.split()})
     counts = trials["method"].value_counts()
     again = [f"`{method}`" for method in dict.fromkeys(record["method"] for record in records)]
     a_method = f"{counts.min()}" + (f" to {counts.max()}" if counts.nunique() > 1 else "")
     parts = sorted({_part(record) for record in records})
     fraction = first["config"]["objective"]["validation_fraction"]
     facts = [
-        ("command", f"`make {name}{' FAST=1' if reduced else ''}`"),
-        ("commit", ", ".join(commits)),
-        ("date", " to ".join(dict.fromkeys((dates[0], dates[-1])))),
-        ("machine", "; ".join(sorted(set(trials["machine"])))),
+        *facts_of(trials, f"make {name}{' FAST=1' if reduced else ''}"),
         ("time", f"{sum(record['seconds'] for record in records):.0f} s of runs of {', '.join(again)}"),
         (
             "runs",

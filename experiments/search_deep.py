@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.reporting import machine_of
-from experiments.search import RESULTS, asked, earlier_results
+from experiments.search import RESULTS, asked, earlier_results, facts_of
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.records import whole_config
@@ -173,14 +173,9 @@ def readme_of(name: str, trials: pd.DataFrame, best: pd.DataFrame) -> str:
     """What was searched, how, and what was chosen."""
     fraction, limit = trials["validation_fraction"].iloc[0], LIMITS[name]
     scale = name.removeprefix("search_table3").lstrip("_")
-    dates = sorted(set(trials["date"]))
-    commits = sorted({commit for of in trials["commits"] for commit in of.split()})
     runs = sum(len(seeds.split()) for seeds in trials["seeds"])
     facts = [
-        ("command", f"`make search_table3{f' SCALE={scale}' if scale else ''}`"),
-        ("commit", ", ".join(commits)),
-        ("date", " to ".join(dict.fromkeys((dates[0], dates[-1])))),
-        ("machine", "; ".join(sorted(set(trials["machine"])))),
+        *facts_of(trials, f"make search_table3{f' SCALE={scale}' if scale else ''}"),
         (
             "runs",
             f"{runs}, {len(trials) // len(best)} configurations a method on each network and D_H, "

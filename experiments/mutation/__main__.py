@@ -168,15 +168,7 @@ def _try(settings: Settings, waiting: Sequence[Mutant], rows: Rows) -> None:
 
     tests = sorted({settings.tests_of(f"{room}/") for room in settings.rooms})
     with tempfile.TemporaryDirectory() as folder:
-        trials = Trials(
-            settings.root,
-            settings.files,
-            waiting,
-            folder_of=lambda mutant: f"{settings.tests_of(mutant.path)}/",
-            budget=settings.seconds,
-            examples=settings.examples,
-            told=tell,
-        )
+        trials = Trials(settings, waiting, tell)
         options = ["--rootdir", str(settings.root), "-qq", "--capture=no", "--basetemp", f"{folder}/pytest"]
         options += [word for plugin in ("cacheprovider", "xdist", "cov") for word in ("-p", f"no:{plugin}")]
         code = pytest.main([*options, *(str(settings.root / test) for test in tests)], plugins=[trials])

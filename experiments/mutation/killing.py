@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -25,6 +25,9 @@ from _pytest.runner import runtestprotocol
 from experiments.mutation.baseline import measured
 from experiments.mutation.forks import in_fork
 from experiments.mutation.mutants import Mutant
+
+if TYPE_CHECKING:
+    from experiments.mutation.__main__ import Settings
 
 SURVIVED, KILLED, INVALID, TIMEOUT, UNCOVERED = "survived", "killed", "invalid", "timeout", "uncovered"
 CODES = {0: SURVIVED, 1: KILLED, 2: INVALID}
@@ -44,28 +47,13 @@ class Trials:
     """A plugin that tries mutants instead of running the tests.
 
     Args:
-        root: of the repository.
-        files: that are mutated.
+        settings: what the command asks for.
         mutants: to be tried.
-        folder_of: the folder of a mutant's tests.
-        budget: CPU seconds of tests a mutant.
-        examples: most of a property test.
         told: called with each outcome.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        files: Sequence[Path],
-        mutants: Sequence[Mutant],
-        *,
-        folder_of: Callable[[Mutant], str],
-        budget: float,
-        examples: int,
-        told: Callable[[Mutant, Outcome], None],
-    ) -> None:
-        self.root, self.files, self.mutants = root, files, mutants
-        self.folder_of, self.budget, self.examples, self.told = folder_of, budget, examples, told
+    def __init__(self, settings: Settings, mutants: Sequence[Mutant], told: Callable[[Mutant, Outcome], None]) -> None:
+        self.settings, self.root, self.mutants, self.told = settings, settings.root, mutants, told
         self.items: dict[str, pytest.Item] = {}
 
     @pytest.hookimpl(tryfirst=True)
@@ -73,19 +61,20 @@ class Trials:
         """Measure the tests, then try every mutant."""
         if session.testsfailed:
             raise session.Interrupted("the tests cannot be collected")
-        for path in self.files:
+        for path in self.settings.files:
             importlib.import_module(".".join(path.relative_to(self.root).with_suffix("").parts))
         self.items = {item.nodeid: item for item in session.items}
         for item in session.items:
-            _with_few_examples(item, self.examples)
-        baseline = measured(self.items, self.files, self.root)
+            _with_few_examples(item, self.settings.examples)
+        baseline = measured(self.items, self.settings.files, self.root)
         for name in baseline.modules:  # what tests import while they run is imported once, here
             with contextlib.suppress(Exception, SystemExit):  # such as a module that only exists within a test
                 importlib.import_module(name)
         live = _live_functions(self.root)
         gc.freeze()
         for mutant in self.mutants:
-            tests = baseline.tests_of(mutant, self.folder_of(mutant), self.budget)
+            folder = f"{self.settings.tests_of(mutant.path)}/"
+            tests = baseline.tests_of(mutant, folder, self.settings.seconds)
             limit = PATIENCE * sum(baseline.seconds[test] for test in tests) + GRACE
             self.told(mutant, self._try(mutant, tests, live, limit) if tests else Outcome(UNCOVERED, ""))
         return True

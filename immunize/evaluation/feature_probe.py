@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,20 +157,11 @@ def _least_squares(second: Tensor, x: Tensor, y: Tensor, classes: int, taken: li
     right = vectors.T @ targets
     top = values[-1]
     shares = (values / top).clamp(0, 1)
-    filters = _filter_of(shares)
-    for step in taken:
-        yield (vectors @ (filters(step)[:, None] / top * right)).to(x)
-
-
-def _filter_of(shares: Tensor) -> Callable[[int], Tensor]:
-    """The function t -> (1 - (1 - r)^t)/r, which is t at r = 0."""
     positive = shares > 0
     log_left = torch.log1p(-shares)  # -inf at r = 1: one step is enough
-
-    def at(step: int) -> Tensor:
-        return torch.where(positive, -torch.expm1(step * log_left) / shares.where(positive, 1), float(step))
-
-    return at
+    for step in taken:  # (1 - (1 - r)^t)/r, which is t at r = 0
+        filters = torch.where(positive, -torch.expm1(step * log_left) / shares.where(positive, 1), float(step))
+        yield (vectors @ (filters[:, None] / top * right)).to(x)
 
 
 def _shuffled(n: int, draws: torch.Generator, device: torch.device) -> Iterator[Tensor]:

@@ -23,8 +23,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from immunize.evaluation.numbers import RATIOS, ratio_numbers
-from immunize.evaluation.resampling import Interval, bootstrap_counts, log_interval
+from immunize.evaluation.numbers import KAPPAS, RATIOS
+from immunize.evaluation.pooled import PooledRatio
+from immunize.evaluation.resampling import bootstrap_counts, log_interval
 from immunize.spectrum import (
     DEFAULT_RHO,
     ConditionNumber,
@@ -42,36 +43,28 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class GroupRatio:
+class GroupRatio(PooledRatio):
     """Eq. (17) averaged over groups.
 
     Attributes:
         ratio: (i), (ii) and RIR are means over groups of each group's own; a κ is the mean over groups, its rank, gaps
             and floor those of the group where they are least favourable.
+        intervals: 95 % bootstrap intervals of the three means, groups resampled as (D_P, D_H, θ_I, θ_0) together.
         of_means: (i), (ii) and RIR of the mean condition numbers.
         spread: standard deviation (n - 1) of (i), (ii) and RIR over groups; None for a single group.
-        intervals: 95 % bootstrap intervals of the three means, groups resampled as (D_P, D_H, θ_I, θ_0) together.
         n_groups: G.
         group_size: n.
     """
 
-    ratio: ImmunizationRatio
     of_means: dict[str, float]
     spread: dict[str, float] | None
-    intervals: dict[str, Interval]
     n_groups: int
     group_size: int
 
     def numbers(self) -> dict[str, Any]:
-        """As records have it: the keys of :func:`immunize.evaluation.numbers.ratio_numbers` and the rest."""
-        return {
-            **ratio_numbers(self.ratio),
-            "interval": {name: list(ends) for name, ends in self.intervals.items()},
-            "of_means": self.of_means,
-            "spread": self.spread,
-            "n_groups": self.n_groups,
-            "group_size": self.group_size,
-        }
+        """As records have it: the keys of a pooled one and the rest."""
+        own = ("of_means", "spread", "n_groups", "group_size")
+        return super().numbers() | {name: getattr(self, name) for name in own}
 
 
 def draw_groups(
@@ -140,10 +133,7 @@ def group_ratio(
     own = {name: np.array([getattr(ratio, name) for ratio in ratios]) for name in RATIOS}
     counts = bootstrap_counts(len(ratios), replicates, draws).numpy()
     means = {name: float(values.mean()) for name, values in own.items()}
-    kappa_p, kappa_h, base_p, base_h = (
-        _mean([getattr(ratio, name) for ratio in ratios])
-        for name in ("kappa_pretrain", "kappa_harmful", "kappa_pretrain_baseline", "kappa_harmful_baseline")
-    )
+    kappa_p, kappa_h, base_p, base_h = (_mean([getattr(ratio, name) for ratio in ratios]) for name in KAPPAS)
     harder, easier = kappa_h.value / base_h.value, kappa_p.value / base_p.value
     return GroupRatio(
         ratio=ImmunizationRatio(estimator, kappa_p, kappa_h, base_p, base_h, *(means[name] for name in RATIOS)),

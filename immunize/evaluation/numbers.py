@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from immunize.spectrum import ImmunizationRatio, Spectrum
+from immunize.spectrum import ConditionNumber, ImmunizationRatio, Spectrum
 
 _ENDS = 8
 """Singular values at either end of a spectrum that a record keeps however many there are."""
@@ -16,15 +16,13 @@ _ENDS = 8
 RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
 """(i), (ii) and RIR, by the names of :class:`immunize.spectrum.ImmunizationRatio`."""
 
+KAPPAS = ("kappa_pretrain", "kappa_harmful", "kappa_pretrain_baseline", "kappa_harmful_baseline")
+"""What they are ratios of, likewise."""
+
 
 def ratio_numbers(ratio: ImmunizationRatio) -> dict[str, Any]:
     """The four condition numbers, (i), (ii), RIR, and under "facts" what says whether each κ can be trusted."""
-    kappas = {
-        "kappa_pretrain": ratio.kappa_pretrain,
-        "kappa_harmful": ratio.kappa_harmful,
-        "kappa_pretrain_baseline": ratio.kappa_pretrain_baseline,
-        "kappa_harmful_baseline": ratio.kappa_harmful_baseline,
-    }
+    kappas: dict[str, ConditionNumber] = {name: getattr(ratio, name) for name in KAPPAS}
     return {
         **{name: kappa.value for name, kappa in kappas.items()},
         **{name: getattr(ratio, name) for name in RATIOS},

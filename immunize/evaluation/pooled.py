@@ -75,10 +75,7 @@ class PooledRatio:
 
     def numbers(self) -> dict[str, Any]:
         """As records have it."""
-        return {
-            **ratio_numbers(self.ratio),
-            "interval": {name: list(ends) for name, ends in self.intervals.items()},
-        }
+        return ratio_numbers(self.ratio) | {"interval": {name: list(ends) for name, ends in self.intervals.items()}}
 
 
 def gram(rows: Tensor) -> Tensor:

@@ -285,18 +285,14 @@ def condition_number(
     if k == 0:
         raise ZeroMatrixError("a matrix of zeros has no condition number")
     top, bottom = float(spectrum.values[0]), float(spectrum.values[k - 1])
-    deficient = k < spectrum.n_features
+    if estimator == "ridge" and not 0 < rho < math.inf:
+        raise ValueError(f"rho has to be positive and finite, it is {rho}")
     if estimator == "spectrum":
         value, floor_hit = top / bottom, False
-    elif estimator == "released":
-        smallest = 0.0 if deficient else bottom
-        value, floor_hit = (top + RELEASED_FLOOR) / (smallest + RELEASED_FLOOR), smallest < RELEASED_FLOOR
     else:
-        if not 0 < rho < math.inf:
-            raise ValueError(f"rho has to be positive and finite, it is {rho}")
-        alpha = rho * spectrum.trace / spectrum.n_features
-        smallest = 0.0 if deficient else bottom
-        value, floor_hit = (top + alpha) / (smallest + alpha), smallest < alpha
+        floor = RELEASED_FLOOR if estimator == "released" else rho * spectrum.trace / spectrum.n_features
+        smallest = 0.0 if k < spectrum.n_features else bottom
+        value, floor_hit = (top + floor) / (smallest + floor), smallest < floor
     return ConditionNumber(
         value=value,
         estimator=estimator,

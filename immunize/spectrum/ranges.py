@@ -40,8 +40,7 @@ def compress_rows(x: Tensor) -> Tensor:
         ValueError: not a non-empty, finite matrix.
     """
     check_matrix(x, "x")
-    tall = x.shape[0] > 2 * x.shape[1]
-    _, sigma, vh = torch.linalg.svd(torch.linalg.qr(x, mode="r").R if tall else x, full_matrices=False)
+    sigma, vh = _row_space(x)
     k = int((sigma.square() > default_tolerance(*x.shape) * sigma[0].square()).sum())
     compressed: Tensor = sigma[:k, None] * vh[:k]
     return compressed
@@ -71,12 +70,18 @@ def joint_basis(*rows: Tensor) -> Tensor:
     if not max(sizes) > 0:
         raise ValueError("rows of zeros span nothing")
     stacked = torch.cat([one / size for one, size in zip(rows, sizes, strict=True) if size > 0])
-    tall = stacked.shape[0] > 2 * stacked.shape[1]
-    _, sigma, vh = torch.linalg.svd(torch.linalg.qr(stacked, mode="r").R if tall else stacked, full_matrices=False)
+    sigma, vh = _row_space(stacked)
     n = int((sigma > max(stacked.shape) * torch.finfo(torch.float64).eps * sigma[0]).sum())
     gaussian = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(ROTATION_SEED))
     basis: Tensor = vh[:n].T @ torch.linalg.qr(gaussian).Q
     return basis.contiguous()
+
+
+def _row_space(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values and right singular vectors; a tall matrix is reduced to its triangular factor first."""
+    tall = x.shape[0] > 2 * x.shape[1]
+    _, sigma, vh = torch.linalg.svd(torch.linalg.qr(x, mode="r").R if tall else x, full_matrices=False)
+    return sigma, vh
 
 
 def with_rank_of_map(spectrum: Spectrum, rows: Tensor, theta: Tensor) -> Spectrum:

@@ -32,6 +32,9 @@ import numpy.typing as npt
 LOOKS_PER_DECADE = 10
 """Steps at which a candidate is measured: a factor of 2 in steps spans three of them."""
 
+FIRST_LAP = 10
+"""The first lap of a race is this share of the steps, one in ten."""
+
 RESOURCES = ("steps", "seconds", "samples", "flops")
 """Attributes of :class:`Cost`, in their order: what an attacker may want to save."""
 

@@ -18,7 +18,6 @@ Shapes: N training rows, M rows that are asked for, D features, C outputs.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from immunize.evaluation.attacks.curves import Cost, Trace, best_validation
 from immunize.evaluation.attacks.network import Numbers
 from immunize.evaluation.attacks.prepared import standardized
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.scoring import Meter, target_matrix
+from immunize.evaluation.attacks.scoring import target_matrix, trace_of_one_step
 from immunize.evaluation.products import products, quotient
 
 METRICS = ("euclidean", "cosine")
@@ -58,12 +57,8 @@ class NearestNeighbours(Attack):
     """
 
     neighbours: tuple[int, ...]
+    grids: ClassVar[tuple[str, ...]] = ("neighbours",)
     version: ClassVar[int] = 1  # one product for both metrics
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.neighbours or min(self.neighbours) < 1:
-            raise UserError("the grid of k has to hold at least one number, 1 or more")
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Remember the training rows; the cost is that of answering for the test rows, one search for all k."""
@@ -79,10 +74,9 @@ class NearestNeighbours(Attack):
             validation = nearest(rows.train.x, rows.validation.x, max(ks))
             for metric in METRICS:
                 for k in ks:
-                    meter = Meter(rows, f"k {k}, {metric}, {name}", Cost(1, seconds, n, flops))
                     answers = [_answers(rows, of[metric][:, :k]) for of in (validation, test)]
-                    meter.note(1, functools.partial(list, answers))
-                    traces.append(meter.trace())
+                    cost = Cost(1, seconds, n, flops)
+                    traces.append(trace_of_one_step(rows, f"k {k}, {metric}, {name}", cost, answers))
         return Outcome(tuple(traces))
 
 
@@ -205,9 +199,11 @@ class KernelRidge(Attack):
                     factor = cho_factor(shifted, lower=True, overwrite_a=True, check_finite=False)
                     alpha = cho_solve(factor, y - offset, check_finite=False)
                     cost = Cost(1, own + time.perf_counter() - started, n, flops)
-                    meter = Meter(seen, f"width {width:g}, λ {penalty:g}, {name}{few}", cost)
-                    meter.note(1, functools.partial(list, [of @ alpha + offset for of in answering]))
-                    traces.append(meter.trace())
+                    label, outputs = (
+                        f"width {width:g}, λ {penalty:g}, {name}{few}",
+                        [of @ alpha + offset for of in answering],
+                    )
+                    traces.append(trace_of_one_step(seen, label, cost, outputs))
         return traces
 
 

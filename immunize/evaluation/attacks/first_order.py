@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import feature_scale
-from immunize.evaluation.attacks.curves import Cost, best_validation, look_steps
+from immunize.evaluation.attacks.curves import FIRST_LAP, Cost, best_validation, look_steps
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 from immunize.evaluation.products import products, quotient
@@ -353,10 +353,6 @@ def _stacked(heads: Sequence[_Head]) -> list[Tensor]:
 def _rows(outputs: Tensor) -> Array:
     """(C, N) to (N, C) float64."""
     return np.asarray(outputs.T.numpy(), dtype=np.float64)
-
-
-FIRST_LAP = 10
-"""The first lap is this share of the steps, one in ten."""
 
 
 @dataclass(frozen=True, kw_only=True)

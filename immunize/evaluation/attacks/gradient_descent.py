@@ -26,7 +26,7 @@ import numpy as np
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import pass_over, principal
-from immunize.evaluation.attacks.curves import best_validation, look_steps
+from immunize.evaluation.attacks.curves import FIRST_LAP, best_validation, look_steps
 from immunize.evaluation.attacks.logistic import CURVATURE, Logistic
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome, Task
 from immunize.evaluation.attacks.scoring import Meter
@@ -121,10 +121,6 @@ def _line_search(values: Array, weights: Array, steps: int) -> Iterator[tuple[in
         left = left * (1 - (squared @ error) / curvature * values)
         if step in looks:
             yield step, left
-
-
-FIRST_LAP = 10
-"""The race is over after this share of the steps, one in ten."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from torch import nn
 from immunize.evaluation.attacks.coordinates import Principal, pass_over, principal, svd_flops
 from immunize.evaluation.attacks.curves import Cost, best_validation, look_steps
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.scoring import Meter, target_matrix
+from immunize.evaluation.attacks.scoring import Meter, target_matrix, trace_of_one_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,11 @@ class Ridge(Attack):
         weights = np.hstack([_solution(seen, penalty) for penalty in self.penalties])  # one product for the whole grid
         measured = seen.data.validation.x, seen.data.test.x
         with np.errstate(all="ignore"):
-            outputs = [np.hsplit(x @ weights, len(self.penalties)) for x in measured]
-        traces = []
-        for at, penalty in enumerate(self.penalties):
-            meter = Meter(seen.data, f"λ {penalty:g}·σ₁²", once)
-            meter.note(1, lambda at=at: [of_rows[at] + seen.offset for of_rows in outputs])  # type: ignore[misc]
-            traces.append(meter.trace())
+            outputs = zip(*(np.hsplit(x @ weights, len(self.penalties)) for x in measured), strict=True)
+            traces = [
+                trace_of_one_step(seen.data, f"λ {penalty:g}·σ₁²", once, [of_rows + seen.offset for of_rows in both])
+                for penalty, both in zip(self.penalties, outputs, strict=True)
+            ]
         return Outcome(tuple(traces))
 
     def fitted(self, data: AttackData) -> tuple[Array, Array, Cost]:
