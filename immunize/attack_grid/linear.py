@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
+from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Target, Task, random_rotation
 from immunize.checkpoints import load_checkpoint
 from immunize.data.loading import CrossFitted, load_pair
 from immunize.data.splits import ROLES, Splits
@@ -41,7 +41,7 @@ NO_BENIGN = "these data have two targets and no third, so nothing is known of wh
 
 
 @dataclass(frozen=True)
-class LinearTarget:
+class LinearTarget(Target):
     """An immunized linear extractor and the data it was immunized on, as the grid sees them.
 
     Attributes:
@@ -50,8 +50,6 @@ class LinearTarget:
         splits: their rows.
         new_pair: the same two for another pair of digits.
         benign_digits: how many third digits are tried.
-        facts: for the record.
-        plan: how rows are split, and which tasks are wanted.
     """
 
     theta: Tensor
@@ -59,16 +57,9 @@ class LinearTarget:
     splits: tuple[Splits, Splits]
     new_pair: Callable[[list[int]], tuple[SourceBase, SourceBase]]
     benign_digits: int
-    facts: dict[str, Any]
-    plan: GridPlan
-    device: ClassVar[None] = None
 
     def tasks(self, seed: int) -> dict[str, Task]:
-        """Every wanted task by name, split with this seed.
-
-        Raises:
-            DataError: too few rows.
-        """
+        """As the base class has it; of digits the harmful one and other digits beside D_P's."""
         maps = self.extractors(seed)
 
         def task(kind: str, about: str, split: Split) -> Task:
@@ -135,7 +126,7 @@ def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> Linea
     if plan.own_rows and "cross_fit" in thetas:  # which was fitted on one half of the rows, and never saw the other
         halves = load_pair(*(CrossFitted(source, pointed.record["seed"]) for source in sources)).splits
         theta, splits = thetas["cross_fit"], (halves["pretrain"], halves["harmful"])
-    return LinearTarget(theta, sources, splits, pair, benign_digits, facts, plan)
+    return LinearTarget(facts, plan, None, theta, sources, splits, pair, benign_digits)
 
 
 def _judged_by_rows_aside(sources: tuple[SourceBase, SourceBase], pointed: Pointed) -> tuple[Splits, Splits]:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
-from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Task, random_rotation
+from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Target, Task, random_rotation
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES, SourceBase
 from immunize.data.images.image_set import ImageSet, ImageSplits
@@ -82,24 +82,19 @@ class ImageTask:
 
 
 @dataclass(frozen=True)
-class NetworkTarget:
+class NetworkTarget(Target):
     """A network as the grid sees it.
 
     Attributes:
-        facts: for the record.
-        plan: how images are split.
         networks: "theta_0" and "immunized".
         image_tasks: those that are wanted, by name.
         places: of every data set by name, part of its draws; these do not depend on what is wanted.
-        device: where networks compute.
     """
 
-    facts: dict[str, Any]
-    plan: GridPlan
+    device: torch.device
     networks: dict[str, Released]
     image_tasks: dict[str, ImageTask]
     places: dict[str, int]
-    device: torch.device
 
     def tasks(self, seed: int) -> dict[str, Task]:
         """Every wanted task by name, split with this seed."""
@@ -190,7 +185,7 @@ def network_target(
         "flops_per_image": flops,
         "benign": [name for name in named if name.startswith("benign_")] or NO_BENIGN,
     }
-    return NetworkTarget(facts, plan, networks, tasks, places, device)
+    return NetworkTarget(facts, plan, device, networks, tasks, places)
 
 
 # --- networks -----------------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,25 +55,6 @@ class Task:
     data: AttackData
     seen_by: Callable[[str], AttackData]
     moved: Mapping[str, int] = field(default_factory=dict)
-
-
-class Target(Protocol):
-    """What is attacked."""
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """For the record."""
-
-    @property
-    def plan(self) -> GridPlan:
-        """What is tried."""
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the network computes whose weights an attacker can move (T4); None of a linear model."""
-
-    def tasks(self, seed: int) -> dict[str, Task]:
-        """Every wanted task by name, split with this seed."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +118,29 @@ class GridPlan:
             test, order = order[:n_test], order[n_test:]
         n_aside = round(len(order) * self.validation_fraction)
         return order[n_aside:], order[:n_aside], test
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """What is attacked.
+
+    Attributes:
+        facts: for the record.
+        plan: how rows are split, and which tasks are wanted.
+        device: where the network computes whose weights an attacker can move (T4); None of a linear model.
+    """
+
+    facts: dict[str, Any]
+    plan: GridPlan
+    device: torch.device | None
+
+    @abstractmethod
+    def tasks(self, seed: int) -> dict[str, Task]:
+        """Every wanted task by name, split with this seed.
+
+        Raises:
+            DataError: too few rows.
+        """
 
 
 @dataclass(frozen=True)

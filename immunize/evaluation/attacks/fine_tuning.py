@@ -406,13 +406,9 @@ class Lora(FineTuning):
     def module(self, network: Network, variant: Hashable, seed: int) -> nn.Module:
         """The network with updates of rank `variant`."""
         module = network.whole()
-        add_lora(module, _rank(variant), alpha=self.alpha, seed=seed)
+        add_lora(module, int(str(variant).removeprefix("rank ")), alpha=self.alpha, seed=seed)
         return module
 
     def variants(self) -> Sequence[Hashable]:
         """The ranks, in words."""
         return tuple(f"rank {rank}" for rank in sorted(self.ranks))
-
-
-def _rank(variant: Hashable) -> int:
-    return int(str(variant).removeprefix("rank "))

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import functools
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -48,17 +47,14 @@ class _Preparing(Attack):
 
     Attributes:
         inner: attacks on the prepared features, by name.
+        called: what messages call it.
 
     Raises:
         UserError: no inner attack, or one that needs more than features.
     """
 
     inner: Mapping[str, Attack]
-
-    @property
-    @abstractmethod
-    def called(self) -> str:
-        """What messages call it."""
+    called: ClassVar[str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,11 +96,7 @@ class Repaired(_Preparing):
     repair: str
     floors: tuple[float, ...] = (1e-12,)
     grids: ClassVar[tuple[str, ...]] = ("floors",)
-
-    @property
-    def called(self) -> str:
-        """What messages call it."""
-        return f"the repair {self.repair!r}"
+    called: ClassVar[str] = "a repair"
 
     def __post_init__(self) -> None:
         if self.repair not in REPAIRS:
@@ -197,7 +189,7 @@ class StageProbes(_Preparing):
     """The inner attacks on every stage's outputs, each with an equal share of the budget."""
 
     needs: ClassVar[Needs] = "model"
-    called = "the attack on a network's stages"
+    called: ClassVar[str] = "the attack on a network's stages"
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """One pass of the images through the network, then the inner attacks on each stage."""
@@ -228,7 +220,7 @@ class PublicReference(_Preparing):
 
     needs: ClassVar[Needs] = "reference"
     sees_features: ClassVar[bool] = False
-    called = "the attack on θ_0"
+    called: ClassVar[str] = "the attack on θ_0"
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Attack θ_0's features of the same rows."""
@@ -251,7 +243,7 @@ class LinearMap(_Preparing):
     rows: tuple[int | None, ...] = (None,)
     penalty: float = 1e-14
     needs: ClassVar[Needs] = "reference"
-    called = "the map to θ_0"
+    called: ClassVar[str] = "the map to θ_0"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -304,7 +296,7 @@ class ImagesAlone(_Preparing):
     side: int = 8
     needs: ClassVar[Needs] = "model"
     sees_features: ClassVar[bool] = False
-    called = "the attack on images alone"
+    called: ClassVar[str] = "the attack on images alone"
 
     def __post_init__(self) -> None:
         super().__post_init__()
