@@ -6,7 +6,6 @@ repeats. Finished attacks are kept in `attack_cells`, so that an interrupted gri
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from immunize.cli import command, now_and_then, tell
 from immunize.config import config_hash, data_folder, is_deep, resolved, settings_of
 from immunize.effects import Idle, asked_for, idle_in_attack, refuse_idle, told
 from immunize.errors import CheckpointError, UserError
+from immunize.files import read_object
 from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.records import (
     ATTACK_CELLS,
@@ -189,13 +189,7 @@ def folder_of(out: str | None, run: str | None, checkpoint: str) -> Path:
 
 
 def _refuse_other(path: Path, hashed: str, overwrite: bool) -> None:
-    if overwrite or not path.is_file():
-        return
-    try:
-        old = json.loads(path.read_text(encoding="utf-8")).get("config_hash")
-    except (OSError, ValueError, AttributeError):
-        old = None
-    if old != hashed:
+    if not overwrite and path.is_file() and (read_object(path) or {}).get("config_hash") != hashed:
         raise UserError(f"{path} was made with other settings; choose another folder with out=, or set overwrite=true")
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -43,3 +45,12 @@ def write_text(path: Path, text: str) -> Path:
     with whole(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="")
     return path
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is no file that holds one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from immunize.config import config_dir, resolved
 from immunize.errors import UserError
+from immunize.files import read_object
 
 PLACES = ("run", "out", "cells", "features", "data_root", "workers", "jobs", "overwrite")
 """Settings that change no number."""
@@ -116,7 +117,7 @@ def _is_done(job: Job, cfg: DictConfig) -> bool:
     from immunize.evaluation.attacks import version_of
     from immunize.records import ATTACK_RECORD, CHECKPOINT, whole_config
 
-    record = _read(job.out / ATTACK_RECORD)
+    record = read_object(job.out / ATTACK_RECORD)
     if record is None or not record.keys() >= set(RESULTS):  # of an older version
         return False
     theta = hashlib.sha256((job.folder / CHECKPOINT).read_bytes()).hexdigest()
@@ -135,16 +136,8 @@ def _settings(config: dict[str, Any]) -> str:
 
 
 def _hash(path: Path) -> str | None:
-    record = _read(path)
+    record = read_object(path)
     return None if record is None else record.get("config_hash")
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def say(text: str) -> None:

@@ -8,7 +8,6 @@ Shapes: N samples, D features.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from immunize.data.splits import random_generator
 from immunize.errors import CheckpointError, DataError, UserError
+from immunize.files import read_object
 from immunize.records import file_digest, write_record
 
 if TYPE_CHECKING:
@@ -217,11 +217,8 @@ class CellFolder:
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The cell with this key; None if there is none that can be read."""
-        try:
-            cell = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return {"git_commit": None, **cell} if isinstance(cell, dict) and "curves" in cell else None
+        cell = read_object(self.folder / f"{key}.json")
+        return {"git_commit": None, **cell} if cell is not None and "curves" in cell else None
 
     def put(self, key: str, cell: dict[str, Any]) -> None:
         """Write a cell."""
