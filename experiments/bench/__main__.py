@@ -16,12 +16,12 @@ README.md is written anew, all of them in one table. The exit code is 1 where a 
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Sequence
 
 from experiments.bench.machine import HERE, MACHINE, ROOT, note_machine, warn_if_busy
 from immunize.errors import UserError
+from immunize.files import read_object
 
 PARTS = ("start", "mnist", "deep", "in_place", "defence", "attack", "busy")
 ALL, REST, TABLE = "all", "rest", "table"
@@ -70,8 +70,7 @@ def _rest() -> tuple[str, ...]:
     from immunize.records import provenance
 
     commit = provenance()["git_commit"]
-    path = HERE / MACHINE
-    measured = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    measured = read_object(HERE / MACHINE) or {}
     if commit is None or commit.endswith("-dirty"):
         return PARTS
     return tuple(part for part in PARTS if measured.get(part, {}).get("git_commit") != commit)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from immunize.errors import UserError
+from immunize.files import read_object
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -121,7 +122,7 @@ def note_machine(out: Path, part: str, load: float | None) -> None:
     from immunize.records import provenance
 
     path = out / MACHINE
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    kept = read_object(path) or {}
     facts = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "load_average_before": load, **provenance()}
     kept[part] = facts | {"command": f"python -m experiments.bench {part}"}
     path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

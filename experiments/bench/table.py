@@ -6,7 +6,7 @@ with, which differ from line to line where parts were repeated. What was not mea
 
 from __future__ import annotations
 
-import json
+import csv
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,20 +15,13 @@ from typing import Any
 
 from experiments.bench import attack, busy, deep, defence, in_place, mnist, start
 from experiments.bench.machine import MACHINE, read
+from immunize.files import read_object
 from immunize.report.loading import load_records
 from immunize.report.provenance import made_with
 from immunize.report.runs import EXPERIMENT_STATUSES
 from immunize.report.table import Table
 
 README = "README.md"
-OLD = "commit f421e75"
-"""The last with the code of studies that are over, and what was promised of them:"""
-GROWTH = 2.0
-"""Largest exponent of D that a mini-batch step may have."""
-POOLED_S, POOLED_MIB = 10.0, 200.0
-CACHE_LIMIT, SAME_GRADIENT = 3.0, 1e-4
-"""Speed-up of an epoch from files by a cached trunk; relative difference of gradients, which rounds in float32."""
-CLOSED_FORM_SECONDS, PAIRS = 180.0, 90
 TABLE2_RUNS, DIGITS_RUNS = 270, 36
 UNITS = {"h": (3600, 2), "min": (60, 1)}
 """Their seconds, and decimals that are told."""
@@ -77,16 +70,13 @@ def lines(results: Path, experiments: Path) -> list[Line]:
         *_of_part(results, "busy", "busy.csv", _busy),
         *_of_part(results, "mnist", "mnist.csv", _mnist),
         *_of_part(results, "mnist", "housing.csv", _housing),
-        *_of_part(results, "scaling", "exponents.csv", _growth, OLD),
         *_of_runs("Table 2, `ours`", table2, TABLE2_RUNS, (2.0, "h"), "make table2"),
-        *_closed_form(experiments / "closed_form_mnist"),
         *_of_part(results, "deep", "deep_step.csv", _steps),
-        *_of_part(results, "deep", "deep_cache.csv", _caches, OLD),
-        *_of_part(results, "deep", "deep_pooled.csv", _pooled, OLD),
         *_of_part(results, "in_place", "in_place.csv", _in_place),
         *_of_part(results, "defence", "defence.csv", _defence),
         *_of_runs("Table 3 at `SCALE=digits`", digits, DIGITS_RUNS, (10.0, "min"), "make table3 SCALE=digits"),
         *_of_part(results, "attack", "attack.csv", _attack),
+        *_over(results),
     ]
 
 
@@ -136,12 +126,17 @@ def _released(results: Path) -> str:
     return Table("Beside the released code", columns, rows, [note]).markdown() + "\n"
 
 
-def _of_part(
-    results: Path, part: str, name: str, tell: Callable[[list[Row]], Iterator[Told]], command: str | None = None
-) -> list[Line]:
+def _over(results: Path) -> Iterator[Line]:
+    """Studies that are over: their lines are those of the commit that still had the code."""
+    path = results / "over.csv"
+    for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines() if path.is_file() else []):
+        made = {name: row[name] for name in _MADE}
+        yield Line(row["benchmark"], row["measured"], row["limit"], row["met"] == "yes", made, row["command"])
+
+
+def _of_part(results: Path, part: str, name: str, tell: Callable[[list[Row]], Iterator[Told]]) -> list[Line]:
     rows = read(results / name)
-    path = results / MACHINE
-    facts = json.loads(path.read_text(encoding="utf-8")).get(part) if path.is_file() else None
+    facts = (read_object(results / MACHINE) or {}).get(part)
     made: dict[str, str] = {}
     if rows and facts is not None:
         hardware, load = facts["hardware"], facts["load_average_before"]
@@ -152,7 +147,7 @@ def _of_part(
             "load": "–" if load is None else str(load),
             "commit": _short_commit(facts["git_commit"]),
         }
-    return [Line(*told, made, command or f"make bench PART={part}") for told in tell(rows)]
+    return [Line(*told, made, f"make bench PART={part}") for told in tell(rows)]
 
 
 def _start(rows: list[Row]) -> Iterator[Told]:
@@ -194,41 +189,12 @@ def _housing(rows: list[Row]) -> Iterator[Told]:
     )
 
 
-def _growth(rows: list[Row]) -> Iterator[Told]:
-    for quantity, words in (("step_ms", "time"), ("memory_mib", "memory")):
-        of = [r for r in rows if (r["quantity"], r["mode"], r["variable"]) == (quantity, "mini-batch", "D")]
-        largest = max(of, key=lambda row: float(row["exponent"]), default=None)
-        said = f"mini-batch step: growth of {words} with D, largest exponent"
-        yield _within(said, f"D^{GROWTH:g}", largest, "D^{exponent:.2f}", "exponent", GROWTH)
-
-
 def _steps(rows: list[Row]) -> Iterator[Told]:
     for name in deep.NETWORKS:
         said = f"`{name}`: a step with regularizers against one without"
         told = "{ratio} times ({process_ratio} by processor time), batch {batch}"
         limit = f"{deep.STEP_LIMIT:.2f} times"
         yield _within(said, limit, _at(rows, network=name), told, "ratio", deep.STEP_LIMIT)
-
-
-def _caches(rows: list[Row]) -> Iterator[Told]:
-    for row in rows:
-        said = f"`{row['network']}`: an epoch from files with `cache_frozen` against one without"
-        told = (
-            f"{row['speedup_files']} times as fast; {row['speedup_memory']} with decoded images, where operations "
-            f"allow {row['bound']}"
-        )
-        yield _line(said, f"≥ {CACHE_LIMIT:g} times as fast", told, row["speedup_files"] >= CACHE_LIMIT)
-    said, worst = "the same: relative difference of the gradients", max((r["gradient_gap"] for r in rows), default=None)
-    row = None if worst is None else {"gap": worst}
-    yield _within(said, f"{SAME_GRADIENT:g}", row, "{gap:g}", "gap", SAME_GRADIENT)
-
-
-def _pooled(rows: list[Row]) -> Iterator[Told]:
-    row = rows[0] if rows else None
-    name = "pooled κ of 50,000 × 512 features"
-    yield _within(name, f"{POOLED_S:g} s", row, "{seconds} s", "seconds", POOLED_S)
-    limit = f"{POOLED_MIB:g} MiB"
-    yield _within(f"{name}: memory beside them", limit, row, "{memory_mib} MiB", "memory_mib", POOLED_MIB)
 
 
 def _in_place(rows: list[Row]) -> Iterator[Told]:
@@ -271,25 +237,6 @@ def _of_runs(name: str, records: list[Row], runs: int, limit: tuple[float, str],
         told, met = f"{taken:.{digits}f} {unit}", taken <= most
     told_by = _line(f"{name}: {runs} runs, their seconds over the cores", f"{most:g} {unit}", told, met)
     yield Line(*told_by, _made(records) if told else {}, command)
-
-
-def _closed_form(folder: Path) -> Iterator[Line]:
-    rows = read(folder / "results.csv")
-    told, met, made = None, None, {}
-    if len(rows) == PAIRS:
-        head = {
-            name.strip(): cell.strip()
-            for line in (folder / README).read_text(encoding="utf-8").splitlines()
-            if line.startswith("| ") and line.count("|") == 3
-            for name, cell in [line.strip("|").split("|", 1)]
-        }
-        seconds = sum(row["alone_seconds"] for row in rows)
-        told, met = f"{seconds:.0f} s on one core", seconds <= CLOSED_FORM_SECONDS
-        made = {"machine": head["machine"], "threads": "1", "date": head["date"]}
-        made["commit"] = _short_commit(head["commit"])
-    name = f"`closed_form`, all {PAIRS} pairs of MNIST, from pixels to θ"
-    limit = f"{CLOSED_FORM_SECONDS:.0f} s on two cores"
-    yield Line(*_line(name, limit, told, met), made, "commit debc0fe")
 
 
 def _line(name: str, limit: str, told: object, met: object) -> Told:
