@@ -199,10 +199,8 @@ class KernelRidge(Attack):
                     factor = cho_factor(shifted, lower=True, overwrite_a=True, check_finite=False)
                     alpha = cho_solve(factor, y - offset, check_finite=False)
                     cost = Cost(1, own + time.perf_counter() - started, n, flops)
-                    label, outputs = (
-                        f"width {width:g}, λ {penalty:g}, {name}{few}",
-                        [of @ alpha + offset for of in answering],
-                    )
+                    label = f"width {width:g}, λ {penalty:g}, {name}{few}"
+                    outputs = [of @ alpha + offset for of in answering]
                     traces.append(trace_of_one_step(seen, label, cost, outputs))
         return traces
 
