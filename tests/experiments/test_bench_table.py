@@ -121,14 +121,6 @@ def test_attack_grid_is_measured() -> None:
     assert 0.1 < row["peak_gb"] < 8
 
 
-def test_attack_on_a_pair_is_measured_from_start_to_exit() -> None:
-    fast = ("harmful=digits", "objective.epochs=1", "objective.batch_size=null", "logger=none")
-    keep = ("attack=quick", "tasks=[harmful]", "seeds=[0,1]", "~attack.attacks.adam", "~attack.attacks.lbfgs")
-    row = attack.measure_pair(fast, keep)
-    assert row["attacks"] % (2 * 3) == 0
-    assert row["seconds"] > 1
-
-
 @pytest.mark.parametrize("name", ["resnet18_64px", "vit_small"])
 def test_networks_are_those_of_the_configurations(name: str) -> None:
     model = compose_config(f"model={name}", "harmful=digits", "objective=resnet_small_digits").model

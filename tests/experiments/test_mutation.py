@@ -9,9 +9,7 @@ import pytest
 pytest.importorskip("mutmut", reason="needs pip install -e '.[dev]'")
 
 from experiments.mutation import page
-from experiments.mutation.__main__ import run
 from experiments.mutation.mutants import Mutant, mutants_of, sample
-from immunize.errors import UserError
 from tests.commands import fresh
 from tests.tampering import csv_rows
 
@@ -96,20 +94,15 @@ def test_bodies_and_defaults_are_mutated_also_behind_decorators(tmp_path: Path) 
         assert mutant.source != SOURCE
 
 
-def test_words_for_people_are_counted_apart(tmp_path: Path) -> None:
-    text = {m.after for m in found(tmp_path) if m.text}
-    assert any("raise ValueError(None)" in one for one in text)
-    assert any("A LARGE BOX" in one for one in text)
-    assert not any('"BOX"' in one for one in text)
-    assert not any("x / 2" in one or "module" in one for one in text)
+def test_wilsons_interval() -> None:
+    assert page.interval(85, 100) == pytest.approx((0.7672, 0.9069), abs=1e-4)
+    assert page.interval(10, 10)[1] == pytest.approx(1)
 
 
 def test_keys_stay_where_another_function_changes(tmp_path: Path) -> None:
     before = {m.key: m.function for m in found(tmp_path)}
     after = {m.key for m in found(tmp_path, SOURCE.replace("self.size * 2", "self.size * 4"))}
-    kept = {function for key, function in before.items() if key in after}
-    assert kept == {"half", "Box.name"}
-    assert "Box.double" not in {function for key, function in before.items() if key in after}
+    assert {function for key, function in before.items() if key in after} == {"half", "Box.name"}
 
 
 def test_a_sample_has_every_file_and_a_larger_one_holds_it(tmp_path: Path) -> None:
@@ -121,11 +114,6 @@ def test_a_sample_has_every_file_and_a_larger_one_holds_it(tmp_path: Path) -> No
     assert drawn[0] < drawn[1] < drawn[2] == {m.key for m in mutants}
     assert {m.path for m in sample(mutants, 6, 3)} == {"code.py", "small.py"}
     assert drawn[0] != {m.key for m in sample(mutants, 6, 4)}
-
-
-def test_wilsons_interval() -> None:
-    assert page.interval(85, 100) == pytest.approx((0.7672, 0.9069), abs=1e-4)
-    assert page.interval(10, 10)[1] == pytest.approx(1)
 
 
 def test_a_run_tells_noticed_from_unnoticed_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -153,17 +141,10 @@ def test_a_run_tells_noticed_from_unnoticed_and_goes_on_where_it_stopped(tmp_pat
     assert "`return self.size * 3`" in survivors
     assert "x * 2" not in survivors.replace("self.size * 2", "")
 
-    again, same = mutate("out=out")
-    assert same == rows
-    assert "of" not in again
     (root / "tests" / "toy" / "test_code.py").write_text(TESTS.replace("> 1", "== 2"))
     more, better = mutate("out=out", "again=survived")
     assert better["return self.size * 3"]["status"] == "killed"
-    assert int(more.split(" of ")[1].split(":")[0]) < len(rows)
-
-
-def test_tests_that_fail_anyway_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="are numbers"):
-        run(["sample=some"], toy(tmp_path))
-    with pytest.raises(UserError, match="not understood"):
-        run(["samples=3"], tmp_path)
+    assert int(more.split(" of ")[1].split(":")[0]) < len(rows)  # the others are not done again
+    assert {name: row for name, row in better.items() if rows[name]["status"] != "survived"} == {
+        name: row for name, row in rows.items() if row["status"] != "survived"
+    }

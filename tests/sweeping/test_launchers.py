@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 
@@ -22,34 +21,6 @@ from tests.commands import fresh
 
 ROOT = Path(__file__).parents[2]
 
-OTHERS = """
-from dataclasses import dataclass
-from hydra.core.config_store import ConfigStore
-from hydra.plugins.launcher import Launcher
-
-@dataclass
-class Conf:
-    _target_: str = "hydra_plugins.hydra_joblib_launcher.JoblibLauncher"
-    n_jobs: int = -1
-    backend: str | None = None
-    prefer: str = "processes"
-
-ConfigStore.instance().store(group="hydra/launcher", name="joblib", node=Conf, provider="joblib_launcher")
-
-class JoblibLauncher(Launcher):
-    def setup(self, **parts): ...
-    def launch(self, job_overrides, initial_job_idx): ...
-"""
-"""What hydra-joblib-launcher does to a program, by its names."""
-
-
-def run(*command: str, path: Path = ROOT) -> str:
-    """What Python says to a command, on stdout; stderr has to be empty."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, (ROOT, path))))}
-    done = fresh(*command, cwd=ROOT, environment=environment)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
 
 def test_a_program_of_others_imports_hardly_anything() -> None:
     """Hydra's scan of the plugins, as every program does it: of immunize it finds this file alone."""
@@ -58,7 +29,8 @@ def test_a_program_of_others_imports_hardly_anything() -> None:
         "print(*sorted(n for n in sys.modules if n.partition('.')[0] in ('immunize', 'torch', 'lightning', 'numpy')), "
         "'hydra_plugins.immunize_sweeps' in sys.modules)"
     )
-    assert run("-c", code).split() == ["True"]
+    done = fresh("-c", code, cwd=ROOT)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True"], "")
 
 
 def test_no_name_is_another_plugins() -> None:
@@ -68,27 +40,6 @@ def test_no_name_is_another_plugins() -> None:
         kind.__name__ for kind in Plugins.instance().discover() if kind.__module__ == "hydra_plugins.immunize_sweeps"
     }
     assert ours == {"GridSweeper", "PoolLauncher", "SerialLauncher"}
-
-
-@pytest.mark.parametrize(
-    ("name", "node"),
-    [
-        ("pool", {"_target_": "hydra_plugins.immunize_sweeps.PoolLauncher", "n_jobs": -1}),
-        (
-            "joblib",
-            {
-                "_target_": "hydra_plugins.hydra_joblib_launcher.JoblibLauncher",
-                **{"n_jobs": -1, "backend": None, "prefer": "processes"},
-            },
-        ),
-    ],
-)
-def test_both_launchers_live_in_one_environment(name: str, node: dict[str, object], tmp_path: Path) -> None:
-    """Each has its own settings and no others, and Hydra warns of nothing."""
-    (tmp_path / "hydra_plugins").mkdir()
-    (tmp_path / "hydra_plugins" / "hydra_joblib_launcher.py").write_text(OTHERS)
-    out = run("-m", "immunize.train", f"hydra/launcher={name}", "--cfg=hydra", path=tmp_path)
-    assert yaml.safe_load(out)["hydra"]["launcher"] == node
 
 
 def test_the_plugin_hands_over_to_the_class_of_its_name() -> None:
