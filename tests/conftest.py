@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -51,6 +52,22 @@ def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         except SystemExit as end:
             code = end.code or 0
         return Done(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> Callable[..., str]:
+    """The message of a command that has to fail before anything is computed, in an empty folder without real data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("IMMUNIZE_DATA", raising=False)
+
+    def call(main: Callable[[], object], *arguments: str) -> str:
+        done = called(main, "hydra.run.dir=run", *arguments)
+        assert (done.code, done.out) == (1, ""), done
+        assert done.err.strip()
+        assert not re.search("Traceback|Error executing job|: step ", done.err)  # nor a line of progress
+        return done.err
 
     return call
 

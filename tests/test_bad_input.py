@@ -8,13 +8,14 @@ from __future__ import annotations
 import builtins
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from omegaconf import OmegaConf
 
-from immunize import evaluate, train
+from immunize import train
 from immunize.errors import UserError
 from immunize.settings import check_settings
 from tests.commands import Called, Done, loaded_by
@@ -24,33 +25,24 @@ TINY = ["objective.epochs=2", "probe_steps=10", "logger=none", "figure=false"]
 
 
 class Command:
-    """Runs an entry point with arguments, in an empty working directory."""
+    """`immunize-train` with arguments, in an empty working directory."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
-        self.folder, self.run, self.monkeypatch, self.called = folder, folder / "run", monkeypatch, called
-        monkeypatch.chdir(folder)
-        monkeypatch.delenv("IMMUNIZE_DATA", raising=False)
+    def __init__(self, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
+        self.monkeypatch, self.called, self._refused = monkeypatch, called, refused
+        self.folder, self.run = Path.cwd(), Path.cwd() / "run"
 
-    def __call__(self, *arguments: str, main: Any = train.main) -> Done:
-        return self.called(main, *arguments)
+    def __call__(self, *arguments: str) -> Done:
+        return self.called(train.main, *arguments)
 
-    def refused(self, *arguments: str, main: Any = train.main) -> str:
-        """The message of a command that has to fail before anything is computed."""
+    def refused(self, *arguments: str) -> str:
+        """The message of a command that has to fail."""
         tiny = TINY if "method=erase" not in arguments else TINY[1:]  # which takes no steps
-        own = ["hydra.run.dir=run", *tiny] if main is train.main else []
-        outcome = self(*own, *arguments, main=main)
-        assert outcome.code == 1, outcome
-        assert "Traceback" not in outcome.err
-        assert "Error executing job" not in outcome.err
-        assert outcome.err.strip()
-        assert outcome.out == ""
-        assert ": step " not in outcome.err  # no line of progress: found before training
-        return outcome.err
+        return self._refused(train.main, *tiny, *arguments)
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> Command:
-    return Command(tmp_path, monkeypatch, called)
+def command(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, called: Called) -> Command:
+    return Command(refused, monkeypatch, called)
 
 
 # What Hydra refuses: names and types.
@@ -124,20 +116,14 @@ STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_eve
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ("seed=-1", ["seed has to be", "-1"]),
         ("objective.batch_size=100000", ["objective.batch_size=100000", "larger than both data sets"]),
         ("method=imma method.inner_steps=0", ["method.inner_steps", "at least 1"]),
         ("harmful=synthetic objective.loss=bce", ["objective.loss=bce", "regression", "objective.loss=mse"]),
         ("harmful=digits5to9 objective.loss=mse", ["objective.loss=mse", "no classes", "objective.loss=ce"]),
         ("objective.loss=ce", ["objective.loss=ce", "classification", "binary", "objective.loss=mse"]),
-        ("pretrain.pair=[1,0]", ["D_P and D_H are the same data"]),  # the digit 1 on both sides
         ("method=erase", ["same label", "method=ours"]),
         ("method=censor", ["another for a linear model", "erase"]),
-        (
-            "harmful=digits model=resnet_small model.image_size=-3",
-            ["model.image_size has to be 1 or more, or null; it is -3"],
-        ),
-        ("harmful=digits5to9 method=erase method.rank=64", ["rank is 64", "below the 64 features"]),
+        ("harmful=digits model=resnet_small model.image_size=-3", ["model.image_size has to be 1 or more, or null"]),
         ("objective.optimizer._target_=torch.optim.Adamm", ["torch.optim.Adamm"]),
         ("objective.optimizer.betas=[2,3]", ["objective.optimizer", "beta"]),
         ("+objective.optimizer.betta=1", ["objective.optimizer", "betta"]),
@@ -148,7 +134,6 @@ STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_eve
         (f"{STOPPING} objective.batch_size=null", ["check_every=50 looks at none of the 4 steps"]),
         (f"{STOPPING} objective.batch_size=100", ["check_every=50 looks at none of the"]),
         ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),
-        ("trainer.devices=0", ["devices"]),
         ("pretrain=synthetic objective.loss=mse", ["32 features", "64", "pretrain="]),
     ],
 )
@@ -256,11 +241,3 @@ def test_broken_command_shows_its_traceback_when_hydra_is_told_to(command: Comma
     command.monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(Exception, match=r"harmful\.pear"):
         command("harmful.pear=[0,1]")
-
-
-# Evaluation.
-
-
-def test_evaluate_needs_a_run(command: Command) -> None:
-    assert "run" in command.refused(main=evaluate.main)
-    assert "holds no record.json" in command.refused("run=absent", main=evaluate.main)
