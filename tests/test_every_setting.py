@@ -46,13 +46,11 @@ SPEED = "speed alone: numbers differ by rounding"
 NO_NUMBER = {
     **dict.fromkeys(("*_target_", "*._convert_", "*._partial_", "*.name", "*.kind", "*.role"), NAMED),
     **dict.fromkeys(("logger.*", "experiment.*", "figure", "log_every", "monitor_every"), SHOWN),
-    **dict.fromkeys(("data_root", "overwrite", "resume"), PLACE),
-    **dict.fromkeys(
-        ("out", "cells", "features", "*.imagefolder.root", "*.imagefolder.train", "*.imagefolder.test"), PLACE
-    ),
+    **dict.fromkeys(("data_root", "overwrite", "resume", "out", "cells", "features"), PLACE),
+    **dict.fromkeys((f"*.imagefolder.{name}" for name in ("root", "train", "test")), PLACE),
     **dict.fromkeys(("run", "checkpoint", "reference"), POINTED),
     "attack.reduced": "a word on the grid: numbers of a quick one are not to be reported",
-    **dict.fromkeys(("model.checkpoint",), "the file of a network, another one for every user"),
+    "model.checkpoint": "the file of a network, another one for every user",
     **dict.fromkeys(("threads", "workers", "jobs", "deep.workers", "deep.batch_size", "deep.cache_dir"), SPEED),
     **dict.fromkeys(("objective.cache_frozen", "*optimizer.fused", "trainer.accelerator"), SPEED),
     "guard": "it counts, in the record, and warns",
@@ -62,6 +60,21 @@ NO_NUMBER = {
 """Settings that change no number, and why. Nothing else may be here."""
 
 OTHER: dict[str, Any] = {
+    "tasks": (["harmful"], ["pretrain"]),
+    **dict.fromkeys(("attack.attacks.*.optimizer.momentum", "attack.attacks.*.share", "model.data.crop_pct"), 0.5),
+    **dict.fromkeys(("method.shrinkage", "method.inner_learning_rate", "shrinkage", "weight_decay"), 0.5),
+    **dict.fromkeys((f"objective.{name}weight_decay" for name in ("", "head_")), 0.5),
+    **dict.fromkeys(("objective.label_smoothing", "objective.optimizer.momentum"), 0.5),
+    **dict.fromkeys(("objective.max_steps", "deep.pretrain_probe_steps"), 1),
+    **dict.fromkeys(("objective.lr_decay", "objective.optimizer.eps", "attack.attacks.last_block.flops"), 1.0),
+    **dict.fromkeys(("objective.balance_multiplier*", "top_k", "method.rank", "attack.attacks.*.tuning_steps"), 2),
+    **dict.fromkeys(("harmful.angle", "pretrain.angle", "attack.attacks.*.optimizer.weight_decay"), 20.0),
+    **dict.fromkeys(("deep.images", "deep.probe_rows"), 20),
+    **dict.fromkeys(("method.lambda_ill", "objective.lambda_ill"), 1e9),
+    **dict.fromkeys(("method.gradient_clip", "clip"), 1e-3),
+    **dict.fromkeys(("objective.validation_fraction", "validation_fraction"), 0.4),
+    **dict.fromkeys(("method.protect", "objective.augment", "objective.cache_frozen"), True),
+    "attack.attacks.*.modules": ["layer3", "layer4"],
     "attack.attacks.*.tier": ("T0", "T1"),
     "attack.attacks.*.step": ("fixed", "line_search"),
     "attack.attacks.*.solver": "L-BFGS-B",
@@ -72,67 +85,30 @@ OTHER: dict[str, Any] = {
     "attack.attacks.*.max_rows": 10,
     "attack.attacks.*.floors": [0.5],
     "attack.attacks.*.cosine": [0.5],
-    "attack.attacks.*.optimizer.momentum": 0.5,
-    "attack.attacks.*.optimizer.weight_decay": 20.0,
     "attack.attacks.*.probe": {"_target_": "immunize.evaluation.attacks.Ridge", "tier": "T2", "penalties": [1e-3]},
-    "attack.attacks.*.share": 0.5,
-    "attack.attacks.*.modules": ["layer3", "layer4"],
-    "attack.attacks.*.tuning_steps": 2,
-    "attack.attacks.last_block.flops": 1.0,
-    "tasks": (["harmful"], ["pretrain"]),
     "tiers": ["T0"],
     "harmful.pair": [0, 2],
-    "harmful.angle": 20.0,
-    "pretrain.angle": 20.0,
     "pretrain.pair": [2, 1],
     "init.budget": 3.0,
     "model.architecture": "resnet34",
     "model.columns": "joint",
     "model.data.interpolation": "nearest",
-    "model.data.crop_pct": 0.5,
     "model.init": "identity",
     "model.kwargs.channels": [4, 8, 8, 16],
     "model.ridge": 0.1,
     "model.trainable": ["layer3", "layer4"],
     "method.budget": 30.0,
     "method.depths": ["layer4.0"],
-    "method.gradient_clip": 1e-3,
     "method.kernels": ["linear"],
-    "method.lambda_ill": 1e9,
     "method.precondition": ("none", "dummy", "features"),
-    "method.protect": True,
-    "method.rank": 2,
-    "method.shrinkage": 0.5,
-    "method.inner_learning_rate": 0.5,
     "method.suppress": "uniform",
     "method.attack_optimizer": ("sgd", "adam"),
-    "objective.balance_multiplier": 2,
-    "objective.balance_multiplier_ill": 2,
     "objective.batch_size": (16, 8),
     "objective.epochs_on": "longest",
-    "objective.label_smoothing": 0.5,
-    "objective.lambda_ill": 1e9,
     "objective.loss": "mse",
-    "objective.augment": True,
-    "objective.cache_frozen": True,
-    "objective.lr_decay": 1.0,
-    "objective.max_steps": 1,
     "objective.optimizer.betas": [0.5, 0.9],
-    "objective.optimizer.eps": 1.0,
-    "objective.optimizer.momentum": 0.5,
-    "objective.validation_fraction": 0.4,
-    "objective.head_weight_decay": 0.5,
-    "objective.weight_decay": 0.5,
     "pairing": "min_size",
-    "deep.images": 20,
-    "deep.probe_rows": 20,
-    "deep.pretrain_probe_steps": 1,
     "selection": "validation",
-    "shrinkage": 0.5,
-    "top_k": 2,
-    "clip": 1e-3,
-    "validation_fraction": 0.4,
-    "weight_decay": 0.5,
 }
 """Another value that is as good, where twice or one more of a number, and not of a switch, are not."""
 
@@ -211,24 +187,11 @@ GRID = (
     *(f"~attack.attacks.{name}" for name in ("gd_line_search", "sgd", "nearest_neighbours")),
 )
 OF_ANY_TARGET = (
-    "sgd",
-    "adamw",
-    "adam_raw",
-    "sgd_raw",
-    "mlp_head",
-    "batchnorm_head",
-    "nearest_neighbours",
-    "linear_map",
+    *("sgd", "adamw", "adam_raw", "sgd_raw", "mlp_head", "batchnorm_head", "nearest_neighbours", "linear_map"),
 )
 MORE = (
-    *(
-        "attack=standard",
-        "attack.budget.steps=12",
-        "seeds=[0]",
-        "tasks=[harmful]",
-        FEWER_ROWS,
-        "+attack/t5@attack.attacks.linear_map=linear_map",
-    ),
+    *("attack=standard", "attack.budget.steps=12", "seeds=[0]", "tasks=[harmful]", FEWER_ROWS),
+    "+attack/t5@attack.attacks.linear_map=linear_map",
     *(f"~attack.attacks.{name}" for name in ("gd_fixed", "gd_line_search", "adam", "lbfgs", "ridge", "whiten")),
     *(f"~attack.attacks.{name}" for name in ("centre", "standardize", "normalize", "conjugate_gradient")),
 )
@@ -240,29 +203,19 @@ OF_WEIGHTS = (
     "attack.attacks.lora={learning_rates:[0.01],steps:6,batch_size:16,ranks:[1],probe:null}",
 )
 """Those who move the weights of a network; `full_finetune` has the settings that they share and no other."""
+STOPPING = (
+    *("objective.early_stopping=true", "objective.check_every=2", "objective.patience=1"),
+    *("objective.epochs=24", "objective.learning_rate=0.3"),
+)
 LINEAR = (
     World(),
     World(("objective.batch_size=8", "pretrain.n_samples=40")),
-    World(
-        (
-            "objective.early_stopping=true",
-            "objective.check_every=2",
-            "objective.patience=1",
-            "objective.epochs=24",
-            "objective.learning_rate=0.3",
-        )
-    ),
+    World(STOPPING),
     World(("selection=validation",)),
     World(("objective.balance=true", "objective.balance_every=2")),
     World(("init=closed_form",)),
-    World(
-        ("method=ill_only", *PLAIN_SGD, "objective.learning_rate=1e-4"), OF_METHODS
-    ),  # Adam does not see how long a single term's gradient is
-    World(("method=well_only", *PLAIN_SGD, "objective.learning_rate=1e-4"), OF_METHODS),
-    World(("method=none",), OF_METHODS),
-    World(("method=imma",), OF_METHODS),
-    World(("method=opt_kappa",), OF_METHODS),
-    World(("method=closed_form",), OF_METHODS),
+    *(World((f"method={name}", *PLAIN_SGD), OF_METHODS) for name in ("ill_only", "well_only")),
+    *(World((f"method={name}",), OF_METHODS) for name in ("none", "imma", "opt_kappa", "closed_form")),
     World(base=DIGITS),
     World(("method=erase", "method.seed=1"), ("method.*",), (*DIGITS, "harmful=digits5to9")),
 )
@@ -402,21 +355,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ATTACKED = ("method.attack_steps=2", "method.attack_batch_size=8")
 GAINING = (
-    "method.attack_optimizer=sgd",
-    "method.attack_learning_rate=0.01",
-    "method.first_gain=0.05",
-    "method.factor=0.25",
+    *("method.attack_optimizer=sgd", "method.attack_learning_rate=0.01"),
+    *("method.first_gain=0.05", "method.factor=0.25"),
 )
 DEEP = (
     World(),
-    World(("method=ill_only",), OF_METHODS),
-    World(("method=none",), OF_METHODS),
-    World(("method=imma",), OF_METHODS),
+    *(World((f"method={name}",), OF_METHODS) for name in ("ill_only", "none", "imma")),
     World(("method=closed_form", "method.shrinkage=0.1", "method.budget=10"), OF_METHODS),
     World(("method=erase",), ("method.*",)),
     World(("method=censor",), OF_METHODS),
     World(("method=censor", *ATTACKED), ("method.attack_*",)),
-    World(("method=contract", *ATTACKED, *GAINING), OF_METHODS),
+    World(("method=contract", *ATTACKED, *GAINING), ("method.attack_*",)),  # the others' terms are those of `censor`
     World(("method=simulated", *ATTACKED, "method.attack_optimizer=sgd"), OF_METHODS),
     World(("objective.epochs_on=longest",)),
     World(("objective.balance=false", "objective.lambda_well=1e-4", "objective.lambda_ill=1")),
@@ -431,11 +380,8 @@ def test_every_setting_of_a_linear_run(tmp_path: Path) -> None:
 def test_every_setting_of_a_network_run(tmp_path: Path) -> None:
     write_images(tmp_path / "images")
     shutil.rmtree(tmp_path / "images" / "test")  # which would take the place of held_out_fraction
-    sets = (
-        "harmful=multi",
-        "harmful/sets=[digits,imagefolder]",
-        f"harmful.sets.imagefolder.root={tmp_path / 'images'}",
-    )
+    root = f"harmful.sets.imagefolder.root={tmp_path / 'images'}"
+    sets = ("harmful=multi", "harmful/sets=[digits,imagefolder]", root)
     several = (*(word for word in NETWORK if word != "harmful=digits"), *sets, "objective=resnet_small_digits")
     worlds = (*DEEP, World(("pretrain=digits",), base=several))
     every_setting_counts(train_numbers, "train", NETWORK, worlds, tmp_path)

@@ -21,7 +21,7 @@ from immunize.pipeline.fit import TRAINING
 from immunize.records import CHECKPOINT, read_record
 from tests.composing import Run, compose_config, killed, run_tiny_deep, same_weights
 
-SMALL = ("model.kwargs.channels=[8,8,16,16]", "augment=false", "epochs=8", "batch_size=64")
+SMALL = ("model.kwargs.channels=[8,8,16,16]", "augment=false", "epochs=6", "batch_size=64")
 FEW = (*SMALL, "pretrain._target_=tests.composing.FewDigits", "batch_size=32")
 
 
@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_it_learns_and_says_so(trained: Run) -> None:
     folder, record = trained
     assert read_record(folder)["accuracy"] == record["accuracy"] > 80  # of five classes
-    assert record["steps"] == 8 * (record["data"]["images"]["fit"] // 64)
+    assert record["steps"] == 6 * (record["data"]["images"]["fit"] // 64)
 
 
 def test_training_takes_the_checkpoint_and_finds_the_same_accuracy(trained: Run, tmp_path: Path) -> None:
@@ -146,8 +146,6 @@ def test_it_does_not_train_on_the_images_that_a_run_is_judged_by(
         ("validation_fraction=0.95", "validation_fraction"),
         ("validation_fraction=0.001", "into 601 and 1"),
         ("workers=-1", "workers"),
-        ("threads=0", "threads"),
-        ("seed=-1", "seed"),
         ("pretrain=housing", "no images"),
         ("trainer.devices=2", "one process"),
     ],
