@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -104,8 +104,8 @@ def test_shared_file_imports_no_room(place: str) -> None:
 
 
 def test_instantiate_sees_data_as_a_type_only() -> None:
-    assert own_imports(PACKAGE / "instantiate.py") & (ROOMS | ENTRY_POINTS) == {"data"}
-    assert not own_imports(PACKAGE / "instantiate.py", typing_only=False) & (ROOMS | ENTRY_POINTS)
+    path = PACKAGE / "instantiate.py"
+    assert [own_imports(path, typing_only=own) & (ROOMS | ENTRY_POINTS) for own in (True, False)] == [{"data"}, set()]
 
 
 def test_places_form_no_cycle() -> None:
@@ -114,10 +114,7 @@ def test_places_form_no_cycle() -> None:
         if path != PACKAGE / "__init__.py":  # loads its names on first use
             place = place_of_file(path)
             graph.setdefault(place, set()).update(own_imports(path) - {place, "immunize"})
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(f"imports go in a circle: {' -> '.join(error.args[1])}")
+    TopologicalSorter(graph).prepare()
 
 
 def test_modules_form_no_cycle_when_imported() -> None:
@@ -137,13 +134,6 @@ def test_importing_it_imports_no_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize("place", ["report", "records", "cli", "config", "errors", "settings", "sweeping"])
-def test_no_torch_in_its_source(place: str) -> None:
-    for path in files_of(place):
-        heavy = {name for name in imports_of(path) if name.partition(".")[0] in ("torch", "lightning")}
-        assert heavy <= ({"torch"} if place == "records" else set())  # records asks torch for the hardware, lazily
-
-
 def test_training_is_blind_to_methods() -> None:
     methods = {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
     assert "ours" in methods
@@ -161,12 +151,8 @@ def test_training_is_blind_to_methods() -> None:
 
 
 def test_files_are_short_enough_to_read() -> None:
-    too_long = {
-        str(path.relative_to(ROOT)): lines
-        for path in FILES
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_FILE
-    }
-    assert too_long == {}
+    lines = {path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {path: count for path, count in lines.items() if count > LONGEST_FILE} == {}
 
 
 def test_nothing_executes_what_a_checkpoint_holds() -> None:

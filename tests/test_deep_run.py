@@ -71,6 +71,8 @@ def test_record_has_every_number_and_the_network_only_what_moved(whole: Run) -> 
     assert facts["balance"]["weights"]["task"] == 1
     assert facts["resumed"] is None
     assert record["network"]["trained"] == [name for name in record["network"]["trained"] if name.startswith("layer4")]
+    assert record["config"]["threads"] == record["hardware"]["threads"] == 1
+    assert len(groups_of([record, record | {"config": record["config"] | {"threads": 2}}])) == 1
     assert {path.name for path in folder.iterdir()} == {"record.json", CHECKPOINT}
     start = DeepExtractor.from_timm(
         "resnet18", trainable=["layer4"], n_classes=5, image_size=32, kwargs={"channels": [4, 8, 8, 12]}, seed=0
@@ -171,27 +173,19 @@ def test_what_overflows_in_the_last_step_is_a_divergence(learning_rate: str, tmp
     assert all(bool(value.isfinite().all()) for value in weights(tmp_path).values())
 
 
-def _all_zero(features: Measured, which: str) -> None:
-    x, _ = features[which]["held_out"]["harmful"]
-    x.zero_()
-
-
-def _mostly_zero(features: Measured, which: str) -> None:
-    x, _ = features[which]["held_out"]["harmful"]
-    x[1:] = 0  # so that a group of them has no spectrum
-
-
-@pytest.mark.parametrize("change", [_all_zero, _mostly_zero])
+@pytest.mark.parametrize("rows_left", [0, 1])
 def test_features_of_zeros_in_the_evaluation_are_a_divergence(
-    change: Callable[[Measured, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows_left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All of them, or so many that a group has no spectrum."""
+    which = "immunized"
+
     def both(*arguments: Any, **options: Any) -> Measured | None:
         features = both_features(*arguments, **options)
-        change(features, which)
+        features[which]["held_out"]["harmful"][0][rows_left:] = 0
         return features
 
     monkeypatch.setattr("immunize.pipeline.network.both_features", both)
-    which = "immunized"
     record = run_tiny_deep(tmp_path / "run", "objective.max_steps=1")
     assert record["status"] == read_record(tmp_path / "run")["status"] == "diverged"
     assert "metrics" not in record
@@ -199,7 +193,7 @@ def test_features_of_zeros_in_the_evaluation_are_a_divergence(
     assert (diverged["step"], diverged["value"]) == (1, "0.0")
     assert diverged["term"].startswith("features of ")
     which = "theta_0"
-    if change is _all_zero:  # nothing that was trained is to blame
+    if rows_left == 0:  # nothing that was trained is to blame
         with pytest.raises(UserError, match="θ_0's features of harmful are all zero"):
             run_tiny_deep(tmp_path / "other", "objective.max_steps=1")
 
@@ -239,16 +233,10 @@ def test_balance_without_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptur
 # Interruption.
 
 
-def steps_an_epoch(record: dict[str, Any]) -> int:
-    steps: int = record["training"]["fit"]["steps"]
-    assert steps % 3 == 0
-    return steps // 3
-
-
 def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    epoch = steps_an_epoch(whole[1])
+    epoch = whole[1]["training"]["fit"]["steps"] // 3
     with killed(monkeypatch, "immunize.pipeline.fit.Progress", epoch + 2):
         run_tiny_deep(tmp_path, "resume=true")
     assert read_record(tmp_path)["status"] == "interrupted"
@@ -284,7 +272,7 @@ def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limit = round(epochs * steps_an_epoch(whole[1]))
+    limit = round(epochs * whole[1]["training"]["fit"]["steps"] / 3)
     overrides = ["resume=true", f"objective.max_steps={limit}", *settings]
     with monkeypatch.context() as patched:
         patched.setattr("immunize.pipeline.network.Resuming", Copied)
@@ -413,7 +401,6 @@ def test_early_stopping_keeps_the_best_look_at_images_set_aside_and_the_record_h
         (["objective=linear_digits"], "objective.loss"),
         (["guard=warn", "method=none"], "guard=warn watches R_well and R_ill; method=none has neither"),
         (["init=closed_form"], "init=none"),
-        (["objective.early_stopping=true", "objective.patience=0"], "objective.patience has to be at least 1"),
         (["method.precondition=inverse_free"], "method.precondition has to be one of features, none"),
         (["objective.augment=true", "objective.cache_frozen=true"], "augment"),
         (["deep.group_size=1000"], "fewer images than a group"),
@@ -421,7 +408,6 @@ def test_early_stopping_keeps_the_best_look_at_images_set_aside_and_the_record_h
         (["model.trainable=[layer9]"], "layer9"),
         (["trainer.accelerator=gpu"], "trainer"),
         (["trainer.devices=0"], "devices"),
-        (["+deep.nothing=1"], "deep.nothing"),
     ],
 )
 def test_mistakes_are_named(overrides: list[str], words: str, tmp_path: Path) -> None:
@@ -467,17 +453,6 @@ def test_threads_are_part_of_a_deep_runs_hash(monkeypatch: pytest.MonkeyPatch) -
     assert hashes[0] != hashes[1] == hashes[2]
 
 
-def test_a_run_of_two_threads_is_not_taken_for_one_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: 4)
-    options = ("objective.max_steps=1", "resume=true")
-    first = run_tiny_deep(tmp_path, *options, "threads=1")
-    assert first["config"]["threads"] == first["hardware"]["threads"] == 1
-    assert run_tiny_deep(tmp_path, *options, "threads=1")["started"] == first["started"]
-    with pytest.raises(UserError, match="overwrite=true"):
-        run_tiny_deep(tmp_path, *options, "threads=2")
-    assert len(groups_of([first, first | {"config": first["config"] | {"threads": 2}}])) == 1
-
-
 def test_weights_below_the_data_folder_have_the_same_hash_elsewhere() -> None:
     overrides = ("model=resnet18_64px", "harmful=cars", "pretrain=tiny_imagenet")
     assert hash_of_run(compose_config(*overrides, "data_root=/a")) == hash_of_run(
@@ -507,7 +482,6 @@ def test_early_stopping_that_cannot_judge_is_refused(words: list[str], says: str
 
 
 def test_how_many_images_are_measured_changes_no_training(tmp_path: Path) -> None:
-    for name, most in {"all": "null", "few": "30"}.items():
-        words = ("method=censor", "objective.max_steps=2", f"deep.images={most}")
-        run_tiny_deep(tmp_path / name, *words)
-    assert same_weights(tmp_path / "all", tmp_path / "few")
+    for images in ("null", "30"):
+        run_tiny_deep(tmp_path / images, "method=censor", "objective.max_steps=2", f"deep.images={images}")
+    assert same_weights(tmp_path / "null", tmp_path / "30")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from pathlib import Path
 
@@ -89,15 +88,15 @@ def test_every_number_is_computed_again(run: Run) -> None:
 
 def test_tables_show_each_set(run: Run) -> None:
     records = load_records(run[0].parent)
-    assert [record["harmful"] for record in records] == [
-        f"{name} of digits+imagefolder" for name in ("digits", "imagefolder")
-    ]
+    names = [f"{name} of digits+imagefolder" for name in ("digits", "imagefolder")]
+    assert [record["harmful"] for record in records] == names
     assert len(summary_tables(records)) == 2
-    out = io.StringIO()
-    show_record(read_record(run[0]), Console(file=out, width=110))
+    console = Console(record=True, width=110)
+    show_record(read_record(run[0]), console)
+    shown = console.export_text()
     for record in records:
-        assert f"against {record['harmful']}" in out.getvalue()
-        assert short(record["metrics"]["fit"]["spectrum"]["rir"]) in out.getvalue()
+        assert f"against {record['harmful']}" in shown
+        assert short(record["metrics"]["fit"]["spectrum"]["rir"]) in shown
 
 
 def test_card_and_page_show_each_set_and_whose_numbers_the_others_are(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,9 @@ TAMPERED: dict[tuple[str, ...], Callable[[Any], Any]] = {
     ("verdicts", "held_out", "a"): lambda old: not old,
     ("steps_to_norm_ratio", "fit", "harmful", "immunized", "0.1"): lambda old: 1,
     ("steps_to_norm_ratio", "held_out", "pretrain", "identity", "0.01"): lambda old: 3,
+    # what figures are drawn from
+    ("curves", "norm_ratio", "fit", "harmful", "immunized", "ratio"): lambda old: [old[0], 0.999, *old[2:]],
+    ("spectra", "held_out", "harmful", "immunized", "sigma"): lambda old: [*old[:-1], old[-1] / 2],
 }
 
 
@@ -63,7 +67,7 @@ def test_tampered_numbers_are_named_and_no_other_nor_what_is_rounding(folder: Pa
     one_sided = {f"metrics.fit.{name}: only on one side" for name in ("spectrum.kappa_extra", "ridge.rir")}
     differing = set(evaluate.run(folder)[1])
     assert one_sided <= differing
-    named = [line.partition(": ")[0] for line in differing - one_sided]
+    named = [re.split(r": |\[", line)[0] for line in differing - one_sided]
     assert sorted(named) == sorted(".".join(path) for path in TAMPERED)
 
 
@@ -90,8 +94,10 @@ def test_unfinished_run_has_nothing_to_check(status: str, folder: Path) -> None:
         evaluate.run(folder)
 
 
-def test_threads_are_those_of_the_run_and_the_callers_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding depends on the number of threads, and gaps at a rank cut are made of rounding."""
+def test_threads_are_those_of_the_run_and_the_callers_are_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding depends on the number of threads, and gaps at a rank cut, as of digits, are made of rounding."""
     used = []
     original = LinearModel.numbers
 
@@ -99,30 +105,16 @@ def test_threads_are_those_of_the_run_and_the_callers_are_kept(folder: Path, mon
         used.append(torch.get_num_threads())
         return original(*args)
 
+    digits = tmp_path / "digits"
+    train.run(compose_config("objective.epochs=5", "probe_steps=100", "logger=none", "figure=false"), digits)
     monkeypatch.setattr(LinearModel, "numbers", watched)
     monkeypatch.setattr(threads, "cores", lambda: 1)  # no matter what this machine leaves
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(4)
-        assert evaluate.run(folder)[1] == []
-        assert used == [read_record(folder)["hardware"]["threads"]] == [1]
+    with threads.cpu_threads(4):
+        assert evaluate.run(folder)[1] == evaluate.run(digits)[1] == []
         edit_json(folder / RECORD, lambda record: record["hardware"].update(threads=3))
         assert evaluate.run(folder)[1] == []
-        assert used == [1, 3]
+        assert used == [1, 1, 3]
         assert torch.get_num_threads() == 4
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_digits_agree_although_their_spectrum_is_cut(tmp_path: Path) -> None:
-    """Rank-deficient: gap_cut is a ratio to rounding noise, and has to come out the same again."""
-    train.run(compose_config("objective.epochs=5", "probe_steps=100", "logger=none", "figure=false"), tmp_path)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        assert evaluate.run(tmp_path)[1] == []
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_checkpoint_of_another_run_is_refused(folder: Path) -> None:
@@ -189,7 +181,7 @@ def network(finished_network: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished_network, tmp_path / "copy"))
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], config_hash: str = "") -> None:
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object], config_hash: str = "") -> None:
     """The checkpoint with changed weights."""
     state = load_weights(folder / CHECKPOINT)
     change(state)
@@ -234,41 +226,34 @@ def test_tampered_numbers_are_named_and_no_other(network: Path) -> None:
 
 
 def test_numbers_come_from_the_checkpoint(network: Path) -> None:
-    def moved(state: dict[str, torch.Tensor]) -> None:
-        state["layer4.1.conv2.weight"] *= 1.1
-
-    rewrite(network, moved)
+    rewrite(network, lambda state: state["layer4.1.conv2.weight"].mul_(1.1))
     names = {line.partition(":")[0] for line in evaluate.run(network)[1]}
     assert {"metrics.fit.spectrum.rir", "metrics_groups.held_out.spectrum.kappa_harmful"} <= names
     assert not any(name.endswith("baseline") for name in names)  # θ_0 is what it was
 
 
-def test_checkpoint_with_another_frozen_part_is_refused(network: Path) -> None:
-    def moved(state: dict[str, torch.Tensor]) -> None:
-        state["conv1.weight"] += 1e-3
-
-    rewrite(network, moved)
-    with pytest.raises(CheckpointError, match=r"conv1\.weight was not trained"):
-        evaluate.run(network)
+def _dead(state: dict[str, torch.Tensor]) -> None:
+    for name, value in state.items():
+        if name.startswith("layer4") and "running" not in name:
+            value.zero_()
 
 
-def test_checkpoint_of_another_run_or_none_is_refused(network: Path) -> None:
-    rewrite(network, lambda _: None, "0123456789abcdef")
-    with pytest.raises(CheckpointError, match="belongs to another run"):
+@pytest.mark.parametrize(
+    ("change", "config_hash", "words"),
+    [
+        (lambda state: state["conv1.weight"].add_(1e-3), "", r"conv1\.weight was not trained"),
+        (lambda state: None, "0123456789abcdef", "belongs to another run"),
+        (_dead, "", r"gives no numbers any more: .*features of pretrain.* 0\.0"),
+    ],
+)
+def test_checkpoint_that_is_not_the_runs_or_of_no_use_is_refused(
+    change: Callable[[dict[str, torch.Tensor]], object], config_hash: str, words: str, network: Path
+) -> None:
+    rewrite(network, change, config_hash)
+    with pytest.raises(CheckpointError, match=words):
         evaluate.run(network)
     (network / CHECKPOINT).unlink()
     with pytest.raises(CheckpointError, match="does not exist"):
-        evaluate.run(network)
-
-
-def test_checkpoint_whose_features_are_of_no_use_is_refused(network: Path) -> None:
-    def dead(state: dict[str, torch.Tensor]) -> None:
-        for name, value in state.items():
-            if name.startswith("layer4") and "running" not in name:
-                value.zero_()
-
-    rewrite(network, dead)
-    with pytest.raises(CheckpointError, match=r"gives no numbers any more: .*features of pretrain.* 0\.0"):
         evaluate.run(network)
 
 

@@ -120,12 +120,8 @@ def test_the_attack_runs_in_its_tier(ran: Path) -> None:
     assert attack["score"]["mean"] is not None
 
 
-def test_the_record_suffices_to_build_them_again_and_help_lists_them(ran: Path) -> None:
+def test_the_record_suffices_to_build_them_again_help_lists_them_and_their_test_passes(ran: Path) -> None:
     told = (ran / "stdout").read_text(encoding="utf-8")
     assert "every number agrees" in told
-    listed = told.rpartition("$ immunize.train")[2]
-    assert all(name in listed for name in ("log_kappa", "waves", "plain_net"))
-
-
-def test_the_test_of_the_page_passes(ran: Path) -> None:
-    assert "1 passed" in (ran / "stdout").read_text(encoding="utf-8").rpartition("$ pytest")[2]
+    assert all(name in told.rpartition("$ immunize.train")[2] for name in ("log_kappa", "waves", "plain_net"))
+    assert "1 passed" in told.rpartition("$ pytest")[2]

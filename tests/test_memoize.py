@@ -28,19 +28,13 @@ def test_the_same_content_is_computed_once_whatever_object_holds_it():
 def test_content_shape_dtype_and_other_arguments_tell_results_apart():
     double, calls = counting(8)
     x = torch.zeros(2, 3, dtype=torch.float64)
-    for other in (x, x.reshape(3, 2), x.to(torch.float32), x + 1e-300):
+    for other in (x, x.reshape(3, 2), x.to(torch.float32), x.to(torch.bfloat16), x.to(torch.float16), x + 1e-300):
         assert torch.equal(double(other), 2 * other)
         assert double(other).shape == other.shape
     assert torch.equal(double(x, factor=5), 5 * x)
-    assert len(calls) == 5
-
-
-def test_a_tensor_written_into_is_another_argument():
-    double, _ = counting(2)
-    x = torch.ones(3, dtype=torch.float64)
-    assert torch.equal(double(x), torch.full((3,), 2.0, dtype=torch.float64))
-    x[1] = 7
-    assert torch.equal(double(x), torch.tensor([2.0, 14.0, 2.0], dtype=torch.float64))
+    assert len(calls) == 7
+    x[1] = 7  # written into
+    assert torch.equal(double(x), 2 * x)
 
 
 def test_only_the_latest_are_kept():
@@ -51,10 +45,3 @@ def test_only_the_latest_are_kept():
     assert len(calls) == 3
     double(b)
     assert len(calls) == 4
-
-
-def test_half_precision_is_told_from_other_bytes():
-    double, calls = counting(4)
-    for kind in (torch.bfloat16, torch.float16, torch.bfloat16):
-        double(torch.zeros(2, dtype=kind))
-    assert len(calls) == 2

@@ -23,21 +23,16 @@ from tests.commands import ROOT, Command
 def test_result_is_that_of_another_process_at_the_same_time(tmp_path: Path) -> None:
     said = tmp_path / "said"
 
-    def work() -> tuple[int, str]:
+    def work() -> tuple[int, str, torch.Tensor]:
         while not (said.exists() and said.read_text()):  # by the body, which runs meanwhile
             time.sleep(0.01)
-        return os.getpid(), said.read_text()
+        return os.getpid(), said.read_text(), torch.arange(1e6, dtype=torch.float64)
 
-    with beside(work) as result:
+    with cpu_threads(1), beside(work) as result:
         said.write_text("both")
-        process, text = result()
+        process, text, theta = result()
     assert process != os.getpid()
     assert text == "both"
-
-
-def test_tensors_come_back() -> None:
-    with cpu_threads(1), beside(lambda: {"theta": torch.arange(1e6, dtype=torch.float64)}) as result:
-        theta = result()["theta"]
     assert torch.equal(theta, torch.arange(1e6, dtype=torch.float64))
 
 
@@ -144,7 +139,6 @@ def test_loss_gradient_kappa_and_rir_are_those_of_one_process(method: str, tmp_p
     ("trainer", "count"),
     [
         ({"accelerator": "cpu", "devices": 1}, 1),
-        ({"accelerator": "cpu", "devices": 3}, 3),
         ({"accelerator": "cpu", "devices": "2"}, 2),
         ({"accelerator": "cpu", "devices": "auto"}, 1),
         ({"accelerator": "gpu", "devices": [0, 2]}, 2),
@@ -175,7 +169,6 @@ def test_processes_that_cannot_be_started(trainer: dict[str, Any], monkeypatch: 
         ({"RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True, True),
         ({"RANK": "8", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True, False),
         ({"RANK": "0", "WORLD_SIZE": "1"}, False, True),  # hosted notebooks and job runners
-        ({"RANK": "1", "WORLD_SIZE": "2"}, True, False),
     ],
 )
 def test_which_process_this_is(environment: dict[str, str], outside: bool, first: bool) -> None:

@@ -112,16 +112,10 @@ def test_provenance(record: dict[str, Any]) -> None:
     ("program", "module", "command"),
     [
         ("/x/immunize/train.py", "immunize.train", "python -m immunize.train a=1"),
-        ("/x/immunize/train.py", "loky.backend.popen_loky_posix", "python -m immunize.train a=1"),
         ("/immunize/immunize/train.py", "loky.backend.popen_loky_posix", "python -m immunize.train a=1"),
         (
             "/x/experiments/table_attacks/__main__.py",
             "experiments.table_attacks.__main__",
-            "python -m experiments.table_attacks a=1",
-        ),
-        (
-            "/x/experiments/table_attacks/__main__.py",
-            "loky.backend.popen_loky_posix",
             "python -m experiments.table_attacks a=1",
         ),
         ("/immunize/experiments/demo.py", "loky.backend.popen_loky_posix", "python -m experiments.demo a=1"),
@@ -137,17 +131,6 @@ def test_the_command_can_be_given_again(
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
     monkeypatch.setattr(sys, "argv", [program, "a=1"])
     assert records.provenance()["command"] == command
-
-
-def test_threads_are_those_that_were_used(tmp_path: Path) -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        assert run_tiny(tmp_path / "one", "objective.epochs=1")["hardware"]["threads"] == 1  # the default for small D
-        assert run_tiny(tmp_path / "three", "objective.epochs=1", "threads=3")["hardware"]["threads"] == 3
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_the_configuration_is_enough_to_repeat_the_run(record: dict[str, Any], tmp_path: Path) -> None:
@@ -268,10 +251,8 @@ def whole(**changes: Any) -> dict[str, Any]:
         ("", "cannot be read"),
         ('{"status": "finished",', "cannot be read"),
         (b"\xff\xfe\x00", "cannot be read"),
-        ("[1, 2]", "not a record"),
         ("null", "not a record"),
         ('{"status": "finished"}', "not a record"),
-        ('{"config": {}}', "not a record"),
         (json.dumps(whole(schema_version=SCHEMA_VERSION + 1)), f"version {SCHEMA_VERSION + 1}.*reads {SCHEMA_VERSION}"),
         (json.dumps({"status": "finished", "config": {}}), "version None"),
     ],
@@ -285,12 +266,8 @@ def test_what_is_not_a_record_is_refused(text: Any, words: str, tmp_path: Path) 
         read_record(tmp_path)
     assert str(tmp_path) in str(error.value)
     assert not finished(tmp_path)
-
-
-@pytest.mark.parametrize(("status", "expected"), [("finished", True), ("diverged", False), ("interrupted", False)])
-def test_finished_is_of_finished_runs_only(status: str, expected: bool, tmp_path: Path) -> None:
-    write_record(tmp_path, whole(status=status))
-    assert finished(tmp_path) is expected
+    write_record(tmp_path / "ended", whole(status="interrupted"))
+    assert not finished(tmp_path / "ended")
 
 
 @pytest.mark.data
