@@ -19,6 +19,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
@@ -222,26 +223,15 @@ def followed(cfg: DictConfig, *callbacks: pl.Callback) -> tuple[PairedData, Traj
     return data, seen
 
 
-class MemoryLogger(Logger):
+class MemoryLogger(DummyLogger):
     """Keeps what is logged."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[tuple[int | None, dict[str, float]]] = []
 
-    @property
-    def name(self) -> str:
-        return "memory"
-
-    @property
-    def version(self) -> str:
-        return "0"
-
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         self.rows.append((step, dict(metrics)))
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        pass
 
     def of(self, key: str) -> dict[int | None, float]:
         """Step to value, for the rows that have the key."""
