@@ -72,6 +72,9 @@ def loader(seed: int, classes: int = CLASSES, n: int = 160) -> DataLoader[Any]:
     return DataLoader(TensorDataset(x, torch.randint(classes, (n,), generator=draws)), batch_size=40)
 
 
+X, Y = loader(1).dataset.tensors  # type: ignore[attr-defined]
+
+
 def immunized(network: Network, **options: Any) -> immunize.Immunized:
     backbone, head = network
     settings: dict[str, Any] = {"trainable": ["last"], "steps": 60, "learning_rate": 3e-3} | options
@@ -103,17 +106,16 @@ def test_d_p_is_kept_by_the_answers_of_theta_0_unless_its_labels_are_asked_for(n
 
 def test_d_p_is_judged_by_rows_that_no_step_sees(network: Network) -> None:
     """However the loader shuffles: a fifth of its rows, the same ones in every pass."""
-    x, y = loader(1).dataset.tensors  # type: ignore[attr-defined]
-    aside = set_aside(x)
+    aside = set_aside(X)
     assert 0.1 < aside.double().mean() < 0.3
-    shuffled = TrainedOn(DataLoader(TensorDataset(x, y), batch_size=40, shuffle=True))
+    shuffled = TrainedOn(DataLoader(TensorDataset(X, Y), batch_size=40, shuffle=True))
     for _ in range(2):
         seen = torch.cat([rows for rows, _ in shuffled])
-        assert {tuple(row) for row in seen.tolist()} == {tuple(row) for row in x[~aside].tolist()}
+        assert {tuple(row) for row in seen.tolist()} == {tuple(row) for row in X[~aside].tolist()}
     found = immunized(network, steps=3)
     with torch.no_grad():
-        before, after = (h(b.eval()(x[aside])).argmax(1) for b, h in (network, (found.backbone, found.head)))
-    expected = {"before": before == y[aside], "after": after == y[aside], "agreement": before == after}
+        before, after = (h(b.eval()(X[aside])).argmax(1) for b, h in (network, (found.backbone, found.head)))
+    expected = {"before": before == Y[aside], "after": after == Y[aside], "agreement": before == after}
     assert found.accuracy == {name: pytest.approx(100 * float(v.double().mean())) for name, v in expected.items()}
 
 
@@ -135,27 +137,18 @@ def test_a_loader_that_moves_its_images_is_noticed(network: Network, caplog: pyt
 
 
 def test_too_few_images_to_set_some_aside_or_to_train_on(network: Network, caplog: pytest.LogCaptureFixture) -> None:
-    x, y = loader(1).dataset.tensors  # type: ignore[attr-defined]
-    aside = set_aside(x)
-    immunize.immunize(*network, [(x[~aside][:9], y[~aside][:9])], loader(2), trainable=["last"], steps=2)
+    aside = set_aside(X)
+    immunize.immunize(*network, [(X[~aside][:9], Y[~aside][:9])], loader(2), trainable=["last"], steps=2)
     assert "none was set aside" in caplog.text
     with pytest.raises(UserError, match="no batch of D_P has two rows to train on"):
-        immunize.immunize(*network, [(x[aside], y[aside])], loader(2), trainable=["last"], steps=2)
+        immunize.immunize(*network, [(X[aside], Y[aside])], loader(2), trainable=["last"], steps=2)
 
 
 def test_bfloat16_is_measured(network: Network) -> None:
-    x, y = loader(1).dataset.tensors  # type: ignore[attr-defined]
     half = (part.bfloat16() for part in network)
-    found = immunize.immunize(*half, [(x.bfloat16(), y)], [(x.flip(1).bfloat16(), y)], trainable=["last"], steps=2)
+    found = immunize.immunize(*half, [(X.bfloat16(), Y)], [(X.flip(1).bfloat16(), Y)], trainable=["last"], steps=2)
     assert math.isfinite(found.ratios["ridge"].ratio.rir)
     assert found.backbone.last.weight.dtype == torch.bfloat16  # type: ignore[union-attr]
-
-
-def test_features_that_died_are_not_taken_for_the_same_data(network: Network) -> None:
-    for parameter in network[0].last.parameters():
-        parameter.data.zero_()
-    with pytest.raises(UserError, match="columns of D_P's features are constant"):
-        immunized(network)
 
 
 @pytest.mark.parametrize("method", ["ours", "censor"])
@@ -213,22 +206,21 @@ def test_a_method_that_does_not_aim_at_kappa_is_told_by_what_can_be_learned(
     assert not caplog.text
 
 
-def test_what_can_be_learned_is_told_of_every_method_whose_harmful_loader_has_two_labels(network: Network) -> None:
-    found = immunize.immunize(*network, learnable(1, 1), learnable(5, 4), trainable=["last"], steps=2)
+@pytest.mark.parametrize(("classes", "told"), [((1, 4), {"harmful"}), ((CLASSES, 1), None)])
+def test_what_can_be_learned_is_told_of_every_method_whose_harmful_loader_has_two_labels(
+    network: Network, classes: tuple[int, int], told: set[str] | None
+) -> None:
+    loaders = (learnable(seed, count) for seed, count in zip((1, 5), classes, strict=True))
+    found = immunize.immunize(*network, *loaders, trainable=["last"], steps=2)
     assert found.aims_at_kappa
-    assert found.separability is not None
-    assert found.separability.keys() == {"harmful"}
-    assert "(c): D_H 0." in str(found)
+    assert (found.separability and found.separability.keys()) == told
+    assert ("(c): D_H 0." in str(found)) is (told is not None)
     assert "D_P 0." not in str(found)
-    found = immunize.immunize(*network, learnable(1, CLASSES), learnable(5, 1), trainable=["last"], steps=2)
-    assert found.separability is None
-    assert "ridge probe" not in str(found)
 
 
-@pytest.mark.parametrize("fill", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["ours", "ill_only", "closed_form", "erase", "censor", "simulated"])
-def test_a_d_h_whose_features_do_not_vary_is_refused(network: Network, method: str, fill: float) -> None:
-    same = DataLoader(TensorDataset(torch.full((70, 20), fill), torch.arange(70) % 4), batch_size=40)  # 40 and 30
+def test_a_d_h_whose_features_do_not_vary_is_refused(network: Network, method: str) -> None:
+    same = DataLoader(TensorDataset(torch.ones(70, 20), torch.arange(70) % 4), batch_size=40)  # 40 and 30
     with pytest.raises(UserError, match=r"^all 12 columns of D_H's features are constant: the 70 rows .*; check"):
         immunize.immunize(*network, learnable(1, CLASSES), same, method=method, trainable=["last"], steps=1)
 
@@ -433,14 +425,11 @@ def test_a_seed_gives_the_same_whatever_the_callers_state(network: Network) -> N
         ({"method": "magic"}, "unknown method 'magic'"),
         ({"lambda_well": 1.0}, "both lambda_well and lambda_ill"),
         ({"steps": 0}, "at least 1"),
-        ({"seed": -1}, "between 0 and"),
         ({"multiplier": 4}, r"^multiplier has to be one of \(1, 2, 3, 5\)"),
         ({"trainable": ["nothing"]}, "nothing"),
         ({"options": {"budget": 3}}, "no option budget"),
         ({"method": "closed_form", "options": {"budget": 0.5}}, "at least 1"),
-        ({"learning_rate": 0.0}, "learning_rate has to be positive and finite, it is 0"),
         ({"learning_rate": math.nan}, "learning_rate has to be positive and finite, it is nan"),
-        ({"rho": 0.0}, "rho has to be positive"),
         *(
             ({"label_smoothing": bad}, f"label_smoothing has to be at least 0 and below 1, it is {bad}")
             for bad in (1, 2)
@@ -464,43 +453,41 @@ def test_wrong_settings_are_explained(network: Network, options: dict[str, Any],
         immunized(network, **options)
 
 
-def test_wrong_loaders_are_explained(network: Network) -> None:
-    backbone, head = network
-    with pytest.raises(UserError, match="no batch"):
-        immunize.immunize(backbone, head, [], loader(2), trainable=["last"])
-    with pytest.raises(UserError, match="a batch of one row"):
-        immunize.immunize(backbone, head, loader(1), loader(2, n=161), trainable=["last"])
-    with pytest.raises(UserError, match="harmful_loader is over after one pass"):
-        immunize.immunize(backbone, head, loader(1), iter(loader(2)), trainable=["last"])
-    with pytest.raises(UserError, match="labels up to 4"):
-        immunize.immunize(backbone, head, loader(1, classes=5), loader(2), trainable=["last"])
-    with pytest.raises(UserError, match=r"the head needs \(N, 7\)"):
-        immunize.immunize(backbone, nn.Linear(7, CLASSES), loader(1), loader(2), trainable=["last"])
-    with pytest.raises(UserError, match=r"head has to be the nn\.Linear .* it is Identity"):
-        immunize.immunize(backbone, nn.Identity(), loader(1), loader(2), trainable=["last"])  # type: ignore[arg-type]
-    x, y = loader(1).dataset.tensors  # type: ignore[attr-defined]
-    for rows, says in (
-        ([(x, y[1:])], f"a batch has {len(x)} inputs and {len(x) - 1} labels"),
-        ([({"pixels": x}, y)], "have to be tensors, they are dict and Tensor"),
-        ([(x, y, y)], r"pretrain_loader has to give \(inputs, labels\) batches, it gives a tuple of 3$"),
-        ([(x.double(), y)], "pretrain_loader: the backbone does not take its inputs, .* torch.float64: "),
-        (5, "pretrain_loader has to give batches, such as a DataLoader, it is int"),
-        (loader(1).dataset, "put a DataLoader around the data set"),
-        ([(torch.ones_like(x), y)], "columns of D_P's features are constant"),
-    ):
-        with pytest.raises(UserError, match=says):
-            immunize.immunize(backbone, head, rows, loader(2), trainable=["last"])
-    for several in ([loader(2), loader(3)], (list(loader(2)), list(loader(3)))):
-        with pytest.raises(UserError, match=r"harmful_loader holds several loaders, and one is .*ConcatDataset"):
-            immunize.immunize(backbone, head, loader(1), several, trainable=["last"])
-    with pytest.raises(UserError, match=r"the backbone has to return one tensor \(N, D\), it returns tuple"):
-        immunize.immunize(Twice(), head, loader(1), loader(2), trainable=["last"])
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"pretrain": []}, "no batch"),
+        ({"harmful": loader(2, n=161)}, "a batch of one row"),
+        ({"harmful": iter(loader(2))}, "harmful_loader is over after one pass"),
+        ({"pretrain": loader(1, classes=5)}, "labels up to 4"),
+        ({"head": nn.Linear(7, CLASSES)}, r"the head needs \(N, 7\)"),
+        ({"head": nn.Identity()}, r"head has to be the nn\.Linear .* it is Identity"),
+        ({"pretrain": [(X, Y[1:])]}, f"a batch has {len(X)} inputs and {len(X) - 1} labels"),
+        ({"pretrain": [({"pixels": X}, Y)]}, "have to be tensors, they are dict and Tensor"),
+        ({"pretrain": [(X, Y, Y)]}, r"pretrain_loader has to give \(inputs, labels\) batches, it gives a tuple of 3$"),
+        ({"pretrain": [(X.double(), Y)]}, "pretrain_loader: the backbone does not take its inputs, .* torch.float64: "),
+        ({"pretrain": 5}, "pretrain_loader has to give batches, such as a DataLoader, it is int"),
+        ({"pretrain": loader(1).dataset}, "put a DataLoader around the data set"),
+        ({"pretrain": [(torch.ones_like(X), Y)]}, "columns of D_P's features are constant"),
+        ({"harmful": [loader(2), loader(3)]}, r"harmful_loader holds several loaders, and one is .*ConcatDataset"),
+        ({"harmful": (list(loader(2)), list(loader(3)))}, "harmful_loader holds several loaders"),
+        ({"backbone": Twice()}, r"the backbone has to return one tensor \(N, D\), it returns tuple"),
+    ],
+)
+def test_wrong_loaders_are_explained(network: Network, changed: dict[str, Any], says: str) -> None:
+    given = {"backbone": network[0], "head": network[1], "pretrain": loader(1), "harmful": loader(2)} | changed
+    with pytest.raises(UserError, match=says):
+        immunize.immunize(*given.values(), trainable=["last"])
+
+
+def test_data_that_cannot_be_told_apart_or_judged_are_refused(network: Network) -> None:
+    few = learnable(1, CLASSES, n=2), learnable(5, 4)
     with pytest.raises(UserError, match="D_P has too few rows, 2, to judge a map"):
-        immunize.immunize(backbone, head, learnable(1, CLASSES, n=2), learnable(5, 4), method="erase", trainable="last")
+        immunize.immunize(*network, *few, method="erase", trainable="last")
     shuffled = DataLoader(loader(1).dataset, batch_size=50, shuffle=True)
     for method in ("ours", "erase", "censor"):
         with pytest.raises(UserError, match="D_P and D_H are the same data"):
-            immunize.immunize(backbone, head, shuffled, shuffled, method=method, trainable=["last"])
+            immunize.immunize(*network, shuffled, shuffled, method=method, trainable=["last"])
 
 
 @pytest.mark.parametrize("method", ["erase", "censor"])
@@ -631,19 +618,13 @@ def test_few_rows_of_d_p_can_be_erased_from_where_nothing_is_to_be_chosen() -> N
         immunize.immunize(*of, method="erase")
 
 
-class Misnamed(Ours):
-    """Its weights know nothing of its term."""
-
-    def terms(self, step: Any) -> dict[str, Tensor]:
-        return {"harm": step.pretrain_loss()}
-
-
 def test_numbers_of_numpy_are_numbers_and_a_weight_among_the_options_stays(network: Network) -> None:
     options = {"lambda_ill": np.float64(1e-3), "attack_steps": np.int64(0)}
     found = immunized(network, method="censor", steps=np.int64(2), seed=np.int64(1), options=options)
     assert (found.steps, found.weights["ill"]) == (2, 1e-3)
 
 
-def test_a_term_without_a_weight_is_named(network: Network) -> None:
+def test_a_term_without_a_weight_is_named(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ours, "terms", lambda self, step: {"harm": step.pretrain_loss()})
     with pytest.raises(UserError, match=r"weights \['ill', 'task', 'well'\], and its terms are \['harm'\]"):
-        immunized(network, method=Misnamed(1.0, 1.0, "none"), steps=1)
+        immunized(network, method=Ours(1.0, 1.0, "none"), steps=1)
