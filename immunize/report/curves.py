@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,9 @@ def probe_figure(bands: pd.DataFrame) -> Figure:
         axis.set(xscale="log", xlabel=f"steps {first['optimizer']}".strip(), ylabel="held-out accuracy, %")
         axis.set_ylim(bottom=0)
         if (batches := int(first["batches_per_epoch"])) > 1:
-            top = axis.secondary_xaxis("top", functions=(_times(1 / batches), _times(batches)))
+            top = axis.secondary_xaxis(
+                "top", functions=(partial(np.multiply, 1 / batches), partial(np.multiply, batches))
+            )
             top.set_xlabel("passes over the data")
     return figure
 
@@ -153,10 +156,6 @@ def _draw(axis: Axes, band: pd.DataFrame, opacity: float) -> None:
     label = f"{_SAID.get(extractor, extractor)}, {runs} run{'s' if runs > 1 else ''}"
     width = 2.4 if extractor == "ours" else 1.5
     axis.plot(steps, band["mean"].to_numpy(), color=colour, linestyle=style, linewidth=width, label=label)
-
-
-def _times(factor: float) -> Callable[[Any], Any]:
-    return lambda values: np.asarray(values) * factor
 
 
 SMALLEST = 1e-300

@@ -73,7 +73,8 @@ def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def versions_of(records: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """The row of the README's head that names the versions."""
-    return "versions", _counted(_versions(record) for record in records)
+    told = (", ".join(f"{name} {record['versions'].get(name)}" for name in _SHOWN) for record in records)
+    return "versions", _counted(told)
 
 
 def settings_table(runs: Runs) -> Table:
@@ -96,7 +97,7 @@ def settings_table(runs: Runs) -> Table:
                 short(objective["learning_rate"]) if steps else NOTHING,
                 *(_weight(name, found) for name in LAMBDAS),
                 f"{objective['epochs']:,}" if steps else NOTHING,
-                _batch(objective["batch_size"]) if steps else NOTHING,
+                ("all rows" if (size := objective["batch_size"]) is None else f"{size:,}") if steps else NOTHING,
                 _optimizer(objective["optimizer"]["_target_"], clip) if steps else NOTHING,
                 ", ".join(f"`{extra}`" for extra in extras) or NOTHING,
                 _median(record["training"]["fit"]["steps"] for record in found if "training" in record),
@@ -146,10 +147,6 @@ def _note(records: Sequence[dict[str, Any]], part: str) -> str:
             + (f" (in {below:,} runs θ pushes some of the data's singular values below the cut)" if below else "")
         )
     return f"`{part}`, {len(records):,} runs: {'; '.join(sides)}."
-
-
-def _batch(size: int | None) -> str:
-    return "all rows" if size is None else f"{size:,}"
 
 
 def _weight(name: str, records: Sequence[dict[str, Any]]) -> str:
@@ -233,10 +230,6 @@ def _data_hash(runs: Runs) -> str:
     if len(hashes) == 1:
         return f"`{hashes[0]}`"
     return f"`{hashlib.sha256(''.join(hashes).encode()).hexdigest()}`, SHA-256 of the {len(hashes)} sorted hashes"
-
-
-def _versions(record: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {record['versions'].get(name)}" for name in _SHOWN)
 
 
 def _median(values: Iterable[float]) -> str:

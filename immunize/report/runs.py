@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Transformer
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import NOT_HASHED, config_dir
 from immunize.records import diverged_cross_fit, whole_config
@@ -91,7 +91,7 @@ class Runs(Collection):
         if len(found) > 1:
             raise ValueError(f"full and reduced runs of {name} are in one folder; report them apart")
         _check_settings(records)
-        ids = [run_id(record) for record in records]
+        ids = [(pair_label(record), record["method"], record["seed"]) for record in records]
         if expected is None:
             pairs, methods, seeds = (dict.fromkeys(part) for part in zip(*ids, strict=True))
             expected = [(p, m, s) for p in pairs for m in methods for s in seeds]
@@ -224,11 +224,6 @@ def count_text(records: Sequence[dict[str, Any]]) -> str:
     return " + ".join([finished, *others])
 
 
-def run_id(record: dict[str, Any]) -> RunId:
-    """Pair, method and seed of a run."""
-    return pair_label(record), record["method"], record["seed"]
-
-
 def experiment_of(record: dict[str, Any]) -> tuple[str, bool]:
     """`experiment.name` of a run, "none" where it has none, and `experiment.reduced`."""
     node = record["config"].get("experiment") or {}
@@ -242,7 +237,7 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
     starts: dict[tuple[str, int], dict[str, str]] = {}
     for record in records:
         flat = flat_settings(record)
-        if differing := _differences(settings.setdefault(record["method"], flat), flat):
+        if differing := {name for name, _ in settings.setdefault(record["method"], flat).items() ^ flat.items()}:
             raise ValueError(
                 f"runs of method {record['method']} differ in {_listed(differing)}; move those of an older "
                 "configuration out of the folder"
@@ -297,20 +292,13 @@ def flat_settings(record: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
-    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
-
-
 def _listed(names: Iterable[str]) -> str:
     ordered = sorted(names)
     more = len(ordered) - _MOST_NAMED
     return ", ".join(ordered[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-_METHOD, _SEED, _PAIR = "method", "seed", "harmful.pair"
-
-
-def expected_runs(name: str, records: Sequence[Mapping[str, Any]]) -> list[RunId] | None:
+def expected_runs(name: str, records: Sequence[dict[str, Any]]) -> list[RunId] | None:
     """Every run of a preset, by pair, method and seed.
 
     Args:
@@ -320,13 +308,13 @@ def expected_runs(name: str, records: Sequence[Mapping[str, Any]]) -> list[RunId
     Returns:
         None where the preset does not exist, or does not sweep over methods and seeds.
     """
-    reduced = any(experiment_of(dict(record))[1] for record in records)
+    reduced = any(experiment_of(record)[1] for record in records)
     params = swept(f"{name}{FAST if reduced else ''}")
-    if _METHOD not in params or _SEED not in params:
+    if not {"method", "seed"} <= params.keys():
         return None
-    pairs = ["→".join(map(side_label, pair)) for pair in params.get(_PAIR, [])]
-    pairs = pairs or sorted({pair_label(dict(record)) for record in records})
-    return [(pair, str(m), int(s)) for pair in pairs for m in params[_METHOD] for s in params[_SEED]]
+    pairs = ["→".join(map(side_label, pair)) for pair in params.get("harmful.pair", [])]
+    pairs = pairs or sorted({pair_label(record) for record in records})
+    return [(pair, str(m), int(s)) for pair in pairs for m in params["method"] for s in params["seed"]]
 
 
 def swept(preset: str) -> dict[str, list[Any]]:
@@ -334,18 +322,15 @@ def swept(preset: str) -> dict[str, list[Any]]:
     path = Path(config_dir(), "experiment", f"{preset}.yaml")
     if not path.is_file():
         return {}
-    content = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(content, dict)
+    content = OmegaConf.load(path)
+    assert isinstance(content, DictConfig)
     found: dict[str, list[Any]] = {}
     for base in content.get("defaults", []):
         if isinstance(base, str) and base != "_self_":
             found |= swept(base)
-    params = ((content.get("hydra") or {}).get("sweeper") or {}).get("params") or {}
     parser = OverridesParser.create()
-    for key, value in params.items():
+    for key, value in (OmegaConf.select(content, "hydra.sweeper.params") or {}).items():
         override = parser.parse_override(f"{key}={value}")
-        if override.is_sweep_override():
-            found[str(key)] = list(override.sweep_iterator(Transformer.identity))
-        else:
-            found[str(key)] = [override.value()]
+        sweeps = override.is_sweep_override()
+        found[str(key)] = list(override.sweep_iterator(Transformer.identity)) if sweeps else [override.value()]
     return found
