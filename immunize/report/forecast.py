@@ -13,7 +13,7 @@ from rich.console import Console
 
 from immunize.files import whole
 from immunize.report.loading import infinite, with_infinities
-from immunize.report.naming import RATIOS, pair_title
+from immunize.report.naming import RATIO_HEADS, RATIOS, pair_title
 from immunize.report.table import Table, short, to_print, to_read
 
 # Of the Okabe-Ito palette: distinct in print and for colour-blind readers.
@@ -109,7 +109,7 @@ def _ratio_table(record: dict[str, Any]) -> Table:
             left = [part.replace("_", " "), fitted, _rho(one["shrinkage"]), measured, name]
             rows.append([*left, *(short(ratios[key]) for key in RATIOS)])
     title = f"The closed form with budget {record['maps']['fit']['budget']:g}, measured"
-    return Table(title, (*_MAPPED, "(i) ↑", "(ii) ↓", "RIR ↑"), rows)
+    return Table(title, (*_MAPPED, *RATIO_HEADS), rows)
 
 
 def _draw_spectra(axis: Axes, record: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,13 @@ def load_finished(folder: Path) -> tuple[list[dict[str, Any]], str]:
     """
     every = [record for record in _every(folder) if "subject" not in record]
     counts = Counter(record["status"] for record in every if record["status"] not in FINISHED)
-    if missing := (own_runs(folder / SWEEP) or set()) - {record.get("config_hash") for record in every}:
-        counts["without a record"] = len(missing)
-    return _taken(folder, every, FINISHED), f"left out: {_told(counts)}" if counts else ""
+    counts["without a record"] = count_missing(folder, every)
+    return _taken(folder, every, FINISHED), f"left out: {_told(counts)}" if counts.total() else ""
+
+
+def count_missing(folder: Path, records: Sequence[dict[str, Any]]) -> int:
+    """How many runs of a sweep have no record among these; 0 where it has left no list of its runs."""
+    return len((_own_runs(folder) or set()) - {record.get("config_hash") for record in records})
 
 
 def _taken(folder: Path, records: list[dict[str, Any]], statuses: Container[str]) -> list[dict[str, Any]]:
@@ -76,12 +80,12 @@ def _every(folder: Path) -> list[dict[str, Any]]:
     collected = folder if folder.name.endswith(RESULTS) else folder / RESULTS
     found = [(collected, record) for record in read_results(collected)] if collected.is_file() else []
     if folder != collected and all("subject" in record for _, record in found):
-        own = own_runs(folder / SWEEP)
+        own = _own_runs(folder)
         runs = [(path, read_file(path)) for path in sorted(folder.rglob(RECORD))]
         runs = [(path, run) for path, run in runs if not _of_pretraining(run)]
         found = [(path, run) for path, run in runs if own is None or run.get("config_hash") in own] or found
     for path, record in found:
-        check_run(record, path)
+        _check(record, path, *_RUN)
     return [record for _, record in found]
 
 
@@ -92,7 +96,7 @@ def _of_pretraining(record: Mapping[str, Any]) -> bool:
 
 
 def _told(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {status}" for status, count in counts.items())
+    return ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
 
 
 def sort_key(record: dict[str, Any]) -> tuple[str, str, str, int]:
@@ -115,12 +119,9 @@ def _nothing(folder: Path, records: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def own_runs(path: Path) -> set[str] | None:
-    """Config hashes of the runs of a sweep, from its `sweep.json`; None where it has left none.
-
-    Raises:
-        ValueError: the file is not such a list.
-    """
+def _own_runs(folder: Path) -> set[str] | None:
+    """Config hashes of the runs of a sweep, from its `sweep.json`; None where it has left none."""
+    path = folder / SWEEP
     if not path.is_file():
         return None
     try:
@@ -129,18 +130,15 @@ def own_runs(path: Path) -> set[str] | None:
         raise ValueError(f"{path} cannot be read as the list of a sweep's runs: {error!r}") from None
 
 
-_NEEDED = ("method", "seed", "pretrain", "harmful")
-"""By which runs are named and sorted, whether they finished or not."""
+_RUN = "a record of immunize.train", ("method", "seed", "pretrain", "harmful")
+"""What a record of a run is called, and by what runs are named and sorted, whether they finished or not."""
+_ATTACK = "an attack record", ("subject",)
 
 
-def check_run(record: Mapping[str, Any], path: Path) -> None:
-    """Tell records of runs from others, such as that of `immunize.pretrain`.
-
-    Raises:
-        ValueError: it lacks what every run has.
-    """
-    if lacking := [name for name in _NEEDED if name not in record]:
-        raise ValueError(f"{path} is not a record of immunize.train: it has no {lacking[0]!r}")
+def _check(record: Mapping[str, Any], path: Path, kind: str, needed: Sequence[str]) -> None:
+    """Tell records of a kind from others, such as that of `immunize.pretrain`."""
+    if lacking := [name for name in needed if name not in record]:
+        raise ValueError(f"{path} is not {kind}: it has no {lacking[0]!r}")
 
 
 @contextmanager
@@ -178,7 +176,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: there is none, or it cannot be read, or it is of something else or another version.
     """
-    record = _read(folder / RECORD, "a record", check_run)
+    record = _read(folder / RECORD, "a record", *_RUN)
     if record is None:
         raise UserError(_no_record(folder))
     return record
@@ -190,18 +188,13 @@ def read_attack(folder: Path) -> dict[str, Any] | None:
     Raises:
         UserError: as :func:`read_run`.
     """
-    return _read(folder / ATTACK_RECORD, "an attack record", _check_attack)
+    return _read(folder / ATTACK_RECORD, _ATTACK[0], *_ATTACK)
 
 
-def _check_attack(attack: Mapping[str, Any], path: Path) -> None:
-    if "subject" not in attack:
-        raise ValueError(f"{path} is not an attack record: it has no 'subject'")
-
-
-def _read(path: Path, what: str, check: Callable[[Mapping[str, Any], Path], None]) -> dict[str, Any] | None:
+def _read(path: Path, what: str, kind: str, needed: Sequence[str]) -> dict[str, Any] | None:
     try:
         record = read_file(path, what)
-        check(record, path)
+        _check(record, path, kind, needed)
         check_versions([record], path)
     except FileNotFoundError:
         return None
@@ -296,6 +289,14 @@ def verdict_on(record: Mapping[str, Any], part: str, protocol: str = "metrics") 
     """Definition 3.1 on a part of the data, by a key of `PROTOCOLS`; None where it was not judged."""
     found: dict[str, Any] = record.get(protocol.replace("metrics", "verdicts")) or {}
     return (found or None) if part == "fit" else found.get(part)
+
+
+def judged(record: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """Where Definition 3.1 was judged: key of `PROTOCOLS`, part of the data, verdict, and the numbers it is of."""
+    for protocol, part, estimator, numbers in measured(record):
+        verdict = verdict_on(record, part, protocol)
+        if verdict is not None and verdict["estimator"] == estimator:
+            yield protocol, part, verdict, numbers
 
 
 def _quotient(value: float | None, above: float, below: float) -> float:

@@ -68,6 +68,9 @@ PROTOCOLS = {"metrics_groups": "groups", "metrics": "pooled"}
 RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
 """(i), (ii) and RIR, as records call them."""
 
+RATIO_HEADS = ("(i) ↑", "(ii) ↓", "RIR ↑")
+"""The same, as tables do; arrows say whether they are to be large or small."""
+
 LAMBDAS = ("lambda_well", "lambda_ill")
 """λ_P and λ_H, as records call them."""
 

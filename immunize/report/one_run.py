@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from immunize.records import diverged_cross_fit
-from immunize.report.loading import by_harmful_set, infinite, measured, verdict_on, with_infinities
-from immunize.report.naming import PROTOCOLS, RATIOS, part_words, run_title
-from immunize.report.table import Table, short, to_print, to_read
+from immunize.report.loading import by_harmful_set, infinite, judged, measured, verdict_on, with_infinities
+from immunize.report.naming import PROTOCOLS, RATIO_HEADS, RATIOS, part_words, run_title
+from immunize.report.table import Table, short, to_print, to_read, under
 
 EXACT = 1e-9
 """A best possible loss below this share of the targets' mean square is zero up to rounding."""
@@ -57,6 +57,8 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
 
 
 def _show_numbers(record: dict[str, Any], console: Console) -> None:
+    from immunize.report.templates import filled_in  # what fills them in takes some time to import
+
     network = "metrics_groups" in record
     rows = []
     for protocol, part, estimator, m in sorted(measured(record), key=lambda of: list(record["metrics"]).index(of[1])):
@@ -68,28 +70,24 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
         left = [part_words(part), *([PROTOCOLS[protocol]] if network else []), estimator]
         rows.append([*left, *(short(m[key]) for key in RATIOS), *behind])
     left = ["part", *(["rows"] if network else []), "estimator"]
-    columns = (*left, "(i) ↑", "(ii) ↓", "RIR ↑")
+    columns = (*left, *RATIO_HEADS)
     columns += ("95 % of RIR",) if network else ("κ(H_H): I → θ", "κ(H_P): I → θ")
     title = f"{record['model']}, {run_title(record)}" if network else run_title(record)
     console.print(to_print(Table(title, columns, rows), left))
-    if (lost := diverged_cross_fit(record)) is not None:
-        console.print(f"no held-out numbers: {lost}")
-    if network:
-        accuracy, judging = record["pretrain_accuracy"], record["config"].get("selection") or "held-out"
-        console.print(f"D_P accuracy on {judging} images: {accuracy['before']:.2f} % → {accuracy['after']:.2f} %")
-    for protocol, name in PROTOCOLS.items():
-        for part in record.get(protocol, {}):
-            if (verdict := verdict_on(record, part, protocol)) is not None:
-                ratios = with_infinities(record[protocol][part][verdict["estimator"]])
-                where = f"{part_words(part)}, {name}" if network else part_words(part)
-                lines = _verdicts(verdict, ratios, "the network" if network else "a ridge probe")
-                console.print(f"Definition 3.1 on {where}, {verdict['estimator']}:", *lines, sep="\n  ")
-    if (measure := other_measure(record)) is not None:
-        console.print(*measure, sep="\n  ")
-    if lines := separability_lines(carried_over(record, record["metrics"])):
-        console.print(*lines, sep="\n  ")
-    if lines := [*(_probe_accuracies if network else _probe_steps)(record)]:
-        console.print(*lines, sep="\n  ")
+    told = filled_in(
+        "run.txt",
+        record=record,
+        network=network,
+        protocols=PROTOCOLS,
+        part_words=part_words,
+        loss_text=loss_text,
+        lost=diverged_cross_fit(record),
+        judged=judged(record),
+        other_measure=other_measure(record),
+        separability=separability_lines(carried_over(record, record["metrics"])),
+    )
+    if told:
+        console.print(told.rstrip("\n"))
 
 
 def aims_at_kappa(record: dict[str, Any]) -> bool:
@@ -107,24 +105,6 @@ def other_measure(record: dict[str, Any]) -> tuple[str, str] | None:
     )
 
 
-def _probe_steps(record: dict[str, Any]) -> Iterator[str]:
-    yield "probe steps to norm ratio 0.1 (gradient descent, exact line search), I → θ:"
-    limit = record["config"]["probe_steps"]
-    for part, sets in record["steps_to_norm_ratio"].items():
-        for name, of in sets.items():
-            yield f"{part_words(part):9} {name:9} {_steps(of['identity'], limit)} → {_steps(of['immunized'], limit)}"
-
-
-def _probe_accuracies(record: dict[str, Any]) -> Iterator[str]:
-    if record["probe_accuracy"]:
-        yield "accuracy of a linear probe after some steps, θ_0 → θ, %:"
-    for optimizer, roles in record["probe_accuracy"].items():
-        for role, of in roles.items():
-            steps = [step for step in _MILESTONES if step in of["immunized"]]
-            texts = [f"{step}: {of['theta_0'][step]:.1f} → {of['immunized'][step]:.1f}" for step in steps]
-            yield f"{optimizer:13} {role:9} " + "   ".join(texts)
-
-
 def warning_lines(record: dict[str, Any]) -> list[str]:
     """The failure signatures that the trainings of a run showed, a line each."""
     return [
@@ -132,14 +112,6 @@ def warning_lines(record: dict[str, Any]) -> list[str]:
         f"{'' if one['at_end'] else ', no longer at the end'}): {one['text']}"
         for name, facts in (record.get("training") or {}).items()
         for one in facts.get("warnings", [])
-    ]
-
-
-def _verdicts(v: dict[str, Any], ratios: dict[str, float], of: str) -> list[str]:
-    return [
-        f"(a) harmful task harder           {_word(v['a'])}  (i) = {short(ratios['ratio_harmful'])}",
-        f"(b) pre-training task no harder   {_word(v['b'])}  (ii) = {short(ratios['ratio_pretrain'])}",
-        f"(c) pre-training task still done  {_word(v['c'])}  {loss_text(v, of)}",
     ]
 
 
@@ -169,20 +141,6 @@ def _say_what_to_do(record: dict[str, Any], console: Console) -> None:
         f"NOT IMMUNIZED on fit, {' and '.join(failed)}: `python -m immunize.forecast` with the same data says what a "
         f"linear map can reach, and method=closed_form reaches it"
     )
-
-
-def _steps(steps_to: dict[str, int | None], limit: int) -> str:
-    if not steps_to:
-        return "nothing to learn"
-    value = steps_to["0.1"]
-    return f"> {limit:,}" if value is None else f"{value:,}"
-
-
-_MILESTONES = ("30", "300", "1000", "end")
-
-
-def _word(passed: bool) -> str:
-    return "[green]yes[/green]" if passed else "[red]no[/red] "
 
 
 _ESTIMATOR = "spectrum"
@@ -230,8 +188,8 @@ def sets_table(found: dict[str, Any]) -> Table:
     Args:
         found: of :func:`each_set`.
     """
-    names = ("(i) ↑", "(ii) ↓", "RIR ↑")
-    columns = ("harmful data set", "rows", "part", *(f"{name} {by}" for by in _POOLED_FIRST.values() for name in names))
+    heads = (head for by in _POOLED_FIRST.values() for head in under(by, RATIO_HEADS))
+    columns = ("harmful data set", "rows", "part", *heads)
     verdicts = (f"({verdict}) pooled" for verdict in "abc")
     rows = [
         [

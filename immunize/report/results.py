@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from immunize.report.loading import infinite, verdict_on
-from immunize.report.naming import PARTS, RATIOS, pair_title
+from immunize.report.naming import PARTS, RATIO_HEADS, RATIOS, pair_title
 from immunize.report.provenance import validity_notes
 from immunize.report.published import ACCURACY, THETA_0, Published, cell, compared, elsewhere, find, network_pair
 from immunize.report.runs import Runs, expected_runs, experiment_of, swept
 from immunize.report.table import NOTHING, Table, share, short, summary_of, summary_text, under
 from immunize.report.templates import filled_in
 
-COLUMNS = ("(i) ↑", "(ii) ↓", "RIR ↑")
 HELD = ("(a)", "(b)", "(c)", "all")
 THRESHOLD = "0.1"
 """The norm ratio of Eq. (16) that the probe has to reach."""
@@ -85,10 +84,10 @@ def linear_tables(runs: Runs, published: Sequence[Published]) -> str:
     """
 
     def ratios(estimator: str, sources: str = "") -> str:
-        theirs = under(f"paper, {sources}", COLUMNS) if sources else []
+        theirs = under(f"paper, {sources}", RATIO_HEADS) if sources else []
         return rows_of(
             [runs],
-            [*theirs, *_both_parts(COLUMNS, estimator, runs=runs)],
+            [*theirs, *_both_parts(RATIO_HEADS, estimator, runs=runs)],
             lambda _, m: [*(cell(published, m, of) for of in RATIOS if sources), *_numbers(runs, m, estimator)],
         )
 
@@ -247,7 +246,7 @@ def network_tables(settings: Sequence[Runs], published: Sequence[Published]) -> 
 
 
 def _network_ratios(settings: Sequence[Runs], kind: str, estimator: str) -> str:
-    columns = [*_both_parts(COLUMNS, estimator), "95 % of RIR held_out"]
+    columns = [*_both_parts(RATIO_HEADS, estimator), "95 % of RIR held_out"]
     return rows_of(
         settings,
         [*columns, *under("D_P accuracy, %", ("θ_0", "after ↑"))],
@@ -271,7 +270,7 @@ def _network_comparison(settings: Sequence[Runs], published: Sequence[Published]
         ours = [runs.text(method, "fit", "released", name, "metrics_groups") for name in RATIOS]
         return [*ours, _accuracy(runs.of_method(method), "after"), *theirs(runs, method)]
 
-    names = (*COLUMNS, "D_P acc. % ↑")
+    names = (*RATIO_HEADS, "D_P acc. % ↑")
     columns = [*under("here", names), *(under("paper, Table 3", names) if published else [])]
     return rows_of(settings, columns, cells, before)
 

@@ -40,17 +40,16 @@ def summary_tables(records: Iterable[dict[str, Any]], *, wide: bool = False) -> 
         records: of runs.
         wide: with what only runs of networks have.
     """
-    groups = sorted(groups_of(records), key=_by_rir)
-    varied = Varied(groups)
-    more = _OF_NETWORKS if wide and any("pretrain_accuracy" in run for runs in groups for run in runs) else {}
+    groups = sorted(named_groups(records), key=lambda of: _by_rir(of[-1]))
+    more = _OF_NETWORKS if wide and any("pretrain_accuracy" in run for *_, runs in groups for run in runs) else {}
     tables = []
-    for data, of_data in itertools.groupby(groups, lambda runs: _data(runs[0])):
+    for data, of_data in itertools.groupby(groups, lambda of: _data(of[-1][0])):
         rows = [
-            [varied.name_of(runs[0]), held_out_text(runs), part.replace("_", " ")]
+            [name, held_out_text(runs), part.replace("_", " ")]
             + [summary_text([_numbers(runs, part, *number)]) for number in _COLUMNS.values()]
             + [summary_text([numbers(runs, part)]) for numbers in more.values()]
             + [verdict_counts(runs, part)]
-            for runs in of_data
+            for name, _, runs in of_data
             for part in dict.fromkeys(part for run in runs for part in run["metrics"])
         ]
         tables.append(Table(data, (*_WORDS[:3], *_COLUMNS, *more, _WORDS[3]), rows))
@@ -135,50 +134,40 @@ _OF_NETWORKS = {"c of D_H ↓": _carried, "D_P, points ↑": _gained}
 
 _PLACES = ("pretrain.", "harmful.", "experiment.", "logger.", "hydra.", "data_root")
 """Settings that say which data, or where things lie: never what a method is compared by."""
+_Place = tuple[int, float, str]
 
 
-class Varied:
-    """The settings that differ between the runs of a model and method on one and the same pair of data sets.
+def named_groups(records: Iterable[dict[str, Any]]) -> list[tuple[str, list[_Place], list[dict[str, Any]]]]:
+    """The groups of :func:`groups_of`, each with its name and a key that sorts them by what was varied.
 
-    Args:
-        groups: of records; those of one group differ in nothing that is compared.
+    Returns:
+        the method with the settings that differ between its runs with one model on one pair of data sets, behind the
+        model where there are several; their values, numbers by their size and before everything else; the runs.
     """
-
-    def __init__(self, groups: Sequence[Sequence[dict[str, Any]]]) -> None:
-        by_pair: dict[tuple[tuple[str, str], str], list[dict[str, str]]] = defaultdict(list)
-        for group in groups:
-            flat = {k: v for k, v in flat_settings(group[0]).items() if not k.startswith(_PLACES)}
-            by_pair[_kind(group[0]), pair_title(group[0])].append(flat)
-        self._keys: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-        for (kind, _), flats in by_pair.items():
-            settings = pd.DataFrame(flats)
-            differing = settings.columns[settings.nunique(dropna=False) > 1]
-            ordered = sorted(differing, key=lambda name: (not name.startswith("objective."), name))
-            # one that always changes together with an earlier one says nothing more: a method repeats what its row has
-            self._keys[kind] |= dict.fromkeys(settings[ordered].T.drop_duplicates().index)
-        self._several_models = len({model for model, _ in self._keys}) > 1
-
-    def values_of(self, record: dict[str, Any]) -> tuple[str | None, ...]:
-        """The values of what was varied about the method of a record, as JSON; None where it lacks one."""
-        flat = flat_settings(record)
-        return tuple(flat.get(name) for name in self._keys[_kind(record)])
-
-    def name_of(self, record: dict[str, Any]) -> str:
-        """The method of a record with what was varied about it, behind the model where there are several."""
-        names = [name.removeprefix("objective.") for name in self._keys[_kind(record)]]
-        told = (f"{name}={_plain(value)}" for name, value in zip(names, self.values_of(record), strict=True))
-        return f"{record['model']}: " * self._several_models + ", ".join([record["method"], *told])
-
-    def place_of(self, record: dict[str, Any]) -> list[tuple[int, float, str]]:
-        """A key that sorts records by these values: numbers by their size, before everything else."""
-        return [_by_value(value) for value in self.values_of(record)]
+    groups = groups_of(records)
+    flats = [{k: v for k, v in flat_settings(runs[0]).items() if not k.startswith(_PLACES)} for runs in groups]
+    kinds = [(runs[0]["model"], runs[0]["method"]) for runs in groups]
+    by_pair: dict[tuple[tuple[str, str], str], list[dict[str, str]]] = defaultdict(list)
+    for runs, kind, flat in zip(groups, kinds, flats, strict=True):
+        by_pair[kind, pair_title(runs[0])].append(flat)
+    varied: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for (kind, _), of in by_pair.items():
+        settings = pd.DataFrame(of)
+        differing = settings.columns[settings.nunique(dropna=False) > 1]
+        ordered = sorted(differing, key=lambda name: (not name.startswith("objective."), name))
+        # one that always changes together with an earlier one says nothing more: a method repeats what its row has
+        varied[kind] |= dict.fromkeys(settings[ordered].T.drop_duplicates().index)
+    several_models = len({model for model, _ in kinds}) > 1
+    found = []
+    for runs, (model, method), flat in zip(groups, kinds, flats, strict=True):
+        values = {name.removeprefix("objective."): flat.get(name) for name in varied[model, method]}
+        told = (f"{name}={_plain(value)}" for name, value in values.items())
+        name = f"{model}: " * several_models + ", ".join([method, *told])
+        found.append((name, [_by_value(value) for value in values.values()], runs))
+    return found
 
 
-def _kind(record: dict[str, Any]) -> tuple[str, str]:
-    return record["model"], record["method"]
-
-
-def _by_value(text: str | None) -> tuple[int, float, str]:
+def _by_value(text: str | None) -> _Place:
     value = None if text is None else json.loads(text)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return 0, float(value), ""

@@ -22,7 +22,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from immunize.records import merged, whole_config
 from immunize.report.loading import infinite
-from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIOS
+from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIO_HEADS, RATIOS
 from immunize.report.results import verdict_counts
 from immunize.report.runs import FAST, Runs, experiment_of, measured_on, swept
 from immunize.report.table import NOTHING, Table, short, under
@@ -141,7 +141,7 @@ def _table(trade: TradeOff, points: pd.DataFrame, estimator: str) -> Table:
             row += cells[0] if cells else [NOTHING] * 4
             row += [verdict_counts(trade.by_weight.of_method(weight), part)] if with_verdicts else []
         rows.append(row)
-    columns = ("(i) ↑", "(ii) ↓", "RIR ↑", "front", *(["(a) (b) (c)"] if with_verdicts else []))
+    columns = (*RATIO_HEADS, "front", *(["(a) (b) (c)"] if with_verdicts else []))
     seeds = len(trade.runs.seeds)
     notes = [
         f"Geometric means over {seeds} seeds. front: no other weight has an (i) as large and an (ii) as small. The "

@@ -104,10 +104,9 @@ def _verdicts(group: Group) -> str:
 
 
 def _retentions(group: Group) -> str:
-    def cells(method: str) -> Iterator[str]:
-        return (interval_text(one.retention) for one in group.across(method, *group.kinds))
-
-    return _by_method(group, wanted_columns(group), cells)
+    return _by_method(
+        group, wanted_columns(group), lambda m: (interval_text(one.retention) for one in group.across(m, *group.kinds))
+    )
 
 
 def wanted_columns(group: Group) -> list[str]:

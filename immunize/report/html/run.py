@@ -23,11 +23,11 @@ from immunize.report.loading import (
     check_same_checkpoint,
     check_same_run,
     infinite,
+    judged,
     lacking_is_told,
     measured,
     read_attack,
     read_run,
-    verdict_on,
 )
 from immunize.report.naming import RATIOS, data_name, part_words, run_title
 from immunize.report.one_run import each_set, loss_text, other_measure, sets_table, warning_lines, weakest_told
@@ -156,12 +156,10 @@ def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | N
 
 def _definition(record: dict[str, Any]) -> Table:
     rows = []
-    for protocol, part, estimator, ratios in measured(record):
-        of = verdict_on(record, part, protocol)
-        if of is not None and of["estimator"] == estimator:
-            words = ["holds" if of[name] else "fails" for name in "abc"]
-            numbers = [short(ratios[name]) for name in RATIOS]
-            rows.append([f"{part_words(part)}{ABOUT[protocol]}", *words, *numbers, estimator, loss_text(of)])
+    for protocol, part, of, ratios in judged(record):
+        words = ["holds" if of[name] else "fails" for name in "abc"]
+        numbers = [short(ratios[name]) for name in RATIOS]
+        rows.append([f"{part_words(part)}{ABOUT[protocol]}", *words, *numbers, of["estimator"], loss_text(of)])
     columns = ("part", "(a)", "(b)", "(c)", "(i)", "(ii)", "RIR", "by", "what (c) rests on")
     return Table("Definition 3.1", columns, rows)
 

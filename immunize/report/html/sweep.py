@@ -16,22 +16,20 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
-from immunize.records import SWEEP
 from immunize.report.curves import style_of
 from immunize.report.heatmaps import heatmap
 from immunize.report.html.page import Block, Picture, page, write_page
 from immunize.report.html.run import ABOUT
-from immunize.report.loading import lacking_is_told, load_records, measured, own_runs, verdict_on
-from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIOS, in_order, pair_label
+from immunize.report.loading import count_missing, lacking_is_told, load_records, measured, verdict_on
+from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIO_HEADS, RATIOS, in_order, pair_label, part_words
 from immunize.report.provenance import provenance_rows, settings_table, validity_notes
 from immunize.report.results import HELD, held_text
 from immunize.report.runs import Runs, count_text, experiment_of, measured_on
-from immunize.report.summary import Varied, groups_of
+from immunize.report.summary import named_groups
 from immunize.report.table import Table, short, summary_of, summary_text, under
 from immunize.report.tradeoff import draw_fronts, with_front
 
 _STATUSES = ("finished", "diverged", "interrupted")
-_COLUMNS = dict(zip(RATIOS, ("(i) ↑", "(ii) ↓", "RIR ↑"), strict=True))
 _ORDER = ("fit", "held_out", "validation")
 MAP_FROM = 3
 """Pairs of data sets from which on a heat map shows more than a table."""
@@ -52,10 +50,8 @@ def write_sweep_page(folder: Path, out: Path) -> Path:
         raise UserError(f"{folder} is no folder")
     try:
         records = load_records(folder, _STATUSES)
-        own = own_runs(folder / SWEEP)
-        missing = 0 if own is None else len(own - {record.get("config_hash") for record in records})
         with lacking_is_told(f"a record below {folder}"):
-            text = sweep_page(records, folder.resolve().name, missing)
+            text = sweep_page(records, folder.resolve().name, count_missing(folder, records))
     except FileNotFoundError as error:
         raise UserError(f"{error}; a folder of runs that have ended is needed, html run=<folder> is for one") from None
     except ValueError as error:
@@ -94,7 +90,7 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
         pairs=pairs,
         seeds=len(runs.seeds),
         names=", ".join(one for one in names if one != "none"),
-        judged=_verdicts(settings) if views else None,
+        judged=_verdicts(numbers, settings) if views else None,
         different=different,
         means={view: [_results(view, of, settings, ["setting"])] for view, of in views.items()},
         fronts={view: _front(view, of) for view, of in views.items()},
@@ -113,28 +109,30 @@ def settings_of(records: Sequence[Record]) -> dict[str, list[Record]]:
 
     What runs of one method and model on one pair differ in becomes part of the name; seeds do not.
     """
-    groups = groups_of(records)
-    varied = Varied(groups)
     methods = in_order(record["method"] for record in records)
+
+    def place(of: tuple[str, Any, list[Record]]) -> tuple[Any, ...]:
+        _, values, (first, *_) = of
+        return first["model"], methods.index(first["method"]), values
+
     found: dict[str, list[Record]] = {}
-    for group in sorted(
-        groups,
-        key=lambda of: (of[0]["model"], methods.index(of[0]["method"]), varied.place_of(of[0])),
-    ):
-        found.setdefault(varied.name_of(group[0]), []).extend(group)
+    for name, _, runs in sorted(named_groups(records), key=place):
+        found.setdefault(name, []).extend(runs)
     return found
 
 
 def _numbers(settings: Settings) -> pd.DataFrame:
-    """(i), (ii) and RIR: a row a setting, pair, run and view, by part, `spectrum` first."""
+    """(i), (ii) and RIR, and the verdict that is of them: a row a setting, run and view, by part, `spectrum` first."""
     rows = [
         {"setting": name, "method": run["method"], "model": run["model"], "pair": pair_label(run)}
-        | {"data": run["data_hash"], "view": f"{part.replace('_', ' ')}{ABOUT[protocol]}, {estimator}"}
-        | {"order": (_ORDER.index(part), estimator != "spectrum")}
+        | {"data": run["data_hash"], "where": (where := f"{part_words(part)}{ABOUT[protocol]}")}
+        | {"view": f"{where}, {estimator}", "order": (_ORDER.index(part), estimator != "spectrum")}
+        | {"verdict": verdict if verdict and verdict["estimator"] == estimator else None}
         | {ratio: of[ratio] for ratio in RATIOS}
         for name, runs in settings.items()
         for run in runs
         for protocol, part, estimator, of in measured(run)
+        for verdict in [verdict_on(run, part, protocol)]
     ]
     return pd.DataFrame(rows).sort_values("order", kind="stable") if rows else pd.DataFrame()
 
@@ -143,19 +141,16 @@ def _groups(values: pd.DataFrame, ratio: str) -> list[list[float | None]]:
     return [[v if math.isfinite(v) else None for v in of] for _, of in values.groupby("pair", sort=False)[ratio]]
 
 
-def _verdicts(settings: Settings) -> Table:
-    judged: dict[str, dict[str, list[Record]]] = {}
-    for part in _ORDER:
-        for protocol, words in ABOUT.items():
-            for name, runs in settings.items():
-                if found := [one for run in runs if (one := verdict_on(run, part, protocol))]:
-                    judged.setdefault(f"{part.replace('_', ' ')}{words}", {})[name] = found
+def _verdicts(numbers: pd.DataFrame, settings: Settings) -> Table:
+    numbers = numbers.dropna(subset="verdict")
+    found = {place: list(of) for place, of in numbers.groupby(["where", "setting"])["verdict"]}
+    wheres = numbers["where"].unique()
     rows = [
-        [name, count_text(runs), *(text for of in judged.values() for text in held_text(of.get(name, [])))]
+        [name, count_text(runs), *(text for where in wheres for text in held_text(found.get((where, name), [])))]
         for name, runs in settings.items()
     ]
-    by = ", ".join(dict.fromkeys(one["estimator"] for of in judged.values() for found in of.values() for one in found))
-    columns = ["setting", "runs", *(column for where in judged for column in under(where, (*HELD[:3], "all:")))]
+    by = ", ".join(dict.fromkeys(of["estimator"] for of in numbers["verdict"]))
+    columns = ["setting", "runs", *(column for where in wheres for column in under(where, (*HELD[:3], "all:")))]
     return Table(f"In how many finished runs each verdict of Definition 3.1 holds, by {by}", columns, rows)
 
 
@@ -171,7 +166,7 @@ def _results(view: str, numbers: pd.DataFrame, settings: Settings, keys: Sequenc
             counts = [str(of["pair"].nunique())] if len(keys) == 1 else []
             counts.append(count_text([run for run in runs if pair_label(run) in key[1:] or len(keys) == 1]))
             rows.append([*key, *counts, *cells, short(None if rirs is None else rirs.geometric)])
-    columns = (*keys, *(["pairs"] if len(keys) == 1 else []), "runs", *_COLUMNS.values(), "RIR, geo. mean")
+    columns = (*keys, *(["pairs"] if len(keys) == 1 else []), "runs", *RATIO_HEADS, "RIR, geo. mean")
     return Table(f"Mean ± standard deviation{' of every pair' * (len(keys) > 1)}: {view}", columns, rows)
 
 
@@ -201,7 +196,7 @@ def _front(view: str, numbers: pd.DataFrame) -> list[Block]:
         f"Shaded: (i) ≥ {HARDER_BY:g} and (ii) ≤ {NO_HARDER:g}, as verdicts (a) and (b) ask. Infinite ratios are in "
         "the table only."
     )
-    columns = ("setting", *list(_COLUMNS.values())[:2], "on the front")
+    columns = ("setting", *RATIO_HEADS[:2], "on the front")
     return [Picture(figure, caption), Table("Geometric means", columns, rows)]
 
 
