@@ -11,6 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from immunize.report.experiments import Request, report_experiment
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 METHODS = ("none", "ill_only", "well_only", "imma", "opt_kappa", "ours", "closed_form")
 PARTS = ("fit", "held_out")
 ESTIMATORS = ("spectrum", "released", "ridge")
@@ -113,3 +116,9 @@ def tables_of(markdown: str) -> Tables:
         head, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
         found[title] = [dict(zip(head, row, strict=True)) for row in rows]
     return found
+
+
+def reported(name: str, records: list[Record], folder: Path, published: Path | None = None) -> tuple[str, Path]:
+    """What the report of an experiment prints, and the folder written."""
+    runs, out = written(records, folder / "runs"), folder / "out"
+    return report_experiment(Request(name, runs, out, published or EXPERIMENTS / name / "published.csv")), out

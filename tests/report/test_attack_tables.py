@@ -66,18 +66,6 @@ def cells(text: str, title: str) -> dict[str, list[str]]:
     return {method.strip("`"): of for method, *of in (row.values() for row in rows)}
 
 
-def test_a_networks_own_classifier_stands_beside_the_probes_of_d_p(attack: Record) -> None:
-    assert "own classifier" not in attack_tables(attacks_of(attack))
-    attack["subject"]["pretrain_accuracy"] = {"before": 25.35, "after": 24.45}
-    other = changed(attack, "erase", 1)
-    other["subject"]["pretrain_accuracy"] = {"before": 25.35, "after": 22.75}
-    again = changed(attack, "erase", 0)
-    found = cells(attack_tables(attacks_of(again, other)), "synthetic: best score on the pre-training task")
-    assert {method: of[-1] for method, of in found.items()} == {
-        THETA_0: "25.4 ± 0", "erase": "23.6 ± 1.2", CONTROL: "–",
-    }  # fmt: skip
-
-
 def test_counts_and_middles_are_those_of_the_runs(attack: Record) -> None:
     records = [
         changed(attack, "ours", 0, T0=(0.8, 50, True), T1=(0.9, 9, False)),

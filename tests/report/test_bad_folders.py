@@ -213,14 +213,20 @@ def test_attack_record_that_cannot_be_shown(what: str, base: Record, tmp_path: P
     assert message in refusal(write_card, folder, tmp_path / "out")
 
 
-def test_attack_on_other_weights_than_lie_there(base: Record, tmp_path: Path) -> None:
-    subject = {"run_config_hash": base["config_hash"], "data_hash": base["data_hash"], "checkpoint_sha256": "0"}
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"checkpoint_sha256": "0"}, f"is of another {CHECKPOINT} than lies there: attack this run again"),
+        ({"data_hash": "0"}, "is of another run: its data_hash differs; attack this run again"),
+    ],
+)
+def test_attack_on_other_weights_or_data(other: Record, told: str, base: Record, tmp_path: Path) -> None:
+    subject = {"run_config_hash": base["config_hash"], "data_hash": base["data_hash"]} | other
     content = {"status": "finished", "subject": subject, "schema_version": SCHEMA_VERSION}
     (folder := tmp_path / "run").mkdir()
     (folder / RECORD).write_text(json.dumps(base))
     (folder / ATTACK_RECORD).write_text(json.dumps(content))
     (folder / CHECKPOINT).write_bytes(b"trained again")
-    told = f"is of another {CHECKPOINT} than lies there: attack this run again"
     assert told in check(write_run_page(folder, tmp_path / "page").read_text()).text
     assert told in refusal(write_card, folder, tmp_path / "out")
 

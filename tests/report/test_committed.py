@@ -9,8 +9,8 @@ import pytest
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
 from immunize.report.summary import groups_of, write_summary
+from tests.report.making import EXPERIMENTS
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SUMMARIES = ("lr_decay", "defence_choice")
 ATTACKS = [
     name

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from immunize.evaluation import deep, numbers
-from immunize.report import naming
+from immunize.report import experiments, naming
 from immunize.report.__main__ import main
 from immunize.report.curves import IDENTITY, NORM_RATIOS, norm_ratio_bands, read_bands, write_bands
-from immunize.report.experiments import EXPERIMENTS, Request, report_experiment
+from immunize.report.experiments import Request, report_experiment
 from immunize.report.heatmaps import log_means
 from immunize.report.loading import load_records
 from immunize.report.published import read_published
@@ -22,9 +22,11 @@ from immunize.report.table import short, summary_text
 from immunize.spectrum import HARDER_BY
 from tests.commands import Called
 from tests.report.making import (
+    EXPERIMENTS,
     METHODS,
     Record,
     diverged,
+    reported,
     row,
     table1_records,
     table2_records,
@@ -34,14 +36,7 @@ from tests.report.making import (
     written,
 )
 
-ROOT = Path(__file__).parents[2]
 PAIRS = [(0, 1), (1, 0), (3, 8), (8, 3)]
-
-
-def reported(name: str, records: list[Record], folder: Path, published: Path | None = None) -> tuple[str, Path]:
-    """What is printed, and the folder written."""
-    runs, out = written(records, folder / "runs"), folder / "out"
-    return report_experiment(Request(name, runs, out, published or ROOT / f"experiments/{name}/published.csv")), out
 
 
 @pytest.fixture
@@ -52,20 +47,9 @@ def table1(base: Record) -> list[Record]:
 # Cells.
 
 
-def test_steps_are_medians_and_say_when_they_are_not_reached(table1: list[Record], tmp_path: Path) -> None:
-    ours = [record for record in table1 if record["method"] == "ours"]
-    reached: list[int | None] = [5, 7, None, 1, 90]
-    for record, steps in zip(ours, reached, strict=True):
-        record["steps_to_norm_ratio"]["fit"]["pretrain"] = {"identity": {"0.1": 12}, "immunized": {"0.1": steps}}
-        record["steps_to_norm_ratio"]["fit"]["harmful"] = {"identity": {}, "immunized": {"0.1": None}}
-    cells = row(tables_of(reported("table1", table1, tmp_path)[0]), "Probe steps", "ours")
-    assert cells["D_P: I → θ fit, n = 5"] == "12 → 7"
-    assert cells["D_H: I → θ fit, n = 5"] == "– → > 2,000"
-
-
 def test_table2_averages_over_pairs_as_the_paper() -> None:
     """The committed page, from its records by pandas alone."""
-    folder = ROOT / "experiments/table2"
+    folder = EXPERIMENTS / "table2"
     runs = pd.read_csv(folder / "results.csv.gz")
     tables = tables_of((folder / "table.md").read_text(encoding="utf-8"))
     for method, of in runs.groupby("method"):
@@ -84,7 +68,7 @@ def test_a_method_run_again_leaves_the_others(table1: list[Record], tmp_path: Pa
     before = load_records(out)
     again = [record | {"git_commit": "beef"} for record in table1 if record["method"] == "ours"][:2]
     runs = written(again, tmp_path / "again")
-    text = report_experiment(Request("table1", runs, out, ROOT / "experiments/table1/published.csv", keep=True))
+    text = report_experiment(Request("table1", runs, out, EXPERIMENTS / "table1/published.csv", keep=True))
     after = load_records(out)
     assert [one for one in after if one["method"] != "ours"] == [one for one in before if one["method"] != "ours"]
     assert [one["git_commit"] for one in after if one["method"] == "ours"] == ["beef", "beef"]
@@ -154,7 +138,7 @@ def test_runs_without_numbers_are_told_and_the_others_counted(table1: list[Recor
         curves = norm_ratio_bands(Runs.of(kept, "table1")).query("extractor == @method")
         assert set(curves.query("part == 'fit'")["runs"]) == {5}
         assert set(curves.query("part == 'held_out'")["runs"]) == ({left} if left else set())
-    again = report_experiment(Request("table1", out, None, ROOT / "experiments/table1/published.csv"))
+    again = report_experiment(Request("table1", out, None, EXPERIMENTS / "table1/published.csv"))
     assert again == text, "what was written is read again"
 
 
@@ -195,7 +179,7 @@ def test_runs_that_do_not_belong_together_are_refused(
 
 
 def test_unknown_experiment_lists_the_known() -> None:
-    with pytest.raises(ValueError, match=f"unknown experiment 'table9'; there are {', '.join(EXPERIMENTS)}"):
+    with pytest.raises(ValueError, match="unknown experiment 'table9'; there are table1, table2"):
         report_experiment(Request("table9", Path(), None, Path()))
 
 
@@ -279,7 +263,7 @@ def test_fig1_can_be_drawn_again_from_its_folder(base: Record, tmp_path: Path) -
 
 def test_fig1_needs_the_curves(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="hold no curves"):
-        report_experiment(Request("fig1", ROOT / "experiments/table1", tmp_path / "fig1", Path("none.csv")))
+        report_experiment(Request("fig1", EXPERIMENTS / "table1", tmp_path / "fig1", Path("none.csv")))
 
 
 def test_fig2_cells_are_logarithms_of_the_mean_over_seeds(base: Record) -> None:
@@ -296,26 +280,13 @@ def test_fig2_cells_are_logarithms_of_the_mean_over_seeds(base: Record) -> None:
 
 def test_published_cells_of_fig2_give_the_means_of_table_2() -> None:
     """Which shows the transcription right, the logarithm natural, and the cells to be of the mean over seeds."""
-    cells = read_published(ROOT / "experiments/fig2/published.csv")
-    means = read_published(ROOT / "experiments/table2/published.csv")
+    cells = read_published(EXPERIMENTS / "fig2/published.csv")
+    means = read_published(EXPERIMENTS / "table2/published.csv")
     for method in ("ill_only", "imma", "opt_kappa", "ours"):
         values = [p.value for p in cells if (p.method, p.quantity) == (method, "log_rir")]
         assert len(values) == 90
         mean = next(p.value for p in means if (p.method, p.quantity) == (method, "rir"))
         assert statistics.fmean(np.exp(values)) == pytest.approx(mean, rel=1e-3)
-
-
-@pytest.mark.parametrize("name", ["table1", "table2"])
-def test_published_tables_are_complete(name: str) -> None:
-    rows = read_published(ROOT / f"experiments/{name}/published.csv")
-    assert len(rows) == 4 * 3
-    assert {row.source for row in rows} == {f"Table {name[-1]}"}
-    for method in ("ill_only", "imma", "opt_kappa", "ours"):
-        values = {row.quantity: row.value for row in rows if row.method == method}
-        assert set(values) == {"ratio_harmful", "ratio_pretrain", "rir"}
-        if method != "opt_kappa":  # whose RIR spreads over seeds, so that the mean of ratios is another number
-            ratio = values["ratio_harmful"] / values["ratio_pretrain"]
-            assert values["rir"] == pytest.approx(ratio, rel=0.65)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +298,7 @@ def test_published_tables_are_complete(name: str) -> None:
     ],
 )
 def test_a_broken_file_of_published_numbers_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    head = (ROOT / "experiments/table3/published.csv").read_text(encoding="utf-8").splitlines()[0]
+    head = (EXPERIMENTS / "table3/published.csv").read_text(encoding="utf-8").splitlines()[0]
     (tmp_path / "published.csv").write_text(text.replace("{head}", head), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_published(tmp_path / "published.csv")
@@ -371,4 +342,4 @@ def test_errors_are_one_message(
 
 def test_help_names_every_experiment(called: Called) -> None:
     shown = called(main, "--help").out
-    assert all(f"experiment={name} " in shown for name in EXPERIMENTS)
+    assert all(f"experiment={name} " in shown for name in experiments.EXPERIMENTS)

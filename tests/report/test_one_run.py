@@ -33,15 +33,7 @@ from tests.commands import Called
 from tests.composing import run_tiny
 from tests.report.making import without_held_out
 
-PARTS = ("fit", "held_out")
-
-
-def nothing_to_learn(record: dict[str, Any]) -> dict[str, Any]:
-    """As a run has it whose pre-training targets are all zero."""
-    for part in PARTS:
-        record["curves"]["norm_ratio"][part]["pretrain"] = {"immunized": None, "identity": None}
-        record["steps_to_norm_ratio"][part]["pretrain"] = {"immunized": {}, "identity": {}}
-    return record
+PARTS, PAIR = ("fit", "held_out"), ("pretrain", "harmful")
 
 
 def shown(record: dict[str, Any]) -> str:
@@ -105,11 +97,6 @@ def test_where_kappa_is_not_the_measure_it_is_said_what_is(base: dict[str, Any])
     assert "NOT IMMUNIZED" in shown(base)
 
 
-def test_nothing_to_learn_is_said(base: dict[str, Any]) -> None:
-    text = shown(nothing_to_learn(base))
-    assert text.count("nothing to learn → nothing to learn") == 2
-
-
 @pytest.mark.parametrize("status", ["diverged", "interrupted"])
 def test_run_without_numbers_says_so(status: str, base: dict[str, Any]) -> None:
     del base["metrics"]
@@ -126,13 +113,10 @@ def test_figure_shows_the_curves(base: dict[str, Any], tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()
 
 
-@pytest.mark.parametrize("both", [False, True])
 @pytest.mark.usefixtures("drawn")
-def test_figure_without_curves(both: bool, base: dict[str, Any], tmp_path: Path) -> None:
-    nothing_to_learn(base)
-    if both:
-        for part in PARTS:
-            base["curves"]["norm_ratio"][part]["harmful"] = {"immunized": None, "identity": None}
+def test_figure_without_curves(base: dict[str, Any], tmp_path: Path) -> None:
+    for part in PARTS:
+        base["curves"]["norm_ratio"][part] = {role: {"immunized": None, "identity": None} for role in PAIR}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         norm_ratio_figure(base, tmp_path / "figure.png")
@@ -157,7 +141,7 @@ def test_run_with_nothing_to_learn_is_recorded(tmp_path: Path, monkeypatch: pyte
     assert stored["curves"]["norm_ratio"]["fit"]["pretrain"] == {"immunized": None, "identity": None}
     assert stored["steps_to_norm_ratio"]["fit"]["pretrain"] == {"immunized": {}, "identity": {}}
     assert imread(tmp_path / "norm_ratio.png").shape[:2] == (540, 1350)
-    assert "nothing to learn" in shown(stored)
+    assert shown(stored).count("nothing to learn → nothing to learn") == 2
 
 
 OF_CONDITION_NUMBERS = {"closed_form", "ill_only", "imma", "none", "opt_kappa", "ours", "well_only"}
@@ -367,13 +351,6 @@ def test_printed_tables_fit_a_hundred_columns(attack: dict[str, Any]) -> None:
 def test_failed_control_is_told(record: dict[str, Any], attack: dict[str, Any]) -> None:
     attack["control"] = {"held": {"harmful": ["T0"]}, "passed": False}
     assert "distrust this grid" in card_text(card_of(record, attack), attack)
-
-
-@pytest.mark.parametrize("name", ["run_config_hash", "data_hash"])
-def test_attack_of_another_run_is_refused(name: str, record: dict[str, Any], attack: dict[str, Any]) -> None:
-    attack["subject"][name] = "0123"
-    with pytest.raises(UserError, match="of another run"):
-        card_of(record, attack)
 
 
 def test_a_run_that_did_not_finish_has_no_card(record: dict[str, Any]) -> None:

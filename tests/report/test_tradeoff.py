@@ -55,15 +55,6 @@ def points_of(trade: TradeOff, part: str = "fit", estimator: str = "spectrum") -
     return points[(points["part"] == part) & (points["estimator"] == estimator)]
 
 
-def test_points_are_geometric_means_over_seeds(records: list[Record]) -> None:
-    points = points_of(TradeOff.of(records))
-    assert points["lambda_ratio"].tolist() == [10.0, 1e3, 1e5]
-    assert points["ratio_harmful"].tolist() == pytest.approx([2.0, 2.0, 6.0])
-    assert points["ratio_pretrain"].tolist() == pytest.approx([0.2, 0.9, 0.3])
-    assert points["on_front"].tolist() == [1, 0, 1]
-    assert points["rir"].iloc[2] == pytest.approx(math.sqrt(9 / 0.3 * 4 / 0.3))  # the geometric mean of RIR
-
-
 def test_infinite_number_of_one_seed_makes_the_mean_infinite(records: list[Record], tmp_path: Path) -> None:
     records[4]["metrics"]["fit"]["spectrum"]["ratio_harmful"] = None  # as records store it
     trade = TradeOff.of(records)
