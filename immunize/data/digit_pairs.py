@@ -53,6 +53,12 @@ class DigitPairSource(SourceBase):
         """What this source holds."""
         return self.pair[0] if self.role == "pretrain" else self.pair[1]
 
+    @property
+    def digits(self) -> tuple[int, int] | None:
+        """D_P's digit and D_H's; None where a side has both labels."""
+        p, h = self.pair
+        return (p, h) if isinstance(p, int) and isinstance(h, int) else None
+
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
         side = self.side

@@ -144,7 +144,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_run_that_cannot_be_attacked_is_named(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_attacks, "attack", lambda job: "its data are gone")
+    monkeypatch.setattr(table_attacks, "attack", lambda job, processes: "its data are gone")
     with pytest.raises(UserError, match=r"synthetic.*: its data are gone"):
         run(arguments(sweep, tmp_path))
 
