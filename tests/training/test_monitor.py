@@ -18,6 +18,7 @@ from torch import Tensor
 
 from immunize.data import Part
 from immunize.data.pair import PairParts
+from immunize.errors import UserError
 from immunize.objective import Objective, Step
 from immunize.spectrum import folds_of
 from immunize.training.callbacks import ImmunityMonitor, ValidationStop
@@ -172,10 +173,9 @@ def test_best_parameters_are_put_back_and_patience_ends_the_training() -> None:
     assert stop.facts(None)["early_stopping"]["best_val_log_rir"] == pytest.approx(values[best], rel=2**-23)
 
 
-def test_a_training_that_ended_before_its_first_look_has_no_best() -> None:
-    stop, *_, steps, _ = walk(seed=2, epochs=1, patience=3)
-    assert steps == 1
-    assert stop.facts(None)["early_stopping"] == {"best_step": None, "best_val_log_rir": None}
+def test_a_training_that_would_end_before_its_first_look_is_refused() -> None:
+    with pytest.raises(UserError, match="looks at none of the 1 steps"):
+        walk(seed=2, epochs=1, patience=3)
 
 
 def test_full_batch_steps_are_algorithm_1_with_an_explicit_inverse_and_adam() -> None:
