@@ -210,6 +210,10 @@ def test_tables_of_wrong_types_and_huge_ones(content: str, message: str, tmp_pat
         house_prices(content.encode(), tmp_path)
 
 
+def test_table_of_many_rows_is_read(tmp_path: Path) -> None:
+    house_prices(table(40_000).encode(), tmp_path)
+
+
 @cases(40)
 @given(content=damaged(idx_bytes(np.arange(20 * 28 * 28).reshape(20, 28, 28) % 251)), packed=st.booleans())
 def test_damaged_idx_file(content: bytes, packed: bool, tmp_path: Path) -> None:
@@ -217,6 +221,12 @@ def test_damaged_idx_file(content: bytes, packed: bool, tmp_path: Path) -> None:
     path.write_bytes(content)
     with contextlib.suppress(UserError):
         assert read_idx(path).dtype == np.uint8
+
+
+def test_idx_file_that_announces_more_than_any_memory_holds(tmp_path: Path) -> None:
+    (tmp_path / "images").write_bytes(bytes([0, 0, 8, 3]) + b"\xff" * 12)
+    with pytest.raises(DataError):
+        read_idx(tmp_path / "images")
 
 
 def archive(compressed: bool) -> bytes:
@@ -276,3 +286,9 @@ def sized(width: int, height: int) -> bytes:
 def test_image_of_an_absurd_size_is_unreadable(size: tuple[int, int], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 of 5 images cannot be read"):
         images(tmp_path, sized(*size), "x.png")
+
+
+def test_large_image_is_read(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (3_000, 2_500)).save(stream, "PNG")
+    images(tmp_path, stream.getvalue(), "x.png")
