@@ -182,7 +182,14 @@ class DigitImages(ImageSource):
     def _read(self) -> StoredSplits:
         raw, digits = embedded_digits()
         pixels = np.rint(raw.reshape(-1, 8, 8) * (255 / PIXEL_MAX)).astype(np.uint8)
-        chosen, held_out = np.array(DIGITS_OF[self.role]), held_out_mask(digits)
-        labels = np.searchsorted(chosen, digits).astype(np.int64)  # of its own digits; the others are left out below
-        images, mine = ArrayImages(pixels, labels, tuple(map(str, chosen))), np.isin(digits, chosen)
-        return StoredSplits(*(images.take(np.flatnonzero(mine & part)) for part in (~held_out, held_out)))
+        mine = np.isin(digits, DIGITS_OF[self.role])
+        held_out = held_out_mask(digits)
+        return StoredSplits(
+            self._select(pixels, digits, mine & ~held_out), self._select(pixels, digits, mine & held_out)
+        )
+
+    def _select(self, pixels: Array, digits: Array, rows: Array) -> ArrayImages:
+        chosen = DIGITS_OF[self.role]
+        return ArrayImages(
+            pixels[rows], np.searchsorted(np.array(chosen), digits[rows]).astype(np.int64), tuple(map(str, chosen))
+        )
