@@ -197,12 +197,13 @@ MORE = (
 )
 """The attackers that `GRID` leaves out, but for those that have no setting beyond what `whiten` has."""
 OF_WEIGHTS = (
-    *("attack=t4", "attack.budget.steps=12", "seeds=[0]", "tasks=[harmful]", "images=40"),
+    *("attack=t4", "attack.budget.steps=12", "seeds=[0]", "tasks=[harmful]", "images=40", "jobs=1"),
     "~attack.attacks.full_finetune",
     "attack.attacks.last_block={learning_rates:[0.01],steps:3,measured:10,batch_size:16,probe:null}",
     "attack.attacks.lora={learning_rates:[0.01],steps:6,batch_size:16,ranks:[1],probe:null}",
 )
-"""Those who move the weights of a network; `full_finetune` has the settings that they share and no other."""
+"""Those who move the weights of a network, here in this process, where scores are replaced; `full_finetune` has the
+settings that they share and no other."""
 STOPPING = (
     *("objective.early_stopping=true", "objective.check_every=2", "objective.patience=1"),
     *("objective.epochs=24", "objective.learning_rate=0.3"),
