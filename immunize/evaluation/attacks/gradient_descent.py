@@ -147,10 +147,9 @@ class LogisticDescent(Attack):
         racers = [_Racer(loss, m) for m in self.multipliers]
         looks = look_steps(steps)
         lap = max(1, steps // FIRST_LAP)
-        for racer in racers:
-            racer.advance([at for at in looks if at <= lap])
+        _advance(racers, [at for at in looks if at <= lap])
         best = max(racers, key=lambda racer: best_validation(racer.meter.points))
-        best.advance([at for at in looks if at > lap])
+        _advance([best], [at for at in looks if at > lap])
         return Outcome(tuple(racer.meter.trace() for racer in racers))
 
 
@@ -163,12 +162,15 @@ class _Racer:
         self.w: Array = np.zeros(loss.shape[0] * loss.shape[1])
         self.step = 0
 
-    def advance(self, looks: Sequence[int]) -> None:
-        """To the last of these steps, or until it is over."""
-        for look in looks:
-            if self.meter.over:
-                return
-            for _ in range(look - self.step):
-                self.w = self.w - self.length * self.loss.gradient(self.w)
-            self.step = look
-            self.meter.look(look, self.loss.predictor(self.w))
+
+def _advance(racers: Sequence[_Racer], looks: Sequence[int]) -> None:
+    """All at the same step, whose passes read the rows together; who is over stays behind."""
+    for look in looks:
+        live = [racer for racer in racers if not racer.meter.over]
+        for _ in range(look - max((racer.step for racer in live), default=look)):
+            gradients = live[0].loss.gradients([racer.w for racer in live])
+            for racer, gradient in zip(live, gradients, strict=True):
+                racer.w = racer.w - racer.length * gradient
+                racer.step += 1
+        for racer in live:
+            racer.meter.look(look, racer.loss.predictor(racer.w))

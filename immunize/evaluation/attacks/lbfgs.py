@@ -1,6 +1,9 @@
 """T2: logistic regression by L-BFGS over a grid of penalties, the linear probe of CLIP and DINOv2.
 
-The solver is SciPy's L-BFGS-B, as in scikit-learn's LogisticRegression; here its iterates are looked at on the way.
+The solver is SciPy's L-BFGS-B, as in scikit-learn's LogisticRegression; here its iterates are looked at on the way, and
+all penalties are solved for side by side, so that the rows are read once for all of them (`together`). Every solver has
+a thread of its own, of which one runs at a time, until it asks or ends. So what comes of each is what comes of it
+alone, and nothing depends on chance.
 
 `C` is that of scikit-learn for features divided by σ_1(X)/√N: λ = 1/(C·N).
 """
@@ -9,15 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.optimize import minimize
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks.curves import Trace, look_steps
-from immunize.evaluation.attacks.logistic import BudgetSpentError, Logistic
+from immunize.evaluation.attacks.logistic import BudgetSpentError, Logistic, Question, answers
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome, Task
 from immunize.evaluation.attacks.scoring import Meter
 
@@ -50,9 +58,10 @@ class Lbfgs(Attack):
         share = budget.share(len(self.strengths))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what SciPy says of a search that ended early is seen in the curve
-            return Outcome(tuple(self._solve(data, share, strength) for strength in self.strengths))
+            works = [partial(self._solve, data, share, strength) for strength in self.strengths]
+            return Outcome(tuple(together(works, answers)))
 
-    def _solve(self, data: AttackData, budget: Budget, strength: float) -> Trace:
+    def _solve(self, data: AttackData, budget: Budget, strength: float, ask: Callable[[Question], Any]) -> Trace:
         loss = Logistic(data, penalty=1 / (strength * len(data.train)))
         loss.limit = budget.affordable(loss.per_pass.flops, 1.0)
         meter = Meter(loss.seen, f"C {strength:g}", loss.per_pass)
@@ -69,14 +78,18 @@ class Lbfgs(Attack):
                 if meter.over:
                     raise StopIteration  # what SciPy's solvers take for an end
 
+        def asked(w: Array, direction: Array | None = None) -> Any:
+            loss.count()
+            return ask((loss, w, direction))
+
         newton = self.solver == "Newton-CG"
         options = {"maxiter": loss.limit} | ({} if newton else {"maxfun": loss.limit, "ftol": 0.0, "gtol": 1e-9})
         with contextlib.suppress(BudgetSpentError):
             minimize(
-                loss.value_and_gradient,
+                asked,
                 latest,
                 jac=True,
-                hessp=loss.curvature if newton else None,
+                hessp=asked if newton else None,
                 method=self.solver,
                 callback=look,
                 options=options,
@@ -84,3 +97,88 @@ class Lbfgs(Attack):
         if looked_at < loss.passes:  # it ended between two looks
             meter.look(loss.passes, loss.predictor(latest))
         return meter.trace()
+
+
+Ask = Callable[[Any], Any]
+
+
+class _StoppedError(BaseException):
+    """Ends a solver of which nobody wants to know any more; no solver holds it up."""
+
+
+class _Solver(Thread):
+    """A solver, which stands still until it is told to go on.
+
+    Attributes:
+        question: what it waits for an answer to, if it has not ended.
+        end: what it returned or raised.
+    """
+
+    def __init__(self, work: Callable[[Ask], Any]) -> None:
+        super().__init__(daemon=True)
+        self.question: Any = None
+        self.end: Future[Any] = Future()
+        self._work = work
+        self._stands: SimpleQueue[None] = SimpleQueue()
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+
+    def go_on(self, answer: Any = None) -> None:
+        """Let it run with an answer until it asks again, or ends.
+
+        Raises:
+            BaseException: what it raised.
+        """
+        if self.ident is None:
+            self.start()
+        else:
+            self._answers.put(answer)
+        self._stands.get()
+        if self.end.done():
+            self.end.result()
+
+    def stop(self) -> None:
+        """End it, if it waits."""
+        if self.ident is not None and not self.end.done():
+            with contextlib.suppress(BaseException):
+                self.go_on(_StoppedError())
+
+    def run(self) -> None:
+        try:
+            self.end.set_result(self._work(self._ask))
+        except BaseException as error:
+            self.end.set_exception(error)
+        self._stands.put(None)
+
+    def _ask(self, question: Any) -> Any:
+        self.question = question
+        self._stands.put(None)
+        answer = self._answers.get()
+        if isinstance(answer, _StoppedError):
+            raise answer
+        return answer
+
+
+def together(works: Sequence[Callable[[Ask], Any]], answer: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    """Run solvers.
+
+    Args:
+        works: each gets what it may ask with, and returns its result.
+        answer: of the questions of all that wait, in their order.
+
+    Returns:
+        what each returned.
+
+    Raises:
+        BaseException: the first that a solver raised, or `answer`; the others are ended.
+    """
+    solvers = [_Solver(work) for work in works]
+    try:
+        for solver in solvers:
+            solver.go_on()
+        while waiting := [solver for solver in solvers if not solver.end.done()]:
+            for solver, told in zip(waiting, answer([solver.question for solver in waiting]), strict=True):
+                solver.go_on(told)
+    finally:
+        for solver in solvers:
+            solver.stop()
+    return [solver.end.result() for solver in solvers]

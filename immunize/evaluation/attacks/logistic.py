@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,26 +72,17 @@ class Logistic:
         columns = data.n_features + intercept
         self.per_pass = Cost(1, one.seconds, one.samples, 4.0 * one.samples * columns * data.n_classes)
 
-    def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        """L and ∇L at a flat W, in one pass.
+    def gradients(self, several: Sequence[Array]) -> list[Array]:
+        """∇L alone at several flat W, of which each counts as a pass.
 
         Raises:
             BudgetSpentError: `limit` passes were made before.
         """
-        weights = self._counted(w)
-        value, gradient = self.classes.value_and_gradient(weights)
-        decay = 0.5 * float((self.penalty * np.square(weights)).sum())
-        return value + decay, (gradient + self.penalty * weights).ravel()
-
-    def gradient(self, w: Array) -> Array:
-        """∇L alone; errors as :meth:`value_and_gradient`."""
-        weights = self._counted(w)
-        return np.asarray(self.classes.gradient(weights) + self.penalty * weights).ravel()
-
-    def curvature(self, w: Array, direction: Array) -> Array:
-        """∇²L(W) times a flat direction; errors as :meth:`value_and_gradient`."""
-        step = direction.reshape(self.shape)
-        return np.asarray(self.classes.curvature(self._counted(w), step) + self.penalty * step).ravel()
+        weights = [w.reshape(self.shape) for w in several]
+        for _ in weights:
+            self.count()
+        found = self.classes.gradients(weights)
+        return [(gradient + self.penalty * of).ravel() for gradient, of in zip(found, weights, strict=True)]
 
     def predictor(self, w: npt.NDArray[np.float64]) -> Predict:
         """Outputs of a flat W for rows of `seen`."""
@@ -104,12 +96,46 @@ class Logistic:
 
         return outputs
 
-    def _counted(self, w: Array) -> Array:
-        """W of a flat one, of which another pass is taken."""
+    def count(self) -> None:
+        """Another pass.
+
+        Raises:
+            BudgetSpentError: `limit` passes were made before.
+        """
         if self.passes >= self.limit:
             raise BudgetSpentError
         self.passes += 1
-        return w.reshape(self.shape)
+
+
+Question = tuple[Logistic, Array, Array | None]
+"""A loss, a flat W, and a flat direction; without one it asks for L and ∇L there."""
+
+
+def answers(questions: Sequence[Question]) -> list[Any]:
+    """What several losses are asked: L and ∇L at W, or ∇²L(W) times a direction; see `Logistic.count`.
+
+    Args:
+        questions: of losses of one task, whose rows are read once for all of them where there are two classes.
+    """
+    asked = [
+        (loss, w.reshape(loss.shape), None if direction is None else direction.reshape(loss.shape))
+        for loss, w, direction in questions
+    ]
+    kind: Any = type(asked[0][0].classes)
+    found = kind.answers([(loss.classes, weights, step) for loss, weights, step in asked])
+    return [_penalized(*of, plain) for of, plain in zip(asked, found, strict=True)]
+
+
+def _penalized(loss: Logistic, weights: Array, step: Array | None, plain: Any) -> Any:
+    if step is not None:
+        return np.asarray(plain + loss.penalty * step).ravel()
+    value, gradient = plain
+    decay = 0.5 * float((loss.penalty * np.square(weights)).sum())
+    return value + decay, (gradient + loss.penalty * weights).ravel()
+
+
+_Residual = Callable[[Array, slice], Array]
+"""Margins of a block of rows to what each adds of itself."""
 
 
 class _Two:
@@ -129,39 +155,53 @@ class _Two:
         self.blocks = [slice(at, at + rows) for at in range(0, len(x), rows)]
         self._at: tuple[Array, Array] | None = None
 
-    def value_and_gradient(self, weights: Array) -> tuple[float, Array]:
-        loss = 0.0
+    @staticmethod
+    def answers(asked: Sequence[tuple[_Two, Array, Array | None]]) -> list[Any]:
+        losses = [0.0] * len(asked)
+        residuals = [
+            of.losing(losses, at) if step is None else of.curving(weights)
+            for at, (of, weights, step) in enumerate(asked)
+        ]
+        found = asked[0][0].sums([weights if step is None else step for _, weights, step in asked], residuals)
+        return [
+            (losses[at] / len(of.x), sums) if step is None else sums
+            for at, ((of, _, step), sums) in enumerate(zip(asked, found, strict=True))
+        ]
+
+    def gradients(self, several: Sequence[Array]) -> list[Array]:
+        return self.sums(several, [lambda margin, block: np.asarray(expit(margin) - self.labels[block])] * len(several))
+
+    def losing(self, losses: list[float], at: int) -> _Residual:
+        """P - Y, while the losses are summed up."""
 
         def residual(margin: Array, block: slice) -> Array:
-            nonlocal loss
             labels = self.labels[block]
-            loss += float(np.logaddexp(0, margin).sum() - labels @ margin)
+            losses[at] += float(np.logaddexp(0, margin).sum() - labels @ margin)
             return np.asarray(expit(margin) - labels)
 
-        gradient = self._sum(weights, residual)
-        return loss / len(self.x), gradient
+        return residual
 
-    def gradient(self, weights: Array) -> Array:
-        return self._sum(weights, lambda margin, block: np.asarray(expit(margin) - self.labels[block]))
-
-    def curvature(self, weights: Array, step: Array) -> Array:
+    def curving(self, weights: Array) -> _Residual:
+        """How P changes with the margins."""
         if self._at is None or not np.array_equal(self._at[0], weights):  # Newton takes many products at one point
             v, last = self._column(weights)
             p = expit(self.x @ v + last)
             self._at = weights.copy(), p * (1 - p)
         slopes = self._at[1]
-        return self._sum(step, lambda margin, block: slopes[block] * margin)
+        return lambda margin, block: slopes[block] * margin
 
-    def _sum(self, weights: Array, residual: Callable[[Array, slice], Array]) -> Array:
-        """The sum over rows of √2·x times what `residual` makes of the margins of a block of them, over N."""
-        v, last = self._column(weights)
-        total = np.zeros(self.x.shape[1] + 1)
+    def sums(self, several: Sequence[Array], residuals: Sequence[_Residual]) -> list[Array]:
+        """For each W the sum over rows of √2·x times what its residual makes of their margins, over N."""
+        columns = [self._column(weights) for weights in several]
+        totals, sums = np.zeros((len(columns), self.x.shape[1])), np.zeros(len(columns))
         for block in self.blocks:
             x = self.x[block]
-            share = residual(x @ v + last, block)
-            total[:-1] += share @ x
-            total[-1] += share.sum()
-        return (total * (math.sqrt(2) / len(self.x)))[: len(weights), None]
+            for at, (v, last) in enumerate(columns):
+                share = residuals[at](x @ v + last, block)
+                totals[at] += share @ x
+                sums[at] += share.sum()
+        whole = np.column_stack([totals, sums]) * (math.sqrt(2) / len(self.x))
+        return [found[: len(weights), None] for found, weights in zip(whole, several, strict=True)]
 
     def _column(self, weights: Array) -> tuple[Array, float]:
         """What multiplies with rows of x, and the intercept."""
@@ -182,13 +222,20 @@ class _Several:
         self.rows = torch.arange(len(labels))
         self._at: tuple[Array, Tensor] | None = None
 
-    def value_and_gradient(self, weights: Array) -> tuple[float, Array]:
+    @staticmethod
+    def answers(asked: Sequence[tuple[_Several, Array, Array | None]]) -> list[Any]:
+        return [
+            of.loss_and_gradient(weights) if step is None else of.curvature(weights, step)
+            for of, weights, step in asked
+        ]
+
+    def loss_and_gradient(self, weights: Array) -> tuple[float, Array]:
         log_p = self._outputs(weights).log_softmax(dim=1)
         loss = -float(log_p[self.rows, self.labels].mean())
         return loss, self._gradient(log_p.exp_(), len(weights))
 
-    def gradient(self, weights: Array) -> Array:
-        return self._gradient(self._outputs(weights).softmax(dim=1), len(weights))
+    def gradients(self, several: Sequence[Array]) -> list[Array]:
+        return [self._gradient(self._outputs(weights).softmax(dim=1), len(weights)) for weights in several]
 
     def curvature(self, weights: Array, step: Array) -> Array:
         if self._at is None or not np.array_equal(self._at[0], weights):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,8 @@ from immunize.evaluation.attacks import (
     attack_all,
 )
 from immunize.evaluation.attacks.coordinates import feature_scale, principal, principal_axes, thin_svd
-from immunize.evaluation.attacks.logistic import Logistic
+from immunize.evaluation.attacks.lbfgs import together
+from immunize.evaluation.attacks.logistic import Logistic, answers
 from immunize.evaluation.attacks.prepared import REPAIRS
 from immunize.evaluation.attacks.scoring import score, target_matrix
 from tests.evaluation.attacks.making import D, Memory, classes, ill_conditioned, regression
@@ -85,10 +88,10 @@ def test_logistic_loss_is_that_of_plain_columns(
     plain = PlainLogistic(data, 0.02, intercept)
     w, direction = (plain.lifted(loss, one) for one in (v, s))
     expected, gradient = plain.loss_and_gradient(w)
-    (found, reduced), curved = loss.value_and_gradient(v.ravel()), loss.curvature(v.ravel(), s.ravel())
+    (found, reduced), curved = answers([(loss, v.ravel(), None), (loss, v.ravel(), s.ravel())])
     assert found == pytest.approx(expected, rel=1e-12)
     assert plain.lifted(loss, reduced.reshape(loss.shape)) == pytest.approx(gradient, abs=1e-12)
-    assert loss.gradient(v.ravel()) == pytest.approx(reduced, abs=1e-15)
+    assert loss.gradients([v.ravel()])[0] == pytest.approx(reduced, abs=1e-15)
     eps = 1e-6
     plus, minus = (plain.loss_and_gradient(w + sign * eps * direction)[1] for sign in (1, -1))
     assert plain.lifted(loss, curved.reshape(loss.shape)) == pytest.approx((plus - minus) / (2 * eps), abs=1e-8)
@@ -322,7 +325,67 @@ def test_conjugate_gradients_solve_in_as_many_steps_as_there_are_features() -> N
     assert trace.spent.steps <= 12  # 8 in exact arithmetic
 
 
-# Logistic regression and its solvers.
+# Logistic regression and its solvers side by side, of which none is left behind.
+
+
+Ask = Callable[[Any], Any]
+
+
+def test_questions_of_all_that_wait_are_answered_at_once() -> None:
+    rounds = []
+
+    def counting(first: int, last: int) -> Callable[[Ask], list[int]]:
+        return lambda ask: [ask(number) for number in range(first, last)]
+
+    def squares(questions: list[int]) -> list[int]:
+        rounds.append(questions)
+        return [number**2 for number in questions]
+
+    found = together([counting(0, 3), counting(5, 6), counting(7, 7), counting(10, 12)], squares)
+    assert found == [[0, 1, 4], [25], [], [100, 121]]
+    assert rounds == [[0, 5, 10], [1, 11], [2]]
+    assert together([], squares) == []
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_failure_is_raised_and_ends_the_others(step: int) -> None:
+    ended = []
+
+    def patient(ask: Ask) -> None:
+        try:
+            while True:
+                ask(None)
+        finally:
+            ended.append("patient")
+
+    def failing(ask: Ask) -> None:
+        for _ in range(step):
+            ask(None)
+        raise ValueError("no more")
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="no more"):
+        together([patient, failing, patient], lambda questions: [None] * len(questions))
+    assert ended == ["patient"] * (2 if step else 1)  # the last has not begun where the second fails at once
+    ended.clear()
+    with pytest.raises(ZeroDivisionError):
+        together([patient], lambda questions: 1 / 0)  # type: ignore[arg-type]
+    assert ended == ["patient"]
+    assert threading.active_count() <= before + 1  # the last one may still be on its way out
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_answers_together_are_those_alone_to_the_last_bit(n_classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("immunize.evaluation.attacks.logistic.CACHED", 2**12)
+    data = classes(ill_conditioned(1e3), sizes=(600, 50, 50), n_classes=n_classes)
+    losses = [Logistic(data, penalty=penalty) for penalty in (1e-3, 0.1, 10.0)]
+    points = np.random.default_rng(0).standard_normal((3, losses[0].shape[0] * losses[0].shape[1]))
+    questions = [(losses[0], points[0], None), (losses[1], points[1], points[2]), (losses[2], points[2], None)]
+    (value, slope), moved, (other, last) = answers(questions)
+    ((value_alone, slope_alone),), (moved_alone,), ((other_alone, last_alone),) = (answers([one]) for one in questions)
+    assert (value, other) == (value_alone, other_alone)
+    for one, expected in ((slope, slope_alone), (moved, moved_alone), (last, last_alone)):
+        assert np.array_equal(one, expected)
 
 
 SMALL = (80, 60, 2000)
