@@ -94,9 +94,11 @@ def process_count(trainer: Mapping[str, Any]) -> int:
     if isinstance(devices, str) and devices.lstrip("-").isdigit():
         devices = int(devices)
     if devices in ("auto", -1):
+        if trainer.get("accelerator") == "cpu":
+            return 1
         import torch
 
-        return 1 if trainer.get("accelerator") == "cpu" else max(1, torch.cuda.device_count())
+        return max(1, torch.cuda.device_count())
     if isinstance(devices, int) and devices >= 1:
         return devices
     if isinstance(devices, Sequence) and not isinstance(devices, str) and devices:

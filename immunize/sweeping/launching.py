@@ -291,13 +291,15 @@ class PoolLauncher(SweepLauncher):
         while (job := next(jobs, None)) is not None:  # what needs a pool, or another one where one has died
             with closing_pool(self.n_jobs, self.threads, _enter, self.jobs) as pool:
                 died: BaseException | None = None
-                while died is None and (job is not None or running):
+                while died is None:
                     if job is not None:
                         with _sigint_ignored():  # inherited by the processes, which the first run starts
                             running[pool.submit(_run, job)] = job
                     job = next(jobs, None) if len(running) < self.n_jobs * (1 + QUEUED) else None
                     if job is not None:
                         continue
+                    if not running:
+                        break
                     done = wait(running, return_when=FIRST_COMPLETED).done
                     died = next((error for future in done if (error := future.exception()) is not None), None)
                     for future in list(done if died is None else running):
