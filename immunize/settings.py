@@ -6,6 +6,7 @@ before training as well.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
@@ -154,12 +155,15 @@ def check(node: DictConfig, schema: type, rules: Iterable[Rule] = (), prefix: st
         raise UserError(f"there is no setting {prefix}{unknown[0]}; --help lists those there are")
     if gone := sorted(known - node.keys()):
         raise UserError(f"{prefix}{gone[0]} cannot be taken out; give it a value")
-    for name, kind in get_type_hints(schema).items():
+    for name, kind in _types_of(schema).items():
         if is_dataclass(kind) and isinstance(node[name], DictConfig):
             check(node[name], kind, prefix=f"{prefix}{name}.")  # type: ignore[arg-type]
     if not prefix:
         OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(node))
     check_rules(node, rules)
+
+
+_types_of = functools.cache(get_type_hints)  # what a dataclass says of itself is compiled once
 
 
 def check_rules(node: DictConfig, rules: Iterable[Rule]) -> None:
