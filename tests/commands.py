@@ -10,13 +10,17 @@ import multiprocessing
 import os
 import resource
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
+
+from immunize import processes
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("IMMUNIZE_DATA", "HYDRA_FULL_ERROR")} | {
@@ -107,14 +111,32 @@ def _enter(line: list[str], cwd: Path, environment: dict[str, str], written: Pat
     for number, path in enumerate((Path(os.devnull), written / "stdout", written / "stderr")):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
     os.chdir(cwd)
+    sys.path.insert(0, str(cwd))
+    processes.subprocess = SimpleNamespace(Popen=_fork)  # type: ignore[assignment, attr-defined]
+    _run(line, environment)
+
+
+def _run(line: list[str], environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = line
-    sys.path.insert(0, str(cwd))
     if line[0].endswith(".py"):
         runpy.run_path(line[0], run_name="__main__")
     else:
         runpy.run_module(line[0], run_name="__main__", alter_sys=True)
+
+
+def _fork(command: list[str], *, env: dict[str, str], **settings: Any) -> subprocess.Popen[bytes]:
+    """`subprocess.Popen` of `python -m module` in a fork of this process, for a command that starts several."""
+
+    def instead_of_it() -> None:
+        os.closerange(3, 1024)  # `Popen` waits until what it has opened for the new process is closed
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        child = multiprocessing.Process(target=_run, args=(command[2:], env))
+        os._exit(child._bootstrap())  # type: ignore[attr-defined]
+
+    return subprocess.Popen(command, env=env, preexec_fn=instead_of_it, **settings)  # noqa: PLW1509 - one thread
 
 
 HEAVY = (

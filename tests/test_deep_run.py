@@ -29,7 +29,7 @@ from immunize.records import CHECKPOINT, read_record
 from immunize.report.summary import groups_of
 from immunize.training.callbacks import Progress, Resuming
 from immunize.training.callbacks.signatures import SIGNATURES
-from tests.commands import Command, run
+from tests.commands import Command, fresh, run
 from tests.composing import (
     DEEP,
     OF_OTHER_IMAGES,
@@ -367,7 +367,11 @@ def test_unreadable_images_are_counted_when_all_have_been_read(processes: int, t
     sets = [f"{role}{of}" for role in ("pretrain", "harmful") for of in ("=imagefolder", f".root={tmp_path / role}")]
     several = ["trainer=ddp", "trainer.accelerator=cpu", f"trainer.devices={processes}"] if processes > 1 else []
     words = [*OF_OTHER_IMAGES, *sets, *several, "objective=resnet_small_digits", "objective.max_steps=2"]
-    done = run("immunize.train", *words, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
+    words += [f"hydra.run.dir={tmp_path / 'run'}"]
+    if processes > 1:  # here alone those of a run are Pythons of their own, not forks
+        done = fresh("-m", "immunize.train", *words, cwd=tmp_path)
+    else:
+        done = run("immunize.train", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     record = read_record(tmp_path / "run")
     assert record["training"]["fit"]["processes"] == processes
