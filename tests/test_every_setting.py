@@ -349,7 +349,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             return read(images)
 
     monkeypatch.setattr(DigitImages, "_read", read_few)
-    for module in (records, experiment):
+    for module in (attack, experiment):
         monkeypatch.setattr(module, "reset_peak_memory", lambda: None)
     monkeypatch.setattr(records, "_git_commit", lambda: None)
 
