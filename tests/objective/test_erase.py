@@ -157,7 +157,7 @@ def test_nothing_may_be_lost_and_nothing_shrunk() -> None:
     assert (made.slack, made.shrinkage) == (0, 0)
 
 
-def test_rank_and_seed_are_those_of_the_map() -> None:
+def test_rank_seed_and_slack_are_those_of_the_map() -> None:
     sides = {role: FiveDigits(role).load().fit for role in ("pretrain", "harmful")}
     given = {rank: Erase(rank=rank, shrinkage=0.01).solve(**sides) for rank in (1, 3)}
     for rank, (theta, facts) in given.items():
@@ -167,3 +167,5 @@ def test_rank_and_seed_are_those_of_the_map() -> None:
     assert not torch.allclose(protected, free)
     trials = [Erase(seed=seed).solve(**sides)[1]["trials"] for seed in (0, 0, 1)]
     assert trials[0] == trials[1] != trials[2]
+    by_slack = [Erase(slack=slack, shrinkage=0.01).solve(**sides)[1]["rank"] for slack in (0.0, 0.005, 0.02)]
+    assert by_slack == sorted(set(by_slack))  # the more may be lost, the more is taken

@@ -10,6 +10,7 @@ from immunize.spectrum import (
     lift_map,
     restrict_map,
     spectrum_of,
+    spectrum_of_map,
 )
 from tests import reference as ref
 from tests.spectrum.making import column, diagonal
@@ -59,6 +60,17 @@ def test_the_spectrum_of_the_lifted_map_is_that_of_the_map(pair):
         k = inside.rank
         assert lifted.rank == k
         assert torch.allclose(lifted.values[:k], inside.values[:k], rtol=1e-9, atol=0)
+
+
+def test_the_spectrum_of_a_map_is_that_of_all_rows_behind_it_and_has_the_rank_that_it_leaves(pair):
+    theta = ref.gaussian(D, D, seed=6)
+    for rows in pair:
+        small = compress_rows(rows)
+        gone = small[0] / small[0].norm()
+        for rank, of in ((len(small), theta), (len(small) - 1, theta - torch.outer(gone, gone @ theta))):
+            found = spectrum_of_map(small, of, len(rows))
+            assert (found.rank, found.n_samples) == (rank, len(rows))
+            torch.testing.assert_close(found.values[:rank], spectrum_of(rows @ of).values[:rank], rtol=1e-9, atol=0)
 
 
 def test_a_singular_map_is_lifted_all_the_same(pair):
