@@ -13,8 +13,11 @@ from immunize.spectrum import (
     kappa_of_features,
     r_ill,
     r_ill_of_features,
+    r_ill_of_spectrum,
     r_well,
     r_well_of_features,
+    r_well_of_spectrum,
+    spectrum_of,
 )
 from immunize.spectrum.regularizers import Ends, gram_ends
 from tests import reference as ref
@@ -32,6 +35,13 @@ FEATURES = {
     "well": (r_well_of_features, ref.r_well, ref.r_well_gradient),
     "ill": (r_ill_of_features, ref.r_ill, ref.r_ill_gradient),
     "kappa": (kappa_of_features, ref.kappa, ref.kappa_gradient),
+}
+
+
+SPECTRUM = {
+    "well": r_well_of_spectrum,
+    "ill": r_ill_of_spectrum,
+    "kappa": lambda h: float(h.values[0] / h.values[h.rank - 1]),
 }
 
 
@@ -64,6 +74,7 @@ def test_feature_value_and_gradient_are_those_of_the_explicit_hessian(
     f = ref.features_with_eigenvalues(sigma, rows, columns, seed=2)
     h = f.T @ f
     assert float(function(f)) == pytest.approx(value(h), rel=1e-9)
+    assert SPECTRUM[name](spectrum_of(f)) == pytest.approx(value(h), rel=1e-9)
     assert error(gradient(function, f), 2 * f @ slope(h)) < 1e-9
 
 
