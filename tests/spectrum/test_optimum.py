@@ -119,6 +119,11 @@ def test_whitening_is_symmetric() -> None:
     torch.testing.assert_close(whitening @ k_p @ whitening, torch.eye(9, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
+def test_exponents_are_logarithms_of_mu_between_its_ends() -> None:
+    found = generalized_spectrum(diagonal(1.0, 1.0, 1.0), diagonal(100.0, 10.0, 1.0)).exponents
+    torch.testing.assert_close(found, torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("scale", [1e-8, 1e6])
 def test_units_do_not_matter(scale: float) -> None:
     k_p, k_h = random_gram(8, 1), random_gram(8, 2)
