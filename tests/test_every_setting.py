@@ -31,7 +31,6 @@ from immunize.evaluation.attacks.protocol import Array, AttackData, Rows
 from immunize.evaluation.attacks.scoring import shares
 from immunize.features import load_weights
 from immunize.instantiate import sources_of
-from immunize.pipeline import experiment
 from immunize.records import CHECKPOINT, differences, plain
 from immunize.settings import check_settings
 from tests.attacking import timeless
@@ -338,7 +337,7 @@ FIXED = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is not measured, Git is not asked, and there are only so many digits as are needed."""
+    """Git is not asked, and there are only so many digits as are needed."""
     pixels, digits = embedded_digits()
     some = np.flatnonzero(np.arange(len(digits)) < np.where(digits < 5, 200, 130))  # more of D_P's than of D_H's
     few, read = (pixels[some], digits[some]), DigitImages._read
@@ -349,8 +348,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             return read(images)
 
     monkeypatch.setattr(DigitImages, "_read", read_few)
-    for module in (attack, experiment):
-        monkeypatch.setattr(module, "reset_peak_memory", lambda: None)
     monkeypatch.setattr(records, "_git_commit", lambda: None)
 
 

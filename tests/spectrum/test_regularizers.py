@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from immunize.spectrum import (
+    condition_number,
     kappa,
     kappa_of_features,
     r_ill,
@@ -41,7 +42,7 @@ FEATURES = {
 SPECTRUM = {
     "well": r_well_of_spectrum,
     "ill": r_ill_of_spectrum,
-    "kappa": lambda h: float(h.values[0] / h.values[h.rank - 1]),
+    "kappa": lambda spectrum: condition_number(spectrum).value,
 }
 
 
