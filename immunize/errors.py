@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class UserError(Exception):
     """Something in the command, the configuration or the data is not as it has to be; the message says what to do."""
@@ -34,3 +36,9 @@ class DivergedError(Exception):
     def __init__(self, step: int, term: str, value: float) -> None:
         self.step, self.term, self.value = step, term, value
         super().__init__(f"the term '{term}' became {value} at step {step}")
+
+
+def some(names: Sequence[object], most: int = 3) -> str:
+    """The first of some names, and how many more there are, for a message."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more

@@ -12,6 +12,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -67,14 +68,13 @@ class Arrays(SourceBase):
             raise DataError(f"arrays ({role}): held_out is a share of the rows between 0 and 1, not {held_out}")
         self.file, self.held_out, self.split_seed = Path(str(file)).expanduser(), held_out, split_seed
         self.standardize, self.classes = standardize and role == "harmful", classes
-        self._read: tuple[Array, Array] | None = None
 
     @property
     def task(self) -> str:  # type: ignore[override]
         """Classification if asked for; binary where y holds nothing but 0 and 1, otherwise regression."""
         if self.classes:
             return "classification"
-        return "binary" if np.isin(self._arrays()[1], (0, 1)).all() else "regression"
+        return "binary" if np.isin(self._arrays[1], (0, 1)).all() else "regression"
 
     def require(self) -> None:
         """Find the file.
@@ -96,7 +96,7 @@ class Arrays(SourceBase):
             DataError: not a `.npz` file with numbers x (N, D) and y (N,), fewer than 2 rows in a part or of a class, or
                 labels of several classes that are not said to be that.
         """
-        x, y = self._arrays()
+        x, y = self._arrays
         stream = self.split_seed, ROLES.index(self.role)
         held = round(self.held_out * len(x))
         if min(held, len(x) - held) < 2:
@@ -130,13 +130,10 @@ class Arrays(SourceBase):
             **({"standardized": "by D_P's fit rows, D_P too"} if self.standardize else {}),
         }
 
+    @cached_property
     def _arrays(self) -> tuple[Array, Array]:
-        if self._read is None:
-            self.require()
-            self._read = self._checked()
-        return self._read
-
-    def _checked(self) -> tuple[Array, Array]:
+        """X and y, read once and checked."""
+        self.require()
         what = f"arrays ({self.role}): {self.file}"
         try:
             archive = np.load(self.file, allow_pickle=False)

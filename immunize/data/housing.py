@@ -33,7 +33,7 @@ import numpy as np
 import pandas as pd
 
 from immunize.data.splits import ROLES, Part, SourceBase, Splits, Standardizer, random_generator, to_part
-from immunize.errors import DataError, MissingDataError
+from immunize.errors import DataError, MissingDataError, some
 
 OPENML_ID = 42165
 """OpenML's "house_prices", version 1: the same 1,460 rows and 81 columns."""
@@ -152,9 +152,9 @@ def check_table(table: pd.DataFrame, where: str) -> pd.DataFrame:
     absent = [name for name in COLUMNS if name not in table.columns]
     unknown = [str(name) for name in table.columns if name not in COLUMNS]
     if absent:
-        raise DataError(f"{where} lacks {len(absent)} of 81 columns ({_first(absent)}); {advice}")
+        raise DataError(f"{where} lacks {len(absent)} of 81 columns ({some(absent, 5)}); {advice}")
     if unknown:
-        raise DataError(f"{where} has {len(unknown)} columns too many ({_first(unknown)}); {advice}")
+        raise DataError(f"{where} has {len(unknown)} columns too many ({some(unknown, 5)}); {advice}")
     if table.empty:
         raise DataError(f"{where} has a header but no rows; {advice}")
     for target in TARGETS.values():
@@ -168,10 +168,6 @@ def check_table(table: pd.DataFrame, where: str) -> pd.DataFrame:
         what = "no row" if in_zone == 0 else "every row"
         raise DataError(f"{where}: {what} has {ZONE} = RL, so one of the two data sets would be empty; {advice}")
     return table[list(COLUMNS)]
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

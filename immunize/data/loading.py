@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from immunize.data.splits import ROLES, Part, Role, SourceBase, Splits, Standardizer, hash_of
-from immunize.errors import DataError
+from immunize.errors import DataError, some
 
 NAMED = 10
 """Constant columns that a message names."""
@@ -59,14 +58,9 @@ def check_part(part: Part, what: str) -> None:
         raise DataError(f"{what}: the features are a matrix of zeros, which has no condition number; check the file")
     if bool((part.x == part.x[0]).all()):
         raise DataError(
-            f"{what}: all {part.x.shape[1]} columns are constant ({first_columns(range(part.x.shape[1]))}): the "
+            f"{what}: all {part.x.shape[1]} columns are constant ({some(range(part.x.shape[1]), NAMED)}): the "
             f"{len(part):,} rows are one and the same, which leaves nothing to immunize; check the file"
         )
-
-
-def first_columns(columns: Sequence[int]) -> str:
-    """The first `NAMED` of some columns, for a message."""
-    return ", ".join(map(str, columns[:NAMED])) + (", …" if len(columns) > NAMED else "")
 
 
 class CrossFitted(SourceBase):
@@ -147,7 +141,7 @@ def _standardized(loaded: LoadedPair, name: str) -> LoadedPair:
     if gone := scale.dropped:
         logging.getLogger(__name__).warning(
             "%s: %d of %d columns are constant in D_P and D_H and are left out: %s (counted from 0)",
-            *(name, len(gone), len(scale.mean), first_columns(gone)),
+            *(name, len(gone), len(scale.mean), some(gone, NAMED)),
         )
 
     def of(part: Part) -> Part:

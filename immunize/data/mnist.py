@@ -1,6 +1,6 @@
 """MNIST digit pairs (Table 2, Fig. 2; §5.1 "Image classification", C.2).
 
-D_P holds the training images of one digit with label 0, D_H those of another with label 1 (see `digit_pairs`),
+D_P holds the training images of one digit with label 0, D_H those of another with label 1 (see `digits`),
 balanced; 90 ordered pairs. Held out are the test images of the same digits, balanced likewise. Each image is flattened
 to 784 numbers (x/255 - 0.1307)/0.3081, the usual constants: mean and standard deviation of all training pixels.
 
@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from immunize.data.digit_pairs import Array, DigitPairSource
+from immunize.data.digits import DigitPairSource
+from immunize.data.images.stored import Array
 from immunize.data.splits import Splits
 from immunize.errors import DataError, MissingDataError
 

@@ -93,10 +93,6 @@ class Pair(LightningDataModule):
     def data_hash(self) -> str:
         """SHA-256 of both data sets."""
 
-    def source(self, role: Role) -> Any:
-        """The source of one data set."""
-        return self.sources[role]
-
     def describe(self) -> dict[str, Any]:
         """What both data sets are, for a record."""
         return {role: self.sources[role].describe() for role in ROLES}
@@ -197,7 +193,7 @@ class PairedData(Pair):
         parts: list[tuple[Part, Part]] = []
         for role in ROLES:
             part = fit.of(role)
-            what = f"{len(part)} rows of {self.source(role).name} ({role})"
+            what = f"{len(part)} rows of {self.sources[role].name} ({role})"
             rows = set_aside(len(part), self.validation_fraction, seed=self.seed, role=role, what=what)
             parts.append((part.take(torch.from_numpy(rows[0])), part.take(torch.from_numpy(rows[1]))))
         return PairParts(*(stays for stays, _ in parts)), PairParts(*(aside for _, aside in parts))
@@ -295,40 +291,19 @@ class PairedData(Pair):
         )
 
     def _train_loader(self, role: Role) -> DataLoader[Any]:
-        part = self.fit.of(role)
-        if self.batch_size is None:
-            # All rows at once, by a slice and not a list of indices: it gives views, so that a batch copies nothing.
-            return _loader(part, [slice(None)] * self.passes, torch.Generator())
-        stream = random_generator(self.seed, SHUFFLE_STREAM, ROLES.index(role))
-        return batch_loader(part, self.batch_size, int(stream.integers(2**31)))
-
-
-def batch_loader(part: Part, batch_size: int, seed: int) -> DataLoader[Any]:
-    """Shuffled mini-batches, one pass.
-
-    The incomplete last batch is dropped, except where it is the only one: few rows make a noisy spectrum.
-
-    Args:
-        part: (N, D) and (N,).
-        batch_size: B.
-        seed: of the order, which differs from pass to pass but not from loader to loader.
-
-    Returns:
-        a loader of tuples (x, y), (B, D) and (B,).
-    """
-    generator = torch.Generator().manual_seed(seed)
-    order = RandomSampler(range(len(part)), generator=generator)
-    drop_last = len(part) >= batch_size
-    # The loader draws a number of its own on every pass; without a second generator it would take it from the global
-    # state and thereby change every random number of the run that is drawn later.
-    own = torch.Generator().manual_seed(seed)
-    return _loader(part, BatchSampler(order, batch_size, drop_last), own)
-
-
-def _loader(part: Part, sampler: Iterable[Any], generator: torch.Generator) -> DataLoader[Any]:
-    return DataLoader(
-        TensorDataset(part.x, part.y), sampler=sampler, batch_size=None, collate_fn=as_is, generator=generator
-    )
+        """One pass. An incomplete last batch is dropped, unless it is the only one: few rows make a noisy spectrum."""
+        part, seed = self.fit.of(role), 0
+        # All rows at once, by a slice and not a list of indices: it gives views, so that a batch copies nothing.
+        sampler: Iterable[Any] = [slice(None)] * self.passes
+        if self.batch_size is not None:
+            seed = int(random_generator(self.seed, SHUFFLE_STREAM, ROLES.index(role)).integers(2**31))
+            order = RandomSampler(range(len(part)), generator=torch.Generator().manual_seed(seed))
+            sampler = BatchSampler(order, self.batch_size, drop_last=len(part) >= self.batch_size)
+        # The loader draws a number of its own on every pass; without a second generator it would take it from the
+        # global state and thereby change every random number of the run that is drawn later.
+        generator = torch.Generator().manual_seed(seed)
+        rows = TensorDataset(part.x, part.y)
+        return DataLoader(rows, sampler=sampler, batch_size=None, collate_fn=as_is, generator=generator)
 
 
 def as_is(batch: Any) -> Any:

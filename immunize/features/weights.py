@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from immunize.errors import CheckpointError, UserError
+from immunize.errors import CheckpointError, UserError, some
 from immunize.files import whole
 
 SHOWN = 3
@@ -181,7 +181,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
     if bad := [name for name, value in state.items() if not bool(value.isfinite().all())]:
-        raise CheckpointError(f"{path}: {_some(bad)} contains NaN or infinite values")
+        raise CheckpointError(f"{path}: {some(bad)} contains NaN or infinite values")
     half = (torch.float16, torch.bfloat16)
     return {name: value.float() if value.dtype in half else value for name, value in state.items()}
 
@@ -196,8 +196,8 @@ def check_fit(network: nn.Module, state: Mapping[str, Tensor], source: str, arch
     missing = [name for name in own if name not in state]
     unknown = [name for name in state if name not in own]
     shapes = [name for name in own if name in state and own[name].shape != state[name].shape]
-    parts = [f"it lacks {_some(missing)}"] if missing else []
-    parts += [f"it has {_some(unknown)}, which the network has not"] if unknown else []
+    parts = [f"it lacks {some(missing)}"] if missing else []
+    parts += [f"it has {some(unknown)}, which the network has not"] if unknown else []
     parts += [f"{name} is {_size(state[name])} in it and {_size(own[name])} in the network" for name in shapes[:SHOWN]]
     if parts:
         raise CheckpointError(
@@ -236,11 +236,6 @@ def _classes_in(state: Mapping[str, Tensor], classifier: Any) -> int | None:
     """How many classes a state dict's classifier has; None where it has no such classifier, which is told later."""
     weight = state.get(f"{classifier}.weight") if isinstance(classifier, str) else None
     return None if weight is None else len(weight)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _size(tensor: Tensor) -> str:

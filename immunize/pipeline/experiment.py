@@ -318,7 +318,7 @@ def run(experiment: Experiment, record: dict[str, Any], folder: Path, clock: flo
         SystemExit: SIGTERM; what was trained so far is kept.
     """
     pair, say = experiment.pair, teller(quiet)
-    names: dict[str, Any] = {role: pair.source(role).name for role in ROLES}
+    names: dict[str, Any] = {role: pair.sources[role].name for role in ROLES}
     fits: dict[str, Fit] = {}
     with cpu_threads(threads_in_force(experiment.threads)):
         record |= experiment.facts

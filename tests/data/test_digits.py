@@ -14,81 +14,51 @@ from omegaconf import OmegaConf
 from sklearn.datasets import load_digits
 
 from immunize.data import Part
-from immunize.data.digit_pairs import balanced_rows, parse_pair
-from immunize.data.digits import Digits, FiveDigits, embedded_digits, held_out_mask
+from immunize.data.digits import Digits, FiveDigits, balanced_rows, embedded_digits, held_out_mask, parse_pair
 from immunize.data.mnist import SPLIT_FILES, Mnist, read_idx
 from immunize.errors import DataError, MissingDataError
 
-
-def originals(part: Part, digit: int) -> list[int]:
-    """Numbers of the embedded images that the rows of a part are, found by undoing the standardization."""
-    raw, labels = load_digits(return_X_y=True)
-    train = raw[~held_out_mask(labels)]
-    pixels = np.rint(part.x.numpy() * train.std() + train.mean())
-    rows = [np.flatnonzero((raw == image).all(axis=1) & (labels == digit)) for image in pixels]
-    assert all(len(found) == 1 for found in rows)
-    return [int(found[0]) for found in rows]
+RAW, DIGIT = load_digits(return_X_y=True)
+HELD_OUT = held_out_mask(DIGIT)
+SCALED = (RAW - RAW[~HELD_OUT].mean()) / RAW[~HELD_OUT].std()
+NUMBERS = {image.tobytes(): number for number, image in enumerate(RAW)}
 
 
-def test_the_images_are_those_of_scikit_learn() -> None:
-    for ours, theirs in zip(embedded_digits(), load_digits(return_X_y=True), strict=True):
+def originals(part: Part) -> np.ndarray:
+    """Numbers of the embedded images that the rows of a part are; they are scaled by all training pixels."""
+    pixels = np.rint(part.x.numpy() * RAW[~HELD_OUT].std() + RAW[~HELD_OUT].mean())
+    numbers = np.array([NUMBERS[image.tobytes()] for image in np.abs(pixels)])
+    np.testing.assert_allclose(part.x.numpy(), SCALED[numbers], rtol=0, atol=1e-13)
+    assert len(set(numbers)) == len(numbers)
+    return numbers
+
+
+def test_the_images_are_those_of_scikit_learn_of_which_a_third_is_held_out() -> None:
+    for ours, theirs in zip(embedded_digits(), (RAW, DIGIT), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("pair", [(0, 1), (8, 3)])
-def test_each_role_holds_one_digit_with_one_label(pair: tuple[int, int]) -> None:
-    for role, digit, label in (("pretrain", pair[0], 0.0), ("harmful", pair[1], 1.0)):
-        splits = Digits(pair, role).load()
-        for part in (splits.fit, splits.held_out):
-            assert part.x.shape == (len(part), 64)
-            assert part.x.dtype == part.y.dtype == torch.float64
-            assert part.y.unique().tolist() == [label]
-        fit, held_out = originals(splits.fit, digit), originals(splits.held_out, digit)
-        assert not set(fit) & set(held_out)
-
-
-@pytest.mark.parametrize("pair", [((0, 1), (2, 3)), ((6, "rest"), ("rest", 9)), (4, (7, 8))], ids=str)
-def test_a_side_of_two_labels_holds_as_many_images_of_each_as_the_rarest_digit_has(pair: tuple[Any, Any]) -> None:
-    raw, labels = load_digits(return_X_y=True)
-    mask = held_out_mask(labels)
-    named = [of for side in pair for of in (side if isinstance(side, tuple) else (side,)) if of != "rest"]
-    for role, side in zip(("pretrain", "harmful"), pair, strict=True):
-        if not isinstance(side, tuple):
-            continue
-        splits = Digits(pair, role).load()
-        for part, rows in ((splits.fit, ~mask), (splits.held_out, mask)):
-            fewest = min((labels[rows] == digit).sum() for digit in named)
-            pixels = np.rint(part.x.numpy() * raw[~mask].std() + raw[~mask].mean())
-            for label, which in enumerate(side):
-                of_label = pixels[part.y.numpy() == label]
-                assert len(of_label) == fewest
-                wanted = set(range(10)) - set(side) if which == "rest" else {which}
-                mine = raw[rows & np.isin(labels, list(wanted))]
-                assert (of_label[:, None] == mine[None]).all(2).any(1).all()
-                assert len(np.unique(of_label, axis=0)) == fewest
-            if "rest" in side:  # all nine, and not the first of them
-                rest = pixels[part.y.numpy() == side.index("rest")]
-                found = {labels[(raw == image).all(1)][0] for image in rest}
-                assert len(found) == 9
-
-
-def test_a_third_of_each_digit_is_held_out_whatever_the_seed() -> None:
-    labels = load_digits().target
-    mask = held_out_mask(labels)
+    assert len(NUMBERS) == len(RAW)
     for digit in range(10):
-        assert mask[labels == digit].sum() == (labels == digit).sum() // 3
-    train = set(np.flatnonzero(~mask))
-    for seed in range(3):
-        assert set(originals(Digits((3, 8), "pretrain", seed).load().fit, 3)) <= train
+        assert HELD_OUT[digit == DIGIT].sum() == (digit == DIGIT).sum() // 3
 
 
-def test_scaling_is_that_of_all_training_pixels() -> None:
-    raw, labels = load_digits(return_X_y=True)
-    train = raw[~held_out_mask(labels)]
-    part = Digits((0, 1), "harmful").load().fit
-    expected = (raw[originals(part, 1)] - train.mean()) / train.std()
-    assert np.allclose(part.x.numpy(), expected, rtol=0, atol=1e-13)
+@pytest.mark.parametrize("pair", [(0, 1), (8, 3), ((0, 1), (2, 3)), ((6, "rest"), ("rest", 9)), (4, (7, 8))], ids=str)
+def test_each_side_holds_as_many_images_of_each_label_as_the_rarest_digit_has(pair: tuple[Any, Any]) -> None:
+    sides = [side if isinstance(side, tuple) else (side,) for side in pair]
+    named = [of for side in sides for of in side if of != "rest"]
+    for role, side, first in zip(("pretrain", "harmful"), sides, (0, 1), strict=True):
+        splits = Digits(pair, role, seed=2).load()
+        for part, rows in ((splits.fit, ~HELD_OUT), (splits.held_out, HELD_OUT)):
+            assert part.x.dtype == part.y.dtype == torch.float64
+            numbers = originals(part)
+            assert rows[numbers].all()
+            fewest = min((DIGIT[rows] == digit).sum() for digit in named)
+            for label, which in enumerate(side, first if len(side) == 1 else 0):
+                shown = DIGIT[numbers[part.y.numpy() == label]]
+                assert len(shown) == fewest
+                wanted = set(range(10)) - set(side) if which == "rest" else {which}
+                assert set(shown) == wanted
+            assert len(part) == fewest * len(side)
 
 
 def test_same_seed_same_images_other_seed_other_images() -> None:
@@ -98,17 +68,17 @@ def test_same_seed_same_images_other_seed_other_images() -> None:
 
 
 def test_five_digits_a_role_have_their_labels_and_the_same_standardized_images() -> None:
-    seen: list[int] = []
-    for role, digits in (("pretrain", range(5)), ("harmful", range(5, 10))):
+    seen: set[int] = set()
+    for role, first in (("pretrain", 0), ("harmful", 5)):
         splits = FiveDigits(role).load()
-        for part in (splits.fit, splits.held_out):
+        for part, rows in ((splits.fit, ~HELD_OUT), (splits.held_out, HELD_OUT)):
             assert part.y.dtype == torch.int64
-            for label, digit in enumerate(digits):
-                rows = part.take((part.y == label).nonzero()[:, 0])
-                seen += (found := originals(rows, digit))
-                assert len(set(found)) == len(rows) > 50
-        assert FiveDigits(role).describe()["target"] == f"{digits[0]} to {digits[-1]}"
-    assert len(seen) == len(set(seen)) == 1797
+            numbers = originals(part)
+            assert rows[numbers].all()
+            assert (DIGIT[numbers] == part.y.numpy() + first).all()
+            seen |= set(numbers)
+        assert FiveDigits(role).describe()["target"] == f"{first} to {first + 4}"
+    assert len(seen) == 1797
 
 
 def test_pair_may_come_from_a_configuration() -> None:

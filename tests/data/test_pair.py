@@ -61,11 +61,10 @@ def test_full_batch_yields_the_whole_pair_in_every_pass_without_copying() -> Non
         assert set(batch) == {"pretrain", "harmful"}
         for role in ("pretrain", "harmful"):
             assert isinstance(batch[role], tuple)
-            x, y = batch[role]
             part = getattr(data.fit, role)
-            assert torch.equal(x, part.x)
-            assert torch.equal(y, part.y)
-            assert x.data_ptr() == part.x.data_ptr()
+            for given, own in zip(batch[role], (part.x, part.y), strict=True):
+                assert torch.equal(given, own)
+                assert given.data_ptr() == own.data_ptr()
 
 
 @pytest.mark.parametrize(("mode", "length"), [("max_size_cycle", 5), ("min_size", 3)])
@@ -86,10 +85,9 @@ def test_mini_batches_visit_every_row_once_a_pass(mode: str, length: int) -> Non
 
 
 def test_incomplete_last_batch_is_dropped_unless_it_is_the_only_one() -> None:
-    sizes = [(len(batch["pretrain"][1]), len(batch["harmful"][1])) for batch in batches(module(batch_size=8))]
-    assert sizes == [(8, 6)]
-    sizes = [(len(batch["pretrain"][1]), len(batch["harmful"][1])) for batch in batches(module(batch_size=4))]
-    assert sizes == [(4, 4), (4, 4)]
+    for size, expected in ((8, [(8, 6)]), (4, [(4, 4), (4, 4)])):
+        found = batches(module(batch_size=size))
+        assert [(len(batch["pretrain"][1]), len(batch["harmful"][1])) for batch in found] == expected
 
 
 def test_order_depends_on_the_seed_alone_and_differs_between_passes() -> None:
@@ -138,10 +136,10 @@ def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
     assert len(second.fit.pretrain) == 5
     assert sorted(halves.tolist()) == list(range(10))
     assert second.held_out.harmful.y.tolist() == [6, 7, 8, 9, 10, 11]  # keeps its split
-    assert second.source("pretrain").describe() == {"name": "rows10", "cross_fit_seed": 7}
+    assert second.sources["pretrain"].describe() == {"name": "rows10", "cross_fit_seed": 7}
     assert second.data_hash != data.data_hash
     with pytest.raises(DataError, match="is not cross-fitted; use load"):
-        second.source("pretrain").cross_fit(0)
+        second.sources["pretrain"].cross_fit(0)
 
 
 def test_hash_is_of_the_data_and_nothing_else() -> None:
@@ -150,12 +148,12 @@ def test_hash_is_of_the_data_and_nothing_else() -> None:
     assert module(batch_size=2, seed=9, passes=4, validation_fraction=0.4).data_hash == reference
     assert module(n_pretrain=11).data_hash != reference
     changed = PairedData(Rows(10), Rows(6, offset=1.0))
-    assert changed.source("harmful").load().held_out is not None
-    changed.source("harmful").load().held_out.y[0] += 1e-12  # type: ignore[union-attr]
+    assert changed.sources["harmful"].load().held_out is not None
+    changed.sources["harmful"].load().held_out.y[0] += 1e-12  # type: ignore[union-attr]
     changed.setup()
     assert changed.data_hash != reference
     renamed = PairedData(Rows(10), Rows(6, offset=1.0))
-    renamed.source("pretrain").name = "other"
+    renamed.sources["pretrain"].name = "other"
     renamed.setup()
     assert renamed.data_hash != reference
 
@@ -166,7 +164,6 @@ def test_hash_is_of_the_data_and_nothing_else() -> None:
         ({"batch_size": 11}, r"larger than both data sets \(rows10: 10 rows, rows6: 6 rows\)"),
         ({"validation_fraction": 0.1}, r"the 10 rows of rows10 \(pretrain\) into 9 and 1"),
         ({"validation_fraction": 0.8}, r"the 6 rows of rows6 \(harmful\) into 1 and 5"),
-        ({"seed": -1, "validation_fraction": 0.5}, "seed has to be a whole number"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
@@ -230,12 +227,9 @@ def test_generators_are_reproducible_distinct_and_leave_the_global_state_alone()
     assert np.array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, "0", True, None])
-def test_seed_has_to_be_a_natural_number(seed: object) -> None:
-    with pytest.raises(DataError, match="seed has to be a whole number"):
-        random_generator(seed)  # type: ignore[arg-type]
-
-
-def test_unknown_role_is_refused() -> None:
+def test_wrong_seeds_and_roles_are_refused() -> None:
+    for seed in (-1, 1.5, "0", True, None):
+        with pytest.raises(DataError, match="seed has to be a whole number"):
+            random_generator(seed)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="role is 'benign', but has to be one of pretrain, harmful"):
         Synthetic("benign")

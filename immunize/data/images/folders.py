@@ -20,7 +20,7 @@ import numpy as np
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import FileImages
 from immunize.data.splits import mask_of_classes, share_of
-from immunize.errors import DataError
+from immunize.errors import DataError, some
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 """Torchvision's list, and gif; whatever else lies in a folder is ignored."""
@@ -33,8 +33,6 @@ HOLD_OUT_SEED = 0
 
 HELD_OUT = 0.2
 """The share that is held out unless somebody says another one."""
-
-NAMED = 3
 
 
 class ImageFolder(ImageSource):
@@ -150,7 +148,7 @@ def read_two_folders(train: Path, test: Path) -> StoredSplits:
     classes = class_names(train)
     if unknown := [name for name in class_names(test) if name not in set(classes)]:
         raise DataError(
-            f"{test} has {len(unknown)} class folders that {train} has not, such as {_some(unknown)}; both need the "
+            f"{test} has {len(unknown)} class folders that {train} has not, such as {some(unknown)}; both need the "
             f"same classes"
         )
     return StoredSplits(read_class_folders(train, classes), read_class_folders(test, classes, partial=True))
@@ -172,11 +170,9 @@ def read_class_folders(folder: Path, classes: Sequence[str], *, partial: bool = 
     found = [sorted(_images_below(folder, name)) if (folder / name).is_dir() else [] for name in classes]
     empty = [name for name, names in zip(classes, found, strict=True) if not names]
     if len(empty) == len(classes):
-        raise DataError(f"{folder} has class folders but no image in any of them; endings known are {_some(SUFFIXES)}")
+        raise DataError(f"{folder} has class folders but no image in any of them; endings known are {some(SUFFIXES)}")
     if empty and not partial:
-        raise DataError(
-            f"{folder}: no image in {_some(empty)}; remove empty class folders, or unpack the data set anew"
-        )
+        raise DataError(f"{folder}: no image in {some(empty)}; remove empty class folders, or unpack the data set anew")
     labels = np.repeat(np.arange(len(classes)), [len(names) for names in found])
     return FileImages.of(folder, [name for names in found for name in names], labels, classes)
 
@@ -230,7 +226,3 @@ def _existing(folder: Path, names: Sequence[str]) -> Path:
     path = _first(folder, names)
     assert path is not None  # the layout was found
     return path
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from torch.utils.data import Dataset
 
 from immunize.data.images.stored import UNREADABLE, Array, StoredImages
 from immunize.data.splits import random_generator
-from immunize.errors import DataError
+from immunize.errors import DataError, some
 
 Transform = Callable[[Any], Any]
 """From a PIL image, mode RGB, to a float32 tensor (3, H, W)."""
@@ -81,16 +80,6 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
     def labels(self) -> Tensor:
         """(N,) int64, 0 to C - 1."""
         return torch.from_numpy(self.stored.labels[self.rows].astype(np.int64))
-
-    @property
-    def classes(self) -> list[str]:
-        """C names in the order of the labels."""
-        return list(self.stored.classes)
-
-    @property
-    def n_classes(self) -> int:
-        """C, classes without an image included."""
-        return len(self.stored.classes)
 
     @property
     def unreadable(self) -> Tensor:
@@ -155,15 +144,14 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
     def _check_share(self) -> None:
         bad, total = np.flatnonzero(self._failed.numpy()), len(self.stored)
         if len(bad) > MOST_SKIPPED * total:
-            named = ", ".join(self.stored.name_of(int(row)) for row in bad[:NAMED])
+            named = some([self.stored.name_of(int(row)) for row in bad], NAMED)
             raise DataError(
-                f"{self.what}: {len(bad)} of {total} images cannot be read, more than {MOST_SKIPPED:.0%}: {named}"
-                f"{', ...' if len(bad) > NAMED else ''}; replace these files or unpack the data set anew"
+                f"{self.what}: {len(bad)} of {total} images cannot be read, more than {MOST_SKIPPED:.0%}: {named}; "
+                f"replace these files or unpack the data set anew"
             )
 
 
-@dataclass(frozen=True)
-class ImageSplits:
+class ImageSplits(NamedTuple):
     """Both splits of one data set.
 
     Attributes:

@@ -30,7 +30,6 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -40,8 +39,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from immunize.data.images.image_set import ImageSet, ImageSplits, Transform
-from immunize.data.images.multi import set_numbers
-from immunize.data.images.source import as_image_source
+from immunize.data.images.source import as_image_source, set_numbers
 from immunize.data.pair import Pair, as_is, set_aside
 from immunize.data.splits import ROLES, Role, random_generator
 from immunize.errors import DataError
@@ -214,7 +212,7 @@ class ImagePair(Pair):
         self.epochs_on = epochs_on
         self.transform_fit, self.transform_eval = transform_fit, transform_eval
         self.workers, self.pin_memory = workers, pin_memory
-        self._replaced: dict[Role, Dataset[Any]] = {}
+        self._replaced: dict[Role, TensorDataset] = {}
         self._done = (0, 0)
 
     def setup(self, stage: str | None = None) -> None:
@@ -260,7 +258,7 @@ class ImagePair(Pair):
         """
         splits = self.splits(role).with_transforms(self.transform_eval, self.transform_eval)
         aside = None if selection is None else self.validation(role)
-        return splits if aside is None else replace(splits, held_out=aside)
+        return splits if aside is None else splits._replace(held_out=aside)
 
     def validation(self, role: Role) -> ImageSet | None:
         """Images set aside from `fit`, through `transform_eval`; None for a fraction of 0."""
@@ -268,7 +266,7 @@ class ImagePair(Pair):
 
     def n_classes(self, role: Role) -> int:
         """C of one data set."""
-        return self.splits(role).fit.n_classes
+        return int(self.sources[role].n_classes)
 
     @property
     def harmful_sets(self) -> dict[str, int]:
@@ -289,12 +287,12 @@ class ImagePair(Pair):
             return passes["harmful"]
         return max(passes.values()) if self.mode == "max_size_cycle" else min(passes.values())
 
-    def replace_fit(self, role: Role, dataset: Dataset[Any]) -> None:
+    def replace_fit(self, role: Role, dataset: TensorDataset) -> None:
         """Train on something else than the images of `fit`, such as the cached outputs of a frozen trunk.
 
         Args:
             role: which data set.
-            dataset: map-style with a length, of (tensor, label). A `TensorDataset` is read a batch at a time.
+            dataset: of (tensor, label); it is read a batch at a time.
         """
         self._replaced[role] = dataset
 
@@ -319,8 +317,6 @@ class ImagePair(Pair):
         """Indices of the training images of each data set that the role is made of."""
         images = self._training_set(role)
         classes = [part.n_classes for part in self.sources[role].parts.values()]
-        if len(classes) == 1:
-            return [np.arange(len(images), dtype=np.int64)]
         labels = images.tensors[1] if isinstance(images, TensorDataset) else images.labels
         numbers = set_numbers(labels.numpy(), classes)
         return [np.flatnonzero(numbers == number) for number in range(len(classes))]

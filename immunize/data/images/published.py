@@ -19,7 +19,7 @@ import numpy as np
 from immunize.data.images.folders import class_names, hold_out, read_class_folders, read_two_folders, two_folders
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import ArrayImages, FileImages, StoredImages
-from immunize.errors import DataError, MissingDataError
+from immunize.errors import DataError, MissingDataError, some
 
 # --- Stanford Cars --------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ def with_imagenet_labels(splits: StoredSplits) -> StoredSplits:
         assert isinstance(images, FileImages)
         if unknown := [name for name in images.classes if name not in position]:
             raise DataError(
-                f"{images.root}: {', '.join(unknown[:3])} {'is' if len(unknown) == 1 else 'are'} not among the 1,000 "
+                f"{images.root}: {some(unknown)} {'is' if len(unknown) == 1 else 'are'} not among the 1,000 "
                 f"WordNet ids of ImageNet; remove these folders, or use imagefolder for classes of your own"
             )
         labels = np.array([position[name] for name in images.classes], dtype=np.int64)[images.labels]

@@ -4,21 +4,24 @@ A data set is where `root` says, or below the data folder under one of its usual
 layouts of its files and takes the first that it finds; a data set that is not there is an error that says what to place
 where. None of it imports torch before images are asked for.
 
+Several data sets that are harmful at once (`harmful=multi`; the paper has one) are one data set to whatever only reads
+images: one set's images after another's, their classes side by side. What each of them is, `parts` says.
+
 Shapes: N images, C classes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from immunize.data.images.stored import StoredImages
+from immunize.data.images.stored import Array, JoinedImages, StoredImages
 from immunize.data.splits import SourceBase, Splits
 from immunize.errors import DataError, MissingDataError
 
@@ -28,8 +31,7 @@ if TYPE_CHECKING:
 FEWEST_CLASSES = 2
 
 
-@dataclass(frozen=True)
-class StoredSplits:
+class StoredSplits(NamedTuple):
     """Both splits of a data set where they are stored.
 
     Attributes:
@@ -137,7 +139,7 @@ class ImageSource(SourceBase):
 
     @property
     def parts(self) -> dict[str, ImageSource]:
-        """The data sets that this one is made of, by name: itself, but for `multi.SeveralSets`."""
+        """The data sets that this one is made of, by name: itself, but for `SeveralSets`."""
         return {self.name: self}
 
     @property
@@ -155,8 +157,8 @@ class ImageSource(SourceBase):
         self.require()
         layout, folder = self._found()
         splits = layout.read(folder)
-        for split, stored in (("fit", splits.fit), ("held_out", splits.held_out)):
-            if len(stored) == 0:
+        for split, images in splits._asdict().items():
+            if len(images) == 0:
                 raise DataError(f"{self.name} ({self.role}): {folder} has no {split} images; check how it was unpacked")
         present = np.unique(splits.fit.labels)
         if len(present) < FEWEST_CLASSES:
@@ -205,11 +207,8 @@ class ImageSource(SourceBase):
         """Both splits without unreadable images; kept, so that all users count into the same `skipped`."""
         from immunize.data.images.image_set import ImageSet, ImageSplits
 
-        splits = self.stored
-        return ImageSplits(
-            ImageSet(splits.fit, None, f"{self.name} ({self.role}, fit)"),
-            ImageSet(splits.held_out, None, f"{self.name} ({self.role}, held_out)"),
-        )
+        stored = self.stored._asdict().items()
+        return ImageSplits(*(ImageSet(images, None, f"{self.name} ({self.role}, {split})") for split, images in stored))
 
     def _candidates(self) -> list[Path]:
         """Where the data set may be, in the order of looking; a download goes to the first."""
@@ -219,11 +218,8 @@ class ImageSource(SourceBase):
         return [self.data_root / name for name in self.usual_names]
 
     def _search(self) -> tuple[Layout, Path] | None:
-        for folder in self._candidates():
-            for layout in self.layouts():
-                if layout.found(folder):
-                    return layout, folder
-        return None
+        every = ((layout, folder) for folder in self._candidates() for layout in self.layouts())
+        return next(((layout, folder) for layout, folder in every if layout.found(folder)), None)
 
     def _found(self) -> tuple[Layout, Path]:
         found = self._search()
@@ -262,3 +258,85 @@ def as_image_source(source: Any) -> ImageSource:
     converted = images()
     assert isinstance(converted, ImageSource)
     return converted
+
+
+def set_numbers(labels: Array, classes: Sequence[int]) -> Array:
+    """Which of several data sets each label belongs to, (N,) int64.
+
+    Args:
+        labels: (N,) int64, counted over all sets.
+        classes: C of each set.
+    """
+    return np.searchsorted(np.cumsum(classes), labels, side="right").astype(np.int64)
+
+
+class SeveralSets(ImageSource):
+    """Several data sets as D_H.
+
+    Args:
+        sets: at least two image sources in the role "harmful", by the names that a record calls them by.
+        role: "harmful".
+
+    Raises:
+        DataError: another role, fewer than two sets, or one that has no images.
+    """
+
+    def __init__(self, sets: Mapping[str, Any], role: str = "harmful") -> None:
+        if role != "harmful":
+            raise DataError("several data sets at once can be harmful, but D_P is one: choose it with pretrain=<name>")
+        if len(sets) < 2:
+            raise DataError(
+                f"harmful=multi is for two data sets or more, there is {', '.join(sets) or 'none'}; choose them with "
+                f"harmful/sets=[cars,caltech101], or a single one with harmful=<name>"
+            )
+        self._sets = {str(name): as_image_source(source) for name, source in sets.items()}
+        self.name = "+".join(self._sets)
+        super().__init__(role, data_root="")
+
+    @property
+    def parts(self) -> dict[str, ImageSource]:
+        """The sets by name."""
+        return self._sets
+
+    def require(self) -> None:
+        """Find the files of every set.
+
+        Raises:
+            MissingDataError: those of one are not there.
+        """
+        for name, source in self._sets.items():
+            try:
+                source.require()
+            except MissingDataError as error:
+                raise MissingDataError(f"{error} (Here: harmful.sets.{name}.root.)") from None
+
+    @cached_property
+    def stored(self) -> StoredSplits:
+        """Both splits of all sets, each checked but for its pixels.
+
+        Raises:
+            MissingDataError, DataError: as :meth:`ImageSource.splits`.
+        """
+        stored = {name: source.stored for name, source in self._sets.items()}
+        return StoredSplits(
+            JoinedImages({name: splits.fit for name, splits in stored.items()}),
+            JoinedImages({name: splits.held_out for name, splits in stored.items()}),
+        )
+
+    def describe(self) -> dict[str, object]:
+        """Short facts for the record, and under "sets" those of each set."""
+        classes = [source.n_classes for source in self._sets.values()]
+        counted = {
+            split: np.bincount(set_numbers(images.labels.numpy(), classes), minlength=len(classes)).tolist()
+            for split, images in self._readable._asdict().items()
+        }
+        own = {
+            name: {
+                "name": source.name,
+                "layout": source.layout,
+                "classes": source.n_classes,
+                "images": {split: counts[number] for split, counts in counted.items()},
+            }
+            for number, (name, source) in enumerate(self._sets.items())
+        }
+        return self.facts(self.counts()) | {"sets": own}

@@ -137,10 +137,6 @@ class ArrayImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def take(self, rows: Array) -> ArrayImages:
-        """The images with these indices, (M,) int64, in their order."""
-        return ArrayImages(self.pixels[rows], self.labels[rows], self.classes)
-
     def open(self, row: int) -> Image:
         """One image, mode RGB."""
         return Pillow.fromarray(self.pixels[row]).convert("RGB")
@@ -164,78 +160,61 @@ class ArrayImages:
 
 @dataclass(frozen=True, eq=False)
 class JoinedImages:
-    """Images of several data sets.
+    """Images of several data sets, those of one set after those of another.
 
     Attributes:
-        parts: where those of each set are stored.
-        names: of the sets; a class is called "<set>/<class>".
-        number_of: (N,) int64, the set of each image.
-        row_of: (N,) int64, its index there.
+        parts: where those of each set are stored, by its name; a class is called "<set>/<class>".
     """
 
-    parts: tuple[StoredImages, ...]
-    names: tuple[str, ...]
-    number_of: Array
-    row_of: Array
-
-    @classmethod
-    def of(cls, parts: Mapping[str, StoredImages]) -> JoinedImages:
-        """All images, set after set."""
-        sizes = [len(part) for part in parts.values()]
-        return cls(
-            tuple(parts.values()),
-            tuple(parts),
-            np.repeat(np.arange(len(sizes), dtype=np.int64), sizes),
-            np.concatenate([np.arange(size, dtype=np.int64) for size in sizes]),
-        )
+    parts: Mapping[str, StoredImages]
 
     def __len__(self) -> int:
-        return len(self.row_of)
+        return sum(map(len, self.parts.values()))
 
     @cached_property
     def labels(self) -> Array:
         """(N,) int64, those of a set after those of the sets before it."""
-        first = np.array([0, *accumulate(len(part.classes) for part in self.parts)], dtype=np.int64)
-        own = np.empty(len(self), dtype=np.int64)
-        for number, part in enumerate(self.parts):
-            mine = self.number_of == number
-            own[mine] = part.labels[self.row_of[mine]]
-        return own + first[self.number_of]
+        first = accumulate((len(part.classes) for part in self.parts.values()), initial=0)
+        return np.concatenate([part.labels + before for part, before in zip(self.parts.values(), first, strict=False)])
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
         """C names."""
-        return tuple(f"{name}/{of}" for name, part in zip(self.names, self.parts, strict=True) for of in part.classes)
-
-    def take(self, rows: Array) -> JoinedImages:
-        """The images with these indices, (M,) int64, in their order."""
-        return replace(self, number_of=self.number_of[rows], row_of=self.row_of[rows])
+        return tuple(f"{name}/{of}" for name, part in self.parts.items() for of in part.classes)
 
     def open(self, row: int) -> Image:
         """One image, mode RGB; raises one of `UNREADABLE`."""
-        part: StoredImages = self.parts[self.number_of[row]]
-        return part.open(int(self.row_of[row]))
+        name, row = self._place(row)
+        return self.parts[name].open(row)
 
     def name_of(self, row: int) -> str:
         """Set and name."""
-        number = self.number_of[row]
-        return f"{self.names[number]}: {self.parts[number].name_of(int(self.row_of[row]))}"
+        name, row = self._place(row)
+        return f"{name}: {self.parts[name].name_of(row)}"
 
     def unreadable(self) -> Array:
         """Indices of images that cannot be decoded, as far as a fast look tells."""
-        bad = np.zeros(len(self), dtype=np.bool_)
-        for number, part in enumerate(self.parts):
-            bad |= (self.number_of == number) & np.isin(self.row_of, part.unreadable())
-        return np.flatnonzero(bad).astype(np.int64)
+        first = accumulate(map(len, self.parts.values()), initial=0)
+        parts = zip(self.parts.values(), first, strict=False)
+        return np.concatenate([part.unreadable() + before for part, before in parts])
 
     def digest(self, *, times: bool) -> str:
-        """SHA-256 of the sets' names and digests, and of which images of each."""
-        digest = hashlib.sha256("\0".join(self.names).encode())
-        for part in self.parts:
+        """SHA-256 of the sets' names and digests, and of which image of which set is where."""
+        digest = hashlib.sha256("\0".join(self.parts).encode())
+        for part in self.parts.values():
             digest.update(part.digest(times=times).encode())
-        for array in (self.number_of, self.row_of):
-            digest.update(np.ascontiguousarray(array).data)
+        sizes = [len(part) for part in self.parts.values()]
+        digest.update(np.repeat(np.arange(len(sizes), dtype=np.int64), sizes).data)
+        digest.update(np.concatenate([np.arange(size, dtype=np.int64) for size in sizes]).data)
         return digest.hexdigest()
+
+    def _place(self, row: int) -> tuple[str, int]:
+        """The set of an image, and its index there."""
+        for name, part in self.parts.items():
+            if row < len(part):
+                return name, row
+            row -= len(part)
+        raise IndexError("there are fewer images")
 
 
 StoredImages = FileImages | ArrayImages | JoinedImages
