@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -39,19 +41,13 @@ class NoBoundaryError(ValueError):
 
 @dataclass
 class Call:
-    """The `index`-th call of a module, with the calls it made; shape and dtype of its output if that is a tensor."""
+    """The `index`-th call of a module; `end` calls had begun when it returned. Shape and dtype of a tensor it gave."""
 
     module: nn.Module
     index: int
-    inner: list[Call] = field(default_factory=list)
+    end: int = 0
     shape: torch.Size | None = None
     dtype: torch.dtype | None = None
-
-    def walk(self) -> Iterator[Call]:
-        """This call and all within it, in the order in which they began."""
-        yield self
-        for call in self.inner:
-            yield from call.walk()
 
 
 @dataclass
@@ -62,9 +58,8 @@ class Seen:
         net: the network.
         images: (2, ...), what it was given.
         output: what it returned.
-        calls: for one image, as a tree.
-        every: the same in a row.
-        sizes: of each call's output, see `_sizes`; None if that is no tensor. By the call's `index`.
+        calls: for one image, in the order in which they began.
+        sizes: of each call's output, see `_sizes`; None if that is no tensor.
         path: calls that a boundary may be, each within the one before.
         inputs: what each of them was called with, for both images; by the call's `index`.
     """
@@ -72,8 +67,7 @@ class Seen:
     net: nn.Module
     images: Tensor
     output: Tensor
-    calls: Call
-    every: list[Call]
+    calls: list[Call]
     sizes: list[Sizes | None]
     path: list[Call]
     inputs: dict[int, Tensor]
@@ -95,31 +89,28 @@ def watch(net: nn.Module, trainable: Collection[nn.Parameter], images: Tensor) -
     if not path:
         raise NoBoundaryError("a trainable parameter belongs to the network's outermost part, nothing comes before it")
     again, output, inputs = _record(net, images, {call.index for call in path})
-    one, two = list(calls.walk()), list(again.walk())
-    if [id(call.module) for call in one] != [id(call.module) for call in two]:
+    if [id(call.module) for call in calls] != [id(call.module) for call in again]:
         raise NoBoundaryError("the network calls other modules for another number of images")
-    sizes = [_sizes(*pair) for pair in zip(one, two, strict=True)]
-    return Seen(net, images, output, calls, one, sizes, path, inputs)
+    sizes = [_sizes(*pair) for pair in zip(calls, again, strict=True)]
+    return Seen(net, images, output, calls, sizes, path, inputs)
 
 
-def _record(net: nn.Module, x: Tensor, wanted: set[int]) -> tuple[Call, Tensor, dict[int, Tensor]]:
+def _record(net: nn.Module, x: Tensor, wanted: set[int]) -> tuple[list[Call], Tensor, dict[int, Tensor]]:
     """The calls of a forward pass, its output, and the first argument of those calls whose index is wanted."""
-    top = Call(nn.Identity(), -1)
-    stack = [top]
-    count = 0
+    calls: list[Call] = []
+    stack: list[Call] = []
     inputs: dict[int, Tensor] = {}
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-        nonlocal count
-        if count in wanted and args and isinstance(args[0], Tensor):
-            inputs[count] = args[0].detach().clone()  # the network may write into it
-        call = Call(module, count)
-        count += 1
-        stack[-1].inner.append(call)
+        call = Call(module, len(calls))
+        if call.index in wanted and args and isinstance(args[0], Tensor):
+            inputs[call.index] = args[0].detach().clone()  # the network may write into it
+        calls.append(call)
         stack.append(call)
 
     def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         call = stack.pop()
+        call.end = len(calls)
         if isinstance(output, Tensor):
             call.shape, call.dtype = output.shape, output.dtype
 
@@ -132,25 +123,18 @@ def _record(net: nn.Module, x: Tensor, wanted: set[int]) -> tuple[Call, Tensor, 
     finally:
         for handle in handles:
             handle.remove()
-    if len(top.inner) != 1 or not isinstance(output, Tensor):
+    if not isinstance(output, Tensor):
         raise NoBoundaryError("the network does not return one tensor")
-    return top.inner[0], output, inputs
+    return calls, output, inputs
 
 
-def _path(net: nn.Module, calls: Call, trainable: Collection[nn.Parameter]) -> list[Call]:
+def _path(net: nn.Module, calls: list[Call], trainable: Collection[nn.Parameter]) -> list[Call]:
     """Calls, each within the one before, that come before or at the first use of a trainable parameter."""
-    called = [call.module for call in calls.walk()]
-    times = {id(module): called.count(module) for module in set(called)}
+    times = Counter(id(call.module) for call in calls)
     owners = _owners(net, trainable, set(times))
-    path: list[Call] = []
-    node = calls
-    while id(node.module) not in owners:
-        first = next((call for call in node.inner if any(id(inner.module) in owners for inner in call.walk())), None)
-        if first is None or times[id(first.module)] > 1:
-            break
-        path.append(first)
-        node = first
-    return path
+    first = next((call.index for call in calls if id(call.module) in owners), -1)
+    around = (call for call in calls[1:] if call.index <= first < call.end)
+    return list(takewhile(lambda call: times[id(call.module)] == 1, around))
 
 
 def _owners(net: nn.Module, trainable: Collection[nn.Parameter], called: set[int]) -> set[int]:
@@ -295,14 +279,26 @@ def split_network(net: nn.Module, trainable: Collection[nn.Parameter], example: 
     raise NoBoundaryError(reason)
 
 
-def replaced(module: nn.Module, swaps: dict[int, nn.Module]) -> nn.Module:
+def replaced(module: nn.Module, swaps: dict[int, nn.Module], done: dict[int, nn.Module] | None = None) -> nn.Module:
     """The module with some of its submodules replaced; everything else is shared with the original.
 
     Args:
         module: is not changed.
         swaps: replacements by `id` of what they replace.
+        done: what other modules were replaced by already, likewise.
     """
-    return _replaced(module, swaps, {})
+    done = {} if done is None else done
+    if id(module) in swaps:
+        return swaps[id(module)]
+    if id(module) not in done:
+        done[id(module)] = module
+        if any(id(inner) in swaps for inner in module.modules()):
+            twin = done[id(module)] = copy.copy(module)  # shares the dictionaries of parameters and buffers
+            twin._modules = {  # this one has to be its own
+                name: child if child is None else replaced(child, swaps, done)
+                for name, child in module._modules.items()
+            }
+    return done[id(module)]
 
 
 def working_modules(tail: nn.Module) -> dict[str, nn.Module]:
@@ -397,7 +393,7 @@ def _cut(seen: Seen, boundary: Call) -> tuple[Trunk, Tail]:
     if h is None or len(h) != len(seen.images):
         raise NoBoundaryError(f"{name} is not called with one row for each image")
     start = _Start()
-    swaps = _silenced(seen, seen.calls, boundary, start)
+    swaps = _silenced(seen, boundary, start)
     if not swaps:
         raise NoBoundaryError(f"nothing comes before {name}, where the first trainable parameter is")
     swaps[id(boundary.module)] = _Resume(boundary.module, start)
@@ -422,36 +418,20 @@ def _cut(seen: Seen, boundary: Call) -> tuple[Trunk, Tail]:
     return trunk, tail
 
 
-def _silenced(seen: Seen, node: Call, boundary: Call, start: _Start) -> dict[int, nn.Module]:
-    """A `_Silent` for each module within `node` that has done all its work before the boundary, outermost first."""
+def _silenced(seen: Seen, boundary: Call, start: _Start) -> dict[int, nn.Module]:
+    """A `_Silent` for each module that has done all its work before the boundary and is not within another one."""
     swaps: dict[int, nn.Module] = {}
-    for call in node.inner:
-        if call.index >= boundary.index:
-            break
-        same = [other for other in seen.every if other.module is call.module]
+    silent_until = 0
+    for call in seen.calls[1 : boundary.index]:
+        same = [other for other in seen.calls if other.module is call.module]
         sizes = {seen.sizes[other.index] for other in same}
-        done = all(other.index < boundary.index for other in same) and not any(c is boundary for c in call.walk())
-        if done and len(sizes) == 1 and (size := sizes.pop()) is not None:
+        done = all(other.end <= boundary.index for other in same)
+        if call.index >= silent_until and done and len(sizes) == 1 and (size := sizes.pop()) is not None:
             swaps[id(call.module)] = _Silent(start, size, call.dtype)
-        else:
-            swaps |= _silenced(seen, call, boundary, start)
+            silent_until = call.end
     return swaps
 
 
 def _close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
     scale = expected.abs().max()
     return value.shape == expected.shape and bool((value - expected).abs().max() <= tolerance * scale)
-
-
-def _replaced(module: nn.Module, swaps: dict[int, nn.Module], done: dict[int, nn.Module]) -> nn.Module:
-    if id(module) in swaps:
-        return swaps[id(module)]
-    if id(module) not in done:
-        done[id(module)] = module
-        if any(id(inner) in swaps for inner in module.modules()):
-            twin = done[id(module)] = copy.copy(module)  # shares the dictionaries of parameters and buffers
-            twin._modules = {  # this one has to be its own
-                name: child if child is None else _replaced(child, swaps, done)
-                for name, child in module._modules.items()
-            }
-    return done[id(module)]

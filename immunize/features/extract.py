@@ -186,7 +186,9 @@ def cached_trunk(
             f"objective.cache_frozen: the frozen part of {extractor.name} cannot be cut off "
             f"({extractor.no_split_reason}); set it to false"
         )
-    count, needed, available = _count(dataset), trunk_bytes(extractor, dataset), available_memory()
+    count, available = _count(dataset), available_memory()
+    first = torch.as_tensor(dataset[0][0])[None].to(device_of(extractor), extractor.dtype)
+    needed = count * math.prod(extractor.trunk(first).shape[1:]) * torch.float32.itemsize
     logger.info("frozen outputs of %d images: %.2f GiB in memory", count, needed / 1024**3)
     if available is not None and needed > MEMORY_SHARE * available:
         raise UserError(
@@ -209,51 +211,40 @@ def cached_trunk(
     return TensorDataset(h, y)
 
 
-def trunk_bytes(extractor: DeepExtractor, dataset: Dataset[Any]) -> int:
-    """Memory that the trunk's outputs on a data set take in float32, from those on its first image.
-
-    Raises:
-        UserError: an empty data set.
-    """
-    count = _count(dataset)
-    first = torch.as_tensor(dataset[0][0])[None].to(device_of(extractor), extractor.dtype)
-    size: int = math.prod(extractor.trunk(first).shape[1:])
-    return count * size * torch.float32.itemsize
-
-
 def _compute(
     function: Callable[[Tensor], Tensor], loader: DataLoader[Any], dtype: torch.dtype, device: torch.device
 ) -> Features:
-    count = _count(loader.dataset)
+    count = limit = _count(loader.dataset)
+
+    def outputs(rows: Tensor) -> Tensor:
+        """In parts where the memory has shown that it does not suffice for all."""
+        nonlocal limit
+        if len(rows) > limit:
+            return torch.cat([outputs(part) for part in torch.split(rows, limit)])
+        try:
+            with torch.no_grad():
+                return function(rows.to(device)).to("cpu", dtype)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            if len(rows) == 1:
+                raise RuntimeError(f"one sample alone does not fit into the memory of {device}") from error
+            error.with_traceback(None)  # which holds on to the tensors that did not fit
+        torch.cuda.empty_cache()
+        limit = len(rows) // 2
+        logger.warning("out of memory on %s: going on with batches of %d", device, limit)
+        return outputs(rows)
+
     x: Tensor | None = None
     y = torch.empty(count, dtype=torch.int64)
-    done, limit = 0, count
+    done = 0
     for images, labels in loader:
-        y[done : done + len(labels)] = labels
-        waiting = [images]
-        while waiting:
-            rows = waiting.pop()
-            if len(rows) > limit:
-                waiting += reversed(rows.split(limit))
-                continue
-            try:
-                with torch.no_grad():
-                    output = function(rows.to(device)).to("cpu", dtype)
-            except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error):
-                    raise
-                if len(rows) == 1:
-                    raise RuntimeError(f"one sample alone does not fit into the memory of {device}") from error
-                error.with_traceback(None)  # which holds on to the tensors that did not fit
-                torch.cuda.empty_cache()
-                limit = len(rows) // 2
-                logger.warning("out of memory on %s: going on with batches of %d", device, limit)
-                waiting.append(rows)
-                continue
-            if x is None:
-                x = torch.empty((count, *output.shape[1:]), dtype=dtype)
-            x[done : done + len(output)] = output
-            done += len(output)
+        output = outputs(images)
+        if x is None:
+            x = torch.empty((count, *output.shape[1:]), dtype=dtype)
+        place = slice(done, done + len(output))
+        x[place], y[place] = output, labels
+        done = place.stop
     assert x is not None
     return Features(x, y)
 
@@ -328,10 +319,6 @@ class Once(nn.Module):
             return self._compute(images)
         keys = [_digest(image) for image in images]
         new = {key: index for index, key in enumerate(keys) if key not in self._kept}
-        if len(new) == len(keys):
-            h = self._compute(images)
-            self._keep(dict(zip(keys, h, strict=True)))
-            return h
         rows = {key: self._kept[key] for key in keys if key not in new}
         if new:
             computed = dict(zip(new, self._compute(images[list(new.values())]), strict=True))

@@ -208,14 +208,11 @@ class LinearExtractor(nn.Module):
 
 
 def _initial_theta(n_features: int, init: Initialization, generator: torch.Generator | None) -> Tensor:
+    theta, bound = torch.empty(n_features, n_features, dtype=torch.float64), n_features**-0.5
     if init == "identity":
-        return torch.eye(n_features, dtype=torch.float64)
+        return nn.init.eye_(theta)
     if init == "uniform":
-        bound = n_features**-0.5
-        return torch.empty(n_features, n_features, dtype=torch.float64).uniform_(-bound, bound, generator=generator)
+        return nn.init.uniform_(theta, -bound, bound, generator=generator)
     if init == "orthogonal":
-        gaussian = torch.randn(n_features, n_features, dtype=torch.float64, generator=generator)
-        q, r = torch.linalg.qr(gaussian)
-        rotation: Tensor = q * r.diagonal().sign()  # the sign makes the draw uniform over rotations
-        return rotation.contiguous()
+        return nn.init.orthogonal_(theta, generator=generator)
     raise ValueError(f"unknown model.init {init!r}; there are {', '.join(INITIALIZATIONS)}")

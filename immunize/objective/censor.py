@@ -27,7 +27,7 @@ from torch import Tensor
 
 from immunize.errors import UserError
 from immunize.features import DeepExtractor
-from immunize.features.depths import check_depths
+from immunize.features.deep import check_depths
 from immunize.objective.attacker import Attacker, attack, thirds
 from immunize.objective.base import Labelled, Objective, Step, check_weight, ill_term, well_term
 from immunize.objective.deep import DeepStep

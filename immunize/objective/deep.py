@@ -28,7 +28,7 @@ from immunize.features import (
     preconditioned_features,
     refuse_precondition,
 )
-from immunize.features.depths import features_at
+from immunize.features.deep import features_at
 from immunize.objective.base import Head, Step, TaskLoss, divergence
 from immunize.objective.ranks import gather_rows, in_order, mean_over_ranks, own_of
 from immunize.spectrum import default_tolerance
@@ -145,7 +145,7 @@ class DeepStep(Step):
 
         Args:
             role: "pretrain" or "harmful".
-            depths: names of modules, as :func:`~immunize.features.depths.features_at` takes them.
+            depths: names of modules, as :func:`~immunize.features.deep.features_at` takes them.
             parameters: other values for θ.
         """
         h = self._side(role).h

@@ -82,16 +82,13 @@ def two_layers() -> nn.Sequential:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("cond", [1, 30, 1000])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_logits_are_the_original_ones_and_features_are_mapped(
-    name: str, dtype: torch.dtype, tolerance: float, cond: float
-) -> None:
+def test_logits_are_the_original_ones_and_features_are_mapped(name: str, dtype: torch.dtype, tolerance: float) -> None:
     model = network(name, dtype)
     before = copy.deepcopy(model.state_dict())
     x = images(24, seed=4).to(dtype)
-    theta, inverse = map_of(model.get_classifier().in_features, cond)
+    theta, inverse = map_of(model.get_classifier().in_features, cond=1000)
     released = append_map(model, theta, inverse)
     logits = model(x)
     assert logits.std(0).max() > 1e-3  # not only a bias
@@ -113,38 +110,22 @@ def test_the_fold_is_the_formula() -> None:
     assert relative(appended.head.weight, model[2].weight @ torch.linalg.inv(theta).T) < 1e-13
     assert torch.equal(appended.head.bias, model[2].bias)
     assert (appended.in_features, appended.out_features) == (5, 3)
-
-
-@torch.no_grad()
-def test_an_inverse_within_the_tolerance_does_not_limit_float64() -> None:
-    model, (theta, inverse) = two_layers(), map_of(5, 10)
-    x = ref.gaussian(9, 6, seed=7)
+    x = ref.gaussian(9, 6, seed=7)  # an inverse within the tolerance does not limit float64
     assert relative(append_map(model, theta, inverse * (1 + 5e-7))(x), model(x)) < 1e-13
 
 
 # --- arithmetic -----------------------------------------------------------------------------------------------------
 
 
-def small_vit(dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
-    return network("vit_tiny_patch16_224", dtype), images(24, seed=8).to(dtype)
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("cond", [1e4, 1e6])
-def test_a_map_too_ill_conditioned_for_float32_is_refused(cond: float) -> None:
-    model, x = small_vit(torch.float32)
-    theta, inverse = map_of(192, cond)
-    with pytest.raises(ValueError, match="wider dtype"):
-        append_map(model, theta, inverse)
-    alike = [map_of(192, cond, seed) for seed in (3, 4, 5)]  # by how much they err differs by BLAS
-    assert max(relative(append_map(model, *one, tolerance=1.0)(x), model(x)) for one in alike) > 5e-5  # rightly so
-    assert relative(append_map(model.double(), theta, inverse)(x.double()), model(x.double())) < 1e-9
-
-
-@torch.no_grad()
-def test_accuracy_depends_on_the_angles_between_columns_not_on_cond() -> None:
-    model, x = small_vit(torch.float32)
+def test_maps_too_ill_conditioned_for_float32_are_refused_but_for_angles_between_columns_not_cond() -> None:
+    model, x = network("vit_tiny_patch16_224"), images(24, seed=8).float()
     assert relative(append_map(model, *map_of(192, 1e8, orthogonal_columns=True))(x), model(x)) < 5e-6
+    alike = [map_of(192, 1e4, seed) for seed in (3, 4, 5)]  # by how much they err differs by BLAS
+    with pytest.raises(ValueError, match="wider dtype"):
+        append_map(model, *alike[0])
+    assert max(relative(append_map(model, *one, tolerance=1.0)(x), model(x)) for one in alike) > 5e-5  # rightly so
+    assert relative(append_map(model.double(), *map_of(192, 1e6))(x.double()), model(x.double())) < 1e-9
 
 
 def test_half_precision_is_refused_unless_asked_for() -> None:
@@ -197,17 +178,8 @@ def test_heads_of_plain_modules() -> None:
     assert relative(append_map(numbered, *maps, head="2")(x), numbered(x)) < 1e-13
     without_bias = nn.Sequential(nn.Linear(5, 3, bias=False)).double()
     assert relative(append_map(without_bias, *maps)(f), without_bias(f)) < 1e-13
-
-
-@torch.no_grad()
-def test_a_name_in_pretrained_cfg_and_timms_own_linear_are_understood() -> None:
-    from timm.layers import Linear
-
-    torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(6, 5), Linear(5, 3)).double()
-    model.pretrained_cfg = {"classifier": "1"}  # type: ignore[assignment]
-    x = ref.gaussian(9, 6, seed=18)
-    assert relative(append_map(model, *map_of(5, 10))(x), model(x)) < 1e-13
+    timms = timm.layers.Linear(5, 3).double()
+    assert relative(append_map(timms, *maps)(f), timms(f)) < 1e-13
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
@@ -249,34 +221,31 @@ def test_wrong_maps_are_refused() -> None:
     for bad, error, message in [
         ((theta.float(), inverse), TypeError, "theta has to be float64"),
         ((theta, inverse[:4]), ValueError, "inverse has to be 5×5"),
-        ((*map_of(6, 10),), ValueError, "the width of the features"),
         ((nan, inverse), ValueError, "NaN"),
         ((theta, inverse * (1 + 1e-5)), ValueError, "not inverse to each other"),
-        ((theta, theta), ValueError, "not inverse to each other"),
-        ((torch.zeros_like(theta), inverse), ValueError, "not inverse to each other"),
     ]:
         with pytest.raises(error, match=message):
             append_map(model, *bad)
 
 
+class Times(nn.Module):
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.fc, self.times = nn.Linear(5, 5), times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = self.fc(x)
+        return x
+
+
 def test_a_head_that_is_not_used_once_has_no_released_features() -> None:
-    class Twice(nn.Module):
-        def __init__(self, times: int) -> None:
-            super().__init__()
-            self.fc, self.times = nn.Linear(5, 5), times
-
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(self.times):
-                x = self.fc(x)
-            return x
-
     x = torch.zeros(2, 5)
-    for times in (0, 2):
-        model = Twice(times)
-        with pytest.raises(ValueError, match=f"{times} times"):
+    for model in (Times(0), Times(2)):
+        with pytest.raises(ValueError, match=f"{model.times} times"):
             released_features(model, x)
         assert not model.fc._forward_pre_hooks
-    assert released_features(Twice(1), x) is x
+    assert released_features(Times(1), x) is x
 
 
 # --- without an inverse, and what is released of networks -------------------------------------------------------------
@@ -293,8 +262,6 @@ def test_a_map_without_inverse_is_appended_and_leaves_the_head_as_it_is() -> Non
     torch.testing.assert_close(released(x), model[1](features))
     twice = append_map(released, 2 * theta, None, head="1")
     torch.testing.assert_close(released_features(twice, x, head="1"), 2 * features)
-    with pytest.raises(ValueError, match="5×5"):
-        append_map(model, torch.eye(4, dtype=torch.float64), None, head="1")
 
 
 D = 12
@@ -350,13 +317,13 @@ def test_stages_are_those_of_the_architecture_averaged_over_places() -> None:
         torch.testing.assert_close(outputs[:, stages.columns["layer1"]], first.mean((2, 3)))
         torch.testing.assert_close(outputs[:, stages.columns["layer4"]], net(x))
     assert Released(net).key == before
-    vit = DeepExtractor.from_timm("vit_tiny_patch16_224", trainable=["blocks.1"], n_classes=5, image_size=32, kwargs={
-        "depth": 2, "embed_dim": 24, "num_heads": 2,
-    })  # fmt: skip
-    stages = StageOutputs(Released(vit, torch.eye(24)), x[:1])
-    assert {name: of.stop - of.start for name, of in stages.columns.items()} == dict.fromkeys(
-        ("blocks.0", "blocks.1", MAP_OFF), 24
+    shape = {"depth": 2, "embed_dim": 24, "num_heads": 2}
+    vit = DeepExtractor.from_timm(
+        "vit_tiny_patch16_224", trainable=["blocks.1"], n_classes=5, image_size=32, kwargs=shape
     )
+    stages = StageOutputs(Released(vit, torch.eye(24)), x[:1])
+    widths = {name: of.stop - of.start for name, of in stages.columns.items()}
+    assert widths == {"blocks.0": 24, "blocks.1": 24, MAP_OFF: 24}
     with torch.no_grad():
         torch.testing.assert_close(stages(x)[:, stages.columns[MAP_OFF]], vit(x))
 

@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 import timm
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from PIL import Image
 from torch import Tensor, nn
 
-from immunize.config import config_dir
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor
 from immunize.features.boundary import NoBoundaryError, Tail, Trunk, split_network
-from immunize.features.depths import features_at
+from immunize.features.deep import features_at
+from immunize.instantiate import NOT_ARGUMENTS
+from immunize.instantiate import build as instantiated
+from tests.composing import compose_config
 
 KINDS: dict[str, dict[str, Any]] = {
     "resnet18": {"trainable": ["layer4"], "kwargs": {"channels": [8, 8, 16, 16]}},
@@ -100,9 +99,8 @@ def test_features_logits_and_gradients_are_those_of_timm(name: str, trainable: A
     assert extractor.n_features == features.shape[1]
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_reference_is_theta_0_for_good(name: str) -> None:
-    extractor, x = build(name), images()
+def test_reference_is_theta_0_for_good() -> None:
+    extractor, x = build(), images()
     start = extractor(x).detach()
     reference = extractor.reference()
     assert not any(p.requires_grad for p in reference.parameters())
@@ -132,17 +130,13 @@ def test_other_values_for_parameters_by_name() -> None:
     assert torch.equal(extractor.features(h), replaced)
 
 
-def test_each_parameter_is_registered_once_and_by_its_name_in_timm() -> None:
-    extractor = build()
-    names = timm.create_model("resnet18", num_classes=5, **KINDS["resnet18"]["kwargs"]).state_dict().keys()
-    assert extractor.full_state_dict().keys() == names
-    assert extractor.state_dict().keys() == {f"network.{name}" for name in names}
-
-
-def test_full_state_dict_goes_back_in() -> None:
+def test_full_state_dict_has_timms_names_each_once_and_goes_back_in() -> None:
     one, other = build(seed=1), build(seed=2)
     assert not torch.equal(one(images()), other(images()))
     state = one.full_state_dict()
+    names = timm.create_model("resnet18", num_classes=5, **KINDS["resnet18"]["kwargs"]).state_dict().keys()
+    assert state.keys() == names
+    assert one.state_dict().keys() == {f"network.{name}" for name in names}
     other.load_full_state_dict(state)
     assert torch.equal(one(images()), other(images()))
     step(one, images())
@@ -154,7 +148,6 @@ def test_full_state_dict_goes_back_in() -> None:
 @pytest.mark.parametrize(
     ("trainable", "expected"),
     [
-        (["layer4.1"], {"layer4.1.conv1.weight", "layer4.1.bn2.bias"}),
         ("layer4.1", {"layer4.1.conv1.weight", "layer4.1.bn2.bias"}),
         (["layer4.*.conv?"], {"layer4.0.conv1.weight", "layer4.1.conv2.weight"}),
         (["layer4.0.bn1.bias"], {"layer4.0.bn1.bias"}),
@@ -204,14 +197,7 @@ def test_network_in_one_piece_still_trains_the_named_part_alone() -> None:
     assert "blocks.1.attn.qkv.weight" not in moved
 
 
-def test_head_that_does_not_fit() -> None:
-    extractor = build()
-    extractor.check_classes(5)
-    with pytest.raises(UserError, match="5 outputs, D_P has 7 classes"):
-        extractor.check_classes(7)
-
-
-def test_any_module() -> None:
+def test_any_module_and_what_does_not_fit_it() -> None:
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 4))
     head, x = nn.Linear(4, 3), torch.randn(5, 6)
@@ -226,6 +212,9 @@ def test_any_module() -> None:
         DeepExtractor.from_module(backbone, nn.Linear(2, 3), ["3"], example=x)
     with pytest.raises(UserError, match="bring a loader"):
         extractor.transform()
+    extractor.check_classes(3)
+    with pytest.raises(UserError, match="3 outputs, D_P has 7 classes"):
+        extractor.check_classes(7)
 
 
 def test_transform_is_that_of_the_configuration() -> None:
@@ -265,7 +254,7 @@ def test_cache_facts_follow_what_changes_the_array() -> None:
 @pytest.mark.parametrize(
     ("model", "prefix", "size"),
     [
-        ("resnet18", "layer4.", 224),
+        ("resnet18", "layer4.", 224),  # the last two convolutional blocks
         ("vit", "blocks.11.", 224),
         ("resnet18_64px", "layer4.", 64),
         ("resnet_small", "layer4.", 32),
@@ -274,18 +263,14 @@ def test_cache_facts_follow_what_changes_the_array() -> None:
 )
 def test_every_yaml_builds_its_model(model: str, prefix: str, size: int) -> None:
     """As an entry point does, with random weights; the ViT with narrower blocks."""
-    narrow = ["++model.kwargs={embed_dim: 24, num_heads: 3}"] if model == "vit" else []
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        random = ["++model.pretrained=false", "++model.checkpoint=null"]
-        cfg = compose(overrides=[f"+model={model}", "+data_root=nowhere", *random, *narrow])
-    node = OmegaConf.to_container(cfg.model, resolve=True)
-    arguments = {str(key): value for key, value in node.items() if key not in ("name", "kind")}
-    extractor: DeepExtractor = instantiate(OmegaConf.create(arguments), n_classes=5)
+    random = ["model.pretrained=false", "model.checkpoint=null", "objective=resnet18_cars"]
+    cfg = compose_config(f"model={model}", *random)
+    if model == "vit":
+        cfg.model.kwargs = {"embed_dim": 24, "num_heads": 3}
+    extractor: DeepExtractor = instantiated(cfg.model, leave_out=NOT_ARGUMENTS, n_classes=5, seed=0)
     assert extractor.split
     names = [name for name, _ in extractor.trainable_parameters()]
     assert all(name.startswith(prefix) for name in names)
-    last = {name.removeprefix(prefix).split(".")[0] for name in names}
-    assert prefix != "layer4." or last == {"0", "1"}  # the last two convolutional blocks
     assert extractor.data_config["input_size"] == (3, size, size)
     assert extractor.n_classes == 5
     assert sum(p.numel() for p in extractor.parameters()) < 1e6 or "small" not in model

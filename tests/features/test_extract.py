@@ -64,7 +64,6 @@ def test_everything_in_its_order(workers: int) -> None:
     x, y = extract(lambda x: 2 * x, Squares(), batch_size=BATCH, workers=workers)
     assert torch.equal(x, EXPECTED)
     assert torch.equal(y, -torch.arange(N))
-    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
     assert extract(Counting(), Squares(), dtype=torch.float64).x.dtype == torch.float64
 
 
@@ -80,15 +79,14 @@ def test_nothing_is_differentiated_and_no_random_number_is_used(extractor: DeepE
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("fitting", "error"),
     [
-        RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried"),
-        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
-        MemoryError(),
+        (1, RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried")),
+        (3, torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")),
+        (5, MemoryError()),
     ],
 )
-@pytest.mark.parametrize("fitting", [1, 3, 5])
-def test_out_of_memory_halves_the_batch(error: Exception, fitting: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_out_of_memory_halves_the_batch(fitting: int, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     sizes = []
 
     def limited(x: Tensor) -> Tensor:
@@ -125,15 +123,7 @@ def test_no_images_at_all(extractor: DeepExtractor) -> None:
 # --- on disk --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"key": KEY | {"split": "held_out"}},
-        {"key": KEY | {"weights": "0"}},
-        {"dtype": torch.float16},
-        {"batch_size": 5},
-    ],
-)
+@pytest.mark.parametrize("change", [{"key": KEY | {"split": "other"}}, {"dtype": torch.float16}, {"batch_size": 5}])
 def test_whatever_changes_the_array_is_another_file(change: dict[str, Any], tmp_path: Path) -> None:
     network = Counting()
     settings: dict[str, Any] = {"batch_size": BATCH, "cache_dir": tmp_path, "key": KEY}
@@ -147,20 +137,22 @@ def test_whatever_changes_the_array_is_another_file(change: dict[str, Any], tmp_
 def test_file_of_another_key_or_a_broken_one_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     network = Counting()
     settings: dict[str, Any] = {"batch_size": BATCH, "cache_dir": tmp_path, "key": KEY}
-    extract(network, Squares(), **settings)
+
+    def computed() -> bool:
+        network.sizes.clear()
+        assert torch.equal(extract(network, Squares(), **settings).x, EXPECTED)
+        return bool(network.sizes)
+
+    assert computed()
     (path,) = tmp_path.iterdir()
     extract(lambda x: 3 * x, Squares(), **settings | {"key": KEY | {"split": "other"}})
     (other,) = set(tmp_path.iterdir()) - {path}
     other.rename(path)  # what a collision of hashes would be
-    assert torch.equal(extract(network, Squares(), **settings).x, EXPECTED)
+    assert computed()
     path.write_bytes(path.read_bytes()[:50])
-    network.sizes.clear()
-    assert torch.equal(extract(network, Squares(), **settings).x, EXPECTED)
-    assert network.sizes
+    assert computed()
     assert "made anew" in caplog.text
-    network.sizes.clear()
-    assert torch.equal(extract(network, Squares(), **settings).x, EXPECTED)
-    assert not network.sizes
+    assert not computed()
 
 
 def test_cache_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -199,8 +191,9 @@ def test_more_than_the_memory_is_refused(
 ) -> None:
     module = sys.modules[extract.__module__]
     needed = 10 * 16 * 2 * 2 * 4
-    assert module.trunk_bytes(extractor, pictures) == needed
-    monkeypatch.setattr(module, "available_memory", lambda: needed)
+    monkeypatch.setattr(module, "available_memory", lambda: needed / module.MEMORY_SHARE)
+    assert len(cached_trunk(extractor, pictures)) == 10
+    monkeypatch.setattr(module, "available_memory", lambda: (needed - 1) / module.MEMORY_SHARE)
     with pytest.raises(UserError, match=r"model\.image_size.*cache_frozen=false"):
         cached_trunk(extractor, pictures)
 
@@ -230,8 +223,6 @@ def test_an_image_twice_in_a_batch_and_one_of_other_bytes() -> None:
     other[0] = torch.nextafter(other[0], torch.tensor(9.0))  # the next number: another image
     once(torch.stack([x[0], other]))
     assert once.computed == 2
-    once(x[:1].double().float())
-    assert once.computed == 2
 
 
 def test_no_more_is_kept_than_the_limit() -> None:
@@ -252,12 +243,8 @@ def test_images_that_change_each_time_are_not_kept() -> None:
     assert not once._kept
 
 
-def test_what_is_kept_is_no_part_of_what_was_handed_out() -> None:
+def test_what_is_kept_is_no_part_of_what_was_handed_out_and_the_same_for_a_copy_of_the_network() -> None:
     once, x = Once(trunk(), 4), images(4)
     once(x).zero_()
     assert once(x).any()
-
-
-def test_a_copy_of_a_network_shares_it() -> None:
-    once = Once(trunk(), 4)
     assert copy.deepcopy(nn.Sequential(once))[0] is once

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from immunize.features import LinearExtractor, Precondition, preconditioned_linear
-from immunize.features.linear import OF_LINEAR
+from immunize.features.linear import OF_LINEAR, Initialization
 from immunize.spectrum import condition_number, r_ill_of_features, r_well_of_features, spectrum_of
 from tests import reference as ref
 from tests.reference import error, gradient
@@ -26,7 +26,7 @@ def extractor(n_features: int, seed: int, ridge: float = 0.0) -> LinearExtractor
     return module
 
 
-@pytest.mark.parametrize("d", [1, 2, 7, 79])
+@pytest.mark.parametrize("d", [1, 79])
 def test_orthogonal_start_is_orthogonal_and_leaves_kappa_alone(d: int) -> None:
     module = LinearExtractor(d, init="orthogonal", generator=ref.generator(1))
     theta = module.theta.detach()
@@ -49,29 +49,16 @@ def test_uniform_start_fills_the_range_of_torch_linear() -> None:
     theta = LinearExtractor(100, init="uniform", generator=ref.generator(4)).theta.detach()
     assert -0.1 <= float(theta.min()) < -0.0999
     assert 0.0999 < float(theta.max()) <= 0.1
-    assert abs(float(theta.mean())) < 5 * 0.1 / 3**0.5 / 100
-    assert float(theta.var()) == pytest.approx(0.01 / 3, rel=0.03)
-
-
-def test_identity_start_is_the_identity() -> None:
-    assert torch.equal(LinearExtractor(4, init="identity").theta.detach(), torch.eye(4, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("init", ["orthogonal", "uniform"])
-def test_the_generator_decides_the_start(init: str) -> None:
-    first, same, other = (
-        LinearExtractor(5, init=init, generator=ref.generator(s)).theta.detach()  # type: ignore[arg-type]
-        for s in (5, 5, 6)
-    )
-    assert torch.equal(first, same)
-    assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("init", ["orthogonal", "uniform", "identity"])
-def test_theta_is_one_square_float64_parameter(init: str) -> None:
-    module = LinearExtractor(6, init=init)  # type: ignore[arg-type]
-    assert [(name, p.shape, p.dtype) for name, p in module.named_parameters()] == [("theta", (6, 6), torch.float64)]
-    assert module.n_features == 6
+def test_theta_is_one_square_float64_parameter_that_the_generator_decides(init: Initialization) -> None:
+    first, same, other = (LinearExtractor(6, init=init, generator=ref.generator(seed)) for seed in (5, 5, 6))
+    assert [(name, p.shape, p.dtype) for name, p in first.named_parameters()] == [("theta", (6, 6), torch.float64)]
+    assert first.n_features == 6
+    assert torch.equal(first.theta, same.theta)
+    assert torch.equal(first.theta, other.theta) == (init == "identity")
+    assert torch.equal(first.theta, torch.eye(6, dtype=torch.float64)) == (init == "identity")
 
 
 @pytest.mark.parametrize("name", REGULARIZERS)
@@ -104,14 +91,13 @@ def test_the_ridge_of_the_extractor_reaches_the_layer(precondition: Precondition
     assert error(module.theta.grad, inverse @ plain if precondition == "dummy" else plain @ inverse) < 1e-9
 
 
-def test_an_unknown_start_names_the_known_ones() -> None:
+def test_wrong_settings_name_the_known_ones() -> None:
     with pytest.raises(ValueError, match="orthogonal, uniform, identity"):
         LinearExtractor(3, init="zeros")  # type: ignore[arg-type]
-
-
-def test_an_unknown_precondition_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="inverse_free, dummy, literal, none"):
         LinearExtractor(3).spectral_view(ref.gaussian(4, 3, seed=20), "newton")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="finite number ≥ 0"):
+        LinearExtractor(3, ridge=-1.0)
 
 
 def some_loss(features: Tensor) -> Tensor:
@@ -176,11 +162,6 @@ def test_a_singular_system_asks_for_a_ridge(side: str) -> None:
             gradient(lambda t, x=x: some_loss(preconditioned_linear(x, t, side=side)), theta)  # type: ignore[arg-type]
     kept = gradient(lambda t: some_loss(preconditioned_linear(exact, t, ridge=1e-3, side=side)), theta)  # type: ignore[arg-type]
     assert torch.isfinite(kept).all()
-
-
-def test_a_negative_ridge_is_refused() -> None:
-    with pytest.raises(ValueError, match="finite number ≥ 0"):
-        LinearExtractor(3, ridge=-1.0)
 
 
 def test_second_derivatives_are_refused() -> None:

@@ -55,7 +55,6 @@ def test_network_is_what_it_was_at_the_start(make, rank: int) -> None:
     "layer",
     [
         nn.Linear(6, 9),
-        nn.Linear(6, 4, bias=False),
         nn.Conv2d(3, 8, 3, stride=2, padding=1),
         nn.Conv2d(3, 5, (1, 3), padding="same", padding_mode="circular"),
         nn.Conv2d(2, 4, 3, dilation=2, bias=False),

@@ -17,7 +17,7 @@ from immunize import train
 from immunize.data.digits import embedded_digits, held_out_mask
 from immunize.errors import UserError
 from immunize.features import DeepExtractor
-from immunize.features.depths import check_depths, features_at
+from immunize.features.deep import check_depths, features_at
 from immunize.features.extract import Features
 from immunize.objective import DeepSide, DeepStep
 from immunize.objective.attacker import thirds
