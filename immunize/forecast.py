@@ -142,12 +142,12 @@ def _load(sources: Sequence[SourceBase], seed: int) -> tuple[LoadedPair, LoadedP
 
     The second is the first where the data have held-out rows of their own, else a half against the other half.
     """
-    from immunize.data.loading import CrossFitted, load_pair
+    from immunize.data.loading import load_pair
     from immunize.data.splits import ROLES
 
     whole = load_pair(*sources)
     crossed = any(source.held_out_protocol == "cross_fit" for source in sources)
-    apart = load_pair(*(CrossFitted(source, seed) for source in sources)) if crossed else whole
+    apart = load_pair(*sources, cross_fit=seed) if crossed else whole
     for source, role in zip(sources, ROLES, strict=True):
         if apart.splits[role].held_out is None:
             raise DataError(f"{source.name} ({role}): there are no held-out rows; correct the source's load()")

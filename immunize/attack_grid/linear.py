@@ -20,7 +20,7 @@ import numpy as np
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Target, Task, random_rotation
 from immunize.checkpoints import load_checkpoint
-from immunize.data.loading import CrossFitted, load_pair
+from immunize.data.loading import load_pair
 from immunize.data.splits import ROLES, Splits
 from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks import AttackData, Rows
@@ -124,7 +124,7 @@ def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> Linea
     if plan.own_rows and "cross_fit" in thetas and not pointed.record:
         raise UserError("own_rows=true needs run=: which half of the rows this checkpoint never saw, its record knows")
     if plan.own_rows and "cross_fit" in thetas:  # which was fitted on one half of the rows, and never saw the other
-        halves = load_pair(*(CrossFitted(source, pointed.record["seed"]) for source in sources)).splits
+        halves = load_pair(*sources, cross_fit=pointed.record["seed"]).splits
         theta, splits = thetas["cross_fit"], (halves["pretrain"], halves["harmful"])
     return LinearTarget(facts, plan, None, theta, sources, splits, pair, benign_digits)
 

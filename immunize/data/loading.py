@@ -63,30 +63,6 @@ def check_part(part: Part, what: str) -> None:
         )
 
 
-class CrossFitted(SourceBase):
-    """A source whose `fit` and `held_out` are two halves of another source's rows.
-
-    A source that has held-out rows of its own keeps its split.
-
-    Args:
-        source: what is cross-fitted.
-        seed: of the halves.
-    """
-
-    def __init__(self, source: SourceBase, seed: int) -> None:
-        self.source, self.seed = source, seed
-        self.name, self.task = source.name, source.task
-        self.standardize = getattr(source, "standardize", False)
-
-    def load(self) -> Splits:
-        """The two halves, or the source's own split."""
-        return self.source.cross_fit(self.seed) if self.source.held_out_protocol == "cross_fit" else self.source.load()
-
-    def describe(self) -> dict[str, object]:
-        """The source's facts and the seed of the halves."""
-        return self.source.describe() | {"cross_fit_seed": self.seed}
-
-
 @dataclass(frozen=True)
 class LoadedPair:
     """What both sources gave.
@@ -102,15 +78,20 @@ class LoadedPair:
     scale: Standardizer | None = None
 
 
-def load_pair(pretrain: SourceBase, harmful: SourceBase) -> LoadedPair:
+def load_pair(pretrain: SourceBase, harmful: SourceBase, *, cross_fit: int | None = None) -> LoadedPair:
     """Load and check both data sets; standardize both by D_P's fit rows where D_H's source says so.
+
+    Args:
+        pretrain: D_P.
+        harmful: D_H.
+        cross_fit: seed of the halves that a data set without held-out rows of its own is split into; None: it is not.
 
     Raises:
         MissingDataError: one is not there.
         DataError: one cannot be used, or they do not go together.
     """
     sources = {"pretrain": pretrain, "harmful": harmful}
-    splits = {role: _load(sources[role], role) for role in ROLES}
+    splits = {role: _load(sources[role], role, cross_fit) for role in ROLES}
     widths = {role: of.fit.x.shape[1] for role, of in splits.items()}
     if widths["pretrain"] != widths["harmful"]:
         raise DataError(
@@ -122,8 +103,11 @@ def load_pair(pretrain: SourceBase, harmful: SourceBase) -> LoadedPair:
     return _standardized(loaded, harmful.name) if getattr(harmful, "standardize", False) else loaded
 
 
-def _load(source: SourceBase, role: Role) -> Splits:
-    splits = source.load()
+def _load(source: SourceBase, role: Role, cross_fit: int | None) -> Splits:
+    if cross_fit is not None and source.held_out_protocol == "cross_fit":
+        splits = source.cross_fit(cross_fit)
+    else:
+        splits = source.load()
     check_part(splits.fit, f"{source.name} ({role}, fit)")
     if splits.held_out is not None:
         if splits.held_out.x.shape[1:] != splits.fit.x.shape[1:]:

@@ -23,7 +23,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from immunize.data.loading import CrossFitted, LoadedPair, load_pair
+from immunize.data.loading import LoadedPair, load_pair
 from immunize.data.splits import ROLES, Part, Role, SourceBase, Standardizer, random_generator
 from immunize.errors import DataError
 
@@ -161,6 +161,7 @@ class PairedData(Pair):
         mode: CombinedLoader's mode.
         validation_fraction: share of the fit rows of each data set that is set aside for early stopping, 0 to 0.9.
         seed: of the validation split and of the shuffling.
+        cross_fit: seed of the halves that a data set without held-out rows of its own is split into; None: it is not.
     """
 
     def __init__(
@@ -173,14 +174,15 @@ class PairedData(Pair):
         mode: str = "max_size_cycle",
         validation_fraction: float = 0.0,
         seed: int = 0,
+        cross_fit: int | None = None,
     ) -> None:
         sources: dict[Role, Any] = {"pretrain": pretrain, "harmful": harmful}
         super().__init__(sources, batch_size=batch_size, mode=mode, validation_fraction=validation_fraction, seed=seed)
-        self.passes = passes
+        self.passes, self.cross_fit = passes, cross_fit
 
     @cached_property
     def _loaded(self) -> LoadedPair:
-        return load_pair(*(self.sources[role] for role in ROLES))
+        return load_pair(*(self.sources[role] for role in ROLES), cross_fit=self.cross_fit)
 
     @cached_property
     def _split(self) -> tuple[PairParts, PairParts | None]:
@@ -190,13 +192,14 @@ class PairedData(Pair):
         self._check_sizes({role: len(fit.of(role)) for role in ROLES})
         if self.validation_fraction == 0:
             return fit, None
-        parts: list[tuple[Part, Part]] = []
+        parts: list[list[Part]] = []
         for role in ROLES:
             part = fit.of(role)
             what = f"{len(part)} rows of {self.sources[role].name} ({role})"
             rows = set_aside(len(part), self.validation_fraction, seed=self.seed, role=role, what=what)
-            parts.append((part.take(torch.from_numpy(rows[0])), part.take(torch.from_numpy(rows[1]))))
-        return PairParts(*(stays for stays, _ in parts)), PairParts(*(aside for _, aside in parts))
+            parts.append([part.take(torch.from_numpy(which)) for which in rows])
+        stays, aside = (PairParts(*both) for both in zip(*parts, strict=True))
+        return stays, aside
 
     @cached_property
     def fit(self) -> PairParts:
@@ -281,13 +284,13 @@ class PairedData(Pair):
             their split.
         """
         return PairedData(
-            CrossFitted(self.sources["pretrain"], seed),
-            CrossFitted(self.sources["harmful"], seed),
+            *(self.sources[role] for role in ROLES),
             batch_size=self.batch_size,
             passes=self.passes,
             mode=self.mode,
             validation_fraction=self.validation_fraction,
             seed=self.seed,
+            cross_fit=seed,
         )
 
     def _train_loader(self, role: Role) -> DataLoader[Any]:

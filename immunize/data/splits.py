@@ -116,15 +116,12 @@ class SourceBase:
         return {**common, **own, "held_out_protocol": self.held_out_protocol}
 
     def cross_fit(self, seed: int) -> Splits:
-        """Refuse: only sources whose protocol is "cross_fit" override this.
+        """Of a source whose protocol is "cross_fit": half of the rows as `fit`, the other half as `held_out`.
 
         Args:
-            seed: ignored.
-
-        Raises:
-            DataError: always.
+            seed: of the halves.
         """
-        raise DataError(f"{self.name} has held-out rows of its own and is not cross-fitted; use load() instead")
+        raise NotImplementedError
 
 
 def random_generator(seed: int, *stream: int) -> np.random.Generator:

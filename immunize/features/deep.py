@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -339,14 +339,8 @@ class DeepExtractor(nn.Module):
                 f"data that it was trained on, or put a new head on it with model.fresh_head=true"
             )
 
-    def cache_facts(self, layer: str = "features") -> dict[str, Any]:
-        """What an array of features ("features") or trunk outputs ("trunk") depends on, for a cache key.
-
-        Raises:
-            ValueError: another layer.
-        """
-        if layer not in ("features", "trunk"):
-            raise ValueError(f"layer has to be 'features' or 'trunk', it is {layer!r}")
+    def cache_facts(self, layer: Literal["features", "trunk"] = "features") -> dict[str, Any]:
+        """What an array of features ("features") or trunk outputs ("trunk") depends on, for a cache key."""
         moving = {name for name, _ in self.trainable_parameters()} if layer == "trunk" else set()
         kept = {name: value for name, value in self._parts[0].state_dict().items() if name not in moving}
         return {

@@ -61,12 +61,6 @@ def test_each_side_holds_as_many_images_of_each_label_as_the_rarest_digit_has(pa
             assert len(part) == fewest * len(side)
 
 
-def test_same_seed_same_images_other_seed_other_images() -> None:
-    first, again, other = (Digits((3, 8), "pretrain", seed).load() for seed in (0, 0, 1))
-    assert torch.equal(first.fit.x, again.fit.x)
-    assert not torch.equal(first.fit.x, other.fit.x)
-
-
 def test_five_digits_a_role_have_their_labels_and_the_same_standardized_images() -> None:
     seen: set[int] = set()
     for role, first in (("pretrain", 0), ("harmful", 5)):

@@ -22,7 +22,6 @@ from immunize.data.images.pair import Draw, ImagePair, StreamSampler, stream_loa
 from immunize.data.images.source import SeveralSets, set_numbers
 from immunize.data.synthetic import Synthetic
 from immunize.errors import DataError, MissingDataError
-from immunize.instantiate import build
 from tests.composing import compose_config
 from tests.data.image_files import colour, colour_of, truncate, write_classes, write_two_splits
 
@@ -44,20 +43,6 @@ def ready(folders: Path, **options: Any) -> ImagePair:
 
 def first_pixels(images: Any) -> set[tuple[float, ...]]:
     return {tuple(x[:, 0, 0].tolist()) for x, _ in images}
-
-
-def test_batches_hold_images_and_labels_of_both(folders: Path) -> None:
-    data = ready(folders)
-    batches = [batch for batch, _, _ in iter(data.train_dataloader())]
-    assert len(batches) == data.steps_per_epoch == 4  # one pass of D_H
-    for batch in batches:
-        assert set(batch) == {"pretrain", "harmful"}
-        for x, y in batch.values():
-            assert x.shape == (4, 3, 10, 12)
-            assert (x.dtype, y.dtype, y.shape) == (torch.float32, torch.int64, (4,))
-    seen = torch.cat([batch["harmful"][1] for batch in batches])
-    assert seen.bincount().tolist() == [8, 8]
-    assert (data.n_classes("pretrain"), data.n_classes("harmful")) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -105,17 +90,24 @@ def test_validation_images_are_set_aside_from_the_fit_images(folders: Path) -> N
     assert other.splits("pretrain").fit.fingerprint != data.splits("pretrain").fit.fingerprint
 
 
-def test_fit_can_be_replaced_by_cached_features(folders: Path) -> None:
+def test_batches_hold_images_and_labels_of_both_or_cached_features_in_their_place(folders: Path) -> None:
     data = ready(folders)
-    before = [batch["harmful"][1].tolist() for batch, _, _ in iter(data.train_dataloader())]
+    batches = [batch for batch, _, _ in iter(data.train_dataloader())]
+    assert len(batches) == data.steps_per_epoch == 4  # one pass of D_H
+    for batch in batches:
+        assert set(batch) == {"pretrain", "harmful"}
+        for x, y in batch.values():
+            assert x.shape == (4, 3, 10, 12)
+            assert (x.dtype, y.dtype, y.shape) == (torch.float32, torch.int64, (4,))
     fit = data.splits("harmful").fit
     data.replace_fit("harmful", TensorDataset(torch.arange(16.0)[:, None], fit.labels))
-    batches = [batch for batch, _, _ in iter(data.train_dataloader())]
-    assert [batch["harmful"][1].tolist() for batch in batches] == before  # the same order
-    x, y = map(torch.cat, zip(*(batch["harmful"] for batch in batches), strict=True))
-    assert x.sort(dim=0).values[:, 0].tolist() == list(range(16))
-    assert torch.equal(fit.labels[x[:, 0].long()], y)
-    assert batches[0]["pretrain"][0].shape == (4, 3, 10, 12)
+    cached = [batch["harmful"] for batch, _, _ in iter(data.train_dataloader())]
+    for (x, y), batch in zip(cached, batches, strict=True):
+        rows = x[:, 0].long()
+        assert torch.equal(fit.labels[rows], y)
+        assert torch.equal(torch.stack([fit[row][0] for row in rows]), batch["harmful"][0])  # the same order
+    assert sorted(torch.cat([x for x, _ in cached])[:, 0].tolist()) == list(range(16))
+    assert (data.n_classes("pretrain"), data.n_classes("harmful")) == (3, 2)
 
 
 def test_hash_is_of_the_images_and_nothing_else(folders: Path) -> None:
@@ -223,58 +215,44 @@ def test_reading_leaves_the_random_state_of_the_program_alone() -> None:
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # noqa: NPY002
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Path:
-    """Two image folders: 3 classes of 4 images, and 2 of 9; two held-out images a class."""
-    write_two_splits(tmp_path / "one")
-    write_two_splits(tmp_path / "two", classes=("x", "y"), count=9)
-    return tmp_path
+def several(folders: Path) -> SeveralSets:
+    return SeveralSets({name: ImageFolder("harmful", root=folders / name) for name in ("p", "h")})
 
 
-def several(two: Path) -> SeveralSets:
-    return SeveralSets({name: ImageFolder("harmful", root=two / name) for name in ("one", "two")})
-
-
-def pair_of(two: Path, **options: Any) -> ImagePair:
-    pair = ImagePair(DigitImages("pretrain"), several(two), batch_size=6, **options)
-    pair.setup()
-    return pair
-
-
-def test_images_come_set_after_set_with_labels_of_their_own(two: Path) -> None:
-    source = several(two)
+def test_images_come_set_after_set_with_labels_of_their_own(folders: Path) -> None:
+    source = several(folders)
     images, stored = source.splits(None, None).fit, source.stored.fit
-    assert (source.name, source.n_classes, len(images)) == ("one+two", 5, 12 + 18)
-    assert images.labels.tolist() == sorted([0, 1, 2] * 4 + [3, 4] * 9)
-    assert stored.classes == ("one/a", "one/b", "one/c", "two/x", "two/y")
-    assert [stored.name_of(row) for row in (0, 11, 12)] == ["one: a/000.png", "one: c/003.png", "two: x/000.png"]
-    assert several(two).stored.fit.digest(times=True) == stored.digest(times=True)
-    x, label = images[12 + 9 + 2]
+    assert (source.name, source.n_classes) == ("p+h", 5)
+    assert images.labels.tolist() == sorted([0, 1, 2] * 12 + [3, 4] * 8)
+    assert stored.classes == ("p/a", "p/b", "p/c", "h/x", "h/y")
+    assert [stored.name_of(row) for row in (0, 35, 36)] == ["p: a/000.png", "p: c/011.png", "h: x/000.png"]
+    assert several(folders).stored.fit.digest(times=True) == stored.digest(times=True)
+    x, label = images[36 + 8 + 2]
     assert (label, colour_of(x)) == (4, colour(1, 2))  # the third of the second class of the second set
-    assert set_numbers(images.labels.numpy(), [3, 2]).tolist() == [0] * 12 + [1] * 18
+    assert set_numbers(images.labels.numpy(), [3, 2]).tolist() == [0] * 36 + [1] * 16
 
 
-def test_describe_tells_each_set(two: Path) -> None:
-    truncate(two / "two" / "train" / "x" / "003.png", 0.5)
-    write_classes(two / "one" / "train", {"a": 150})
-    facts: Any = several(two).describe()
+def test_describe_tells_each_set(folders: Path) -> None:
+    truncate(folders / "h" / "train" / "x" / "003.png", 0.5)
+    write_classes(folders / "p" / "train", {"a": 150})
+    facts: Any = several(folders).describe()
     assert facts["skipped"] == {"fit": 1, "held_out": 0}
-    assert facts["sets"]["two"]["images"] == {"fit": 17, "held_out": 4}
-    assert facts["sets"]["one"]["classes"] == 3
+    assert facts["sets"]["h"]["images"] == {"fit": 15, "held_out": 4}
+    assert facts["sets"]["p"]["classes"] == 3
     assert sum(of["images"]["fit"] for of in facts["sets"].values()) == facts["images"]["fit"]
 
 
-def test_a_batch_holds_as_many_images_of_each_set(two: Path) -> None:
-    pair = pair_of(two)
-    assert pair.harmful_sets == {"one": 3, "two": 2}
-    assert pair.steps_per_epoch == 3  # a pass of the larger one
+def test_a_batch_holds_as_many_images_of_each_set(folders: Path) -> None:
+    pair = ImagePair(DigitImages("pretrain"), several(folders), batch_size=6)
+    assert pair.harmful_sets == {"p": 3, "h": 2}
+    assert pair.steps_per_epoch == 6  # a pass of the larger one
     seen: set[tuple[int, ...]] = set()
     for batch, _, _ in pair.train_dataloader():
         x, y = batch["harmful"]
         assert len(batch["pretrain"][1]) == 6
         assert set_numbers(y.numpy(), [3, 2]).tolist() == [0] * 6 + [1] * 6
-        seen |= {colour_of(image) for image in x[6:]}
-    assert len(seen) == 18  # one pass
+        seen |= {colour_of(image) for image in x[:6]}
+    assert len(seen) == 36  # one pass
 
 
 def test_processes_share_every_set_and_a_resumed_epoch_goes_on() -> None:
@@ -293,25 +271,21 @@ def test_processes_share_every_set_and_a_resumed_epoch_goes_on() -> None:
     assert draws(0, 1, epoch=1, done=2) == draws(0, 1, epoch=1)[2:]
 
 
-def test_what_cannot_be_several_is_refused(two: Path) -> None:
-    one = {"one": ImageFolder("harmful", root=two / "one")}
+def test_what_cannot_be_several_is_refused(tmp_path: Path) -> None:
+    one = {"one": DigitImages("harmful")}
     with pytest.raises(DataError, match=r"harmful/sets=\[cars,caltech101\]"):
         SeveralSets(one)
     with pytest.raises(DataError, match="D_P is one"):
         SeveralSets(one | one, role="pretrain")
-    missing = SeveralSets(one | {"other": ImageFolder("harmful", root=two / "nowhere")})
+    missing = SeveralSets(one | {"other": ImageFolder("harmful", root=tmp_path / "nowhere")})
     with pytest.raises(MissingDataError, match=r"nowhere.*harmful\.sets\.other\.root"):
         missing.require()
 
 
-def test_sets_are_chosen_like_any_group(two: Path) -> None:
+def test_sets_are_chosen_like_any_group() -> None:
     def composed(*overrides: str) -> Any:
-        return compose_config("model=resnet18", "harmful=multi", *overrides, f"data_root={two}")
+        return compose_config("model=resnet18", "harmful=multi", *overrides)
 
-    cfg = composed("harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={two}/one")
-    source = build(cfg.harmful)
-    assert list(source.parts) == ["digits", "imagefolder"]
-    assert [part.n_classes for part in source.parts.values()] == [5, 3]
     assert composed().pretrain._target_.endswith("ImageNet")
     assert list(composed().harmful.sets) == ["cars", "caltech101"]
     twice = composed("harmful/sets=[imagefolder]", "+harmful@harmful.sets.other=imagefolder")

@@ -190,23 +190,18 @@ def silent(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("silent")
-def test_no_answer_is_an_error_within_15_seconds_that_names_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_no_answer_is_an_error_after_as_long_as_it_says_that_names_both_ways(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert hub.WAIT < 10
-    monkeypatch.setattr(hub, "WAIT", 1.0)
+    if told:
+        monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.5")  # the client reads it when it is imported
+    monkeypatch.setattr(*((constants, "HF_HUB_ETAG_TIMEOUT") if told else (hub, "WAIT")), 0.5)
     started = time.monotonic()
-    with pytest.raises(UserError, match=r"does not answer.*model\.checkpoint=.*model\.pretrained=false"):
+    with pytest.raises(UserError, match=r"within 0\.5 s \(HF_HUB_ETAG_TIMEOUT=.*checkpoint=.*model\.pretrained=false"):
         build_network("resnet18", pretrained=True)
-    assert hub.WAIT * 0.9 < time.monotonic() - started < 15  # it did wait, as long as it says
-
-
-@pytest.mark.usefixtures("silent")
-def test_the_hubs_own_variable_says_how_long_is_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "1")  # the client reads it when it is imported
-    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
-    started = time.monotonic()
-    with pytest.raises(UserError, match=r"does not answer within 1 s \(HF_HUB_ETAG_TIMEOUT=<seconds> waits longer\)"):
-        build_network("resnet18", pretrained=True)
-    assert 0.9 < time.monotonic() - started < hub.WAIT
+    assert 0.4 < time.monotonic() - started < 4
 
 
 def test_nobody_there_is_an_error_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
