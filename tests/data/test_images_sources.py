@@ -70,22 +70,18 @@ def refused(message: str, source: ImageSource) -> None:
         source.splits(None, None)
 
 
-@pytest.mark.parametrize(
-    ("folders", "message"),
-    [
-        (["train", "test"], "train has no class folders"),
-        (["train/a", "train/b", "test/a"], "class folders but no image in any of them"),
-        (["a", "b"], "class folders but no image in any of them"),
-        ([], "imagefolder was not found"),
-    ],
-)
-def test_empty_folders(tmp_path: Path, folders: list[str], message: str) -> None:
-    for name in folders:
-        (tmp_path / name).mkdir(parents=True)
-    refused(message, sets.ImageFolder("harmful", tmp_path))
-
-
 def test_class_folders_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
+    for number, (names, message) in enumerate(
+        [
+            (["train", "test"], "train has no class folders"),
+            (["train/a", "train/b", "test/a"], "class folders but no image in any of them"),
+            (["a", "b"], "class folders but no image in any of them"),
+            ([], "imagefolder was not found"),
+        ]
+    ):
+        for name in names:
+            (tmp_path / f"{number}" / name).mkdir(parents=True)
+        refused(message, sets.ImageFolder("harmful", tmp_path / f"{number}"))
     write_two_splits(tmp_path / "one", classes=["lonely"])
     refused(r"all images in .* are of one class \(lonely\)", sets.ImageFolder("harmful", tmp_path / "one"))
     two = tmp_path / "two"
@@ -143,7 +139,11 @@ def test_settings_that_cannot_be_are_explained(tmp_path: Path) -> None:
 # Any folder.
 
 
-def test_image_folder_takes_split_folders_by_name(tmp_path: Path) -> None:
+def test_image_folder_takes_split_folders_by_name_also_in_capitals(tmp_path: Path) -> None:
+    for name, counts in (("Train", {"a": 3, "b": 3}), ("TEST", {"a": 1, "b": 2})):
+        write_classes(tmp_path / "capitals" / name, counts)
+    capitals = sets.ImageFolder("harmful", tmp_path / "capitals")
+    assert (labels_of(capitals, "fit"), labels_of(capitals, "held_out")) == ([0, 0, 0, 1, 1, 1], [0, 1, 1])
     write_two_splits(tmp_path, "val")
     write_classes(tmp_path / "extra", {"a": 1, "b": 1})
     assert len(labels_of(sets.ImageFolder("harmful", tmp_path), "held_out")) == 6
@@ -164,14 +164,6 @@ def test_image_folder_without_a_second_split_holds_a_share_of_each_class_out(tmp
     again = sets.ImageFolder("pretrain", tmp_path, held_out_fraction=0.4)
     assert again.file_hash() == source.file_hash()  # a constant draw, whatever the role
     assert source.describe()["folder"] == tmp_path.name
-
-
-def test_split_folders_in_capitals_are_no_classes(tmp_path: Path) -> None:
-    write_classes(tmp_path / "Train", {"a": 3, "b": 3})
-    write_classes(tmp_path / "TEST", {"a": 1, "b": 2})
-    source = sets.ImageFolder("harmful", tmp_path)
-    assert source.n_classes == 2
-    assert (labels_of(source, "fit"), labels_of(source, "held_out")) == ([0, 0, 0, 1, 1, 1], [0, 1, 1])
 
 
 def test_other_folders_are_left_alone_unless_named_and_classes_may_be_without_held_out_images(tmp_path: Path) -> None:
