@@ -95,9 +95,7 @@ def read_local(root: str | Path) -> pd.DataFrame:
     path = require_local(root)
     try:
         table = pd.read_csv(path)
-    except pd.errors.EmptyDataError as error:
-        raise DataError(f"{path} is empty; get train.csv from {KAGGLE_URL}") from error
-    except (OSError, ValueError) as error:  # ParserError and UnicodeDecodeError are ValueErrors
+    except (OSError, ValueError) as error:  # ParserError, EmptyDataError and UnicodeDecodeError are ValueErrors
         raise DataError(f"{path} is not a readable CSV file ({error}); get train.csv from {KAGGLE_URL}") from error
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes the surplus for the names of rows
         raise DataError(f"{path} has rows with more fields than the header names; get train.csv from {KAGGLE_URL}")

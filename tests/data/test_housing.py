@@ -155,7 +155,7 @@ def set_column(name: str, value: Any) -> pd.DataFrame:
         (set_column("PoolArea", [np.inf] + [1.0] * (N_ROWS - 1)), "column PoolArea holds infinite numbers"),
         (set_column("MSZoning", "RL"), "every row has MSZoning = RL"),
         (set_column("MSZoning", "RM"), "no row has MSZoning = RL"),
-        (b"", "is empty"),
+        (b"", r"not a readable CSV file \(No columns to parse"),
         (b"\x89PNG\r\n\xff\xfe\x00" * 20, "not a readable CSV file"),
         (b'a,b\n1,2\n1,2,3,4\n"', "not a readable CSV file"),
         (b"<html><body>Please log in</body></html>\n", "lacks 81 of 81 columns"),
