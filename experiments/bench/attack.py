@@ -94,12 +94,8 @@ def measure(rows: int, n_features: int, n_classes: int, overrides: Sequence[str]
     }
 
 
-def measure_pair(training: Sequence[str] = MNIST, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def measure_pair() -> dict[str, Any]:
     """Immunize a pair, and time the command that attacks it.
-
-    Args:
-        training: overrides of the run.
-        overrides: of the attack.
 
     Returns:
         a row of attack.csv; `peak_gb` is that of the largest process.
@@ -109,8 +105,8 @@ def measure_pair(training: Sequence[str] = MNIST, overrides: Sequence[str] = ())
     """
     with tempfile.TemporaryDirectory() as folder:
         python = [sys.executable, "-m"]
-        timed_command([*python, "immunize.train", *training, "figure=false", f"hydra.run.dir={folder}"])
-        seconds, processor_s, _ = timed_command([*python, "immunize.attack", f"run={folder}", *overrides])
+        timed_command([*python, "immunize.train", *MNIST, "figure=false", f"hydra.run.dir={folder}"])
+        seconds, processor_s, _ = timed_command([*python, "immunize.attack", f"run={folder}"])
         record = json.loads((Path(folder) / "attack_record.json").read_text(encoding="utf-8"))
     statuses = (
         attack["status"]

