@@ -30,13 +30,6 @@ TINY_T4 = (
     *(f"attack.attacks.{name}={SMALLER}" for name in ("last_block", "lora", "full_finetune")),
 )
 
-UNFIT = (
-    ({"status": "diverged"}, "nothing finished to attack"),
-    ({"data_hash": "0"}, "not those of the run"),
-    ({"config_hash": "0"}, "belongs to another run"),
-)
-"""What a record may say so that the run cannot be attacked, and the words of the refusal."""
-
 
 def compose_attack(*overrides: str) -> DictConfig:
     """`conf/attack.yaml` with overrides."""
