@@ -31,11 +31,11 @@ def folder(finished_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished_run, tmp_path / "copy"))
 
 
-@pytest.mark.parametrize(("key", "value"), [("seed", 7), ("method", "imma"), ("model", "vit")])
-def test_what_a_card_says_of_the_run_is_what_its_configuration_says(folder: Path, key: str, value: object) -> None:
-    old = read_record(folder)[key]
-    edit_json(folder / RECORD, lambda record: record.update({key: value}))
-    assert evaluate.run(folder)[1] == [f"{key}: {value} in the record, {old} now"]
+def test_what_a_card_says_of_the_run_is_what_its_configuration_says(folder: Path) -> None:
+    said, record = {"method": "imma", "model": "vit", "seed": 7}, read_record(folder)
+    edit_json(folder / RECORD, lambda content: content.update(said))
+    lines = [f"{key}: {value} in the record, {record[key]} now" for key, value in said.items()]
+    assert sorted(evaluate.run(folder)[1]) == lines
 
 
 TAMPERED: dict[tuple[str, ...], Callable[[Any], Any]] = {
@@ -87,10 +87,9 @@ def test_early_stopped_run_is_measured_on_the_rows_it_was_fitted_on(tmp_path: Pa
     assert record["metrics"]["fit"]["spectrum"]["facts"]["kappa_harmful"]["n_samples"] == 32
 
 
-@pytest.mark.parametrize("status", ["diverged", "interrupted"])
-def test_unfinished_run_has_nothing_to_check(status: str, folder: Path) -> None:
-    edit_json(folder / RECORD, lambda record: record.update(status=status))
-    with pytest.raises(CheckpointError, match=status):
+def test_unfinished_run_has_nothing_to_check(folder: Path) -> None:
+    edit_json(folder / RECORD, lambda record: record.update(status="interrupted"))
+    with pytest.raises(CheckpointError, match="interrupted"):
         evaluate.run(folder)
 
 
@@ -255,12 +254,3 @@ def test_checkpoint_that_is_not_the_runs_or_of_no_use_is_refused(
     (network / CHECKPOINT).unlink()
     with pytest.raises(CheckpointError, match="does not exist"):
         evaluate.run(network)
-
-
-def test_processes_are_stood_for_by_their_shares(network: Path) -> None:
-    """Of two processes each had every other image; the same images in other batches round differently at most."""
-    edit_json(network / RECORD, lambda record: record["training"]["fit"].update(processes=2))
-    record, _ = evaluate.run(network)
-    was = read_record(network)
-    for group in ("metrics", "metrics_groups"):
-        assert record[group]["fit"]["spectrum"]["rir"] == pytest.approx(was[group]["fit"]["spectrum"]["rir"], rel=1e-3)
