@@ -21,7 +21,6 @@ from immunize import attack, train
 from immunize.cli import entry_point, explain_errors, tell
 from immunize.config import config_dir, register
 from immunize.files import write_text
-from immunize.importing import start_quickly
 from immunize.processes import KEPT_MEMORY, closing_pool
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.attacks.page import best_figure
@@ -54,7 +53,7 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
         path of the figure.
     """
     out = Path(key_values(arguments, {"out"}).get("out", "outputs/demo"))
-    with closing_pool(min(cores(), len(METHODS)), 1, start_quickly, environment=KEPT_MEMORY) as pool:
+    with closing_pool(min(cores(), len(METHODS)), 1, environment=KEPT_MEMORY) as pool:
         futures = {method: pool.submit(both_of, method, out, BUDGET, shorter) for method in METHODS}
         made = {method: future.result() for method, future in futures.items()}
     attacks = Attacks.of([collected(attacked) for _, attacked in made.values()])

@@ -2,10 +2,10 @@
 
 Of torchmetrics Lightning asks for two classes and the version. Its `__init__` and its plots import torchvision,
 scipy.signal, matplotlib and whatever else is installed and has metrics, half of the seconds that Lightning takes. Of
-`torch._dynamo`, the compiler behind `torch.compile` with sympy and a second of imports, Lightning asks for one class
-and PyTorch's optimizers for two functions, all without a meaning before something is compiled. PyTorch imports CUDA's
-bindings where they are installed, GPU or not. Here these modules are executed when somebody asks for another name, or
-for a module within the compiler.
+`torch._dynamo`, the compiler behind `torch.compile` with sympy and a second of imports, Lightning asks for one class,
+PyTorch's optimizers for two functions and torchvision, which timm imports, for one of its `utils`, all without a
+meaning before something is compiled. PyTorch imports CUDA's bindings where they are installed, GPU or not. Here these
+modules are executed when somebody asks for another name, or for another module within the compiler.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ costs; a tenth of the seconds that imports take."""
 
 PACKAGE, PLOTS = "torchmetrics", "torchmetrics.utilities.plot"
 COMPILER = "torch._dynamo"
+OF_COMPILER = f"{COMPILER}.utils"
 COUNTER = "torch.utils.flop_counter"
 
 
@@ -82,6 +83,7 @@ LIGHT: Mapping[str, Mapping[str, Callable[[], Any]]] = {
         "disable": lambda: _not_compiled,
         "graph_break": lambda: lambda: None,  # nothing is being compiled
     },
+    OF_COMPILER: {"is_compile_supported": lambda: _called_in(OF_COMPILER, "is_compile_supported")},
     "cuda.bindings.driver": {},
     "cuda.bindings.runtime": {},
     COUNTER: {"FlopCounterMode": lambda: _called_in(COUNTER, "FlopCounterMode")},
@@ -101,9 +103,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The module's own specification, with a loader that waits."""
-        if name.startswith(f"{COMPILER}."):
-            _executed(sys.modules[COMPILER])
         if name not in LIGHT:
+            if name.startswith(f"{COMPILER}."):
+                _executed(sys.modules[COMPILER])
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
@@ -138,6 +140,8 @@ class _Waiting(ModuleType):
 
 
 def _executed(module: ModuleType) -> ModuleType:
+    if module.__name__ == OF_COMPILER:
+        _executed(sys.modules[COMPILER])  # first, as if nothing had waited: it imports its parts in an order of its own
     spec = module.__spec__
     if isinstance(module, _Waiting) and spec is not None and isinstance(spec.loader, _Loader):
         ModuleType.__setattr__(module, "__class__", ModuleType)

@@ -26,6 +26,7 @@ from types import FrameType, MappingProxyType
 from typing import Any, TypeVar
 
 from immunize.errors import UserError
+from immunize.importing import start_quickly
 from immunize.threads import cores
 
 R = TypeVar("R")
@@ -246,6 +247,7 @@ def _enter(parent: int, enter: Callable[..., None] | None, arguments: tuple[Any,
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent)
+    start_quickly()
     if enter is not None:
         enter(*arguments)
 

@@ -99,11 +99,10 @@ def attacked(jobs: Sequence[Job], workers: int) -> Iterator[Job]:
         return
     from concurrent.futures import as_completed
 
-    from immunize.importing import start_quickly
     from immunize.processes import KEPT_MEMORY, closing_pool
     from immunize.sweeping.launching import threads_a_worker
 
-    with closing_pool(workers, threads_a_worker(cores(), workers), start_quickly, environment=KEPT_MEMORY) as pool:
+    with closing_pool(workers, threads_a_worker(cores(), workers), environment=KEPT_MEMORY) as pool:
         futures = {pool.submit(attack, job): job for job in jobs}
         for future in as_completed(futures):
             _explained(futures[future], future.result())

@@ -24,7 +24,6 @@ from omegaconf.errors import OmegaConfBaseException
 from immunize.cli import with_cause
 from immunize.config import register
 from immunize.errors import CheckpointError
-from immunize.importing import start_quickly
 from immunize.records import RECORD, file_digest, read_record
 
 DONE = ("finished", "diverged")
@@ -109,7 +108,6 @@ class Jobs:
 
     def enter(self) -> None:
         """Make a fresh process one in which :meth:`run` works."""
-        start_quickly()
         Singleton.set_state(self.state)
         self.prepare()
 
