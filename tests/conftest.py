@@ -91,6 +91,16 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> 
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure is an empty file, for a test that does not look at it."""
+    from matplotlib.figure import Figure
+
+    from tests.composing import empty_figure
+
+    monkeypatch.setattr(Figure, "savefig", empty_figure)
+
+
+@pytest.fixture
 def data_root() -> Path:
     """The folder with the real data packs; skips the test where there is none."""
     folder = os.environ.get("IMMUNIZE_DATA")

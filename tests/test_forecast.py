@@ -49,6 +49,7 @@ def test_default_run_ends_with_its_record_and_prints_tables_and_verdict_that_fit
     assert "lightning" not in loaded
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_record_names_every_number_with_part_and_estimator_and_is_the_same_again(tmp_path: Path) -> None:
     record, again = (forecast.run(composed(*SMALL, "shrinkage=0.001"), tmp_path / name) for name in "ab")
     assert json.loads((tmp_path / "a" / "forecast.json").read_text()) == json.loads(json.dumps(record))
@@ -69,6 +70,7 @@ def test_record_names_every_number_with_part_and_estimator_and_is_the_same_again
     assert len(record["curves"]["generalized_eigenvalues"]) == 6
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("overrides", [("harmful=digits",), SMALL])
 def test_data_hash_is_that_of_a_training(overrides: tuple[str, ...], tmp_path: Path) -> None:
     from immunize.data.pair import PairedData
@@ -93,6 +95,7 @@ def test_report_is_made_from_the_record_alone(tmp_path: Path) -> None:
     assert (tmp_path / "again.png").read_bytes()[:4] == PNG
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_identical_data_get_a_verdict_and_no_crash(tmp_path: Path) -> None:
     record = forecast.run(composed("harmful=digits", "pretrain.pair=[1,0]"), tmp_path)  # the digit 1 on both sides
     assert record["verdict"]["code"] == "identical"
@@ -125,6 +128,7 @@ def test_bad_input_is_refused_with_one_message(refused: Any, tmp_path: Path, ove
     assert not (tmp_path / "run" / "forecast.json").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_forecast_is_kept_unless_overwritten(refused: Any, tmp_path: Path) -> None:
     forecast.run(composed(*SMALL), tmp_path / "run")
     before = (tmp_path / "run" / "forecast.json").read_bytes()
@@ -156,6 +160,7 @@ def test_forecast_is_quick(data_root: Path, tmp_path: Path) -> None:
     assert (record["verdict"]["code"], record["held_out_protocol"]) == ("possible", "split")
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.data
 def test_verdict_on_house_prices(data_root: Path, tmp_path: Path) -> None:
     record = forecast.run(composed("harmful=housing", "shrinkage=0.001", f"data_root={data_root}"), tmp_path)

@@ -32,6 +32,7 @@ def of_front(record: dict[str, Any], setting: Any, seed: int) -> None:
     record["pretrain_accuracy"] = {"before": 90.0, "after": 90.0 + gain - seed}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_row_is_the_mean_of_the_seeds_and_the_front_is_what_nothing_beats(
     finished_network: Path, tmp_path: Path
 ) -> None:
