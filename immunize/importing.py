@@ -3,9 +3,9 @@
 Of torchmetrics Lightning asks for two classes and the version. Its `__init__` and its plots import torchvision,
 scipy.signal, matplotlib and whatever else is installed and has metrics, half of the seconds that Lightning takes. Of
 `torch._dynamo`, the compiler behind `torch.compile` with sympy and a second of imports, Lightning asks for one class,
-PyTorch's optimizers for two functions and torchvision, which timm imports, for one of its `utils`, all without a
-meaning before something is compiled. PyTorch imports CUDA's bindings where they are installed, GPU or not. Here these
-modules are executed when somebody asks for another name, or for another module within the compiler.
+PyTorch's optimizers for two functions, torchvision, which timm imports, for one of its `utils` and DDP for two of its
+parts, all without a meaning before something is compiled. PyTorch imports CUDA's bindings where they are installed, GPU
+or not. Here these modules are executed when somebody asks for another name, or for another module within the compiler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ costs; a tenth of the seconds that imports take."""
 
 PACKAGE, PLOTS = "torchmetrics", "torchmetrics.utilities.plot"
 COMPILER = "torch._dynamo"
-OF_COMPILER = f"{COMPILER}.utils"
+UTILS, RULES = PARTS = f"{COMPILER}.utils", f"{COMPILER}.trace_rules"
+"""Those of the compiler that wait with it."""
 COUNTER = "torch.utils.flop_counter"
 
 
@@ -82,8 +83,14 @@ LIGHT: Mapping[str, Mapping[str, Callable[[], Any]]] = {
         "OptimizedModule": lambda: _Compiled,
         "disable": lambda: _not_compiled,
         "graph_break": lambda: lambda: None,  # nothing is being compiled
+        "utils": lambda: importlib.import_module(UTILS),
+        "trace_rules": lambda: importlib.import_module(RULES),
     },
-    OF_COMPILER: {"is_compile_supported": lambda: _called_in(OF_COMPILER, "is_compile_supported")},
+    UTILS: {
+        "is_compile_supported": lambda: _called_in(UTILS, "is_compile_supported"),
+        "get_optimize_ddp_mode": lambda: lambda: "ddp_optimizer",  # the default
+    },
+    RULES: {"clear_lru_cache": lambda: lambda: None},  # nothing is kept yet
     "cuda.bindings.driver": {},
     "cuda.bindings.runtime": {},
     COUNTER: {"FlopCounterMode": lambda: _called_in(COUNTER, "FlopCounterMode")},
@@ -132,7 +139,8 @@ class _Loader(importlib.abc.Loader):
 
 class _Waiting(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        if (light := LIGHT[self.__name__].get(name)) is not None:
+        light = LIGHT[self.__name__].get(name)
+        if light is not None and (self.__name__ not in PARTS or isinstance(sys.modules[COMPILER], _Waiting)):
             return light()
         if name.startswith("__"):
             raise AttributeError(name)
@@ -140,7 +148,7 @@ class _Waiting(ModuleType):
 
 
 def _executed(module: ModuleType) -> ModuleType:
-    if module.__name__ == OF_COMPILER:
+    if module.__name__ in PARTS:
         _executed(sys.modules[COMPILER])  # first, as if nothing had waited: it imports its parts in an order of its own
     spec = module.__spec__
     if isinstance(module, _Waiting) and spec is not None and isinstance(spec.loader, _Loader):

@@ -154,6 +154,8 @@ def step(module):
     optimizer.step()
     optimizer.zero_grad()
 step(net)
+torch._dynamo.trace_rules.clear_lru_cache()
+assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer"
 print("waits", *(name in sys.modules for name in ("sympy", "triton")), isinstance(net, OptimizedModule), not asked)
 from torch.utils.flop_counter import FlopCounterMode
 with FlopCounterMode(display=False) as counter:
@@ -164,12 +166,14 @@ assert torch.equal(compiled(torch.ones(1, 2)), net(torch.ones(1, 2)))
 step(compiled)
 print("executed", isinstance(compiled, OptimizedModule), isinstance(net, OptimizedModule), torch._dynamo.is_compiling())
 print(torch._dynamo.OptimizedModule is type(compiled), torch._dynamo.utils.is_compile_supported("meta"))
+print(torch._dynamo.trace_rules.clear_lru_cache.__module__, torch._dynamo.utils.get_optimize_ddp_mode())
 """
 
 
 def test_compiler_counter_and_driver_wait_until_they_are_needed(tmp_path: Path) -> None:
     done = fresh("-c", STEPPING, cwd=tmp_path)
     wanted = ["waits False False False True", "48 FlopCounterMode True", "executed True False False", "True False"]
+    wanted += ["torch._dynamo.trace_rules ddp_optimizer"]
     assert done.stdout.splitlines() == wanted, done.stderr
 
 
