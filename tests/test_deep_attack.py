@@ -94,15 +94,14 @@ def test_features_are_those_that_the_run_itself_was_measured_on(folder: Path) ->
     assert np.array_equal(immunized.reference.test.x, theta_0.test.x)
 
 
-def test_a_run_that_was_judged_by_images_set_aside_is_attacked_with_those(tmp_path: Path) -> None:
+def test_a_run_that_was_judged_by_images_set_aside_is_attacked_with_those(folder: Path, tmp_path: Path) -> None:
     """No held-out image is looked at, and the attacker has none of those that the run was judged by."""
-    whole, selecting = (tmp_path / name for name in ("whole", "selecting"))
-    run_tiny_deep(whole, *NETWORK)
-    judged = run_tiny_deep(selecting, *NETWORK, "selection=validation", "objective.validation_fraction=0.3")
+    selecting = ("selection=validation", "objective.validation_fraction=0.3", "objective.max_steps=1")
+    judged = run_tiny_deep(tmp_path / "run", *selecting)
     console = Console(record=True, width=100)
     show_record(judged, console)
     assert "D_P accuracy on validation images: " in console.export_text()
-    tasks, all_tasks = (target(f"run={folder}").image_tasks for folder in (selecting, whole))
+    tasks, all_tasks = (target(f"run={run}").image_tasks for run in (tmp_path / "run", folder))
     for name, task in tasks.items():
         has, aside, every = (
             {of[i][0].numpy().tobytes() for i in range(len(of))}
@@ -111,7 +110,7 @@ def test_a_run_that_was_judged_by_images_set_aside_is_attacked_with_those(tmp_pa
         assert has | aside == every
         assert len(task.fit) + len(task.held_out) == len(all_tasks[name].fit)
         assert len(task.held_out) == round(0.3 * len(all_tasks[name].fit))
-    record = attack_network(selecting)
+    record = attack_network(tmp_path / "run")
     assert record["subject"]["selection"] == "validation"
     assert record["tasks"]["harmful"]["rows"]["test"] == len(tasks["harmful"].held_out)
 
@@ -376,7 +375,7 @@ def test_linear_model_has_no_weights_to_move_and_no_image_data_sets(tmp_path: Pa
 @pytest.mark.data
 def test_resnet18_of_the_data_packs_on_cars(data_root: Path, tmp_path: Path) -> None:
     weights = data_root / "weights" / "resnet18_tiny_imagenet_64px.safetensors"
-    given = ("model=resnet18_64px", "harmful=cars", "pretrain=tiny_imagenet", f"data_root={data_root}", "images=200")
+    given = ("model=resnet18_64px", "harmful=cars", "pretrain=tiny_imagenet", f"data_root={data_root}", "images=100")
     grid = (*TINY_GRID, "tasks=[harmful]", "tiers=[T2]", "seeds=[0]")
     record = attack.run(compose_attack(f"checkpoint={weights}", f"out={tmp_path}", *given, *grid))
     assert record["tasks"]["harmful"]["n_classes"] == 196
