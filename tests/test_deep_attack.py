@@ -56,20 +56,13 @@ def target(*overrides: str) -> NetworkTarget:
     return assemble(compose_attack(*overrides)).new_target(None, print)
 
 
-def test_record_has_every_tier_of_both_data_sets_through_every_extractor(original: Path) -> None:
+def test_record_has_both_data_sets_and_says_what_was_attacked(original: Path) -> None:
     record = json.loads((original / ATTACK_RECORD).read_text())
     assert record["tasks"].keys() == {"harmful", "pretrain"}
     assert record["tasks"]["harmful"] == {
         "kind": "harmful", "about": "digits, 5 classes", "task": "classification", "n_classes": 5,
         "rows": {"train": 160, "validation": 54, "test": 95},
     }  # fmt: skip
-    for of in record["results"].values():
-        assert list(of) == ["theta_0", "immunized", "random_orthogonal"]
-        for tiers in of.values():
-            assert tiers.keys() == {"T0", "T1", "T2", "T3"}
-        for tier in ("T0", "T2"):  # a rotation changes nothing that does not draw
-            same = [of[name][tier]["score"]["values"] for name in ("theta_0", "random_orthogonal")]
-            assert same[0] == pytest.approx(same[1], abs=0.01)
     subject, run = record["subject"], read_record(original)
     assert (subject["run_config_hash"], subject["data_hash"]) == (run["config_hash"], run["data_hash"])
     assert subject["pretrain_accuracy"] == run["pretrain_accuracy"]
