@@ -13,40 +13,22 @@ from hydra.errors import MissingConfigException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import config_hash, data_folder, folder_name, settings_of
+from immunize.config import SCHEMAS, config_hash, data_folder, folder_name, settings_of
 from immunize.errors import DataError
 from immunize.evaluation import evaluate_part
 from immunize.evaluation.attacks import TIERS, Attack
 from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.objective import Objective
 from immunize.pipeline.fit import Telling
-from immunize.schemas import (
-    AttackConfig,
-    CardConfig,
-    EvaluateConfig,
-    ExportConfig,
-    ForecastConfig,
-    HtmlConfig,
-    PretrainConfig,
-    ReportConfig,
-    TrainConfig,
-)
 from tests.composing import compose_config, model_of
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 YAMLS = sorted(CONF.rglob("*.yaml"))
 PRIMARY = {
-    "train": TrainConfig,
-    "evaluate": EvaluateConfig,
-    "report/report": ReportConfig,
-    "forecast": ForecastConfig,
-    "export": ExportConfig,
-    "pretrain_theta": PretrainConfig,
-    "attack": AttackConfig,
-    "report/card": CardConfig,
-    "report/html": HtmlConfig,
-    "verify": EvaluateConfig,
+    **{name: SCHEMAS[name] for name in ("train", "evaluate", "verify", "forecast", "attack", "export")},
+    **{f"report/{name}": SCHEMAS[name] for name in ("report", "card", "html")},
+    "pretrain_theta": SCHEMAS["pretrain"],
 }
 GROUPS = ["model", "harmful", "pretrain", "method", "objective", "init", "trainer", "logger", "experiment"]
 IMAGES = "immunize.data.images."
@@ -159,10 +141,22 @@ def test_every_row_is_of_a_pair_or_a_variant_of_its_row() -> None:
         assert any(name == pair or name.startswith(f"{pair}_") for pair in found), name
 
 
+def optimizer_instantiates(objective: DictConfig) -> None:
+    kept = {key: value for key, value in objective.optimizer.items() if value is not None}
+    factory = build(OmegaConf.create(kept), lr=objective.learning_rate, _partial_=True)
+    assert factory([torch.nn.Parameter(torch.zeros(2))]).param_groups[0]["lr"] == objective.learning_rate
+
+
+@pytest.mark.parametrize("choice", sorted({*choices("objective")} - {"_".join(pair) for pair in ROWS}))
+def test_a_variant_of_a_row_composes(choice: str) -> None:
+    optimizer_instantiates(compose_config(f"objective={choice}").objective)
+
+
 @pytest.mark.parametrize(("model", "harmful"), ROWS, ids=str)
 def test_a_pair_finds_its_row_of_hyper_parameters(model: str, harmful: str) -> None:
     cfg = filled(compose_config(f"model={model}", f"harmful={harmful}", *followed_by(harmful)))
     assert resolved(cfg)["objective"]["epochs"] >= 1
+    optimizer_instantiates(cfg.objective)
     assert (cfg.objective.loss == "ce") == (cfg.model.get("kind") == "deep" or harmful == "digits5to9")
     if harmful in TABLES:
         assert cfg.pretrain._target_ == cfg.harmful._target_
@@ -218,15 +212,6 @@ def test_model_instantiates_or_takes_the_keys_of_its_yaml(choice: str) -> None:
     inspect.signature(get_object(cfg.model["_target_"])).bind(**arguments, n_classes=2, seed=0)
 
 
-@pytest.mark.parametrize("choice", choices("objective"))
-def test_optimizer_of_a_row_instantiates(choice: str) -> None:
-    objective = compose_config(f"objective={choice}").objective
-    kept = {key: value for key, value in objective.optimizer.items() if value is not None}
-    factory = build(OmegaConf.create(kept), lr=objective.learning_rate, _partial_=True)
-    optimizer = factory([torch.nn.Parameter(torch.zeros(2))])
-    assert optimizer.param_groups[0]["lr"] == objective.learning_rate
-
-
 @pytest.mark.parametrize(
     ("role", "choice"), [(role, choice) for role in ("harmful", "pretrain") for choice in choices(role)], ids=str
 )
@@ -253,11 +238,12 @@ def test_table_4s_row_of_house_prices_immunizes_with_the_rows_and_batches_of_the
     assert (found.verdicts.a, found.verdicts.b, found.verdicts.c) == (True, True, True)
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "harmful" / "sets").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_set_of_images_can_be_one_of_several(path: Path) -> None:
-    alone = compose_config(f"harmful={path.stem}", "model=resnet18", "objective=resnet18_cars").harmful
-    among = compose_config("harmful=multi", "model=resnet18", f"harmful/sets=[{path.stem}]").harmful.sets
-    assert OmegaConf.to_container(among) == {path.stem: OmegaConf.to_container(alone)}
+def test_sets_of_images_can_be_among_several() -> None:
+    names = choices("harmful/sets")
+    among = compose_config("harmful=multi", "model=resnet18", f"harmful/sets=[{','.join(names)}]").harmful.sets
+    assert list(among) == names
+    for name in names:
+        assert filled(DictConfig(among))[name] == in_group("harmful", name).harmful
 
 
 def test_same_is_the_data_set_of_the_other_role() -> None:
@@ -281,22 +267,23 @@ def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
     assert grid != "full" or attacks.keys() >= SHIPPED_ATTACKS
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "attack").glob("t*/*.yaml")), ids=lambda path: path.stem)
-def test_attack_joins_a_grid_in_the_tier_of_its_folder(path: Path) -> None:
-    folder = path.parent.name
-    cfg = compose_config("attack=quick", f"+attack/{folder}@attack.attacks.mine={path.stem}", primary="attack")
-    attack = build(cfg.attack.attacks.mine, _convert_="all")
-    assert isinstance(attack, Attack)
-    assert attack.tier == folder.upper()
+def test_attacks_join_a_grid_in_the_tier_of_their_folder() -> None:
+    tiers = {path.stem: path.parent.name for path in sorted((CONF / "attack").glob("t*/*.yaml"))}
+    joined = (f"+attack/{tier}@attack.attacks.my_{name}={name}" for name, tier in tiers.items())
+    attacks = compose_config("attack=quick", *joined, primary="attack").attack.attacks
+    for name, tier in tiers.items():
+        attack = build(attacks[f"my_{name}"], _convert_="all")
+        assert isinstance(attack, Attack)
+        assert attack.tier == tier.upper()
 
 
-@pytest.mark.parametrize("choice", choices("benign"))
-def test_benign_task_is_the_data_set_of_that_name(choice: str) -> None:
-    other = "cars" if choice != "cars" else "cifar10"
-    cfg = filled(compose_config(f"benign=[{choice},{other}]", "data_root=here", primary="attack"))
-    assert list(cfg.benign) == [choice, other]
-    harmful = {**in_group("harmful", choice).harmful} | {"data_root": "here", "root": None}
-    assert {**cfg.benign[choice]} | {"data_root": "here", "root": None} == harmful
+def test_a_benign_task_is_the_data_set_of_that_name() -> None:
+    names = choices("benign")
+    cfg = filled(compose_config(f"benign=[{','.join(names)}]", "data_root=here", primary="attack"))
+    assert list(cfg.benign) == names
+    for name in names:
+        harmful = {**in_group("harmful", name).harmful} | {"data_root": "here", "root": None}
+        assert {**cfg.benign[name]} | {"data_root": "here", "root": None} == harmful
 
 
 # Folder names of a multirun.
