@@ -24,6 +24,7 @@ VALUES = (
     *("null", "true", "false", "''", "auto", "κ", "foo", "???", "${seed}", "${nothing}", "nowhere/at/all", "'a b'"),
     *("[]", "[0]", "[0,0]", "[1,2,3]", "[[1],[2]]", "[null]", "{}", "{a:1}"),
 )
+Settings = st.SearchStrategy[list[str]]
 EXAMPLES = int(os.environ.get("IMMUNIZE_FUZZ", "0"))
 """How many cases a test, drawn anew; 0: a few, the same every time."""
 
@@ -54,7 +55,7 @@ def leaves(cfg: DictConfig, *, without: tuple[str, ...] = ()) -> list[str]:
     return sorted(walk(OmegaConf.to_container(cfg, resolve=False), ""))
 
 
-def overrides(names: list[str]) -> st.SearchStrategy[list[str]]:
+def overrides(names: list[str]) -> Settings:
     """One to three settings, as Hydra's command line takes them: replaced, added or removed."""
     one = st.builds(
         "{}{}={}".format, st.sampled_from(["", "", "", "+", "++"]), st.sampled_from(names), st.sampled_from(VALUES)
@@ -63,7 +64,7 @@ def overrides(names: list[str]) -> st.SearchStrategy[list[str]]:
     return st.lists(st.one_of(one, one, one, gone), min_size=1, max_size=3)
 
 
-def choices(*groups: str) -> st.SearchStrategy[list[str]]:
+def choices(*groups: str) -> Settings:
     """One to three settings that each are right by themselves: groups of `conf/` with one of their choices."""
     one = st.sampled_from(groups).flatmap(
         lambda group: st.sampled_from(sorted(path.stem for path in (Path(config_dir()) / group).glob("*.yaml"))).map(

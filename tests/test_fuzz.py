@@ -30,20 +30,19 @@ from immunize.report import __main__ as report
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, compose_attack
 from tests.composing import compose_config
 from tests.data.test_digits import idx_bytes
-from tests.fuzzing import cases, choices, damaged, ends_well, leaves, overrides
+from tests.fuzzing import Settings, cases, choices, damaged, ends_well, leaves, overrides
 
-LINEAR = [
-    *("harmful=synthetic", "harmful.n_features=4", "harmful.n_samples=24", "objective.epochs=2", "probe_steps=10"),
-    *("logger=none", "figure=false"),
-]
+SYNTHETIC = ["harmful=synthetic", "harmful.n_features=4", "harmful.n_samples=24"]
+LINEAR = [*SYNTHETIC, "objective.epochs=2", "probe_steps=10", "logger=none", "figure=false"]
 NET = ["model=resnet_small", "model.kwargs.channels=[2,2,2,4]"]
 DEEP = [
     *(*NET, "harmful=digits", "objective.epochs=1"),
     *("objective.max_steps=1", "logger=none", "deep.groups=2", "deep.group_size=8", "deep.replicates=2"),
     *("deep.probe_steps={gd:1,least_squares:null,sgd:null,adam:null}", "deep.pretrain_probe_steps=1"),
 ]
-FORECAST = ["harmful=synthetic", "harmful.n_features=4", "harmful.n_samples=24"]
 PRETRAIN = [*NET, "pretrain=digits", "epochs=1", "batch_size=256"]
+SHORT = ["objective.epochs=1", "objective.max_steps=1", "probe_steps=2", "logger=none"]
+GROUPS = ("method", "model", "harmful", "pretrain", "init", "objective")
 GRID = [word for word in TINY_GRID if not word.startswith("seeds=")]
 
 
@@ -67,98 +66,59 @@ def network(finished_network: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 # `hydra` is not ours; a trainer may find as many devices as it is told to; threads are this test's own.
 NOT_OURS = ("hydra", "trainer.devices", "trainer.num_nodes", "threads")
-
-
-@cases(6)
-@given(chosen=overrides(leaves(compose_config(*LINEAR), without=NOT_OURS)))
-def test_random_settings_of_a_linear_run(chosen: list[str], tmp_path: Path) -> None:
-    ends_well(train.main, [*LINEAR, *chosen], tmp_path)
-
-
-@cases(6)
-@given(
-    chosen=overrides(leaves(compose_config(*LINEAR, "method=closed_form"), without=(*NOT_OURS, "objective", "deep")))
-)
-def test_random_settings_of_a_run_without_training(chosen: list[str], tmp_path: Path) -> None:
-    ends_well(train.main, [*LINEAR, "method=closed_form", *chosen], tmp_path)
-
-
-@cases(3)
-@given(chosen=overrides(leaves(compose_config(*DEEP), without=NOT_OURS)))
-def test_random_settings_of_a_deep_run(chosen: list[str], tmp_path: Path) -> None:
-    ends_well(train.main, [*DEEP, *chosen], tmp_path)
-
-
-@cases(6)
-@given(
-    chosen=overrides(
-        ["seed", "top_k", "budget", "rho", "shrinkage", "harmful", "harmful.angle", "harmful.role", "pretrain"]
-    )
-)
-def test_random_settings_of_a_forecast(chosen: list[str], tmp_path: Path) -> None:
-    ends_well(forecast.main, [*FORECAST, *chosen], tmp_path)
-
-
-@cases(3)
-@given(chosen=overrides(leaves(compose_config(*PRETRAIN, primary="pretrain_theta"), without=NOT_OURS)))
-def test_random_settings_of_a_pretraining(chosen: list[str], tmp_path: Path) -> None:
-    ends_well(pretrain.main, [*PRETRAIN, *chosen], tmp_path)
-
-
-@cases(6)
-@given(
-    chosen=choices("method", "model", "harmful", "pretrain", "init", "objective"), more=overrides(["seed", "figure"])
-)
-def test_random_choices_of_groups(chosen: list[str], more: list[str], tmp_path: Path) -> None:
-    short = ["objective.epochs=1", "objective.max_steps=1", "probe_steps=2", "logger=none"]
-    ends_well(train.main, [*short, *chosen, *more], tmp_path)
-
-
-ATTACKED = leaves(compose_attack(*GRID), without=(*NOT_OURS, "model", "harmful", "pretrain"))
-
-
-@cases(6)
-@given(chosen=overrides(ATTACKED))
-def test_random_settings_of_an_attack(chosen: list[str], linear: Path, tmp_path: Path) -> None:
-    ends_well(attack.main, [f"run={linear}", f"out={tmp_path}", "seeds=[0]", *GRID, *chosen], tmp_path)
-
-
-@cases(3)
-@given(chosen=overrides(ATTACKED))
-def test_random_settings_of_an_attack_on_a_network(chosen: list[str], network: Path, tmp_path: Path) -> None:
-    places = [f"out={tmp_path}", f"cells={network / 'cells'}", f"features={network / 'features'}"]
-    ends_well(attack.main, [f"run={network}", *places, "images=100", *TINY_NETWORK_GRID, *chosen], tmp_path)
-
-
-# Commands with a handful of settings, each of which may be anything. A folder of theirs is there, and others are not.
-REPORT = leaves(compose_config(primary="report/report"), without=NOT_OURS)
+OF_FORECAST = ["seed", "top_k", "budget", "rho", "shrinkage", "harmful", "harmful.angle", "harmful.role", "pretrain"]
+ATTACKED = overrides(leaves(compose_attack(*GRID), without=(*NOT_OURS, "model", "harmful", "pretrain")))
+REPORT = overrides(leaves(compose_config(primary="report/report"), without=NOT_OURS))
 EXPERIMENTS = ["table1", "table2", "table3", "fig1", "fig2", "fig3", "sweep_lambda", "table_attacks"]
-FEW: dict[str, tuple[Callable[[], None], list[str], st.SearchStrategy[list[str]]]] = {
-    "evaluate": (evaluate.main, ["run={run}"], overrides(["run", "data_root"])),
-    "export": (export.main, ["run={run}", "overwrite=true"], overrides(["run", "format", "out", "overwrite"])),
-    "card": (report.main, ["card", "run={run}"], overrides(["run", "out"])),
-    "html": (report.main, ["html", "run={run}"], overrides(["run", "sweep", "out"])),
-    "html of many": (report.main, ["html", "sweep={run}/.."], overrides(["run", "sweep", "out"])),
-    "report": (report.main, ["runs={run}/.."], overrides(REPORT)),
+
+
+def settings_of(*words: str, primary: str = "train", without: tuple[str, ...] = ()) -> Settings:
+    return overrides(leaves(compose_config(*words, primary=primary), without=(*NOT_OURS, *without)))
+
+
+# A folder that a command is given is there, LINEAR_RUN or NETWORK_RUN, and others are not; OUT is an empty one.
+ON_NETWORK = [
+    *("run=NETWORK_RUN", "out=OUT", "cells=NETWORK_RUN/cells", "features=NETWORK_RUN/features", "images=100"),
+    *TINY_NETWORK_GRID,
+]
+COMMANDS: dict[str, tuple[int, Callable[[], None], list[str], Settings]] = {
+    "a linear run": (5, train.main, LINEAR, settings_of(*LINEAR)),
+    "a run without training": (
+        *(3, train.main, [*LINEAR, "method=closed_form"]),
+        settings_of(*LINEAR, "method=closed_form", without=("objective", "deep")),
+    ),
+    "a deep run": (3, train.main, DEEP, settings_of(*DEEP)),
+    "choices of groups": (4, train.main, SHORT, choices(*GROUPS)),
+    "a forecast": (4, forecast.main, SYNTHETIC, overrides(OF_FORECAST)),
+    "a pretraining": (3, pretrain.main, PRETRAIN, settings_of(*PRETRAIN, primary="pretrain_theta")),
+    "an attack": (4, attack.main, ["run=LINEAR_RUN", "out=OUT", "seeds=[0]", *GRID], ATTACKED),
+    "an attack on a network": (3, attack.main, ON_NETWORK, ATTACKED),
+    "evaluate": (2, evaluate.main, ["run=LINEAR_RUN"], overrides(["run", "data_root"])),
+    "evaluate of a network": (2, evaluate.main, ["run=NETWORK_RUN"], overrides(["run", "data_root"])),
+    "export": (3, export.main, ["run=NETWORK_RUN", "overwrite=true"], overrides(["run", "format", "out", "overwrite"])),
+    "card": (3, report.main, ["card", "run=LINEAR_RUN"], overrides(["run", "out"])),
+    "html": (3, report.main, ["html", "run=NETWORK_RUN"], overrides(["run", "sweep", "out"])),
+    "html of many": (2, report.main, ["html", "sweep=LINEAR_RUN/.."], overrides(["run", "sweep", "out"])),
+    "report": (3, report.main, ["runs=LINEAR_RUN/.."], REPORT),
     "report of an experiment": (
-        *(report.main, ["runs={run}/.."]),
-        st.builds(lambda name, more: [f"experiment={name}", *more], st.sampled_from(EXPERIMENTS), overrides(REPORT)),
+        *(3, report.main, ["runs=LINEAR_RUN/.."]),
+        st.builds(lambda name, more: [f"experiment={name}", *more], st.sampled_from(EXPERIMENTS), REPORT),
     ),
 }
+"""How many cases, what is called, with which arguments, and what comes beside these."""
 
 
-@pytest.mark.parametrize("which", ["linear", "network"])
-@pytest.mark.parametrize("command", FEW)
-def test_random_settings_of_a_command_with_few(
-    command: str, which: str, linear: Path, network: Path, tmp_path: Path
-) -> None:
-    main, words, strategy = FEW[command]
-    run = {"linear": linear, "network": network}[which]
+@pytest.mark.parametrize("command", COMMANDS)
+def test_random_settings(command: str, linear: Path, network: Path, tmp_path: Path) -> None:
+    number, main, words, more = COMMANDS[command]
+    places = {"LINEAR_RUN": linear, "NETWORK_RUN": network, "OUT": tmp_path}
+    for name, place in places.items():
+        words = [word.replace(name, str(place)) for word in words]
 
-    @cases(2)
-    @given(chosen=strategy)
+    @cases(number)
+    @given(chosen=more)
     def tried(chosen: list[str]) -> None:
-        ends_well(main, [*(word.format(run=run) for word in words), *chosen], tmp_path)
+        ends_well(main, [*words, *chosen], tmp_path)
 
     tried()
 
@@ -199,11 +159,9 @@ ROW = table().splitlines()[1]
     [
         (table().replace("\n", "\n" + "x" * 5_000_000 + ",", 1), "more fields than the header"),
         (table().replace("\n", ",\n"), "more fields than the header|columns too many"),
-        (table().replace("SalePrice", ",".join(["SalePrice", *map(str, range(20_000))]), 1), "columns too many"),
         (f"{table()}\n{ROW.rpartition(',')[0]},1e400", "target SalePrice has entries|infinite numbers"),
-        (f'{table()}\n"{ROW}', "not a readable CSV|target"),
     ],
-    ids=["a field of 5 MB", "commas at the end", "20,081 columns", "1e400", "quote"],
+    ids=["a field of 5 MB", "commas at the end", "1e400"],
 )
 def test_tables_of_wrong_types_and_huge_ones(content: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
@@ -211,7 +169,7 @@ def test_tables_of_wrong_types_and_huge_ones(content: str, message: str, tmp_pat
 
 
 def test_table_of_many_rows_is_read(tmp_path: Path) -> None:
-    house_prices(table(40_000).encode(), tmp_path)
+    house_prices(table(4_000).encode(), tmp_path)
 
 
 @cases(40)
