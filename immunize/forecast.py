@@ -23,7 +23,7 @@ from immunize.errors import DataError, UserError
 from immunize.instantiate import build
 from immunize.records import begun, peak_memory_mib, plain, provenance, without, write_record
 from immunize.schemas import ForecastConfig
-from immunize.settings import SEED, THREADS, Rule, check, check_folder
+from immunize.settings import RHO, SEED, THREADS, Rule, check, check_folder
 from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ RULES: tuple[Rule, ...] = (
     SEED,
     ("top_k", lambda value: value is None or value >= 1, "at least 1, or null"),
     ("budget", lambda value: 1 <= value < math.inf, "at least 1 and finite: it is a bound on κ(H_P)"),
-    ("rho", lambda value: 0 < value < math.inf, "positive and finite"),
+    RHO,
     THREADS,
     (
         "shrinkage",
@@ -171,28 +171,16 @@ def _numbers(found: Forecast) -> dict[str, Any]:
         "data_sets": {"part": "fit", "pretrain": _facts(found.pretrain), "harmful": _facts(found.harmful)},
         "alignment": {
             "part": "fit",
-            "top_k": aligned.top_k,
-            "score": aligned.score,
-            "normalized": aligned.normalized,
-            "chance": aligned.chance,
+            **without(vars(aligned), "angles"),
             "cosines": aligned.cosines.tolist(),
             "principal_angles_degrees": aligned.angles.tolist(),
-            "smallest_gap": aligned.smallest_gap,
         },
-        "joint_range": {
-            "part": "fit",
-            "pretrain_only": theory.pretrain_only,
-            "harmful_only": theory.harmful_only,
-            "unseen": theory.unseen,
-        },
+        "joint_range": {"part": "fit", **_named(theory, "pretrain_only", "harmful_only", "unseen")},
         "bound": {
             "part": "fit",
             "estimator": "ridge" if theory.shrinkage[0] > 0 else "spectrum",
             "rho": list(theory.shrinkage),
-            "kappa_gen": theory.kappa_gen,
-            "kappa_pretrain": theory.kappa_pretrain,
-            "kappa_harmful": theory.kappa_harmful,
-            "rir_star": theory.rir_star,
+            **_named(theory, "kappa_gen", "kappa_pretrain", "kappa_harmful", "rir_star"),
         },
         "maps": {part: {"budget": found.budget, **without(vars(one), "ratios")} for part, one in maps.items()},
         "metrics": {
@@ -200,13 +188,14 @@ def _numbers(found: Forecast) -> dict[str, Any]:
             for part, one in maps.items()
         },
         "curves": {
-            "eigenvalues": {
-                "pretrain": found.pretrain.eigenvalues.tolist(),
-                "harmful": found.harmful.eigenvalues.tolist(),
-            },
+            "eigenvalues": {role: getattr(found, role).eigenvalues.tolist() for role in ("pretrain", "harmful")},
             "generalized_eigenvalues": theory.mu.tolist(),
         },
     }
+
+
+def _named(of: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
 
 
 def _facts(facts: DataSetFacts) -> dict[str, Any]:

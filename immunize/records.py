@@ -220,14 +220,6 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def finished(folder: Path) -> bool:
-    """Whether the folder holds the record of a run that finished."""
-    try:
-        return bool(read_record(folder)["status"] == "finished")
-    except CheckpointError:
-        return False
-
-
 def plain(value: Any) -> Any:
     """The same with everything that JSON cannot hold replaced: NaN and infinities by null, tuples by lists."""
     if isinstance(value, dict):

@@ -6,6 +6,7 @@ before training as well.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -16,8 +17,8 @@ from typing import Any, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import is_deep
-from immunize.errors import UserError
-from immunize.records import finished
+from immunize.errors import CheckpointError, UserError
+from immunize.records import read_record
 from immunize.schemas import TrainConfig
 
 LARGEST_SEED = 2**32 - 1
@@ -185,8 +186,9 @@ def refuse_finished(folder: Path, overwrite: bool) -> None:
     Raises:
         UserError: the folder holds one, and `overwrite` is false.
     """
-    if finished(folder) and not overwrite:
-        raise UserError(f"{folder} already holds a finished record; choose another folder or set overwrite=true")
+    with contextlib.suppress(CheckpointError):  # there is none
+        if not overwrite and read_record(folder)["status"] == "finished":
+            raise UserError(f"{folder} already holds a finished record; choose another folder or set overwrite=true")
 
 
 def check_folder(folder: Path, setting: str = "hydra.run.dir") -> None:

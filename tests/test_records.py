@@ -25,9 +25,10 @@ from immunize import records, train
 from immunize.checkpoints import load_checkpoint
 from immunize.config import config_hash
 from immunize.errors import CheckpointError
-from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, finished, read_record, whole_config, write_record
+from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, read_record, whole_config, write_record
 from immunize.report.naming import pair_label
 from immunize.report.one_run import show_record
+from immunize.settings import refuse_finished
 from immunize.spectrum import ESTIMATORS
 from tests import reference as ref
 from tests.composing import FINISHED, compose_config, data_of, run_tiny, theta_of, tiny
@@ -265,9 +266,9 @@ def test_what_is_not_a_record_is_refused(text: Any, words: str, tmp_path: Path) 
     with pytest.raises(CheckpointError, match=words) as error:
         read_record(tmp_path)
     assert str(tmp_path) in str(error.value)
-    assert not finished(tmp_path)
+    refuse_finished(tmp_path, overwrite=False)  # there is nothing to be kept
     write_record(tmp_path / "ended", whole(status="interrupted"))
-    assert not finished(tmp_path / "ended")
+    refuse_finished(tmp_path / "ended", overwrite=False)
 
 
 @pytest.mark.data

@@ -19,7 +19,7 @@ from immunize.data.synthetic import Synthetic
 from immunize.objective import Step
 from immunize.objective.ours import Ours
 from immunize.pipeline import experiment
-from immunize.records import FIGURE, diverged_cross_fit, finished, read_record
+from immunize.records import FIGURE, diverged_cross_fit, read_record
 from immunize.report import show_record
 from immunize.sweeping import value_of
 from tests.composing import SGD, D, run_tiny, theta_of
@@ -110,8 +110,8 @@ def test_a_cross_fit_that_diverges_costs_the_held_out_numbers_alone(
     assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "whole"))
     assert (tmp_path / "run" / FIGURE).is_file()
 
-    assert finished(tmp_path / "run")
     stored = read_record(tmp_path / "run")
+    assert stored["status"] == "finished"
     assert value_of(stored) == stored["metrics"]["fit"]["spectrum"]["rir"]
     assert evaluate.run(tmp_path / "run")[1] == []
     capsys.readouterr()
