@@ -31,7 +31,7 @@ from immunize.data.digits import DigitImages, Digits
 from immunize.data.images.stored import Array, ArrayImages
 from immunize.data.pair import PairedData
 from immunize.objective import Objective
-from immunize.pipeline.assemble import assemble
+from immunize.pipeline.assemble import assemble, new_trainer
 from immunize.pipeline.linear import LinearModel
 from immunize.records import CHECKPOINT
 from immunize.training import LinearModule
@@ -176,18 +176,8 @@ def fit_module(
     epochs: int = 1,
 ) -> pl.Trainer:
     """Train with the given callbacks alone, in their order."""
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=list(loggers) or False,
-        callbacks=list(callbacks),
-        log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-    )
+    own = {"accelerator": "cpu", "max_epochs": epochs, "log_every_n_steps": 1, "limit_val_batches": 0}
+    trainer = new_trainer(pl.Trainer, list(loggers), list(callbacks), **own)
     trainer.fit(module, datamodule=data)
     return trainer
 
