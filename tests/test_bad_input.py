@@ -18,31 +18,12 @@ from omegaconf import OmegaConf
 from immunize import train
 from immunize.errors import UserError
 from immunize.settings import check_settings
-from tests.commands import Called, Done, loaded_by
+from tests.commands import Called, loaded_by
 from tests.composing import compose_config
 
 TINY = ["objective.epochs=2", "probe_steps=10", "logger=none", "figure=false"]
-
-
-class Command:
-    """`immunize-train` with arguments, in an empty working directory."""
-
-    def __init__(self, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
-        self.monkeypatch, self.called, self._refused = monkeypatch, called, refused
-        self.folder, self.run = Path.cwd(), Path.cwd() / "run"
-
-    def __call__(self, *arguments: str) -> Done:
-        return self.called(train.main, *arguments)
-
-    def refused(self, *arguments: str) -> str:
-        """The message of a command that has to fail."""
-        tiny = TINY if "method=erase" not in arguments else TINY[1:]  # which takes no steps
-        return self._refused(train.main, *tiny, *arguments)
-
-
-@pytest.fixture
-def command(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, called: Called) -> Command:
-    return Command(refused, monkeypatch, called)
+Refused = Callable[..., str]
+"""The fixture `refused`: the message of a command that has to fail."""
 
 
 # What Hydra refuses: names and types.
@@ -54,17 +35,14 @@ def command(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, called
         ("method=our", ["method/our", "opt_kappa", "ours"]),
         ("sede=1", ["sede", "Could not override"]),
         ("+sede=1", ["no setting sede"]),
-        ("harmful.pear=[0,1]", ["harmful.pear"]),
         ("seed=abc", ["seed", "abc"]),
         ("guard=maybe", ["guard", "maybe", "off, warn"]),
         ("harmful.pair=[0,1", ["input '[0,1'"]),
-        ("objective", ["objective"]),
     ],
 )
-def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: str, words: list[str]) -> None:
-    message = command.refused(override)
-    for word in words:
-        assert word in message
+def test_misspelt_names_and_wrong_types_are_refused(refused: Refused, override: str, words: list[str]) -> None:
+    message = refused(train.main, *TINY, override)
+    assert all(word in message for word in words), message
     assert not re.search("object_type|search path|append to your config use [+]se", message)
 
 
@@ -76,27 +54,18 @@ def test_misspelt_names_and_wrong_types_are_refused(command: Command, override: 
     ("settings", "words"),
     [
         ("seed=-1", "seed has to be .*-1"),
-        ("rho=0", "rho has to be positive"),
         ("rho=nan", "rho has to be positive"),
         ("probe_steps=0", "probe_steps has to be at least 1"),
-        ("monitor_every=0", "monitor_every has to be at least 1"),
-        ("log_every=0", "log_every has to be at least 1"),
-        ("threads=0", "threads has to be at least 1"),
         ("threads=99999999999", "threads has to be at least 1 and at most 1024, or null; it is 99999999999"),
         ("pairing=sequential", "pairing has to be one of max_size_cycle.*sequential"),
-        ("objective.epochs=0", "objective.epochs has to be at least 1"),
-        ("objective.learning_rate=-1", "objective.learning_rate has to be positive"),
         ("objective.learning_rate=inf", "objective.learning_rate has to be positive and finite"),
         ("objective.lr_decay=0", "objective.lr_decay has to be positive and at most 1, or null"),
         ("objective.batch_size=1", "objective.batch_size has to be at least 2"),
-        ("objective.lambda_well=-1", "objective.lambda_well.*-1"),
         ("objective.lambda_ill=nan", "objective.lambda_ill.*finite"),
         ("objective.loss=l1", "objective.loss.*mse, bce, ce.*l1"),
         ("objective.balance=true objective.balance_multiplier=4", r"objective.balance_multiplier .*\(1, 2, 3, 5\)"),
         ("objective.balance=true objective.balance_every=-1", "objective.balance_every has to be at least 0"),
         ("objective.early_stopping=true objective.patience=0", "objective.patience has to be at least 1"),
-        ("objective.early_stopping=true objective.check_every=0", "objective.check_every"),
-        ("objective.early_stopping=true objective.validation_fraction=0", "objective.validation_fraction"),
         ("objective.early_stopping=true objective.validation_fraction=1.5", "objective.validation_fraction"),
         ("method.precondition=foo", "method.precondition.*inverse_free.*foo"),
     ],
@@ -126,22 +95,23 @@ STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_eve
         ("harmful=digits model=resnet_small model.image_size=-3", ["model.image_size has to be 1 or more, or null"]),
         ("objective.optimizer._target_=torch.optim.Adamm", ["torch.optim.Adamm"]),
         ("objective.optimizer.betas=[2,3]", ["objective.optimizer", "beta"]),
-        ("+objective.optimizer.betta=1", ["objective.optimizer", "betta"]),
         ("+objective.optimizer.lr=1", ["lr cannot be set here"]),
         ("model.init=foo", ["model.init", "foo", "orthogonal"]),
         ("method.precondition=dummy model.ridge=abc", ["LinearExtractor"]),
         ("+harmful.pear=[0,1]", ["pear"]),
         (f"{STOPPING} objective.batch_size=null", ["check_every=50 looks at none of the 4 steps"]),
-        (f"{STOPPING} objective.batch_size=100", ["check_every=50 looks at none of the"]),
         ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),
         ("pretrain=synthetic objective.loss=mse", ["32 features", "64", "pretrain="]),
     ],
 )
-def test_impossible_values_are_refused_before_training(command: Command, overrides: str, words: list[str]) -> None:
-    message = command.refused(*overrides.split())
-    for word in words:
-        assert word in message
-    assert not (command.folder / "run" / "record.json").exists()
+def test_impossible_values_are_refused_before_training(
+    overrides: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError) as error:
+        train.run(compose_config(*TINY, *overrides.split()), tmp_path / "run")
+    assert all(word in str(error.value) for word in words), error.value
+    assert ": step " not in capsys.readouterr().err
+    assert not (tmp_path / "run" / "record.json").exists()
 
 
 def test_scalars_are_refused_before_the_heavy_imports(tmp_path: Path) -> None:
@@ -161,7 +131,7 @@ def test_settings_and_rooms_accept_the_same_words() -> None:
     assert {*settings.LINEAR_LOSSES, *settings.DEEP_LOSSES} == set(LOSSES)
 
 
-def test_logger_package_that_is_not_installed(command: Command) -> None:
+def test_logger_package_that_is_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def no_tensorboard(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -169,10 +139,10 @@ def test_logger_package_that_is_not_installed(command: Command) -> None:
             raise ModuleNotFoundError(f"No module named {name!r}")
         return real(name, *args, **kwargs)
 
-    command.monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARD_AVAILABLE", False)
-    command.monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE", False)
-    command.monkeypatch.setattr(builtins, "__import__", no_tensorboard)
-    message = command.refused("logger=tensorboard")
+    monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARD_AVAILABLE", False)
+    monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE", False)
+    monkeypatch.setattr(builtins, "__import__", no_tensorboard)
+    message = refused(train.main, *TINY, "logger=tensorboard")
     assert "needs a package that is not installed" in message
     assert "tensorboard" in message
 
@@ -180,64 +150,65 @@ def test_logger_package_that_is_not_installed(command: Command) -> None:
 # Output folders.
 
 
-def test_finished_record_is_kept_unless_overwritten(command: Command) -> None:
-    first = command("hydra.run.dir=run", *TINY)
-    assert first.code == 0
-    before = {path: path.read_bytes() for path in command.run.rglob("*") if path.is_file()}
-    message = command.refused("seed=5")
+def test_finished_record_is_kept_unless_overwritten(refused: Refused, called: Called) -> None:
+    run, words = Path("run"), ("hydra.run.dir=run", *TINY)
+    assert called(train.main, *words).code == 0
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    message = refused(train.main, *TINY, "seed=5")
     assert "loading" not in message
     assert "already holds a finished record" in message
     assert "overwrite=true" in message
-    assert {path: path.read_bytes() for path in command.run.rglob("*") if path.is_file()} == before
-    again = command("hydra.run.dir=run", *TINY, "seed=5", "overwrite=true")
-    assert again.code == 0
-    record = json.loads((command.run / "record.json").read_text())
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert called(train.main, *words, "seed=5", "overwrite=true").code == 0
+    record = json.loads((run / "record.json").read_text())
     assert record["seed"] == 5
     assert record["command"].endswith("seed=5 overwrite=true hydra.run.dir=run")
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below"])
-def test_output_folder_that_cannot_be_made(command: Command, folder: str) -> None:
-    (command.folder / "file").write_text("not a folder")
-    message = command.refused(f"hydra.run.dir={folder}")
-    assert "file" in message
+def test_output_folder_that_cannot_be_made(refused: Refused, folder: str) -> None:
+    Path("file").write_text("not a folder")
+    assert "file" in refused(train.main, *TINY, f"hydra.run.dir={folder}")
 
 
-def test_output_folder_that_cannot_be_written_into(command: Command) -> None:
+def test_output_folder_that_cannot_be_written_into(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, *args: Any, **kwargs: Any) -> None:
         raise PermissionError(13, "Permission denied", str(self))
 
-    command.monkeypatch.setattr(Path, "touch", refuse)  # tests may run as root, whom no permission stops
-    message = command.refused()
-    assert "cannot write into the output folder" in message
-    assert "Permission denied" in message
-    assert "hydra.run.dir=" in message
+    monkeypatch.setattr(Path, "touch", refuse)  # tests may run as root, whom no permission stops
+    message = refused(train.main, *TINY)
+    for words in ("cannot write into the output folder", "Permission denied", "hydra.run.dir="):
+        assert words in message
 
 
 # Other ways to end.
 
 
-def test_help_with_a_wrong_override(command: Command) -> None:
-    outcome = command("--help", "harmful.pear=[0,1]")
+def test_help_with_a_wrong_override(called: Called) -> None:
+    outcome = called(train.main, "--help", "harmful.pear=[0,1]")
     assert outcome.code == 1
     assert "harmful.pear" in outcome.err
     assert "Traceback" not in outcome.err
 
 
-def test_diverging_run_keeps_a_record_and_says_where(command: Command) -> None:
-    outcome = command("hydra.run.dir=run", *TINY, "objective.epochs=50", "objective.learning_rate=1e200")
+def test_diverging_run_keeps_a_record_and_says_where(called: Called, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("objective.epochs=50", "objective.learning_rate=1e200")
+    outcome = called(train.main, f"hydra.run.dir={run}", *TINY, *words)
     assert outcome.code == 1
     assert "Traceback" not in outcome.err
-    record = json.loads((command.run / "record.json").read_text())
+    record = json.loads((run / "record.json").read_text())
     assert record["status"] == "diverged"
     diverged = record["training"]["fit"]["diverged"]
     assert diverged["term"]
     assert f"at step {diverged['step']}" in outcome.err
-    assert (command.run / "checkpoint.safetensors").is_file()
-    assert outcome.out.splitlines()[-1] == str(command.run / "record.json")
+    assert (run / "checkpoint.safetensors").is_file()
+    assert outcome.out.splitlines()[-1] == str(run / "record.json")
 
 
-def test_broken_command_shows_its_traceback_when_hydra_is_told_to(command: Command) -> None:
-    command.monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+def test_broken_command_shows_its_traceback_when_hydra_is_told_to(
+    called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(Exception, match=r"harmful\.pear"):
-        command("harmful.pear=[0,1]")
+        called(train.main, "harmful.pear=[0,1]")
