@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any
 
@@ -23,7 +22,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from immunize.config import SCHEMAS, config_dir, register
 from immunize.errors import UserError
 from immunize.importing import start_quickly
-from immunize.processes import is_first
+from immunize.processes import is_first, signals_handled
 from immunize.settings import check
 
 _reached = {"task": False, "explained": False}
@@ -133,15 +132,9 @@ def teller(quiet: bool) -> Callable[[str], None]:
     return tell if is_first() and not quiet else lambda text: None
 
 
-@contextlib.contextmanager
-def sigint_restored() -> Iterator[None]:
+def sigint_restored() -> AbstractContextManager[None]:
     """Undo on leaving what is done to Ctrl-C within: Lightning has it ignored once it was pressed."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
+    return signals_handled({signal.SIGINT: signal.getsignal(signal.SIGINT)})
 
 
 def _explained(main: Callable[[], None]) -> None:

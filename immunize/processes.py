@@ -136,8 +136,16 @@ def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -
     }
     command = [sys.executable, "-m", module, str(path)]
     processes: list[subprocess.Popen[bytes]] = []
+    received: set[int] = set()
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.add(number)
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
     try:
-        with _passed_on(processes) as received:
+        with signals_handled({signal.SIGTERM: pass_on, signal.SIGINT: pass_on}):
             for rank in range(count):
                 # A session of their own: Ctrl-C reaches them through this process alone, and only once.
                 own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), PARENT: str(os.getpid())}
@@ -290,22 +298,16 @@ def _wait(processes: list[subprocess.Popen[bytes]], received: set[int]) -> list[
 
 
 @contextlib.contextmanager
-def _passed_on(processes: list[subprocess.Popen[bytes]]) -> Iterator[set[int]]:
-    """Hand signals to the processes."""
-    received: set[int] = set()
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
+def signals_handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Handle signals so within; afterwards their handlers are those of before, whatever was done to them meanwhile.
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        received.add(number)
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(number)
-
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    Args:
+        handlers: as :func:`signal.signal` takes them; elsewhere than in the main thread nothing changes.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()} if main else {}
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -18,6 +18,7 @@ from immunize.errors import UserError
 from immunize.processes import SPEC, beside, can_fork, is_first, process_count, run_processes, started_outside
 from immunize.threads import cpu_threads
 from tests.commands import ROOT, Command
+from tests.training.two_processes import METHODS
 
 
 def test_result_is_that_of_another_process_at_the_same_time(tmp_path: Path) -> None:
@@ -105,25 +106,25 @@ def test_no_fork_without_a_core_for_it_or_beside_other_processes(monkeypatch: py
 SLACK = 1e-9
 
 
-def step(method: str, world: int, out: Path) -> dict[str, Any]:
-    running = [
-        Command("tests.training.two_processes", method, str(out), str(rank), str(world), cwd=ROOT)
-        for rank in range(world)
-    ]
-    for command in running:
+Steps = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Steps, Steps]:
+    """What a step of every method comes to in one process, and in two."""
+    folder, module = tmp_path_factory.mktemp("steps"), "tests.training.two_processes"
+    places = [(folder / str(world), rank, world) for world in (1, 2) for rank in range(world)]
+    for command in [Command(module, *map(str, place), cwd=ROOT) for place in places]:
         done = command.wait(timeout=300)
         assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    one, two = (json.loads((folder / str(world)).read_text()) for world in (1, 2))
+    return one, two
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    ["ours", "ours at features", "opt_kappa", "imma", "censor", "censor after steps", "simulated", "contract"],
-)
-def test_loss_gradient_kappa_and_rir_are_those_of_one_process(method: str, tmp_path: Path) -> None:
-    one, two = step(method, 1, tmp_path / "one"), step(method, 2, tmp_path / "two")
+@pytest.mark.parametrize("method", METHODS)
+def test_loss_gradient_kappa_and_rir_are_those_of_one_process(method: str, steps: tuple[Steps, Steps]) -> None:
+    one, two = (of[method] for of in steps)
     assert one["gradients"].keys() == two["gradients"].keys()
     assert len(one["gradients"]) >= (2 if method == "opt_kappa" else 4)
     for name, expected in one["gradients"].items():
@@ -180,11 +181,9 @@ WORKER = """
 import json, os, sys, time
 spec = json.load(open(sys.argv[1]))
 rank = os.environ["LOCAL_RANK"]
-open(f"{spec['out']}/{rank}", "w").write(os.environ["WORLD_SIZE"])
 if rank == spec["fails"]:
     sys.exit(3)
-if spec["fails"] is not None:
-    time.sleep(60)
+time.sleep(60)
 """
 
 
@@ -202,19 +201,11 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "a_worker"
 
 
-def test_every_process_gets_its_rank_and_nothing_is_left(worker: str, tmp_path: Path) -> None:
-    run_processes({"out": str(tmp_path), "fails": None}, tmp_path, 3, worker)
-    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3"] * 3
-    assert not (tmp_path / SPEC).exists()
-    assert "LOCAL_RANK" not in os.environ
+INHERITED = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
 
 
-SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "ours"}
-
-
-@pytest.mark.parametrize("inherited", [{}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1"} | SLURM])
 def test_one_of_two_writes_the_record_whatever_rank_is_inherited(
-    inherited: dict[str, str], worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Lightning does, they meet through gloo by LOCAL_RANK; torch itself goes by RANK."""
     (tmp_path / "a_worker.py").write_text(
@@ -235,11 +226,11 @@ def test_one_of_two_writes_the_record_whatever_rank_is_inherited(
         "if is_first():\n"
         "    write_record(folder, facts, f'record_{rank}.json')\n"
     )
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in inherited.items():
+    for name, value in INHERITED.items():
         monkeypatch.setenv(name, value)
     run_processes({}, tmp_path, 2, worker)
+    assert not (tmp_path / SPEC).exists()
+    assert "LOCAL_RANK" not in os.environ
     found = [json.loads((tmp_path / f"of_{rank}.json").read_text()) for rank in range(2)]
     assert found == [{"rank": rank, "of": str(rank), "total": 3, "slurm": []} for rank in range(2)]
     assert [path.name for path in tmp_path.glob("record*")] == ["record_0.json"]
@@ -249,7 +240,7 @@ def test_one_that_fails_ends_the_others(worker: str, tmp_path: Path, monkeypatch
     monkeypatch.setattr("immunize.processes.GRACE", 0.5)
     started = time.monotonic()
     with pytest.raises(UserError, match="exit codes"):
-        run_processes({"out": str(tmp_path), "fails": "1"}, tmp_path, 2, worker)
+        run_processes({"fails": "1"}, tmp_path, 2, worker)
     assert time.monotonic() - started < 30
 
 
@@ -265,7 +256,7 @@ def test_sigterm_is_passed_on_and_processes_that_do_not_end_are_ended(
     signal.setitimer(signal.ITIMER_REAL, 1.5)
     try:
         with pytest.raises(SystemExit) as ended:
-            run_processes({"out": str(tmp_path), "fails": "nobody"}, tmp_path, 2, worker)
+            run_processes({"fails": "nobody"}, tmp_path, 2, worker)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -1,6 +1,6 @@
-"""One of several gloo processes: a step of a network on its share of a batch. Run by `tests/test_processes.py`.
+"""One of several gloo processes: a step of a network on its share of a batch, by every method.
 
-python -m tests.training.two_processes <method> <out> <rank> <world>
+python -m tests.training.two_processes <out> <rank> <world>, which `tests/test_processes.py` calls.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -51,15 +52,11 @@ class Sum(nn.Module):
         return torch.stack(list(self.module.weighted_terms(self.module.step_of(batch)).values())).sum()
 
 
-def main(method: str, out: Path, rank: int, world: int) -> None:
-    meeting = f"file://{out}.store"  # a port that is free now may be taken by then
-    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+def step(method: str, rank: int, world: int) -> dict[str, Any]:
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, D), nn.Tanh()).double()
     net = DeepExtractor.from_module(backbone, nn.Linear(D, CLASSES).double(), ["2"], example=torch.rand(2, 6).double())
     objective: Objective = METHODS[method]()
-    # a larger ε than training's, which blows up the rounding of a sum over two processes
-    deep.preconditioned_features = partial(preconditioned_features, ridge=1e-3)  # type: ignore[assignment]
     objective.bind(D, torch.Generator().manual_seed(1), CLASSES)
     module = DeepModule(net, objective, task_loss("ce", 0.1), torch.optim.SGD)
     if objective.looks_at_theta_0:  # away from where the distances to it are zero
@@ -87,12 +84,21 @@ def main(method: str, out: Path, rank: int, world: int) -> None:
                 parameter.sub_(parameter.grad, alpha=0.1)
         after = [spectrum_of(gather_rows(net(batch[role][0]))) for role in batch]
     ratio = immunization_ratio(after[0], after[1], spectra[0], spectra[1])
+    gradients = {n: p.grad.flatten().tolist() for n, p in module.named_parameters() if p.grad is not None}
+    numbers = {"loss": float(mean) / world, "kappa": ratio.kappa_harmful.value, "rir": ratio.rir}
+    return {"gradients": gradients, "weights": objective.weights, **numbers}
+
+
+def main(out: Path, rank: int, world: int) -> None:
+    # a larger ε than training's, which blows up the rounding of a sum over two processes
+    deep.preconditioned_features = partial(preconditioned_features, ridge=1e-3)  # type: ignore[assignment]
+    meeting = f"file://{out}.store"  # a port that is free now may be taken by then
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    found = {method: step(method, rank, world) for method in METHODS}
     if rank == 0:
-        gradients = {n: p.grad.flatten().tolist() for n, p in module.named_parameters() if p.grad is not None}
-        numbers = {"loss": float(mean) / world, "kappa": ratio.kappa_harmful.value, "rir": ratio.rir}
-        out.write_text(json.dumps({"gradients": gradients, "weights": objective.weights, **numbers}))
+        out.write_text(json.dumps(found))
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
