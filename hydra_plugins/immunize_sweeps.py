@@ -28,7 +28,7 @@ class _Later:
         self._own.setup(**parts)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Of a launcher: see :class:`immunize.sweeping.launching.SweepLauncher`."""
+        """Of a launcher: see :class:`immunize.sweeping.SerialLauncher`."""
         returns: Sequence[JobReturn] = self._own.launch(job_overrides, initial_job_idx)
         return returns
 

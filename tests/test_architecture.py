@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def place_of_file(path: Path) -> str:
     return "immunize" if first == "__init__.py" else first.removesuffix(".py")
 
 
-def imports_of(path: Path, *, typing_only: bool = True) -> set[str]:
+@functools.cache
+def imports_of(path: Path, *, typing_only: bool = True) -> frozenset[str]:
     """Dotted names of everything a file imports, also within functions; `typing_only` includes TYPE_CHECKING blocks."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped: set[ast.AST] = set()
@@ -67,7 +69,7 @@ def imports_of(path: Path, *, typing_only: bool = True) -> set[str]:
             found.add(node.module)
             if node.module == "immunize":
                 found.update(f"immunize.{alias.name}" for alias in node.names)
-    return found
+    return frozenset(found)
 
 
 def own_imports(path: Path, *, typing_only: bool = True) -> set[str]:

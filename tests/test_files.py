@@ -15,7 +15,7 @@ from immunize.files import whole, write_text
 from immunize.records import RECORD, write_record
 
 ROOT = Path(__file__).parents[1]
-WRITERS, WRITES, LENGTH = 4, 150, 2_000
+WRITERS, WRITES, LENGTH = 2, 100, 2_000
 
 
 def _hammer(folder: Path, number: int) -> None:

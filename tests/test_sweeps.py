@@ -24,7 +24,7 @@ from immunize import evaluate, train
 from immunize.config import config_dir, hash_of_run, register
 from immunize.records import RECORD, read_record, write_record
 from immunize.sweeping import done_record
-from immunize.sweeping.launching import SweepLauncher, sole_sweep, threads_a_worker
+from immunize.sweeping.launching import sole_sweep, threads_a_worker
 from immunize.sweeping.plan import Plan, jobs_of
 from tests.commands import INTERRUPTIBLE, Called, Done, begun
 from tests.composing import TINY, compose_config, run_tiny
@@ -127,11 +127,11 @@ def test_search_gives_every_method_the_same_budget_on_validation_rows(context: H
 @pytest.mark.parametrize("name", ["table1", "search_mnist"])
 def test_planned_hash_is_that_of_the_composed_run(context: HydraContext, name: str) -> None:
     cfg, jobs = jobs_of_preset(context, name)
-    some = random.Random(0).sample(jobs, min(len(jobs), 30))
+    some = random.Random(0).sample(jobs, 12)
     plan = Plan(context, cfg)
     planned = [plan.folder_and_hash(job) for job in some]
     assert len(set(planned)) == len(some)
-    for job, place in list(zip(some, planned, strict=True))[-4:]:
+    for job, place in list(zip(some, planned, strict=True))[-2:]:
         digest = hash_of_run(plan.compose(job))
         assert place == (Path(f"outputs/{name}") / digest, digest)
 
@@ -164,7 +164,7 @@ def ended(err: str, runs: int, *became: str) -> bool:
     return f"{runs}/{runs}" in last and all(words in last for words in became)
 
 
-@pytest.mark.parametrize(("cores", "n_jobs", "threads"), [(2, 2, 1), (8, 2, 4), (8, 3, 2), (2, 4, 1), (1, 1, 1)])
+@pytest.mark.parametrize(("cores", "n_jobs", "threads"), [(8, 2, 4), (8, 3, 2), (2, 4, 1)])
 def test_workers_share_the_cores(cores: int, n_jobs: int, threads: int) -> None:
     assert threads_a_worker(cores, n_jobs) == threads
 
@@ -215,17 +215,17 @@ def test_sweep_prints_its_progress_and_nothing_of_its_runs(sweep: Sweep) -> None
 
 
 def test_finished_runs_are_not_done_again_and_interrupted_ones_are(sweep: Sweep) -> None:
-    sweep("seed=0,1,2,3")
-    *unfinished, done, torn = sweep.records()
-    for record, status in zip([*unfinished, done], ("interrupted", "started", "finished"), strict=True):
+    sweep("seed=0,1,2")
+    unfinished, done, torn = sweep.records()
+    for record, status in ((unfinished, "interrupted"), (done, "finished")):
         write_record(Path("sweep") / record["config_hash"], record | {"status": status, "started": "before"})
     (Path("sweep") / torn["config_hash"] / RECORD).write_text('{"status": "finished", ')
     for words, found, left in ([], "1 found", [done["config_hash"]]), (["overwrite=true"], "", []):
-        code, _, err = sweep("seed=range(0,5)", *words)
+        code, _, err = sweep("seed=range(0,3)", *words)
         assert code == 0
-        assert ended(err, 5, found)
+        assert ended(err, 3, found)
         started = {record["config_hash"]: record["started"] for record in sweep.records()}
-        assert len(started) == 5
+        assert len(started) == 3
         assert [digest for digest, when in started.items() if when == "before"] == left
 
 
@@ -292,15 +292,8 @@ def test_part_of_a_preset_adds_its_runs_to_the_list(sweep: Sweep) -> None:
         assert len(listed[-1]) == count
 
 
-def test_list_of_runs_is_there_before_the_first_run(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that no report leaves out runs of a sweep that was killed."""
-    monkeypatch.setattr(SweepLauncher, "_undone", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert sweep("seed=0,1,2").code == 130
-    assert len(json.loads(Path("sweep/sweep.json").read_text())["runs"]) == 3
-
-
 @pytest.mark.parametrize(("resume", "words"), [(True, "the same command continues here"), (False, "resume=true")])
-def test_interruption_says_how_to_continue(
+def test_interruption_says_how_to_continue_and_leaves_the_list_of_runs(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, resume: bool, words: str
 ) -> None:
     monkeypatch.setattr(train, "run", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -309,6 +302,8 @@ def test_interruption_says_how_to_continue(
     (told,) = [line for line in err.splitlines() if line.startswith("sweep: interrupted; ")]
     assert words in told
     assert "0/3" in states_of(err)[0]
+    if resume:  # so that no report leaves out runs of a sweep that was killed
+        assert len(json.loads(Path("sweep/sweep.json").read_text())["runs"]) == 3
 
 
 def test_two_names_of_a_run_are_one_run(sweep: Sweep) -> None:
@@ -354,9 +349,10 @@ def test_selection_skips_the_cross_fit(tmp_path: Path, data_root: Path) -> None:
 
 # Sweeps in processes.
 
-DIGITS = ["objective.epochs=200", "probe_steps=20", "logger=none", "figure=false"]
+LONGER = "objective.epochs=200"
+"""Long enough for something to happen meanwhile."""
 PATIENCE = 400.0
-"""Seconds for a sweep that takes twenty on idle cores."""
+"""Seconds for a sweep that takes ten on idle cores."""
 
 PROMPT = 10.0
 """Seconds in which a sweep has to end when told to; its runs alone take longer on busy cores."""
@@ -371,7 +367,7 @@ def started(tmp_path: Path) -> Iterator[Starter]:
     processes = []
 
     def start(*arguments: str, code: str = INTERRUPTIBLE) -> subprocess.Popen[str]:
-        processes.append(begun("-c", code, "-m", *DIGITS, *BY_HASH, *arguments, cwd=tmp_path, group=True))
+        processes.append(begun("-c", code, "-m", *SHORT, LONGER, *BY_HASH, *arguments, cwd=tmp_path, group=True))
         return processes[-1]
 
     yield start
@@ -396,7 +392,7 @@ def wait_for(folder: Path, records: int, process: subprocess.Popen[str], draw: r
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(draw.random() / 2)
+    time.sleep(draw.random() / 4)
     return finished_in(folder)
 
 
@@ -415,16 +411,16 @@ def members(group: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the processes of a sweep in /proc")
-def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path, started: Starter) -> None:
+def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path, started: Starter, sweep: Sweep) -> None:
     """kill -9 of all of it, Ctrl-C: nothing is lost, nothing is done twice. A worker: `sweeping/test_launchers.py`."""
     draw = random.Random()
-    sweep = ["seed=range(0,8)", "hydra/launcher=pool", "hydra.launcher.n_jobs=1"]
-    process = started(*sweep)
+    seeds = "seed=range(0,8)"
+    process = started(seeds)
     kept = wait_for(tmp_path, 1, process, draw)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
-    process = started(*sweep[:-1], "hydra.launcher.n_jobs=2")
+    process = started(seeds, "hydra/launcher=pool", "hydra.launcher.n_jobs=2")
     kept = wait_for(tmp_path, len(finished_in(tmp_path)) + 1, process, draw) | kept
     os.killpg(process.pid, signal.SIGINT)
     pressed = time.monotonic()
@@ -437,22 +433,18 @@ def test_whatever_ends_a_sweep_the_same_command_continues_it(tmp_path: Path, sta
         assert time.monotonic() - pressed < PROMPT
         time.sleep(0.05)
 
-    process = started(*sweep)
     before = len(finished_in(tmp_path))
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
+    code, out, err = sweep(seeds, LONGER)
+    assert (code, out) == (0, f"{tmp_path / 'sweep'}\n"), err
     assert ended(err, 8, f"{before} found")
-    assert out == f"{tmp_path / 'sweep'}\n"
 
     done = finished_in(tmp_path)
     assert len(done) == 8
     assert {digest: done[digest] for digest in kept} == kept
-    records = [read_record(tmp_path / "sweep" / digest) for digest in done]
-    assert {record["seed"] for record in records} == set(range(8))
-    assert all(record["status"] == "finished" for record in records)
+    assert {(record["seed"], record["status"]) for record in sweep.records()} == {(n, "finished") for n in range(8)}
     assert not list((tmp_path / "sweep").glob("*/.*.part"))
 
-    process = started(*sweep, code=INTERRUPTIBLE.replace("sys.exit(main())", "main(); print('torch' in sys.modules)"))
+    process = started(seeds, code=INTERRUPTIBLE.replace("sys.exit(main())", "main(); print('torch' in sys.modules)"))
     out, err = process.communicate(timeout=PATIENCE)
     assert ended(err, 8, "8 found")
     assert out.splitlines() == [str(tmp_path / "sweep"), "False"]

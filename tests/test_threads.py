@@ -80,9 +80,7 @@ def v1(quota: int, folder: str) -> dict[str, str]:
         ("", {}, 4),
         ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),  # a container, which sees its own cgroup as the root
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 2),  # a part of a core counts as one
-        ("0::/\n", {"cpu.max": "900000 100000\n"}, 4),
         (V2, {"jobs/one/cpu.max": "max 100000\n", "jobs/cpu.max": "300000 100000\n"}, 3),  # that of the group around
-        (V2, {"jobs/one/cpu.max": "100000 100000\n", "jobs/cpu.max": "300000 100000\n"}, 1),
         (V2, {"unified/jobs/one/cpu.max": "200000 100000\n"}, 2),
         (V1, v1(200000, "cpu,cpuacct/jobs/one"), 2),
         (V1, v1(100000, "cpu"), 1),  # of a container that is told its path on the host
@@ -119,7 +117,6 @@ def test_an_unreadable_cgroup_file_leaves_what_affinity_does(
     [
         (8, 2, None, 2, ["threads=8 is more than the 2 cores that this process may use: it is 2"]),
         (2, 1, None, 1, ["threads=2 is more than the 1 core that this process may use: it is 1"]),
-        (2, 2, None, 2, []),
         (8, 4, None, 8, []),  # the machine has no more, and nobody has limited it: as asked
         (None, 2, None, 2, []),
         (None, 4, "3", 3, []),

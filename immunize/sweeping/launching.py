@@ -11,8 +11,6 @@ import contextlib
 import json
 import signal
 import sys
-import threading
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -27,7 +25,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import NOT_HASHED
-from immunize.processes import closing_pool, started_outside
+from immunize.processes import closing_pool, signals_handled, started_outside
 from immunize.records import SWEEP, write_record
 from immunize.sweeping.job import Jobs, Outcome, done_record, job_return, value_of, words
 from immunize.sweeping.plan import BY_HASH, Plan
@@ -35,39 +33,6 @@ from immunize.threads import cores
 
 EVERY = 30.0
 """Seconds between two states of the line in a log."""
-
-
-class Progress:
-    """Counts outcomes and shows the count.
-
-    Args:
-        name: what the line begins with.
-        total: runs of the sweep.
-    """
-
-    def __init__(self, name: str, total: int) -> None:
-        from tqdm import tqdm  # not for a run alone, which imports this room too
-
-        self.name = name
-        self.counts: Counter[str] = Counter()
-        every = 0.1 if sys.stderr.isatty() else EVERY
-        self._bar = tqdm(total=total, desc=name, unit="run", file=sys.stderr, mininterval=every, dynamic_ncols=True)
-
-    def add(self, outcome: Outcome) -> None:
-        """Count a run that is over."""
-        self.counts["found"] += outcome.found
-        self.counts[outcome.status] += outcome.status != "finished"
-        facts = ", ".join(f"{count} {what}" for what, count in self.counts.items() if count)
-        self._bar.set_postfix_str(facts, refresh=False)
-        self._bar.update()
-
-    def note(self, text: str) -> None:
-        """Print a line of its own."""
-        self._bar.write(text, file=sys.stderr)
-
-    def close(self) -> None:
-        """Leave the line as it stands at the end."""
-        self._bar.close()
 
 
 LOCK = ".sweep.lock"
@@ -109,8 +74,8 @@ class Job:
     overrides: tuple[str, ...]
 
 
-class SweepLauncher(Launcher):
-    """Runs the jobs of a sweep; a subclass says where (:meth:`outcomes`).
+class SerialLauncher(Launcher):
+    """Runs the jobs of a sweep one after another; a subclass may say where else (:meth:`outcomes`). Takes no settings.
 
     Attributes:
         threads: that the processes which do the runs have; None where they are done in this one.
@@ -150,9 +115,14 @@ class SweepLauncher(Launcher):
             return self._launch(jobs)
 
     def _launch(self, jobs: Sequence[Job]) -> Sequence[JobReturn]:
+        from tqdm import tqdm  # not for a run alone, which imports this room too
+
         experiment = self.config.get("experiment")
-        name = experiment.name if experiment is not None and experiment.name is not None else "sweep"
-        self.progress = Progress(name, len(jobs))
+        self.name = experiment.name if experiment is not None and experiment.name is not None else "sweep"
+        every = 0.1 if sys.stderr.isatty() else EVERY
+        shown = {"desc": self.name, "unit": "run", "file": sys.stderr, "mininterval": every, "dynamic_ncols": True}
+        self.progress = tqdm(total=len(jobs), **shown)
+        self.counts: Counter[str] = Counter()
         self.ended: dict[Job, Outcome] = {}
         self.twins: dict[Job, Job] = {}
         self.errors: set[str] = set()
@@ -164,13 +134,12 @@ class SweepLauncher(Launcher):
             for job, first in self.twins.items():
                 self._end(job, replace(self.ended[first], found=True, messages=self.ended[first].messages[:1]))
         except KeyboardInterrupt:
-            self.progress.note(f"{name}: interrupted; {self._how_to_continue()}")
+            self._note(f"interrupted; {self._how_to_continue()}")
             raise
         finally:
             self.progress.close()
         return [job_return(job.overrides, self.ended[job]) for job in jobs]
 
-    @abstractmethod
     def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
         """Do the jobs, in any order, and yield what became of each as soon as it is known.
 
@@ -178,6 +147,8 @@ class SweepLauncher(Launcher):
             jobs: taken from when there is room for another; looking for the next one may take a moment, since
                 those that are done are passed over.
         """
+        for job in jobs:
+            yield job, self.jobs.run(job.number, job.overrides)
 
     def _places(self, jobs: Sequence[Job]) -> dict[Job, tuple[Path, str]]:
         """Folder and hash of each job, where the sweep finds its runs again by their hash."""
@@ -235,25 +206,24 @@ class SweepLauncher(Launcher):
 
     def _end(self, job: Job, outcome: Outcome) -> None:
         self.ended[job] = outcome
-        self.progress.add(outcome)
+        self.counts["found"] += outcome.found
+        self.counts[outcome.status] += outcome.status != "finished"
+        facts = ", ".join(f"{count} {what}" for what, count in self.counts.items() if count)
+        self.progress.set_postfix_str(facts, refresh=False)
+        self.progress.update()
         if outcome.status == "failed" and not outcome.found:
             error = outcome.messages[0]
             *before, last = error.splitlines()
             shown = f"\n{error}" if error not in self.errors else f" ({last if before else 'as above'})"
             self.errors.add(error)
-            self.progress.note(f"{self.progress.name}: failed: {words(job.overrides)}{shown}")
+            self._note(f"failed: {words(job.overrides)}{shown}")
         elif outcome.messages and not outcome.found:
             more = f" (and {len(outcome.messages) - 1} more)" if len(outcome.messages) > 1 else ""
-            self.progress.note(f"{self.progress.name}: {words(job.overrides)}: {outcome.messages[0]}{more}")
+            self._note(f"{words(job.overrides)}: {outcome.messages[0]}{more}")
 
-
-class SerialLauncher(SweepLauncher):
-    """Takes no settings."""
-
-    def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
-        """One after another."""
-        for job in jobs:
-            yield job, self.jobs.run(job.number, job.overrides)
+    def _note(self, text: str) -> None:
+        """Print a line above that of the progress."""
+        self.progress.write(f"{self.name}: {text}", file=sys.stderr)
 
 
 QUEUED = 1
@@ -267,7 +237,7 @@ def threads_a_worker(available: int, n_jobs: int) -> int:
     return max(1, available // n_jobs)
 
 
-class PoolLauncher(SweepLauncher):
+class PoolLauncher(SerialLauncher):
     """A pool of processes.
 
     Args:
@@ -293,7 +263,8 @@ class PoolLauncher(SweepLauncher):
                 died: BaseException | None = None
                 while died is None:
                     if job is not None:
-                        with _sigint_ignored():  # inherited by the processes, which the first run starts
+                        # inherited by the processes, which the first run starts
+                        with signals_handled({signal.SIGINT: signal.SIG_IGN}):
                             running[pool.submit(_run, job)] = job
                     job = next(jobs, None) if len(running) < self.n_jobs * (1 + QUEUED) else None
                     if job is not None:
@@ -309,18 +280,6 @@ class PoolLauncher(SweepLauncher):
                         else:
                             told = f"error: a process of the pool died ({died}); the same command does its runs again"
                             yield ran, Outcome("failed", messages=(told,))
-
-
-@contextlib.contextmanager
-def _sigint_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _enter(jobs: Jobs) -> None:
