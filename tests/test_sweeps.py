@@ -199,17 +199,15 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Called) -> Sw
 
 
 def test_sweep_prints_its_progress_and_nothing_of_its_runs(sweep: Sweep) -> None:
-    code, out, err = sweep("seed=0,1", "method=none,ill_only")
+    code, out, err = sweep("method=none,ill_only")
     assert code == 0
     assert out == f"{Path('sweep').absolute()}\n"
     states = states_of(err)
-    assert "0/4" in states[0]
-    assert "4/4" in states[-1]
+    assert "0/2" in states[0]
+    assert "2/2" in states[-1]
     assert len(states) == len(list(filter(None, err.replace("\r", "\n").splitlines())))
     records = sweep.records()
-    assert {(record["method"], record["seed"]) for record in records} == {
-        (method, seed) for method in ("none", "ill_only") for seed in (0, 1)
-    }
+    assert {record["method"] for record in records} == {"none", "ill_only"}
     own = json.loads(Path("sweep/sweep.json").read_text())
     assert sorted(own["runs"]) == [record["config_hash"] for record in records]
 
@@ -230,14 +228,14 @@ def test_finished_runs_are_not_done_again_and_interrupted_ones_are(sweep: Sweep)
 
 
 def test_failing_run_lets_the_others_run_and_a_diverged_one_is_a_result(sweep: Sweep) -> None:
-    for became, told in (("1 diverged", "2 failed"), True), (("2 found", "1 diverged", "2 failed"), False):
-        err = sweep.failed("objective.lambda_well=-1,1", "objective.learning_rate=0.01,1e200").err
-        assert ended(err, 4, *became)
+    for became, told in (("1 diverged", "1 failed"), True), (("1 found", "1 diverged", "1 failed"), False):
+        err = sweep.failed("objective.lambda_well=-1,1", "objective.learning_rate=1e200").err
+        assert ended(err, 2, *became)
         assert ("objective.learning_rate=1e+200: fit: the term" in err) is told
         assert "sweep: failed: " in err
         assert "objective.lambda_well has to be" in err
-        assert "2 of 4 runs failed" in err
-        assert sorted(record["status"] for record in sweep.records()) == ["diverged", "finished"]
+        assert "1 of 2 runs failed" in err
+        assert [record["status"] for record in sweep.records()] == ["diverged"]
 
 
 def test_lambdas_that_a_balance_would_set_are_not_swept_over_in_vain(sweep: Sweep) -> None:
@@ -277,7 +275,7 @@ def test_folder_belongs_to_one_sweep_at_a_time(sweep: Sweep) -> None:
 
 
 def test_runs_of_other_settings_are_told_apart(sweep: Sweep) -> None:
-    sweep("seed=0,1")
+    sweep("seed=0")
     assert sweep("seed=0", "rho=0.5")[0] == 0
     own = json.loads(Path("sweep/sweep.json").read_text())["runs"]
     assert {record["config"]["rho"] for record in sweep.records() if record["config_hash"] in own} == {0.5}
@@ -285,7 +283,7 @@ def test_runs_of_other_settings_are_told_apart(sweep: Sweep) -> None:
 
 def test_part_of_a_preset_adds_its_runs_to_the_list(sweep: Sweep) -> None:
     listed: list[list[str]] = [[]]
-    for more, count in (("seed=0,1", 2), ("seed=2", 3), ("+hydra.sweeper.params.seed=3", 4)):
+    for more, count in (("seed=0", 1), ("seed=2", 2), ("+hydra.sweeper.params.seed=3", 3)):
         assert sweep("experiment.name=mine", more)[0] == 0
         listed.append(json.loads(Path("sweep/sweep.json").read_text())["runs"])
         assert listed[-1][: len(listed[-2])] == listed[-2]
