@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from immunize.errors import UserError
 from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.deep import Rows
-from immunize.evaluation.pooled import PooledRatio, block_grams, gram, pooled_ratios
-from immunize.evaluation.resampling import generator
+from immunize.evaluation.ratios import PooledRatio, block_grams, generator, gram, pooled_ratios
 from immunize.evaluation.separability import separability
 from immunize.features import OF_NETWORKS, DeepExtractor, Features, refuse_precondition
 from immunize.features.extract import Once, device_of

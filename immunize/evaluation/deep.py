@@ -3,8 +3,8 @@
 This file knows no network. The features of θ_0 and of the immunized θ_I are those of the same images in the same order,
 of two parts of the data: `fit`, which θ was immunized on (the paper's protocol), and `held_out`, which it never saw.
 
-metrics           RIR_θ0 (Eq. 17) over all rows of a part, see `pooled`
-metrics_groups    the same by the paper's 20 groups of 100, see `groups`; same keys
+metrics           RIR_θ0 (Eq. 17) over all rows of a part, see `ratios`
+metrics_groups    the same by the paper's 20 groups of 100; same keys
 verdicts          Definition 3.1 by `spectrum` and the pooled numbers, `verdicts_groups` by those of the groups
 separability      what a ridge probe can learn of each data set, see `separability`
 probe_accuracy    of a probe trained on `fit`, measured on `held_out`, after some steps; `curves` has all, see
@@ -23,10 +23,17 @@ from torch import Tensor
 from immunize.data import ROLES
 from immunize.errors import UserError
 from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, ProbeCurve, probe
-from immunize.evaluation.groups import GROUP_SIZE, N_GROUPS, draw_groups, group_ratio, group_spectra
 from immunize.evaluation.numbers import by_extractor, spectrum_numbers
-from immunize.evaluation.pooled import block_grams, pooled_ratios
-from immunize.evaluation.resampling import generator
+from immunize.evaluation.ratios import (
+    GROUP_SIZE,
+    N_GROUPS,
+    block_grams,
+    draw_groups,
+    generator,
+    group_ratio,
+    group_spectra,
+    pooled_ratios,
+)
 from immunize.evaluation.separability import separability
 from immunize.evaluation.verdicts import VERDICTS_BY, verdict_numbers, verdicts_of
 from immunize.spectrum import DEFAULT_RHO, ESTIMATORS
@@ -141,13 +148,10 @@ def _pooled(
     features: Features, part: str, seed: int, settings: EvaluationSettings
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The ratios over all rows of a part, and the four spectra behind them."""
-    sums = [block_grams(features[which][part][role][0], seed=seed) for which in WHICH for role in ROLES]
+    sums = {(which, role): block_grams(features[which][part][role][0], seed=seed) for which in WHICH for role in ROLES}
     draws = generator(seed, "pooled", part)
-    ratios = pooled_ratios(*sums, rho=settings.rho, replicates=settings.replicates, draws=draws)
-    sides = zip([(which, role) for which in WHICH for role in ROLES], sums, strict=True)
-    spectra: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
-    for (which, role), gram in sides:
-        spectra[role][which] = spectrum_numbers(gram.spectrum())
+    ratios = pooled_ratios(*sums.values(), rho=settings.rho, replicates=settings.replicates, draws=draws)
+    spectra = {role: {which: spectrum_numbers(sums[which, role].spectrum()) for which in WHICH} for role in ROLES}
     return {estimator: ratio.numbers() for estimator, ratio in ratios.items()}, spectra
 
 

@@ -26,9 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from immunize.evaluation.pooled import gram
 from immunize.evaluation.products import packed, products
-from immunize.evaluation.resampling import generator
+from immunize.evaluation.ratios import generator, gram
 from immunize.memoize import memoize
 from immunize.spectrum import ZeroMatrixError
 
