@@ -54,25 +54,18 @@ class Axes:
         return np.asarray((x - self.mean if self.mean.any() else x) @ self.basis)
 
 
-def principal_axes(x: Array, *, centred: bool) -> Axes:
-    """Of training rows; see :func:`both_axes`.
-
-    Args:
-        x: (N, D) finite.
-        centred: m is the mean of the rows, not zero.
-
-    Raises:
-        ValueError: NaN or infinite values.
-        numpy.linalg.LinAlgError: no convergence.
-    """
-    return both_axes(x)[centred]
-
-
 @memoize(8)
 def both_axes(x: Array) -> tuple[Axes, Axes]:
     """About zero and about the mean, by one QR decomposition, kept for the next attack on the same rows.
 
     Rows whose mean is zero up to rounding have one set of axes, which is then the same object twice.
+
+    Args:
+        x: (N, D) finite.
+
+    Raises:
+        ValueError: NaN or infinite values.
+        numpy.linalg.LinAlgError: no convergence.
     """
     started = time.perf_counter()
     n, d = x.shape
@@ -149,9 +142,7 @@ def principal(data: AttackData, *, centred: bool = False) -> Principal:
         if "axes" in data.kept:
             axes, seen = data.kept["axes"]
         else:
-            if "both axes" not in data.kept:
-                data.kept["both axes"] = both_axes(data.train.x)
-            axes = data.kept["both axes"][centred]
+            axes = both_axes(data.train.x)[centred]
             if other and other.axes is axes:
                 seen, seconds = other.data, other.seconds
             else:

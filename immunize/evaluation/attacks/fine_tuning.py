@@ -31,15 +31,13 @@ from immunize.evaluation.attacks.coordinates import feature_scale
 from immunize.evaluation.attacks.curves import Cost, Trace, look_steps
 from immunize.evaluation.attacks.first_order import Candidate, Optimizer, batches, check_training, new_head
 from immunize.evaluation.attacks.least_squares import Ridge, probed_head
-from immunize.evaluation.attacks.network import Inputs, Network, Numbers, flops_of
+from immunize.evaluation.attacks.network import AT_ONCE, Inputs, Network, Numbers, flops_of
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome, Rows, Task
 from immunize.evaluation.attacks.scoring import Meter
 from immunize.features import NoBoundaryError, add_lora, matching_parameters, split_network
 
 LOOKS = 4
 """A decade; two looks are a factor of 1.8 in steps apart."""
-
-AT_ONCE = 256
 
 ROUNDING = 1e-9
 """Pixels: 0.29 of 100 are 29, of which the product falls short."""
@@ -354,7 +352,7 @@ class LastBlock(FineTuning):
     def inputs(self, network: Network) -> tuple[Inputs, Cost]:
         """What the trunk makes of the images."""
         if self.modules is None:
-            return network.trunk_outputs, network.trunk_cost
+            return network.trunk_outputs, network.cost_of(network.trunk)
         trunk, _ = self._cut(network, self.modules)
         return network.images.through(trunk), network.cost_of(trunk)
 

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from immunize.errors import UserError
 from immunize.evaluation.attacks.coordinates import feature_scale
 from immunize.evaluation.attacks.curves import FIRST_LAP, Cost, best_validation, look_steps
-from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Outcome
+from immunize.evaluation.attacks.protocol import Attack, AttackData, Budget, Outcome
 from immunize.evaluation.attacks.scoring import Meter, target_matrix
 from immunize.evaluation.products import products, quotient
 
@@ -171,40 +171,27 @@ class HeadTask:
     """What all candidates share: rows as tensors, the loss, how a head begins, what a step costs.
 
     Args:
+        attack: its settings.
         data: the task.
         seed: of the order of the rows and of the hidden layer.
-        head: one of `HEADS`.
-        hidden: units of the hidden layer of "mlp".
-        batch_size: B; all rows where there are fewer.
-        scaled: divide the features by σ_1(X)/√N first.
-        dtype: of rows and heads.
     """
 
-    def __init__(
-        self,
-        data: AttackData,
-        seed: int,
-        *,
-        head: str,
-        hidden: int,
-        batch_size: int,
-        scaled: bool,
-        dtype: torch.dtype,
-    ) -> None:
-        self.data, self.seed, self.head, self.hidden, self.dtype = data, seed, head, hidden, dtype
-        scale = feature_scale(data) if scaled else 1.0
-        self.x, *self.measured = (quotient(rows.x, scale, dtype) for rows in data.parts.values())
+    def __init__(self, attack: FirstOrder, data: AttackData, seed: int) -> None:
+        self.attack, self.data, self.seed = attack, data, seed
+        self.dtype = torch.float32 if attack.precision == "float32" else torch.float64
+        scale = feature_scale(data) if attack.scaled else 1.0
+        self.x, *self.measured = (quotient(rows.x, scale, self.dtype) for rows in data.parts.values())
         if data.n_classes:
             self.y = torch.from_numpy(data.train.y.astype(np.int64))
         else:
-            self.y = torch.from_numpy(target_matrix(data, data.train)).to(dtype)
-        self.batch = min(batch_size, len(self.x))
-        per_row = flops_per_row(head, data.n_features, data.n_outputs, hidden)
+            self.y = torch.from_numpy(target_matrix(data, data.train)).to(self.dtype)
+        self.batch = min(attack.batch_size, len(self.x))
+        per_row = flops_per_row(attack.head, data.n_features, data.n_outputs, attack.hidden)
         self.per_step = Cost(1, 0.0, self.batch, per_row * self.batch)
 
     def start(self) -> list[nn.Parameter]:
         """The parameters of a new head; all heads start alike."""
-        head = new_head(self.head, self.data.n_features, self.data.n_outputs, self.hidden, self.seed)
+        head = new_head(self.attack.head, self.data.n_features, self.data.n_outputs, self.attack.hidden, self.seed)
         return list(head.to(self.dtype).parameters())
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -237,18 +224,17 @@ class _Head(Candidate):
 
 
 class Lockstep:
-    """Candidates of one task and one kind of optimizer.
+    """Candidates of one task.
 
     Args:
         task: what they share.
-        optimizer: takes groups of parameters.
         rates: constant learning rates of the first candidates.
         last: steps of their whole run, on which hangs where they are looked at.
     """
 
-    def __init__(self, task: HeadTask, optimizer: Optimizer, rates: Sequence[float], last: int) -> None:
+    def __init__(self, task: HeadTask, rates: Sequence[float], last: int) -> None:
         self.task = task
-        self._optimizer = optimizer([self._new_group(rate) for rate in rates], lr=rates[0])
+        self._optimizer = task.attack.optimizer([self._new_group(rate) for rate in rates], lr=rates[0])
         self.candidates = [self._candidate(group, None, last) for group in self._optimizer.param_groups]
 
     def add_cosine(self, rate: float, length: int) -> None:
@@ -285,17 +271,16 @@ class Lockstep:
         started = time.perf_counter()
         self._optimizer.param_groups = [head.group for head in live]  # an idle one costs as much as a small one
         for _ in range(steps):
+            x, y = walk.next()
             if live:
-                self._update(live, *walk.next())
-            else:
-                walk.skip()
+                self._update(live, x, y)
         seconds = time.perf_counter() - started
         for head in live:
             head.meter.charge(head.step, seconds / len(live))
 
     def _update(self, live: Sequence[_Head], x: Tensor, y: Tensor) -> None:
         stacked = [parameter.requires_grad_() for parameter in _stacked(live)]
-        loss = self.task.loss(outputs_of(self.task.head, stacked, x), y)
+        loss = self.task.loss(outputs_of(self.task.attack.head, stacked, x), y)
         gradients = torch.autograd.grad(loss, stacked)
         for head, *own in zip(live, *gradients, strict=True):
             head.set_rates()
@@ -309,9 +294,10 @@ class Lockstep:
         if not due:
             return
         stacked = _stacked(due)
-        outputs = [outputs_of(self.task.head, stacked, x) for x in walk.measured()]
+        found = [outputs_of(self.task.attack.head, stacked, x) for x in walk.measured()]
+        outputs = [np.asarray(of_set.mT.numpy(), dtype=np.float64) for of_set in found]  # (R, N, C)
         for at, head in enumerate(due):
-            head.meter.note(head.step, lambda at=at: [_rows(of_set[at]) for of_set in outputs])  # type: ignore[misc]
+            head.meter.note(head.step, lambda at=at: [of_set[at] for of_set in outputs])  # type: ignore[misc]
 
 
 class _Walk:
@@ -320,7 +306,7 @@ class _Walk:
     def __init__(self, task: HeadTask) -> None:
         self.task = task
         self._batches = batches(len(task.x), task.batch, task.seed)
-        self._statistics = statistics(task.head, task.data.n_features).to(task.dtype)
+        self._statistics = statistics(task.attack.head, task.data.n_features).to(task.dtype)
 
     @torch.no_grad()
     def next(self) -> tuple[Tensor, Tensor]:
@@ -330,13 +316,6 @@ class _Walk:
         if isinstance(rows, Tensor):
             x, y = x.index_select(0, rows), y.index_select(0, rows)  # half the time of indexing
         return self._statistics(x), y
-
-    def skip(self) -> None:
-        """Pass over the next mini-batch, of which the statistics are taken if there are any."""
-        if isinstance(self._statistics, nn.Identity):
-            next(self._batches)
-        else:
-            self.next()
 
     def measured(self) -> list[Tensor]:
         """The validation rows and the test rows."""
@@ -348,11 +327,6 @@ def _stacked(heads: Sequence[_Head]) -> list[Tensor]:
     """Their parameters side by side, (R, ...), as new tensors without history."""
     with torch.no_grad():
         return [torch.stack(alike) for alike in zip(*(head.parameters for head in heads), strict=True)]
-
-
-def _rows(outputs: Tensor) -> Array:
-    """(C, N) to (N, C) float64."""
-    return np.asarray(outputs.T.numpy(), dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,20 +376,12 @@ class FirstOrder(Attack):
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Race the learning rates; the seed decides the order of the rows and the hidden layer."""
-        task = HeadTask(
-            data,
-            seed,
-            head=self.head,
-            hidden=self.hidden,
-            batch_size=self.batch_size,
-            scaled=self.scaled,
-            dtype=torch.float32 if self.precision == "float32" else torch.float64,
-        )
+        task = HeadTask(self, data, seed)
         rates = sorted(self.learning_rates)
         kept = min(self.keep, len(rates))
         weight = kept + (len(rates) - kept) / FIRST_LAP + 2 * sum(self.cosine)
         steps = budget.affordable(task.per_step.flops, weight)
-        race = Lockstep(task, self.optimizer, rates, steps)
+        race = Lockstep(task, rates, steps)
         lap = max(1, steps // FIRST_LAP)
         race.advance(race.candidates, lap)
         leading = sorted(race.candidates, key=lambda head: -head.best)[:kept]  # stable: of equals the smaller rate

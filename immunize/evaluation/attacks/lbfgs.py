@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any, ClassVar
 
 import numpy as np
@@ -106,56 +105,31 @@ class _StoppedError(BaseException):
     """Ends a solver of which nobody wants to know any more; no solver holds it up."""
 
 
-class _Solver(Thread):
-    """A solver, which stands still until it is told to go on.
+_ENDED = object()
+"""Told of a solver that has ended, and to one that shall end."""
 
-    Attributes:
-        question: what it waits for an answer to, if it has not ended.
-        end: what it returned or raised.
-    """
 
-    def __init__(self, work: Callable[[Ask], Any]) -> None:
-        super().__init__(daemon=True)
-        self.question: Any = None
-        self.end: Future[Any] = Future()
-        self._work = work
-        self._stands: SimpleQueue[None] = SimpleQueue()
-        self._answers: SimpleQueue[Any] = SimpleQueue()
+def _stepwise(work: Callable[[Ask], Any]) -> Generator[Any, Any, Any]:
+    """A solver in a thread of its own as a generator: it yields what it asks, is sent the answers, and returns."""
+    asked: SimpleQueue[Any] = SimpleQueue()
+    told: SimpleQueue[Any] = SimpleQueue()
 
-    def go_on(self, answer: Any = None) -> None:
-        """Let it run with an answer until it asks again, or ends.
-
-        Raises:
-            BaseException: what it raised.
-        """
-        if self.ident is None:
-            self.start()
-        else:
-            self._answers.put(answer)
-        self._stands.get()
-        if self.end.done():
-            self.end.result()
-
-    def stop(self) -> None:
-        """End it, if it waits."""
-        if self.ident is not None and not self.end.done():
-            with contextlib.suppress(BaseException):
-                self.go_on(_StoppedError())
-
-    def run(self) -> None:
-        try:
-            self.end.set_result(self._work(self._ask))
-        except BaseException as error:
-            self.end.set_exception(error)
-        self._stands.put(None)
-
-    def _ask(self, question: Any) -> Any:
-        self.question = question
-        self._stands.put(None)
-        answer = self._answers.get()
-        if isinstance(answer, _StoppedError):
-            raise answer
+    def ask(question: Any) -> Any:
+        asked.put(question)
+        answer = told.get()
+        if answer is _ENDED:
+            raise _StoppedError
         return answer
+
+    with ThreadPoolExecutor(1) as thread:
+        end = thread.submit(work, ask)
+        end.add_done_callback(lambda _: asked.put(_ENDED))
+        try:
+            while (question := asked.get()) is not _ENDED:
+                told.put((yield question))
+        finally:
+            told.put(_ENDED)
+        return end.result()
 
 
 def together(works: Sequence[Callable[[Ask], Any]], answer: Callable[[list[Any]], list[Any]]) -> list[Any]:
@@ -171,14 +145,19 @@ def together(works: Sequence[Callable[[Ask], Any]], answer: Callable[[list[Any]]
     Raises:
         BaseException: the first that a solver raised, or `answer`; the others are ended.
     """
-    solvers = [_Solver(work) for work in works]
+    solvers = [_stepwise(work) for work in works]
+    results: list[Any] = [None] * len(solvers)
+    told: dict[int, Any] = dict.fromkeys(range(len(solvers)))  # by solver; a None begins it
     try:
-        for solver in solvers:
-            solver.go_on()
-        while waiting := [solver for solver in solvers if not solver.end.done()]:
-            for solver, told in zip(waiting, answer([solver.question for solver in waiting]), strict=True):
-                solver.go_on(told)
+        while told:
+            questions = {}
+            for at, reply in told.items():
+                try:
+                    questions[at] = solvers[at].send(reply)
+                except StopIteration as end:
+                    results[at] = end.value
+            told = dict(zip(questions, answer([*questions.values()]), strict=True)) if questions else {}
     finally:
         for solver in solvers:
-            solver.stop()
-    return [solver.end.result() for solver in solvers]
+            solver.close()
+    return results

@@ -106,13 +106,8 @@ class Network:
     stages: StageOutputs | None = None
     stage_outputs: Inputs | None = None
 
-    @cached_property
-    def trunk_cost(self) -> Cost:
-        """Of the trunk on all training images, once; no gradient comes of it, so it is no step."""
-        return self.cost_of(self.trunk)
-
     def cost_of(self, part: nn.Module) -> Cost:
-        """Of one pass of all training images through a part of the network."""
+        """Of one pass of all training images through a part of the network; no gradient comes of it: it is no step."""
         n = min(len(self.train), AT_ONCE)
         x = self.images.at(self.train[:n]).to(self.device)  # the first time may decode all images, whoever comes first
         started = time.perf_counter()

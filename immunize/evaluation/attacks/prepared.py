@@ -32,7 +32,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.coordinates import Axes, principal, principal_axes, svd_flops
+from immunize.evaluation.attacks.coordinates import Axes, both_axes, principal, svd_flops
 from immunize.evaluation.attacks.curves import Cost, Trace
 from immunize.evaluation.attacks.network import Numbers
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome, Rows
@@ -47,21 +47,20 @@ class _Preparing(Attack):
 
     Attributes:
         inner: attacks on the prepared features, by name.
-        called: what messages call it.
 
     Raises:
         UserError: no inner attack, or one that needs more than features.
     """
 
     inner: Mapping[str, Attack]
-    called: ClassVar[str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        name = type(self).__name__
         if not self.inner:
-            raise UserError(f"{self.called} needs an inner attack")
-        if demanding := [name for name, attack in self.inner.items() if attack.needs != "features"]:
-            raise UserError(f"{self.called} cannot have {demanding[0]} as an inner attack: it needs more than features")
+            raise UserError(f"{name} needs an inner attack")
+        if demanding := [inner for inner, attack in self.inner.items() if attack.needs != "features"]:
+            raise UserError(f"{name} cannot have {demanding[0]} as an inner attack: it needs more than features")
 
     def run_inner(self, data: AttackData, budget: Budget, seed: int, *, setup: Cost, prefix: str) -> list[Trace]:
         """Run the inner attacks that can solve the task.
@@ -96,7 +95,6 @@ class Repaired(_Preparing):
     repair: str
     floors: tuple[float, ...] = (1e-12,)
     grids: ClassVar[tuple[str, ...]] = ("floors",)
-    called: ClassVar[str] = "a repair"
 
     def __post_init__(self) -> None:
         if self.repair not in REPAIRS:
@@ -189,7 +187,6 @@ class StageProbes(_Preparing):
     """The inner attacks on every stage's outputs, each with an equal share of the budget."""
 
     needs: ClassVar[Needs] = "model"
-    called: ClassVar[str] = "the attack on a network's stages"
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """One pass of the images through the network, then the inner attacks on each stage."""
@@ -220,7 +217,6 @@ class PublicReference(_Preparing):
 
     needs: ClassVar[Needs] = "reference"
     sees_features: ClassVar[bool] = False
-    called: ClassVar[str] = "the attack on θ_0"
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Attack θ_0's features of the same rows."""
@@ -243,7 +239,6 @@ class LinearMap(_Preparing):
     rows: tuple[int | None, ...] = (None,)
     penalty: float = 1e-14
     needs: ClassVar[Needs] = "reference"
-    called: ClassVar[str] = "the map to θ_0"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,7 +257,7 @@ class LinearMap(_Preparing):
                 chosen, of_all = slice(None), principal(data, centred=True)
                 axes, seen = of_all.axes, of_all.data
             else:
-                axes = principal_axes(data.train.x[chosen], centred=True)
+                _, axes = both_axes(data.train.x[chosen])
                 seen = data.mapped(axes.coordinates)
             started = time.perf_counter()
             x, target = seen.train.x[chosen], data.reference.train.x[chosen]
@@ -296,12 +291,11 @@ class ImagesAlone(_Preparing):
     side: int = 8
     needs: ClassVar[Needs] = "model"
     sees_features: ClassVar[bool] = False
-    called: ClassVar[str] = "the attack on images alone"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.side < 1:
-            raise UserError(f"{self.called} needs a side of 1 or more")
+            raise UserError("ImagesAlone needs a side of 1 or more")
 
     def run(self, data: AttackData, budget: Budget, seed: int) -> Outcome:
         """Average once, then attack; the network is not asked."""

@@ -32,6 +32,14 @@ TASKS = {
 }
 
 
+PLAIN = {"batch_size": BATCH, "scaled": False, "precision": "float64"}
+
+
+def attack(**settings) -> FirstOrder:
+    sgd = functools.partial(torch.optim.SGD, momentum=0.9)
+    return FirstOrder(**({"tier": "T1", "optimizer": sgd, "learning_rates": (0.1,), "cosine": ()} | settings))
+
+
 def alone(
     data: AttackData,
     optimizer,
@@ -70,8 +78,8 @@ def alone(
 
 
 def lockstep(data: AttackData, optimizer, rates, last: int, head: str = "linear") -> Lockstep:
-    task = HeadTask(data, SEED, head=head, hidden=HIDDEN, batch_size=BATCH, scaled=False, dtype=torch.float64)
-    return Lockstep(task, optimizer, rates, last)
+    settings = attack(optimizer=optimizer, learning_rates=rates, head=head, hidden=HIDDEN, **PLAIN)
+    return Lockstep(HeadTask(settings, data, SEED), rates, last)
 
 
 def assert_same(candidate, parameters: list[Tensor], scores: dict[int, tuple[float, ...]]) -> None:
@@ -128,10 +136,8 @@ def test_diverging_candidate_leaves_and_moves_no_other(head: str) -> None:
 def test_the_race_is_the_one_that_every_candidate_ran_alone() -> None:
     """Ranks, looks, steps, samples and FLOPs; regression, whose scores are continuous."""
     data, make, rates, steps = TASKS["regression"], OPTIMIZERS["adam"], (0.001, 0.01, 0.05, 0.3), 80
-    attack = FirstOrder(
-        tier="T1", optimizer=make, learning_rates=rates, batch_size=BATCH, scaled=False, precision="float64"
-    )
-    traces = attack.run(data, Budget(steps), SEED).traces
+    whole = attack(optimizer=make, learning_rates=rates, cosine=(0.1, 1.0), **PLAIN)
+    traces = whole.run(data, Budget(steps), SEED).traces
     laps = {rate: alone(data, make, rate, steps)[1] for rate in rates}
     first = look_steps(8)
     winner = max(rates, key=lambda rate: max(laps[rate][step][0] for step in first))
@@ -153,10 +159,8 @@ def test_the_race_is_the_one_that_every_candidate_ran_alone() -> None:
 
 
 def test_several_that_are_kept_are_all_run_to_the_end_before_the_cosine_schedules() -> None:
-    attack = FirstOrder(
-        tier="T1", optimizer=OPTIMIZERS["adam"], learning_rates=(0.001, 0.01, 0.1), keep=2, cosine=(1.0,)
-    )
-    traces = attack.run(TASKS["multiclass"], Budget(40), SEED).traces
+    two = attack(optimizer=OPTIMIZERS["adam"], learning_rates=(0.001, 0.01, 0.1), keep=2, cosine=(1.0,))
+    traces = two.run(TASKS["multiclass"], Budget(40), SEED).traces
     constant = {t.label: t for t in traces if "constant" in t.label}
     assert sorted(t.spent.steps for t in constant.values()) == [4, 40, 40]
     whole = [t for t in constant.values() if t.spent.steps == 40]
@@ -174,13 +178,8 @@ def test_seconds_are_shared_and_no_more_than_passed() -> None:
     assert sum(spent) < passed
 
 
-def attack(**settings) -> FirstOrder:
-    sgd = functools.partial(torch.optim.SGD, momentum=0.9)
-    return FirstOrder(**({"tier": "T1", "optimizer": sgd, "learning_rates": (0.1,), "cosine": ()} | settings))
-
-
 def test_full_batch_training_is_a_plain_loop() -> None:
-    data, whole = TASKS["multiclass"], attack(scaled=False, precision="float64", batch_size=10_000)
+    data, whole = TASKS["multiclass"], attack(**PLAIN | {"batch_size": 10_000})
     (trace,) = whole.run(data, Budget(40), SEED).traces
     _, expected = alone(data, whole.optimizer, 0.1, 40, batch=len(data.train))
     assert {p.cost.steps: (p.validation, p.test) for p in trace.points}.items() <= expected.items()
