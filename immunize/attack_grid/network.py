@@ -57,27 +57,21 @@ class ImageTask:
     """A data set as a task.
 
     Attributes:
-        kind: "harmful", "pretrain" or "benign".
-        about: in words.
-        n_classes: C.
+        source: the data set.
         fit: images that the attacker has.
         held_out: images that it is measured on.
         features: of "theta_0" and "immunized" on both, in this order.
         images: all of them, `fit` first.
         trunk_outputs: of the same, through each network's trunk.
-        stages: of each network.
-        stage_outputs: what they make of the images.
+        stage_outputs: what each network's stages make of the images.
     """
 
-    kind: str
-    about: str
-    n_classes: int
+    source: ImageSource
     fit: ImageSet
     held_out: ImageSet
-    features: dict[str, tuple[Features, Features]]
+    features: dict[str, list[Features]]
     images: Inputs
     trunk_outputs: dict[str, Inputs]
-    stages: dict[str, StageOutputs]
     stage_outputs: dict[str, Inputs]
 
 
@@ -87,22 +81,26 @@ class NetworkTarget(Target):
 
     Attributes:
         networks: "theta_0" and "immunized".
+        stages: of each of them.
         image_tasks: those that are wanted, by name.
         places: of every data set by name, part of its draws; these do not depend on what is wanted.
     """
 
     device: torch.device
     networks: dict[str, Released]
+    stages: dict[str, StageOutputs]
     image_tasks: dict[str, ImageTask]
     places: dict[str, int]
 
     def tasks(self, seed: int) -> dict[str, Task]:
         """Every wanted task by name, split with this seed."""
-        return {name: self._task(task, seed, self.places[name]) for name, task in self.image_tasks.items()}
+        return {name: self._task(name, task, seed) for name, task in self.image_tasks.items()}
 
-    def _task(self, task: ImageTask, seed: int, place: int) -> Task:
-        parts = [np.sort(part) for part in self.plan.split(len(task.fit), len(task.held_out), (seed, place))]
-        theta_0 = self.networks["theta_0"]
+    def _task(self, name: str, task: ImageTask, seed: int) -> Task:
+        drawn = self.plan.split(len(task.fit), len(task.held_out), (seed, self.places[name]))
+        parts = [np.sort(part) for part in drawn]
+        digest = hashlib.sha256(json.dumps([part.tolist() for part in parts]).encode()).hexdigest()
+        theta_0, n_classes = self.networks["theta_0"], task.source.n_classes
         rotation = random_rotation(theta_0.net.n_features, seed)
         turned = Released(theta_0.net, torch.from_numpy(rotation).float())
         networks = dict(zip(EXTRACTORS, (theta_0, self.networks["immunized"], turned), strict=True))
@@ -113,13 +111,27 @@ class NetworkTarget(Target):
             train, validation, test = (Rows(x[part] @ rotation if turning else x[part], y[part]) for part in parts)
             return train, validation, test
 
-        reference = AttackData(*rows("theta_0"), task.n_classes)
+        reference = AttackData(*rows("theta_0"), n_classes)
 
         def seen_by(extractor: str) -> AttackData:
-            network = _network(task, networks[extractor], parts, extractor, self.device)
-            return AttackData(*rows(extractor), task.n_classes, reference=reference, network=network)
+            released, which = networks[extractor], "immunized" if extractor == "immunized" else "theta_0"
+            network = Network(
+                whole=released.whole,
+                tail=released.tail,
+                trunk=released.net.trunk,
+                images=task.images,
+                trunk_outputs=task.trunk_outputs[which],
+                train=parts[0],
+                validation=parts[1],
+                test=parts[2],
+                key=" ".join((released.key, task.fit.fingerprint, task.held_out.fingerprint, digest)),
+                device=self.device,
+                stages=self.stages[which],
+                stage_outputs=task.stage_outputs[which],
+            )
+            return AttackData(*rows(extractor), n_classes, reference=reference, network=network)
 
-        return Task(task.kind, task.about, reference, seen_by)
+        return Task(name.partition("_")[0], f"{task.source.name}, {n_classes} classes", reference, seen_by)
 
 
 def network_target(
@@ -175,7 +187,7 @@ def network_target(
         parts = enumerate((splits.fit, splits.held_out))
         sets = [of_part.drawn(images, places[name], part) for part, of_part in parts]
         tell(f"{name}: features of {len(sets[0]):,} + {len(sets[1]):,} images")
-        tasks[name] = image_task(name, source, sets, networks, stages, workers=workers, folder=features)
+        tasks[name] = image_task(source, sets, networks, stages, workers=workers, folder=features)
     with torch.no_grad():
         flops = flops_of(lambda: theta_0(example))
     facts |= {
@@ -185,7 +197,7 @@ def network_target(
         "flops_per_image": flops,
         "benign": [name for name in named if name.startswith("benign_")] or NO_BENIGN,
     }
-    return NetworkTarget(facts, plan, device, networks, tasks, places)
+    return NetworkTarget(facts, plan, device, networks, stages, tasks, places)
 
 
 # --- networks -----------------------------------------------------------------------------------------------------
@@ -211,31 +223,6 @@ def _immunized(theta_0: DeepExtractor, pointed: Pointed) -> Released:
     return immunized
 
 
-def _network(
-    task: ImageTask, released: Released, parts: list[np.ndarray[Any, Any]], extractor: str, device: torch.device
-) -> Network:
-    which = "immunized" if extractor == "immunized" else "theta_0"
-    return Network(
-        whole=released.whole,
-        tail=released.tail,
-        trunk=released.net.trunk,
-        images=task.images,
-        trunk_outputs=task.trunk_outputs[which],
-        train=parts[0],
-        validation=parts[1],
-        test=parts[2],
-        key=" ".join((released.key, task.fit.fingerprint, task.held_out.fingerprint, _digest(parts))),
-        device=device,
-        stages=task.stages[which],
-        stage_outputs=task.stage_outputs[which],
-    )
-
-
-def _digest(parts: list[np.ndarray[Any, Any]]) -> str:
-    """Which images are trained on, tuned on and measured on."""
-    return hashlib.sha256(json.dumps([part.tolist() for part in parts]).encode()).hexdigest()
-
-
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
@@ -258,7 +245,6 @@ def _benign(
 
 
 def image_task(
-    name: str,
     source: ImageSource,
     sets: Sequence[ImageSet],
     networks: Mapping[str, Released],
@@ -270,7 +256,6 @@ def image_task(
     """A data set with the features of every network.
 
     Args:
-        name: "harmful", "pretrain" or "benign_<name>".
         source: the data set.
         sets: its images for training and for measuring, through the networks' transform.
         networks: by name; their devices compute.
@@ -285,20 +270,15 @@ def image_task(
     for which, released in networks.items():  # a run and its θ_0 have one trunk
         digest = str(released.net.cache_facts("trunk")["weights"])
         outputs[which] = trunks.setdefault(digest, images.through(released.net.trunk))
-
-    def features(released: Released) -> tuple[Features, Features]:
-        return _features(released, fit, workers, folder), _features(released, held_out, workers, folder)
-
     return ImageTask(
-        kind=name.partition("_")[0],
-        about=f"{source.name}, {source.n_classes} classes",
-        n_classes=source.n_classes,
+        source=source,
         fit=fit,
         held_out=held_out,
-        features={which: features(released) for which, released in networks.items()},
+        features={
+            which: [_features(released, part, workers, folder) for part in sets] for which, released in networks.items()
+        },
         images=images,
         trunk_outputs=outputs,
-        stages=dict(stages),
         stage_outputs={which: images.through(of) for which, of in stages.items()},
     )
 
@@ -316,6 +296,6 @@ def _features(released: Released, images: ImageSet, workers: int, folder: Path |
     return Features(released.mapped(found.x), found.y)
 
 
-def _together(both: tuple[Features, Features]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _together(both: Sequence[Features]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     x: Tensor = torch.cat([features.x for features in both]).double()
     return x.numpy(), torch.cat([features.y for features in both]).numpy()
