@@ -46,20 +46,39 @@ def check_matrix(matrix: Tensor, name: str) -> None:
 
     Args:
         matrix: to be a non-empty, finite float64 matrix.
-        name: in messages, a plural.
+        name: in messages.
 
     Raises:
         TypeError: not float64.
         ValueError: not a non-empty, finite matrix.
     """
     if not isinstance(matrix, Tensor):
-        raise TypeError(f"{name} have to be a torch tensor, see torch.from_numpy; they are {type(matrix).__name__}")
+        raise TypeError(f"{name} must be a torch tensor, see torch.from_numpy, not {type(matrix).__name__}")
     if matrix.dtype != torch.float64:
-        raise TypeError(f"{name} have to be float64 for a trustworthy spectrum, they are {matrix.dtype}")
+        raise TypeError(f"{name} must be float64 for a trustworthy spectrum, not {matrix.dtype}")
     if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"{name} have to be a non-empty matrix, their shape is {tuple(matrix.shape)}")
+        raise ValueError(f"{name} must be a non-empty matrix (rows, columns), not of shape {tuple(matrix.shape)}")
     if not all_finite(matrix):
-        raise ValueError(f"{name} contain NaN or infinite values")
+        raise ValueError(f"{name} must not contain NaN or infinite values; fill or drop them first")
+
+
+def check_gram(gram: Tensor, name: str, asymmetry: float) -> None:
+    """Refuse what is no Gram matrix.
+
+    Args:
+        gram: to be a square, symmetric, finite float64 matrix.
+        name: in messages.
+        asymmetry: relative to the largest entry, that counts as rounding.
+
+    Raises:
+        TypeError: not float64.
+        ValueError: not square, symmetric and finite.
+    """
+    check_matrix(gram, name)
+    if gram.shape[0] != gram.shape[1]:
+        raise ValueError(f"{name} must be a square matrix, not of shape {tuple(gram.shape)}")
+    if float((gram - gram.T).abs().max()) > asymmetry * float(gram.abs().max()):
+        raise ValueError(f"{name} must be symmetric, or it is no covariance")
 
 
 def check_varying(x: Tensor, name: str) -> None:
@@ -249,13 +268,9 @@ def spectrum_of_gram(gram: Tensor, n_samples: int) -> Spectrum:
         TypeError: `gram` is not float64.
         ValueError: not a square, finite matrix.
     """
-    check_matrix(gram, "gram")
-    if gram.shape[0] != gram.shape[1]:
-        raise ValueError(f"a Gram matrix is square, this one is {tuple(gram.shape)}")
+    check_gram(gram, "gram", SYMMETRY)
     if n_samples < 1:
         raise ValueError(f"a Gram matrix comes from at least one sample, not {n_samples}")
-    if not bool((gram - gram.T).abs().max() <= SYMMETRY * gram.abs().max()):
-        raise ValueError("a Gram matrix is symmetric, this one is not")
     n_features = gram.shape[0]
     values = torch.linalg.eigvalsh(gram).flip(0).clamp_min(0)[: min(n_samples, n_features)]
     return Spectrum(values, n_samples, n_features, default_tolerance(n_samples, n_features))

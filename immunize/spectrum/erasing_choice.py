@@ -167,14 +167,17 @@ def erase(
         raise ValueError(f"{len(harmful)} harmful data sets and {len(given)} sets of labels")
     sets = [(x, _labels(y, len(x), "y_harmful")) for x, y in zip(harmful, given, strict=True)]
     for _, labels in sets:
-        if labels.is_floating_point() and 2 < (count := len(torch.unique(labels))) <= FEW and _all_whole(labels):
+        values = torch.unique(labels)
+        if labels.is_floating_point() and 2 < len(values) <= FEW and bool((values == values.round()).all()):
             warnings.warn(
-                f"y_harmful has {count} whole values of a floating-point type: it is taken for a target, of which one "
-                "direction goes; labels of classes have to be of an integer type",
+                f"y_harmful has {len(values)} whole values of a floating-point type: it is taken for a target, of which "
+                "one direction goes; labels of classes have to be of an integer type",
                 stacklevel=2,
             )
-    if any(not y.is_floating_point() and len(torch.unique(y)) == len(y) > 2 for _, y in sets):
-        raise ValueError(f"every class of D_H has one image, so that nothing tells a class from an image: {NO_LABELS}")
+        if not labels.is_floating_point() and len(values) == len(labels) > 2:
+            raise ValueError(
+                f"every class of D_H has one image, so that nothing tells a class from an image: {NO_LABELS}"
+            )
     y = None if y_pretrain is None else _labels(y_pretrain, len(pretrain), "y_pretrain")
     if y is not None and any(same_data([(pretrain, y)], [one]) for one in sets):
         raise ValueError(SAME_DATA)
@@ -365,10 +368,6 @@ def _fewer(of: Labelled, seed: int) -> Labelled:
     x, y = of
     kept = folds_of(y, math.ceil(len(y) / JUDGED_ROWS), seed) == 0
     return x[kept], y[kept]
-
-
-def _all_whole(labels: Tensor) -> bool:
-    return bool((labels == labels.round()).all())
 
 
 def _labels(y: Array | None, count: int, name: str) -> Tensor:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from immunize.spectrum.condition import Spectrum, all_finite, condition_number, default_tolerance
+from immunize.spectrum.condition import Spectrum, check_gram, condition_number, default_tolerance
 
 ALIGNED = 1e-6
 """κ_gen within this of 1 counts as 1: the covariances are proportional, and what is left of μ is rounding."""
@@ -126,8 +126,8 @@ def generalized_spectrum(
             ρ, one ρ zero and the other not, or fewer samples than features with ρ = 0.
     """
     size = len(gram_pretrain)
-    _check_gram(gram_pretrain, "K_P")
-    _check_gram(gram_harmful, "K_H")
+    check_gram(gram_pretrain, "K_P", NEGATIVE)
+    check_gram(gram_harmful, "K_H", NEGATIVE)
     if gram_harmful.shape != gram_pretrain.shape:
         raise ValueError(f"K_P is {size}×{size} and K_H {len(gram_harmful)}×{len(gram_harmful)}: one map serves both")
     n_pretrain, n_harmful = (size, size) if n_samples is None else n_samples
@@ -207,17 +207,6 @@ def _spectrum(values: Tensor, n_samples: int, name: str) -> Spectrum:
 def _kappa(spectrum: Spectrum, rho: float) -> float:
     """κ(K + ρ·tr(K)/D·I): the `ridge` estimator, or `spectrum` for ρ = 0."""
     return condition_number(spectrum, "ridge", rho=rho).value if rho > 0 else condition_number(spectrum).value
-
-
-def _check_gram(gram: Tensor, name: str) -> None:
-    if gram.dtype != torch.float64:
-        raise TypeError(f"{name} has to be float64 for a trustworthy spectrum, it is {gram.dtype}")
-    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or 0 in gram.shape:
-        raise ValueError(f"{name} has to be a square matrix, its shape is {tuple(gram.shape)}")
-    if not all_finite(gram):
-        raise ValueError(f"{name} contains NaN or infinite values")
-    if float((gram - gram.T).abs().max()) > NEGATIVE * float(gram.abs().max()):
-        raise ValueError(f"{name} is not symmetric, so it is no covariance")
 
 
 def _check_shrinkage(shrinkage: float | tuple[float, float], n_samples: int, size: int) -> tuple[float, float]:

@@ -94,9 +94,8 @@ def _well_rule(ends: Ends, divisor: int) -> _Rule:
     return _Rule(0.5 * ends.first * ends.first - ends.square_sum / (2 * divisor), -1 / divisor, 1.0, 0.0)
 
 
-def _ill_rule(ends: Ends, divisor: int) -> _Rule:
+def _ill_rule(ends: Ends, _divisor: int) -> _Rule:
     # R = 1/f, f = Σσ²/(2k) - σ_k²/2;  ∇ = (σ_ku_kv_kᵀ - S/k)/f²
-    del divisor
     f = ends.square_sum / (2 * ends.rank) - 0.5 * ends.last * ends.last
     if not f > 0:  # κ = 1, or rounding there
         return _Rule(math.inf, math.nan, math.nan, math.nan)
@@ -104,9 +103,8 @@ def _ill_rule(ends: Ends, divisor: int) -> _Rule:
     return _Rule(inverse, -inverse * inverse / ends.rank, 0.0, inverse * inverse)
 
 
-def _kappa_rule(ends: Ends, divisor: int) -> _Rule:
+def _kappa_rule(ends: Ends, _divisor: int) -> _Rule:
     # κ = σ_1/σ_k;  ∇ = u_1v_1ᵀ/σ_k - (σ_1/σ_k²)u_kv_kᵀ
-    del divisor
     value, inverse = ends.first / ends.last, 1 / ends.last
     return _Rule(value, 0.0, inverse / ends.first, -value * inverse * inverse)
 

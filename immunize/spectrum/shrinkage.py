@@ -30,7 +30,7 @@ from immunize.spectrum.condition import (
     DEFAULT_RHO,
     HARDER_BY,
     Estimator,
-    all_finite,
+    check_matrix,
     condition_number,
     default_tolerance,
     spectrum_of_gram,
@@ -417,10 +417,7 @@ def _part(x: Tensor, fraction: float, seed: int) -> Tensor:
 def _rows(x: Array, name: str, width: int | None = None) -> Tensor:
     rows = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x, dtype=np.float64))
     rows = rows.to(device="cpu", dtype=torch.float64)
-    if rows.ndim != 2 or 0 in rows.shape:
-        raise ValueError(f"{name} has to be a non-empty matrix (rows, features), its shape is {tuple(rows.shape)}")
-    if not all_finite(rows):
-        raise ValueError(f"{name} contains NaN or infinite values; fill or drop them first")
+    check_matrix(rows, name)
     if not bool(rows.any()):
         raise ValueError(f"{name} is a matrix of zeros, which has no condition number")
     if width is not None and rows.shape[1] != width:

@@ -151,7 +151,7 @@ def test_bad_input_is_refused() -> None:
     x, y, judged = task(*TALL)
     with pytest.raises(TypeError, match="float64"):
         in_sample_share(x.float(), y)
-    with pytest.raises(ValueError, match=r"^features contain NaN"):
+    with pytest.raises(ValueError, match=r"^features must not contain NaN"):
         in_sample_share(x * math.nan, y)
     with pytest.raises(ValueError, match="40 rows"):
         in_sample_share(x, y[1:])
