@@ -125,17 +125,6 @@ def immunization_ratio(kappa_h: float, kappa_p: float, kappa_h0: float, kappa_p0
     return ratio_harmful, ratio_pretrain, ratio_harmful / ratio_pretrain
 
 
-def proposition_3_2(theta: Tensor, k: Tensor) -> Tensor:
-    """The right-hand side of Eq. (10), one entry for each singular value of θ, in its (descending) order."""
-    u, sigma, _ = torch.linalg.svd(theta)
-    gamma, q = torch.linalg.eigh(k)
-    out = torch.zeros(len(theta), dtype=torch.float64)
-    for i in range(len(theta)):
-        for j in range(len(theta)):
-            out[i] += (sigma[i] * (u[:, i] @ q[:, j]) * gamma[j].clamp_min(0).sqrt()) ** 2
-    return out
-
-
 # --- regularizers of a general matrix -----------------------------------------------------------------------------
 
 

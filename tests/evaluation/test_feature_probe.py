@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, ProbeCurve, _shuffled, _thinned, probe
+from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, _shuffled, _thinned, probe
 from immunize.evaluation.products import packed, products
 from tests import reference as ref
 
@@ -18,11 +18,11 @@ OPTIMIZERS = sorted(DEFAULT_STEPS)
 Task = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def task(n: int = 120, d: int = 6, noise: float = 0.5, seed: int = 0) -> Task:
+def task(n: int = 120, d: int = 6, noise: float = 0.5) -> Task:
     """Classes around means, with features of very different sizes; training rows, then test rows."""
-    means = ref.gaussian(CLASSES, d, seed=seed)
+    means = ref.gaussian(CLASSES, d, seed=0)
     y = torch.arange(2 * n) % CLASSES
-    x = (means[y] + noise * ref.gaussian(2 * n, d, seed=seed + 1)) * torch.logspace(0, -1, d, dtype=torch.float64)
+    x = (means[y] + noise * ref.gaussian(2 * n, d, seed=1)) * torch.logspace(0, -1, d, dtype=torch.float64)
     return x[:n], y[:n], x[n:], y[n:]
 
 
@@ -51,9 +51,8 @@ def by_autograd(data: Task, optimizer: str, steps: int) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("optimizer", ["gd", "least_squares", "adam"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_training_is_that_of_autograd(optimizer: str, seed: int) -> None:
-    data = task(noise=1.0, seed=seed)
+def test_training_is_that_of_autograd(optimizer: str) -> None:
+    data = task(noise=1.0)
     curve, plain = probe(*data, optimizer, 200), by_autograd(data, optimizer, 200)
     assert curve.accuracy == [plain[step] for step in curve.steps]
     assert len(set(curve.accuracy)) > 3  # it learns something on the way
@@ -70,7 +69,7 @@ def test_directions_that_no_row_has_stay_out() -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("scale", [2.0**-20, 3.0, 2.0**30])
+@pytest.mark.parametrize("scale", [3.0, 2.0**30])
 def test_a_pure_rescale_changes_nothing(optimizer: str, scale: float) -> None:
     x, y, x_test, y_test = task(noise=1.0)
     one = probe(x, y, x_test, y_test, optimizer, 60, 3)
@@ -88,7 +87,7 @@ def test_single_precision_learns_the_same() -> None:
 # Curves, mini-batches, mistakes.
 
 
-@pytest.mark.parametrize("steps", [1, 29, 30, 299, 1000, 12_345])
+@pytest.mark.parametrize("steps", [1, 30, 299, 12_345])
 def test_curves_hold_their_ends_and_the_milestones(steps: int) -> None:
     taken = _thinned(steps)
     assert taken == sorted(set(taken))
@@ -96,12 +95,6 @@ def test_curves_hold_their_ends_and_the_milestones(steps: int) -> None:
     assert taken[-1] == steps
     assert set(taken) >= {step for step in MILESTONES if step <= steps}
     assert len(taken) <= 43
-
-
-def test_a_curve_is_asked_at_a_step() -> None:
-    curve = ProbeCurve([1, 30], [5.0, 50.0], 1)
-    assert curve.at(30) == 50.0
-    assert curve.at(300) is None
 
 
 def test_mini_batches_pass_over_all_rows_in_changing_orders() -> None:
@@ -148,8 +141,7 @@ EPS = torch.finfo(torch.float32).eps
 @pytest.mark.parametrize("turned", [False, True])
 def test_single_precision_differs_by_rounding_alone(shape: tuple[int, int, int], turned: bool) -> None:
     n, d, outputs = shape
-    draws = torch.Generator().manual_seed(0)
-    x, weight, bias = (torch.randn(size, generator=draws) for size in ((n, d), (outputs, d), (outputs,)))
+    x, weight, bias = (ref.gaussian(*size, seed=0).float() for size in ((n, d), (outputs, d), (outputs,)))
     given = x.T.contiguous().T if turned else x
     exact = x.double() @ weight.double().T + bias.double()
     largest = (x.double().abs() @ weight.double().abs().T).max() + bias.abs().max()
@@ -160,15 +152,9 @@ def test_single_precision_differs_by_rounding_alone(shape: tuple[int, int, int],
         assert (found.double() - exact).abs().max() <= d * EPS * largest
 
 
-def test_the_gradient_is_that_of_the_product() -> None:
-    draws = torch.Generator().manual_seed(1)
-    x, weight = torch.randn(30, 8, generator=draws), torch.randn(5, 8, generator=draws, requires_grad=True)
-    (found,) = torch.autograd.grad(products(x, weight).square().sum(), weight)
-    assert torch.allclose(found, 2 * (x @ weight.detach().T).T @ x, rtol=1e-4)
-
-
-def test_double_precision_stays_as_it_is() -> None:
-    draws = torch.Generator().manual_seed(2)
-    x, weight = (torch.randn(size, 6, generator=draws, dtype=torch.float64) for size in (20, 4))
+def test_the_gradient_is_that_of_the_product_and_double_precision_stays_as_it_is() -> None:
+    x, weight = ref.gaussian(30, 8, seed=1), ref.gaussian(5, 8, seed=2)
+    single = ref.gradient(lambda w: products(x.float(), w).square().sum(), weight.float())
+    assert torch.allclose(single.double(), 2 * (x @ weight.T).T @ x, rtol=1e-4)
     assert packed(x) is x
     assert torch.equal(products(x, weight), x @ weight.T)

@@ -52,10 +52,9 @@ def test_every_estimator_equals_its_definition(n: int, rho: float) -> None:
             torch.testing.assert_close(found.spectra[role][which].values, values, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("scale", [1.0, 1e-5, 1e5])
-def test_rotations_and_scalings_neither(seed: int, scale: float) -> None:
-    found = evaluate(scale * ref.orthogonal(D, seed))
+def test_rotations_and_scalings_neither(scale: float) -> None:
+    found = evaluate(scale * ref.orthogonal(D, 0))
     v = found.verdicts
     assert (v.a, v.b, v.c) == (False, True, True)
     assert found.ratios["spectrum"].ratio_harmful == pytest.approx(1, rel=1e-9)
@@ -63,11 +62,18 @@ def test_rotations_and_scalings_neither(seed: int, scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harder", "easier", "a", "b"), [(1.999, 1 + 9e-10, False, True), (2.0, 1 + 2e-9, True, False)]
+    ("harder", "easier", "drop", "passes"),
+    [
+        (1.999, 1 + 9e-10, 0.0, (False, True, True)),
+        (2.0, 1 + 2e-9, 1.0, (True, False, True)),
+        (2.0, 1.0, 1.001, (True, True, False)),
+        (2.0, 1.0, -3.0, (True, True, True)),
+    ],
 )
-def test_the_bounds_of_a_and_b(harder: float, easier: float, a: bool, b: bool) -> None:
-    v = verdicts_of({"ratio_harmful": harder, "ratio_pretrain": easier}, {})
-    assert (v.a, v.b) == (a, b)
+def test_the_bounds_of_a_b_and_c(harder: float, easier: float, drop: float, passes: tuple[bool, ...]) -> None:
+    accuracy = {"before": 64.0, "after": 64.0 - drop}
+    v = verdicts_of({"ratio_harmful": harder, "ratio_pretrain": easier}, accuracy)
+    assert (v.a, v.b, v.c) == passes
 
 
 def test_singular_extractor_that_kills_a_needed_direction_fails_c() -> None:
@@ -167,12 +173,9 @@ def test_spectrum_optimum_and_loss(n: int, rank: int, with_theta: bool) -> None:
     found = decompose(rows, theta)
     features = x if theta is None else x @ theta
 
-    hess = ref.hessian(x, theta)
-    values, vectors = torch.linalg.eigh(hess)
-    values, vectors = values.flip(0), vectors.flip(1)
+    values, vectors = (of.flip(-1) for of in torch.linalg.eigh(ref.hessian(x, theta)))
     assert found.spectrum.rank == rank
     assert (found.spectrum.n_samples, found.spectrum.n_features) == (n, WIDTH)
-    assert ref.error(found.spectrum.values[:rank], values[:rank]) < 1e-9
     assert ((found.spectrum.values[:rank] / values[:rank]) - 1).abs().max() < 1e-9
 
     w_star = torch.linalg.lstsq(features, y[:, None], driver="gelsd").solution.squeeze(-1)  # minimum norm
@@ -226,10 +229,9 @@ def test_a_map_that_takes_directions_away_leaves_the_others_and_no_rounding(n: i
 @pytest.mark.parametrize(
     ("condition", "rank", "steps"), [(3, D, 8), (10, D, 30), (100, D, 200), (100, 3, 200), (1e3, D, 1000), (50, 2, 60)]
 )
-@pytest.mark.parametrize("seed", [0, 1])
-def test_curve_is_that_of_the_naive_simulation(condition: float, rank: int, steps: int, seed: int) -> None:
-    x = ref.features_with_eigenvalues(37 * torch.logspace(0, -float(np.log10(condition)), rank), 30, D, seed)
-    y = ref.gaussian(30, seed=seed + 50)
+def test_curve_is_that_of_the_naive_simulation(condition: float, rank: int, steps: int) -> None:
+    x = ref.features_with_eigenvalues(37 * torch.logspace(0, -float(np.log10(condition)), rank), 30, D, 0)
+    y = ref.gaussian(30, seed=50)
     found = decompose(compress(x, y))
     fast = norm_ratio_curve(found.spectrum.values[:rank], found.optimum, steps=steps).ratio
     naive = ref.norm_ratio_curve(x, y, steps).numpy()

@@ -28,35 +28,23 @@ from immunize.spectrum.regularizers import gram_ends
 from tests import reference as ref
 from tests.spectrum.making import column, diagonal, properties
 
-FULL = [[3.0], [5.0, 2.0], [1e3, 40.0, 7.0, 7.0, 1e-2], [8.0, 8.0, 8.0, 1.0]]
-
 
 def ladder(k: int, kappa: float, top: float = 1.0) -> Tensor:
     """k eigenvalues from `top` down to `top`/κ, equally spaced in the logarithm."""
     return top * kappa ** -torch.linspace(0, 1, k, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("sigma", FULL)
-@pytest.mark.parametrize("extra_rows", [0, 1, 40])
-def test_full_rank_spectrum_is_recovered(sigma: list[float], extra_rows: int) -> None:
-    d = len(sigma)
-    features = ref.features_with_eigenvalues(sigma, d + extra_rows, d, seed=1)
-    spectrum = spectrum_of(features)
-    kappa = condition_number(spectrum)
-    assert spectrum.rank == d
-    torch.testing.assert_close(spectrum.values, torch.tensor(sigma, dtype=torch.float64), rtol=1e-11, atol=0)
-    assert kappa.value == pytest.approx(sigma[0] / sigma[-1], rel=1e-11)
+@pytest.mark.parametrize("sigma", [[3.0], [5.0, 2.0], [1e3, 40.0, 7.0, 7.0, 1e-2], [8.0, 8.0, 8.0, 1.0]])
+@pytest.mark.parametrize(("n", "d"), [(0, 0), (1, 0), (40, 0), (0, 30), (7, 7), (40, 7)])
+def test_kappa_is_over_the_non_zero_spectrum(sigma: list[float], n: int, d: int) -> None:
+    """Of so many more rows and columns than eigenvalues."""
+    k = len(sigma)
+    spectrum = spectrum_of(ref.features_with_eigenvalues(sigma, k + n, k + d, seed=1))
+    result = condition_number(spectrum)
+    assert (result.rank, result.n_samples, result.n_features) == (k, k + n, k + d)
+    torch.testing.assert_close(spectrum.values[:k], column(*sigma), rtol=1e-11, atol=0)
+    assert result.value == pytest.approx(sigma[0] / sigma[-1], rel=1e-11)
     assert spectrum.trace == pytest.approx(sum(sigma), rel=1e-13)
-
-
-@pytest.mark.parametrize(("n", "d"), [(5, 40), (40, 5), (12, 12), (60, 12)])
-@pytest.mark.parametrize("k", [1, 2, 4])
-@pytest.mark.parametrize("kappa", [1e1, 1e3, 1e5])
-def test_rank_deficient_kappa_is_over_the_non_zero_spectrum(n: int, d: int, k: int, kappa: float) -> None:
-    features = ref.features_with_eigenvalues(ladder(k, kappa), n, d, seed=2)
-    result = condition_number(spectrum_of(features))
-    assert (result.rank, result.n_samples, result.n_features) == (k, n, d)
-    assert result.value == pytest.approx(kappa if k > 1 else 1.0, rel=1e-10)
 
 
 @given(seed=st.integers(0, 10**6), exponent=st.floats(-12, 12), n=st.integers(2, 12), d=st.integers(2, 12))
@@ -73,7 +61,7 @@ def test_kappa_and_rank_ignore_units_and_rotations(seed: int, exponent: float, n
     assert ridge[0] == pytest.approx(ridge[1], rel=1e-11)
 
 
-@pytest.mark.parametrize("kappa", [1e1, 1e3, 1e5])
+@pytest.mark.parametrize("kappa", [1e1, 1e5])
 @pytest.mark.parametrize(("n", "d"), [(8, 20), (50, 20)])
 def test_released_does_not_see_conditioning_where_rank_is_deficient(kappa: float, n: int, d: int) -> None:
     features = ref.features_with_eigenvalues(ladder(6, kappa, top=2.0), n, d, seed=6)
@@ -110,10 +98,8 @@ def test_validity_facts_travel_with_every_estimator(estimator: str) -> None:
     fact = condition_number(spectrum_of(features), estimator)  # type: ignore[arg-type]
     assert (fact.estimator, fact.n_samples, fact.n_features, fact.rank) == (estimator, 9, 7, 4)
     assert fact.tolerance == default_tolerance(9, 7) == 9 * 2**-52
-    assert fact.sigma_max == pytest.approx(12, rel=1e-12)
-    assert fact.sigma_min == pytest.approx(1, rel=1e-12)
-    assert fact.gap_top == pytest.approx(2, rel=1e-12)
-    assert fact.gap_bottom == pytest.approx(3, rel=1e-12)
+    numbers = (fact.sigma_max, fact.sigma_min, fact.gap_top, fact.gap_bottom)
+    assert numbers == pytest.approx((12, 1, 2, 3), rel=1e-12)
     assert fact.gap_cut > 1e20
     assert fact.floor_hit == (estimator != "spectrum")
     assert (fact.rho is None) == (estimator != "ridge")
@@ -121,9 +107,7 @@ def test_validity_facts_travel_with_every_estimator(estimator: str) -> None:
 
 def test_gaps_of_ties_and_of_rank_one() -> None:
     tied = condition_number(spectrum_of(ref.features_with_eigenvalues([4.0, 4.0, 1.0, 1.0], 6, 4, seed=11)))
-    assert tied.gap_top == pytest.approx(1, rel=1e-12)
-    assert tied.gap_bottom == pytest.approx(1, rel=1e-12)
-    assert tied.gap_cut == math.inf
+    assert (tied.gap_top, tied.gap_bottom, tied.gap_cut) == (*[pytest.approx(1, rel=1e-12)] * 2, math.inf)
     one = condition_number(spectrum_of(ref.features_with_eigenvalues([4.0], 1, 3, seed=11)))
     assert (one.value, one.gap_top, one.gap_bottom, one.gap_cut) == (1.0, math.inf, math.inf, math.inf)
 
@@ -137,16 +121,14 @@ def test_gap_at_the_cut_shows_an_unclear_rank() -> None:
 
 
 @pytest.mark.parametrize(("n", "d"), [(4, 9), (30, 9), (9, 9)])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("k", [4, 3])
-def test_gram_gives_the_spectrum_of_its_features(n: int, d: int, k: int, estimator: str) -> None:
+def test_gram_gives_the_spectrum_of_its_features(n: int, d: int, k: int) -> None:
     features = ref.features_with_eigenvalues(ladder(k, 1e3), n, d, seed=13)
     direct, streamed = spectrum_of(features), spectrum_of_gram(features.T @ features, n)
     assert (streamed.n_samples, streamed.n_features, streamed.tolerance) == (n, d, direct.tolerance)
     assert len(streamed.values) == len(direct.values)
     assert streamed.rank == direct.rank == k
-    left, right = (condition_number(s, estimator).value for s in (direct, streamed))  # type: ignore[arg-type]
-    assert left == pytest.approx(right, rel=1e-9)
+    torch.testing.assert_close(streamed.values[:k], direct.values[:k], rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize(("n", "d", "k"), [(200, 7, 7), (200, 7, 4), (9, 7, 7), (7, 7, 5), (3, 7, 3), (5, 7, 2)])
@@ -184,7 +166,7 @@ def test_non_finite_values_are_refused(bad: float) -> None:
     x = torch.eye(3, dtype=torch.float64)
     x[0, 1] = bad
     for called, function in CHECKED.items():
-        with pytest.raises(ValueError, match=f"^{called} contain NaN or infinite"):
+        with pytest.raises(ValueError, match=f"^{called} must not contain NaN or infinite"):
             function(x)
 
 
