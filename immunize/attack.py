@@ -40,7 +40,7 @@ from immunize.threads import cpu_threads, threads_in_force
 
 if TYPE_CHECKING:
     from immunize.attack_grid.target import Target
-    from immunize.evaluation.attacks import Entry, Store
+    from immunize.evaluation.attacks.grid import Entry, Store
 
 FEATURES = "attack_features"
 
@@ -147,7 +147,7 @@ def measure(
     """
     entries = grid.new_entries()  # a bad grid is reported before the data are read
     from immunize.attack_grid.run import laid_out, run_grid
-    from immunize.evaluation.attacks import version_of
+    from immunize.evaluation.attacks.grid import version_of
 
     with cpu_threads(grid.threads):
         target = grid.new_target(features, tell)
@@ -300,7 +300,8 @@ def entries_of(cfg: DictConfig) -> list[Entry]:
     Raises:
         UserError: an unknown tier, a tier without attacks, or a bad setting of an attack.
     """
-    from immunize.evaluation.attacks import TIERS, Entry, check_tiers
+    from immunize.evaluation.attacks import TIERS
+    from immunize.evaluation.attacks.grid import Entry, check_tiers
 
     wanted = check_tiers(TIERS if cfg.tiers is None else cfg.tiers)
     entries = []

@@ -27,7 +27,8 @@ from hydra import compose, initialize_config_dir
 from experiments.bench.machine import timed_command, write_csv
 from immunize.attack import entries_of
 from immunize.config import config_dir, register
-from immunize.evaluation.attacks import AttackData, Budget, Rows, attack_all
+from immunize.evaluation.attacks import AttackData, Budget, Rows
+from immunize.evaluation.attacks.grid import attack_all
 from immunize.records import peak_memory_mib
 from immunize.threads import cpu_threads
 

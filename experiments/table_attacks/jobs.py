@@ -114,7 +114,7 @@ def waves(jobs: Sequence[Job]) -> list[list[Job]]:
 def _is_done(job: Job, cfg: DictConfig) -> bool:
     from immunize.attack import entries_of
     from immunize.attack_grid.run import RESULTS
-    from immunize.evaluation.attacks import version_of
+    from immunize.evaluation.attacks.grid import version_of
     from immunize.records import ATTACK_RECORD, CHECKPOINT, whole_config
 
     record = read_object(job.out / ATTACK_RECORD)

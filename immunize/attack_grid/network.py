@@ -33,8 +33,8 @@ from immunize.data.images.image_set import ImageSet, ImageSplits
 from immunize.data.images.pair import ImagePair
 from immunize.data.images.source import ImageSource, as_image_source
 from immunize.errors import CheckpointError, DataError, MissingDataError
-from immunize.evaluation.attacks import AttackData, Inputs, Network, Rows
-from immunize.evaluation.attacks.network import flops_of
+from immunize.evaluation.attacks import AttackData, Rows
+from immunize.evaluation.attacks.network import Inputs, Network, flops_of
 from immunize.features import (
     DeepExtractor,
     Features,

@@ -19,23 +19,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Target, Task
-from immunize.evaluation.attacks import (
-    RESOURCES,
-    TIERS,
-    AttackData,
-    Attacked,
-    Budget,
-    Curve,
-    Entry,
-    Estimate,
-    Store,
-    TierResult,
-    attack_all,
-    compare,
-    horizon_of,
-    in_tier,
-    judge,
-)
+from immunize.evaluation.attacks import TIERS, AttackData, Budget
+from immunize.evaluation.attacks.curves import RESOURCES, Curve, horizon_of
+from immunize.evaluation.attacks.grid import Entry, Store, attack_all, in_tier
+from immunize.evaluation.attacks.judging import Attacked, Estimate, TierResult, compare, judge
 from immunize.processes import KEPT_MEMORY, closing_pool
 from immunize.records import peak_memory_mib
 from immunize.threads import cores, cpu_threads

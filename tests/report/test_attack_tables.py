@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from immunize.evaluation.attacks import RESOURCES
+from immunize.evaluation.attacks.curves import RESOURCES
 from immunize.records import ATTACK_RECORD
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import interval_text, middle, verdict_sentence
