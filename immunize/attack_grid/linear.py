@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Target, Task, random_rotation
 from immunize.checkpoints import load_checkpoint
@@ -24,15 +26,10 @@ from immunize.data.loading import load_pair
 from immunize.data.splits import ROLES, Splits
 from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks import AttackData, Rows
+from immunize.spectrum.ranges import within_span
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from immunize.data import SourceBase
-
-RANGE_TOLERANCE = 1e-8
-"""A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
-
 
 Split = tuple[AttackData, dict[str, int]]
 """The attacker's rows, and how many were moved among them, by the set they were drawn for; empty where none can be."""
@@ -85,8 +82,6 @@ class LinearTarget(Target):
 
     def extractors(self, seed: int) -> dict[str, Tensor | None]:
         """Maps by name, in the order of `EXTRACTORS`; None is the identity."""
-        import torch
-
         control = torch.from_numpy(random_rotation(len(self.theta), seed))
         return dict(zip(EXTRACTORS, (None, self.theta, control), strict=True))
 
@@ -206,15 +201,8 @@ def _within_range(x: Any, stays: Any, *others: Any) -> tuple[Any, ...]:
     also where the data set has held-out rows of its own: those that are moved are rows more for the attacker.
     """
     while True:
-        mean = x[stays].mean(axis=0)
-        _, sigma, vt = np.linalg.svd(x[stays] - mean, full_matrices=False)
-        basis = vt[sigma > RANGE_TOLERANCE * sigma[0]]
-        outside = []
-        for rows in others:
-            centred = x[rows] - mean
-            rest = np.linalg.norm(centred - centred @ basis.T @ basis, axis=1)
-            outside.append(rest > RANGE_TOLERANCE * np.linalg.norm(centred, axis=1))
-        if not any(found.any() for found in outside):
+        within = within_span(torch.from_numpy(x), torch.from_numpy(stays)).numpy()
+        if all(within[rows].all() for rows in others):
             return stays, *others
-        stays = np.concatenate([stays, *(rows[found] for rows, found in zip(others, outside, strict=True))])
-        others = tuple(rows[~found] for rows, found in zip(others, outside, strict=True))
+        stays = np.concatenate([stays, *(rows[~within[rows]] for rows in others)])
+        others = tuple(rows[within[rows]] for rows in others)

@@ -17,8 +17,8 @@ from immunize.spectrum.condition import (
     spectrum_of,
     spectrum_of_gram,
 )
-from immunize.spectrum.erasing import Erasure, erasing_map
-from immunize.spectrum.erasing_choice import SHRINKAGES, ChosenErasure, EraseTrial, erase
+from immunize.spectrum.erasing import Erasure
+from immunize.spectrum.erasing_choice import ChosenErasure, EraseTrial, erase
 from immunize.spectrum.optimum import Immunizer, frontier
 from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
 from immunize.spectrum.ranges import (
@@ -52,7 +52,6 @@ from immunize.spectrum.separability import (
     probe_correlation,
 )
 from immunize.spectrum.shrinkage import (
-    SHRINKAGE_GRID,
     BudgetChoice,
     BudgetTrial,
     ClosedForm,
@@ -60,7 +59,6 @@ from immunize.spectrum.shrinkage import (
     choose_budget,
     choose_shrinkage,
     closed_form,
-    ledoit_wolf,
 )
 
 __all__ = [
@@ -71,8 +69,6 @@ __all__ = [
     "HARDER_BY",
     "KERNELS",
     "RHOS",
-    "SHRINKAGES",
-    "SHRINKAGE_GRID",
     "BudgetChoice",
     "BudgetTrial",
     "ChosenErasure",
@@ -97,7 +93,6 @@ __all__ = [
     "cross_fitted_correlation",
     "default_tolerance",
     "erase",
-    "erasing_map",
     "folds_of",
     "frontier",
     "generalized_spectrum",
@@ -107,7 +102,6 @@ __all__ = [
     "joint_basis",
     "kappa",
     "kappa_of_features",
-    "ledoit_wolf",
     "lift_map",
     "probe_correlation",
     "r_ill",

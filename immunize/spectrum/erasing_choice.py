@@ -36,6 +36,7 @@ from immunize.spectrum.erasing import (
     same_data,
     taking,
 )
+from immunize.spectrum.ranges import within_span
 from immunize.spectrum.separability import (
     correlation,
     cross_fitted_correlation,
@@ -63,9 +64,6 @@ FEW = 20
 
 LEAST_ROWS = 2 * FOLDS
 """Of D_P with labels, two in a third."""
-
-RANGE_TOLERANCE = 1e-8
-"""A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
 
 SPANNING = 1e-8
 """Rows whose covariance has no smaller pivot, relative to its mean variance, span everything beyond doubt."""
@@ -170,8 +168,8 @@ def erase(
         values = torch.unique(labels)
         if labels.is_floating_point() and 2 < len(values) <= FEW and bool((values == values.round()).all()):
             warnings.warn(
-                f"y_harmful has {len(values)} whole values of a floating-point type: it is taken for a target, of which "
-                "one direction goes; labels of classes have to be of an integer type",
+                f"y_harmful has {len(values)} whole values of a floating-point type: it is taken for a target, of "
+                "which one direction goes; labels of classes have to be of an integer type",
                 stacklevel=2,
             )
         if not labels.is_floating_point() and len(values) == len(labels) > 2:
@@ -354,13 +352,7 @@ def _within_range(x: Tensor, fitted: Tensor, gram: Tensor) -> Tensor:
     root, failed = torch.linalg.cholesky_ex(gram)
     if not int(failed) and float(root.diagonal().min()) ** 2 > SPANNING * float(gram.diagonal().mean()):
         return torch.ones(len(x), dtype=torch.bool)
-    seen = x[fitted]
-    centred, mean = x - seen.mean(0), seen.mean(0)
-    _, sigma, right = torch.linalg.svd(seen - mean, full_matrices=False)
-    basis = right[sigma > RANGE_TOLERANCE * sigma[0]]
-    outside = (centred - centred @ basis.T @ basis).norm(dim=1)
-    within: Tensor = outside <= RANGE_TOLERANCE * centred.norm(dim=1)
-    return within
+    return within_span(x, fitted)
 
 
 def _fewer(of: Labelled, seed: int) -> Labelled:

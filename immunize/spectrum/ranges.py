@@ -18,6 +18,9 @@ from torch import Tensor
 from immunize.memoize import memoize
 from immunize.spectrum.condition import Spectrum, check_matrix, default_tolerance, spectrum_of
 
+RANGE_TOLERANCE = 1e-8
+"""A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
+
 ROTATION_SEED = 0
 """Of the rotation of the basis: the same for every run, so that the coordinates depend on the data alone."""
 
@@ -82,6 +85,25 @@ def _row_space(x: Tensor) -> tuple[Tensor, Tensor]:
     tall = x.shape[0] > 2 * x.shape[1]
     _, sigma, vh = torch.linalg.svd(torch.linalg.qr(x, mode="r").R if tall else x, full_matrices=False)
     return sigma, vh
+
+
+def within_span(x: Tensor, among: Tensor) -> Tensor:
+    """Rows that do not leave the span of some of them, about their mean.
+
+    Args:
+        x: (N, D) float64.
+        among: which span it: (N,) bool, or numbers of rows.
+
+    Returns:
+        (N,) bool.
+    """
+    seen = x[among]
+    centred, mean = x - seen.mean(0), seen.mean(0)
+    _, sigma, right = torch.linalg.svd(seen - mean, full_matrices=False)
+    basis = right[sigma > RANGE_TOLERANCE * sigma[0]]
+    outside = (centred - centred @ basis.T @ basis).norm(dim=1)
+    within: Tensor = outside <= RANGE_TOLERANCE * centred.norm(dim=1)
+    return within
 
 
 def with_rank_of_map(spectrum: Spectrum, rows: Tensor, theta: Tensor) -> Spectrum:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import immunize
 from immunize.objective.erase import Erase
-from immunize.spectrum import SHRINKAGES, cross_fitted_correlation, erase, erasing_map, folds_of
-from immunize.spectrum.erasing import directions_of
-from immunize.spectrum.erasing_choice import FOLDS, PROBES, EraseTrial, _Judge, _within_range
+from immunize.spectrum import cross_fitted_correlation, erase, folds_of
+from immunize.spectrum.erasing import directions_of, erasing_map
+from immunize.spectrum.erasing_choice import FOLDS, PROBES, SHRINKAGES, EraseTrial, _Judge, _within_range
 from immunize.spectrum.shrinkage import ledoit_wolf
 from tests import reference as ref
 

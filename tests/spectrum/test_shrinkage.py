@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum import (
-    SHRINKAGE_GRID,
     choose_budget,
     choose_shrinkage,
     closed_form,
     generalized_spectrum,
     immunization_ratio,
-    ledoit_wolf,
     spectrum_of,
 )
-from immunize.spectrum.shrinkage import _in_joint_range, kappa_of_gram
+from immunize.spectrum.shrinkage import SHRINKAGE_GRID, _in_joint_range, kappa_of_gram, ledoit_wolf
 from tests import reference as ref
 from tests.reference import rows
 from tests.spectrum.making import column, diagonal
