@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from immunize.data import ROLES
+from immunize.data import ROLES, Role
 from immunize.errors import UserError
 from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, ProbeCurve, probe
 from immunize.evaluation.numbers import by_extractor, spectrum_numbers
@@ -75,7 +75,7 @@ def evaluate_deep(
     pretrain_accuracy: Mapping[str, float],
     *,
     seed: int,
-    settings: EvaluationSettings | None = None,
+    settings: EvaluationSettings,
 ) -> dict[str, Any]:
     """Everything that a record holds of an evaluation, for `record.update`.
 
@@ -90,7 +90,6 @@ def evaluate_deep(
         UserError: fewer images than a group.
         ValueError: features that are not finite or all zero, or not of the same images for both extractors.
     """
-    settings = settings or EvaluationSettings()
     _check(features, settings)
     pooled = {part: _pooled(features, part, seed, settings) for part in PARTS}
     metrics, spectra = ({part: of[i] for part, of in pooled.items()} for i in range(2))
@@ -146,7 +145,7 @@ def _check(features: Features, settings: EvaluationSettings) -> None:
 
 def _pooled(
     features: Features, part: str, seed: int, settings: EvaluationSettings
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[Role, Any]]:
     """The ratios over all rows of a part, and the four spectra behind them."""
     sums = {(which, role): block_grams(features[which][part][role][0], seed=seed) for which in WHICH for role in ROLES}
     draws = generator(seed, "pooled", part)

@@ -64,7 +64,7 @@ class ProbeCurve:
 
 @memoize(16)  # θ_0's curves, while a sweep runs other methods on the same features
 def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
-    x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, optimizer: str = "gd", steps: int | None = None, seed: int = 0
+    x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, optimizer: str, steps: int, seed: int = 0
 ) -> ProbeCurve:
     """Train a linear probe and measure it on other rows along the way.
 
@@ -74,7 +74,7 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
         x_test: (M, D) features of rows to measure on.
         y_test: (M,) their labels.
         optimizer: a key of `DEFAULT_STEPS`.
-        steps: how many; default that of `DEFAULT_STEPS`.
+        steps: how many.
         seed: of the mini-batches of `sgd`; the others draw nothing.
 
     Raises:
@@ -82,7 +82,6 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
     """
     if optimizer not in DEFAULT_STEPS:
         raise ValueError(f"unknown optimizer {optimizer!r} of the probe; there are {', '.join(DEFAULT_STEPS)}")
-    steps = DEFAULT_STEPS[optimizer] if steps is None else steps
     if steps < 1:
         raise ValueError(f"a probe takes at least one step, not {steps}")
     if len(x) != len(y) or len(x_test) != len(y_test):

@@ -221,10 +221,10 @@ def pooled_ratios(
         bootstrap_counts(min(len(side.blocks), side.n_samples), replicates if units > 1 else 0, draws)
         for side in (pretrain, harmful)
     ]
-    sides = (pretrain, harmful, pretrain_baseline, harmful_baseline)
-    exact = [side.spectrum() for side in sides]
-    each = [_resampled(side.blocks, side.n_samples, drawn) for side, drawn in zip(sides, counts * 2, strict=True)]
-    resampled = list(zip(*each, strict=True))
+    exact = (pretrain.spectrum(), harmful.spectrum(), pretrain_baseline.spectrum(), harmful_baseline.spectrum())
+    sides = zip((pretrain, harmful, pretrain_baseline, harmful_baseline), counts * 2, strict=True)
+    p, h, p_0, h_0 = (_resampled(side.blocks, side.n_samples, drawn) for side, drawn in sides)
+    resampled = list(zip(p, h, p_0, h_0, strict=True))
     found: dict[Estimator, PooledRatio] = {}
     for estimator in ESTIMATORS:
         ratio = immunization_ratio(*exact, estimator=estimator, rho=rho)

@@ -1,8 +1,8 @@
 """T1, and the trained heads of T3: mini-batch optimizers over a grid of learning rates, constant and cosine schedules.
 
-The attacker races: every learning rate runs a short first lap with a constant schedule, the best few by validation run
-to the end, and the very best and its next larger neighbour also with cosine schedules of several lengths. Where the
-best is settled (scoring.py) after a second lap, schedules have nothing to gain and are left out.
+The attacker races: every learning rate runs a short first lap with a constant schedule, the best by validation runs to
+the end, and it and its next larger neighbour also with cosine schedules of several lengths. Where the best is settled
+(scoring.py) after a second lap, schedules have nothing to gain and are left out.
 
 `scaled` divides the features by σ_1(X)/√N first. For gradient descent that is a learning rate in units of 1/σ_1 of the
 Hessian, for Adam one in units of 1/√σ_1; the result does not change when the features are multiplied by a number.
@@ -340,7 +340,6 @@ class FirstOrder(Attack):
         head: one of `HEADS`.
         hidden: units of the hidden layer of "mlp".
         batch_size: B; all rows where there are fewer.
-        keep: learning rates that go on after the first lap.
         cosine: lengths of cosine schedules, as shares of all steps.
         precision: "float32", as most users, or "float64".
 
@@ -354,7 +353,6 @@ class FirstOrder(Attack):
     head: str = "linear"
     hidden: int = 256
     batch_size: int = 256
-    keep: int = 1
     cosine: tuple[float, ...] = (0.1, 1.0)
     precision: str = "float32"
     version: ClassVar[int] = 1  # no schedules behind a settled rate
@@ -366,8 +364,8 @@ class FirstOrder(Attack):
             raise UserError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
         if self.precision not in ("float32", "float64"):
             raise UserError(f"unknown precision {self.precision!r}; there are float32 and float64")
-        if self.batch_size < 2 or self.keep < 1 or self.hidden < 1 or not all(0 < part <= 1 for part in self.cosine):
-            raise UserError("batch_size has to be 2 or more, keep and hidden 1 or more, cosine parts of 1")
+        if self.batch_size < 2 or self.hidden < 1 or not all(0 < part <= 1 for part in self.cosine):
+            raise UserError("batch_size has to be 2 or more, hidden 1 or more, cosine parts of 1")
 
     @property
     def scale_free(self) -> bool:
@@ -378,18 +376,16 @@ class FirstOrder(Attack):
         """Race the learning rates; the seed decides the order of the rows and the hidden layer."""
         task = HeadTask(self, data, seed)
         rates = sorted(self.learning_rates)
-        kept = min(self.keep, len(rates))
-        weight = kept + (len(rates) - kept) / FIRST_LAP + 2 * sum(self.cosine)
+        weight = 1 + (len(rates) - 1) / FIRST_LAP + 2 * sum(self.cosine)
         steps = budget.affordable(task.per_step.flops, weight)
         race = Lockstep(task, rates, steps)
         lap = max(1, steps // FIRST_LAP)
         race.advance(race.candidates, lap)
-        leading = sorted(race.candidates, key=lambda head: -head.best)[:kept]  # stable: of equals the smaller rate
-        race.advance(leading, 2 * lap if kept == 1 else steps)  # one alone goes along with the cosine schedules
-        best = max(leading, key=lambda head: head.best)
+        best = max(race.candidates, key=lambda head: head.best)  # of equals the smaller rate
+        race.advance([best], 2 * lap)
         if best.meter.diverged or not best.meter.over:
             for rate in rates[rates.index(best.rate) :][:2]:
                 for length in dict.fromkeys(max(1, round(part * steps)) for part in self.cosine):
                     race.add_cosine(rate, length)
-        race.advance([*leading, *race.candidates[len(rates) :]], steps)
+        race.advance([best, *race.candidates[len(rates) :]], steps)
         return Outcome(tuple(head.meter.trace() for head in race.candidates))
