@@ -14,21 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 from immunize.attack import entries_of
 from immunize.data.digits import embedded_digits
-from immunize.evaluation.attacks import (
-    AttackData,
-    Budget,
-    Cost,
-    Entry,
-    FirstOrder,
-    GradientDescent,
-    Point,
-    Rows,
-    attack_all,
-    compare,
-    in_tier,
-    judge,
-    judging,
-)
+from immunize.evaluation.attacks import AttackData, Budget, Cost, FirstOrder, GradientDescent, Rows, judging
+from immunize.evaluation.attacks.curves import Point
+from immunize.evaluation.attacks.grid import Entry, attack_all, in_tier
+from immunize.evaluation.attacks.judging import compare, judge
 from immunize.evaluation.attacks.scoring import Meter
 from tests.attacking import compose_attack
 from tests.evaluation.attacks.making import classes, ill_conditioned, regression, rotation

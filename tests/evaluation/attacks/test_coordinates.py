@@ -20,19 +20,17 @@ from immunize.evaluation.attacks import (
     AttackData,
     Budget,
     ConjugateGradient,
-    Entry,
     GradientDescent,
     Lbfgs,
     LinearMap,
     LogisticDescent,
     NearestNeighbours,
     PublicReference,
-    Repaired,
     Ridge,
     Rows,
-    attack_all,
 )
 from immunize.evaluation.attacks.coordinates import both_axes, feature_scale, principal, thin_svd
+from immunize.evaluation.attacks.grid import Entry, attack_all
 from immunize.evaluation.attacks.lbfgs import together
 from immunize.evaluation.attacks.logistic import Logistic, answers
 from immunize.evaluation.attacks.prepared import REPAIRS
@@ -230,20 +228,6 @@ def test_linear_map_is_plain_ridge_regression(rows: tuple[int | None, ...]) -> N
     (plain,) = GD.run(data.mapped(back.predict), Budget(30), 0).traces
     assert [p.test for p in trace.points] == [p.test for p in plain.points]
     assert trace.points[0].cost.samples == len(chosen) + len(data.train)
-
-
-def test_whitened_rows_are_those_of_the_plain_decomposition() -> None:
-    data = TASKS["four classes"]()
-    inner = {"gd": GD, "ridge": Ridge(tier="T3", penalties=(1e-2,))}
-    found = Repaired(tier="T3", repair="whiten", floors=(1e-12,), inner=inner).run(data, Budget(30), 0)
-    mean = data.train.x.mean(axis=0)
-    _, sigma, vt = np.linalg.svd(data.train.x - mean, full_matrices=False)
-    white = data.mapped(lambda x: (x - mean) @ vt[:7].T / sigma[:7])
-    for trace, attack in zip(found.traces, inner.values(), strict=True):
-        (plain,) = attack.run(white, Budget(30), 0).traces
-        assert [p.test for p in trace.points] == [p.test for p in plain.points]
-        n, d = data.train.x.shape
-        assert trace.points[0].cost.flops - plain.points[0].cost.flops == 4 * n * d**2 + 8 * d**3 + 2 * n * d * 7
 
 
 def test_attack_on_public_theta_0_is_kept_for_every_extractor() -> None:

@@ -158,16 +158,6 @@ def test_the_race_is_the_one_that_every_candidate_ran_alone() -> None:
             assert (point.validation, point.test) == pytest.approx(scores[point.cost.steps], rel=SAME)
 
 
-def test_several_that_are_kept_are_all_run_to_the_end_before_the_cosine_schedules() -> None:
-    two = attack(optimizer=OPTIMIZERS["adam"], learning_rates=(0.001, 0.01, 0.1), keep=2, cosine=(1.0,))
-    traces = two.run(TASKS["multiclass"], Budget(40), SEED).traces
-    constant = {t.label: t for t in traces if "constant" in t.label}
-    assert sorted(t.spent.steps for t in constant.values()) == [4, 40, 40]
-    whole = [t for t in constant.values() if t.spent.steps == 40]
-    winner = max(whole, key=lambda t: max(p.validation for p in t.points)).label.split(",")[0]
-    assert next(t.label for t in traces if "cosine" in t.label) == f"{winner}, cosine over 40"
-
-
 def test_seconds_are_shared_and_no_more_than_passed() -> None:
     started = time.perf_counter()
     race = lockstep(TASKS["multiclass"], OPTIMIZERS["sgd"], (0.01, 0.1), 30)

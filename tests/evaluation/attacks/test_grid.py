@@ -11,31 +11,18 @@ import torch
 
 from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks import (
-    RESOURCES,
     AttackData,
-    Attacked,
     Budget,
     Cost,
-    Curve,
-    Entry,
     GradientDescent,
     ImagesAlone,
     KernelRidge,
     LinearMap,
-    Point,
     Rows,
-    TierResult,
-    Trace,
-    attack_all,
-    best_so_far,
-    check_tiers,
-    compare,
-    horizon_of,
-    in_tier,
-    judge,
-    version_of,
 )
-from immunize.evaluation.attacks.curves import look_steps
+from immunize.evaluation.attacks.curves import RESOURCES, Curve, Point, Trace, best_so_far, horizon_of, look_steps
+from immunize.evaluation.attacks.grid import Entry, attack_all, check_tiers, in_tier, version_of
+from immunize.evaluation.attacks.judging import Attacked, TierResult, compare, judge
 from tests.evaluation.attacks.making import Memory, classes, ill_conditioned, regression
 
 SMALL = (60, 40, 50)
@@ -211,14 +198,6 @@ def test_retention_is_what_is_left_above_chance() -> None:
     assert compare(of_rows(right(24)), of_rows(right(24))).retention is None  # θ_0 learns nothing
 
 
-def test_rows_are_kept_in_the_cell_of_their_curve() -> None:
-    cells = attack_all(regression(sizes=SMALL), [GD], Budget(20), 0)
-    point = in_tier(json.loads(json.dumps(cells)), "T0").curve.best
-    assert len(point.rows) == SMALL[2]
-    assert point.rows.mean() == pytest.approx(point.test, abs=1e-6)
-    assert not any("rows" in cells["gd"]["curves"][by] for by in ("seconds", "samples", "flops"))
-
-
 def result(held: bool | None) -> TierResult:
     return TierResult(0.5, 0.9, None, None, held)
 
@@ -288,10 +267,18 @@ def test_every_resource_has_its_own_cheapest_way() -> None:
     assert curves["flops"].labels == ("plain", "plain")
 
 
-@pytest.mark.parametrize("by", RESOURCES)
-def test_curve_survives_the_record(by: str) -> None:
-    curve = best_so_far([("a", [point(1, 0.1, 0.2), point(5, 0.6, 0.55)])], by)
-    assert Curve.of_plain(curve.plain(), by) == curve
+def test_curves_survive_the_cell_and_that_against_steps_with_its_rows() -> None:
+    data = regression(sizes=SMALL)
+    cells = json.loads(json.dumps(attack_all(data, [GD], Budget(20), 0)))
+    (trace,) = GD.attack.run(data, Budget(20), 0).traces
+    for by, found in in_tier(cells, "T0").curves.items():
+        expected = best_so_far([("gd: step 1/σ₁", trace.points)], by)
+        assert (found.labels, found.by) == (expected.labels, expected.by)
+        assert [(p.test, p.cost.flops) for p in found.points] == [(p.test, p.cost.flops) for p in expected.points]
+        assert all((p.rows is None) is (by != "steps") for p in found.points)
+    best = in_tier(cells, "T0").curve.best
+    assert len(best.rows) == SMALL[2]
+    assert best.rows.mean() == pytest.approx(best.test, abs=1e-6)
 
 
 def test_setup_is_paid_before_the_first_step() -> None:

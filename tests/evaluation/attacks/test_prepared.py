@@ -58,9 +58,12 @@ def test_degenerate_features_are_not_blown_up() -> None:
         assert np.abs(repair(AttackData(rows, rows, rows, 2), 1e-12)[0].train.x).max() < 10
 
 
-def test_whitening_floor_leaves_components_out() -> None:
+def test_whitening_floor_leaves_components_out_and_a_decomposition_is_paid_for() -> None:
     data = classes(PLANTED)
-    assert REPAIRS["whiten"](data, 1e-12)[0].n_features == D
+    n = len(data.train)
+    whole, cost = REPAIRS["whiten"](data, 1e-12)
+    assert whole.n_features == D
+    assert (cost.steps, cost.samples, cost.flops) == (1, n, 4 * n * D**2 + 8 * D**3 + 2 * n * D * D)
     assert 1 < REPAIRS["whiten"](data, 1e-3)[0].n_features < D
 
 
