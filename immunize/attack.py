@@ -27,7 +27,6 @@ from immunize.records import (
     ATTACK_RECORD,
     CHECKPOINT,
     begun,
-    peak_memory_mib,
     plain,
     provenance,
     read_record,
@@ -146,20 +145,16 @@ def measure(
         UserError: as :func:`run`.
     """
     entries = grid.new_entries()  # a bad grid is reported before the data are read
-    from immunize.attack_grid.run import laid_out, run_grid
+    from immunize.attack_grid.run import run_grid
     from immunize.evaluation.attacks.grid import version_of
 
     with cpu_threads(grid.threads):
         target = grid.new_target(features, tell)
         if target.device is None and all(entry.attack.needs == "model" for entry in entries):
             raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
-        done = run_grid(target.plan, target, entries, store, tell)
+        found = run_grid(target.plan, target, entries, store, tell)
     versions = {entry.name: version_of(entry.attack) for entry in entries}
-    return {
-        **{"subject": target.facts, "tasks": done.facts, "attack_versions": versions, "cells": done.origin},
-        **laid_out(done.cells, [entry.name for entry in entries]),
-        "peak_memory_mib": max(peak_memory_mib(), done.peak_memory_mib),
-    }
+    return {"subject": target.facts, "tasks": found.pop("tasks"), "attack_versions": versions, **found}
 
 
 @command("attack")

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Target, Task
@@ -42,23 +42,6 @@ Place = tuple[int, str, str]
 
 
 @dataclass(frozen=True)
-class Grid:
-    """What came of all attacks.
-
-    Attributes:
-        cells: task -> extractor -> for each seed the cells by attack, in the grid's order.
-        facts: of each task by name, for the record.
-        origin: how many cells were `computed` now, and how many were `known`, by the commit that had computed them.
-        peak_memory_mib: the largest of any process but this one; 0 if there was none.
-    """
-
-    cells: dict[str, dict[str, list[Cells]]]
-    facts: dict[str, dict[str, Any]]
-    origin: dict[str, Any]
-    peak_memory_mib: float
-
-
-@dataclass(frozen=True)
 class _Part:
     """A part of the grid.
 
@@ -78,7 +61,7 @@ class _Part:
 
 def run_grid(
     plan: GridPlan, target: Target, entries: Sequence[Entry], store: Store | None, tell: Callable[[str], None]
-) -> Grid:
+) -> dict[str, Any]:
     """Attack.
 
     Args:
@@ -88,13 +71,17 @@ def run_grid(
         store: of finished cells; None keeps none. A process writes each when it has it.
         tell: gets a line for every cell.
 
+    Returns:
+        what a record holds of it: "tasks", "cells", how many were computed now and how many were known, by the commit
+        that had computed them, "peak_memory_mib", the largest of any process, and what :func:`laid_out` returns.
+
     Raises:
         UserError: what an attack or the data raise.
     """
     budget = plan.budget
     work = _Work(plan, target, entries, tell)
     processes = work.processes()
-    peak = 0.0
+    peaks = []
     for part in work.parts(work.stays if processes > 1 else lambda entry: True):
         work.done(part, part.run(budget, store, functools.partial(work.say, part)))
     if processes > 1:
@@ -104,8 +91,13 @@ def run_grid(
                 for line in lines:
                     work.say(part, line)
                 work.done(part, cells)
-                peak = max(peak, own_peak)
-    return Grid(work.laid_out(), work.facts(), work.origin(), peak)
+                peaks.append(own_peak)
+    return {
+        "tasks": work.facts(),
+        "cells": work.origin(),
+        **laid_out(work.cells(), [entry.name for entry in entries]),
+        "peak_memory_mib": max([peak_memory_mib(), *peaks]),
+    }
 
 
 class _Work:
@@ -165,8 +157,8 @@ class _Work:
         """Cells of a part."""
         self.found.setdefault(part.place, {}).update(cells)
 
-    def laid_out(self) -> dict[str, dict[str, list[Cells]]]:
-        """As `Grid` has them."""
+    def cells(self) -> dict[str, dict[str, list[Cells]]]:
+        """Task -> extractor -> for each seed the cells by attack, in the grid's order."""
         cells: dict[str, dict[str, list[Cells]]] = {}
         for place in self.places:
             _, name, extractor = place
@@ -176,7 +168,7 @@ class _Work:
         return cells
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """As `Grid` has them: rows of the first seed, and how many were moved with each."""
+        """Of each task by name: rows of the first seed, and how many were moved with each."""
         for name, of in self.of_task.items():
             for moved in self.moved[name].values():
                 for part, rows in moved.items():
@@ -184,7 +176,7 @@ class _Work:
         return self.of_task
 
     def origin(self) -> dict[str, Any]:
-        """As `Grid` has it. A cell of this time's bears no commit: the record has that."""
+        """Where cells come from. One of this time's bears no commit: the record has that."""
         cells = [cell for of in self.found.values() for cell in of.values() if cell["status"] != "skipped"]
         known = Counter(cell["git_commit"] or "unknown" for cell in cells if "git_commit" in cell)
         return {"computed": len(cells) - known.total(), "known": dict(known)}
@@ -265,7 +257,7 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
                 }
                 best_so_far.setdefault(task, {}).setdefault(extractor, {})[tier] = [_columns(a) for a, _ in pairs]
             results.setdefault(task, {})[extractor] = laid
-            verdicts.setdefault(task, {})[extractor] = vars(judge(tiers, _impossible(seeds[0])))
+            verdicts.setdefault(task, {})[extractor] = judge(tiers, _impossible(seeds[0]))
     attacks = {
         task: {
             extractor: {name: _attack(seeds, of["theta_0"], name) for name in names if name in seeds[0]}
@@ -355,8 +347,7 @@ def _horizons(cells: list[dict[str, Any]], theta_0: list[dict[str, Any]]) -> lis
     for mine, theirs in zip(cells, theta_0, strict=True):
         of, reference = (Curve.of_plain(cell["curves"]["steps"]) for cell in (mine, theirs))
         last = max(candidate["steps"] for candidate in theirs["candidates"])
-        numbers = horizon_of(of, reference, mine["chance"], last)
-        found.append(None if numbers is None else asdict(numbers))
+        found.append(horizon_of(of, reference, mine["chance"], last))
     return found
 
 

@@ -46,19 +46,6 @@ Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class EffectiveRanks:
-    """How many directions a spectrum has, counted by weight; p_i = λ_i/Σλ. Both lie between 1 and the rank.
-
-    Attributes:
-        entropy: exp(-Σ p_i log p_i).
-        participation: (Σλ)²/Σλ², at most `entropy`.
-    """
-
-    entropy: float
-    participation: float
-
-
-@dataclass(frozen=True)
 class DataSetFacts:
     """One data set on its own.
 
@@ -69,7 +56,7 @@ class DataSetFacts:
         samples_per_feature: N/D.
         samples_per_direction: N/rank.
         whitening_limit: see :func:`whitening_limit`, for N and the rank.
-        effective_ranks: of K.
+        effective_ranks: of K, see :func:`effective_ranks`.
         kappa: κ(K) by `spectrum` and `ridge`.
         eigenvalues: (rank,) of K/N, descending.
     """
@@ -80,7 +67,7 @@ class DataSetFacts:
     samples_per_feature: float
     samples_per_direction: float
     whitening_limit: float
-    effective_ranks: EffectiveRanks
+    effective_ranks: dict[str, float]
     kappa: dict[Estimator, ConditionNumber]
     eigenvalues: Tensor
 
@@ -150,15 +137,18 @@ class Forecast:
     identical: bool
 
 
-def effective_ranks(values: Tensor) -> EffectiveRanks:
-    """Effective ranks of a spectrum.
+def effective_ranks(values: Tensor) -> dict[str, float]:
+    """How many directions a spectrum has, counted by weight; p_i = λ_i/Σλ. Both numbers lie between 1 and the rank.
 
     Args:
         values: (r,) non-negative eigenvalues, not all zero; any positive multiple gives the same.
+
+    Returns:
+        "entropy", exp(-Σ p_i log p_i), and "participation", (Σλ)²/Σλ², at most that.
     """
     weights = values / values.sum()
     entropy = torch.special.entr(weights).sum().exp()  # entr(0) = 0
-    return EffectiveRanks(float(entropy), float(1 / weights.square().sum()))
+    return {"entropy": float(entropy), "participation": float(1 / weights.square().sum())}
 
 
 def whitening_limit(n_samples: int, n_directions: int) -> float:

@@ -55,8 +55,8 @@ def test_effective_ranks_against_their_definitions() -> None:
     p = [0.5, 0.25, 0.125, 0.125]
     for scale in (1.0, 1e-9):
         ranks = effective_ranks(scale * values)
-        assert ranks.entropy == pytest.approx(math.exp(-sum(q * math.log(q) for q in p)))
-        assert ranks.participation == pytest.approx(1 / sum(q * q for q in p))
+        assert ranks["entropy"] == pytest.approx(math.exp(-sum(q * math.log(q) for q in p)))
+        assert ranks["participation"] == pytest.approx(1 / sum(q * q for q in p))
 
 
 def test_whitening_limit_is_what_whitening_leaves() -> None:

@@ -200,35 +200,19 @@ SHARES = (0.5, 0.9)
 """Of θ_0's end that an attacker wants back."""
 
 
-@dataclass(frozen=True)
-class Horizon:
-    """The numbers of one curve; see the module's note.
-
-    Attributes:
-        last: T.
-        area: under the retention curve.
-        end: r(T).
-        deviation: of fine-tuning.
-        steps: to each of `SHARES`; None for never.
-        curve: (step, score) wherever the best score so far changed.
-    """
-
-    last: int
-    area: float
-    end: float
-    deviation: float
-    steps: tuple[int | None, ...]
-    curve: tuple[tuple[int, float], ...]
-
-
-def horizon_of(curve: Curve, theta_0: Curve, constant: float, last: int) -> Horizon | None:
-    """Numbers of a curve against steps; None where θ_0 learns nothing, or the curve has no point.
+def horizon_of(curve: Curve, theta_0: Curve, constant: float, last: int) -> dict[str, Any] | None:
+    """Numbers of a curve against steps, for a record; see the module's note.
 
     Args:
         curve: the attacker's.
         theta_0: the same attacker's, from θ_0.
         constant: c.
         last: T, more than 1.
+
+    Returns:
+        "last", T; "area" under the retention curve; "end", r(T); "deviation" of fine-tuning; "steps" to each of
+        `SHARES`, None for never; "curve", (step, score) wherever the best score so far changed. None where θ_0 learns
+        nothing, or the curve has no point.
     """
     if curve.best is None or theta_0.best is None or not theta_0.best.test > constant or last < 2:
         return None
@@ -237,11 +221,11 @@ def horizon_of(curve: Curve, theta_0: Curve, constant: float, last: int) -> Hori
     ends = [*(steps for steps, _ in points[1:]), last]
     area = sum(r * math.log(end / start) for (start, r), end in zip(points, ends, strict=True)) / math.log(last)
     steps = [curve.cost_of(constant + share * learned) for share in SHARES]
-    return Horizon(
-        last,
-        area,
-        points[-1][1],
-        1 - curve.points[-1].test / theta_0.best.test,
-        tuple(None if of is None else int(of) for of in steps),
-        tuple((int(point.cost.steps), point.test) for point in curve.points),
-    )
+    return {
+        "last": last,
+        "area": area,
+        "end": points[-1][1],
+        "deviation": 1 - curve.points[-1].test / theta_0.best.test,
+        "steps": tuple(None if of is None else int(of) for of in steps),
+        "curve": tuple((int(point.cost.steps), point.test) for point in curve.points),
+    }

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -131,24 +132,6 @@ class TierResult:
         return float("inf") if there is None else there / easy
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One task of one extractor over the tiers.
-
-    Attributes:
-        held: by tier, for every seed; None where not decided.
-        highest_tier: the highest that held; None if none did.
-        unbroken_up_to: the highest such that it and every tier below were tried and held; None if the lowest did not or
-            was not tried. An attacker who can do a tier can do those below it, so this is what a defender may count on.
-        first_broken: the lowest that did not hold; None if every one held or is undecided.
-    """
-
-    held: dict[str, bool | None]
-    highest_tier: str | None
-    unbroken_up_to: str | None
-    first_broken: str | None
-
-
 def compare(extractor: Attacked, reference: Attacked) -> TierResult:
     """One extractor against θ_0 in one tier with one seed.
 
@@ -207,12 +190,18 @@ def _rows(point: Point) -> Array:
     return np.array([point.test]) if point.rows is None else np.asarray(point.rows, dtype=np.float64)
 
 
-def judge(tiers: Mapping[str, Sequence[TierResult]], impossible: Collection[str] = ()) -> Verdict:
-    """The verdict over tiers and seeds.
+def judge(tiers: Mapping[str, Sequence[TierResult]], impossible: Collection[str] = ()) -> dict[str, Any]:
+    """The verdict over tiers and seeds, for a record.
 
     Args:
         tiers: results of all seeds by tier.
         impossible: tiers that nobody can try here, such as T4 on a linear model, which has no other weights.
+
+    Returns:
+        "held" by tier, for every seed; None where not decided. "highest_tier" that held; None if none did.
+        "unbroken_up_to", the highest such that it and every tier below were tried and held; None if the lowest did not
+        or was not tried. An attacker who can do a tier can do those below it, so this is what a defender may count on.
+        "first_broken", the lowest that did not hold; None if every one held or is undecided.
     """
     held: dict[str, bool | None] = {}
     for tier in sorted(tiers, key=list(TIERS).index):
@@ -223,9 +212,9 @@ def judge(tiers: Mapping[str, Sequence[TierResult]], impossible: Collection[str]
         if not held.get(tier):  # it was broken, is not decided, or was not tried
             break
         unbroken = tier
-    return Verdict(
-        held=held,
-        highest_tier=next((tier for tier in reversed(held) if held[tier]), None),
-        unbroken_up_to=unbroken,
-        first_broken=next((tier for tier in held if held[tier] is False), None),
-    )
+    return {
+        "held": held,
+        "highest_tier": next((tier for tier in reversed(held) if held[tier]), None),
+        "unbroken_up_to": unbroken,
+        "first_broken": next((tier for tier in held if held[tier] is False), None),
+    }

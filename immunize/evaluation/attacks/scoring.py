@@ -45,13 +45,17 @@ def target_matrix(data: AttackData, rows: Rows) -> Array:
     return np.asarray(((rows.y - data.train.y.mean()) / data.train.y.std())[:, None])
 
 
-def score(data: AttackData, rows: Rows, outputs: Array) -> float:
-    """Accuracy or R² of outputs (N, C) for these rows; outputs of a regression are in the units of `target_matrix`."""
-    return float(shares(data, rows, outputs).mean())
-
-
 def shares(data: AttackData, rows: Rows, outputs: Array) -> npt.NDArray[Any]:
-    """(N,) what each row adds to the score, which is their mean: right or wrong, or 1 - N(y - ŷ)²/Σ(y - ȳ)²."""
+    """What each row adds to the score, which is their mean: right or wrong, or 1 - N(y - ŷ)²/Σ(y - ȳ)².
+
+    Args:
+        data: the task.
+        rows: N of it.
+        outputs: (N, C) for these rows; of a regression in the units of `target_matrix`.
+
+    Returns:
+        (N,).
+    """
     if data.n_classes:
         return np.asarray(outputs.argmax(axis=1) == rows.y)
     targets = target_matrix(data, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from immunize.evaluation.attacks import AttackData, Rows
+from immunize.evaluation.attacks.scoring import shares
 
 D, C = 8, 4
 SIZES = (600, 3000, 3000)
@@ -26,6 +27,11 @@ def rotation(seed: int, size: int = D) -> np.ndarray:
 def ill_conditioned(condition: float, seed: int = 5) -> np.ndarray:
     """(D, D) whose singular values go from 1 to 1/condition."""
     return (rotation(seed) * np.geomspace(1, 1 / condition, D)) @ rotation(seed + 1)
+
+
+def score(data: AttackData, rows: Rows, outputs: np.ndarray) -> float:
+    """Accuracy or R²."""
+    return float(shares(data, rows, outputs).mean())
 
 
 def classes(theta: np.ndarray | None = None, *, seed: int = 0, n_classes: int = C, sizes=SIZES) -> AttackData:

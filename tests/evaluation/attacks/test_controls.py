@@ -68,8 +68,8 @@ def test_planted_ill_conditioned_map_stops_t0_and_not_t2() -> None:
         assert results[name][0].held is False, name
         assert results[name][0].score == pytest.approx(results[name][0].score_reference, abs=ONE_POINT)
     verdict = judge(results)
-    assert verdict.unbroken_up_to in ("T0", "T1")
-    assert verdict.first_broken in ("T1", "T2")
+    assert verdict["unbroken_up_to"] in ("T0", "T1")
+    assert verdict["first_broken"] in ("T1", "T2")
 
 
 def test_pure_rescale_changes_no_scale_free_score() -> None:

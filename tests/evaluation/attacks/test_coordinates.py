@@ -34,8 +34,8 @@ from immunize.evaluation.attacks.grid import Entry, attack_all
 from immunize.evaluation.attacks.lbfgs import together
 from immunize.evaluation.attacks.logistic import Logistic, answers
 from immunize.evaluation.attacks.prepared import REPAIRS
-from immunize.evaluation.attacks.scoring import score, target_matrix
-from tests.evaluation.attacks.making import D, Memory, classes, ill_conditioned, regression
+from immunize.evaluation.attacks.scoring import target_matrix
+from tests.evaluation.attacks.making import D, Memory, classes, ill_conditioned, regression, score
 from tests.reference import gradient
 
 SIZES = (90, 60, 70)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from immunize.evaluation.attacks import AttackData, Budget, FirstOrder
 from immunize.evaluation.attacks.curves import look_steps
 from immunize.evaluation.attacks.first_order import HEADS, HeadTask, Lockstep, flops_per_row, new_head
-from immunize.evaluation.attacks.scoring import score, target_matrix
-from tests.evaluation.attacks.making import classes, regression
+from immunize.evaluation.attacks.scoring import target_matrix
+from tests.evaluation.attacks.making import classes, regression, score
 
 SIZES = (70, 40, 50)
 BATCH, HIDDEN, SEED = 16, 5, 3
