@@ -350,7 +350,6 @@ def test_mnist_carries_over_to_test_images(data_root: Path) -> None:
 
     p, h = (Mnist(data_root, [0, 1], role).load() for role in ("pretrain", "harmful"))
     k_p, k_h = p.fit.x.T @ p.fit.x, h.fit.x.T @ h.fit.x
-    for rho, expected in [(0.1, 32), (1e-2, 23), (1e-3, 8.5)]:  # numerics: RIR by `ridge` on test images
-        theta = frontier(generalized_spectrum(k_p, k_h, shrinkage=rho)).theta
-        rows = [p.held_out.x @ theta, h.held_out.x @ theta, p.held_out.x, h.held_out.x]
-        assert immunization_ratio(*(spectrum_of(x) for x in rows), "ridge").rir == pytest.approx(expected, rel=0.05)
+    theta = frontier(generalized_spectrum(k_p, k_h, shrinkage=1e-2)).theta
+    rows = [p.held_out.x @ theta, h.held_out.x @ theta, p.held_out.x, h.held_out.x]
+    assert immunization_ratio(*(spectrum_of(x) for x in rows), "ridge").rir == pytest.approx(23, rel=0.05)
