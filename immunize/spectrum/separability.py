@@ -65,33 +65,30 @@ def folds_of(y: Tensor, count: int, seed: int = 0) -> Tensor:
     return folds
 
 
-def in_sample_share(
-    features: Tensor, targets: Tensor, rhos: Sequence[float] = RHOS, *, kernel: Kernel = "linear"
-) -> Tensor:
+def in_sample_share(features: Tensor, targets: Tensor, rhos: Sequence[float] = RHOS) -> Tensor:
     """g: the share of the targets' variance that the best ridge probe explains on the rows it is fitted on.
 
     Args:
         features: (N, D) float64.
         targets: class numbers or targets, as :func:`target_columns` takes them.
         rhos: ρ > 0, relative to the mean of the eigenvalues that can differ from zero.
-        kernel: "linear" or "rbf".
 
     Returns:
         (R,) float64, falling in ρ; differentiable in the features.
 
     Raises:
         TypeError: features that are not float64.
-        ValueError: not a finite matrix, another number of targets, ρ ≤ 0, or an unknown kernel.
+        ValueError: not a finite matrix, another number of targets, or ρ ≤ 0.
     """
-    _check(features, targets, rhos, kernel)
+    _check(features, targets, rhos)
     f, y = _centred(features), _centred(target_columns(targets))
     if _constant(f, features) or _constant(y, target_columns(targets)):
         return _nothing(features, rhos)
-    if kernel == "linear" and f.shape[1] <= f.shape[0]:
+    if f.shape[1] <= f.shape[0]:
         right = f.T @ y
         explained = (right * ridge_solutions(f.T @ f, right, rhos)).sum((1, 2))
     else:
-        gram = f @ f.T if kernel == "linear" else _rbf(features, features)[0]
+        gram = f @ f.T
         explained = ((gram @ y) * ridge_solutions(gram, y, rhos)).sum((1, 2))
     return explained / y.square().sum()
 
@@ -118,10 +115,11 @@ def cross_fitted_correlation(
 
     Raises:
         TypeError: features that are not float64.
-        ValueError: as for :func:`in_sample_share`, or no row to fit on or to judge.
+        ValueError: as for :func:`in_sample_share`, an unknown kernel, or no row to fit on or to judge.
     """
-    _check(features, targets, rhos, kernel)
-    _check_judged(judged, targets)
+    _check(features, targets, rhos, judged)
+    if kernel not in KERNELS:
+        raise ValueError(f"unknown kernel {kernel!r}; there are {', '.join(KERNELS)}")
     columns = target_columns(targets)
     fitted, other = features[~judged], features[judged]
     f, y, y_b = _centred(fitted), _centred(columns[~judged]), _centred(columns[judged])
@@ -181,8 +179,7 @@ def cross_fitted_accuracy(features: Tensor, classes: Tensor, judged: Tensor, rho
         TypeError: features that are not float64.
         ValueError: as for :func:`cross_fitted_correlation`.
     """
-    _check(features, classes, rhos, "linear")
-    _check_judged(judged, classes)
+    _check(features, classes, rhos, judged)
     columns = target_columns(classes)
     fitted, known = features[~judged], columns[~judged]
     f, y = _centred(fitted), _centred(known)
@@ -252,16 +249,13 @@ def _nothing(features: Tensor, rhos: Sequence[float]) -> Tensor:
     return 0 * features.sum() + torch.zeros(len(rhos), dtype=features.dtype, device=features.device)
 
 
-def _check(features: Tensor, targets: Tensor, rhos: Sequence[float], kernel: str) -> None:
+def _check(features: Tensor, targets: Tensor, rhos: Sequence[float], judged: Tensor | None = None) -> None:
     check_matrix(features.detach(), "features")
     if targets.shape[:1] != features.shape[:1]:
         raise ValueError(f"{len(features)} rows of features and targets of shape {tuple(targets.shape)}")
     if not rhos or not min(rhos) > 0:
         raise ValueError(f"rho has to be positive, it is {tuple(rhos)}")
-    if kernel not in KERNELS:
-        raise ValueError(f"unknown kernel {kernel!r}; there are {', '.join(KERNELS)}")
-
-
-def _check_judged(judged: Tensor, targets: Tensor) -> None:
+    if judged is None:
+        return
     if judged.dtype != torch.bool or judged.shape != targets.shape[:1] or not 0 < int(judged.sum()) < len(judged):
         raise ValueError("judged has to say of each row whether it is judged, and neither of all nor of none")

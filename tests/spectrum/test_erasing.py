@@ -292,12 +292,6 @@ def test_settings_of_another_type_are_refused_with_words_here_and_of_the_method(
         Erase(**changes)
 
 
-def test_one_row_has_one_label() -> None:
-    _, x_h, y = data()
-    with pytest.raises(ValueError, match="same label"):
-        directions_of(x_h[:1], y[:1])
-
-
 def test_the_same_data_twice_and_a_singular_covariance_are_refused() -> None:
     x_p, x_h, y = data()
     with pytest.raises(ValueError, match="same data"):

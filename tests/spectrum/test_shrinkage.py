@@ -150,16 +150,8 @@ def test_the_closed_forms_defaults() -> None:
     assert torch.equal(best.theta, told.theta)
     assert (best.shrinkage_choice.how, best.shrinkage_choice.scores, best.budget_choice) == ("given", (), None)
     auto = closed_form(x_p, x_h, budget="auto").budget_choice
-    same = closed_form(
-        *(x_p, x_h),
-        budget="auto",
-        validation_fraction=0.2,
-        seed=0,
-        estimator="spectrum",
-        harder_by=2.0,
-        ease_limit=1.0,
-    ).budget_choice
-    assert auto == same
+    options = {"validation_fraction": 0.2, "seed": 0, "estimator": "spectrum", "harder_by": 2.0, "ease_limit": 1.0}
+    assert auto == closed_form(x_p, x_h, budget="auto", **options).budget_choice  # type: ignore[arg-type]
     assert auto.estimator == "spectrum"
     other = closed_form(x_p, x_h, budget="auto", seed=1).budget_choice
     assert other.trials != auto.trials

@@ -31,8 +31,11 @@ def entries() -> tuple[Entry, ...]:
     """Tiers T0 to T3 and T5, with fewer learning rates; T4, stages and images need more than features."""
     need_more = ("~attack.attacks.stage_probes", "~attack.attacks.images_alone")
     cfg = compose_attack("attack=full", "tiers=[T0,T1,T2,T3,T5]", *need_more, "run=x")
-    for name, rates in (("sgd", [0.1, 1.0]), ("adam", [0.01, 0.1]), ("adamw", [0.1]), ("mlp_head", [0.01])):
+    few = {"sgd": [0.1, 1.0], "adam": [0.01, 0.1], "adamw": [0.1]}
+    few |= {"sgd_raw": [0.1], "adam_raw": [0.01], "batchnorm_head": [0.01], "mlp_head": [0.01]}
+    for name, rates in few.items():
         cfg.attack.attacks[name].learning_rates = rates
+    cfg.attack.attacks.whiten.floors = [1e-12]
     cfg.attack.attacks.mlp_head.hidden = 16
     return tuple(entries_of(cfg))
 

@@ -106,9 +106,13 @@ def test_data_that_cannot_be_used_are_refused(change, words: str) -> None:
 # Verdicts.
 
 
-def attacked(*points: tuple[int, float], undecided: tuple[str, ...] = (), chance: float = 0.1) -> Attacked:
-    made = tuple(Point(Cost(s, s / 10, 5 * s, 100.0 * s), test, test) for s, test in points)
-    return Attacked({by: Curve(made, ("x",) * len(made), by) for by in RESOURCES}, undecided, undecided, chance)
+def attacked(*points: tuple[int, float | np.ndarray], chance: float = 0.1) -> Attacked:
+    """What had been reached by these steps: a score, or what each test row adds to it."""
+    made = tuple(
+        Point(Cost(s, s / 10, 5 * s, 100.0 * s), np.mean(of), np.mean(of), of if np.ndim(of) else None)
+        for s, of in points
+    )
+    return Attacked({by: Curve(made, ("x",) * len(made), by) for by in RESOURCES}, (), (), chance)
 
 
 THETA_0 = attacked((1, 0.3), (10, 0.75), (100, 0.80))  # 90 % of 0.80 is 0.72: after 10 steps
@@ -153,49 +157,43 @@ def test_twice_next_to_nothing_is_no_protection() -> None:
     assert compare(attacked((1, 0.2), (11, 0.9)), easy).held is True
 
 
-def of_rows(*rows: np.ndarray, steps: tuple[int, ...] = (1,), chance: float = 0.2) -> Attacked:
-    made = tuple(
-        Point(Cost(s, s, s, s), float(of.mean()), float(of.mean()), of) for s, of in zip(steps, rows, strict=True)
-    )
-    return Attacked({by: Curve(made, ("x",) * len(made), by) for by in RESOURCES}, (), (), chance)
-
-
 def right(count: int, wrong_before: int = 0, n: int = 100) -> np.ndarray:
     """So many rows of N told right, the first few of them not."""
     return (np.arange(n) >= wrong_before) & (np.arange(n) < wrong_before + count)
 
 
 def test_difference_is_paired_and_counts_only_beyond_the_accident_of_the_rows() -> None:
-    reference = of_rows(right(80))
-    same_rows = compare(of_rows(right(74)), reference)  # six rows lost, none won
+    reference = attacked((1, right(80)))
+    same_rows = compare(attacked((1, right(74))), reference)  # six rows lost, none won
     assert same_rows.difference.value == pytest.approx(0.06)
     assert same_rows.difference.error == pytest.approx(np.sqrt(0.06 * 0.94 / 100))
     assert same_rows.held is True
-    others = compare(of_rows(right(74, wrong_before=20)), reference)  # 20 lost and 14 won: 6 are within the noise of 34
+    others = compare(attacked((1, right(74, wrong_before=20))), reference)  # 20 lost, 14 won: 6 of 34 are noise
     assert others.difference.value == pytest.approx(0.06)
     assert others.difference.error == pytest.approx(np.sqrt(0.34 - 0.06**2) / 10)
     assert others.held is False
-    unlike = compare(of_rows(right(37, n=50)), reference)  # rows of its own
+    unlike = compare(attacked((1, right(37, n=50))), reference)  # rows of its own
     assert unlike.difference.error == pytest.approx(np.sqrt(0.16 / 100 + 0.74 * 0.26 / 50))
 
 
 def test_costlier_counts_only_where_the_target_is_missed_by_more_than_the_accident_of_the_rows() -> None:
-    reference = of_rows(right(80))  # target 0.72 after one step, so that eleven are dear
-    slow = of_rows(right(60), right(80), steps=(1, 11))
+    reference = attacked((1, right(80)))  # target 0.72 after one step, so that eleven are dear
+    slow = attacked((1, right(60)), (11, right(80)))
     assert compare(slow, reference).held is True
-    just = of_rows(right(70, wrong_before=15), right(80), steps=(10, 11))
+    just = attacked((10, right(70, wrong_before=15)), (11, right(80)))
     assert compare(just, reference).held is False  # 0.70 of other rows may as well be 0.72
-    silent = of_rows(right(80), steps=(12,))  # nothing at all before the twelfth step
+    silent = attacked((12, right(80)))  # nothing at all before the twelfth step
     assert compare(silent, reference).held is True
 
 
 def test_retention_is_what_is_left_above_chance() -> None:
-    found = compare(of_rows(right(50)), of_rows(right(80)))
+    half, whole, little = (attacked((1, right(count)), chance=0.2) for count in (50, 80, 24))
+    found = compare(half, whole)
     assert found.retention.value == pytest.approx(0.5)
     draws = np.random.default_rng(1).integers(0, 100, (4000, 100))
     ratios = (right(50)[draws].mean(1) - 0.2) / (right(80)[draws].mean(1) - 0.2)
     assert found.retention.error == pytest.approx(ratios.std(), rel=0.1)  # the bootstrap over rows
-    assert compare(of_rows(right(24)), of_rows(right(24))).retention is None  # θ_0 learns nothing
+    assert compare(little, little).retention is None  # θ_0 learns nothing
 
 
 def result(held: bool | None) -> TierResult:
@@ -301,30 +299,26 @@ def test_looks_are_dense_enough_for_a_factor_of_two(last: int) -> None:
     assert len(looks) < 60
 
 
-def curve(*points: tuple[int, float]) -> Curve:
-    return Curve(tuple(Point(Cost(steps), score, score) for steps, score in points), ("",) * len(points))
-
-
-TO_MEASURE_BY = curve((1, 0.3), (10, 0.6))
+TO_MEASURE_BY = attacked((1, 0.3), (10, 0.6)).curve
 
 
 def test_theta_0_at_once_has_area_one_and_nothing_learned_none() -> None:
-    at_once = horizon_of(curve((1, 0.6)), TO_MEASURE_BY, 0.1, 1000)
+    at_once = horizon_of(attacked((1, 0.6)).curve, TO_MEASURE_BY, 0.1, 1000)
     assert [at_once[name] for name in ("area", "end", "deviation")] == pytest.approx([1, 1, 0])
     assert at_once["steps"] == (1, 1)
-    never = horizon_of(curve((1, 0.1)), TO_MEASURE_BY, 0.1, 1000)
+    never = horizon_of(attacked((1, 0.1)).curve, TO_MEASURE_BY, 0.1, 1000)
     assert [never[name] for name in ("area", "end", "steps")] == [0, 0, (None, None)]
     assert never["deviation"] == pytest.approx(5 / 6)
 
 
 def test_area_is_the_mean_of_retention_over_the_logarithm_of_steps() -> None:
     """Nothing until 10, .4 of θ_0's end until 100, .8 until 1,000."""
-    found = horizon_of(curve((10, 0.3), (100, 0.5)), TO_MEASURE_BY, 0.1, 1000)
+    found = horizon_of(attacked((10, 0.3), (100, 0.5)).curve, TO_MEASURE_BY, 0.1, 1000)
     assert found["area"] == pytest.approx((0 + 0.4 + 0.8) / 3)
     assert found["steps"] == (100, None)
     assert found["curve"] == ((10, 0.3), (100, 0.5))
 
 
 def test_where_theta_0_learns_nothing_there_is_no_number() -> None:
-    assert horizon_of(TO_MEASURE_BY, curve((1, 0.1)), 0.1, 1000) is None
-    assert horizon_of(curve(), TO_MEASURE_BY, 0.1, 1000) is None
+    assert horizon_of(TO_MEASURE_BY, attacked((1, 0.1)).curve, 0.1, 1000) is None
+    assert horizon_of(attacked().curve, TO_MEASURE_BY, 0.1, 1000) is None
