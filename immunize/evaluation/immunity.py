@@ -26,17 +26,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from immunize.data import ROLES, Role
+from immunize.data import ROLES
 from immunize.evaluation.numbers import by_extractor, ratio_numbers, spectrum_numbers
 from immunize.evaluation.probe import DEFAULT_STEPS, NormRatioCurve, norm_ratio_curve
-from immunize.evaluation.separability import Separability, probe_accuracy, separability
-from immunize.evaluation.verdicts import VERDICTS_BY, Verdicts, verdict_numbers, verdicts_of
+from immunize.evaluation.separability import probe_accuracy, separability
+from immunize.evaluation.verdicts import VERDICTS_BY, verdict_numbers, verdicts_of
 from immunize.memoize import memoize
 from immunize.spectrum import (
     DEFAULT_RHO,
     ESTIMATORS,
-    Estimator,
-    ImmunizationRatio,
     Spectrum,
     default_tolerance,
     immunization_ratio,
@@ -144,25 +142,6 @@ def decompose(rows: Rows, theta: Tensor | None = None) -> Decomposition:
     return Decomposition(spectrum, optimum / spectrum.values[:k].sqrt(), residual / n, energy / n)
 
 
-@dataclass(frozen=True)
-class PartEvaluation:
-    """All numbers of one part of the data.
-
-    Attributes:
-        ratios: one entry an estimator.
-        verdicts: Definition 3.1 by the `spectrum` estimator.
-        curves: data set -> extractor -> its curve; "pretrain" and "harmful", "immunized" and "identity".
-        spectra: of H, likewise.
-        separability: what a ridge probe can learn, likewise.
-    """
-
-    ratios: dict[Estimator, ImmunizationRatio]
-    verdicts: Verdicts
-    curves: dict[Role, dict[str, NormRatioCurve | None]]
-    spectra: dict[Role, dict[str, Spectrum]]
-    separability: dict[Role, dict[str, Separability]]
-
-
 def evaluate_part(
     theta: Tensor,
     parts: PairParts,
@@ -170,7 +149,7 @@ def evaluate_part(
     *,
     rho: float = DEFAULT_RHO,
     probe_steps: int = DEFAULT_STEPS,
-) -> PartEvaluation:
+) -> dict[str, Any]:
     """Evaluate θ against the identity on one pair of data sets.
 
     Args:
@@ -179,6 +158,11 @@ def evaluate_part(
         tasks: "pretrain" and "harmful", each one of those that :func:`least_squares_targets` knows.
         rho: ρ of the `ridge` estimator.
         probe_steps: length of the norm-ratio curves.
+
+    Returns:
+        for :func:`part_numbers`: "metrics", a ratio an estimator; "verdicts", Definition 3.1 by `VERDICTS_BY`; and by
+        data set ("pretrain", "harmful") and extractor ("immunized", "identity") "separability", what a ridge probe can
+        learn, "spectra" of H, "curves" and their "steps_to_norm_ratio".
 
     Raises:
         ValueError: features that are not finite, or all zero.
@@ -197,32 +181,26 @@ def evaluate_part(
     told_apart = tasks["pretrain"] != "regression" and bool((y != y[0]).any())
     accuracy = {"before": probe_accuracy(x, y), "after": probe_accuracy(x @ theta, y)} if told_apart else {}
     loss = (immunized["pretrain"].loss, identity["pretrain"].loss, identity["pretrain"].energy)
-    verdicts = verdicts_of(vars(ratios[VERDICTS_BY]), accuracy, loss)
     both = {"immunized": immunized, "identity": identity}
-    spectra = {role: {which: of[role].spectrum for which, of in both.items()} for role in ROLES}
     learned = {
         role: {"immunized": separability(of.x, of.y, theta), "identity": separability(of.x, of.y)}
         for role in ROLES
         for of in (parts.of(role),)
     }
-    return PartEvaluation(ratios, verdicts, curves, spectra, learned)
-
-
-def part_numbers(parts: Mapping[str, PartEvaluation]) -> dict[str, Any]:
-    """Everything that a record holds of these parts of the data, of which the first is "fit", for `record.update`."""
-    each: dict[str, dict[str, Any]] = {
-        part: {
-            "metrics": {estimator: ratio_numbers(ratio) for estimator, ratio in of.ratios.items()},
-            "separability": of.separability,
-            "steps_to_norm_ratio": by_extractor(of.curves, _steps_to),
-            "curves": by_extractor(of.curves, _points),
-            "spectra": by_extractor(of.spectra, spectrum_numbers),
-        }
-        for part, of in parts.items()
+    return {
+        "metrics": {estimator: ratio_numbers(ratio) for estimator, ratio in ratios.items()},
+        "separability": learned,
+        "steps_to_norm_ratio": by_extractor(curves, _steps_to),
+        "curves": by_extractor(curves, _points),
+        "spectra": {role: {which: spectrum_numbers(of[role].spectrum) for which, of in both.items()} for role in ROLES},
+        "verdicts": verdicts_of(vars(ratios[VERDICTS_BY]), accuracy, loss),
     }
-    numbers: dict[str, Any] = {name: {part: of[name] for part, of in each.items()} for name in each["fit"]}
-    numbers["curves"] = {"norm_ratio": numbers["curves"]}
-    return {**numbers, "verdicts": verdict_numbers({part: of.verdicts for part, of in parts.items()})}
+
+
+def part_numbers(parts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Everything that a record holds of these parts of the data, of which the first is "fit", for `record.update`."""
+    numbers = {name: {part: of[name] for part, of in parts.items()} for name in parts["fit"]}
+    return {**numbers, "curves": {"norm_ratio": numbers["curves"]}, "verdicts": verdict_numbers(numbers["verdicts"])}
 
 
 def _steps_to(curve: NormRatioCurve | None) -> dict[str, int | None]:

@@ -21,7 +21,7 @@ from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.data import Role
 from immunize.data.pair import PairedData
 from immunize.errors import CheckpointError, UserError
-from immunize.evaluation import PartEvaluation, evaluate_part, part_numbers
+from immunize.evaluation import evaluate_part, part_numbers
 from immunize.features import LinearExtractor
 from immunize.objective import Objective, new_head
 from immunize.pipeline.fit import HEAD_STREAM, Fit, Telling, Training, facts_of, train
@@ -145,7 +145,7 @@ class LinearModel:
             other = ("held_out", held.held_out) if self.selection is None else (self.selection, held.validation)
             assert other[1] is not None
             rows[other[0]] = other[1], fits[held_by]
-        parts: dict[str, PartEvaluation] = {}
+        parts = {}
         for name, (part, fit) in rows.items():
             assert fit.theta is not None
             parts[name] = evaluate_part(fit.theta, part, tasks, rho=self.rho, probe_steps=self.probe_steps)
