@@ -30,7 +30,7 @@ from immunize.evaluation.ratios import (
     block_grams,
     draw_groups,
     generator,
-    group_ratio,
+    group_numbers,
     group_spectra,
     pooled_ratios,
 )
@@ -162,13 +162,13 @@ def _groups(features: Features, part: str, seed: int, settings: EvaluationSettin
     }
     theta, theta_0 = ([group_spectra(features[which][part][role][0], drawn[role]) for role in ROLES] for which in WHICH)
     return {
-        estimator: group_ratio(
+        estimator: group_numbers(
             *(theta[0], theta[1], theta_0[0], theta_0[1]),
             estimator=estimator,
             rho=settings.rho,
             replicates=settings.replicates,
             draws=generator(seed, "bootstrap of groups", part),
-        ).numbers()
+        )
         for estimator in ESTIMATORS
     }
 

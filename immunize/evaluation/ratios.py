@@ -255,31 +255,6 @@ N_GROUPS, GROUP_SIZE = 20, 100
 """Of the paper, §5.2."""
 
 
-@dataclass(frozen=True)
-class GroupRatio(PooledRatio):
-    """Eq. (17) averaged over groups.
-
-    Attributes:
-        ratio: (i), (ii) and RIR are means over groups of each group's own; a κ is the mean over groups, its rank, gaps
-            and floor those of the group where they are least favourable.
-        intervals: 95 % bootstrap intervals of the three means, groups resampled as (D_P, D_H, θ_I, θ_0) together.
-        of_means: (i), (ii) and RIR of the mean condition numbers.
-        spread: standard deviation (n - 1) of (i), (ii) and RIR over groups; None for a single group.
-        n_groups: G.
-        group_size: n.
-    """
-
-    of_means: dict[str, float]
-    spread: dict[str, float] | None
-    n_groups: int
-    group_size: int
-
-    def numbers(self) -> dict[str, Any]:
-        """As records have it: the keys of a pooled one and the rest."""
-        own = ("of_means", "spread", "n_groups", "group_size")
-        return super().numbers() | {name: getattr(self, name) for name in own}
-
-
 def draw_groups(
     n_samples: int, draws: torch.Generator, *, n_groups: int = N_GROUPS, group_size: int = GROUP_SIZE
 ) -> Tensor:
@@ -315,7 +290,7 @@ def group_spectra(x: Tensor, groups: Tensor) -> list[Spectrum]:
     return [spectrum_of(x[rows.to(x.device)].double()) for rows in groups]
 
 
-def group_ratio(
+def group_numbers(
     pretrain: Sequence[Spectrum],
     harmful: Sequence[Spectrum],
     pretrain_baseline: Sequence[Spectrum],
@@ -325,8 +300,8 @@ def group_ratio(
     rho: float = DEFAULT_RHO,
     replicates: int,
     draws: torch.Generator,
-) -> GroupRatio:
-    """Average Eq. (17) over groups.
+) -> dict[str, Any]:
+    """Eq. (17) averaged over groups, as records have it.
 
     Args:
         pretrain: of H_P(θ_I), one a group.
@@ -338,6 +313,13 @@ def group_ratio(
         replicates: of the bootstrap.
         draws: of the bootstrap.
 
+    Returns:
+        the keys of a pooled one: (i), (ii) and RIR are means over groups of each group's own; a κ is the mean over
+        groups, its rank, gaps and floor those of the group where they are least favourable; "interval" has 95 %
+        bootstrap intervals of the three means, groups resampled as (D_P, D_H, θ_I, θ_0) together. Beside them
+        "of_means", (i), (ii) and RIR of the mean condition numbers; "spread", standard deviation (n - 1) of the three
+        over groups, None for a single group; "n_groups", G; "group_size", n.
+
     Raises:
         ValueError: different numbers of groups, features that are all zero in a group, an unknown estimator, ρ ≤ 0.
     """
@@ -348,14 +330,14 @@ def group_ratio(
     means = {name: float(values.mean()) for name, values in own.items()}
     kappa_p, kappa_h, base_p, base_h = (_mean([getattr(ratio, name) for ratio in ratios]) for name in KAPPAS)
     harder, easier = kappa_h.value / base_h.value, kappa_p.value / base_p.value
-    return GroupRatio(
-        ratio=ImmunizationRatio(estimator, kappa_p, kappa_h, base_p, base_h, *(means[name] for name in RATIOS)),
-        of_means=dict(zip(RATIOS, (harder, easier, harder / easier), strict=True)),
-        spread={name: float(v.std(ddof=1)) for name, v in own.items()} if len(ratios) > 1 else None,
-        intervals={name: log_interval(means[name], counts @ v / len(v), len(v)) for name, v in own.items()},
-        n_groups=len(ratios),
-        group_size=kappa_h.n_samples,
-    )
+    ratio = ImmunizationRatio(estimator, kappa_p, kappa_h, base_p, base_h, *(means[name] for name in RATIOS))
+    intervals = {name: log_interval(means[name], counts @ v / len(v), len(v)) for name, v in own.items()}
+    return PooledRatio(ratio, intervals).numbers() | {
+        "of_means": dict(zip(RATIOS, (harder, easier, harder / easier), strict=True)),
+        "spread": {name: float(v.std(ddof=1)) for name, v in own.items()} if len(ratios) > 1 else None,
+        "n_groups": len(ratios),
+        "group_size": kappa_h.n_samples,
+    }
 
 
 def _mean(kappas: Sequence[ConditionNumber]) -> ConditionNumber:
