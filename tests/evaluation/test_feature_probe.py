@@ -125,8 +125,8 @@ def test_sgd_depends_on_its_seed_alone() -> None:
     ],
 )
 def test_mistakes_are_told(change: dict[str, object], message: str) -> None:
-    x, y, x_test, y_test = task()
-    arguments: dict[str, object] = {"x": x, "y": y, "x_test": x_test, "y_test": y_test} | change
+    arguments: dict[str, object] = dict(zip(("x", "y", "x_test", "y_test"), task(), strict=True))
+    arguments |= {"optimizer": "gd", "steps": 5} | change
     with pytest.raises(ValueError, match=message):
         probe(**arguments)  # type: ignore[arg-type]
 

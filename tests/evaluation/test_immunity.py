@@ -12,9 +12,8 @@ from torch import Tensor
 from immunize.data import Part
 from immunize.data.pair import PairParts
 from immunize.evaluation import evaluate_part
-from immunize.evaluation.immunity import compress, decompose, least_squares_targets
+from immunize.evaluation.immunity import compress, decompose, least_squares_targets, norm_ratio_curve
 from immunize.evaluation.numbers import spectrum_numbers
-from immunize.evaluation.probe import norm_ratio_curve
 from immunize.evaluation.verdicts import verdicts_of
 from immunize.spectrum import ESTIMATORS, Spectrum
 from tests import reference as ref

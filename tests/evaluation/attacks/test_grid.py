@@ -109,7 +109,7 @@ def test_data_that_cannot_be_used_are_refused(change, words: str) -> None:
 def attacked(*points: tuple[int, float | np.ndarray], chance: float = 0.1) -> Attacked:
     """What had been reached by these steps: a score, or what each test row adds to it."""
     made = tuple(
-        Point(Cost(s, s / 10, 5 * s, 100.0 * s), np.mean(of), np.mean(of), of if np.ndim(of) else None)
+        Point(Cost(s, s / 10, 5 * s, 100.0 * s), float(np.mean(of)), float(np.mean(of)), of if np.ndim(of) else None)
         for s, of in points
     )
     return Attacked({by: Curve(made, ("x",) * len(made), by) for by in RESOURCES}, (), (), chance)
