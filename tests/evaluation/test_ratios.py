@@ -237,8 +237,9 @@ def test_intervals_cover_the_true_mean_over_groups() -> None:
     assert 0.90 <= hits / trials <= 0.985
 
 
-def test_intervals_cover_the_ratio_of_the_distribution() -> None:
+def test_intervals_cover_the_ratio_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows with independent columns of known variance under θ_0, mixed by θ_I: both κ of the distribution are known."""
+    monkeypatch.setattr(ratios, "ESTIMATORS", ("spectrum",))
     d, n, trials = 4, 400, 60
     deviations = torch.logspace(0, -0.5, d, dtype=torch.float64)
     theta = ref.matrix_with_singular_values(torch.logspace(0, -0.6, d), d, d, 3)

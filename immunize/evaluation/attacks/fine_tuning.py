@@ -189,11 +189,10 @@ class _Task:
 
     def __init__(self, attack: FineTuning, data: AttackData, network: Network, seed: int) -> None:
         self.attack, self.network, self.seed = attack, network, seed
-        self.n_features, self.n_classes = data.n_features, data.n_classes
         self.scale = feature_scale(data)
         self.inputs, self.setup = attack.inputs(network)
         if attack.probe is None:
-            self.head = new_head("linear", self.n_features, self.n_classes, 0, seed)
+            self.head = new_head("linear", data.n_features, data.n_classes, 0, seed)
         else:
             self.head, cost = probed_head(data, attack.probe, self.scale)
             self.setup += cost
@@ -258,7 +257,10 @@ class _Run(Candidate):
         self.meter.resume()
         while self.step < last and self.best < PERFECT and not self.meter.diverged:
             self.set_rates()
-            loss = self._loss()
+            rows = next(self.batches)
+            self.net.train(self.task.attack.batch_statistics)
+            everything = np.arange(len(self.task.y))
+            loss = self.task.loss(self.net, everything if isinstance(rows, slice) else rows.numpy(), self.step)
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
@@ -266,12 +268,6 @@ class _Run(Candidate):
             if self.step in looks:
                 self.look()
         self.meter.pause(self.step)
-
-    def _loss(self) -> Tensor:
-        rows = next(self.batches)
-        self.net.train(self.task.attack.batch_statistics)
-        everything = np.arange(len(self.task.y))
-        return self.task.loss(self.net, everything if isinstance(rows, slice) else rows.numpy(), self.step)
 
     def look(self) -> None:
         """Tell the meter."""

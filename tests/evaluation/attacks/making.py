@@ -8,7 +8,7 @@ from immunize.evaluation.attacks import AttackData, Rows
 from immunize.evaluation.attacks.scoring import shares
 
 D, C = 8, 4
-SIZES = (600, 3000, 3000)
+SIZES = (600, 2000, 2000)
 """Enough validation rows that tuning by them costs less than the point that the controls allow."""
 
 

@@ -22,7 +22,7 @@ from immunize.evaluation.attacks.scoring import Meter
 from tests.attacking import compose_attack
 from tests.evaluation.attacks.making import classes, ill_conditioned, regression, rotation
 
-BUDGET = Budget(300)
+BUDGET = Budget(200)
 ONE_POINT = 0.01
 
 
@@ -119,7 +119,7 @@ def test_of_20_random_rotations_at_most_one_holds_though_single_scores_would_hol
         parts = (order[:45], order[45:60], order[60:100])
         plain = AttackData(*(Rows(x[part], y[part]) for part in parts), 5)
         turned = plain.mapped(functools.partial(np.dot, b=rotation(seed, 64)))
-        pairs.append([attack_all(data, attacks, Budget(100), seed) for data in (turned, plain)])
+        pairs.append([attack_all(data, attacks, Budget(60), seed) for data in (turned, plain)])
 
     def held(name: str) -> int:
         return sum(compare(in_tier(turned, name), in_tier(plain, name)).held is True for turned, plain in pairs)
