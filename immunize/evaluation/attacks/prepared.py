@@ -22,7 +22,6 @@ Shapes: N samples, D features (D_0 of θ_0, D_s channels of stage s), k componen
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -264,17 +263,12 @@ class LinearMap(_Preparing):
             offset = target.mean(axis=0)
             # Small singular values are divided by after the projection onto their axes.
             shrunk = (x.T @ (target - offset)) / (axes.sigma**2 + self.penalty * axes.sigma[0] ** 2)[:, None]
-            mapped = seen.mapped(functools.partial(_apply, shrunk, offset))
+            mapped = seen.mapped(lambda rows, a=shrunk, b=offset: rows @ a + b)  # type: ignore[misc]
             flops = svd_flops((count, data.n_features)) + 2.0 * count * min(count, data.n_features) * target.shape[1]
             setup = Cost(1, axes.seconds + time.perf_counter() - started, count, flops)
             share = budget.share(len(counts))
             traces += self.run_inner(mapped, share, seed, setup=setup, prefix=f"map from {count:,} rows")
         return Outcome(tuple(traces))
-
-
-def _apply(coordinates: Array, offset: Array, x: Array) -> Array:
-    """(x - mean)A + b with A = basis·coordinates, for rows that are in the basis already."""
-    return np.asarray(x @ coordinates + offset)
 
 
 @dataclass(frozen=True, kw_only=True)
