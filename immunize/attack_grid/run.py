@@ -22,7 +22,7 @@ from immunize.attack_grid.target import EXTRACTORS, GridPlan, Target, Task
 from immunize.evaluation.attacks import TIERS, AttackData, Budget
 from immunize.evaluation.attacks.curves import RESOURCES, Curve, horizon_of
 from immunize.evaluation.attacks.grid import Entry, Store, attack_all, in_tier
-from immunize.evaluation.attacks.judging import Attacked, Estimate, TierResult, compare, judge
+from immunize.evaluation.attacks.judging import Attacked, Estimate, Paid, TierResult, compare, judge
 from immunize.processes import KEPT_MEMORY, closing_pool
 from immunize.records import peak_memory_mib
 from immunize.threads import cores, cpu_threads
@@ -284,24 +284,24 @@ def _impossible(cells: Mapping[str, dict[str, Any]]) -> set[str]:
 
 
 def _tier(found: list[TierResult]) -> dict[str, Any]:
-    sides = {"reached": [r.to_target for r in found], "reference": [r.to_target_reference for r in found]}
-    costs = {
-        side: {name: [None if paid is None else paid[name] for paid in of] for name in RESOURCES}
-        for side, of in sides.items()
-    }
     decided = [r.held for r in found]
     return {
         "score": _spread([r.score for r in found]),
         "score_reference": _spread([r.score_reference for r in found]),
         "difference": _estimates([r.difference for r in found]),
         "retention": _estimates([r.retention for r in found]),
-        "to_target": costs["reached"],
-        "to_target_reference": costs["reference"],
+        "to_target": _costs([r.to_target for r in found]),
+        "to_target_reference": _costs([r.to_target_reference for r in found]),
         "costlier": [None if r.costlier is None or math.isinf(r.costlier) else r.costlier for r in found],
         "held": decided,
         "seeds_held": f"{decided.count(True)}/{len(decided)}",
         "undecided": sorted({r.reason for r in found if r.reason}),
     }
+
+
+def _costs(paid: list[Paid | None]) -> dict[str, list[float | None]]:
+    """By resource what was paid, by seed."""
+    return {name: [None if of is None else of[name] for of in paid] for name in RESOURCES}
 
 
 def _estimates(found: list[Estimate | None]) -> dict[str, list[float | None]]:
