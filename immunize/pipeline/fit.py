@@ -26,7 +26,7 @@ from immunize.features import AppendedHead
 from immunize.objective import Objective, TaskLoss
 from immunize.schemas import ObjectiveConfig
 from immunize.training import ImmunizationModule
-from immunize.training.callbacks import GradientBalance, Progress, StepLimit, TheoremGuard
+from immunize.training.callbacks import GradientBalance, Progress, TheoremGuard
 from immunize.training.module import OptimizerFactory
 
 HEAD_STREAM = 2**40
@@ -129,9 +129,7 @@ class Training:
         if self.guard != "off" and not weighted:
             raise UserError(f"guard={self.guard} watches R_well and R_ill; method={self.method} has neither")
         found += [TheoremGuard()] if self.guard != "off" else []
-        found += [monitor, *([] if row.max_steps is None else [StepLimit(row.max_steps)])]
-        silent = telling.quiet or not telling.progress
-        return [*found, Progress(telling.label, said=said, max_steps=row.max_steps, quiet=silent)]
+        return [*found, monitor, Progress(telling.label, said=said, quiet=telling.quiet or not telling.progress)]
 
 
 @dataclass

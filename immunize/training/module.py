@@ -31,7 +31,7 @@ from immunize.spectrum import compress_rows
 if TYPE_CHECKING:
     from immunize.data.pair import PairedData, PairParts
 
-Batch = dict[str, tuple[Tensor, Tensor]]
+Batch = dict[Role, tuple[Tensor, Tensor]]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """From parameters, or groups of them with settings of their own, to their optimizer."""
 
@@ -95,14 +95,28 @@ class ImmunizationModule(LightningModule):
         optimizer = self.optimizer_factory(self.groups())
         if self.lr_decay is None:
             return optimizer
-        steps, share = int(self.trainer.estimated_stepping_batches), self.lr_decay
-        steps = steps if self.max_steps is None else min(steps, self.max_steps)
+        steps, share = self.steps, self.lr_decay
         schedule = LambdaLR(optimizer, lambda step: max(0.0, min(1.0, (steps - step) / (share * steps))))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def weighted_terms(self, step: Step) -> dict[str, Tensor]:
-        """The method's terms, each times its weight."""
-        return {name: self.objective.weights[name] * term for name, term in self.objective.terms(step).items()}
+    @property
+    def steps(self) -> int:
+        """Of the whole training."""
+        steps = int(self.trainer.estimated_stepping_batches)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+    def on_train_start(self) -> None:
+        """A training that was interrupted after its last step takes no other."""
+        self.on_train_batch_end()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Stop at `max_steps`, wherever that is in an epoch.
+
+        Lightning's own `max_steps` does so too. But with it, a training that goes on from the end of an epoch takes one
+        more step of that epoch first, as its loop waits for a validation that never comes (2.5 to 2.6), so that its
+        results are not those of a training without interruption.
+        """
+        self.trainer.should_stop |= self.max_steps is not None and self.trainer.global_step >= self.max_steps
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The weighted sum of the method's terms.
@@ -119,7 +133,8 @@ class ImmunizationModule(LightningModule):
             raise UserError(f"the method has the weights {sorted(weights)}, and its terms are {sorted(terms)}")
         loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
         if not all_finite(loss):
-            raise _diverged(self.global_step, terms, loss)
+            broken = [(name, term.item()) for name, term in terms.items() if not bool(torch.isfinite(term))]
+            raise DivergedError(self.global_step, *(broken or [("loss", loss.item())])[0])
         self.keep(self.last_finite)
         if self.global_step % self.log_every == 0:
             named = {f"term/{name}": term for name, term in terms.items()} | self.objective.watched
@@ -181,8 +196,9 @@ class ImmunizationModule(LightningModule):
         parameters = [parameter for _, parameter in self._trained()]
         sizes: dict[str, float] = {}
         with torch.enable_grad():
-            for name, term in self.weighted_terms(self._latest.again()).items():
-                gradients = torch.autograd.grad(term, parameters, allow_unused=True, retain_graph=True)
+            for name, term in self.objective.terms(self._latest.again()).items():
+                weighted = self.objective.weights[name] * term
+                gradients = torch.autograd.grad(weighted, parameters, allow_unused=True, retain_graph=True)
                 size = sum(float(g.norm()) for g in gradients if g is not None)
                 sizes[name] = size if math.isfinite(size) else math.inf
         return max(sizes, key=lambda name: sizes[name])
@@ -220,13 +236,8 @@ class LinearModule(ImmunizationModule):
 
     def step_of(self, batch: Batch) -> LinearStep:
         """What the method sees of a batch."""
-        return LinearStep(
-            self.extractor,
-            self.head,
-            self._side("pretrain", *batch["pretrain"]),
-            self._side("harmful", *batch["harmful"]),
-            self.task_loss,
-        )
+        sides = {role: Side(x, y, x if self._rows is None else self._rows[role]) for role, (x, y) in batch.items()}
+        return LinearStep(self.extractor, self.head, sides["pretrain"], sides["harmful"], self.task_loss)
 
     def theta_parameters(self) -> list[nn.Parameter]:
         """θ alone."""
@@ -241,9 +252,6 @@ class LinearModule(ImmunizationModule):
                 if not math.isfinite(size):
                     return f"squared features of {role}", size
         return None
-
-    def _side(self, role: Role, x: Tensor, y: Tensor) -> Side:
-        return Side(x, y, x if self._rows is None else self._rows[role])
 
 
 class DeepModule(ImmunizationModule):
@@ -390,10 +398,3 @@ class SupervisedModule(LightningModule):
             optimizer, self.learning_rate, self.steps, base_momentum=MOMENTUM[0], max_momentum=MOMENTUM[1]
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def _diverged(step: int, terms: dict[str, Tensor], loss: Tensor) -> DivergedError:
-    for name, term in terms.items():
-        if not bool(torch.isfinite(term)):
-            return DivergedError(step, name, term.item())
-    return DivergedError(step, "loss", loss.item())

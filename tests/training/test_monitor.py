@@ -22,7 +22,7 @@ from immunize.errors import UserError
 from immunize.objective import Objective, Step
 from immunize.spectrum import folds_of
 from immunize.training.callbacks import ImmunityMonitor, ValidationStop
-from immunize.training.callbacks.stopping import Watch
+from immunize.training.callbacks.stopping import BestLook
 from tests import reference as ref
 from tests.composing import (
     SGD,
@@ -235,13 +235,13 @@ def test_learning_rate_falls_to_zero_over_the_last_share_of_the_steps(batch_size
 
 
 def test_a_step_of_several_batches_is_looked_at_once() -> None:
-    class Counting(Watch):
+    class Counting(BestLook):
         seen = 0
 
         def look(self, trainer: Any, module: Any) -> None:
             self.seen += 1
 
-    watch = Counting(2)
+    watch = Counting(2, None)
     for step in (1, 1, 2, 2, 3, 3, 4, 4):
         watch.on_train_batch_end(SimpleNamespace(global_step=step), None, None, None, 0)  # type: ignore[arg-type]
     assert watch.seen == 2

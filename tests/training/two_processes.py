@@ -49,7 +49,9 @@ class Sum(nn.Module):
         self.module = module
 
     def forward(self, batch: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        return torch.stack(list(self.module.weighted_terms(self.module.step_of(batch)).values())).sum()
+        objective = self.module.objective
+        terms = objective.terms(self.module.step_of(batch))
+        return torch.stack([objective.weights[name] * term for name, term in terms.items()]).sum()
 
 
 def step(method: str, rank: int, world: int) -> dict[str, Any]:

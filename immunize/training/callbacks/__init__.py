@@ -2,7 +2,7 @@
 
 from immunize.training.callbacks.guard import GradientBalance, TheoremGuard
 from immunize.training.callbacks.monitor import ImmunityMonitor, NetworkMonitor
-from immunize.training.callbacks.stopping import Progress, Resuming, StepLimit, ValidationStop
+from immunize.training.callbacks.stopping import Progress, Resuming, ValidationStop
 
 __all__ = [
     "GradientBalance",
@@ -10,7 +10,6 @@ __all__ = [
     "NetworkMonitor",
     "Progress",
     "Resuming",
-    "StepLimit",
     "TheoremGuard",
     "ValidationStop",
 ]

@@ -29,7 +29,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from immunize.features import Precondition
 from immunize.objective import Step, mean_over_ranks
 from immunize.spectrum import Spectrum, condition_number, ill_step_bound, spectrum_of, well_step_bound
 from immunize.training.module import Batch, ImmunizationModule, LinearModule
@@ -41,10 +40,6 @@ ROUNDING = 1e-12
 
 ROLES_OF = {"well": "pretrain", "ill": "harmful"}
 """The data set of each regularizer."""
-
-INVERSE_FREE: Precondition = "inverse_free"
-"""The preconditioning that is K⁻¹∇R without an ε, see :mod:`immunize.features.linear`."""
-
 
 COUNTED = (
     "steps",  # all
@@ -139,7 +134,7 @@ def _takes_theorem_steps(optimizers: list[Optimizer], module: ImmunizationModule
     terms = module.objective.weights.keys()
     if not isinstance(module, LinearModule) or len(terms) != 1 or not terms <= {"well", "ill"}:
         return False
-    if getattr(module.objective, "precondition", None) != INVERSE_FREE:
+    if module.objective.precondition != "inverse_free":  # K⁻¹∇R without an ε, see :mod:`immunize.features.linear`
         return False
     extras = ("momentum", "weight_decay", "dampening", "maximize")
     return all(

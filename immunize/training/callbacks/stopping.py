@@ -36,46 +36,26 @@ from immunize.files import whole
 from immunize.objective import LinearStep, Side
 from immunize.spectrum import immunization_ratio, spectrum_of
 from immunize.training.loggers import CurveLogger
-from immunize.training.module import ImmunizationModule, LinearModule
+from immunize.training.module import ImmunizationModule, LinearModule, SupervisedModule
 
 
-class Watch(Callback):
-    """Looks at a training every so many steps.
+class BestLook(Callback):
+    """Looks at a training every so many steps, keeps what has the largest score so far, and ends it if none is better.
 
     Args:
-        every: so many.
+        every: steps between two looks.
+        patience: looks without improvement before the end; None never ends it, and keeps nothing.
     """
 
-    def __init__(self, every: int) -> None:
-        self.every, self._looked_at = every, 0
+    def __init__(self, every: int, patience: int | None) -> None:
+        self.every, self.patience, self._looked_at = every, patience, 0
+        self._best: dict[str, Tensor] = {}
+        self._score, self._waited = -math.inf, 0
+        self._step: int | None = None
 
     @abstractmethod
     def look(self, trainer: Trainer, module: LightningModule) -> None:
         """Look after a step."""
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Count the steps."""
-        if trainer.global_step % self.every == 0 and trainer.global_step != self._looked_at:
-            self._looked_at = trainer.global_step  # a step of several batches ends with the last of them
-            self.look(trainer, pl_module)
-
-
-class BestLook(Watch):
-    """Keeps what was trained at the look with the largest score so far, and ends a training that has waited for better.
-
-    Args:
-        every: steps between two looks.
-        patience: looks without improvement before that; None never ends it, and keeps nothing.
-    """
-
-    def __init__(self, every: int, patience: int | None) -> None:
-        super().__init__(every)
-        self.patience = patience
-        self._best: dict[str, Tensor] = {}
-        self._score, self._waited = -math.inf, 0
-        self._step: int | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse to stop a training that ends before the first look.
@@ -84,13 +64,19 @@ class BestLook(Watch):
             UserError: it does.
         """
         assert isinstance(pl_module, ImmunizationModule)
-        steps = int(trainer.estimated_stepping_batches)
-        steps = steps if pl_module.max_steps is None else min(steps, pl_module.max_steps)
-        if self.patience is not None and steps < self.every:
+        if self.patience is not None and pl_module.steps < self.every:
             raise UserError(
-                f"objective.check_every={self.every} looks at none of the {steps} steps of this training; choose a "
-                "smaller one for early stopping"
+                f"objective.check_every={self.every} looks at none of the {pl_module.steps} steps of this training; "
+                "choose a smaller one for early stopping"
             )
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the steps."""
+        if trainer.global_step % self.every == 0 and trainer.global_step != self._looked_at:
+            self._looked_at = trainer.global_step  # a step of several batches ends with the last of them
+            self.look(trainer, pl_module)
 
     def judge(self, score: float, trainer: Trainer, module: ImmunizationModule) -> None:
         """Keep it, or wait for a better."""
@@ -155,30 +141,6 @@ class ValidationStop(BestLook):
         self.judge(torch.tensor(score, dtype=torch.float32).item(), trainer, module)  # rounded as in Lightning's own
 
 
-class StepLimit(Watch):
-    """Stops before the first step above the limit, wherever that is in an epoch.
-
-    Lightning's own `max_steps` does so too. But with it, a training that goes on from the end of an epoch takes one
-    more step of that epoch first, as its loop waits for a validation that never comes (2.5 to 2.6), so that its results
-    are not those of a training without interruption.
-
-    Args:
-        max_steps: the limit, those before a resumption included.
-    """
-
-    def __init__(self, max_steps: int) -> None:
-        super().__init__(1)
-        self.max_steps = max_steps
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A training that was interrupted after its last step takes no other."""
-        self.look(trainer, pl_module)
-
-    def look(self, trainer: Trainer, module: LightningModule) -> None:
-        """After every step."""
-        trainer.should_stop |= trainer.global_step >= self.max_steps
-
-
 REDRAWN = 1.0
 """Seconds between two states of the line on a terminal."""
 
@@ -189,9 +151,8 @@ class Progress(Callback):
     """Step, what `said` adds, and seconds left, on stderr of the first process; it counts samples for the record.
 
     Args:
-        label: what is being trained.
+        label: what is being trained, a module that knows its `steps`.
         said: a few words on how it goes, such as RIR; None says samples a second, which are then for the record too.
-        max_steps: at which the training ends, if it does so before its last epoch does.
         quiet: count without saying anything.
         lines: how many lines a training.
     """
@@ -201,12 +162,10 @@ class Progress(Callback):
         label: str,
         *,
         said: Callable[[], str] | None = None,
-        max_steps: int | None = None,
         quiet: bool = False,
         lines: int = 10,
     ) -> None:
-        self.label, self.max_steps, self.quiet, self.lines = label, max_steps, quiet, lines
-        self.said = said
+        self.label, self.said, self.quiet, self.lines = label, said, quiet, lines
         self._images = self._steps = 0
         self._started = self._seconds = self._told_at = 0.0
 
@@ -224,8 +183,8 @@ class Progress(Callback):
         self._images += trainer.world_size * sum(len(y) for _, y in sides)
         if self.quiet or not trainer.is_global_zero:
             return
-        total, done = int(trainer.estimated_stepping_batches), trainer.global_step
-        total = total if self.max_steps is None else min(total, self.max_steps)
+        assert isinstance(pl_module, ImmunizationModule | SupervisedModule)
+        total, done = pl_module.steps, trainer.global_step
         terminal, kept = sys.stderr.isatty(), done == total or not done % max(1, total // self.lines)
         if not (kept or (terminal and now - self._told_at >= REDRAWN)):
             return
