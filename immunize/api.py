@@ -40,9 +40,9 @@ from immunize.features.loaders import (
     output_of,
 )
 from immunize.objective import Objective, task_loss
+from immunize.pipeline.appended import append_computed
 from immunize.pipeline.assemble import method_named, new_trainer, optimizer_factory, shared_row
 from immunize.pipeline.fit import quiet_lightning
-from immunize.pipeline.network import append_computed
 from immunize.settings import MULTIPLIER, RATE, RHO, SEED, Rule
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.spectrum.condition import check_varying, default_tolerance
@@ -209,7 +209,7 @@ def immunize(
     with _by_its_own_numbers(seed):
         objective, row, balanced = _method(method, (lambda_well, lambda_ill), multiplier, options, seed)
         try:
-            refuse_precondition(getattr(objective, "precondition", "none"), OF_NETWORKS, "a network")
+            refuse_precondition(objective.precondition, OF_NETWORKS, "a network")
         except ValueError as error:
             raise UserError(str(error)) from None
         theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from immunize.features import DeepExtractor, Precondition, SpectralView
+from immunize.objective.ranks import mean_over_ranks
 from immunize.spectrum import kappa_of_features, r_ill_of_features, r_well_of_features
 
 if TYPE_CHECKING:
@@ -115,17 +116,21 @@ class Step(ABC):
 
     def averaged(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Gradients of a loss of this step, averaged over all processes that share its batch; differentiable."""
-        return gradients
+        return mean_over_ranks(gradients)
 
 
 OF_SPECTRA = {"well", "ill", "kappa_pretrain", "kappa_harmful"}
 """Names of terms that no loss is in."""
 
 
-class Objective(nn.Module, ABC):
+class Objective(nn.Module):
     """A method: `terms` gives the unweighted terms of its loss, `weights` the factor of each.
 
     A module, because a method may own parameters (IMMA's classifier of the harmful task).
+
+    Args:
+        weights: by the names of the terms.
+        precondition: of the gradients of R_well and R_ill, where `weights` name them.
     """
 
     gradient_clip: float | None = None
@@ -140,9 +145,15 @@ class Objective(nn.Module, ABC):
     looks_at_theta_0: bool = False
     """Whether its terms need the network as it was: :attr:`DeepStep.theta_0`."""
 
-    def __init__(self, weights: dict[str, float]) -> None:
+    aims_at_kappa: bool = True
+    """Whether (i), (ii) and RIR are its measure; a method that aims at what can be learned of D_H has c instead."""
+
+    has_inverse: bool = True
+    """Whether the map that the method computes, if it does, can be undone in the head of a network."""
+
+    def __init__(self, weights: dict[str, float], precondition: Precondition = "none") -> None:
         super().__init__()
-        self.weights = weights
+        self.weights, self.precondition = weights, precondition
         self.watched: dict[str, Tensor] = {}
         """What is logged beside the terms of a step, by name."""
 
@@ -195,17 +206,9 @@ class Objective(nn.Module, ABC):
         return self.takes_loss
 
     @property
-    def aims_at_kappa(self) -> bool:
-        """Whether (i), (ii) and RIR are its measure; a method that aims at what can be learned of D_H has c instead."""
-        return True
-
-    @property
     def unused(self) -> tuple[str, ...]:
         """Settings of its own that have no effect beside the others, such as the seed of a draw that is not made."""
         return ()
-
-    has_inverse: bool = True
-    """Whether the map that the method computes, if it does, can be undone in the head of a network."""
 
     def solve(self, pretrain: Labelled, harmful: Labelled) -> tuple[Tensor, dict[str, Any]] | None:
         """θ and facts about it, for a method that needs no training; None for every other.
@@ -217,9 +220,15 @@ class Objective(nn.Module, ABC):
         del pretrain, harmful
         return None
 
-    @abstractmethod
     def terms(self, step: Step) -> dict[str, Tensor]:
-        """The scalar terms, by the names that `weights` uses; the step minimizes their weighted sum."""
+        """The scalar terms, by the names that `weights` uses; the step minimizes their weighted sum.
+
+        Those of Eq. (11) that have a weight, unless the method says otherwise: "task", the loss L(D_P, ω, θ), "well",
+        R_well(H_P(θ)), and "ill", R_ill(H_H(θ)).
+        """
+        found = {"task": step.pretrain_loss()} if "task" in self.weights else {}
+        regularizers = {"well": well_term, "ill": ill_term}
+        return found | {name: of(step, self.precondition) for name, of in regularizers.items() if name in self.weights}
 
 
 def _spectral(function: Callable[..., Tensor], step: Step, role: str, precondition: Precondition) -> Tensor:

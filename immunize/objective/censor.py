@@ -29,7 +29,7 @@ from immunize.errors import UserError
 from immunize.features import DeepExtractor
 from immunize.features.deep import check_depths
 from immunize.objective.attacker import Attacker, attack, thirds
-from immunize.objective.base import Labelled, Objective, Step, check_weight, ill_term, well_term
+from immunize.objective.base import Labelled, Objective, Step, check_weight
 from immunize.objective.deep import DeepStep
 from immunize.objective.ranks import gather_rows
 from immunize.spectrum import KERNELS, RHOS, Kernel, cross_fitted_correlation, erase
@@ -69,9 +69,10 @@ class Censor(Objective):
         ValueError: a value outside its range.
     """
 
-    looks_at_theta_0 = True
-
     attacker: Attacker
+    looks_at_theta_0 = True
+    takes_loss = False  # D_P is kept by repeating θ_0
+    trains_classifier = True  # by the distance of its logits
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class Censor(Objective):
         super().__init__(
             {name.removeprefix("lambda_"): value for name, value in checked.items() if value or name in kept}
         )
+        self.aims_at_kappa = bool({"well", "ill"} & self.weights.keys())
         if not kernels or not set(kernels) <= set(KERNELS):
             raise ValueError(f"method.kernels has to name some of {', '.join(KERNELS)}, it is {list(kernels)}")
         if not rhos or not all(0 < rho < math.inf for rho in rhos):
@@ -115,21 +117,6 @@ class Censor(Objective):
     def unused(self) -> tuple[str, ...]:
         """Of an attacker that takes no step."""
         return () if self.attacker.steps else ("attack_learning_rate", "attack_batch_size")
-
-    @property
-    def takes_loss(self) -> bool:
-        """No: D_P is kept by repeating θ_0."""
-        return False
-
-    @property
-    def aims_at_kappa(self) -> bool:
-        """Only with Eq. (11)'s terms."""
-        return bool({"well", "ill"} & self.weights.keys())
-
-    @property
-    def trains_classifier(self) -> bool:
-        """By the distance of its logits."""
-        return True
 
     def prepare(self, net: DeepExtractor, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:
         """Look at what is to be censored before the first step.
@@ -163,9 +150,7 @@ class Censor(Objective):
         """How the probes do on D_H, the two distances to θ_0 on D_P, and Eq. (11)'s terms where they have a weight."""
         if not isinstance(step, DeepStep):
             raise TypeError("method=censor trains a network; a linear model has method=erase, in closed form")
-        found = self._adversary(step) | self._distances(step)
-        eq_11 = {"well": well_term, "ill": ill_term}
-        return found | {name: term(step, "none") for name, term in eq_11.items() if name in self.weights}
+        return self._adversary(step) | self._distances(step) | super().terms(step)
 
     def _adversary(self, step: DeepStep) -> dict[str, Tensor]:
         parameters = self._attacked(step)

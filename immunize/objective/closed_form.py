@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from immunize.objective.base import Labelled, Objective, Step
+from immunize.objective.base import Labelled, Objective
 from immunize.spectrum import closed_form
 
 
@@ -42,10 +42,6 @@ class ClosedForm(Objective):
     def unused(self) -> tuple[str, ...]:
         """The seed, where nothing is chosen on rows set aside."""
         return () if "auto" in (self.budget, self.shrinkage) else ("seed",)
-
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        """The task loss; θ is not trained on it, see :meth:`solve`."""
-        return {"task": step.pretrain_loss()}
 
     def solve(self, pretrain: Labelled, harmful: Labelled) -> tuple[Tensor, dict[str, Any]]:
         """θ, and what the theory forecasts.

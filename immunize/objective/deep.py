@@ -12,7 +12,7 @@ Shapes: N samples, D features, C classes, M harmful data sets; h whatever enters
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -30,7 +30,7 @@ from immunize.features import (
 )
 from immunize.features.deep import features_at
 from immunize.objective.base import Head, Step, TaskLoss, divergence
-from immunize.objective.ranks import gather_rows, in_order, mean_over_ranks, own_of
+from immunize.objective.ranks import gather_rows, in_order, own_of
 from immunize.spectrum import default_tolerance
 
 
@@ -186,16 +186,8 @@ class DeepStep(Step):
 
     def unusable(self) -> tuple[str, float] | None:
         """The data set whose features have no spectrum, as far as they are known; NaN if not finite, 0 if all zero."""
-        for role, features in (self._features | self._gathered).items():
-            if not bool(torch.isfinite(features).all()):
-                return role.partition(":")[0], math.nan
-            if not bool(features.any()):
-                return role.partition(":")[0], 0.0
-        return None
-
-    def averaged(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Mean over all processes: the gradient of the whole batch's loss."""
-        return mean_over_ranks(gradients)
+        found = without_spectrum((self._features | self._gathered).items())
+        return None if found is None else (found[0].partition(":")[0], found[1])
 
     def _forward(self, role: str, parameters: dict[str, Tensor] | None) -> Tensor:
         h = self._side(role).h
@@ -223,3 +215,13 @@ class DeepStep(Step):
 
     def _side(self, role: str) -> DeepSide:
         return {"pretrain": self.pretrain, "harmful": self.harmful}[role]
+
+
+def without_spectrum(features: Iterable[tuple[str, Tensor]]) -> tuple[str, float] | None:
+    """The first features that have no spectrum, by their name, with NaN if they are not finite, 0 if all zero."""
+    for name, values in features:
+        if not bool(torch.isfinite(values).all()):
+            return name, math.nan
+        if not bool(values.any()):
+            return name, 0.0
+    return None

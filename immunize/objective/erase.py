@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from immunize.objective.base import Head, Labelled, Objective, Step, divergence
+from immunize.objective.base import Head, Labelled, Objective, divergence
 from immunize.spectrum import erase
 from immunize.spectrum.erasing_choice import check_choice
 
@@ -39,7 +39,7 @@ class Erase(Objective):
         ValueError: a value outside its range, or an unknown word.
     """
 
-    has_inverse = False
+    has_inverse = aims_at_kappa = False  # what is erased no condition number says
 
     def __init__(
         self,
@@ -53,15 +53,6 @@ class Erase(Objective):
         super().__init__({"task": 1.0})
         check_choice(rank, shrinkage, slack, "method.")
         self.rank, self.shrinkage, self.slack, self.protect, self.seed = rank, shrinkage, slack, protect, seed
-
-    @property
-    def aims_at_kappa(self) -> bool:
-        """No: what is erased no condition number says."""
-        return False
-
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        """The task loss; θ is not trained on it, see :meth:`solve`."""
-        return {"task": step.pretrain_loss()}
 
     def solve(self, pretrain: Labelled, harmful: Labelled) -> tuple[Tensor, dict[str, Any]]:
         """θ from all rows, and facts about the choice of its rank.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from immunize.features import Precondition
-from immunize.objective.base import Objective, Step, check_weight, ill_term
+from immunize.objective.base import Objective, check_weight
 
 
 class IllOnly(Objective):
@@ -20,9 +18,4 @@ class IllOnly(Objective):
     """
 
     def __init__(self, lambda_ill: float, precondition: Precondition = "none") -> None:
-        super().__init__({"ill": check_weight("objective.lambda_ill", lambda_ill)})
-        self.precondition = precondition
-
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        """R_ill(H_H(θ))."""
-        return {"ill": ill_term(step, self.precondition)}
+        super().__init__({"ill": check_weight("objective.lambda_ill", lambda_ill)}, precondition)

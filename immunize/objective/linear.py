@@ -29,11 +29,6 @@ class Side:
     y: Tensor
     rows: Tensor
 
-    @property
-    def tolerance(self) -> float:
-        """Relative rank cut for H of this batch, from the true N also where `rows` are compressed."""
-        return default_tolerance(*self.x.shape)
-
 
 @dataclass(frozen=True)
 class LinearStep(Step):
@@ -77,7 +72,7 @@ class LinearStep(Step):
 
     def tolerance(self, role: str) -> float:
         """Of the true N, also where the rows are compressed."""
-        return self._side(role).tolerance
+        return default_tolerance(*self._side(role).x.shape)
 
     def _side(self, role: str) -> Side:
         return {"pretrain": self.pretrain, "harmful": self.harmful}[role]

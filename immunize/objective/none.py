@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from immunize.objective.base import Objective, Step
+from immunize.objective.base import Objective
 
 
 class Plain(Objective):
@@ -12,7 +10,3 @@ class Plain(Objective):
 
     def __init__(self) -> None:
         super().__init__({"task": 1.0})
-
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        """The task loss."""
-        return {"task": step.pretrain_loss()}

@@ -22,8 +22,8 @@ class OptKappa(Objective):
     """
 
     def __init__(self, precondition: Precondition = "none", log: bool = True) -> None:
-        super().__init__({"kappa_pretrain": 1.0, "kappa_harmful": -1.0})
-        self.precondition, self.log = precondition, log
+        super().__init__({"kappa_pretrain": 1.0, "kappa_harmful": -1.0}, precondition)
+        self.log = log
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         """κ of both Hessians, or its log; the second has weight -1. Of several harmful sets the sum."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from immunize.features import Precondition
-from immunize.objective.base import Objective, Step, check_weight, ill_term, well_term
+from immunize.objective.base import Objective, check_weight
 
 
 class Ours(Objective):
@@ -22,19 +20,9 @@ class Ours(Objective):
     """
 
     def __init__(self, lambda_well: float, lambda_ill: float, precondition: Precondition = "inverse_free") -> None:
-        super().__init__(
-            {
-                "task": 1.0,
-                "well": check_weight("objective.lambda_well", lambda_well),
-                "ill": check_weight("objective.lambda_ill", lambda_ill),
-            }
-        )
-        self.precondition = precondition
-
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        """The task loss, R_well(H_P(θ)) and R_ill(H_H(θ))."""
-        return {
-            "task": step.pretrain_loss(),
-            "well": well_term(step, self.precondition),
-            "ill": ill_term(step, self.precondition),
+        weights = {
+            "task": 1.0,
+            "well": check_weight("objective.lambda_well", lambda_well),
+            "ill": check_weight("objective.lambda_ill", lambda_ill),
         }
+        super().__init__(weights, precondition)

@@ -50,6 +50,7 @@ class SimulatedFineTuning(Objective):
     """
 
     attacker: Attacker
+    aims_at_kappa = False  # but at an attacker who stays wrong
 
     def __init__(
         self,
@@ -78,11 +79,6 @@ class SimulatedFineTuning(Objective):
     def unused(self) -> tuple[str, ...]:
         """Of an attacker that takes no step."""
         return () if self.attacker.steps else OF_STEPS
-
-    @property
-    def aims_at_kappa(self) -> bool:
-        """No: at an attacker who stays wrong."""
-        return False
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         """L(D_P, ω, θ), and S over the attacker's path; `attacked` is watched: its cross-entropy at the end."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from immunize.features import Precondition
-from immunize.objective.base import Objective, Step, check_weight, well_term
+from immunize.objective.base import Objective, check_weight
 
 
 class WellOnly(Objective):
@@ -20,9 +18,4 @@ class WellOnly(Objective):
     """
 
     def __init__(self, lambda_well: float, precondition: Precondition = "none") -> None:
-        super().__init__({"well": check_weight("objective.lambda_well", lambda_well)})
-        self.precondition = precondition
-
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        """R_well(H_P(θ))."""
-        return {"well": well_term(step, self.precondition)}
+        super().__init__({"well": check_weight("objective.lambda_well", lambda_well)}, precondition)

@@ -152,9 +152,9 @@ def test_methods_of_one_data_set_do_not_look_at_the_other(method: Objective) -> 
 
 
 def test_the_rank_cut_follows_the_samples_and_not_the_compressed_rows() -> None:
-    part = side(300, 6, compressed=True)
-    assert len(part.rows) == D
-    assert part.tolerance == 300 * 2**-52
+    step = make_step(300, 300, compressed=True)
+    assert len(step.harmful.rows) == D
+    assert step.tolerance("harmful") == 300 * 2**-52
 
 
 def test_a_head_keeps_its_bias_and_loses_its_gradient() -> None:
