@@ -22,9 +22,10 @@ from immunize.errors import CheckpointError, UserError
 from immunize.features import AppendedHead, DeepExtractor, Features, append_map, extract, save_weights
 from immunize.features.boundary import Trunk
 from immunize.instantiate import NOT_ARGUMENTS, build
-from immunize.pipeline.features import Measured, both_features
+from immunize.pipeline.appended import mapped
+from immunize.pipeline.features import Measured
 from immunize.pipeline.fit import TRAINING
-from immunize.pipeline.network import _mapped
+from immunize.pipeline.network import NetworkModel
 from immunize.records import CHECKPOINT, read_record
 from immunize.report.summary import groups_of
 from immunize.training.callbacks import Progress, Resuming
@@ -116,7 +117,7 @@ def test_theta_0s_features_are_computed_once_for_all_runs_and_change_no_number(
 ) -> None:
     kept, solved = f"deep.cache_dir={tmp_path}/features", settings is CLOSED_FORM
     first = run_tiny_deep(tmp_path / "first", *settings, kept)
-    monkeypatch.setattr("immunize.pipeline.features.extract", _counting(passes := []))
+    monkeypatch.setattr("immunize.pipeline.network.extract", _counting(passes := []))
     again = run_tiny_deep(tmp_path / "again", *settings, kept)
     assert all(first[key] == again[key] for key in (*NUMBERS, "probe_accuracy"))
     # one a part and role: of the immunized network alone, or none at all where nothing was trained
@@ -129,8 +130,7 @@ def test_what_a_method_and_the_measuring_need_of_theta_0_is_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widths: list[int] = []
-    for module in ("features", "network"):
-        monkeypatch.setattr(f"immunize.pipeline.{module}.extract", _counting(widths))
+    monkeypatch.setattr("immunize.pipeline.network.extract", _counting(widths))
     trunk, images = Trunk.forward, list[int]()
     monkeypatch.setattr(Trunk, "forward", lambda self, x: (images.append(len(x)), trunk(self, x))[1])
     record = run_tiny_deep(tmp_path / "run", "method=censor", "objective.cache_frozen=true", "objective.max_steps=1")
@@ -180,14 +180,14 @@ def test_features_of_zeros_in_the_evaluation_are_a_divergence(
     rows_left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them, or so many that a group has no spectrum."""
-    which = "immunized"
+    which, computed = "immunized", NetworkModel._features
 
-    def both(*arguments: Any, **options: Any) -> Measured | None:
-        features = both_features(*arguments, **options)
+    def both(*arguments: Any) -> Measured | None:
+        features = computed(*arguments)
         features[which]["held_out"]["harmful"][0][rows_left:] = 0
         return features
 
-    monkeypatch.setattr("immunize.pipeline.network.both_features", both)
+    monkeypatch.setattr(NetworkModel, "_features", both)
     record = run_tiny_deep(tmp_path / "run", "objective.max_steps=1")
     assert record["status"] == read_record(tmp_path / "run")["status"] == "diverged"
     assert "metrics" not in record
@@ -466,7 +466,7 @@ def test_a_classifier_behind_a_map_has_the_bias_of_theta_0(bias: bool) -> None:
     eye = torch.eye(3, dtype=torch.float64)
     network = append_map(nn.Sequential(nn.Identity(), nn.Linear(3, 2, bias=bias)), eye, eye, head="1")
     (appended,) = (module for module in network.modules() if isinstance(module, AppendedHead))
-    assert (_mapped({"theta_0": {}, "immunized": {}}, appended).bias is not None) == bias
+    assert (mapped({"theta_0": {}, "immunized": {}}, appended).bias is not None) == bias
 
 
 def test_how_many_images_are_measured_changes_no_training(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from immunize.pipeline.fit import TRAINING, Fit, Telling, quiet_lightning
 from immunize.processes import beside, can_fork, is_first
 from immunize.records import CHECKPOINT, FIGURE, begun, peak_memory_mib, provenance, reset_peak_memory, write_record
 from immunize.report import result_rows
+from immunize.report.loading import leaves
 from immunize.threads import cpu_threads, threads_in_force
 from immunize.training.loggers import close_loggers, log_results
 
@@ -142,15 +143,7 @@ def flat_metrics(record: dict[str, Any]) -> dict[str, float]:
         if isinstance(value, float)
     }
     kept = {f"pretrain_accuracy/{which}": value for which, value in record.get("pretrain_accuracy", {}).items()}
-    learned = {
-        f"{part}/{role}/{which}/{measure}/{rho}": value
-        for part, roles in record["separability"].items()
-        for role, extractors in roles.items()
-        for which, measures in extractors.items()
-        for measure, of in measures.items()
-        for rho, value in of.items()
-    }
-    return ratios | kept | learned
+    return ratios | kept | dict(leaves(record["separability"]))
 
 
 def flat_curves(record: dict[str, Any]) -> dict[str, tuple[list[int], list[float]]]:

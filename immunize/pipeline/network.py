@@ -1,7 +1,10 @@
 """A network in a run: images, a frozen trunk, θ_0 beside it, features of every image that is measured.
 
-A method that computes a map has it put behind the network, for runs and for `immunize.immunize` alike. Sees every room;
-no room sees it.
+Features are those of θ_0 and of the immunized network, one pass of the trunk for both. Those of θ_0 are the same in
+every run of a sweep and are kept in a folder. Where several processes share a run, each computes its share of the
+images, and the first one gets them all, and keeps θ_0's for the next run of as many.
+
+Sees every room; no room sees it. Shapes: N samples, D features.
 """
 
 from __future__ import annotations
@@ -9,14 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from immunize.checkpoints import check_owner
@@ -25,83 +28,26 @@ from immunize.data.images.pair import ImagePair
 from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.evaluation import EvaluationSettings, evaluate_deep
 from immunize.evaluation.deep import PARTS
-from immunize.features import (
-    AppendedHead,
-    DeepExtractor,
-    append_map,
-    cached_trunk,
-    extract,
-    load_weights,
-    save_weights,
-)
-from immunize.features.extract import Features
-from immunize.features.weights import check_fit
-from immunize.objective import Head, Objective
-from immunize.objective.erase import distilled
+from immunize.features import DeepExtractor, Features, cached_trunk, extract, load_weights, save_weights
+from immunize.features.extract import cache_place
+from immunize.objective import Head, Objective, world_size
+from immunize.objective.deep import without_spectrum
+from immunize.pipeline.appended import append_computed, appended_in, check_frozen, mapped
 from immunize.pipeline.features import (
     Measured,
     accuracy,
-    both_features,
     by_set,
     head_of,
     measured_sets,
-    unusable,
+    shared,
+    side_by_side,
+    tell_of_unreadable,
 )
 from immunize.pipeline.fit import Fit, Telling, Training, train
+from immunize.processes import is_first
 from immunize.spectrum import ZeroMatrixError
-from immunize.spectrum.condition import check_varying
 from immunize.training import DeepModule
 from immunize.training.callbacks import NetworkMonitor, Resuming
-
-
-def append_computed(
-    objective: Objective,
-    network: nn.Module,
-    pretrain: Features,
-    harmful: Features,
-    *,
-    head: str | None = None,
-) -> tuple[nn.Module, AppendedHead, dict[str, Any]]:
-    """Append the map that a method computes from features.
-
-    A map with an inverse changes no logit. Behind one without, the classifier is fitted again to repeat θ_0's answers
-    on D_P.
-
-    Args:
-        objective: the method.
-        network: θ_0; it is not changed.
-        pretrain: θ_0's features of D_P.
-        harmful: of D_H.
-        head: of the network, as `append_map` takes it.
-
-    Returns:
-        the released network, its map and classifier, and facts.
-
-    Raises:
-        UserError: a method for linear models alone, or features that do not allow the map.
-    """
-    x = pretrain.x.double()
-    try:
-        check_varying(x, "D_P")
-        check_varying(harmful.x, "D_H")
-        solved = objective.solve(Features(x, pretrain.y), Features(harmful.x.double(), harmful.y))
-        if solved is None:
-            raise UserError("this method is made for linear models; for a network choose another, such as closed_form")
-        theta, facts = solved
-        inverse = torch.linalg.inv(theta) if objective.has_inverse else None
-        released = append_map(network, theta, inverse, head=head)
-    except (ValueError, RuntimeError) as error:  # LAPACK's errors are runtime errors
-        raise UserError(str(error)) from None
-    (appended,) = (module for module in released.modules() if isinstance(module, AppendedHead))
-    if inverse is None:
-        parameters = appended.head
-        refitted = distilled(x, theta, head_of(parameters))
-        with torch.no_grad():
-            parameters.weight.copy_(refitted.weight.T)
-            if refitted.bias is not None:
-                parameters.bias.copy_(refitted.bias)
-    return released, appended, facts
-
 
 WATCHED_GROUPS = 5
 """So many of `deep.groups` times `deep.group_size` images of each data set are watched while a network trains."""
@@ -257,7 +203,7 @@ class NetworkModel:
                 measured = self._features(None, {"fit": inputs})
                 assert measured is not None
                 fit = measured["theta_0"]["fit"]
-                return [Features(fit[role][0][chosen], fit[role][1][chosen]) for role, chosen in sides]
+                return [Features(fit[role].x[chosen], fit[role].y[chosen]) for role, chosen in sides]
             self.net.to(self.device)
             return [
                 extract(
@@ -309,30 +255,63 @@ class NetworkModel:
         after, fit = head_of(self.net.head), fits["fit"]
         if not self.objective.trains:
             if fit.appended is None:
-                rows = (Features(*features["theta_0"]["fit"][role]) for role in ROLES)
+                rows = features["theta_0"]["fit"]
                 started = time.perf_counter()
-                computed = append_computed(self.objective, self.net.network.cpu(), *rows)
+                computed = append_computed(self.objective, self.net.network.cpu(), rows["pretrain"], rows["harmful"])
                 fit.released, fit.appended, fit.facts["closed_form"] = computed
                 fit.seconds = time.perf_counter() - started
-            after = _mapped(features, fit.appended)
+            after = mapped(features, fit.appended)
         say("measuring: condition numbers with intervals, then probes")
         return self._numbers(features, after, fit.steps)
 
     def _features(self, trained: DeepExtractor | None, inputs: dict[str, dict[Role, Any]]) -> Measured | None:
-        """Of both networks; θ_0's stand for those of a network that was not trained."""
-        return both_features(
-            trained,
-            self.reference,
-            inputs,
-            self.device,
-            batch_size=self.batch_size,
-            workers=self.workers,
-            cache_dir=self.cache_dir,
-            images=self.images,
-            cached=self.cached,
-            shares=self.shares,
-            theta_0=self.known,
-        )
+        """Of both networks on the same images; None in every process but the first.
+
+        Args:
+            trained: the immunized network; None where nothing was trained: θ_0's features then stand for its own.
+            inputs: part -> role -> images, or trunk outputs, of :attr:`images`.
+        """
+        moved = [] if trained is None else [trained.to(self.device)]
+        dtype = [self.reference, *moved][-1].dtype  # a trainer's precision is that of the network it has moved
+        self.reference.to(self.device, dtype)
+        compute = partial(extract, dtype=dtype, device=self.device, batch_size=self.batch_size, workers=self.workers)
+        facts = {} if self.cache_dir is None else self.reference.cache_facts()
+        facts["trunk"] = "kept" if self.cached else "computed"
+        count = max(self.shares, world_size())
+        if count > 1:
+            facts["shares"] = count  # they round differently
+        kept = self.known if count == 1 else {}
+        out: Measured = {"immunized": {}, "theta_0": {}}
+        for part, roles in inputs.items():
+            for role, rows in roles.items():
+                place = None
+                if self.cache_dir is not None:
+                    key = {"images": self.images[part][role].fingerprint, **facts}
+                    place = cache_place(self.cache_dir, key, dtype, self.device, self.batch_size)
+                known = kept.get((part, role))
+                if known is not None and known.x.dtype != dtype:
+                    known = None
+                if known is None and place is not None and is_first():
+                    known = place.load()
+                first_knows = [known is not None]
+                if world_size() > 1:  # others may not see its disk
+                    distributed.broadcast_object_list(first_knows)
+                wanted = [*moved, *([] if first_knows[0] else [self.reference])]
+                found = known
+                if wanted:
+                    found = shared(partial(compute, side_by_side(wanted, cached=self.cached)), rows, self.shares)
+                if found is None:
+                    continue
+                each = torch.split(found.x, self.reference.n_features, dim=1)
+                if known is None:
+                    known = Features(each[-1].contiguous(), found.y)
+                    if place is not None:
+                        place.save(known)
+                kept[part, role] = known
+                out["immunized"].setdefault(part, {})[role] = Features(each[0].contiguous(), found.y)
+                out["theta_0"].setdefault(part, {})[role] = known
+        tell_of_unreadable(inputs)
+        return out if out["immunized"] else None
 
     def _numbers(self, features: Measured, after: Head, step: int) -> dict[str, Any]:
         """The numbers of the record.
@@ -351,12 +330,16 @@ class NetworkModel:
             DivergedError: the immunized network's features are not finite, or all zero where a spectrum is taken.
             UserError: those of θ_0 are.
         """
-        if (found := unusable(features, "theta_0")) is not None:
+        broken = {
+            which: without_spectrum((role, rows.x) for roles in parts.values() for role, rows in roles.items())
+            for which, parts in features.items()
+        }
+        if (found := broken["theta_0"]) is not None:
             raise UserError(
                 f"θ_0's features of {found[0]} are {'all zero' if found[1] == 0 else 'not finite'}: check the weights "
                 "and the transform of model=..., no number of this run would mean anything"
             )
-        if (found := unusable(features, "immunized")) is not None:
+        if (found := broken["immunized"]) is not None:
             raise DivergedError(step, f"features of {found[0]}", found[1])
         held = {which: of["held_out"]["pretrain"] for which, of in features.items()}
         top = {
@@ -385,12 +368,12 @@ class NetworkModel:
         check_owner(path, record["config_hash"])
         net, fit = self.net, Fit(steps=record["training"]["fit"]["steps"])
         if self.objective.trains:
-            _check_frozen(net.network, state, {name for name, _ in _trained(net)}, path)
+            check_frozen(net.network, state, {name for name, _ in _trained(net)}, path)
             _ = self.inputs  # of θ_0's trunk
             net.to(next(value.dtype for value in state.values() if value.is_floating_point()))
             net.load_full_state_dict(state, str(path))
         else:
-            fit.appended = _appended(net, state, path)
+            fit.appended = appended_in(net, state, path)
         return {"fit": fit}
 
     def write(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
@@ -414,50 +397,11 @@ def network_facts(net: DeepExtractor) -> dict[str, Any]:
     }
 
 
-def _mapped(features: Measured, appended: AppendedHead) -> Head:
-    """Put θ_0's features behind an appended map in the place of the immunized network's.
-
-    Returns:
-        the classifier behind the map.
-    """
-    with torch.no_grad():
-        for part, roles in features["theta_0"].items():
-            for role, (x, y) in roles.items():
-                features["immunized"][part][role] = appended.map(x), y
-    return head_of(appended.head)
-
-
-def _appended(net: DeepExtractor, state: dict[str, Tensor], path: Path) -> AppendedHead:
-    """The map of a checkpoint, and the classifier behind it."""
-    identity = torch.eye(net.n_features, dtype=torch.float64)
-    released = append_map(net.network.cpu(), identity, identity)
-    check_fit(released, state, str(path), net.name)
-    ((name, appended),) = (of for of in released.named_modules() if isinstance(of[1], AppendedHead))
-    assert isinstance(appended, AppendedHead)
-    own = {f"{name}.{inner}" if name else inner for inner in appended.state_dict()}
-    _check_frozen(released, state, own, path)
-    released.load_state_dict(state)
-    return appended
-
-
 def _trained(net: DeepExtractor) -> list[tuple[str, nn.Parameter]]:
     """What training may change, by the names of the network's state dict."""
     moving = {id(parameter) for _, parameter in net.trainable_parameters()} | set(map(id, net.head_parameters()))
     every = net.network.named_parameters(remove_duplicate=False)
     return [(name, parameter) for name, parameter in every if id(parameter) in moving]
-
-
-def _check_frozen(network: nn.Module, state: dict[str, Tensor], trained: set[str], path: Path) -> None:
-    """What was not trained has to be θ_0's; a state dict that does not fit is the loading's business."""
-    for name, value in network.state_dict().items():
-        stored = state.get(name)
-        if name in trained or stored is None or stored.shape != value.shape:
-            continue
-        if not torch.equal(stored.to(value.dtype), value.cpu()):
-            raise CheckpointError(
-                f"{path}: {name} was not trained, but is not θ_0's; is model.checkpoint the file that the run began "
-                "with, and this the run's own checkpoint?"
-            )
 
 
 def _renamed(value: dict[str, Any], old: str, new: str) -> dict[str, Any]:
