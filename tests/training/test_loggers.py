@@ -1,13 +1,11 @@
-"""What each logger stores, read back from its files. W&B runs offline: no account, no network."""
+"""What each logger stores, read back from its files, or is told. W&B runs offline: no account, no network."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 
 from immunize.spectrum import ESTIMATORS
 from immunize.training.loggers import wandb_logger
-from tests.composing import SGD, killed, run_tiny, run_tiny_deep
+from tests.composing import SGD, run_tiny, run_tiny_deep
 from tests.tampering import csv_rows
 
 WATCHED = (
@@ -36,11 +34,11 @@ def metric_names(record: dict[str, Any]) -> dict[str, float]:
 
 
 def test_csv(tmp_path: Path) -> None:
-    record = run_tiny(tmp_path, *STEPS, "logger=csv", "figure=true")
+    record = run_tiny(tmp_path, *STEPS, "logger=csv", "figure=true", "log_every=4")
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {"record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv"}
     rows = csv_rows(tmp_path / "metrics.csv")
-    assert [int(row["step"]) for row in rows if row["loss"]] == list(range(6))
+    assert [int(row["step"]) for row in rows if row["loss"]] == [0, 4]
     assert [int(row["step"]) for row in rows if row["RIR"]] == [2, 4, 6]
     for name in WATCHED:
         assert sum(bool(row[name]) for row in rows) == 3, name
@@ -58,21 +56,6 @@ def test_csv_of_an_overwritten_run_starts_anew(tmp_path: Path) -> None:
     run_tiny(tmp_path, *STEPS, "logger=csv")
     run_tiny(tmp_path, *STEPS, "logger=csv", "overwrite=true", "objective.epochs=3")
     assert [int(row["step"]) for row in csv_rows(tmp_path / "metrics.csv") if row["loss"]] == [0, 1, 2]
-
-
-def test_csv_of_a_training_that_goes_on_keeps_the_rows_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = ("logger=csv", "log_every=1", "monitor_every=2", "resume=true")
-    run_tiny_deep(tmp_path / "whole", *settings)
-    with killed(monkeypatch, "immunize.pipeline.fit.Progress", 5):
-        run_tiny_deep(tmp_path / "ended", *settings)
-    begun = csv_rows(tmp_path / "ended" / "metrics.csv")
-    record = run_tiny_deep(tmp_path / "ended", *settings)
-    assert record["training"]["fit"]["resumed"] is not None
-    assert 0 < len([row for row in begun if row["loss"]]) < record["training"]["fit"]["steps"]
-    whole, ended = (csv_rows(tmp_path / name / "metrics.csv") for name in ("whole", "ended"))
-    assert sorted(map(repr, ended)) == sorted(map(repr, whole))
 
 
 def test_tensorboard(tmp_path: Path) -> None:
@@ -111,150 +94,116 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", local_only)
 
 
-def stored(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file: LevelDB's log format behind seven bytes of W&B's own."""
-    from wandb.proto import wandb_internal_pb2
+class Told:
+    """What a W&B run is told, in the place of one."""
 
-    content = path.read_bytes()
-    assert content[:4] == b":W&B"
-    at, parts = 7, b""
-    while at + 7 <= len(content):
-        if 32768 - at % 32768 < 7:  # a block's last bytes are too few for another head
-            at += 32768 - at % 32768
-            continue
-        _, length, kind = struct.unpack("<IHB", content[at : at + 7])
-        parts += content[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            parts = b""
-            yield record
-
-
-class StoredRun:
-    """One offline run: what it is called, its configuration, history rows, summary, exit code and files."""
-
-    def __init__(self, folder: Path) -> None:
-        (self.path,) = folder.rglob("run-*.wandb")
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.config = settings, settings["config"]
         self.history: list[dict[str, Any]] = []
-        self.summary: dict[str, Any] = {}
         self.exits: list[int] = []
-        self.config: dict[str, Any] = {}
-        self.name = self.group = ""
-        self.tags: list[str] = []
-        for record in stored(self.path):
-            kind = record.WhichOneof("record_type")
-            if kind == "history":
-                self.history.append({self._key(item): json.loads(item.value_json) for item in record.history.item})
-            elif kind == "summary":
-                self.summary |= {self._key(item): json.loads(item.value_json) for item in record.summary.update}
-            elif kind == "run":
-                self.name, self.group = record.run.display_name, record.run.run_group
-                self.tags = list(record.run.tags)
-                self.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-            elif kind == "exit":
-                self.exits.append(record.exit.exit_code)
 
-    @staticmethod
-    def _key(item: Any) -> str:
-        return item.key or ".".join(item.nested_key)
+    def log(self, row: dict[str, Any]) -> None:
+        self.history.append(row)
+
+    def define_metric(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def finish(self, exit_code: int) -> None:
+        self.exits.append(exit_code)
 
     def of(self, key: str, by: str = "trainer/global_step") -> dict[int, Any]:
         return {row[by]: row[key] for row in self.history if key in row}
 
+    def assert_has_curve(self, record: dict[str, Any], what: str, *names: str, values: str) -> None:
+        curve = record["curves"][what]
+        for name in names:
+            curve = curve[name]
+        assert self.of("/".join((what, *names)), by="probe_step") == dict(
+            zip(curve["steps"], curve[values], strict=True)
+        )
 
-def closed_run(folder: Path) -> StoredRun:
-    """The run in this folder; W&B's service writes the last entry after the run has ended."""
-    for _ in range(100):
-        if (run := StoredRun(folder)).exits:
-            break
-        time.sleep(0.2)
-    return run
 
-
-def assert_has_curve(run: StoredRun, record: dict[str, Any], what: str, *names: str, values: str) -> None:
-    curve = record["curves"][what]
-    for name in names:
-        curve = curve[name]
-    found = run.of("/".join((what, *names)), by="probe_step")
-    assert found == dict(zip(curve["steps"], curve[values], strict=True))
+@pytest.fixture
+def told(offline: None, monkeypatch: pytest.MonkeyPatch) -> list[Told]:
+    """The runs that W&B is asked for, as they come."""
+    runs: list[Told] = []
+    monkeypatch.setattr("wandb.init", lambda **settings: runs.append(Told(**settings)) or runs[-1])
+    return runs
 
 
 @pytest.mark.usefixtures("offline")
-def test_offline_wandb_run_stores_everything(tmp_path: Path) -> None:
+def test_a_real_wandb_run_is_offline_and_stored(tmp_path: Path) -> None:
+    import wandb
+
     folder = tmp_path / "run"
-    record = run_tiny(folder, *STEPS, "logger=wandb", "figure=true")
-    run = closed_run(folder)
-    assert run.path.parent.name.startswith("offline-run-")
+    run_tiny(folder, *STEPS, "logger=wandb", "figure=true")
+    assert wandb.run is None  # or the next run of a multirun would continue it
+    (path,) = folder.rglob("run-*.wandb")
+    assert path.parent.name.startswith("offline-run-")
+    wanted = (b"term/ill", b"fit/spectrum/rir", b"norm_ratio/held_out/harmful/identity", b"separability_harmful")
+    for _ in range(100):  # W&B's service writes the last entries after the run has ended
+        if all(name in path.read_bytes() for name in wanted):
+            break
+        time.sleep(0.2)
+    else:
+        raise AssertionError(f"{path} lacks some of {wanted}")
+    (table,), (figure,) = ([*(path.parent / "files").rglob(name)] for name in ("*.table.json", "*.png"))
+    assert json.loads(table.read_text())["columns"][:2] == ["part", "estimator"]
+    assert figure.read_bytes() == (folder / "norm_ratio.png").read_bytes()
+
+
+def test_wandb_is_told_everything(tmp_path: Path, told: list[Told]) -> None:
+    record = run_tiny(tmp_path / "run", *STEPS, "logger=wandb")
+    (run,) = told
     assert run.exits == [0]
 
     loss = run.of("loss")
     assert sorted(loss) == list(range(6))
-    for name in ("task", "well", "ill"):
-        assert sorted(run.of(f"term/{name}")) == list(range(6))
     weights = {"task": 1, "well": 1, "ill": 1e5}
     for step, value in loss.items():
         terms = sum(weight * run.of(f"term/{name}")[step] for name, weight in weights.items())
         assert value == pytest.approx(terms, rel=1e-12)
     for name in WATCHED:
         assert sorted(run.of(name)) == [2, 4, 6], name
-    numbers = record["metrics"]["fit"]["spectrum"]
-    for name, key in (("RIR", "rir"), ("ratio_harmful",) * 2, ("ratio_pretrain",) * 2):
-        assert run.of(name)[6] == pytest.approx(numbers[key], rel=1e-9)
-
     for part in ("fit", "held_out"):
         for name in ("pretrain", "harmful"):
             for which in ("immunized", "identity"):
-                assert_has_curve(run, record, "norm_ratio", part, name, which, values="ratio")
+                run.assert_has_curve(record, "norm_ratio", part, name, which, values="ratio")
 
     final = run.history[-1]
     for name, value in metric_names(record).items():
         assert final[name] == value
-        assert run.summary[name] == value
-    assert final["results._type"] == "table-file"
-    table = json.loads((run.path.parent / "files" / final["results.path"]).read_text())
-    assert table["columns"][:2] == ["part", "estimator"]
-    assert [row[:2] for row in table["data"]] == [[p, e] for p in ("fit", "held_out") for e in ESTIMATORS]
-    rir = table["columns"].index("RIR ↑")
-    assert [row[rir] for row in table["data"]] == [
-        record["metrics"][p][e]["rir"] for p in ("fit", "held_out") for e in ESTIMATORS
-    ]
-    assert final["figure._type"] == "image-file"
-    assert (run.path.parent / "files" / final["figure.path"]).read_bytes() == (folder / "norm_ratio.png").read_bytes()
+    table = final["results"]
+    assert [row[:2] for row in table.data] == [[p, e] for p in ("fit", "held_out") for e in ESTIMATORS]
+    rir = table.columns.index("RIR ↑")
+    assert [row[rir] for row in table.data] == [record["metrics"][p][e]["rir"] for p, e in (r[:2] for r in table.data)]
 
 
-@pytest.mark.usefixtures("offline")
-def test_runs_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
-    """A multirun is one process, and W&B continues a run that was left open. Its runs can be told apart and plotted."""
-    names = set()
-    for name, seed, weight in (("a", 0, 1e5), ("b", 1, 1e5), ("c", 1, 1e6)):
-        words = (f"seed={seed}", f"objective.lambda_ill={weight}")
-        record = run_tiny(tmp_path / name, *STEPS, "logger=wandb", *words, "experiment.name=a_sweep")
-        run = closed_run(tmp_path / name)
-        assert run.exits == [0]
-        rir = record["metrics"]["fit"]["spectrum"]["rir"]
-        assert [row["fit/spectrum/rir"] for row in run.history if "fit/spectrum/rir" in row] == [rir]
-        assert sorted(run.of("loss")) == list(range(6))
+def test_runs_of_one_process_are_runs_of_their_own(tmp_path: Path, told: list[Told]) -> None:
+    """A multirun is one process. Its runs can be told apart and plotted, one that diverged among them."""
+    for name, seed, weight, more in (("a", 0, 1e5, ()), ("b", 1, 1e6, (*SGD, "objective.learning_rate=1e200"))):
+        words = (f"seed={seed}", f"objective.lambda_ill={weight}", "experiment.name=a_sweep", *more)
+        record = run_tiny(tmp_path / name, *STEPS, "logger=wandb", *words)
+        run = told[-1]
+        assert run.exits == [int(record["status"] == "diverged")] == [seed]
+        assert sorted(run.of("loss")) == [*range(1 if more else 6)]
         assert (run.config["seed"], run.config["objective"]["lambda_ill"]) == (seed, weight)
         assert run.config["method"]["name"] == "ours"
         assert run.config["config_hash"] == record["config_hash"]
-        assert run.group == "a_sweep"
-        assert set(run.tags) == {"ours", "linear", "synthetic", "a_sweep"}
-        assert f"λ_H={weight:g}" in run.name
-        assert f"seed={seed}" in run.name
-        names.add(run.name)
-    assert len(names) == 3
+        assert run.settings["group"] == "a_sweep"
+        assert set(run.settings["tags"]) == {"ours", "linear", "synthetic", "a_sweep"}
+        assert f"λ_H={weight:g}" in run.settings["name"]
+        assert f"seed={seed}" in run.settings["name"]
+    assert len({run.settings["name"] for run in told}) == len(told) == 2
 
 
-@pytest.mark.usefixtures("offline")
-def test_a_network_s_run_stores_the_paper_s_numbers_and_the_fine_tune_curves(tmp_path: Path) -> None:
+def test_a_network_s_run_stores_the_paper_s_numbers_and_the_fine_tune_curves(tmp_path: Path, told: list[Told]) -> None:
     own = ("logger=wandb", "logger.group=mine", "logger.tags=[one]", "deep.probe_steps={gd:3,sgd:3}")
     record = run_tiny_deep(tmp_path, *own)
-    run = closed_run(tmp_path)
+    (run,) = told
     assert run.exits == [0]
-    assert (run.group, run.tags) == ("mine", ["one"])  # the user's words go first
-    assert run.name.startswith("ours resnet_small digits against digits ")
+    assert (run.settings["group"], run.settings["tags"]) == ("mine", ["one"])  # the user's words go first
+    assert run.settings["name"].startswith("ours resnet_small digits against digits ")
     assert run.config["model"]["architecture"] == record["config"]["model"]["architecture"]
     assert "probe_steps" not in run.config  # of linear models: not in force
     final = run.history[-1]
@@ -267,21 +216,11 @@ def test_a_network_s_run_stores_the_paper_s_numbers_and_the_fine_tune_curves(tmp
     for optimizer in ("gd", "sgd"):
         for role in ("pretrain", "harmful"):
             for which in ("immunized", "theta_0"):
-                assert_has_curve(run, record, "probe", optimizer, role, which, values="accuracy")
-    table = json.loads((run.path.parent / "files" / final["results.path"]).read_text())
-    assert {row[0] for row in table["data"]} == {"fit", "held_out", "fit, groups", "held_out, groups"}
+                run.assert_has_curve(record, "probe", optimizer, role, which, values="accuracy")
+    assert {row[0] for row in final["results"].data} == {"fit", "held_out", "fit, groups", "held_out, groups"}
     steps = record["training"]["fit"]["steps"]
     for name in ("RIR", "ratio_harmful", "kappa_pretrain", "accuracy_pretrain", "separability_harmful"):
         assert sorted(run.of(name)) == sorted({*range(2, steps + 1, 2), steps}), name
-
-
-@pytest.mark.usefixtures("offline")
-def test_diverged_wandb_run_is_closed_as_failed(tmp_path: Path) -> None:
-    record = run_tiny(tmp_path / "run", "logger=wandb", "log_every=1", *SGD, "objective.learning_rate=1e200")
-    assert record["status"] == "diverged"
-    run = closed_run(tmp_path / "run")
-    assert run.exits == [1]
-    assert 0 in run.of("loss")
 
 
 @pytest.mark.usefixtures("offline")
