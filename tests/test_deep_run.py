@@ -47,6 +47,7 @@ from tests.tampering import csv_rows
 
 CLOSED_FORM = ["method=closed_form", "method.shrinkage=0.1", "method.budget=10"]  # few images, a map for float32
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves")
+LOGGED = ("logger=csv", "log_every=1", "monitor_every=2")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -55,9 +56,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that nothing interrupted."""
+    """A run that nothing interrupted, with the log of its training."""
     folder = tmp_path_factory.mktemp("whole")
-    return folder, run_tiny_deep(folder)
+    return folder, run_tiny_deep(folder, *LOGGED)
 
 
 def test_record_has_every_number_and_the_network_only_what_moved(whole: Run) -> None:
@@ -74,7 +75,7 @@ def test_record_has_every_number_and_the_network_only_what_moved(whole: Run) -> 
     assert record["network"]["trained"] == [name for name in record["network"]["trained"] if name.startswith("layer4")]
     assert record["config"]["threads"] == record["hardware"]["threads"] == 1
     assert len(groups_of([record, record | {"config": record["config"] | {"threads": 2}}])) == 1
-    assert {path.name for path in folder.iterdir()} == {"record.json", CHECKPOINT}
+    assert {path.name for path in folder.iterdir()} == {"record.json", CHECKPOINT, "metrics.csv"}
     start = DeepExtractor.from_timm(
         "resnet18", trainable=["layer4"], n_classes=5, image_size=32, kwargs={"channels": [4, 8, 8, 12]}, seed=0
     ).full_state_dict()
@@ -235,18 +236,25 @@ def test_balance_without_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptur
 # Interruption.
 
 
+def logged(folder: Path) -> list[str]:
+    """The rows of a run's log, in an order of their own."""
+    return sorted(map(repr, csv_rows(folder / "metrics.csv")))
+
+
 def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch = whole[1]["training"]["fit"]["steps"] // 3
     with killed(monkeypatch, "immunize.pipeline.fit.Progress", epoch + 2):
-        run_tiny_deep(tmp_path, "resume=true")
+        run_tiny_deep(tmp_path, *LOGGED, "resume=true")
     assert read_record(tmp_path)["status"] == "interrupted"
-    record = run_tiny_deep(tmp_path, "resume=true")
+    assert 0 < len([row for row in csv_rows(tmp_path / "metrics.csv") if row["loss"]]) < 3 * epoch
+    record = run_tiny_deep(tmp_path, *LOGGED, "resume=true")
     assert record["training"]["fit"]["resumed"] == {"epoch": 1, "step": 2}
     assert record["training"]["fit"]["steps"] == 3 * epoch
     assert same_weights(tmp_path, whole[0])
     assert all(record[key] == whole[1][key] for key in NUMBERS)
+    assert logged(tmp_path) == logged(whole[0])
 
 
 class Copied(Resuming):
@@ -296,11 +304,10 @@ def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
 @pytest.mark.slow
 def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> None:
     two = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "objective.epochs=6", "resume=true")
-    curves = ("logger=csv", "log_every=1", "monitor_every=2")
     folders = [tmp_path / name for name in ("whole", "ended")]
 
     def begun(folder: Path) -> Command:
-        return Command("immunize.train", *DEEP, *two, *curves, f"hydra.run.dir={folder}", cwd=tmp_path)
+        return Command("immunize.train", *DEEP, *two, *LOGGED, f"hydra.run.dir={folder}", cwd=tmp_path)
 
     first = begun(folders[0]).wait()
     assert first.returncode == 0, first.stderr[-2000:]
@@ -319,8 +326,7 @@ def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> No
     assert record["training"]["fit"]["steps"] == whole["training"]["fit"]["steps"]
     assert same_weights(*folders)
     assert all(record[key] == whole[key] for key in NUMBERS)
-    rows = [sorted(map(repr, csv_rows(folder / "metrics.csv"))) for folder in folders]
-    assert rows[0] == rows[1]
+    assert logged(folders[0]) == logged(folders[1])
 
 
 def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(

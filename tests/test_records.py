@@ -158,6 +158,8 @@ def test_same_seed_same_numbers_other_seed_other_numbers(
     for key in (*NUMBERS, "data_hash", "data"):
         assert same[key] == record[key], key
     assert torch.equal(theta_of(tmp_path / "same"), theta_of(finished_run))
+    assert same["training"]["fit"]["guard"]["steps"] == same["training"]["fit"]["steps"]
+    assert "guard" not in record["training"]["fit"]
 
     other = run_tiny(tmp_path / "other", "seed=1")
     assert other["metrics"]["fit"]["spectrum"]["rir"] != record["metrics"]["fit"]["spectrum"]["rir"]

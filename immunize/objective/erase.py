@@ -91,7 +91,7 @@ STEPS, ROWS = 30, 6000
 """Of L-BFGS, and the most rows it sees; more of either take seconds and keep no more of D_P (ours)."""
 
 
-def distilled(features: Tensor, theta: Tensor, head: Head, *, steps: int = STEPS, seed: int = 0) -> Head:
+def distilled(features: Tensor, theta: Tensor, head: Head, *, steps: int = STEPS) -> Head:
     """Fit the classifier to the mapped features.
 
     Args:
@@ -99,12 +99,11 @@ def distilled(features: Tensor, theta: Tensor, head: Head, *, steps: int = STEPS
         theta: (D, D), the map.
         head: θ_0's classifier.
         steps: of L-BFGS.
-        seed: of the rows, where there are more than `ROWS`.
 
     Returns:
         the classifier, with the dtype of `head`; a head without bias gets none.
     """
-    some = features[torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))[:ROWS]]
+    some = features[torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:ROWS]]
     start = head.detach()
     f, g = (x.to(start.weight.dtype) for x in (some, some @ theta))
     wanted = start(f)

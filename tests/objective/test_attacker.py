@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,12 +21,16 @@ from immunize.objective.contract import Contract
 from immunize.objective.deep import DeepStep
 from immunize.objective.imma import Imma
 from immunize.objective.simulated import SUPPRESSIONS, SimulatedFineTuning, Suppression, suppression
-from immunize.pipeline.assemble import method_named
 from tests import reference as ref
 from tests.composing import compose_config
 from tests.objective.tiny import CLASSES, D, N, network, step_of
 
 K, RATE = 3, 0.05
+
+
+@pytest.fixture
+def step() -> DeepStep:
+    return step_of(network())
 
 
 def made(**options: Any) -> SimulatedFineTuning:
@@ -52,9 +55,8 @@ def test_suppressions_are_their_formulas(which: Suppression) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_steps_are_those_of_pytorch(optimizer: Any) -> None:
+def test_steps_are_those_of_pytorch(optimizer: Any, step: DeepStep) -> None:
     """Weights and head, each with its rate, over the batches in their order."""
-    step = step_of(network())
     judged, path = attack(step, Attacker(K, RATE, optimizer, head_multiplier=4.0, batch_size=8), CLASSES)
     assert int(judged.sum()) == len(step.harmful.y) // 3
     theta, (_, start), *_, (parameters, head) = step.parameters(), *path
@@ -73,14 +75,9 @@ def test_steps_are_those_of_pytorch(optimizer: Any) -> None:
     torch.testing.assert_close(head.weight, own[0].detach())
 
 
-def suppressed(objective: SimulatedFineTuning, step: DeepStep) -> Tensor:
-    return objective.terms(step.again())["suppressed"]
-
-
-def test_second_order_gradient_is_that_of_finite_differences() -> None:
-    step = step_of(network())
+def test_second_order_gradient_is_that_of_finite_differences(step: DeepStep) -> None:
     weight = step.parameters()["2.0.weight"]
-    fixed = _with_the_same_probe(step)
+    fixed = next(attack(step, Attacker(0, RATE), CLASSES)[1])[1]
     slope = torch.autograd.grad(_over(fixed, step, second_order=True), weight)[0]
     first = torch.autograd.grad(_over(fixed, step, second_order=False), weight)[0]
     direction, length = ref.gaussian(*weight.shape, seed=9), 1e-5
@@ -96,11 +93,6 @@ def test_second_order_gradient_is_that_of_finite_differences() -> None:
     assert float((slope - first).norm()) > 1e-2 * float(slope.norm())
 
 
-def _with_the_same_probe(step: DeepStep) -> Head:
-    _, path = attack(step, Attacker(0, RATE), CLASSES)
-    return next(path)[1]
-
-
 def _over(head: Head, step: DeepStep, *, second_order: bool) -> Tensor:
     """The harmful loss after the steps of an attacker who starts at a fixed head."""
     attacker = Attacker(K, RATE, "sgd", 1.0, second_order)
@@ -108,26 +100,24 @@ def _over(head: Head, step: DeepStep, *, second_order: bool) -> Tensor:
     return step.loss("harmful", after, theta)
 
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def at_the_attackers_weights(step: DeepStep, attacker: Attacker, loss: Loss) -> list[tuple[float, tuple[Tensor, ...]]]:
-    """A loss of the images that the attacker does not see, and its gradient there, at each of its weights."""
-    judged, path = attack(step, attacker, CLASSES)
-    unseen, found = step.of_harmful(judged.nonzero().squeeze(1)), []
-    for theta, head in path:
-        there = {name: value.detach().requires_grad_() for name, value in theta.items()}
-        value = loss(unseen.logits("harmful", head.detach(), there), unseen.harmful.y)
-        found.append((value.item(), torch.autograd.grad(value, list(there.values()))))
-    return found
-
-
-def test_first_order_gradient_is_that_at_the_attackers_weights() -> None:
-    step, objective = step_of(network()), made()
-    slopes = torch.autograd.grad(suppressed(objective, step), list(step.parameters().values()))
-    found = at_the_attackers_weights(step, objective.attacker, lambda z, y: suppression("inverse", z, y).mean())
-    for mine, *there in zip(slopes, *(of for _, of in found), strict=True):
-        torch.testing.assert_close(mine, torch.stack(there).mean(0))
+def test_first_order_gradient_is_that_at_the_attackers_weights(step: DeepStep) -> None:
+    """Of a loss of the images that the attacker does not see: `simulated` takes its mean, `contract` what is gained."""
+    cases: tuple[tuple[Any, str, Any], ...] = (
+        (made(), "suppressed", lambda logits, y: suppression("inverse", logits, y).mean()),
+        (contract(first_gain=0.0, contraction=0.0), "gain", functional.cross_entropy),
+    )
+    for objective, name, loss_of in cases:
+        judged, path = attack(step, objective.attacker, CLASSES)
+        unseen, values, slopes = step.of_harmful(judged.nonzero().squeeze(1)), [], []
+        for theta, head in path:
+            there = {key: value.detach().requires_grad_() for key, value in theta.items()}
+            loss = loss_of(unseen.logits("harmful", head.detach(), there), unseen.harmful.y)
+            values.append(loss.item())
+            slopes.append(torch.cat([slope.flatten() for slope in torch.autograd.grad(loss, list(there.values()))]))
+        gains = [here - there for k, (here, there) in enumerate(pairwise(slopes)) if values[k] > values[k + 1]]
+        expected = torch.stack(slopes).mean(0) if name == "suppressed" else torch.stack(gains).sum(0)
+        mine = torch.autograd.grad(objective.terms(step.again())[name], list(step.parameters().values()))
+        torch.testing.assert_close(torch.cat([slope.flatten() for slope in mine]), expected)
 
 
 @pytest.mark.parametrize(
@@ -172,19 +162,18 @@ def test_a_probe_has_the_networks_precision() -> None:
     assert probe.weight.dtype == probe.bias.dtype == torch.float32
 
 
-def test_without_steps_the_probe_of_theta_is_suppressed() -> None:
-    step, objective = step_of(network()), made(attack_steps=0)
+def test_without_steps_the_probe_of_theta_is_suppressed(step: DeepStep) -> None:
+    objective = made(attack_steps=0)
     judged, path = attack(step, objective.attacker, CLASSES)
     unseen = step.of_harmful(judged.nonzero().squeeze(1))
     ((theta, head),) = path
     assert theta.keys() == step.parameters().keys()
     wanted = suppression("inverse", unseen.logits("harmful", head), unseen.harmful.y).mean()
-    torch.testing.assert_close(suppressed(objective, step), wanted)
+    torch.testing.assert_close(objective.terms(step)["suppressed"], wanted)
     assert "attack_learning_rate" in objective.unused
 
 
-def test_censor_looks_at_the_attackers_weights() -> None:
-    step = step_of(network())
+def test_censor_looks_at_the_attackers_weights(step: DeepStep) -> None:
     attacked = Censor(answers=0, attack_steps=1, attack_learning_rate=RATE, attack_batch_size=8)
     attacked.bind(D, n_outputs=CLASSES)
     moved = [labels for labels in (step, _shifted(step)) if int(labels.harmful.y.sum()) % 2]
@@ -233,11 +222,6 @@ def contract(**options: Any) -> Contract:
     return objective
 
 
-@pytest.fixture
-def step() -> DeepStep:
-    return step_of(network())
-
-
 def by_hand(step: DeepStep, objective: Contract) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """ℓ on what the attacker does not see, θ in one piece, and ∇ℓ on all that it sees, after each step."""
     judged, path = attack(step, objective.attacker, CLASSES)
@@ -271,16 +255,6 @@ def test_terms_are_their_formulas(step: DeepStep, options: dict[str, Any]) -> No
     assert terms["contraction"].item() == pytest.approx(wanted, rel=1e-6)
     assert objective.watched["factor"].item() == pytest.approx(float(max(factors)), rel=1e-6)
     assert objective.watched["gained"].item() == pytest.approx(float(losses[0] - losses[-1]), rel=1e-9)
-
-
-def test_first_order_gradient_of_the_gain_is_that_at_the_attackers_weights(step: DeepStep) -> None:
-    objective = contract(first_gain=0.0)
-    parameters = list(step.parameters().values())
-    slopes = torch.autograd.grad(objective.terms(step.again())["gain"], parameters)
-    found = at_the_attackers_weights(step, objective.attacker, functional.cross_entropy)
-    gains = [(here, there) for (before, here), (after, there) in pairwise(found) if before > after]
-    for number, mine in enumerate(slopes):
-        torch.testing.assert_close(mine, torch.stack([here[number] - there[number] for here, there in gains]).sum(0))
 
 
 def test_descent_on_the_contraction_lowers_it(step: DeepStep) -> None:
@@ -330,8 +304,6 @@ def test_its_files_have_the_settings_of_censor() -> None:
     }
     rows = [OmegaConf.load(folder / "own" / f"{name}.yaml") for name in ("contract", "censor")]
     assert rows[0] == rows[1]
-    objective, _ = method_named("contract", None, None, {"attack_steps": 2}, seed=0)
-    assert isinstance(objective, Contract)
 
 
 @pytest.mark.parametrize("model", ["resnet_small", "vit_small"])

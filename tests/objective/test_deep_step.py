@@ -73,7 +73,9 @@ def test_spectra_are_float64_and_outside_mixed_precision(dtype: torch.dtype) -> 
         mixed = make_step(net=net)
         features = mixed.spectral_view("harmful", "none").features
         ill = IllOnly(1).terms(mixed)["ill"]
-        logits = mixed.logits("harmful", mixed.omega)
+        logits, loss = mixed.logits("harmful", mixed.omega), mixed.pretrain_loss()
+        assert torch.equal(mixed.features("harmful", mixed.parameters()), mixed.features("harmful"))
+    assert torch.equal(mixed.again().pretrain_loss(), loss)
     assert logits.dtype == dtype
     assert features.dtype == ill.dtype == torch.float64
     assert (mixed.harmful.h.dtype == torch.bfloat16) == (dtype == torch.float32)  # the trunk alone was rounded
@@ -168,14 +170,6 @@ def test_a_deep_step_has_the_networks_head_and_the_batchs_tolerance() -> None:
     assert all(torch.equal(a, b) for a, b in zip(step.averaged(gradients), gradients, strict=True))
 
 
-def test_a_deep_loss_is_outside_mixed_precision() -> None:
-    step = make_step()
-    exact = step.pretrain_loss()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(step.again().pretrain_loss(), exact)
-        assert torch.equal(step.features("harmful", step.parameters()), step.features("harmful"))
-
-
 def test_rows_of_each_harmful_set_are_those_of_its_classes() -> None:
     step = several()
     whole = step.features("harmful").double()
@@ -243,7 +237,12 @@ class Group:
             value.add_(2 * self.others)
 
 
-def test_one_process_shares_with_nobody() -> None:
+@pytest.mark.parametrize("missing", [None, "is_available", "is_initialized"])
+def test_one_process_shares_with_nobody(missing: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing is not None:
+        group = Group()
+        monkeypatch.setattr(group, missing, lambda: False)
+        monkeypatch.setattr(ranks, "distributed", group)
     x = torch.ones(2, 3)
     assert ranks.world_size() == 1
     assert ranks.gather_rows(x) is x
@@ -290,11 +289,3 @@ def test_a_value_is_finite_where_it_is_in_every_process(
 ) -> None:
     monkeypatch.setattr(ranks, "distributed", Group(others))
     assert ranks.all_finite(torch.tensor(value, requires_grad=True)) is finite
-
-
-@pytest.mark.parametrize("missing", ["is_available", "is_initialized"])
-def test_without_a_process_group_there_is_one_process(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group()
-    monkeypatch.setattr(group, missing, lambda: False)
-    monkeypatch.setattr(ranks, "distributed", group)
-    assert ranks.world_size() == 1

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, RidgeCV
-from torch import Tensor, nn
+from torch import Tensor
 
-import immunize
 from immunize import evaluate, train
 from immunize.data.digits import FiveDigits
 from immunize.data.housing import Housing
@@ -115,22 +114,6 @@ def test_a_network_gets_a_map_in_the_weights_and_its_classifier_is_fitted_again(
     assert max(harmful["theta_0"]["in_sample"].values()) > 0.01
     assert max(harmful["immunized"]["in_sample"].values()) < 1e-6  # of float32
     assert evaluate.run(tmp_path)[1] == []
-
-
-def test_any_torch_module_through_the_api() -> None:
-    torch.manual_seed(0)
-    backbone, head = nn.Sequential(nn.Linear(12, 8), nn.Tanh()), nn.Linear(8, 3)
-    x = torch.randn(120, 12)
-    y_p, y_h = x[:, :3].argmax(1), x[:, 3:6].argmax(1)
-    loaders = [[(x, y_p)], [(x, y_h)]]
-    found = immunize.immunize(backbone, head, *loaders, method="erase", trainable="*", options={"slack": 1.0})
-    assert found.facts["rank"] == 2
-    with torch.no_grad():
-        before, after = backbone(x).double(), found.backbone(x).double()
-    for features, learned in ((before, True), (after, False)):
-        means = ref.class_means(features, y_h)
-        assert (float(means.abs().max()) > 1e-2) is learned
-        assert learned or float(means.abs().max()) < 1e-5
 
 
 def test_the_refitted_classifier_repeats_the_old_answers_better_than_the_old_one() -> None:
