@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import immunize
 from immunize import train
-from immunize.data.digits import embedded_digits, held_out_mask
+from immunize.data import ROLES
+from immunize.data.digits import FiveDigits
 from immunize.errors import UserError
 from immunize.features import DeepExtractor
 from immunize.features.deep import features_at
@@ -117,44 +118,31 @@ def test_the_python_function_trains_as_the_command_does() -> None:
     assert all(row[name] == command[name] for name in ("optimizer", "learning_rate", "max_steps", "lr_decay"))
 
 
-@pytest.fixture(scope="module")
-def digits() -> dict[str, tuple[Tensor, Tensor]]:
-    """Two tasks of five digits, fit and held out, with pixels from 0 to 1."""
-    pixels, labels = embedded_digits()
-    held = held_out_mask(labels)
-    x, y = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels).long()
-    parts = {"fit": ~torch.from_numpy(held), "held_out": torch.from_numpy(held)}
-    return {
-        f"{role} {part}": (x[rows & (y // 5 == five)], y[rows & (y // 5 == five)] - 5 * five)
-        for part, rows in parts.items()
-        for five, role in enumerate(("pretrain", "harmful"))
-    }
-
-
-def test_a_probe_no_longer_learns_held_out_digits_and_d_p_stays(digits: dict[str, tuple[Tensor, Tensor]]) -> None:
+def test_a_probe_no_longer_learns_held_out_digits_and_d_p_stays() -> None:
+    pretrain, harmful = (FiveDigits(role).load() for role in ROLES)
     torch.manual_seed(0)
     backbone, head = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU()), nn.Linear(32, 5)
-    x, y = digits["pretrain fit"]
+    x, y = pretrain.fit.x.float(), pretrain.fit.y
     optimizer = torch.optim.Adam([*backbone.parameters(), *head.parameters()], 1e-2)
     for _ in range(60):
         optimizer.zero_grad()
         nn.functional.cross_entropy(head(backbone(x)), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     batches = [
-        DataLoader(TensorDataset(*digits[f"{role} fit"]), 200, shuffle=True, drop_last=True)
-        for role in ("pretrain", "harmful")
+        DataLoader(TensorDataset(of.fit.x.float(), of.fit.y), 200, shuffle=True, drop_last=True)
+        for of in (pretrain, harmful)
     ]
     found = immunize.immunize(backbone, head, *batches, method="censor", trainable="*", steps=100, learning_rate=1e-2)
 
     def probed(of: Any) -> float:
         with torch.no_grad():
-            fit, held = (of(digits[f"harmful {part}"][0]).numpy() for part in ("fit", "held_out"))
-        probe = RidgeClassifier(1e-2).fit(fit, digits["harmful fit"][1].numpy())
-        return float(probe.score(held, digits["harmful held_out"][1].numpy()))
+            fit, held = (of(part.x.float()).double().numpy() for part in (harmful.fit, harmful.held_out))
+        probe = RidgeClassifier(1e-2).fit(fit, harmful.fit.y.numpy())
+        return float(probe.score(held, harmful.held_out.y.numpy()))
 
     def own(of: Any, classifier: nn.Linear) -> float:
-        x, y = digits["pretrain held_out"]
-        return float((classifier(of(x)).argmax(1) == y).float().mean())
+        part = pretrain.held_out
+        return float((classifier(of(part.x.float())).argmax(1) == part.y).float().mean())
 
     assert probed(backbone) > 0.9
     assert probed(found.backbone) < 0.45

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from immunize.pipeline.experiment import flat_curves, flat_metrics, logged_run
+from immunize.records import read_record
+from immunize.report import result_rows
 from immunize.spectrum import ESTIMATORS
 from immunize.training.loggers import wandb_logger
-from tests.composing import SGD, run_tiny, run_tiny_deep
+from tests.composing import SGD, run_tiny
 from tests.tampering import csv_rows
 
 WATCHED = (
@@ -21,16 +24,6 @@ WATCHED = (
     *("separability_pretrain", "separability_harmful"),
 )
 STEPS = ("objective.epochs=6", "log_every=1", "monitor_every=2", "probe_steps=20")
-
-
-def metric_names(record: dict[str, Any]) -> dict[str, float]:
-    """The final numbers by the names that loggers get."""
-    return {
-        f"{part}/{estimator}/{name}": record["metrics"][part][estimator][name]
-        for part in ("fit", "held_out")
-        for estimator in ESTIMATORS
-        for name in ("rir", "ratio_harmful", "ratio_pretrain", "kappa_pretrain", "kappa_harmful")
-    }
 
 
 def test_csv(tmp_path: Path) -> None:
@@ -48,7 +41,7 @@ def test_csv(tmp_path: Path) -> None:
     assert float(final["ratio_harmful"]) == pytest.approx(numbers["ratio_harmful"], rel=1e-9)
     assert float(final["ratio_pretrain"]) == pytest.approx(numbers["ratio_pretrain"], rel=1e-9)
     last = rows[-1]
-    for name, value in metric_names(record).items():
+    for name, value in flat_metrics(record).items():
         assert float(last[name]) == value
 
 
@@ -67,7 +60,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     written.Reload()
     assert [event.step for event in written.Scalars("loss")] == list(range(6))
     assert [event.step for event in written.Scalars("RIR")] == [2, 4, 6]
-    for name, value in metric_names(record).items():  # event files are float32
+    for name, value in flat_metrics(record).items():  # event files are float32
         assert [event.value for event in written.Scalars(name)] == [pytest.approx(value, rel=2**-23)]
 
 
@@ -114,14 +107,6 @@ class Told:
     def of(self, key: str, by: str = "trainer/global_step") -> dict[int, Any]:
         return {row[by]: row[key] for row in self.history if key in row}
 
-    def assert_has_curve(self, record: dict[str, Any], what: str, *names: str, values: str) -> None:
-        curve = record["curves"][what]
-        for name in names:
-            curve = curve[name]
-        assert self.of("/".join((what, *names)), by="probe_step") == dict(
-            zip(curve["steps"], curve[values], strict=True)
-        )
-
 
 @pytest.fixture
 def told(offline: None, monkeypatch: pytest.MonkeyPatch) -> list[Told]:
@@ -165,13 +150,13 @@ def test_wandb_is_told_everything(tmp_path: Path, told: list[Told]) -> None:
         assert value == pytest.approx(terms, rel=1e-12)
     for name in WATCHED:
         assert sorted(run.of(name)) == [2, 4, 6], name
-    for part in ("fit", "held_out"):
-        for name in ("pretrain", "harmful"):
-            for which in ("immunized", "identity"):
-                run.assert_has_curve(record, "norm_ratio", part, name, which, values="ratio")
+    for name, (steps, values) in flat_curves(record).items():
+        assert run.of(name, by="probe_step") == dict(zip(steps, values, strict=True))
+    curve = record["curves"]["norm_ratio"]["held_out"]["harmful"]["identity"]
+    assert list(run.of("norm_ratio/held_out/harmful/identity", by="probe_step").values()) == curve["ratio"]
 
     final = run.history[-1]
-    for name, value in metric_names(record).items():
+    for name, value in flat_metrics(record).items():
         assert final[name] == value
     table = final["results"]
     assert [row[:2] for row in table.data] == [[p, e] for p in ("fit", "held_out") for e in ESTIMATORS]
@@ -181,46 +166,42 @@ def test_wandb_is_told_everything(tmp_path: Path, told: list[Told]) -> None:
 
 def test_runs_of_one_process_are_runs_of_their_own(tmp_path: Path, told: list[Told]) -> None:
     """A multirun is one process. Its runs can be told apart and plotted, one that diverged among them."""
-    for name, seed, weight, more in (("a", 0, 1e5, ()), ("b", 1, 1e6, (*SGD, "objective.learning_rate=1e200"))):
+    own = ("logger.group=mine", "logger.tags=[one]")  # the user's words go first
+    diverging = (*SGD, "objective.learning_rate=1e200")
+    for name, seed, weight, more in (("a", 0, 1e5, ()), ("b", 1, 1e6, diverging), ("c", 0, 1e5, own)):
         words = (f"seed={seed}", f"objective.lambda_ill={weight}", "experiment.name=a_sweep", *more)
         record = run_tiny(tmp_path / name, *STEPS, "logger=wandb", *words)
         run = told[-1]
         assert run.exits == [int(record["status"] == "diverged")] == [seed]
-        assert sorted(run.of("loss")) == [*range(1 if more else 6)]
+        assert sorted(run.of("loss")) == [*range(1 if seed else 6)]
         assert (run.config["seed"], run.config["objective"]["lambda_ill"]) == (seed, weight)
         assert run.config["method"]["name"] == "ours"
         assert run.config["config_hash"] == record["config_hash"]
-        assert run.settings["group"] == "a_sweep"
-        assert set(run.settings["tags"]) == {"ours", "linear", "synthetic", "a_sweep"}
+        assert run.settings["group"] == ("mine" if more == own else "a_sweep")
+        assert set(run.settings["tags"]) == ({"one"} if more == own else {"ours", "linear", "synthetic", "a_sweep"})
         assert f"λ_H={weight:g}" in run.settings["name"]
         assert f"seed={seed}" in run.settings["name"]
-    assert len({run.settings["name"] for run in told}) == len(told) == 2
+    assert told[0].settings["name"] != told[1].settings["name"]
 
 
-def test_a_network_s_run_stores_the_paper_s_numbers_and_the_fine_tune_curves(tmp_path: Path, told: list[Told]) -> None:
-    own = ("logger=wandb", "logger.group=mine", "logger.tags=[one]", "deep.probe_steps={gd:3,sgd:3}")
-    record = run_tiny_deep(tmp_path, *own)
-    (run,) = told
-    assert run.exits == [0]
-    assert (run.settings["group"], run.settings["tags"]) == ("mine", ["one"])  # the user's words go first
-    assert run.settings["name"].startswith("ours resnet_small digits against digits ")
-    assert run.config["model"]["architecture"] == record["config"]["model"]["architecture"]
-    assert "probe_steps" not in run.config  # of linear models: not in force
-    final = run.history[-1]
+def test_a_network_s_numbers_and_fine_tune_curves_have_names(finished_network: Path) -> None:
+    record = read_record(finished_network)
+    run = logged_run(record, ["digits", "digits"])
+    assert run["name"].startswith("ours resnet_small digits against digits ")
+    assert run["config"]["model"]["architecture"] == record["config"]["model"]["architecture"]
+    assert "probe_steps" not in run["config"]  # of linear models: not in force
+    numbers, curves = flat_metrics(record), flat_curves(record)
     for part in ("fit", "held_out"):
         for kind, of in (("", "metrics"), ("groups/", "metrics_groups")):
             for name in ("rir", "ratio_harmful", "ratio_pretrain", "kappa_harmful"):
-                assert final[f"{part}/{kind}spectrum/{name}"] == record[of][part]["spectrum"][name]
+                assert numbers[f"{part}/{kind}spectrum/{name}"] == record[of][part]["spectrum"][name]
     for which in ("before", "after"):
-        assert final[f"pretrain_accuracy/{which}"] == record["pretrain_accuracy"][which]
-    for optimizer in ("gd", "sgd"):
-        for role in ("pretrain", "harmful"):
-            for which in ("immunized", "theta_0"):
-                run.assert_has_curve(record, "probe", optimizer, role, which, values="accuracy")
-    assert {row[0] for row in final["results"].data} == {"fit", "held_out", "fit, groups", "held_out, groups"}
-    steps = record["training"]["fit"]["steps"]
-    for name in ("RIR", "ratio_harmful", "kappa_pretrain", "accuracy_pretrain", "separability_harmful"):
-        assert sorted(run.of(name)) == sorted({*range(2, steps + 1, 2), steps}), name
+        assert numbers[f"pretrain_accuracy/{which}"] == record["pretrain_accuracy"][which]
+    for role in ("pretrain", "harmful"):
+        for which in ("immunized", "theta_0"):
+            curve = record["curves"]["probe"]["gd"][role][which]
+            assert curves[f"probe/gd/{role}/{which}"] == (curve["steps"], curve["accuracy"])
+    assert {row[0] for row in result_rows(record)[1]} == {"fit", "held_out", "fit, groups", "held_out, groups"}
 
 
 @pytest.mark.usefixtures("offline")

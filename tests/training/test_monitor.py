@@ -82,17 +82,12 @@ def test_of_one_label_nothing_can_be_learned_and_nothing_is_logged() -> None:
 def test_kappa_is_over_the_rank_of_the_data() -> None:
     """θ pushes the smallest eigenvalue below N·eps, where it would count as zero; the rank of the data stays."""
     n, d = 8000, 6
-    parts = []
-    for seed in (1, 2):
-        u = torch.linalg.qr(ref.gaussian(n, d, seed=seed)).Q
-        root = torch.tensor([1, 0.5, 0.2, 0.1, 0.05, 1e-11], dtype=torch.float64).sqrt()
-        x = (u * root) @ ref.orthogonal(d, seed).T
-        parts.append(Part(x, x[:, 0]))
+    sets = (ref.features_with_eigenvalues([1, 0.5, 0.2, 0.1, 0.05, 1e-11], n, d, seed) for seed in (1, 2))
+    parts = [Part(x, x[:, 0]) for x in sets]
     cfg = tiny()
     module = module_of(cfg, data_of(cfg))
     vectors = torch.linalg.svd(parts[0].x, full_matrices=False).Vh.T
-    shrink = torch.ones(d, dtype=torch.float64)
-    shrink[-1] = 0.1  # σ_6/σ_1 from 1e-11 to 1e-13; N·eps is 1.8e-12
+    shrink = torch.tensor([1, 1, 1, 1, 1, 0.1], dtype=torch.float64)  # σ_6/σ_1 from 1e-11 to 1e-13; N·eps is 1.8e-12
     theta = vectors @ torch.diag(shrink) @ vectors.T
     with torch.no_grad():
         module.extractor.theta.copy_(theta)

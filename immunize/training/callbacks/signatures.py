@@ -95,13 +95,11 @@ class Look:
     terms: Collection[str]
     aims_at_kappa: bool = True
 
-    def kappa(self, role: Role) -> ConditionNumber:
-        """κ(H(θ)) of one data set."""
-        return self.ratio.kappa_pretrain if role == "pretrain" else self.ratio.kappa_harmful
-
-    def baseline(self, role: Role) -> ConditionNumber:
-        """κ(H(I)) of one data set."""
-        return self.ratio.kappa_pretrain_baseline if role == "pretrain" else self.ratio.kappa_harmful_baseline
+    def kappas(self, role: Role) -> tuple[ConditionNumber, ConditionNumber]:
+        """κ(H(θ)) and κ(H(I)) of one data set."""
+        if role == "pretrain":
+            return self.ratio.kappa_pretrain, self.ratio.kappa_pretrain_baseline
+        return self.ratio.kappa_harmful, self.ratio.kappa_harmful_baseline
 
     def numbers(self) -> dict[str, float]:
         """What loggers get of every look."""
@@ -186,7 +184,7 @@ class FailureSignatures:
         ]
 
     def _pretrain_rising(self, look: Look, *, last: bool) -> Iterator[Warned]:
-        kappa, baseline = look.ratio.kappa_pretrain.value, look.ratio.kappa_pretrain_baseline.value
+        kappa, baseline = (one.value for one in look.kappas("pretrain"))
         above = kappa > baseline * (1 + EASE_SLACK)
         self._rising = self._rising + 1 if above and kappa >= self._before else int(above)
         self._before = kappa
@@ -277,7 +275,7 @@ def _near_pole(look: Look) -> Iterator[Warned]:
 
 
 def _tied(look: Look, role: Role, which: str) -> Iterator[Warned]:
-    kappa = look.kappa(role)
+    kappa, _ = look.kappas(role)
     gap, pair = (kappa.gap_top, "σ_1 and σ_2") if which == "max" else (kappa.gap_bottom, "σ_{k-1} and σ_k")
     if gap < 1 + TIED:
         size = kappa.sigma_max if which == "max" else kappa.sigma_min
@@ -293,7 +291,7 @@ def _tied(look: Look, role: Role, which: str) -> Iterator[Warned]:
 
 
 def _at_floor(look: Look, role: Role, of_rows: bool) -> Iterator[Warned]:
-    kappa, baseline = look.kappa(role), look.baseline(role)
+    kappa, baseline = look.kappas(role)
     cut = kappa.tolerance * kappa.sigma_max
     lost = kappa.rank - kappa.numerical_rank
     if kappa.sigma_min >= AT_CUT * cut and lost == 0:
