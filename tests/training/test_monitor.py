@@ -82,8 +82,11 @@ def test_of_one_label_nothing_can_be_learned_and_nothing_is_logged() -> None:
 def test_kappa_is_over_the_rank_of_the_data() -> None:
     """θ pushes the smallest eigenvalue below N·eps, where it would count as zero; the rank of the data stays."""
     n, d = 8000, 6
-    sets = (ref.features_with_eigenvalues([1, 0.5, 0.2, 0.1, 0.05, 1e-11], n, d, seed) for seed in (1, 2))
-    parts = [Part(x, x[:, 0]) for x in sets]
+    root = torch.tensor([1, 0.5, 0.2, 0.1, 0.05, 1e-11], dtype=torch.float64).sqrt()
+    parts = []
+    for seed in (1, 2):
+        x = (torch.linalg.qr(ref.gaussian(n, d, seed=seed)).Q * root) @ ref.orthogonal(d, seed).T
+        parts.append(Part(x, x[:, 0]))
     cfg = tiny()
     module = module_of(cfg, data_of(cfg))
     vectors = torch.linalg.svd(parts[0].x, full_matrices=False).Vh.T
