@@ -27,15 +27,7 @@ from immunize.report.loading import (
     with_infinities,
 )
 from immunize.report.naming import RATIOS, data_name, fit_rows, run_title
-from immunize.report.one_run import (
-    aims_at_kappa,
-    carried_over,
-    each_set,
-    other_measure,
-    separability_lines,
-    sets_table,
-    weakest_told,
-)
+from immunize.report.one_run import aims_at_kappa, carried_over, each_set, other_measure, separability_lines, sets_shown
 from immunize.report.provenance import machine_name
 from immunize.report.templates import asset, filled_in
 
@@ -103,8 +95,6 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         card: from :func:`card_of`.
         attack: the attack record it was made from, if any.
     """
-    sets = card.get("harmful_sets")
-    each = None if sets is None else (weakest_told(sets), sets_table(sets).markdown(heading=False))
     return filled_in(
         CARD_MD,
         card=card,
@@ -112,7 +102,7 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         with_infinities=with_infinities,
         separability=separability_lines(card["separability"]),
         other_measure=other_measure(card),
-        each_set=each,
+        each_set=sets_shown(card.get("harmful_sets")),
         **({} if attack is None else grid_parts(attack)),
     )
 
@@ -224,43 +214,36 @@ _TOLD = {"ratio_harmful": "(i)", "ratio_pretrain": "(ii)", "rir": "RIR"}
 def front_matter(card: dict[str, Any]) -> str:
     """What hubs of models read of a card: YAML.
 
+    What the model itself is measured by, and of each tier of attackers the best score on the harmful task where some
+    were tried in earnest.
+
     Args:
         card: from `immunize.report.card.card_of`.
     """
-    data = card["data"]
-    head = {
-        "library_name": "immunize",
-        "tags": ["model-immunization", card["method"], card["model"]],
-        "datasets": list(dict.fromkeys(_slug(data[role]["name"]) for role in ("pretrain", "harmful"))),
-        "metrics": ["relative-immunization-ratio", *(["accuracy"] if "pretrain_accuracy" in card else [])],
-        "model-index": [{"name": card["title"], "results": [_own(card), *_attacked(card)]}],
-    }
-    return OmegaConf.to_yaml(OmegaConf.create(head)).rstrip("\n")
-
-
-def _own(card: dict[str, Any]) -> dict[str, Any]:
-    """What the model itself is measured by: the ratios, and a network's accuracy on D_P."""
+    data, attack = card["data"], card["attack"]
     part = "held_out" if "held_out" in card["ratios"] else "fit"
-    metrics = [
+    own = [
         _metric("relative-immunization-ratio", f"{name} by {estimator}, {part}", with_infinities(of)[key])
         for estimator, of in card["ratios"][part].items()
         for key, name in _TOLD.items()
     ]
     if "pretrain_accuracy" in card:
-        metrics.append(_metric("accuracy", "accuracy on D_P, %", card["pretrain_accuracy"]["after"]))
-    return _result(card, "pretrain", "its own task, D_P", metrics)
-
-
-def _attacked(card: dict[str, Any]) -> list[dict[str, Any]]:
-    """The best score of each tier of attackers on the harmful task; nothing where none was tried in earnest."""
-    if card["attack"] is None or card["attack"]["reduced"]:
-        return []
-    kind = "r_squared" if card["data"]["harmful"]["task"] == "regression" else "accuracy"
-    metrics = [
-        _metric(kind, f"best attacker of {tier}, the lower the better", of["score"]["mean"])
-        for tier, of in card["attack"]["tasks"]["harmful"]["tiers"].items()
-    ]
-    return [_result(card, "harmful", "the harmful task, D_H", metrics)]
+        own.append(_metric("accuracy", "accuracy on D_P, %", card["pretrain_accuracy"]["after"]))
+    results = [_result(card, "pretrain", "its own task, D_P", own)]
+    if attack is not None and not attack["reduced"]:
+        kind = "r_squared" if data["harmful"]["task"] == "regression" else "accuracy"
+        tiers = attack["tasks"]["harmful"]["tiers"].items()
+        told = "best attacker of {}, the lower the better"
+        best = [_metric(kind, told.format(tier), of["score"]["mean"]) for tier, of in tiers]
+        results.append(_result(card, "harmful", "the harmful task, D_H", best))
+    head = {
+        "library_name": "immunize",
+        "tags": ["model-immunization", card["method"], card["model"]],
+        "datasets": list(dict.fromkeys(_slug(data[role]["name"]) for role in ("pretrain", "harmful"))),
+        "metrics": ["relative-immunization-ratio", *(["accuracy"] if "pretrain_accuracy" in card else [])],
+        "model-index": [{"name": card["title"], "results": results}],
+    }
+    return OmegaConf.to_yaml(OmegaConf.create(head)).rstrip("\n")
 
 
 def _result(card: dict[str, Any], role: str, name: str, metrics: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,30 +161,26 @@ def _draw(axis: Axes, band: pd.DataFrame, opacity: float) -> None:
 SMALLEST = 1e-300
 _POINT = ("step", "mean", "low", "high")
 NORM_RATIOS = ("reduced", "part", "data_set", "extractor", "runs", *_POINT)
-PROBE_ACCURACIES = (
-    "reduced",
-    "model",
-    "data",
-    "optimizer",
-    "data_set",
-    "extractor",
-    "runs",
-    "batches_per_epoch",
-    *_POINT,
-)
+_OF_A_CURVE = ("data_set", "extractor", "runs", "batches_per_epoch")
+PROBE_ACCURACIES = ("reduced", "model", "data", "optimizer", *_OF_A_CURVE, *_POINT)
 """Columns: whether the runs are those of a shortened experiment, what tells a curve apart, how many runs are in it,
 steps in a pass over the data, and a point: accuracies in percent."""
 
 Array = npt.NDArray[np.float64]
+Draw = Callable[["pd.DataFrame"], dict[str, Figure]]
 _Curve = Mapping[str, Any]
 
 
-def norm_ratio_bands(runs: Runs) -> pd.DataFrame:
+def norm_ratio_bands(settings: Sequence[Runs]) -> pd.DataFrame:
     """One curve a part, data set, and method; the identity's once a seed, whatever the method.
 
+    Args:
+        settings: the runs of linear extractors.
+
     Raises:
-        ValueError: records without curves, as those of a `results.csv.gz`.
+        ValueError: no finished run, or records without curves, as those of a `results.csv.gz`.
     """
+    (runs,) = settings
     _check(runs)
     found = []
     for part in PARTS:
@@ -226,6 +222,13 @@ def probe_bands(settings: Sequence[Runs]) -> pd.DataFrame:
                         values = np.array([curve["accuracy"] for curve in curves], dtype=np.float64)
                         found.append(_band((*place, curves[0]["batches_per_epoch"]), curves[0]["steps"], values))
     return _table(found, PROBE_ACCURACIES)
+
+
+LINES: dict[str, tuple[str, Sequence[str], Callable[[Sequence[Runs]], pd.DataFrame], Draw]] = {
+    "fig1": (CURVES, NORM_RATIOS, norm_ratio_bands, norm_ratio_figures),
+    "fig3": (PROBES, PROBE_ACCURACIES, probe_bands, probe_figures),
+}
+"""The file with the numbers of a figure's lines, its columns, what gathers and what draws them."""
 
 
 def write_bands(bands: pd.DataFrame, path: Path) -> None:

@@ -12,26 +12,13 @@ from matplotlib.figure import Figure
 from immunize.files import write_text
 from immunize.records import whole_config
 from immunize.report.attacks.page import report_attacks
-from immunize.report.curves import (
-    CURVES,
-    NORM_RATIOS,
-    PROBE_ACCURACIES,
-    PROBES,
-    norm_ratio_bands,
-    norm_ratio_figures,
-    probe_bands,
-    probe_figures,
-    read_bands,
-    save_figures,
-    write_bands,
-)
+from immunize.report.curves import LINES, read_bands, save_figures, write_bands
 from immunize.report.heatmaps import heatmap, log_means, success_table
 from immunize.report.loading import RESULTS, load_records, sort_key, write_results
 from immunize.report.provenance import provenance_rows, settings_table
 from immunize.report.published import read_published
 from immunize.report.results import SCALES, by_setting, completeness, linear_tables, network_tables
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs, expected_runs
-from immunize.report.table import markdown_of
 from immunize.report.templates import filled_in
 from immunize.report.tradeoff import TradeOff, tradeoff_figure, tradeoff_tables
 
@@ -39,11 +26,6 @@ _PANELS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
 """What the heat maps are drawn for."""
 _PAPERS = ("ill_only", "imma", "opt_kappa", "ours")
 """The four heat maps of the paper's Fig. 2, in its order."""
-_LINES = {
-    "fig1": (CURVES, NORM_RATIOS, norm_ratio_figures),
-    "fig3": (PROBES, PROBE_ACCURACIES, probe_figures),
-}
-"""The file with the numbers of a figure's lines, its columns, and what draws them."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +78,13 @@ def _table(request: Request) -> str:
 
 
 def _curves(request: Request) -> str:
-    file, columns, draw = _LINES[request.name]
+    file, columns, bands_of, draw = LINES[request.name]
     drawn_before = request.folder / file
     if request.out is not None and drawn_before.is_file() and not (request.folder / RESULTS).is_file():
         save_figures(draw(read_bands(drawn_before, columns)), request.out)
         return f"drawn again from {drawn_before}\n"
     of = [_runs(request, "table1")] if request.name == "fig1" else _settings(request)
-    bands = norm_ratio_bands(of[0]) if request.name == "fig1" else probe_bands(of)
+    bands = bands_of(of)
     if (out := request.place(of[0])) is None:
         curves = bands.groupby(list(columns[: columns.index("runs")]))
         return f"{len(curves)} curves; out=<folder> draws them\n"
@@ -140,16 +122,12 @@ def _settings(request: Request) -> list[Runs]:
 
 def _tradeoff(request: Request) -> str:
     trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES))
-    text = markdown_of(tradeoff_tables(trade))
+    text = tradeoff_tables(trade)
     if (out := request.place(trade.runs)) is not None:
         # Further digits are the processor's.
         told = trade.points().to_csv(index=False, float_format="%.12g", lineterminator="\r\n")
         write_text(out / "tradeoff.csv", told)
     return _write(request, [trade.runs], text, lambda: {"tradeoff": tradeoff_figure(trade)}, kept=True)
-
-
-def _attacks(request: Request) -> str:
-    return report_attacks(request.folder, request.out, keep=request.keep)
 
 
 def _runs(request: Request, experiment: str, keep: bool = False) -> Runs:
@@ -184,15 +162,14 @@ def _write(
     if kept:
         write_results([record for one in of for record in one.records], out)
         write_text(out / "table.md", text)
-    networks = of if runs.name in SCALES else []
     figures = draw()
     save_figures(figures, out)
     page = filled_in(
         "experiment.md",
         name=request.name,
         runs=runs,
-        networks=networks,
-        completeness=completeness(networks) if networks else [],
+        networks=of if runs.name in SCALES else [],
+        completeness=completeness,
         scale=SCALES.get(runs.name, ""),
         figures=figures,
         text=text,
@@ -207,6 +184,7 @@ def _write(
 EXPERIMENTS: dict[str, Callable[[Request], str]] = {
     **{"table1": _table, "table2": _table, "fig1": _curves, "fig2": _fig2},
     "sweep_lambda": _tradeoff,
-    **{"table3": _table3, "fig3": _curves, "table_attacks": _attacks},
+    **{"table3": _table3, "fig3": _curves},
+    "table_attacks": lambda request: report_attacks(request.folder, request.out, keep=request.keep),
 }
 """`experiment=` of `python -m immunize.report` to what writes its report."""

@@ -15,6 +15,7 @@ from immunize.files import whole
 from immunize.report.loading import infinite, with_infinities
 from immunize.report.naming import RATIO_HEADS, RATIOS, pair_title
 from immunize.report.table import Table, short, to_print, to_read
+from immunize.report.templates import filled_in
 
 # Of the Okabe-Ito palette: distinct in print and for colour-blind readers.
 _COLOURS = {"pretrain": "#0072B2", "harmful": "#D55E00"}
@@ -32,8 +33,8 @@ def show_forecast(record: dict[str, Any], console: Console | None = None) -> Non
     """
     console = to_read(console)
     console.print(to_print(_data_table(record), ["fit rows"], sections=False))
-    for line in _alignment_lines(record):
-        console.print(line, markup=False, highlight=False)
+    told = filled_in("forecast.txt", record=record, bound=_bound(record), rho=_rho(record["bound"]["rho"]))
+    console.print(told.rstrip("\n"), markup=False, highlight=False)
     console.print(to_print(_ratio_table(record), _MAPPED))
     verdict = record["verdict"]
     for note in verdict["notes"]:
@@ -68,33 +69,14 @@ def _data_table(record: dict[str, Any]) -> Table:
     rows = []
     for role, name in (("pretrain", "D_P"), ("harmful", "D_H")):
         facts = record["data_sets"][role]
-        numbers = (facts["samples_per_feature"], facts["samples_per_direction"], *facts["effective_ranks"].values())
-        per_feature, per_direction, entropy, participation = map(short, numbers)
-        kappas = (
-            *(facts["kappa"][estimator]["value"] for estimator in ("spectrum", "ridge")),
-            facts["whitening_limit"],
-        )
-        sizes = [f"{facts[key]:,}" for key in ("n_samples", "n_features", "rank")]
-        rows.append(
-            [name, *sizes[:2], per_feature, sizes[2], per_direction, entropy, participation]
-            + [short(infinite(value)) for value in kappas]
-        )
+        samples, features, rank = (f"{facts[key]:,}" for key in ("n_samples", "n_features", "rank"))
+        per_feature, per_direction = (short(facts[f"samples_per_{of}"]) for of in ("feature", "direction"))
+        ranks = map(short, facts["effective_ranks"].values())
+        kappas = (facts["kappa"]["spectrum"]["value"], facts["kappa"]["ridge"]["value"], facts["whitening_limit"])
+        of = [name, samples, features, per_feature, rank, per_direction, *ranks]
+        rows.append(of + [short(infinite(value)) for value in kappas])
     names = ("N", "D", "N/D", "rank", "N/rank", "eff. rank", "part. ratio", "κ spectrum", "κ ridge", "κ limit")
     return Table(f"Forecast: {pair_title(record)}", ("fit rows", *names), rows)
-
-
-def _alignment_lines(record: dict[str, Any]) -> list[str]:
-    aligned, joint, bound = record["alignment"], record["joint_range"], _bound(record)
-    angles, k = aligned["principal_angles_degrees"], aligned["top_k"]
-    return [
-        "κ limit: what whitening this many Gaussian rows leaves on new ones",
-        f"alignment of the top {k} singular vectors: Σ|u·v| = {aligned['score']:.3g}, {aligned['normalized']:.2f} of "
-        f"{k} (chance {aligned['chance']:.2f}); principal angles {angles[0]:.0f}° to {angles[-1]:.0f}°",
-        f"directions only D_P has: {joint['pretrain_only']}, only D_H: {joint['harmful_only']}, neither: "
-        f"{joint['unseen']}",
-        f"bound, K + ρ·tr(K)/D·I with {_rho(record['bound']['rho'])}: κ_gen = {bound['kappa_gen']}, κ(K_P) = "
-        f"{bound['kappa_pretrain']}, κ(K_H) = {bound['kappa_harmful']}, RIR* = {bound['rir_star']}",
-    ]
 
 
 def _ratio_table(record: dict[str, Any]) -> Table:
@@ -109,7 +91,7 @@ def _ratio_table(record: dict[str, Any]) -> Table:
             left = [part.replace("_", " "), fitted, _rho(one["shrinkage"]), measured, name]
             rows.append([*left, *(short(ratios[key]) for key in RATIOS)])
     title = f"The closed form with budget {record['maps']['fit']['budget']:g}, measured"
-    return Table(title, (*_MAPPED, *RATIO_HEADS), rows)
+    return Table(title, (*_MAPPED, *RATIO_HEADS.values()), rows)
 
 
 def _draw_spectra(axis: Axes, record: dict[str, Any]) -> None:

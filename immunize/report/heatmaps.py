@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from immunize.report.published import Published, find
-from immunize.report.results import pair_means, rows_of
+from immunize.report.results import pair_means
 from immunize.report.runs import Runs
-from immunize.report.table import NOTHING, share, under
+from immunize.report.table import share
 from immunize.report.templates import filled_in
 
 _PAD = 0.1  # inches, so that titles keep clear of the ticks above them
@@ -121,20 +121,13 @@ def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequ
         wheres: (part, estimator) of the columns.
         published: with `failed_pairs` and `log_rir` rows.
     """
-
-    def cells(_: Runs, method: str) -> list[str]:
-        failed = find(published, method, "failed_pairs")
-        total = len({p.pair for p in published if p.method == method and p.quantity == "log_rir"})
-        every = [log_means(runs, method, *where).values() for where in wheres]
-        theirs = NOTHING if failed is None else f"{total - failed.value:.0f}/{total}"
-        return [*(share(sum(value >= 0 for value in of), len(of)) for of in every), theirs]
-
-    columns = [*under(runs.size_text(), (", ".join(where) for where in wheres)), "§5.1, not failed paper"]
     return filled_in(
         "fig2.md",
         runs=runs,
-        table=rows_of([runs], columns, cells),
-        against_paper=[_against_paper(runs, method, published) for method in runs.methods],
+        wheres=wheres,
+        cells=lambda method, where: log_means(runs, method, *where).values(),
+        share=share,
+        against_paper={method: _against_paper(runs, method, published) for method in runs.methods},
         mean_exp=lambda cells: float(np.mean(np.exp(cells))),
         published=published,
     )
@@ -150,7 +143,6 @@ def _against_paper(runs: Runs, method: str, published: Sequence[Published]) -> d
     common = sorted(pair for pair in cells.keys() & ours.keys() if math.isfinite(ours[pair]))
     swapped = ["→".join(reversed(pair.split("→"))) for pair in common]
     return {
-        "method": method,
         "cells": list(cells.values()),
         "failed": find(published, method, "failed_pairs"),
         "correlations": [

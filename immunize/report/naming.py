@@ -65,11 +65,11 @@ PARTS = ("fit", "held_out")
 PROTOCOLS = {"metrics_groups": "groups", "metrics": "pooled"}
 """Where numbers stand in a record: means over small groups of rows (of networks alone), and those of all rows."""
 
-RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
-"""(i), (ii) and RIR, as records call them."""
+RATIO_HEADS = {"ratio_harmful": "(i) ↑", "ratio_pretrain": "(ii) ↓", "rir": "RIR ↑"}
+"""(i), (ii) and RIR, as records call them, to what tables do; arrows say whether they are to be large or small."""
 
-RATIO_HEADS = ("(i) ↑", "(ii) ↓", "RIR ↑")
-"""The same, as tables do; arrows say whether they are to be large or small."""
+RATIOS = tuple(RATIO_HEADS)
+"""As records call them."""
 
 LAMBDAS = ("lambda_well", "lambda_ill")
 """λ_P and λ_H, as records call them."""

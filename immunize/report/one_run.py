@@ -70,7 +70,7 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
         left = [part_words(part), *([PROTOCOLS[protocol]] if network else []), estimator]
         rows.append([*left, *(short(m[key]) for key in RATIOS), *behind])
     left = ["part", *(["rows"] if network else []), "estimator"]
-    columns = (*left, *RATIO_HEADS)
+    columns = (*left, *RATIO_HEADS.values())
     columns += ("95 % of RIR",) if network else ("κ(H_H): I → θ", "κ(H_P): I → θ")
     title = f"{record['model']}, {run_title(record)}" if network else run_title(record)
     console.print(to_print(Table(title, columns, rows), left))
@@ -169,26 +169,20 @@ def each_set(record: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def weakest_told(found: dict[str, Any]) -> str:
-    """One sentence on whose numbers the others are.
+def sets_shown(found: dict[str, Any] | None) -> tuple[str, Table] | None:
+    """One sentence on whose numbers the others are, and a table with a row a data set and part.
 
     Args:
         found: of :func:`each_set`.
     """
+    if found is None:
+        return None
     name = found["weakest"]
-    return (
+    told = (
         f"{len(found['sets'])} harmful data sets: numbers that name none of them are those of `{name}` "
         f"({found['sets'][name]['rows']:,} rows), the weakest by RIR on images never seen."
     )
-
-
-def sets_table(found: dict[str, Any]) -> Table:
-    """One row a data set and part.
-
-    Args:
-        found: of :func:`each_set`.
-    """
-    heads = (head for by in _POOLED_FIRST.values() for head in under(by, RATIO_HEADS))
+    heads = (head for by in _POOLED_FIRST.values() for head in under(by, RATIO_HEADS.values()))
     columns = ("harmful data set", "rows", "part", *heads)
     verdicts = (f"({verdict}) pooled" for verdict in "abc")
     rows = [
@@ -202,8 +196,7 @@ def sets_table(found: dict[str, Any]) -> Table:
         for name, of in found["sets"].items()
         for part in of["pooled"]
     ]
-    title = f"Each harmful data set, by {found['estimator']}"
-    return Table(title, (*columns, *verdicts), rows)
+    return told, Table(f"Each harmful data set, by {found['estimator']}", (*columns, *verdicts), rows)
 
 
 def _numbers(of: dict[str, Any]) -> dict[str, Any]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from immunize.report.loading import infinite, verdict_on
-from immunize.report.naming import PARTS, RATIO_HEADS, RATIOS, pair_title
+from immunize.report.naming import PARTS, RATIOS, pair_title
 from immunize.report.provenance import validity_notes
 from immunize.report.published import ACCURACY, THETA_0, Published, cell, compared, elsewhere, find, network_pair
 from immunize.report.runs import Runs, expected_runs, experiment_of, swept
-from immunize.report.table import NOTHING, Table, share, short, summary_of, summary_text, under
+from immunize.report.table import NOTHING, share, short, summary_of, summary_text
 from immunize.report.templates import filled_in
 
-HELD = ("(a)", "(b)", "(c)", "all")
 THRESHOLD = "0.1"
 """The norm ratio of Eq. (16) that the probe has to reach."""
 
@@ -29,50 +29,8 @@ SCALES = {"table3": "", "table3_small": "small", "table3_digits": "digits"}
 MOST_POINTS = 1
 """Points of D_P accuracy that (c) lets go, as :mod:`immunize.evaluation` has it."""
 KINDS = {"metrics_groups": "20 × 100 groups", "metrics": "pooled"}
-_PROBES = (
-    ("gd", ("30", "300", "1000")),
-    ("sgd", ("300", "1000")),
-    ("adam", ("300",)),
-    ("least_squares", ("1000", "end")),
-)
-
-
-def rows_of(
-    of: Sequence[Runs],
-    columns: Sequence[str],
-    cells: Callable[[Runs, str], Iterable[str]],
-    before: Callable[[Runs], Iterable[str]] | None = None,
-) -> str:
-    """A Markdown table, a row a method: its name, how many runs it has, and its cells; of networks behind their names.
-
-    Args:
-        of: the runs of linear extractors, or those of every network and pair of data sets.
-        columns: headings of the cells.
-        cells: of a method.
-        before: of θ_0, in a row before the others of a network.
-    """
-    networks = of[0].name in SCALES
-    rows: list[list[str]] = []
-    for runs in of:
-        left = [f"`{runs.model}`", runs.title] if networks else []
-        rows += [] if before is None else [[*left, "θ_0", *before(runs)]]
-        rows += [[*left, f"`{m}`", runs.count_text(m), *cells(runs, m)] for m in runs.methods]
-    head = ["network", "data"] if networks else []
-    return Table("", [*head, "method", "runs", *columns], rows).markdown(heading=False)
-
-
-def _both_parts(columns: Sequence[str], *by: str, runs: Runs | None = None, before: Sequence[str] = ()) -> list[str]:
-    """Columns of both parts; `runs` of linear extractors are counted in their headings."""
-    sizes = {part: [] if runs is None else [runs.size_text(part)] for part in PARTS}
-    return [c for part, size in sizes.items() for c in under(", ".join([*before, part, *by, *size]), columns)]
-
-
-def _numbers(runs: Runs, method: str, estimator: str, kind: str = "metrics") -> list[str]:
-    return [runs.text(method, part, estimator, name, kind) for part in PARTS for name in RATIOS]
-
-
-def _rhos(of: Sequence[Runs]) -> str:
-    return ", ".join(sorted({f"{run['config']['rho']:g}" for runs in of for run in runs.finished}))
+_PROBES = {"gd": ("30", "300", "1000"), "sgd": ("300", "1000"), "adam": ("300",), "least_squares": ("1000", "end")}
+"""Optimizers, and the steps after which accuracies are shown."""
 
 
 def linear_tables(runs: Runs, published: Sequence[Published]) -> str:
@@ -82,69 +40,36 @@ def linear_tables(runs: Runs, published: Sequence[Published]) -> str:
         runs: of one experiment.
         published: the paper's numbers; none leaves the comparison without their column, and the table says so.
     """
-
-    def ratios(estimator: str, sources: str = "") -> str:
-        theirs = under(f"paper, {sources}", RATIO_HEADS) if sources else []
-        return rows_of(
-            [runs],
-            [*theirs, *_both_parts(RATIO_HEADS, estimator, runs=runs)],
-            lambda _, m: [*(cell(published, m, of) for of in RATIOS if sources), *_numbers(runs, m, estimator)],
-        )
-
-    sources = ", ".join(dict.fromkeys(p.source for p in published if p.quantity in RATIOS))
     return filled_in(
         "linear.md",
         runs=runs,
-        ratios=ratios,
+        at=lambda *by: [", ".join([part, *by, runs.size_text(part)]) for part in PARTS],
         validity=validity_notes(runs),
-        sources=sources,
-        comparison=ratios("released", sources),
+        sources=", ".join(dict.fromkeys(p.source for p in published if p.quantity in RATIOS)),
+        cell=partial(cell, published),
         theirs=find(published, "ours", "rir"),
         ours=summary_of(list(runs.numbers("ours", "fit", "released", "rir").values())),
         compared=compared(runs, published),
         rhos=_rhos([runs]),
-        held=_verdicts([runs], _both_parts(HELD, "spectrum", runs=runs), ["metrics"]),
-        steps=_steps(runs),
+        held_text=held_text,
+        middle_steps=partial(_middle_steps, runs),
         spreads=SPREADS if len(runs.pairs) > 1 else [],
-        spread=lambda part, estimator: _spread(runs, part, estimator),
+        spread=partial(_spread, runs),
     )
 
 
-def _verdicts(of: Sequence[Runs], columns: Sequence[str], kinds: Iterable[str]) -> str:
-    places = [(kind, part) for kind in kinds for part in PARTS]
-    return rows_of(
-        of, columns, lambda runs, m: (text for kind, part in places for text in held_text(runs.verdicts(m, part, kind)))
-    )
+def _rhos(of: Sequence[Runs]) -> str:
+    return ", ".join(sorted({f"{run['config']['rho']:g}" for runs in of for run in runs.finished}))
 
 
-def _steps(runs: Runs) -> str:
-    return rows_of(
-        [runs],
-        _both_parts(("D_P: I → θ", "D_H: I → θ"), runs=runs),
-        lambda _, method: (
-            " → ".join(_middle_steps(runs, method, part, role, which) for which in ("identity", "immunized"))
-            for part in PARTS
-            for role in ("pretrain", "harmful")
-        ),
-    )
-
-
-def _spread(runs: Runs, part: str, estimator: str) -> str:
-    def cells(_: Runs, method: str) -> list[str]:
-        by_pair = runs.numbers(method, part, estimator, "rir")
-        means = pair_means(runs, method, part, estimator)
-        if not means:
-            return [NOTHING] * 7
-        worst = sorted(means, key=lambda pair: means[pair])[:WORST]
-        above = sum(all(v is None or v > 1 for v in values) for values in by_pair.values())
-        return [
-            *(short(_quantile(list(means.values()), q)) for q in (0, 0.25, 0.5, 0.75, 1)),
-            share(above, len(means)),
-            ", ".join(f"{pair} ({short(means[pair])})" for pair in worst),
-        ]
-
-    columns = ("min", "25 %", "median", "75 %", "max", "pairs with RIR > 1 at every seed", "worst pairs")
-    return rows_of([runs], under(f"{part}, {estimator}, {runs.size_text(part)}", columns), cells)
+def _spread(runs: Runs, method: str, part: str, estimator: str) -> list[str]:
+    """Quartiles of the means of the pairs, how many pairs are above 1 at every seed, and the pairs with the least."""
+    by_pair = runs.numbers(method, part, estimator, "rir")
+    means = pair_means(runs, method, part, estimator)
+    above = sum(all(v is None or v > 1 for v in values) for values in by_pair.values())
+    worst = ", ".join(f"{pair} ({short(means[pair])})" for pair in sorted(means, key=lambda pair: means[pair])[:WORST])
+    quartiles = (short(_quantile(list(means.values()), q)) for q in (0, 0.25, 0.5, 0.75, 1))
+    return [*quartiles, share(above, len(means)), worst or NOTHING]
 
 
 def verdict_counts(records: Iterable[dict[str, Any]], part: str) -> str:
@@ -172,7 +97,9 @@ def _middle_steps(runs: Runs, method: str, part: str, role: str, which: str) -> 
 
 
 def _quantile(values: Sequence[float], q: float) -> float:
-    """As numpy's, but infinities give infinities instead of NaN."""
+    """As numpy's, but infinities give infinities instead of NaN, which is that of no values."""
+    if not values:
+        return math.nan
     ordered = sorted(values)
     at = q * (len(ordered) - 1)
     low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
@@ -226,74 +153,46 @@ def network_tables(settings: Sequence[Runs], published: Sequence[Published]) -> 
         settings: from :func:`by_setting`.
         published: from :func:`immunize.report.published.read_published`.
     """
+    cuts = [
+        run["metrics"][part]["spectrum"]["facts"][f"kappa_{side}"]
+        for runs in settings
+        for run in runs.finished
+        for part in PARTS
+        for side in ("harmful", "harmful_baseline", "pretrain", "pretrain_baseline")
+    ]
     return filled_in(
         "networks.md",
         settings=settings,
         scale=SCALES[settings[0].name],
         kinds=KINDS,
-        ratios_of=lambda kind, estimator: _network_ratios(settings, kind, estimator),
         wins=lambda kind: _wins(settings, kind),
         completeness=completeness(settings),
-        gaps=_gaps(settings),
+        cuts=cuts,
+        gaps=[infinite(of["gap_cut"]) for of in cuts],
         published=published,
-        comparison=_network_comparison(settings, published),
+        cell=partial(cell, published),
+        network_pair=network_pair,
         elsewhere=[note for runs in settings for note in elsewhere(runs, published)],
         rhos=_rhos(settings),
-        held=_verdicts(settings, [c for kind in KINDS.values() for c in _both_parts(HELD, before=[kind])], KINDS),
+        held_text=held_text,
         most_points=MOST_POINTS,
-        probes=lambda role: _probes(settings, role),
-    )
-
-
-def _network_ratios(settings: Sequence[Runs], kind: str, estimator: str) -> str:
-    columns = [*_both_parts(RATIO_HEADS, estimator), "95 % of RIR held_out"]
-    return rows_of(
-        settings,
-        [*columns, *under("D_P accuracy, %", ("θ_0", "after ↑"))],
-        lambda runs, m: [
-            *_numbers(runs, m, estimator, kind),
-            _interval(runs, m, kind, estimator),
-            *(_accuracy(runs.of_method(m), when) for when in ("before", "after")),
+        accuracy=lambda of, when: summary_text([[run[ACCURACY][when] for run in of]]),
+        interval=_interval,
+        probes=lambda role: [
+            (optimizer, step)
+            for optimizer, steps in _PROBES.items()
+            for step in steps
+            if any(_probed(runs, THETA_0, role, optimizer, step) for runs in settings)
         ],
+        probed=_probed,
     )
 
 
-def _network_comparison(settings: Sequence[Runs], published: Sequence[Published]) -> str:
-    def theirs(runs: Runs, method: str) -> list[str]:
-        return [cell(published, method, of, network_pair(runs)) for of in (*RATIOS, ACCURACY) if published]
-
-    def before(runs: Runs) -> list[str]:
-        once = runs.once_a_seed
-        return [str(len(once)), *("1" for _ in RATIOS), _accuracy(once, "before"), *theirs(runs, THETA_0)]
-
-    def cells(runs: Runs, method: str) -> list[str]:
-        ours = [runs.text(method, "fit", "released", name, "metrics_groups") for name in RATIOS]
-        return [*ours, _accuracy(runs.of_method(method), "after"), *theirs(runs, method)]
-
-    names = (*RATIO_HEADS, "D_P acc. % ↑")
-    columns = [*under("here", names), *(under("paper, Table 3", names) if published else [])]
-    return rows_of(settings, columns, cells, before)
-
-
-def _probes(settings: Sequence[Runs], role: str) -> str:
-    def values(runs: Runs, method: str | None, optimizer: str, step: str) -> list[float]:
-        """One a run; of θ_0, once a seed, where the method is None."""
-        of, which = (runs.once_a_seed, "theta_0") if method is None else (runs.of_method(method), "immunized")
-        found = (run["probe_accuracy"].get(optimizer, {}).get(role, {}).get(which, {}).get(step) for run in of)
-        return [value for value in found if value is not None]
-
-    places = [(optimizer, step) for optimizer, steps in _PROBES for step in steps]
-    shown = [where for where in places if any(values(runs, None, *where) for runs in settings)]
-
-    def cells(runs: Runs, method: str | None) -> list[str]:
-        return [summary_text([values(runs, method, *where)]) for where in shown]
-
-    columns = [f"{'at the end' if step == 'end' else f'{step} steps'} {optimizer}" for optimizer, step in shown]
-    return rows_of(settings, columns, cells, lambda runs: [str(len(runs.seeds)), *cells(runs, None)])
-
-
-def _accuracy(runs: Sequence[dict[str, Any]], when: str) -> str:
-    return summary_text([[run[ACCURACY][when] for run in runs]])
+def _probed(runs: Runs, method: str, role: str, optimizer: str, step: str) -> list[float]:
+    """The accuracies of a probe after so many steps, one a run; of θ_0, which is a method here, once a seed."""
+    of, which = (runs.once_a_seed, THETA_0) if method == THETA_0 else (runs.of_method(method), "immunized")
+    found = (run["probe_accuracy"].get(optimizer, {}).get(role, {}).get(which, {}).get(step) for run in of)
+    return [value for value in found if value is not None]
 
 
 def _interval(runs: Runs, method: str, kind: str, estimator: str) -> str:
@@ -318,22 +217,3 @@ def _wins(settings: Sequence[Runs], kind: str) -> list[tuple[Runs, dict[str, lis
         better = {method: [ours[seed] > of[seed] for seed in ours.keys() & of.keys()] for method, of in rir.items()}
         found.append((runs, {method: of for method, of in better.items() if of}))
     return found
-
-
-def _gaps(settings: Sequence[Runs]) -> list[str]:
-    """How clear the rank cut is, over all finished runs."""
-    facts = [
-        run["metrics"][part]["spectrum"]["facts"][f"kappa_{side}"]
-        for runs in settings
-        for run in runs.finished
-        for part in PARTS
-        for side in ("harmful", "harmful_baseline", "pretrain", "pretrain_baseline")
-    ]
-    if not facts:
-        return []
-    ranks = [f["rank"] for f in facts]
-    return [
-        f"Numerical rank {min(ranks)} to {max(ranks)} of {facts[0]['n_features']} features; the smallest gap at the "
-        f"rank cut is {short(min(infinite(f['gap_cut']) for f in facts))}. Where features are nearly dead the cut "
-        "decides κ: see `ridge` beside it."
-    ]

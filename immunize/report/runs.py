@@ -140,13 +140,6 @@ class Runs(Collection):
         """How many of its runs diverged."""
         return sum(r["method"] == method and r["status"] == "diverged" for r in self.records)
 
-    def by_pair(self, method: str, part: str = "fit") -> dict[str, list[dict[str, Any]]]:
-        """Its finished runs by pair, as far as they were measured on a part."""
-        groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for record in self.of_method(method, part):
-            groups[pair_label(record)].append(record)
-        return dict(sorted(groups.items()))
-
     def verdicts(self, method: str, part: str, kind: str = "metrics") -> list[dict[str, Any]]:
         """Definition 3.1 on a part, one a run that was measured there."""
         return [found for run in self.of_method(method, part) if (found := verdict_on(run, part, kind)) is not None]
@@ -163,10 +156,10 @@ class Runs(Collection):
             name: of the number.
             kind: "metrics", or "metrics_groups" of networks.
         """
-        return {
-            pair: [run[kind][part][estimator][name] for run in runs]
-            for pair, runs in self.by_pair(method, part).items()
-        }
+        found: dict[str, list[float | None]] = defaultdict(list)
+        for run in self.of_method(method, part):
+            found[pair_label(run)].append(run[kind][part][estimator][name])
+        return dict(sorted(found.items()))
 
     def text(self, method: str, part: str, estimator: str, name: str, kind: str = "metrics") -> str:
         """The same as a cell of a table."""

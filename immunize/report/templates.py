@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from typing import Any, NoReturn
+from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
+from jinja2.utils import missing
 from markupsafe import Markup, escape
 
-from immunize.report.naming import HARDER_BY, NO_HARDER
-from immunize.report.table import short
+from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIO_HEADS
+from immunize.report.table import NOTHING, short, summary_text
 
 _CODE = re.compile(r"`([^`]*)`")
 
@@ -18,10 +19,10 @@ _CODE = re.compile(r"`([^`]*)`")
 class _Lacking(StrictUndefined):
     """What a record does not hold is a KeyError, as anywhere else that it is read."""
 
-    def _fail_with_undefined_error(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise KeyError(self._undefined_name)
+    def __init__(self, hint: str | None = None, obj: Any = missing, name: str | None = None, exc: Any = None) -> None:
+        super().__init__(hint, obj, name, lambda _: KeyError(name))  # type: ignore[arg-type]
 
-    __str__ = __iter__ = __bool__ = __len__ = __eq__ = __ne__ = __hash__ = __contains__ = _fail_with_undefined_error
+    __format__ = StrictUndefined._fail_with_undefined_error
 
 
 def asset(name: str) -> str:
@@ -40,5 +41,6 @@ def filled_in(name: str, /, **values: Any) -> str:
         undefined=_Lacking,
     )
     templates.globals |= {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}", "short": short}
+    templates.globals |= {"parts": PARTS, "heads": RATIO_HEADS, "nothing": NOTHING, "summary_text": summary_text}
     templates.filters["coded"] = lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
     return templates.get_template(name).render(**values)

@@ -22,10 +22,10 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from immunize.records import merged, whole_config
 from immunize.report.loading import infinite
-from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIO_HEADS, RATIOS
+from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIOS
 from immunize.report.results import verdict_counts
 from immunize.report.runs import FAST, Runs, experiment_of, measured_on, swept
-from immunize.report.table import NOTHING, Table, short, under
+from immunize.report.templates import filled_in
 
 NAME = "sweep_lambda"
 ESTIMATORS = ("spectrum", "ridge", "released")
@@ -96,10 +96,16 @@ class TradeOff:
         return with_front(points, _PLACE[:2]).astype({"on_front": int})
 
 
-def tradeoff_tables(trade: TradeOff) -> list[Table]:
+def tradeoff_tables(trade: TradeOff) -> str:
     """One table an estimator: (i), (ii) and RIR on both parts, the front, and how often Definition 3.1 holds."""
-    points = trade.points()
-    return [_table(trade, points[points["estimator"] == estimator], estimator) for estimator in ESTIMATORS]
+    return filled_in(
+        "tradeoff.md",
+        trade=trade,
+        points=trade.points().set_index(_PLACE).to_dict("index"),
+        estimators=ESTIMATORS,
+        verdicts_by=VERDICTS_BY,
+        verdict_counts=verdict_counts,
+    )
 
 
 def on_front(values: Sequence[tuple[float, float]]) -> list[bool]:
@@ -128,30 +134,6 @@ def with_front(points: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     for _, of in points.groupby(by):
         points.loc[of.index, "on_front"] = on_front(list(zip(of[_I], of[_II], strict=True)))
     return points
-
-
-def _table(trade: TradeOff, points: pd.DataFrame, estimator: str) -> Table:
-    with_verdicts = estimator == VERDICTS_BY
-    rows = []
-    for ratio, weight in trade.weights.items():
-        row = [f"{ratio:.3g}", trade.by_weight.count_text(weight)]
-        for part in PARTS:
-            found = points[(points["part"] == part) & (points["lambda_ratio"] == ratio)]
-            cells = [[*(short(of[name]) for name in RATIOS), "yes" * of["on_front"]] for _, of in found.iterrows()]
-            row += cells[0] if cells else [NOTHING] * 4
-            row += [verdict_counts(trade.by_weight.of_method(weight), part)] if with_verdicts else []
-        rows.append(row)
-    columns = (*RATIO_HEADS, "front", *(["(a) (b) (c)"] if with_verdicts else []))
-    seeds = len(trade.runs.seeds)
-    notes = [
-        f"Geometric means over {seeds} seeds. front: no other weight has an (i) as large and an (ii) as small. The "
-        "weights of the front of `fit` were not chosen by `held_out`.",
-        *(["(a) (b) (c): in how many finished runs each verdict of Definition 3.1 holds."] if with_verdicts else []),
-        trade.runs.completeness(),
-    ]
-    title = f"(i) against (ii) over λ_H/λ_P, by `{estimator}`"
-    groups = ["λ_H/λ_P", "runs", *(c for part in PARTS for c in under(f"{part}, {estimator}", columns))]
-    return Table(trade.runs.mark(title), groups, rows, notes)
 
 
 def _ratio(record: dict[str, Any]) -> float:

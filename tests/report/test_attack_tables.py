@@ -233,6 +233,7 @@ def test_only_a_written_table_keeps_runs(others: list[str], tmp_path: Path, call
     ("path", "value", "words"),
     [
         ("config__attack__budget__steps", 1, "different grids"),
+        ("config__images", 5, "different grids"),
         ("subject__selection", "validation", "different grids"),
         ("subject__data_hash", "0", "different data"),
         ("subject__run_seed", 0, "is there twice"),
@@ -241,12 +242,6 @@ def test_only_a_written_table_keeps_runs(others: list[str], tmp_path: Path, call
 def test_what_does_not_go_together_is_refused(attack: Record, path: str, value: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         attacks_of(changed(attack, "ours", 0), with_change(changed(attack, "ours", 1), **{path: value}))
-
-
-def test_attacks_on_other_images_do_not_go_together(attack: Record) -> None:
-    first, other = collected(changed(attack, "ours", 0)), collected(changed(attack, "ours", 1))
-    with pytest.raises(ValueError, match="different grids"):
-        Attacks.of([first, other | {"config": other["config"] | {"images": 5}}])
 
 
 def test_what_is_no_attack_record_of_a_run_is_refused(attack: Record, tmp_path: Path, called: Called) -> None:

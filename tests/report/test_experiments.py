@@ -135,7 +135,7 @@ def test_runs_without_numbers_are_told_and_the_others_counted(table1: list[Recor
         assert {cell.partition("/")[2] for cell in held} == {"3" if of else ""}
         steps = (row(one, "norm ratio 0.1", method) for one in (tables, whole))
         assert len({cell for one in steps for name, cell in one.items() if name.startswith("D_H: I → θ fit")}) == 1
-        curves = norm_ratio_bands(Runs.of(kept, "table1")).query("extractor == @method")
+        curves = norm_ratio_bands([Runs.of(kept, "table1")]).query("extractor == @method")
         assert set(curves.query("part == 'fit'")["runs"]) == {5}
         assert set(curves.query("part == 'held_out'")["runs"]) == ({left} if left else set())
     again = report_experiment(Request("table1", out, None, EXPERIMENTS / "table1/published.csv"))
@@ -223,7 +223,7 @@ def test_without_a_preset_every_combination_that_occurs_is_expected(base: Record
 
 
 def test_fig1_curves_are_means_over_the_seeds(table1: list[Record], tmp_path: Path) -> None:
-    bands = norm_ratio_bands(Runs.of(table1, "table1"))
+    bands = norm_ratio_bands([Runs.of(table1, "table1")])
     for (part, role, extractor), band in bands.groupby(["part", "data_set", "extractor"]):
         which = "identity" if extractor == IDENTITY else "immunized"
         of = [r for r in table1 if r["method"] == ("ours" if extractor == IDENTITY else extractor)]
@@ -243,7 +243,7 @@ def test_a_curve_that_ends_early_stays_where_it_ended(base: Record) -> None:
     place = records[0]["curves"]["norm_ratio"]["fit"]["pretrain"]
     place["immunized"] = {"steps": [0, 1, 2], "ratio": [1.0, 0.25, 0.0]}
     full = records[1]["curves"]["norm_ratio"]["fit"]["pretrain"]["immunized"]
-    bands = norm_ratio_bands(Runs.of(records, "table1"))
+    bands = norm_ratio_bands([Runs.of(records, "table1")])
     found = bands.query("part == 'fit' and data_set == 'pretrain' and extractor == 'ours'")
     assert found["step"].iloc[-1] == full["steps"][-1]
     assert found["low"].iloc[1] == pytest.approx(min(0.25, full["ratio"][1]))

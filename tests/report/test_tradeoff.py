@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.tradeoff import ESTIMATORS, TradeOff, on_front, tradeoff_figure, tradeoff_tables
-from tests.report.making import Record, with_change, written
+from tests.report.making import Record, tables_of, with_change, written
 
 NUMBER = st.floats(0.01, 100)
 
@@ -55,6 +55,12 @@ def points_of(trade: TradeOff, part: str = "fit", estimator: str = "spectrum") -
     return points[(points["part"] == part) & (points["estimator"] == estimator)]
 
 
+def row_of(trade: TradeOff) -> list[str]:
+    """The cells of the middle weight, by `spectrum`."""
+    first = next(iter(tables_of(tradeoff_tables(trade)).values()))
+    return next(cells for row in first if (cells := list(row.values()))[0] == "1e+03")
+
+
 def test_infinite_number_of_one_seed_makes_the_mean_infinite(records: list[Record], tmp_path: Path) -> None:
     records[4]["metrics"]["fit"]["spectrum"]["ratio_harmful"] = None  # as records store it
     trade = TradeOff.of(records)
@@ -69,7 +75,7 @@ def test_diverged_runs_are_counted_and_have_no_point(records: list[Record]) -> N
         del record["metrics"], record["verdicts"]
     trade = TradeOff.of(records)
     assert points_of(trade)["lambda_ratio"].tolist() == [10.0, 1e5]
-    row = next(row for row in tradeoff_tables(trade)[0].rows if row[0] == "1e+03")
+    row = row_of(trade)
     assert row[1] == "0 + 2 diverged"
     assert set(row[2:]) == {"–"}
     assert "diverged: 2 of `ours`" in trade.runs.completeness()
@@ -82,7 +88,7 @@ def test_a_cross_fit_that_diverged_costs_a_point_of_held_out_alone(records: list
     trade = TradeOff.of(records)
     assert points_of(trade)["lambda_ratio"].tolist() == [10.0, 1e3, 1e5]
     assert points_of(trade, "held_out")["lambda_ratio"].tolist() == [10.0, 1e5]
-    assert next(row for row in tradeoff_tables(trade)[0].rows if row[0] == "1e+03")[1] == "2 (0 held out)"
+    assert row_of(trade)[1] == "2 (0 held out)"
 
 
 def test_weights_are_those_that_the_method_has(records: list[Record]) -> None:

@@ -35,8 +35,6 @@ from immunize.report.templates import filled_in
 
 OWN_SCALES = ("defence", "t4")
 """First words of the pages of `make table_defence` and `make table_t4`, whose runs have scales of their own."""
-OWN_ROWS = "held-out ones, which the immunization never saw; measured on others of these (`own_rows`)"
-SET_ASIDE = "images set aside from the training (`selection=validation`); benign tasks on held-out ones"
 _WIDTH = 0.8
 """Of a tier's place, shared by the methods."""
 _MARKERS = {"pretrain": "o", "benign": "s"}
@@ -72,16 +70,6 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     return text
 
 
-def _noise(group: Group) -> list[str]:
-    """Where a map that changes nothing held: there a single verdict is noise."""
-    tried = {(kind, tier): group.tried(CONTROL, kind, tier).held for kind in group.kinds for tier in group.tiers}
-    return [
-        f"{tier} of the {KIND_WORDS[kind]} task in {held.count(True)} of {len(held)} cases"
-        for (kind, tier), held in tried.items()
-        if True in held
-    ]
-
-
 def _failures(group: Group) -> str:
     held = {t: [m for m in group.methods if _share_held(group, m, "harmful", t) == 1] for t in group.tiers}
     broken = [tier for tier, methods in held.items() if not methods]
@@ -114,23 +102,6 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
     if table in OWN_SCALES:
         scale = f"{table}_{scale}"
         whole = whole and Path(config_dir(), "experiment", f"{scale}.yaml").is_file()  # or another target has its runs
-    budget = attacks.grid["budget"]
-    paired = all(record["config"]["seeds"] == [record["seed"]] for record in attacks.records)
-    grid = f"`{attacks.grid['name']}`, {budget['steps']:,} steps a candidate, {budget['flops']:.0e} FLOPs an attack"
-    facts = [
-        ("runs", "; ".join(f"{group.name}: {len(group.records)}" for group in attacks.groups)),
-        ("pairs", "; ".join(f"{group.name}: {', '.join(group.pairs)}" for group in attacks.groups)),
-        ("methods", ", ".join(f"`{method}`" for method in attacks.methods)),
-        ("seeds", ", ".join(map(str, attacks.seeds))),
-        ("attacker's seeds", "that of the run" if paired else "as the records say"),
-        ("grid", grid),
-        *[("attacker's rows", OWN_ROWS)] * bool(attacks.records[0]["config"].get("own_rows")),
-        *[("measured on", SET_ASIDE)] * any("selection" in record["subject"] for record in attacks.records),
-        *((tier, ", ".join(names)) for tier, names in _by_tier(attacks).items()),
-        *made_with(attacks.records),
-        *_cells(attacks),
-        versions_of(attacks.records),
-    ]
     return filled_in(
         "attacks.md",
         attacks=attacks,
@@ -139,11 +110,13 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
         attacked=f"outputs/attacks_{scale}{'_' * bool(some)}{some}",
         part=part,
         target=f" `make table_{table}{of_scale}`, that is" if whole else "",
-        facts=facts,
+        paired=all(record["config"]["seeds"] == [record["seed"]] for record in attacks.records),
+        by_tier=_by_tier(attacks),
+        made_with=[*made_with(attacks.records), *_cells(attacks), versions_of(attacks.records)],
         unbroken=unbroken_counts,
         failures=_failures,
         control=CONTROL,
-        noise=_noise,
+        words=KIND_WORDS,
         figures=figures,
         text=text,
     )
@@ -159,30 +132,11 @@ def _cells(attacks: Attacks) -> list[tuple[str, str]]:
     return [("cells", f"{sum(of['computed'] for of in origins):,} computed{found}")]
 
 
-def _by_tier(attacks: Attacks) -> dict[str, list[str]]:
-    """The attacks of the tiers that something was attacked in, with budgets of their own and the tasks they are for."""
-    tried = {tier for group in attacks.groups for tier in group.tiers}
-    found: dict[str, list[str]] = {}
-    for name, settings in sorted(attacks.grid["attacks"].items()):
-        if settings["tier"] in tried:
-            found.setdefault(settings["tier"], []).append(
-                f"`{name}`{_terms(settings, attacks.grid['budget']['steps'])}"
-            )
-    return dict(sorted(found.items()))
-
-
-def _terms(settings: dict[str, Any], budget: int) -> str:
-    """Where an attack departs from the grid's: its own FLOPs and steps, images it is measured on, tasks it is for."""
-    terms = []
-    if settings.get("flops") is not None:
-        terms.append(f"{settings['flops']:.0e} FLOPs")
-    if "measured" in settings:
-        terms += [f"at most {min(settings['steps'], budget):,} steps", f"measured on {settings['measured']:,} images"]
-    if settings.get("ranks"):
-        terms.append(f"ranks {', '.join(map(str, settings['ranks']))}")
-    if settings.get("kinds"):
-        terms.append(f"{', '.join(KIND_WORDS[kind] for kind in settings['kinds'])} tasks")
-    return f" ({'; '.join(terms)})" if terms else ""
+def _by_tier(attacks: Attacks) -> dict[str, dict[str, Any]]:
+    """The settings of the attacks of each tier that something was attacked in, by name."""
+    each = sorted(attacks.grid["attacks"].items())
+    tried = sorted({tier for group in attacks.groups for tier in group.tiers})
+    return {tier: {name: settings for name, settings in each if settings["tier"] == tier} for tier in tried}
 
 
 def best_figure(attacks: Attacks) -> Figure:
@@ -253,11 +207,12 @@ def horizon_figure(attacks: Attacks) -> Figure | None:
     Returns:
         None where they have none.
     """
-    each = [
-        (group, method, {key: of for key, of in group.horizons(method).items() if all("curve" in one for one in of)})
-        for group in attacks.groups
-        for method in (THETA_0, *group.methods)
-    ]
+    each = []
+    for group in attacks.groups:
+        for method in (THETA_0, *group.methods):
+            alone = {(task, attack): of["horizon"] for (task, _, attack), of in group.by_attack(method).items()}
+            curves = {key: of for key, of in alone.items() if of and all("curve" in one for one in of)}
+            each.append((group, method, curves))
     rows = list(dict.fromkeys((group.name, task) for group, _, of in each for task, _ in of))
     columns = list(dict.fromkeys(attack for *_, of in each for _, attack in of))
     if not rows:

@@ -43,6 +43,8 @@ _SETTINGS = (
 
 Numbers = list[float | None]
 """A number a run, task and attacker's seed; None for never, or where there is none."""
+Alone = dict[tuple[str, str, str], dict[str, list[Any]]]
+"""What each attack reaches by itself, by task, tier and name: `score` and `horizon`."""
 KINDS = ("harmful", "pretrain", "benign")
 """Kinds of tasks: to be made costly, and the two that are not."""
 
@@ -228,10 +230,6 @@ class Group(Collection):
                     tried.retention[name].extend(values)
         return tried
 
-    def across(self, method: str, *kinds: str) -> list[Tried]:
-        """The same for every kind of these, and every tier that something was attacked in."""
-        return [self.tried(method, kind, tier) for kind in kinds for tier in self.tiers]
-
     def own_accuracy(self, method: str) -> list[float]:
         """Percent on D_P of the networks' own classifiers, as their runs measured them; () where they have none.
 
@@ -259,34 +257,25 @@ class Group(Collection):
                     found[tier, name] += where_known(of, flops)
         return found
 
-    def scores_by_attack(self, method: str) -> dict[tuple[str, str, str], list[float]]:
-        """By task, tier and attack, what it reaches alone; records from before these numbers were kept have none.
+    def by_attack(self, method: str) -> Alone:
+        """By task, tier and attack, what it reaches alone, one a run and attacker's seed as far as there is something.
 
         Args:
             method: a method, `THETA_0` or `CONTROL`.
+
+        Returns:
+            `score`, and `horizon` of attacks that move weights, the numbers of its curves
+            (`evaluation/attacks/curves.py`).
         """
-        found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        for task, attack, alone in self._alone(method):
-            found[task, alone["tier"], attack] += [score for score in alone["score"] if score is not None]
-        return found
-
-    def horizons(self, method: str) -> dict[tuple[str, str], list[Record]]:
-        """By task and attack that moves weights, the numbers of its curves (`evaluation/attacks/curves.py`).
-
-        Args:
-            method: a method, `THETA_0` or `CONTROL`.
-        """
-        found: dict[tuple[str, str], list[Record]] = defaultdict(list)
-        for task, attack, alone in self._alone(method):
-            found[task, attack] += [one for one in alone.get("horizon", []) if one is not None]
-        return {key: of for key, of in found.items() if of}
-
-    def _alone(self, method: str) -> Iterator[tuple[str, str, Record]]:
-        """Task and attack of every run, with what the attack does by itself."""
         extractor = "theta_0" if method == THETA_0 else extractor_of(method)
+        found: Alone = {}
         for record in self.of_method(method):
             for task, of in record.get("by_attack", {}).items():
-                yield from ((task, attack, alone) for attack, alone in of.get(extractor, {}).items())
+                for attack, alone in of.get(extractor, {}).items():
+                    place = found.setdefault((task, alone["tier"], attack), {"score": [], "horizon": []})
+                    for name, values in place.items():
+                        values += [one for one in alone.get(name, []) if one is not None]
+        return found
 
 
 def _cells(records: Sequence[Record], extractor: str = "immunized") -> Iterator[tuple[Record, str, str, str, Record]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, diverged_cross_fit
-from immunize.report.attacks.one_run import RETENTION, grid_parts, interval_text, verdict_sentence
+from immunize.report.attacks.one_run import grid_parts, interval_text, verdict_sentence
 from immunize.report.attacks.page import best_figure
 from immunize.report.attacks.records import Attacks, collected
 from immunize.report.curves import draw_norm_ratio, probe_bands, probe_figure
@@ -29,17 +28,15 @@ from immunize.report.loading import (
     read_attack,
     read_run,
 )
-from immunize.report.naming import RATIOS, data_name, part_words, run_title
-from immunize.report.one_run import each_set, loss_text, other_measure, sets_table, warning_lines, weakest_told
+from immunize.report.naming import data_name, part_words, run_title
+from immunize.report.one_run import each_set, loss_text, other_measure, sets_shown, warning_lines
 from immunize.report.provenance import provenance_rows
 from immunize.report.runs import Runs, experiment_of
-from immunize.report.table import NOTHING, Table, short
+from immunize.report.table import Table
 
 ABOUT = {"metrics_groups": ", groups", "metrics": ""}
 """What is said behind a part, by a key of `PROTOCOLS`."""
 _NOT_OF_ONE_RUN = ("runs", "methods", "seeds")
-_SIDES = {"H_H": "kappa_harmful", "H_P": "kappa_pretrain"}
-_ROLES = {"pretrain": ("D_P", "H_P"), "harmful": ("D_H", "H_H")}
 _TRAINING = {
     "loss and its terms": ("loss", "term/"),
     "RIR, (i) and (ii), spectrum": ("RIR", "ratio_harmful", "ratio_pretrain"),
@@ -85,37 +82,37 @@ def run_page(
     Raises:
         KeyError: a record without what every record has.
     """
-    sets, of_one = each_set(record), Runs((record,), *experiment_of(record), ())
-    facts = [("config hash", f"`{record['config_hash']}`"), ("seed", str(record["seed"]))]
-    facts += [(name, text) for name, text in provenance_rows(of_one) if name not in _NOT_OF_ONE_RUN]
-    facts.append(("record", f"schema version {record.get('schema_version')}"))
+    of_one = Runs((record,), *experiment_of(record), ())
     grid: dict[str, Any] = {}
     if attack is not None:
         told = {task: f"{of['kind']} task, {of['about']}" for task, of in attack["tasks"].items()}
         sentences = [f"{of}: {verdict_sentence(attack, task)}" for task, of in told.items()]
         attacks = Attacks.of([collected(attack)])
         grid = grid_parts(attack) | {"sentences": sentences, "best": best_figure(attacks), "kept": _kept(attacks)}
-        facts.append(("checkpoint", f"SHA-256 `{attack['subject']['checkpoint_sha256']}`"))
     return page(
         "run.html",
         title=run_title(record),
         reduced=of_one.reduced,
         record=record,
         names={role: data_name(record, role) for role in ("pretrain", "harmful")},
-        weakest=None if sets is None else weakest_told(sets),
-        sets=None if sets is None else sets_table(sets),
-        definition=_definition(record),
+        sets=sets_shown(each_set(record)),
+        judged=list(judged(record)),
+        holds={True: "holds", False: "fails"},
+        about=ABOUT,
+        part_words=part_words,
+        loss_text=loss_text,
         lost=diverged_cross_fit(record),
         other_measure=other_measure(record),
         warnings=warning_lines(record),
-        kappas=_ratios(record),
+        numbers=list(measured(record)),
+        infinite=infinite,
         curves=_training(log),
         singular=_spectra(record),
         probes=_probes(record, of_one),
         attack=attack,
         attack_problem=attack_problem,
         **grid,
-        facts=[f"{name}: {text}" for name, text in facts],
+        facts=[f"{name}: {text}" for name, text in provenance_rows(of_one) if name not in _NOT_OF_ONE_RUN],
         configuration=json.dumps(record["config"], indent=1, ensure_ascii=False),
     )
 
@@ -154,16 +151,6 @@ def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | N
     return attack, None
 
 
-def _definition(record: dict[str, Any]) -> Table:
-    rows = []
-    for protocol, part, of, ratios in judged(record):
-        words = ["holds" if of[name] else "fails" for name in "abc"]
-        numbers = [short(ratios[name]) for name in RATIOS]
-        rows.append([f"{part_words(part)}{ABOUT[protocol]}", *words, *numbers, of["estimator"], loss_text(of)])
-    columns = ("part", "(a)", "(b)", "(c)", "(i)", "(ii)", "RIR", "by", "what (c) rests on")
-    return Table("Definition 3.1", columns, rows)
-
-
 def _kept(attacks: Attacks) -> Table:
     """Retention by tier of the one run that was attacked, a row a task."""
     (record,), (group,) = attacks.records, attacks.groups
@@ -172,52 +159,29 @@ def _kept(attacks: Attacks) -> Table:
         found = record["results"][task]["immunized"]
         cells = [interval_text(found.get(tier, {}).get("retention")) for tier in group.tiers]
         rows.append([f"`{task}`", "near 0" if facts["kind"] == "harmful" else "near 1", *cells])
-    title = attacks.mark("Retention by tier")
-    return Table(title, ("task", "wanted", *group.tiers), rows, [f"Retention: {RETENTION}."])
-
-
-def _ratios(record: dict[str, Any]) -> Table:
-    before = "θ_0" if "metrics_groups" in record else "identity"
-    rows = []
-    for _, part, estimator, m in measured(record):
-        facts = m["facts"]
-        sizes = f"D_P {facts['kappa_pretrain']['n_samples']:,}, D_H {facts['kappa_harmful']['n_samples']:,}"
-        size = f"{m['n_groups']} × {m['group_size']}" if "n_groups" in m else sizes
-        low, high = m.get("interval", {}).get("rir", (None, None))
-        interval = f"{short(low)} to {short(infinite(high))}" if "interval" in m else NOTHING
-        cells = [part_words(part), size, estimator, *(short(m[name]) for name in RATIOS), interval]
-        for key in _SIDES.values():
-            cells.append(f"{short(m[f'{key}_baseline'])} → {short(m[key])}")
-            cells.append(_rank(facts[f"{key}_baseline"], facts[key]))
-        rows.append(cells)
-    columns = ["part", "rows", "estimator", "(i) harmful ↑", "(ii) pretrain ↓", "RIR ↑", "95 % of RIR"]
-    columns += [f"{what} {side}" for side in _SIDES for what in (f"κ, {before} → θ:", "k:")]
-    return Table("Condition numbers, before and after immunization", columns, rows)
-
-
-def _rank(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    hit = [name for name, facts in (("before", before), ("after", after)) if facts["floor_hit"]]
-    floor = {0: "", 1: f" floor {''.join(hit)}", 2: " floor both"}[len(hit)]
-    return f"{after['rank']} of {after['n_features']}{floor}"
+    return Table(attacks.mark("Retention by tier"), ("task", "wanted", *group.tiers), rows)
 
 
 def _training(log: pd.DataFrame | None) -> Figure | None:
-    panels: dict[str, dict[str, pd.Series[float]]] = {}
-    for title, starts in _TRAINING.items() if log is not None else ():
-        assert log is not None
-        names = [n for n in log if any(n == s or (s[-1] in "/_" and str(n).startswith(s)) for s in starts)]
-        lines = {str(n).removeprefix("term/"): log.set_index("step")[n].dropna() for n in names}
-        if lines := {name: line for name, line in lines.items() if len(line)}:
-            panels[title] = lines
+    if log is None:
+        return None
+    by_step = log.set_index("step").dropna(axis="columns", how="all")
+    panels = {
+        title: [n for n in map(str, by_step) if any(n == s or (s[-1] in "/_" and n.startswith(s)) for s in starts)]
+        for title, starts in _TRAINING.items()
+    }
+    panels = {title: names for title, names in panels.items() if names}
     if not panels:
         return None
-    figure = Figure(figsize=(4.6 * min(len(panels), 3), 3.2 * math.ceil(len(panels) / 3)), layout="constrained")
-    for index, (title, lines) in enumerate(panels.items()):
-        axis = figure.add_subplot(math.ceil(len(panels) / 3), min(len(panels), 3), index + 1)
-        for name, line in lines.items():
-            axis.plot(line.index.to_list(), line.to_list(), label=name)
-        positive = all((line > 0).all() for line in lines.values())
-        axis.set(title=title, xlabel="optimizer steps", yscale="log" if positive else "linear")
+    rows, columns = math.ceil(len(panels) / 3), min(len(panels), 3)
+    figure = Figure(figsize=(4.6 * columns, 3.2 * rows), layout="constrained")
+    for index, (title, names) in enumerate(panels.items(), start=1):
+        axis = figure.add_subplot(rows, columns, index)
+        for name in names:
+            line = by_step[name].dropna()
+            axis.plot(line.index.to_list(), line.to_list(), label=name.removeprefix("term/"))
+        below = (by_step[names] <= 0).any(axis=None)
+        axis.set(title=title, xlabel="optimizer steps", yscale="linear" if below else "log")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
     return figure
@@ -228,16 +192,15 @@ def _spectra(record: dict[str, Any]) -> Figure | None:
     if not found:
         return None
     figure = Figure(figsize=(9.2, 3.2 * len(found)), layout="constrained")
-    for row, (axes, (part, roles)) in enumerate(
-        zip(figure.subplots(len(found), 2, squeeze=False), found.items(), strict=True)
-    ):
-        for axis, (role, (_, side)) in zip(axes, _ROLES.items(), strict=True):
+    grid = figure.subplots(len(found), 2, squeeze=False)
+    for axes, (part, roles) in zip(grid, found.items(), strict=True):
+        for axis, (role, side) in zip(axes, (("pretrain", "H_P"), ("harmful", "H_H")), strict=True):
             for which, of in roles[role].items():
                 axis.plot(of["index"], of["sigma"], "-" if which == "immunized" else "--", label=which)
             axis.set(title=f"{side}, {part_words(part)}", xlabel="index i of σ_i", ylabel=f"σ_i({side})", yscale="log")
             axis.grid(alpha=0.3)
-            if row == 0:
-                axis.legend(fontsize=8)
+    for axis in grid[0]:
+        axis.legend(fontsize=8)
     return figure
 
 

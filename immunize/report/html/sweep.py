@@ -23,7 +23,7 @@ from immunize.report.html.run import ABOUT
 from immunize.report.loading import count_missing, lacking_is_told, load_records, measured, verdict_on
 from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIO_HEADS, RATIOS, in_order, pair_label, part_words
 from immunize.report.provenance import provenance_rows, settings_table, validity_notes
-from immunize.report.results import HELD, held_text
+from immunize.report.results import held_text
 from immunize.report.runs import Runs, count_text, experiment_of, measured_on
 from immunize.report.summary import named_groups
 from immunize.report.table import Table, short, summary_of, summary_text, under
@@ -150,7 +150,8 @@ def _verdicts(numbers: pd.DataFrame, settings: Settings) -> Table:
         for name, runs in settings.items()
     ]
     by = ", ".join(dict.fromkeys(of["estimator"] for of in numbers["verdict"]))
-    columns = ["setting", "runs", *(column for where in wheres for column in under(where, (*HELD[:3], "all:")))]
+    heads = ("(a)", "(b)", "(c)", "all:")
+    columns = ["setting", "runs", *(column for where in wheres for column in under(where, heads))]
     return Table(f"In how many finished runs each verdict of Definition 3.1 holds, by {by}", columns, rows)
 
 
@@ -166,7 +167,7 @@ def _results(view: str, numbers: pd.DataFrame, settings: Settings, keys: Sequenc
             counts = [str(of["pair"].nunique())] if len(keys) == 1 else []
             counts.append(count_text([run for run in runs if pair_label(run) in key[1:] or len(keys) == 1]))
             rows.append([*key, *counts, *cells, short(None if rirs is None else rirs.geometric)])
-    columns = (*keys, *(["pairs"] if len(keys) == 1 else []), "runs", *RATIO_HEADS, "RIR, geo. mean")
+    columns = (*keys, *(["pairs"] if len(keys) == 1 else []), "runs", *RATIO_HEADS.values(), "RIR, geo. mean")
     return Table(f"Mean ± standard deviation{' of every pair' * (len(keys) > 1)}: {view}", columns, rows)
 
 
@@ -196,7 +197,7 @@ def _front(view: str, numbers: pd.DataFrame) -> list[Block]:
         f"Shaded: (i) ≥ {HARDER_BY:g} and (ii) ≤ {NO_HARDER:g}, as verdicts (a) and (b) ask. Infinite ratios are in "
         "the table only."
     )
-    columns = ("setting", *RATIO_HEADS[:2], "on the front")
+    columns = ("setting", RATIO_HEADS[i], RATIO_HEADS[ii], "on the front")
     return [Picture(figure, caption), Table("Geometric means", columns, rows)]
 
 
