@@ -30,13 +30,9 @@ _LEAST = 3
 """Pairs below which a rank correlation says nothing."""
 
 
-def _red_and_blue() -> ListedColormap:
-    """RdBu without its white: safe for colour-blind readers, and in grey the sign of the printed value tells."""
-    sides = np.concatenate([np.linspace(0, 0.5 - _PALE, 128), np.linspace(0.5 + _PALE, 1, 128)])
-    return ListedColormap(colormaps["RdBu"](sides), name="red and blue")
-
-
-_MAP = _red_and_blue()  # 0 itself, RIR = 1, is the first of the blues
+_SIDES = np.concatenate([np.linspace(0, 0.5 - _PALE, 128), np.linspace(0.5 + _PALE, 1, 128)])
+_MAP = ListedColormap(colormaps["RdBu"](_SIDES), name="red and blue")  # 0 itself, RIR = 1, is the first of the blues
+"""RdBu without its white: safe for colour-blind readers, and in grey the sign of the printed value tells."""
 
 Array = npt.NDArray[np.float64]
 

@@ -105,18 +105,16 @@ def sort_key(record: dict[str, Any]) -> tuple[str, str, str, int]:
 
 
 def _nothing(folder: Path, records: Sequence[dict[str, Any]]) -> str:
+    told = f"{folder} holds no finished record"
     if not folder.is_dir():
-        return f"{folder} holds no finished record: it is no folder"
+        return f"{told}: it is no folder"
     if not records:
-        return f"{folder} holds no finished record: a run writes its own when it ends"
+        return f"{told}: a run writes its own when it ends"
     counts = Counter(record["status"] for record in records)
-    told = _told(counts)
+    told += f" ({_told(counts)})"
     if counts.keys() == {"diverged"}:
-        return f"{folder} holds no finished record ({told})"
-    return (
-        f"{folder} holds no finished record ({told}): the command of the runs, given again, continues them, that of a "
-        f"single one with resume=true"
-    )
+        return told
+    return f"{told}: the command of the runs, given again, continues them, that of a single one with resume=true"
 
 
 def _own_runs(folder: Path) -> set[str] | None:
@@ -252,13 +250,9 @@ def by_harmful_set(record: dict[str, Any]) -> list[dict[str, Any]]:
         return [record]
     rest = {key: value for key, value in record.items() if key not in _OF_THE_WHOLE}
     numbers = record.get("harmful_sets") or {}  # none where the run diverged
+    data, together = record["data"], record["harmful"]
     return [
-        {
-            **rest,
-            **numbers.get(name, {}),
-            "harmful": f"{name} of {record['harmful']}",
-            "data": record["data"] | {"harmful": of},
-        }
+        rest | numbers.get(name, {}) | {"harmful": f"{name} of {together}", "data": data | {"harmful": of}}
         for name, of in facts.items()
     ]
 

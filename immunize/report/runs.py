@@ -39,6 +39,11 @@ class Collection:
     """Records, and what there is in them."""
 
     records: Sequence[dict[str, Any]]
+    reduced: bool
+
+    def mark(self, text: str) -> str:
+        """A title, marked where the numbers are not to be reported."""
+        return f"REDUCED {text}" if self.reduced else text
 
     @property
     def methods(self) -> list[str]:
@@ -176,10 +181,6 @@ class Runs(Collection):
     def seeds_text(self) -> str:
         """The seeds of a method's runs, counted: "3 seeds", or "1 to 3 seeds" where methods have more and fewer."""
         return f"{span(len({r['seed'] for r in self.records if r['method'] == m}) for m in self.methods)} seeds"
-
-    def mark(self, text: str) -> str:
-        """A title, marked where the runs are reduced ones."""
-        return f"REDUCED {text}" if self.reduced else text
 
     def completeness(self) -> str:
         """One sentence: how many runs there are, which are missing, which diverged, and which have no held-out part."""

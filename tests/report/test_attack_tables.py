@@ -183,7 +183,6 @@ def test_some_attack_alone_pays_no_more_than_the_tier(attack: Record) -> None:
                     assert together is None or min(paid for paid in alone if paid is not None) <= together
 
 
-@pytest.mark.usefixtures("drawn")
 def test_report_is_the_same_from_what_it_left(attack: Record, tmp_path: Path) -> None:
     attack["config"]["attack"]["attacks"]["last_block"] = {"tier": "T4"}  # of the grid, but of networks only
     for method in ("ours", "none"):

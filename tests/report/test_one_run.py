@@ -64,7 +64,7 @@ def test_each_verdict_is_its_own_word(verdict: str, base: dict[str, Any]) -> Non
         of.update({"a": False, "b": False, "c": False, verdict: True})
     lines = [line for line in shown(base).splitlines() if line.strip().startswith(("(a)", "(b)", "(c)"))]
     assert [line.strip()[1] for line in lines if " yes " in line] == [verdict] * 2
-    assert sum(" no " in line for line in lines) == 4
+    assert len(lines) == 6
 
 
 def test_infinite_numbers_and_unreached_thresholds(base: dict[str, Any]) -> None:

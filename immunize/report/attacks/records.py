@@ -286,6 +286,12 @@ def _cells(records: Sequence[Record], extractor: str = "immunized") -> Iterator[
                 yield record, task, facts["kind"], tier, found
 
 
+def _rules_of(record: Record) -> str:
+    """What has to agree within one table."""
+    grid = [record["config"].get(name, False) for name in _RULES]
+    return json.dumps([record.get("attack_versions"), record["subject"].get("selection"), *grid], sort_keys=True)
+
+
 @dataclass(frozen=True)
 class Attacks(Collection):
     """Checked attack records that go into one report; make it with :meth:`of`.
@@ -293,10 +299,12 @@ class Attacks(Collection):
     Attributes:
         records: as :func:`collected` lays them out.
         groups: the same by model and data sets.
+        reduced: the grid's numbers are not to be reported.
     """
 
     records: Sequence[Record]
     groups: Sequence[Group]
+    reduced: bool
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Attacks:
@@ -308,16 +316,7 @@ class Attacks(Collection):
         Raises:
             ValueError: different grids, budgets or shares of rows, a run twice, or a pair with different data.
         """
-        rules = {
-            json.dumps(
-                [
-                    *(record.get("attack_versions"), record["subject"].get("selection")),
-                    *(record["config"].get(name, False) for name in _RULES),
-                ],
-                sort_keys=True,
-            )
-            for record in records
-        }
+        rules = set(map(_rules_of, records))
         if len(rules) > 1:
             raise ValueError(
                 f"the records come from {len(rules)} different grids (attack, its budget or version, tiers, images, "
@@ -328,19 +327,11 @@ class Attacks(Collection):
         by_name: dict[str, list[Record]] = defaultdict(list)
         for record in records:
             by_name[run_of(record)[0]].append(record)
-        return cls(tuple(records), tuple(Group(name, tuple(of)) for name, of in by_name.items()))
+        groups = tuple(Group(name, tuple(of)) for name, of in by_name.items())
+        return cls(tuple(records), groups, bool(records[0]["config"]["attack"].get("reduced")))
 
     @property
     def grid(self) -> Record:
         """The grid's configuration, the same in all records."""
         found: Record = self.records[0]["config"]["attack"]
         return found
-
-    @property
-    def reduced(self) -> bool:
-        """The grid's numbers are not to be reported."""
-        return bool(self.grid.get("reduced"))
-
-    def mark(self, text: str) -> str:
-        """A title, marked where the grid is a reduced one."""
-        return f"REDUCED {text}" if self.reduced else text
