@@ -160,9 +160,7 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
             if "horizon" in of
         }
         tasks[task] = {
-            "kind": facts["kind"],
-            "about": facts["about"],
-            **{name: facts[name] for name in ("rows", "rows_moved") if name in facts},
+            **{name: facts[name] for name in ("kind", "about", "rows", "rows_moved") if name in facts},
             **{name: verdict[name] for name in ("highest_tier", "unbroken_up_to", "first_broken", "held")},
             "tiers": {
                 tier: {

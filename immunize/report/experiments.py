@@ -98,13 +98,13 @@ def _fig2(request: Request) -> str:
     papers = [method for method in _PAPERS if method in runs.methods]
     groups = {"": papers, "_more": [method for method in runs.methods if method not in papers]}
 
+    sides = ("pre-training digit, $D_P$", "harmful digit, $D_H$")
+
     def draw() -> dict[str, Figure]:
         figures = {}
         for (part, estimator), (suffix, methods) in itertools.product(_PANELS, groups.items()):
-            if methods:
+            if panels := {method: log_means(runs, method, part, estimator) for method in methods}:
                 title = runs.mark(f"log(RIR) by {estimator} on {part}, mean RIR over {runs.seeds_text()}")
-                panels = {method: log_means(runs, method, part, estimator) for method in methods}
-                sides = ("pre-training digit, $D_P$", "harmful digit, $D_H$")
                 figures[f"log_rir_{estimator}_{part}{suffix}"] = heatmap(panels, title, sides=sides)
         return figures
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from immunize.records import ATTACK_RECORD, RECORD, whole_config
 from immunize.report.attacks.records import load_attacks
-from immunize.report.loading import RESULTS, leaves, load_records, measured, verdict_on
+from immunize.report.loading import RESULTS, judged, leaves, load_records, measured
 from immunize.report.naming import LAMBDAS, PROTOCOLS, pair_label
 from immunize.report.runs import EXPERIMENT_STATUSES, experiment_of
 
@@ -111,8 +111,9 @@ def _measured(record: _Record) -> Iterator[_Row]:
     for protocol, part, estimator, found in sorted(measured(record), key=lambda of: of[0]):
         where = (PROTOCOLS[protocol], part, estimator)
         yield from _rows(where, found, lambda path: path.rpartition("/")[2][:4] == "gap_")
-    if record.get("metrics"):
-        yield from _verdicts(record)
+    for protocol, part, verdict, _ in sorted(judged(record), key=lambda of: of[0]):
+        said = {key: value for key, value in verdict.items() if not isinstance(value, dict)}
+        yield from _rows((protocol.replace("metrics", "verdict"), part, verdict["estimator"]), said)
     for part, found in record.get("steps_to_norm_ratio", {}).items():
         yield from _rows(("probe_steps", part, ""), found, lambda path: True)
     for optimizer, found in record.get("probe_accuracy", {}).items():
@@ -126,14 +127,6 @@ def _measured(record: _Record) -> Iterator[_Row]:
         for features, tiers in extractors.items():
             for tier, found in tiers.items():
                 yield from _rows(("attack", task, tier), {features: _with_never(found)})
-
-
-def _verdicts(record: _Record) -> Iterator[_Row]:
-    for kind, protocol in {"verdict": "metrics", "verdict_groups": "metrics_groups"}.items():
-        for part in ("fit", "held_out", "validation"):
-            if found := verdict_on(record, part, protocol):
-                said = {key: value for key, value in found.items() if not isinstance(value, dict)}
-                yield from _rows((kind, part, found["estimator"]), said)
 
 
 def _with_never(found: _Record) -> _Record:

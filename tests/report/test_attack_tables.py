@@ -232,7 +232,7 @@ def test_only_a_written_table_keeps_runs(others: list[str], tmp_path: Path, call
     ("path", "value", "words"),
     [
         ("config__attack__budget__steps", 1, "different grids"),
-        ("config__images", 5, "different grids"),
+        ("without_effect__images", 5, "different grids"),
         ("subject__selection", "validation", "different grids"),
         ("subject__data_hash", "0", "different data"),
         ("subject__run_seed", 0, "is there twice"),
