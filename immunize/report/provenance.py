@@ -87,9 +87,7 @@ def settings_table(runs: Runs) -> Table:
         steps = "learning_rate" in objective  # else it has no effect
         clip = config.get("trainer", {}).get("gradient_clip_val")
         extras = [f"{k}={v}" for k, v in sorted(method_config.items()) if k not in _NOT_SETTINGS]
-        balance: dict[str, Any] = next(
-            (record["training"]["fit"]["balance"] for record in found if _balanced(record)), {}
-        )
+        balance = next(filter(None, map(_balance, found)), {})
         extras += [f"balance_{name}={balance[name]:g}" for name in ("multiplier", "every") if name in balance]
         rows.append(
             [
@@ -106,7 +104,7 @@ def settings_table(runs: Runs) -> Table:
         )
     columns = ("method", "η", "λ_P", "λ_H", "epochs", "batch", "optimizer", "own settings", "steps", "seconds a run")
     notes = ["Epochs as configured, steps as done; steps and seconds are medians over the runs."]
-    if any(_balanced(record) for record in runs.records):
+    if any(map(_balance, runs.records)):
         notes.append("λ from a balance of gradient norms (C.2) differ by run: their medians.")
     return Table("Hyper-parameters", columns, rows, notes)
 
@@ -154,14 +152,14 @@ def _weight(name: str, records: Sequence[dict[str, Any]]) -> str:
     configured = whole_config(records[0])["method"].get(name)
     if configured is None:
         return NOTHING
-    set_by_balance = [weights[name.removeprefix("lambda_")] for record in records if (weights := _balanced(record))]
+    set_by_balance = [of["weights"][name.removeprefix("lambda_")] for record in records if (of := _balance(record))]
     return f"{short(np.median(set_by_balance))} (balance)" if set_by_balance else short(configured)
 
 
-def _balanced(record: dict[str, Any]) -> dict[str, float]:
-    """Weights that the balance of gradient norms set in a run, by term; none where it had none."""
-    weights: dict[str, float] = record.get("training", {}).get("fit", {}).get("balance", {}).get("weights", {})
-    return weights
+def _balance(record: dict[str, Any]) -> dict[str, Any]:
+    """The balance of gradient norms in a run, with the `weights` that it set, by term; none where it set none."""
+    found: dict[str, Any] = record.get("training", {}).get("fit", {}).get("balance", {})
+    return found if found.get("weights") else {}
 
 
 def _optimizer(target: str, clip: float | None) -> str:
