@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from immunize.report import loading
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
 from immunize.report.summary import groups_of, write_summary
@@ -24,6 +28,13 @@ OF_RUNS = {
     "fig2": ("fig2", "table2"),
 }
 """Folder to the experiment, and the folder that has its records."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> Iterator[None]:
+    """Records that two pages are made of: those of Table 2 take seconds to read."""
+    with mock.patch.object(loading, "read_results", functools.cache(loading.read_results)):
+        yield
 
 
 @pytest.mark.parametrize("name", OF_RUNS)
