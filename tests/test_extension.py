@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
+from immunize import export
+from immunize.errors import UserError
 from tests.commands import DEEPER, ENVIRONMENT, SHORTER, fresh, run
 
 ROOT = Path(__file__).parents[1]
@@ -77,50 +80,35 @@ def record(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def test_the_method_and_the_data_set_train(ran: Path) -> None:
-    found = record(ran, "waves/record.json")
-    assert (found["method"], found["pretrain"], found["harmful"]) == ("log_kappa", "waves", "waves")
-    assert {role: found["data"][role]["coefficient"] for role in ("pretrain", "harmful")} == {
-        "pretrain": -0.5,
-        "harmful": 0.9,
-    }
-    assert found["metrics"]["held_out"]["spectrum"]["rir"] > 0
-    assert found["command"].startswith("python -m immunize.train --config-dir mine/conf method=log_kappa")
+def test_the_commands_of_the_page_do_what_it_says(ran: Path) -> None:
+    # the method and the data set train
+    waves = record(ran, "waves/record.json")
+    assert (waves["method"], waves["pretrain"], waves["harmful"]) == ("log_kappa", "waves", "waves")
+    coefficients = {role: waves["data"][role]["coefficient"] for role in ("pretrain", "harmful")}
+    assert coefficients == {"pretrain": -0.5, "harmful": 0.9}
+    assert waves["metrics"]["held_out"]["spectrum"]["rir"] > 0
+    assert waves["command"].startswith("python -m immunize.train --config-dir mine/conf method=log_kappa")
 
-
-def test_the_network_is_pretrained_and_immunized(ran: Path) -> None:
+    # the network is pretrained and immunized: training began with what pretrain wrote, and only the named parts moved
     assert record(ran, "plain_net/record.json")["accuracy"] > 0
     found = record(ran, "immunized_net/record.json")
     assert found["model"] == "plain_net"
     assert found["network"]["trained"] == ["body.0.weight", "body.0.bias"]
     assert found["network"]["split"] == "at the first trained module"
-    # What pretrain wrote is what training began with: only the named parts and the head differ afterwards.
-    from safetensors.numpy import load_file
-
-    before, after = (
-        load_file(ran / "outputs" / name / "checkpoint.safetensors") for name in ("plain_net", "immunized_net")
-    )
+    networks = [ran / "outputs" / name for name in ("plain_net", "immunized_net")]
+    before, after = (load_file(network / "checkpoint.safetensors") for network in networks)
     moved = {name for name in before if (before[name] != after[name]).any()}
     assert moved == {"backbone.body.0.weight", "backbone.body.0.bias", "head.weight", "head.bias"}
-
-
-def test_export_says_where_a_network_of_ones_own_is_loaded(ran: Path) -> None:
-    from immunize.errors import UserError
-    from immunize.export import run
-
     with pytest.raises(UserError, match=r"mine\.plain_net\.plain_net, not from timm"):
-        run(ran / "outputs" / "immunized_net")
-    assert not (ran / "outputs" / "immunized_net" / "export").exists()
+        export.run(networks[1])
+    assert not (networks[1] / "export").exists()
 
-
-def test_the_attack_runs_in_its_tier(ran: Path) -> None:
-    found = record(ran, "waves/attack_record.json")
-    attack = found["attacks"]["harmful"]["immunized"]["truncated"]
+    # the attack runs in its tier
+    attack = record(ran, "waves/attack_record.json")["attacks"]["harmful"]["immunized"]["truncated"]
     assert (attack["tier"], attack["candidates"]) == ("T2", 4)
     assert attack["score"]["mean"] is not None
 
-
-def test_the_record_suffices_to_build_them_again_help_lists_them_and_their_test_passes(ran: Path) -> None:
+    # the record suffices to build them again, help lists them, and their test passes
     told = (ran / "stdout").read_text(encoding="utf-8")
     assert "every number agrees" in told
     assert all(name in told.rpartition("$ immunize.train")[2] for name in ("log_kappa", "waves", "plain_net"))

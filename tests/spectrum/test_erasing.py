@@ -126,6 +126,10 @@ def test_protection_keeps_a_probe_of_d_p_as_it_is() -> None:
     plain = erase(x_p, x_h, y, y_pretrain=y_p, shrinkage=0.1)
     remains = [float(cross(one(x_h), y).norm() / cross(x_h, y).norm()) for one in (plain, r)]
     assert remains[0] < 1e-10 < remains[1] < 1
+    judged, judged_plain = (one.trials[-1].harmful for one in (r, plain))
+    assert judged is not None
+    assert judged_plain is not None
+    assert judged > judged_plain + 0.1  # maps are judged as they are made: what is protected of D_P is left to D_H
     u = directions_of(x_h, y)
     with pytest.raises(ValueError, match="every direction"):
         erasing_map(x_p, u, 0.0, protected=torch.linalg.inv(ref.covariance(x_p)) @ u)

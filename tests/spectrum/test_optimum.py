@@ -204,12 +204,13 @@ def test_directions_only_the_harmful_data_have_make_the_supremum_infinite() -> N
     assert smaller.kappa_gen > 50 * ridge.kappa_gen
 
 
-def test_the_finite_mu_of_a_singular_pair_are_those_of_the_schur_complement() -> None:
+@pytest.mark.parametrize("rank", [3, 4])
+def test_the_finite_mu_of_a_singular_pair_are_those_of_the_schur_complement(rank: int) -> None:
     k_p, k_h = torch.zeros(5, 5, dtype=torch.float64), random_gram(5, 3)
-    k_p[:3, :3] = random_gram(3, 1)
+    k_p[:rank, :rank] = random_gram(rank, 1)
     s = generalized_spectrum(k_p, k_h)
-    schur = k_h[:3, :3] - k_h[:3, 3:] @ torch.linalg.solve(k_h[3:, 3:], k_h[3:, :3])
-    torch.testing.assert_close(s.mu, generalized_spectrum(k_p[:3, :3], schur).mu, rtol=1e-8, atol=0)
+    schur = k_h[:rank, :rank] - k_h[:rank, rank:] @ torch.linalg.solve(k_h[rank:, rank:], k_h[rank:, :rank])
+    torch.testing.assert_close(s.mu, generalized_spectrum(k_p[:rank, :rank], schur).mu, rtol=1e-8, atol=0)
 
 
 @pytest.mark.parametrize("rho", [0.0, 1e-3])
