@@ -120,8 +120,13 @@ class SourceBase:
 
         Args:
             seed: of the halves.
+
+        Raises:
+            DataError: the source does not say how.
         """
-        raise NotImplementedError
+        raise DataError(
+            f"{self.name} is cross-fitted, as its held_out_protocol says, but does not define cross_fit(seed)"
+        )
 
 
 def random_generator(seed: int, *stream: int) -> np.random.Generator:

@@ -104,8 +104,8 @@ def append_map(
         model: any timm model, or any module with a linear head; it is not changed.
         theta: (D, D) float64, acts on rows.
         inverse: (D, D) float64, θ⁻¹; None where there is none.
-        head: dotted name of the `nn.Linear` that is the head; default the model's `get_classifier()`, or
-            else one of the usual names.
+        head: dotted name of the `nn.Linear` that is the head; default the model's `get_classifier()`, its
+            `pretrained_cfg["classifier"]`, or else one of the usual names.
         tolerance: refuse a fold whose expected relative error in the logits is larger; default `FOLD_TOLERANCE`, or
             `FOLD_TOLERANCE_FLOAT64` for a float64 head.
 
@@ -217,6 +217,10 @@ def _declared(model: nn.Module, modules: dict[str, nn.Module], linear: list[str]
         answer = get_classifier()
         heads = answer if isinstance(answer, list | tuple) else [answer]
         return [name for name in linear if any(modules[name] is one for one in heads)]
+    config = getattr(model, "pretrained_cfg", None)
+    names = config.get("classifier") if isinstance(config, dict) else None
+    if names:
+        return [name for name in linear if name in ([names] if isinstance(names, str) else names)]
     return linear if len(linear) == 1 else [name for name in linear if name in USUAL_NAMES]
 
 

@@ -214,37 +214,36 @@ def cached_trunk(
 def _compute(
     function: Callable[[Tensor], Tensor], loader: DataLoader[Any], dtype: torch.dtype, device: torch.device
 ) -> Features:
-    count = limit = _count(loader.dataset)
-
-    def outputs(rows: Tensor) -> Tensor:
-        """In parts where the memory has shown that it does not suffice for all."""
-        nonlocal limit
-        if len(rows) > limit:
-            return torch.cat([outputs(part) for part in torch.split(rows, limit)])
-        try:
-            with torch.no_grad():
-                return function(rows.to(device)).to("cpu", dtype)
-        except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            if len(rows) == 1:
-                raise RuntimeError(f"one sample alone does not fit into the memory of {device}") from error
-            error.with_traceback(None)  # which holds on to the tensors that did not fit
-        torch.cuda.empty_cache()
-        limit = len(rows) // 2
-        logger.warning("out of memory on %s: going on with batches of %d", device, limit)
-        return outputs(rows)
-
+    count = _count(loader.dataset)
     x: Tensor | None = None
     y = torch.empty(count, dtype=torch.int64)
-    done = 0
+    done, limit = 0, count
     for images, labels in loader:
-        output = outputs(images)
-        if x is None:
-            x = torch.empty((count, *output.shape[1:]), dtype=dtype)
-        place = slice(done, done + len(output))
-        x[place], y[place] = output, labels
-        done = place.stop
+        y[done : done + len(labels)] = labels
+        waiting = [images]
+        while waiting:
+            rows = waiting.pop()
+            if len(rows) > limit:
+                waiting += reversed(rows.split(limit))
+                continue
+            try:
+                with torch.no_grad():
+                    output = function(rows.to(device)).to("cpu", dtype)
+            except (RuntimeError, MemoryError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                if len(rows) == 1:
+                    raise RuntimeError(f"one sample alone does not fit into the memory of {device}") from error
+                error.with_traceback(None)  # which holds on to the tensors that did not fit
+                torch.cuda.empty_cache()
+                limit = len(rows) // 2
+                logger.warning("out of memory on %s: going on with batches of %d", device, limit)
+                waiting.append(rows)
+                continue
+            if x is None:
+                x = torch.empty((count, *output.shape[1:]), dtype=dtype)
+            x[done : done + len(output)] = output
+            done += len(output)
     assert x is not None
     return Features(x, y)
 
@@ -319,6 +318,10 @@ class Once(nn.Module):
             return self._compute(images)
         keys = [_digest(image) for image in images]
         new = {key: index for index, key in enumerate(keys) if key not in self._kept}
+        if len(new) == len(keys):
+            h = self._compute(images)
+            self._keep(dict(zip(keys, h, strict=True)))
+            return h
         rows = {key: self._kept[key] for key in keys if key not in new}
         if new:
             computed = dict(zip(new, self._compute(images[list(new.values())]), strict=True))

@@ -119,6 +119,9 @@ class Step(ABC):
         return mean_over_ranks(gradients)
 
 
+OF_EQ_11 = {"task", "well", "ill"}
+"""Names of the terms of Eq. (11)."""
+
 OF_SPECTRA = {"well", "ill", "kappa_pretrain", "kappa_harmful"}
 """Names of terms that no loss is in."""
 
@@ -130,7 +133,10 @@ class Objective(nn.Module):
 
     Args:
         weights: by the names of the terms.
-        precondition: of the gradients of R_well and R_ill, where `weights` name them.
+        precondition: of the gradients of functions of the spectrum, where `weights` name any.
+
+    Raises:
+        TypeError: `weights` name terms that are not Eq. (11)'s, and the method does not say what they are.
     """
 
     gradient_clip: float | None = None
@@ -153,6 +159,10 @@ class Objective(nn.Module):
 
     def __init__(self, weights: dict[str, float], precondition: Precondition = "none") -> None:
         super().__init__()
+        if type(self).terms is Objective.terms and (unknown := sorted(weights.keys() - OF_EQ_11)):
+            raise TypeError(
+                f"{type(self).__name__} has a weight for {unknown[0]!r}, but no method `terms` that says what it is"
+            )
         self.weights, self.precondition = weights, precondition
         self.watched: dict[str, Tensor] = {}
         """What is logged beside the terms of a step, by name."""

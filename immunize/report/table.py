@@ -153,7 +153,12 @@ def markdown_of(tables: Iterable[Table]) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(in_cell, cells)) + " |"
+
+
+def in_cell(text: str) -> str:
+    """A text that may hold what ends a cell of a Markdown table."""
+    return text.replace("|", r"\|")
 
 
 def to_read(console: Console | None = None) -> Console:

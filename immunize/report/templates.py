@@ -11,7 +11,7 @@ from jinja2.utils import missing
 from markupsafe import Markup, escape
 
 from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIO_HEADS
-from immunize.report.table import NOTHING, short, summary_text
+from immunize.report.table import NOTHING, in_cell, short, summary_text
 
 _CODE = re.compile(r"`([^`]*)`")
 
@@ -42,5 +42,6 @@ def filled_in(name: str, /, **values: Any) -> str:
     )
     templates.globals |= {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}", "short": short}
     templates.globals |= {"parts": PARTS, "heads": RATIO_HEADS, "nothing": NOTHING, "summary_text": summary_text}
+    templates.filters["cell"] = in_cell
     templates.filters["coded"] = lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
     return templates.get_template(name).render(**values)

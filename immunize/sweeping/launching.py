@@ -99,7 +99,6 @@ class SerialLauncher(Launcher):
             One return a job, in their order; those of failed ones hold the error.
 
         Raises:
-            HydraException: a run cannot be composed.
             CompactHydraException: another sweep is running in the folder, or this is one of several processes.
         """
         if started_outside():
@@ -110,13 +109,12 @@ class SerialLauncher(Launcher):
         jobs = [Job(initial_job_idx + index, tuple(lines)) for index, lines in enumerate(job_overrides)]
         self.jobs = Jobs(self.hydra_context, self.task_function, self.config, Singleton.get_state())
         self.jobs.prepare()
-        places = self._places(jobs)  # composes a run of each kind, so that a misspelt name ends the sweep here
         folder = Path(str(self.config.hydra.sweep.dir))
         folder.mkdir(parents=True, exist_ok=True)
         with sole_sweep(folder):
-            return self._launch(jobs, places)
+            return self._launch(jobs)
 
-    def _launch(self, jobs: Sequence[Job], places: Mapping[Job, tuple[Path, str]]) -> Sequence[JobReturn]:
+    def _launch(self, jobs: Sequence[Job]) -> Sequence[JobReturn]:
         from tqdm import tqdm  # not for a run alone, which imports this room too
 
         experiment = self.config.get("experiment")
@@ -128,6 +126,7 @@ class SerialLauncher(Launcher):
         self.ended: dict[Job, Outcome] = {}
         self.twins: dict[Job, Job] = {}
         self.errors: set[str] = set()
+        places = self._places(jobs)
         self._tell_its_own()
         try:
             for job, outcome in self.outcomes(self._undone(jobs, places)):

@@ -76,6 +76,15 @@ class Plan:
         """
         return self._loader.load_sweep_config(self._master, list(overrides))
 
+    def check(self, jobs: Sequence[Sequence[str]]) -> None:
+        """Compose one run of each kind, so that a misspelt name ends the sweep before it begins.
+
+        Raises:
+            HydraException: one cannot be composed.
+        """
+        for job in jobs:
+            self._base(job)
+
     def folder_and_hash(self, overrides: Sequence[str]) -> tuple[Path, str] | None:
         """The output folder and config hash of a run; None unless the sweep finds its runs again by their hash."""
         base, values = self._base(overrides)
@@ -153,11 +162,13 @@ class GridSweeper(Sweeper):
         Raises:
             CompactHydraException: runs failed; the others were done nevertheless.
         """
+        assert self.hydra_context is not None
         assert self.config is not None
         assert self.launcher is not None
         jobs = jobs_of(self.params, self.grids, arguments)
         if not jobs:
             raise CompactHydraException("error: no grid of this sweep has such runs; see hydra.sweeper.grids")
+        Plan(self.hydra_context, self.config).check(jobs)  # whatever launches them, Hydra's own launchers too
         returns = self.launcher.launch(jobs, 0)
         failed = sum(done.status is JobStatus.FAILED for done in returns)
         print(Path(str(self.config.hydra.sweep.dir)).absolute(), flush=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from immunize.config import config_dir
 from immunize.data import ROLES
 from immunize.features import LinearExtractor, SpectralView
-from immunize.objective import LinearStep, Objective, Side, new_head, task_loss
+from immunize.objective import LinearStep, Objective, Side, Step, new_head, task_loss
 from immunize.objective.base import Head, check_weight, ill_term, kappa_term
 from immunize.objective.censor import Censor
 from immunize.objective.closed_form import ClosedForm
@@ -374,3 +374,12 @@ def test_heads_are_trained_on_the_current_features(loss: str) -> None:
 def test_settings_out_of_range_are_refused(method: type[Objective], settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         method(**settings)
+
+
+def test_terms_of_a_methods_own_have_to_be_told() -> None:
+    class Misnamed(Objective):
+        def term(self, step: Step) -> dict[str, Tensor]:
+            return {"mine": step.pretrain_loss()}
+
+    with pytest.raises(TypeError, match="Misnamed has a weight for 'mine', but no method `terms`"):
+        Misnamed({"task": 1.0, "mine": 0.5})

@@ -77,6 +77,18 @@ def test_cells_are_those_of_the_records() -> None:
                 assert cells["runs"] == "3"
 
 
+def test_a_name_with_a_bar_stays_in_its_cell(records: list[Record], tmp_path: Path) -> None:
+    ours = [record | {"model": "small|net"} for record in records if record["model"] == "resnet_small"]
+    _, out = reported("table3", ours, tmp_path)
+    rows = [line for line in (out / "table.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    heads = [rows[at - 1] for at, line in enumerate(rows) if line.startswith("| ---")]
+    assert heads
+    named = [line for line in rows if "small" in line]
+    assert len(named) > len(heads)
+    assert all(r"`small\|net`" in line for line in named)
+    assert {line.count(" |") for line in named} <= {head.count(" |") for head in heads}
+
+
 def test_the_thresholds_that_are_told_are_those_applied() -> None:
     assert results.MOST_POINTS == ACCURACY_SLACK
 

@@ -29,12 +29,12 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
@@ -124,8 +124,7 @@ class BatchDataset(Dataset[tuple[Tensor, Tensor]]):
             return x, y
         items = []
         for row in draw.rows:
-            with isolate_rng(include_cuda=False):
-                _seed_transforms(self.seed, AUGMENTATION_STREAM, self.stream, draw.number, row)
+            with _random_state(self.seed, AUGMENTATION_STREAM, self.stream, draw.number, row):
                 items.append(self.images[row])
         return torch.stack([x for x, _ in items]), torch.tensor([int(y) for _, y in items])
 
@@ -154,12 +153,20 @@ def stream_loader(
     )
 
 
-def _seed_transforms(*entropy: int) -> None:
-    """Seed what transforms draw from: torch, Python and numpy."""
+@contextmanager
+def _random_state(*entropy: int) -> Iterator[None]:
+    """Seed what transforms draw from (torch, Python and numpy), and put the state of the program back afterwards."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     seeds = np.random.SeedSequence(entropy).generate_state(3)
     torch.default_generator.manual_seed(int(seeds[0]))
     random.seed(int(seeds[1]))
     np.random.seed(int(seeds[2]))  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])  # noqa: NPY002
 
 
 class ImagePair(Pair):

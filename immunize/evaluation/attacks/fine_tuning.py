@@ -348,7 +348,7 @@ class LastBlock(FineTuning):
     def inputs(self, network: Network) -> tuple[Inputs, Cost]:
         """What the trunk makes of the images."""
         if self.modules is None:
-            return network.trunk_outputs, network.cost_of(network.trunk)
+            return network.trunk_outputs, network.trunk_cost
         trunk, _ = self._cut(network, self.modules)
         return network.images.through(trunk), network.cost_of(trunk)
 

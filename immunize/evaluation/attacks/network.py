@@ -106,6 +106,11 @@ class Network:
     stages: StageOutputs | None = None
     stage_outputs: Inputs | None = None
 
+    @cached_property
+    def trunk_cost(self) -> Cost:
+        """Of the trunk, which several attacks cut off: measured once."""
+        return self.cost_of(self.trunk)
+
     def cost_of(self, part: nn.Module) -> Cost:
         """Of one pass of all training images through a part of the network; no gradient comes of it: it is no step."""
         n = min(len(self.train), AT_ONCE)
