@@ -255,9 +255,12 @@ def test_defect_is_shown_with_its_traceback_once(sweep: Sweep, monkeypatch: pyte
     assert err.count("(ZeroDivisionError: a defect)") == 2
 
 
-@pytest.mark.parametrize("wrong", ["sead=0,1", "method=ours,unknown", "seed=interval(0,1)"])
-def test_misspelt_sweep_ends_before_it_begins(sweep: Sweep, wrong: str) -> None:
-    _, out, err = sweep.failed(wrong)
+@pytest.mark.parametrize(
+    ("wrong", "launcher"),
+    [("sead=0,1", "serial"), ("method=ours,unknown", "basic"), ("seed=interval(0,1)", "serial")],  # basic: Hydra's own
+)
+def test_misspelt_sweep_ends_before_it_begins(sweep: Sweep, wrong: str, launcher: str) -> None:
+    _, out, err = sweep.failed(wrong, f"hydra/launcher={launcher}")
     assert wrong.partition("=")[0] in err
     assert out == ""
     assert not sweep.records()
