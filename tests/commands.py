@@ -112,6 +112,7 @@ def _enter(line: list[str], cwd: Path, environment: dict[str, str], written: Pat
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
     os.chdir(cwd)
     sys.path.insert(0, str(cwd))
+    multiprocessing.set_start_method("fork", force=True)  # as where nothing was set; else it would be the server's
     processes.subprocess = SimpleNamespace(Popen=_fork)  # type: ignore[assignment, attr-defined]
     _run(line, environment)
 
