@@ -62,11 +62,13 @@ def test_runs_without_training_warn_of_nothing(words: list[str], tmp_path: Path)
 
 
 HELP = """
-import contextlib, importlib, sys
+import importlib, sys
 for module in sys.argv[1:]:
     sys.argv = [module, "--help"]
-    with contextlib.suppress(SystemExit):
+    try:
         importlib.import_module(module).main()
+    except SystemExit as ended:
+        assert not ended.code, f"{module} --help ended with {ended.code}"
 """
 
 

@@ -37,6 +37,22 @@ TABLES = [
     if not str(OmegaConf.load(path).get("_target_", IMAGES)).startswith(IMAGES)
 ]
 """Data sets that are no images; those are loaded by the tests of `immunize.data.images`."""
+EMBEDDED, WITH_FILES = ("digits", "synthetic"), ("arrays", "housing", "mnist")
+SHIPPED_ROWS = {
+    *(("linear", harmful) for harmful in (*EMBEDDED, *WITH_FILES)),
+    *(("resnet18", harmful) for harmful in ("cars", "country211", "caltech101", "multi")),
+    *(("vit", harmful) for harmful in ("cars", "country211", "multi")),
+    *(("resnet18_64px", harmful) for harmful in ("cars", "caltech101", "multi")),
+    *(("resnet_small", "digits"), ("vit_small", "digits"), ("timm", "imagefolder"), ("timm", "multi")),
+}
+"""Pairs whose hyper-parameters must not go missing; what is added needs no line here."""
+SHIPPED_ATTACKS = {
+    *("gd_fixed", "gd_line_search", "gd_logistic", "adam", "adam_raw", "adamw", "sgd", "sgd_raw"),
+    *("conjugate_gradient", "lbfgs", "newton", "ridge", "batchnorm_head", "centre", "mlp_head", "nearest_neighbours"),
+    *("normalize", "standardize", "whiten", "full_finetune", "last_block", "lora", "linear_map", "public_reference"),
+    "images_alone",
+}
+"""What `attack=full` must not lose, likewise."""
 GIVEN = {"arrays": ("harmful.file=x.npz", "pretrain.file=y.npz")}
 """What a choice asks the user for, beside what is ??? in its YAML."""
 N_FEATURES = 6
@@ -118,6 +134,7 @@ def test_choice_composes_and_resolves(group: str, choice: str) -> None:
 
 
 def test_every_row_is_of_a_pair_or_a_variant_of_its_row() -> None:
+    assert set(ROWS) >= SHIPPED_ROWS
     found = [f"{model}_{harmful}" for model, harmful in ROWS]
     for name in choices("objective"):
         assert any(name == pair or name.startswith(f"{pair}_") for pair in found), name
@@ -242,6 +259,7 @@ def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
     on_features = set(TIERS) - {"T4", "T5"}
     ours = {"quick": on_features, "standard": on_features, "full": set(TIERS), "t4": {"T4"}}
     assert tiers == ours.get(grid, tiers)
+    assert grid != "full" or attacks.keys() >= SHIPPED_ATTACKS
 
 
 def test_attacks_join_a_grid_in_the_tier_of_their_folder() -> None:

@@ -117,10 +117,11 @@ def test_theta_0s_features_are_computed_once_for_all_runs_and_change_no_number(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, solved = f"deep.cache_dir={tmp_path}/features", settings is CLOSED_FORM
+    without = run_tiny_deep(tmp_path / "without", *settings)
     first = run_tiny_deep(tmp_path / "first", *settings, kept)
     monkeypatch.setattr("immunize.pipeline.network.extract", _counting(passes := []))
     again = run_tiny_deep(tmp_path / "again", *settings, kept)
-    assert all(first[key] == again[key] for key in (*NUMBERS, "probe_accuracy"))
+    assert all(without[key] == first[key] == again[key] for key in (*NUMBERS, "probe_accuracy"))
     # one a part and role: of the immunized network alone, or none at all where nothing was trained
     assert passes == ([] if solved else [12] * 4)
     run_tiny_deep(tmp_path / "other", *settings, kept, "seed=1")  # draws other weights

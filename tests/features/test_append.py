@@ -221,7 +221,10 @@ def test_wrong_maps_are_refused() -> None:
     for bad, error, message in [
         ((theta.float(), inverse), TypeError, "theta has to be float64"),
         ((theta, inverse[:4]), ValueError, "inverse has to be 5×5"),
+        (map_of(6, 10), ValueError, "theta has to be 5×5, the width of the features"),
+        ((torch.eye(4, dtype=torch.float64), None), ValueError, "theta has to be 5×5"),
         ((nan, inverse), ValueError, "NaN"),
+        ((torch.zeros_like(theta), inverse), ValueError, "not inverse to each other"),
         ((theta, inverse * (1 + 1e-5)), ValueError, "not inverse to each other"),
     ]:
         with pytest.raises(error, match=message):

@@ -183,6 +183,7 @@ def test_some_attack_alone_pays_no_more_than_the_tier(attack: Record) -> None:
                     assert together is None or min(paid for paid in alone if paid is not None) <= together
 
 
+@pytest.mark.usefixtures("drawn")
 def test_report_is_the_same_from_what_it_left(attack: Record, tmp_path: Path) -> None:
     attack["config"]["attack"]["attacks"]["last_block"] = {"tier": "T4"}  # of the grid, but of networks only
     for method in ("ours", "none"):
@@ -192,6 +193,7 @@ def test_report_is_the_same_from_what_it_left(attack: Record, tmp_path: Path) ->
         f"{name}.{kind}" for name in ("best", "plane") for kind in ("png", "pdf")
     }
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
+    assert (tmp_path / "out" / "plane.pdf").read_bytes().startswith(b"%PDF")
     assert report_attacks(tmp_path / "out", None) == text
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "REDUCED" in readme

@@ -61,12 +61,14 @@ def row_of(trade: TradeOff) -> list[str]:
     return next(cells for row in first if (cells := list(row.values()))[0] == "1e+03")
 
 
+@pytest.mark.usefixtures("drawn")
 def test_infinite_number_of_one_seed_makes_the_mean_infinite(records: list[Record], tmp_path: Path) -> None:
     records[4]["metrics"]["fit"]["spectrum"]["ratio_harmful"] = None  # as records store it
     trade = TradeOff.of(records)
     assert points_of(trade)["ratio_harmful"].iloc[2] == math.inf
     text = report(written(records, tmp_path / "runs"), tmp_path / "out", tmp_path)
     assert "| 1e+05 | 2 | ∞ | 0.3 | ∞ | yes |" in text
+    assert (tmp_path / "out" / "tradeoff.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_diverged_runs_are_counted_and_have_no_point(records: list[Record]) -> None:

@@ -1,4 +1,4 @@
-"""Theorems A.1, 4.1, 4.2 and 4.3 on random spectra, full-rank and rank-deficient; Figure 4 as printed.
+"""Theorems A.1, 4.1, 4.2 and 4.3 on random spectra, full-rank and rank-deficient; Proposition 3.2; Figure 4 as printed.
 
 Every matrix has a prescribed spectrum, so that κ before a step is known and the rank after it is not a matter of a cut.
 """
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from immunize.features import preconditioned_linear
 from immunize.spectrum import (
+    condition_number,
     ill_step_bound,
     r_ill,
     r_ill_of_features,
     r_well,
     r_well_of_features,
+    spectrum_of,
     well_step_bound,
 )
 from tests import reference as ref
@@ -244,12 +246,21 @@ def test_ill_bound_is_sharp_where_only_sigma_k_is_far_from_the_rest() -> None:
 # --- what the paper prints ----------------------------------------------------------------------------------------
 
 
+def with_spectrum(sigma: Tensor) -> Trial:
+    """Of three features."""
+    theta = ref.extractor(3, seed=3)
+    return Trial(ref.features_with_eigenvalues(sigma, 5, 3, seed=4) @ torch.linalg.inv(theta), theta, sigma, 0.5)
+
+
 def test_printed_bound_of_part_1_admits_the_step_that_sends_sigma_1_to_zero() -> None:
     sigma, d = column(10.0, 1.0, 0.5), 3
     printed = min(1 / ((1 - 1 / d) * 10), (math.sqrt(10) - 1) / (2 / d))
     eta = 1 / (2 * (1 - 1 / d) * 10)
     assert well_step_bound(sigma, d) < eta < printed
-    assert float(ref.eigenvalues_after_well_step(sigma, d, eta)[0]) < 1e-13
+    case = with_spectrum(sigma)
+    step = eta * direction("well", case)
+    assert float(ref.eigenvalues(ref.hessian(case.x, case.theta - step))[-1]) < 1e-13
+    assert case.kappa_after(case.theta - 0.9999 * step) > 1e6  # a hair beside it, where κ was 20
 
 
 def test_printed_bound_of_part_2_admits_a_step_that_lowers_kappa() -> None:
@@ -258,8 +269,8 @@ def test_printed_bound_of_part_2_admits_a_step_that_lowers_kappa() -> None:
     printed, in_units = (ref.ill_denominator(s) ** 2 / (1 - 2 * float(s[-1]) / 3) for s in (sigma, sigma / 1.2))
     eta = 1.1 * ill_step_bound(sigma)
     assert in_units * 1.2**3 < eta < printed
-    after = ref.eigenvalues_after_ill_step(sigma, eta)
-    assert float(after.max() / after.min()) < 0.99 * 1.21
+    case = with_spectrum(sigma)
+    assert case.kappa_after(case.theta - eta * direction("ill", case)) < 0.99 * 1.21
 
 
 def test_literal_figure_4_moves_kappa_the_wrong_way_and_algorithm_1_never() -> None:
@@ -278,6 +289,27 @@ def test_literal_figure_4_moves_kappa_the_wrong_way_and_algorithm_1_never() -> N
             wrong[side, name] += after >= before if name == "well" else after <= before
     assert wrong["input", "well"] == wrong["input", "ill"] == 0
     assert min(wrong["output", "well"], wrong["output", "ill"]) > 5
+
+
+# --- Proposition 3.2 ----------------------------------------------------------------------------------------------
+
+
+def equation_10(theta: Tensor, k: Tensor) -> Tensor:
+    """The right-hand side, largest first, an entry for each singular value σ_i of θ: Σ_j (σ_i u_iᵀq_j √γ_j)²."""
+    u, sigma, _ = torch.linalg.svd(theta)
+    gamma, q = torch.linalg.eigh(k)
+    return (sigma[:, None] * (u.T @ q) * gamma.sqrt()).square().sum(1).sort(descending=True).values
+
+
+def test_32_eq_10_has_the_eigenvalues_of_h_where_theta_and_k_share_singular_vectors_and_else_a_smaller_kappa() -> None:
+    x, theta = ref.gaussian(8, 5, seed=0), ref.extractor(5, seed=100)
+    k = x.T @ x
+    q = torch.linalg.eigh(k).eigenvectors
+    shared = q @ torch.diag(column(5, 4, 3, 2, 1)) @ q.T
+    torch.testing.assert_close(spectrum_of(x @ shared).values, equation_10(shared, k), rtol=1e-12, atol=0)
+    actual, diagonal = spectrum_of(x @ theta), equation_10(theta, k)
+    assert float(diagonal.sum()) == pytest.approx(actual.trace, rel=1e-12)
+    assert float(diagonal[0] / diagonal[-1]) < 0.99 * condition_number(actual).value
 
 
 def test_step_bounds_where_there_is_nothing_to_move() -> None:

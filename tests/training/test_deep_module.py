@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from immunize.data import ROLES
 from immunize.data.images.pair import StreamSampler, stream_loader
+from immunize.errors import DivergedError
 from immunize.features import DeepExtractor
 from immunize.objective import task_loss
 from immunize.objective.ill_only import IllOnly
@@ -173,6 +174,20 @@ def test_a_watch_warns_of_a_falling_accuracy_once(caplog: pytest.LogCaptureFixtu
     (line,) = [record.message for record in caplog.records if "pretrain_accuracy_falling" in record.message]
     assert "40.0 %" in line
     assert "lower λ_H" in line
+
+
+def test_parameters_that_become_nan_are_told_and_the_last_finite_ones_kept() -> None:
+    module = module_of()
+
+    def spoil(trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == 1:
+            module.theta_parameters()[0].data.fill_(math.nan)
+
+    with pytest.raises((ValueError, DivergedError)):
+        fit(module, LambdaCallback(on_train_batch_start=spoil))
+    assert module.unusable() == ("features of pretrain", pytest.approx(math.nan, nan_ok=True))
+    module.restore(module.last_finite)
+    assert all(bool(p.isfinite().all()) for p in module.parameters())
 
 
 def test_line_on_a_terminal_is_rewritten_between_those_that_stay_and_tells_images_of_both_sets_a_second(

@@ -69,8 +69,6 @@ def cross_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Synthetic, "load", lambda self: Splits(load(self).fit, None))
 
 
-LAST = ("objective.epochs=1", "objective.learning_rate=1e305")
-"""What overflows in the last step."""
 TERMS = {"ours": {"task", "well", "ill"}, "well_only": {"well"}, "none": {"task"}}
 
 
@@ -138,7 +136,8 @@ def test_an_interrupted_cross_fit_is_an_interrupted_run(tmp_path: Path, at_step:
         ("ours", ["objective.early_stopping=true", "objective.check_every=1"]),
         ("ours", ["objective.balance=true", "objective.balance_every=1"]),
         ("ours", ["objective.batch_size=16"]),
-        *(("ours", [*LAST, f"monitor_every={every}"]) for every in (1, 100)),
+        ("ours", ["objective.epochs=1", "objective.learning_rate=1e305"]),  # in the very last step
+        ("ours", ["objective.epochs=1", "objective.learning_rate=1e305", "monitor_every=100"]),
     ],
 )
 def test_enormous_learning_rates_end_as_divergence(method: str, more: list[str], tmp_path: Path) -> None:
@@ -146,7 +145,7 @@ def test_enormous_learning_rates_end_as_divergence(method: str, more: list[str],
     assert record["status"] == "diverged"
     diverged = record["training"]["fit"]["diverged"]
     assert diverged["term"] in TERMS[method]
-    assert 0 <= diverged["step"] < (1 if LAST[0] in more else 30)
+    assert 0 <= diverged["step"] < record["config"]["objective"]["epochs"]
     assert theta_of(tmp_path).isfinite().all()
     assert strict_json(tmp_path / "record.json")["status"] == "diverged"
 

@@ -26,6 +26,17 @@ WATCHED = (
 STEPS = ("objective.epochs=6", "log_every=1", "monitor_every=2", "probe_steps=20")
 
 
+def named(record: dict[str, Any]) -> dict[str, float]:
+    """Some of the final numbers, by the names that loggers give them."""
+    metrics, learned = record["metrics"], record["separability"]["fit"]["harmful"]["immunized"]
+    return {
+        "fit/spectrum/kappa_pretrain": metrics["fit"]["spectrum"]["kappa_pretrain"],
+        "fit/spectrum/rir": metrics["fit"]["spectrum"]["rir"],
+        "held_out/ridge/ratio_harmful": metrics["held_out"]["ridge"]["ratio_harmful"],
+        "fit/harmful/immunized/cross_fitted/0.01": learned["cross_fitted"]["0.01"],
+    }
+
+
 def test_csv(tmp_path: Path) -> None:
     record = run_tiny(tmp_path, *STEPS, "logger=csv", "figure=true", "log_every=4")
     written = {path.name for path in tmp_path.iterdir()}
@@ -41,6 +52,7 @@ def test_csv(tmp_path: Path) -> None:
     assert float(final["ratio_harmful"]) == pytest.approx(numbers["ratio_harmful"], rel=1e-9)
     assert float(final["ratio_pretrain"]) == pytest.approx(numbers["ratio_pretrain"], rel=1e-9)
     last = rows[-1]
+    assert named(record).items() <= flat_metrics(record).items()
     for name, value in flat_metrics(record).items():
         assert float(last[name]) == value
 
@@ -117,11 +129,19 @@ def told(offline: None, monkeypatch: pytest.MonkeyPatch) -> list[Told]:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_real_wandb_run_is_offline_and_stored(tmp_path: Path) -> None:
+def test_a_real_wandb_run_is_offline_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
-    folder = tmp_path / "run"
-    run_tiny(folder, *STEPS, "logger=wandb", "figure=true")
+    folder, summary, finish = tmp_path / "run", dict[str, Any](), wandb.Run.finish
+
+    def finished(run: wandb.Run, **options: Any) -> None:
+        summary.update(run.summary)
+        finish(run, **options)
+
+    monkeypatch.setattr(wandb.Run, "finish", finished)
+    record = run_tiny(folder, *STEPS, "logger=wandb", "figure=true")
+    numbers = flat_metrics(record) | named(record)
+    assert {name: summary[name] for name in numbers} == numbers
     assert wandb.run is None  # or the next run of a multirun would continue it
     (path,) = folder.rglob("run-*.wandb")
     assert path.parent.name.startswith("offline-run-")
