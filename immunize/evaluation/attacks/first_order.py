@@ -271,9 +271,10 @@ class Lockstep:
         started = time.perf_counter()
         self._optimizer.param_groups = [head.group for head in live]  # an idle one costs as much as a small one
         for _ in range(steps):
-            x, y = walk.next()
             if live:
-                self._update(live, x, y)
+                self._update(live, *walk.next())
+            else:
+                walk.skip()
         seconds = time.perf_counter() - started
         for head in live:
             head.meter.charge(head.step, seconds / len(live))
@@ -316,6 +317,13 @@ class _Walk:
         if isinstance(rows, Tensor):
             x, y = x.index_select(0, rows), y.index_select(0, rows)  # half the time of indexing
         return self._statistics(x), y
+
+    def skip(self) -> None:
+        """Pass over the next mini-batch, of which the statistics are taken if there are any."""
+        if isinstance(self._statistics, nn.Identity):
+            next(self._batches)
+        else:
+            self.next()
 
     def measured(self) -> list[Tensor]:
         """The validation rows and the test rows."""
