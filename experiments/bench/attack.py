@@ -12,13 +12,11 @@ IMMUNIZE_DATA its line is left out, and said.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from immunize.attack import entries_of
 from immunize.config import config_dir, register
 from immunize.evaluation.attacks import AttackData, Budget, Rows
 from immunize.evaluation.attacks.grid import attack_all
+from immunize.processes import closing_pool
 from immunize.records import peak_memory_mib
 from immunize.threads import cpu_threads
 
@@ -131,8 +130,7 @@ def run(out: Path) -> None:
     Args:
         out: the folder of results.
     """
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
+    with closing_pool(1, 1) as pool:  # a fresh process, which does not outlive this one
         rows = [pool.submit(measure, ROWS, FEATURES, CLASSES).result()]
     data = os.environ.get("IMMUNIZE_DATA")
     if data and (Path(data) / "MNIST").is_dir():
