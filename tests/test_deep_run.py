@@ -47,7 +47,7 @@ from tests.tampering import csv_rows
 
 CLOSED_FORM = ["method=closed_form", "method.shrinkage=0.1", "method.budget=10"]  # few images, a map for float32
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves")
-LOGGED = ("logger=csv", "log_every=1", "monitor_every=2")
+LOGGED = ("logger=csv", "log_every=1", "monitor_every=2", "guard=warn")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -251,8 +251,10 @@ def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     assert read_record(tmp_path)["status"] == "interrupted"
     assert 0 < len([row for row in csv_rows(tmp_path / "metrics.csv") if row["loss"]]) < 3 * epoch
     record = run_tiny_deep(tmp_path, *LOGGED, "resume=true")
-    assert record["training"]["fit"]["resumed"] == {"epoch": 1, "step": 2}
-    assert record["training"]["fit"]["steps"] == 3 * epoch
+    facts, alone = record["training"]["fit"], whole[1]["training"]["fit"]
+    assert facts["resumed"] == {"epoch": 1, "step": 2}
+    assert alone["warnings"][0]["step"] == 0
+    assert all(facts[name] == alone[name] for name in ("steps", "guard", "warnings"))
     assert same_weights(tmp_path, whole[0])
     assert all(record[key] == whole[1][key] for key in NUMBERS)
     assert logged(tmp_path) == logged(whole[0])

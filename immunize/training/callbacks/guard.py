@@ -62,7 +62,6 @@ class TheoremGuard(Callback):
         self.counts = Counter(dict.fromkeys(COUNTED, 0))
         self._step: Step | None = None
         self._before: dict[str, Spectrum] = {}
-        self._warned = False
         self._theorem_step = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -109,8 +108,7 @@ class TheoremGuard(Callback):
             ill_kept=kept_by.get("ill", False),
             broken_within_bounds=within and not kept,
         )
-        if not kept and not self._warned:
-            self._warned = True
+        if not kept and self.counts["steps"] - self.counts["promises_kept"] == 1:
             log.warning(
                 "guard: step %d moved a condition number the wrong way (ηλ %s the theorem's bounds%s); "
                 "later ones are counted in the record",
@@ -123,6 +121,14 @@ class TheoremGuard(Callback):
         """Say how it went."""
         kept, steps = self.counts["promises_kept"], self.counts["steps"]
         log.info("guard: %d of %d steps moved both condition numbers as promised", kept, steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a training that goes on later: what was counted."""
+        return dict(self.counts)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it over."""
+        self.counts.update(state_dict)
 
     def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record, under "guard"; `theorem_step`: the bounds on ηλ are the theorem's conditions in this run."""

@@ -107,6 +107,15 @@ class _Monitor(BestLook):
             look = self._logged_look(trainer, pl_module)
         self.signatures.see(look, last=True, more=self._fallen)
 
+    def state_dict(self) -> dict[str, Any]:
+        """For a training that goes on later: the best so far, and the failures recognized."""
+        return {**super().state_dict(), "signatures": self.signatures.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it over."""
+        super().load_state_dict(state_dict)
+        self.signatures.load_state_dict(state_dict["signatures"])
+
     def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record: the failures recognized, and where early stopping found the best."""
         return {"warnings": self.signatures.facts(), **super().facts(module)}
@@ -241,7 +250,8 @@ class NetworkMonitor(_Monitor):
             if role == "pretrain":
                 self._accuracy_before = self._accuracy(self.reference, features)
         look, numbers = self._measured(module, trainer.global_step)
-        self.signatures.see(look)
+        if not trainer.global_step:  # a training that goes on was judged where it began
+            self.signatures.see(look)
         if not self._best:
             self._judge(trainer, module, numbers)
         self.stop_in_time(trainer)  # one that was interrupted after its last look
