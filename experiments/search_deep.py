@@ -9,11 +9,12 @@ leave D_P's accuracy there within the limit that the table is held to, in the me
 largest RIR. The choices are what conf/experiment/table3_*.yaml has in its grids.
 
 With keep=true a method of a network and D_H that was not searched in `runs` stays as results.csv in `out` has it, so
-that one method can be searched again alone.
+that one method can be searched again alone, of the same θ_0.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections import defaultdict
@@ -76,6 +77,7 @@ def run(arguments: Sequence[str]) -> None:
     trials = trials_of(records)
     if keep:
         trials = with_earlier(trials, out / RESULTS)
+        check_theta_0(trials)
     best = chosen(trials, LIMITS[name])
     trials["chosen"] = [
         str(index in best.index and status == "finished").lower() for index, status in trials["status"].items()
@@ -100,6 +102,7 @@ def trials_of(records: Iterable[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _trial(place: tuple[str, ...], value: float, setting: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    by_seed = sorted(records, key=lambda record: record["seed"])
     over = all(record["status"] == "finished" for record in records)
     config = whole_config(records[0])
     ratios: dict[str, float | None] = dict.fromkeys(RATIOS)
@@ -119,7 +122,8 @@ def _trial(place: tuple[str, ...], value: float, setting: str, records: Sequence
         "gradient_clip_val": config["trainer"].get("gradient_clip_val"),
         "balance_every": config["objective"]["balance_every"],
         "precondition": config["method"].get("precondition", "none"),
-        "seeds": " ".join(map(str, sorted(record["seed"] for record in records))),
+        "seeds": " ".join(str(record["seed"]) for record in by_seed),
+        "theta_0": " ".join(record["network"]["theta_0_sha256"][:8] for record in by_seed),
         "status": "finished" if over else "diverged",
         **{f"{name}_validation": value for name, value in ratios.items()},
         **{f"pretrain_accuracy_{when}": value for when, value in accuracy.items()},
@@ -162,11 +166,27 @@ def with_earlier(trials: pd.DataFrame, results: Path) -> pd.DataFrame:
         trials: of the search.
         results: of the earlier one, results.csv.
     """
-    earlier = earlier_results(results, dtype={"seeds": str}, keep_default_na=False, na_values=[""])
+    earlier = earlier_results(results, dtype={"seeds": str, "theta_0": str}, keep_default_na=False, na_values=[""])
     own = set(trials[PLACE].itertuples(index=False, name=None))
     left = [place not in own for place in earlier[PLACE].itertuples(index=False, name=None)]
-    whole = pd.concat([trials.astype(object), earlier[left].astype(object)])[list(trials.columns)]
+    whole = pd.concat([trials.astype(object), earlier[left].astype(object)]).reindex(columns=trials.columns)
     return whole.sort_values([*PLACE, *SETTINGS], kind="stable").reset_index(drop=True).infer_objects()
+
+
+def check_theta_0(trials: pd.DataFrame) -> None:
+    """That the runs of a network with a seed all began with the same θ_0, without which their numbers do not compare.
+
+    Raises:
+        UserError: they did not, or some rows, of before this was written down, do not say.
+    """
+    known: dict[tuple[str, str], str] = {}
+    for model, seeds, digests in trials[["model", "seeds", "theta_0"]].fillna("").itertuples(index=False):
+        for seed, digest in itertools.zip_longest(seeds.split(), digests.split(), fillvalue=""):
+            if known.setdefault((model, seed), digest) != digest:
+                raise UserError(
+                    f"keep=true: the rows that are there are not known to be of the θ_0 of {model}, seed {seed}, that "
+                    "this search began with; search every method again"
+                )
 
 
 def readme_of(name: str, trials: pd.DataFrame, best: pd.DataFrame) -> str:

@@ -219,6 +219,7 @@ def of_network(  # noqa: PLR0917
         "status": "diverged" if rir is None else "finished",
         **{"model": "resnet18", "method": method, "harmful": harmful, "seed": seed, "seconds": 90.0},
         "training": {"fit": {"steps": 89 if rir is None else 240}},
+        "network": {"theta_0_sha256": f"{seed}" * 64},
         "config": {
             "objective": {"learning_rate": value, "validation_fraction": 0.2, "balance_every": 0},
             "method": {"name": method} | ({"budget": value} if method == "closed_form" else {}),
@@ -279,6 +280,22 @@ def test_a_network_s_method_searched_again_alone_leaves_the_others(tmp_path: Pat
     assert kept == new
     assert [row[RATE] for row in after if row["method"] == "ours"] == ["1", "2"]
     assert "| `ours` | 240 | 0 | η in {1, 2} | 2 | 5 |" in (tmp_path / "out/README.md").read_text()
+
+
+@pytest.mark.parametrize("kept", ["of another θ_0", "which do not say"])
+def test_results_of_another_theta_0_are_not_kept(kept: str, tmp_path: Path) -> None:
+    given = ["experiment=search_table3_small", f"out={tmp_path}"]
+    first = [of_network("ours", 0.1, 10.0), of_network("imma", 0.1, 3.0)]
+    search_deep.run([*given, f"runs={written(first, tmp_path / 'runs', own=2)}"])
+    again, results = [of_network("ours", 0.2, 3.0)], tmp_path / "results.csv"
+    if kept == "of another θ_0":
+        again[0]["network"]["theta_0_sha256"] = "1" * 64
+    else:
+        results.write_text(results.read_text().replace("00000000", ""))
+    before = results.read_bytes()
+    with pytest.raises(UserError, match="not known to be of the θ_0 of resnet18, seed 0"):
+        search_deep.run([*given, f"runs={written(again, tmp_path / 'again', own=1)}", "keep=true"])
+    assert results.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", sorted(search_deep.LIMITS.keys() - {"search_table3"}))  # which nobody has run yet
