@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from immunize import attack, threads
+from immunize import attack, threads, train
 from immunize.attack_grid.linear import LinearTarget
 from immunize.attack_grid.run import RESULTS
 from immunize.checkpoints import load_checkpoint, save_checkpoint
@@ -19,11 +19,12 @@ from immunize.data.arrays import Arrays
 from immunize.data.pair import PairedData
 from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import GradientDescent
+from immunize.instantiate import sources_of
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD
 from immunize.report.attacks.one_run import verdict_sentence
 from tests.attacking import TINY_GRID, attack_tiny, compose_attack, timeless
 from tests.commands import Called
-from tests.composing import D, run_tiny
+from tests.composing import D, compose_config, run_tiny
 from tests.tampering import rewrite_record
 
 
@@ -184,6 +185,18 @@ def test_a_run_that_was_judged_by_rows_set_aside_is_attacked_with_those(tmp_path
     rows = {"train": 22, "validation": 8, "test": 10}  # of 40; the attacker tunes on a quarter of its own
     for task in target_of(f"run={tmp_path}").tasks(0).values():
         assert {part: len(getattr(task.data, part)) for part in rows} == rows
+
+
+def test_nor_is_a_held_out_row_of_a_third_digit_looked_at(tmp_path: Path) -> None:
+    digits = ("harmful=digits", "harmful.pair=[0,1]")
+    train.run(compose_config(*digits, "selection=validation", "objective.epochs=1"), tmp_path)
+    tasks = target_of(f"run={tmp_path}").tasks(0)
+    assert list(tasks) == ["harmful", "benign_2", "benign_3"]
+    for digit, task in enumerate(tasks.values(), 1):
+        pair = sources_of(compose_config("harmful=digits", f"harmful.pair=[0,{digit}]"))
+        fit = np.concatenate([source.load().fit.x.numpy() for source in pair])
+        seen = np.concatenate([rows.x for rows in task.data.parts.values()])
+        assert sorted(map(bytes, seen)) == sorted(map(bytes, fit))
 
 
 def test_an_attacker_with_rows_of_its_own_has_none_that_the_immunization_saw(tmp_path: Path) -> None:

@@ -90,11 +90,14 @@ def test_features_are_those_that_the_run_itself_was_measured_on(folder: Path) ->
 def test_a_run_that_was_judged_by_images_set_aside_is_attacked_with_those(folder: Path, tmp_path: Path) -> None:
     """No held-out image is looked at, and the attacker has none of those that the run was judged by."""
     selecting = ("selection=validation", "objective.validation_fraction=0.3", "objective.max_steps=1")
+    write_images(tmp_path / "caltech101")
     judged = run_tiny_deep(tmp_path / "run", *selecting)
     console = Console(record=True, width=100)
     show_record(judged, console)
     assert "D_P accuracy on validation images: " in console.export_text()
-    tasks, all_tasks = (target(f"run={run}").image_tasks for run in (tmp_path / "run", folder))
+    third = ("benign=[caltech101]", f"data_root={tmp_path}")
+    tasks, all_tasks = (target(f"run={run}", *third).image_tasks for run in (tmp_path / "run", folder))
+    assert list(tasks) == ["harmful", "pretrain", "benign_caltech101"]
     for name, task in tasks.items():
         has, aside, every = (
             {of[i][0].numpy().tobytes() for i in range(len(of))}

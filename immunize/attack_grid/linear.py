@@ -22,7 +22,7 @@ from torch import Tensor
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Target, Task, random_rotation
 from immunize.checkpoints import load_checkpoint
-from immunize.data.loading import load_pair
+from immunize.data.loading import LoadedPair, load_pair
 from immunize.data.splits import ROLES, Splits
 from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks import AttackData, Rows
@@ -45,14 +45,14 @@ class LinearTarget(Target):
         theta: (D, D) float64, acting on rows.
         sources: D_P and D_H.
         splits: their rows.
-        new_pair: the same two for another pair of digits.
+        new_splits: the same for another pair of digits.
         benign_digits: how many third digits are tried.
     """
 
     theta: Tensor
     sources: tuple[SourceBase, SourceBase]
     splits: tuple[Splits, Splits]
-    new_pair: Callable[[list[int]], tuple[SourceBase, SourceBase]]
+    new_splits: Callable[[list[int]], tuple[Splits, Splits]]
     benign_digits: int
 
     def tasks(self, seed: int) -> dict[str, Task]:
@@ -76,8 +76,8 @@ class LinearTarget(Target):
         found["harmful"] = task("harmful", about.format(h), _pooled(*self.splits, self.plan, (seed, 0, h)))
         others = [digit for digit in range(10) if digit not in (p, h)]
         for q in others[: self.benign_digits]:
-            own = [source.load() for source in self.new_pair([p, q])]
-            found[f"benign_{q}"] = task("benign", about.format(q), _pooled(own[0], own[1], self.plan, (seed, 0, q)))
+            own = _pooled(*self.new_splits([p, q]), self.plan, (seed, 0, q))
+            found[f"benign_{q}"] = task("benign", about.format(q), own)
         return {name: found[name] for name in self.plan.wanted(found)}
 
     def extractors(self, seed: int) -> dict[str, Tensor | None]:
@@ -98,18 +98,14 @@ def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> Linea
         UserError: a checkpoint or data that are not those of the run.
     """
 
-    def pair(digits: list[int] | None = None) -> tuple[SourceBase, SourceBase]:
-        changed = {} if digits is None else {"pair": digits}
-        first, second = (pointed.new_source(role, **changed) for role in ROLES)
-        return first, second
+    def new_splits(digits: list[int]) -> tuple[Splits, Splits]:
+        return _measured(load_pair(*(pointed.new_source(role, pair=digits) for role in ROLES)), pointed)
 
-    sources = pair()
+    sources = (pointed.new_source("pretrain"), pointed.new_source("harmful"))
     for source in sources:
         source.require()
     loaded = load_pair(*sources)
-    splits = (loaded.splits["pretrain"], loaded.splits["harmful"])
-    if pointed.selection is not None:
-        splits = _judged_by_rows_aside(sources, pointed)
+    splits = _measured(loaded, pointed)
     of_role = dict(zip(ROLES, sources, strict=True))
     facts = pointed.facts(of_role, loaded.hash)
     if getattr(sources[1], "digits", None) is None:
@@ -121,18 +117,22 @@ def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> Linea
     if plan.own_rows and "cross_fit" in thetas:  # which was fitted on one half of the rows, and never saw the other
         halves = load_pair(*sources, cross_fit=pointed.record["seed"]).splits
         theta, splits = thetas["cross_fit"], (halves["pretrain"], halves["harmful"])
-    return LinearTarget(facts, plan, None, theta, sources, splits, pair, benign_digits)
+    return LinearTarget(facts, plan, None, theta, sources, splits, new_splits, benign_digits)
 
 
-def _judged_by_rows_aside(sources: tuple[SourceBase, SourceBase], pointed: Pointed) -> tuple[Splits, Splits]:
-    """What the run was trained on, and in the place of held-out rows those that it was judged by."""
-    from immunize.data.pair import PairedData  # Lightning is long to load
+def _measured(loaded: LoadedPair, pointed: Pointed) -> tuple[Splits, Splits]:
+    """The rows of both data sets, without held-out ones if the run was not judged by these.
 
-    pair = PairedData(*sources, **pointed.aside)
-    pair.setup()
-    assert pair.validation is not None
-    fit, aside = pair.fit, pair.validation
-    return Splits(fit.pretrain, aside.pretrain), Splits(fit.harmful, aside.harmful)
+    In their place are then those of `fit` that the run had set aside, and of another digit as many, drawn likewise.
+    """
+    splits = loaded.splits
+    if pointed.selection is not None:
+        from immunize.data.pair import set_aside  # Lightning is long to load
+
+        for role, of in splits.items():
+            rows = set_aside(len(of.fit), **pointed.aside, role=role, what=f"{len(of.fit)} rows ({role})")
+            splits = splits | {role: Splits(*(of.fit.take(torch.from_numpy(which)) for which in rows))}
+    return splits["pretrain"], splits["harmful"]
 
 
 def seen_by(theta: Tensor | None, raw: AttackData) -> AttackData:

@@ -4,7 +4,7 @@
 Every data set is a task of its own classes: D_H the harmful one, D_P the pre-training task, and `benign` names others.
 The attacker has the images of `fit` and is measured on those of `held_out`, or on a part of these if the others are its
 own; of a run with selection=validation it has those that the run was trained on, and is measured on those that the run
-was judged by.
+was judged by, and of `benign` data sets as many of their `fit`.
 
 Features are kept in a folder by a key of everything they depend on (`features.extract`), so that another run of the
 grid, or another immunization of the same θ_0, finds them; those of another model have another key.
@@ -30,7 +30,7 @@ from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Target, T
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES, SourceBase
 from immunize.data.images.image_set import ImageSet, ImageSplits
-from immunize.data.images.pair import ImagePair
+from immunize.data.images.pair import ImagePair, without_aside
 from immunize.data.images.source import ImageSource, as_image_source
 from immunize.errors import CheckpointError, DataError, MissingDataError
 from immunize.evaluation.attacks import AttackData, Rows
@@ -180,7 +180,11 @@ def network_target(
         role: (sources[role], pair.measured(role, pointed.selection)) for role in reversed(ROLES)
     }
     for name, source in _benign(benign, sources).items():
-        named[f"benign_{name}"] = (source, source.splits(transform, transform))
+        splits = source.splits(transform, transform)
+        if pointed.selection is not None:  # as D_H's: no held-out image is looked at
+            stays, aside = without_aside(splits, **pointed.aside, role="harmful")
+            splits = stays._replace(held_out=aside)
+        named[f"benign_{name}"] = (source, splits)
     tasks, places = {}, {name: place for place, name in enumerate(named)}
     for name in plan.wanted(named):
         source, splits = named[name]

@@ -166,7 +166,7 @@ class Pointed:
 
     @property
     def aside(self) -> dict[str, Any]:
-        """The arguments of a pair that sets aside what the run had set aside to be judged by, if anything."""
+        """How a pair sets aside what the run had set aside to be judged by, if anything: its share, and the seed."""
         if self.selection is None:
             return {}
         objective = self.record["config"]["objective"]

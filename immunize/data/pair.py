@@ -123,12 +123,12 @@ class Pair(LightningDataModule):
             )
 
 
-def set_aside(n: int, fraction: float, *, seed: int, role: Role, what: str) -> tuple[Rows, Rows]:
+def set_aside(n: int, validation_fraction: float, *, seed: int, role: Role, what: str) -> tuple[Rows, Rows]:
     """Split the rows that are fitted on into what stays and what is for validation.
 
     Args:
         n: N.
-        fraction: share that is set aside, rounded to whole rows.
+        validation_fraction: share that is set aside, rounded to whole rows.
         seed: of the draw.
         role: whose rows they are; D_P and D_H are drawn independently of each other.
         what: they are, for messages: how many of what.
@@ -139,10 +139,10 @@ def set_aside(n: int, fraction: float, *, seed: int, role: Role, what: str) -> t
     Raises:
         DataError: if either part would have fewer than 2 rows.
     """
-    n_aside = round(n * fraction)
+    n_aside = round(n * validation_fraction)
     if min(n_aside, n - n_aside) < 2:
         raise DataError(
-            f"validation_fraction={fraction} splits the {what} into {n - n_aside} and {n_aside}, but both parts "
+            f"{validation_fraction=} splits the {what} into {n - n_aside} and {n_aside}, but both parts "
             "need at least 2; choose another fraction"
         )
     order = random_generator(seed, VALIDATION_STREAM, ROLES.index(role)).permutation(n)

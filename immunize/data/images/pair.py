@@ -332,9 +332,10 @@ def _place() -> Place:
     return 0, 1
 
 
-def without_aside(splits: ImageSplits, fraction: float, *, seed: int, role: Role) -> tuple[ImageSplits, ImageSet]:
+def without_aside(
+    splits: ImageSplits, validation_fraction: float, *, seed: int, role: Role
+) -> tuple[ImageSplits, ImageSet]:
     """The splits without the images that are set aside from `fit`, and these; see `immunize.data.pair.set_aside`."""
-    stays, aside = set_aside(
-        len(splits.fit), fraction, seed=seed, role=role, what=f"{len(splits.fit)} images of {splits.fit.what}"
-    )
+    what = f"{len(splits.fit)} images of {splits.fit.what}"
+    stays, aside = set_aside(len(splits.fit), validation_fraction, seed=seed, role=role, what=what)
     return ImageSplits(splits.fit.take(stays), splits.held_out), splits.fit.take(aside)
