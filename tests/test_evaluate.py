@@ -204,6 +204,16 @@ def test_other_kinds_of_runs_agree_too(overrides: list[str], tmp_path: Path) -> 
     assert record["metrics"].keys() == {"fit", "validation" if "selection=validation" in overrides else "held_out"}
 
 
+def test_a_checkpoint_of_a_method_that_appends_a_map_has_one(tmp_path: Path) -> None:
+    record = run_tiny_deep(tmp_path, "method=closed_form", "method.budget=10", "method.shrinkage=0.1")
+    state = load_weights(tmp_path / CHECKPOINT)
+    del state["fc.map.weight"]
+    plain = {name.replace("fc.head", "fc"): value for name, value in state.items()}
+    save_weights(tmp_path / CHECKPOINT, plain, {"config_hash": record["config_hash"]})
+    with pytest.raises(CheckpointError, match="has no appended map"):
+        evaluate.run(tmp_path)
+
+
 TAMPERED_NETWORK = (
     "metrics.fit.spectrum.rir",
     "metrics.held_out.ridge.facts.kappa_harmful.sigma_min",

@@ -214,16 +214,11 @@ def _immunized(theta_0: DeepExtractor, pointed: Pointed) -> Released:
     if not pointed.record:
         return immunized
     check_owner(pointed.path, pointed.record["config_hash"])
-    moved = {*pointed.record["network"]["trained"]}
-    ids = {id(parameter) for parameter in theta_0.head_parameters()}
-    moved |= {name for name, parameter in theta_0.network.named_parameters() if id(parameter) in ids}
-    before, after = theta_0.full_state_dict(), immunized.net.full_state_dict()
-    for name, value in before.items():
-        if name not in moved and not torch.equal(value, after[name]):
-            raise CheckpointError(
-                f"this θ_0 is not the one that the run started from: {name} differs in {pointed.path}, though it was "
-                f"never trained; give the right weights with reference=<file>"
-            )
+    if (name := theta_0.moved_weight(state)) is not None:
+        raise CheckpointError(
+            f"this θ_0 is not the one that the run started from: {name} differs in {pointed.path}, though it was "
+            f"never trained; give the right weights with reference=<file>"
+        )
     return immunized
 
 

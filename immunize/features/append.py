@@ -325,6 +325,11 @@ class Released:
         facts = json.dumps(self.net.cache_facts(), sort_keys=True)
         return state_digest(state) + hashlib.sha256(facts.encode()).hexdigest()
 
+    @property
+    def appended(self) -> AppendedHead | None:
+        """The map with the classifier behind it; None where nothing was appended."""
+        return None if self.map is None else AppendedHead(_linear(self.map), self.net.head)
+
     def whole(self) -> nn.Module:
         """A copy: images → released features, of plain layers, in eval mode; every parameter of it may be trained."""
         network = copy.deepcopy(self.net.network)

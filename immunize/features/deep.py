@@ -323,6 +323,23 @@ class DeepExtractor(nn.Module):
         check_fit(self.network, state, source, self.name)
         self.network.load_state_dict(state)
 
+    def moved_weight(self, state: Mapping[str, Tensor], *, tail: bool = True) -> str | None:
+        """The first weight that was never trained and is not this network's, θ_0's; None if there is none.
+
+        Args:
+            state: of what was made of θ_0; what does not fit is the loading's business.
+            tail: what `trainable` names was trained, and not the head alone.
+        """
+        trained = self.head_parameters() + [parameter for _, parameter in self.trainable_parameters() if tail]
+        moving = set(map(id, trained))
+        for name, value in self.network.state_dict(keep_vars=True).items():
+            stored = state.get(name)
+            if stored is None or stored.shape != value.shape or id(value) in moving:
+                continue
+            if not torch.equal(stored.to(value.dtype), value.detach().cpu()):
+                return name
+        return None
+
     def reference(self) -> DeepExtractor:
         """θ_0: a copy in which nothing is trainable."""
         return copy.deepcopy(self).requires_grad_(False)

@@ -5,16 +5,14 @@ Sees every room; no room sees it.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from immunize.errors import CheckpointError, UserError
-from immunize.features import AppendedHead, DeepExtractor, append_map
+from immunize.errors import UserError
+from immunize.features import AppendedHead, append_map
 from immunize.features.extract import Features
-from immunize.features.weights import check_fit
 from immunize.objective import Head, Objective
 from immunize.objective.erase import distilled
 from immunize.pipeline.features import Measured, head_of
@@ -81,29 +79,3 @@ def mapped(features: Measured, appended: AppendedHead) -> Head:
             for role, (x, y) in roles.items():
                 features["immunized"][part][role] = Features(appended.map(x), y)
     return head_of(appended.head)
-
-
-def appended_in(net: DeepExtractor, state: dict[str, Tensor], path: Path) -> AppendedHead:
-    """The map of a checkpoint, and the classifier behind it."""
-    identity = torch.eye(net.n_features, dtype=torch.float64)
-    released = append_map(net.network.cpu(), identity, identity)
-    check_fit(released, state, str(path), net.name)
-    ((name, appended),) = (of for of in released.named_modules() if isinstance(of[1], AppendedHead))
-    assert isinstance(appended, AppendedHead)
-    own = {f"{name}.{inner}" if name else inner for inner in appended.state_dict()}
-    check_frozen(released, state, own, path)
-    released.load_state_dict(state)
-    return appended
-
-
-def check_frozen(network: nn.Module, state: dict[str, Tensor], trained: set[str], path: Path) -> None:
-    """What was not trained has to be θ_0's; a state dict that does not fit is the loading's business."""
-    for name, value in network.state_dict().items():
-        stored = state.get(name)
-        if name in trained or stored is None or stored.shape != value.shape:
-            continue
-        if not torch.equal(stored.to(value.dtype), value.cpu()):
-            raise CheckpointError(
-                f"{path}: {name} was not trained, but is not θ_0's; is model.checkpoint the file that the run began "
-                "with, and this the run's own checkpoint?"
-            )

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from immunize.checkpoints import check_owner
@@ -28,11 +28,19 @@ from immunize.data.images.pair import ImagePair
 from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.evaluation import EvaluationSettings, evaluate_deep
 from immunize.evaluation.deep import PARTS
-from immunize.features import DeepExtractor, Features, cached_trunk, extract, load_weights, save_weights
+from immunize.features import (
+    DeepExtractor,
+    Features,
+    cached_trunk,
+    extract,
+    load_weights,
+    released_network,
+    save_weights,
+)
 from immunize.features.extract import cache_place
 from immunize.objective import Head, Objective, world_size
 from immunize.objective.deep import without_spectrum
-from immunize.pipeline.appended import append_computed, appended_in, check_frozen, mapped
+from immunize.pipeline.appended import append_computed, mapped
 from immunize.pipeline.features import (
     Measured,
     accuracy,
@@ -367,13 +375,19 @@ class NetworkModel:
         state = load_weights(path)
         check_owner(path, record["config_hash"])
         net, fit = self.net, Fit(steps=record["training"]["fit"]["steps"])
+        if (name := net.moved_weight(state, tail=self.objective.trains)) is not None:
+            raise CheckpointError(
+                f"{path}: {name} was not trained, but is not θ_0's; is model.checkpoint the file that the run began "
+                "with, and this the run's own checkpoint?"
+            )
         if self.objective.trains:
-            check_frozen(net.network, state, {name for name, _ in _trained(net)}, path)
             _ = self.inputs  # of θ_0's trunk
             net.to(next(value.dtype for value in state.values() if value.is_floating_point()))
             net.load_full_state_dict(state, str(path))
         else:
-            fit.appended = appended_in(net, state, path)
+            fit.appended = released_network(net, state, str(path)).appended
+            if fit.appended is None:
+                raise CheckpointError(f"{path} has no appended map, which is all that the method changes")
         return {"fit": fit}
 
     def write(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
@@ -395,13 +409,6 @@ def network_facts(net: DeepExtractor) -> dict[str, Any]:
         "split": net.no_split_reason or "at the first trained module",
         "input": {key: str(value) for key, value in net.data_config.items()},
     }
-
-
-def _trained(net: DeepExtractor) -> list[tuple[str, nn.Parameter]]:
-    """What training may change, by the names of the network's state dict."""
-    moving = {id(parameter) for _, parameter in net.trainable_parameters()} | set(map(id, net.head_parameters()))
-    every = net.network.named_parameters(remove_duplicate=False)
-    return [(name, parameter) for name, parameter in every if id(parameter) in moving]
 
 
 def _renamed(value: dict[str, Any], old: str, new: str) -> dict[str, Any]:

@@ -285,7 +285,9 @@ def test_features_are_those_of_the_network_whose_weights_they_are(mapped: bool) 
         expected = released_features(network, x)
         template = small()
         released = released_network(template, network.state_dict(), "a file")
-        assert (released.map is not None) == mapped
+        assert (released.map is not None) == (released.appended is not None) == mapped
+        if released.appended is not None:
+            torch.testing.assert_close(released.appended(released.net(x)), network(x))
         torch.testing.assert_close(released.mapped(released.net(x)), expected)
         torch.testing.assert_close(released.whole()(x), expected)
         torch.testing.assert_close(released.tail()(released.net.trunk(x)), expected)

@@ -50,7 +50,7 @@ def step(extractor: DeepExtractor, x: torch.Tensor) -> None:
 def test_only_the_named_part_and_the_head_move(name: str) -> None:
     extractor = build(name)
     assert extractor.split
-    before = extractor.full_state_dict()
+    before, theta_0 = extractor.full_state_dict(), extractor.reference()
     for _ in range(2):
         extractor.train()  # as Lightning does before every epoch
         step(extractor, images())
@@ -63,6 +63,10 @@ def test_only_the_named_part_and_the_head_move(name: str) -> None:
     assert len(head) == 2
     moved = {key for key in before if not torch.equal(before[key], after[key])}
     assert moved == mine | head  # and so no running mean, no running variance, no count of batches
+    assert theta_0.moved_weight(after) is None
+    assert theta_0.moved_weight(after, tail=False) in mine
+    frozen = next(key for key in before if key not in moved)
+    assert theta_0.moved_weight(after | {frozen: after[frozen] + 1}) == frozen
     assert {key for key, p in extractor.network.named_parameters() if p.grad is not None} == mine | head
 
 
