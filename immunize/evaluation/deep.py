@@ -174,7 +174,7 @@ def _groups(features: Features, part: str, seed: int, settings: EvaluationSettin
 
 
 def _verdicts(metrics: Mapping[str, Any], accuracy: Mapping[str, float]) -> dict[str, Any]:
-    return verdict_numbers({part: verdicts_of(metrics[part][VERDICTS_BY], accuracy) for part in PARTS})
+    return verdict_numbers({part: verdicts_of(metrics[part][VERDICTS_BY], accuracy).numbers() for part in PARTS})
 
 
 Curves = dict[str, dict[str, dict[str, ProbeCurve]]]

@@ -174,7 +174,7 @@ def evaluate_part(
         probe_steps: length of the norm-ratio curves.
 
     Returns:
-        for :func:`part_numbers`: "metrics", a ratio an estimator; "verdicts", Definition 3.1 by `VERDICTS_BY`; and by
+        as a record holds them: "metrics", a ratio an estimator; "verdicts", Definition 3.1 by `VERDICTS_BY`; and by
         data set ("pretrain", "harmful") and extractor ("immunized", "identity") "separability", what a ridge probe can
         learn, "spectra" of H, "curves" and their "steps_to_norm_ratio".
 
@@ -207,7 +207,7 @@ def evaluate_part(
         "steps_to_norm_ratio": by_extractor(curves, _steps_to),
         "curves": by_extractor(curves, _points),
         "spectra": {role: {which: spectrum_numbers(of[role].spectrum) for which, of in both.items()} for role in ROLES},
-        "verdicts": verdicts_of(vars(ratios[VERDICTS_BY]), accuracy, loss),
+        "verdicts": verdicts_of(vars(ratios[VERDICTS_BY]), accuracy, loss).numbers(),
     }
 
 

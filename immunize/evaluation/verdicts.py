@@ -53,10 +53,10 @@ class Verdicts:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def verdict_numbers(parts: Mapping[str, Verdicts]) -> dict[str, Any]:
-    """As a record has them: those of `fit`, and under the name of each other part those of it."""
-    of = {part: verdicts.numbers() for part, verdicts in parts.items()}
-    return {**of.pop("fit"), "part": "fit", **of}
+def verdict_numbers(parts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of several parts as a record has them: those of `fit`, and under the name of each other part those of it."""
+    others = {part: numbers for part, numbers in parts.items() if part != "fit"}
+    return {**parts["fit"], "part": "fit", **others}
 
 
 def verdicts_of(

@@ -56,7 +56,7 @@ def test_every_estimator_equals_its_definition(n: int, rho: float) -> None:
 def test_rotations_and_scalings_neither(scale: float) -> None:
     found = evaluate(scale * ref.orthogonal(D, 0))
     v, ratio = found["verdicts"], found["metrics"]["spectrum"]
-    assert (v.a, v.b, v.c) == (False, True, True)
+    assert (v["a"], v["b"], v["c"]) == (False, True, True)
     assert (ratio["ratio_harmful"], ratio["ratio_pretrain"]) == pytest.approx((1, 1), rel=1e-9)
 
 
@@ -81,11 +81,11 @@ def test_singular_extractor_that_kills_a_needed_direction_fails_c() -> None:
     needed = PairParts(Part(parts.pretrain.x, parts.pretrain.x @ v), parts.harmful)
     projection = torch.eye(D, dtype=torch.float64) - torch.outer(v, v)
     found = evaluate(projection, needed)["verdicts"]
-    assert found.c is False
-    assert found.loss_immunized == pytest.approx(found.loss_zero, rel=1e-9)  # nothing of the target is left
-    assert 0 <= found.loss_plain < 1e-12 * found.loss_zero
+    assert found["c"] is False
+    assert found["loss_immunized"] == pytest.approx(found["loss_zero"], rel=1e-9)  # nothing of the target is left
+    assert 0 <= found["loss_plain"] < 1e-12 * found["loss_zero"]
     other = torch.linalg.svd(parts.pretrain.x).Vh[3]
-    assert evaluate(torch.eye(D, dtype=torch.float64) - torch.outer(other, other), needed)["verdicts"].c is True
+    assert evaluate(torch.eye(D, dtype=torch.float64) - torch.outer(other, other), needed)["verdicts"]["c"] is True
 
 
 @pytest.mark.parametrize("rank", [1, 5, 20, 300])
@@ -106,7 +106,7 @@ def test_nothing_to_learn_has_no_curve() -> None:
     found = evaluate(ref.extractor(D, seed=6), idle)
     assert found["curves"]["pretrain"] == {"immunized": None, "identity": None}
     assert found["curves"]["harmful"]["immunized"] is not None
-    assert found["verdicts"].c is True
+    assert found["verdicts"]["c"] is True
 
 
 def test_binary_labels_are_regressed_on_as_plus_and_minus_one() -> None:
@@ -120,7 +120,7 @@ def test_binary_labels_are_regressed_on_as_plus_and_minus_one() -> None:
     found = evaluate_part(
         torch.eye(D, dtype=torch.float64), labels, {"pretrain": "binary", "harmful": "regression"}, probe_steps=5
     )
-    assert found["verdicts"].loss_zero == 1  # all labels 0, that is all targets -1
+    assert found["verdicts"]["loss_zero"] == 1  # all labels 0, that is all targets -1
     assert found["curves"]["pretrain"]["identity"] is not None
 
 
@@ -133,12 +133,12 @@ def test_of_two_labels_a_probe_has_to_tell_them_apart_as_well_as_before() -> Non
     crushed = torch.diag(torch.tensor([1e-4, *[1.0] * (D - 1)], dtype=torch.float64))
     for theta, kept in ((ref.orthogonal(D, seed=4), True), (crushed, False)):
         v = evaluate_part(theta, labelled, tasks, probe_steps=5)["verdicts"]
-        assert v.loss_immunized == pytest.approx(v.loss_plain, rel=1e-6)
-        assert v.accuracy_before > 95
-        assert v.c is (v.accuracy_before - v.accuracy_after <= 1) is kept
+        assert v["loss_immunized"] == pytest.approx(v["loss_plain"], rel=1e-6)
+        assert v["accuracy_before"] > 95
+        assert v["c"] is (v["accuracy_before"] - v["accuracy_after"] <= 1) is kept
     one_label = PairParts(Part(x, torch.ones_like(y)), pair().harmful)
-    assert evaluate_part(crushed, one_label, tasks, probe_steps=5)["verdicts"].accuracy_before is None
-    assert evaluate(crushed)["verdicts"].accuracy_after is None  # a regression
+    assert "accuracy_before" not in evaluate_part(crushed, one_label, tasks, probe_steps=5)["verdicts"]
+    assert "accuracy_after" not in evaluate(crushed)["verdicts"]  # a regression
 
 
 @pytest.mark.parametrize(("value", "words"), [(0.0, "zeros"), (torch.nan, "NaN or inf"), (torch.inf, "NaN or inf")])
