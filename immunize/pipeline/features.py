@@ -6,6 +6,7 @@ Shapes: N samples, D features.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset, Subset
 from immunize.data import ROLES, Role
 from immunize.data.images.image_set import ImageSet
 from immunize.data.images.pair import ImagePair
+from immunize.data.images.source import rows_of_sets
 from immunize.evaluation import check_group_size
 from immunize.evaluation.deep import PARTS
 from immunize.features import DeepExtractor, Features
@@ -46,12 +48,10 @@ def measured_sets(
         for number, part in enumerate(PARTS):
             if part not in whole:
                 sets[part][role] = sets[part][role].drawn(most, stream, number)
-    ends = torch.tensor(list(pair.harmful_sets.values())).cumsum(0)
     for part, roles in sets.items():
         check_group_size(len(roles["pretrain"]), part, "pretrain", group_size)
-        of_set = torch.bucketize(roles["harmful"].labels, ends, right=True)
-        for count in torch.bincount(of_set, minlength=len(ends)).tolist():
-            check_group_size(count, part, "harmful", group_size)
+        for rows in rows_of_sets(roles["harmful"].labels.numpy(), pair.harmful_sets.values()):
+            check_group_size(len(rows), part, "harmful", group_size)
     return sets
 
 
@@ -64,16 +64,15 @@ def by_set(features: Measured, sets: dict[str, int]) -> dict[str, Measured]:
     """
     if len(sets) == 1:
         return dict.fromkeys(sets, features)
-    found: dict[str, Measured] = {}
-    first = 0
-    for name, classes in sets.items():
-        for which, parts in features.items():
-            for part, roles in parts.items():
-                x, y = roles["harmful"]
-                mine = (y >= first) & (y < first + classes)
+    found: dict[str, Measured] = {name: {which: {} for which in features} for name in sets}
+    firsts = [0, *accumulate(sets.values())]
+    for which, parts in features.items():
+        for part, roles in parts.items():
+            x, y = roles["harmful"]
+            for name, rows, first in zip(sets, rows_of_sets(y.numpy(), sets.values()), firsts, strict=False):
+                mine = torch.from_numpy(rows)
                 of_set = {"pretrain": roles["pretrain"], "harmful": Features(x[mine], y[mine] - first)}
-                found.setdefault(name, {}).setdefault(which, {})[part] = of_set
-        first += classes
+                found[name][which][part] = of_set
     return found
 
 

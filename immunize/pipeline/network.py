@@ -25,6 +25,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES, Role
 from immunize.data.images.pair import ImagePair
+from immunize.data.images.source import rows_of_sets
 from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.evaluation import EvaluationSettings, evaluate_deep
 from immunize.evaluation.deep import PARTS
@@ -198,10 +199,10 @@ class NetworkModel:
 
     def _prepare(self, inputs: dict[Role, Any]) -> None:
         """Let the method see what it needs of θ_0 and of D_H's labels, before the first step."""
-        harmful, classes = inputs["harmful"], tuple(self.pair.harmful_sets.values())
+        harmful = inputs["harmful"]
         labels = harmful.tensors[1] if isinstance(harmful, TensorDataset) else harmful.labels
-        number = torch.bucketize(labels, torch.tensor(classes).cumsum(0), right=True)
-        rows = [(number == which).nonzero()[:, 0] for which in range(len(classes))]
+        sets = rows_of_sets(labels.numpy(), self.pair.harmful_sets.values())
+        rows = [torch.from_numpy(own) for own in sets]
 
         def theta_0() -> list[Features]:
             draw = torch.Generator().manual_seed(self.seed)

@@ -19,7 +19,7 @@ from immunize.data.digits import DigitImages
 from immunize.data.images import Caltech101
 from immunize.data.images.folders import ImageFolder
 from immunize.data.images.pair import Draw, ImagePair, StreamSampler, stream_loader
-from immunize.data.images.source import SeveralSets, set_numbers
+from immunize.data.images.source import SeveralSets, rows_of_sets
 from immunize.data.synthetic import Synthetic
 from immunize.errors import DataError, MissingDataError
 from tests.composing import compose_config
@@ -229,7 +229,7 @@ def test_images_come_set_after_set_with_labels_of_their_own(folders: Path) -> No
     assert several(folders).stored.fit.digest(times=True) == stored.digest(times=True)
     x, label = images[36 + 8 + 2]
     assert (label, colour_of(x)) == (4, colour(1, 2))  # the third of the second class of the second set
-    assert set_numbers(images.labels.numpy(), [3, 2]).tolist() == [0] * 36 + [1] * 16
+    assert [rows.tolist() for rows in rows_of_sets(images.labels.numpy(), [3, 2])] == [[*range(36)], [*range(36, 52)]]
 
 
 def test_describe_tells_each_set(folders: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_batch_holds_as_many_images_of_each_set(folders: Path) -> None:
     for batch, _, _ in pair.train_dataloader():
         x, y = batch["harmful"]
         assert len(batch["pretrain"][1]) == 6
-        assert set_numbers(y.numpy(), [3, 2]).tolist() == [0] * 6 + [1] * 6
+        assert [rows.tolist() for rows in rows_of_sets(y.numpy(), [3, 2])] == [[*range(6)], [*range(6, 12)]]
         seen |= {colour_of(image) for image in x[:6]}
     assert len(seen) == 36  # one pass
 

@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from immunize.data.images.image_set import ImageSet, ImageSplits, Transform
-from immunize.data.images.source import as_image_source, set_numbers
+from immunize.data.images.source import as_image_source, rows_of_sets
 from immunize.data.pair import Pair, as_is, set_aside
 from immunize.data.splits import ROLES, Role, random_generator
 from immunize.errors import DataError
@@ -318,8 +318,7 @@ class ImagePair(Pair):
         images = self._training_set(role)
         classes = [part.n_classes for part in self.sources[role].parts.values()]
         labels = images.tensors[1] if isinstance(images, TensorDataset) else images.labels
-        numbers = set_numbers(labels.numpy(), classes)
-        return [np.flatnonzero(numbers == number) for number in range(len(classes))]
+        return rows_of_sets(labels.numpy(), classes)
 
     def _training_set(self, role: Role) -> Any:
         return self._replaced.get(role, self.splits(role).fit)

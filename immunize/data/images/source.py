@@ -13,7 +13,7 @@ Shapes: N images, C classes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -260,14 +260,16 @@ def as_image_source(source: Any) -> ImageSource:
     return converted
 
 
-def set_numbers(labels: Array, classes: Sequence[int]) -> Array:
-    """Which of several data sets each label belongs to, (N,) int64.
+def rows_of_sets(labels: Array, classes: Iterable[int]) -> list[Array]:
+    """Which rows belong to each of several data sets, ascending, int64.
 
     Args:
         labels: (N,) int64, counted over all sets.
         classes: C of each set.
     """
-    return np.searchsorted(np.cumsum(classes), labels, side="right").astype(np.int64)
+    ends = np.cumsum(list(classes))
+    number = np.searchsorted(ends, labels, side="right")
+    return [np.flatnonzero(number == which) for which in range(len(ends))]
 
 
 class SeveralSets(ImageSource):
@@ -327,7 +329,7 @@ class SeveralSets(ImageSource):
         """Short facts for the record, and under "sets" those of each set."""
         classes = [source.n_classes for source in self._sets.values()]
         counted = {
-            split: np.bincount(set_numbers(images.labels.numpy(), classes), minlength=len(classes)).tolist()
+            split: [len(rows) for rows in rows_of_sets(images.labels.numpy(), classes)]
             for split, images in self._readable._asdict().items()
         }
         own = {
