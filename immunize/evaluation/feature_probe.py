@@ -29,7 +29,7 @@ from torch import Tensor
 from immunize.evaluation.products import packed, products
 from immunize.evaluation.ratios import generator, gram
 from immunize.memoize import memoize
-from immunize.spectrum import ZeroMatrixError
+from immunize.spectrum import ZeroMatrixError, share_right
 
 DEFAULT_STEPS = {"gd": 1000, "least_squares": 10_000, "sgd": 1000, "adam": 300}
 """Every optimizer there is, and how many steps it takes."""
@@ -101,7 +101,7 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
         else:
             draws = generator(seed, "probe")
             weights = _trained(features, y, torch.zeros(x.shape[1], classes).to(x), optimizer, taken, draws)
-        accuracy = [100 * float(products(test, w.T).argmax(1).eq(y_test).double().mean()) for w in weights]
+        accuracy = [100 * float(share_right(products(test, w.T), y_test)) for w in weights]
     return ProbeCurve(taken, accuracy, -(-len(x) // BATCH_SIZE) if optimizer == "sgd" else 1)
 
 

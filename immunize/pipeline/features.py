@@ -21,6 +21,7 @@ from immunize.evaluation import check_group_size
 from immunize.evaluation.deep import PARTS
 from immunize.features import DeepExtractor, Features
 from immunize.objective import Head, world_size
+from immunize.spectrum import share_right
 
 Measured = dict[str, dict[str, dict[str, Features]]]
 """which ("immunized", "theta_0") -> part ("fit", "held_out") -> role -> x (N, D) and y (N,)."""
@@ -85,7 +86,7 @@ def head_of(layer: nn.Linear) -> Head:
 def accuracy(rows: tuple[Tensor, Tensor], head: Head) -> float:
     """Share of rows whose label has the largest logit, percent."""
     x, y = rows
-    return 100 * float((head(x.to(head.weight.dtype)).argmax(1) == y).double().mean())
+    return 100 * float(share_right(head(x.to(head.weight.dtype)), y))
 
 
 def side_by_side(networks: list[DeepExtractor], *, cached: bool) -> Callable[[Tensor], Tensor]:

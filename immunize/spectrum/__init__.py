@@ -50,6 +50,7 @@ from immunize.spectrum.separability import (
     folds_of,
     in_sample_share,
     probe_correlation,
+    share_right,
 )
 from immunize.spectrum.shrinkage import (
     BudgetChoice,
@@ -111,6 +112,7 @@ __all__ = [
     "r_well_of_features",
     "r_well_of_spectrum",
     "restrict_map",
+    "share_right",
     "spectrum_of",
     "spectrum_of_gram",
     "spectrum_of_map",

@@ -186,7 +186,20 @@ def cross_fitted_accuracy(features: Tensor, classes: Tensor, judged: Tensor, rho
     scores = known.mean(0).expand(len(rhos), int(judged.sum()), -1)
     if not (_constant(f, fitted) or _constant(y, known)):
         scores = scores + _predicted(f, y, features[judged] - fitted.mean(0), rhos)
-    return (scores.argmax(2) == columns[judged].argmax(1)).double().mean(1)
+    return share_right(scores, columns[judged].argmax(1))
+
+
+def share_right(scores: Tensor, classes: Tensor) -> Tensor:
+    """Accuracy: the share of rows whose own class has the largest score.
+
+    Args:
+        scores: (..., N, C).
+        classes: (N,) class numbers.
+
+    Returns:
+        (...,) float64.
+    """
+    return (scores.argmax(-1) == classes).double().mean(-1)
 
 
 def _predicted(f: Tensor, y: Tensor, other: Tensor, rhos: Sequence[float]) -> Tensor:

@@ -29,6 +29,7 @@ from immunize.spectrum import (
     probe_correlation,
     r_ill_of_spectrum,
     r_well_of_spectrum,
+    share_right,
     spectrum_of,
     spectrum_of_map,
 )
@@ -285,7 +286,7 @@ class NetworkMonitor(_Monitor):
     def _accuracy(self, net: DeepExtractor, features: Tensor) -> float:
         with torch.no_grad():
             logits = net.head(features.to(net.head.weight.device, net.dtype)).cpu()
-        return 100 * float((logits.argmax(1) == self._y["pretrain"]).double().mean())
+        return 100 * float(share_right(logits, self._y["pretrain"]))
 
     def _judge(self, trainer: Trainer, module: DeepModule, numbers: dict[str, float]) -> None:
         """The same in every process, whatever the devices round."""
