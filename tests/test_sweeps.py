@@ -263,7 +263,17 @@ def test_misspelt_sweep_ends_before_it_begins(sweep: Sweep, wrong: str, launcher
     _, out, err = sweep.failed(wrong, f"hydra/launcher={launcher}")
     assert wrong.partition("=")[0] in err
     assert out == ""
-    assert not sweep.records()
+    assert not Path("sweep").exists()
+
+
+def test_a_plan_composes_one_run_of_each_kind(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed, compose = list[list[str]](), Plan.compose
+    monkeypatch.setattr(Plan, "compose", lambda self, lines: (composed.append(lines), compose(self, lines))[1])
+    assert sweep("seed=0,1", "method=none,ill_only")[0] == 0
+    assert [[line for line in lines if line in {"method=none", "method=ill_only"}] for lines in composed] == [
+        ["method=none"],
+        ["method=ill_only"],
+    ]
 
 
 def test_folder_belongs_to_one_sweep_at_a_time(sweep: Sweep) -> None:

@@ -100,6 +100,7 @@ class SerialLauncher(Launcher):
 
         Raises:
             CompactHydraException: another sweep is running in the folder, or this is one of several processes.
+            HydraException: a run cannot be composed.
         """
         if started_outside():
             raise CompactHydraException(
@@ -109,12 +110,13 @@ class SerialLauncher(Launcher):
         jobs = [Job(initial_job_idx + index, tuple(lines)) for index, lines in enumerate(job_overrides)]
         self.jobs = Jobs(self.hydra_context, self.task_function, self.config, Singleton.get_state())
         self.jobs.prepare()
+        places = self._places(jobs)
         folder = Path(str(self.config.hydra.sweep.dir))
         folder.mkdir(parents=True, exist_ok=True)
         with sole_sweep(folder):
-            return self._launch(jobs)
+            return self._launch(jobs, places)
 
-    def _launch(self, jobs: Sequence[Job]) -> Sequence[JobReturn]:
+    def _launch(self, jobs: Sequence[Job], places: Mapping[Job, tuple[Path, str]]) -> Sequence[JobReturn]:
         from tqdm import tqdm  # not for a run alone, which imports this room too
 
         experiment = self.config.get("experiment")
@@ -126,7 +128,6 @@ class SerialLauncher(Launcher):
         self.ended: dict[Job, Outcome] = {}
         self.twins: dict[Job, Job] = {}
         self.errors: set[str] = set()
-        places = self._places(jobs)
         self._tell_its_own()
         try:
             for job, outcome in self.outcomes(self._undone(jobs, places)):
@@ -151,7 +152,7 @@ class SerialLauncher(Launcher):
             yield job, self.jobs.run(job.number, job.overrides)
 
     def _places(self, jobs: Sequence[Job]) -> dict[Job, tuple[Path, str]]:
-        """Folder and hash of each job, where the sweep finds its runs again by their hash."""
+        """Folder and hash of each job where runs are found again by it; a run of each kind is composed for that."""
         plan = Plan(self.hydra_context, self.config, self.threads)
         found = ((job, plan.folder_and_hash(job.overrides)) for job in jobs)
         places = {job: place for job, place in found if place is not None}

@@ -23,6 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import config_hash, resolved
 
+PLUGINS = "hydra_plugins.immunize_sweeps"
+
 BY_HASH = "${immunize.config_hash:}"
 """`hydra.sweep.subdir` of a sweep whose runs are found again by their configuration."""
 
@@ -168,7 +170,8 @@ class GridSweeper(Sweeper):
         jobs = jobs_of(self.params, self.grids, arguments)
         if not jobs:
             raise CompactHydraException("error: no grid of this sweep has such runs; see hydra.sweeper.grids")
-        Plan(self.hydra_context, self.config).check(jobs)  # whatever launches them, Hydra's own launchers too
+        if type(self.launcher).__module__ != PLUGINS:  # our launchers, which look for runs that are done, do so too
+            Plan(self.hydra_context, self.config).check(jobs)
         returns = self.launcher.launch(jobs, 0)
         failed = sum(done.status is JobStatus.FAILED for done in returns)
         print(Path(str(self.config.hydra.sweep.dir)).absolute(), flush=True)
