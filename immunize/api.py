@@ -218,6 +218,8 @@ def immunize(
         if objective.trains:
             if trainable is None:
                 raise UserError("trainable= is needed: names or patterns of the modules that may change")
+            if head.weight.dtype == torch.float16:  # methods and optimizers have an ε, which is 0 there
+                raise UserError("float16 is too narrow to train in: give backbone and head as .float() or .bfloat16()")
             released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
             net, reference, theta_0, kept = _cut(released, classifier, trainable, pretrain_loader)
         found = {role: features_of([theta_0], x, role) for role, x in loaders.items()}

@@ -33,6 +33,9 @@ MULTIPLIERS = (1, 2, 3, 5)
 PAIRINGS, LINEAR_LOSSES, DEEP_LOSSES = ("max_size_cycle", "min_size"), ("mse", "bce", "ce"), ("ce",)
 """What `immunize.data.pair.Mode` and `task_loss` accept; their rooms import torch."""
 
+HALF = ("16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
+"""Lightning's names of whatever makes a network's own weights half as wide."""
+
 FRACTION = "objective.validation_fraction"
 
 Rule = tuple[str, Callable[[Any], bool], str]
@@ -89,6 +92,11 @@ DEEP_RULES: tuple[Rule, ...] = (
         "objective.loss",
         lambda value: value in DEEP_LOSSES,
         "ce for a deep model; choose a row of hyper-parameters that is made for one, such as objective=resnet18_cars",
+    ),
+    (
+        "trainer.precision",
+        lambda value: value not in HALF,
+        "32-true, 64-true or a mixed one: features rounded to half precision have no small singular values left",
     ),
     ("model.image_size", lambda value: not isinstance(value, int) or value >= 1, "1 or more, or null"),
     ("objective.batch_size", lambda value: value is not None, "a number for a deep model"),

@@ -131,6 +131,10 @@ def test_bfloat16_is_measured(network: Network) -> None:
     found = immunize.immunize(*half, [(X.bfloat16(), Y)], [(X.flip(1).bfloat16(), Y)], trainable=["last"], steps=2)
     assert math.isfinite(found.ratios["ridge"].ratio.rir)
     assert found.backbone.last.weight.dtype == torch.bfloat16  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="float16 is too narrow to train in"):
+        immunize.immunize(
+            *(part.half() for part in network), [(X.half(), Y)], [(X.flip(1).half(), Y)], trainable=["last"]
+        )
 
 
 @pytest.mark.parametrize("method", ["ours", "censor"])

@@ -416,6 +416,7 @@ STOPPING = ("objective.early_stopping=true", "objective.validation_fraction=0.3"
         (["model.trainable=[layer9]"], "layer9"),
         (["trainer.accelerator=gpu"], "trainer"),
         (["trainer.devices=0"], "devices"),
+        (["+trainer.precision=16-true"], "trainer.precision has to be 32-true, 64-true or a mixed one"),
         (["objective.check_every=50", *STOPPING], "check_every=50 looks at none of the 1 steps"),
         (["objective.check_every=1", *STOPPING, "method=censor"], "by RIR, at which method=censor does not aim"),
     ],
