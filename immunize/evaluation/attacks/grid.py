@@ -109,8 +109,8 @@ def attack_all(
 
     Returns:
         a cell an attack, by its name: status "finished", "diverged", or "skipped" where the attack needs what is not
-        there; tier, curves by resource, candidates, what all of them took together, and the score of the best constant
-        answer.
+        there; tier, curves by resource, candidates, what they took (work that they share is charged to each in full, as
+        it is to attacks), and the score of the best constant answer.
     """
     tried = list(entries)
     here, reference = hash_of_data(data), None
