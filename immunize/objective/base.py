@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -167,11 +168,15 @@ class Objective(nn.Module):
         self.watched: dict[str, Tensor] = {}
         """What is logged beside the terms of a step, by name."""
 
+    @property
+    def diverged(self) -> Counter[int]:
+        """In how many batches a simulated attacker was left out, by the step from which on."""
+        return Counter() if self.attacker is None else self.attacker.diverged
+
     def facts(self) -> dict[str, Any]:
         """For the record when a training has ended: what is watched, and how often a simulated attacker diverged."""
-        diverged = {} if self.attacker is None else self.attacker.diverged
         told = {"watched": {name: value.item() for name, value in self.watched.items()}}
-        told["attackers_diverged"] = {f"in step {step}": batches for step, batches in sorted(diverged.items())}
+        told["attackers_diverged"] = {f"in step {step}": batches for step, batches in sorted(self.diverged.items())}
         return {name: of for name, of in told.items() if of}
 
     def prepare(self, net: DeepExtractor, labels: Sequence[Tensor], theta_0: Callable[[], Sequence[Labelled]]) -> None:

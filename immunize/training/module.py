@@ -332,14 +332,16 @@ class DeepModule(ImmunizationModule):
         ]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what is trained, and the weights of the terms, which may have been balanced."""
+        """Keep what is trained, the weights of the terms, which may have been balanced, and what the record counts."""
         trained = {name for name, _ in self._trained()}
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in trained}
         checkpoint["objective_weights"] = dict(self.objective.weights)
+        checkpoint["attackers_diverged"] = dict(self.objective.diverged)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the weights of the terms back."""
+        """Put the weights of the terms back, and the counts."""
         self.objective.weights.update(checkpoint["objective_weights"])
+        self.objective.diverged.update(checkpoint["attackers_diverged"])
 
 
 class SupervisedModule(LightningModule):

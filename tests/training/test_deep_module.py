@@ -22,6 +22,7 @@ from immunize.objective import task_loss
 from immunize.objective.ill_only import IllOnly
 from immunize.objective.imma import Imma
 from immunize.objective.ours import Ours
+from immunize.objective.simulated import SimulatedFineTuning
 from immunize.spectrum import condition_number, cross_fitted_correlation, folds_of, spectrum_of
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance, NetworkMonitor, Progress, TheoremGuard
@@ -84,6 +85,15 @@ def test_checkpoint_holds_what_is_trained_and_the_weights_in_force() -> None:
     assert other.objective.weights != module.objective.weights
     other.on_load_checkpoint(checkpoint)
     assert other.objective.weights == module.objective.weights
+
+
+def test_a_training_that_goes_on_counts_on_what_diverged_before() -> None:
+    module, other = (module_of(SimulatedFineTuning()) for _ in range(2))
+    module.objective.diverged[2] = 3
+    checkpoint: dict[str, Any] = {"state_dict": {}}
+    module.on_save_checkpoint(checkpoint)
+    other.on_load_checkpoint(checkpoint)
+    assert other.objective.facts() == {"attackers_diverged": {"in step 2": 3}}
 
 
 def watched(count: int = 40) -> dict[Any, Any]:
