@@ -390,7 +390,6 @@ def _by_its_own_numbers(seed: int) -> Iterator[None]:
             random.seed(seed)
             np.random.seed(seed)  # noqa: NPY002
             torch.manual_seed(seed)
-            lightning.setLevel(logging.WARNING)
             yield
         finally:
             lightning.setLevel(level)

@@ -36,7 +36,16 @@ import numpy as np
 
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import Array, ArrayImages
-from immunize.data.splits import Part, Role, SourceBase, Splits, mask_of_classes, random_generator, to_part
+from immunize.data.splits import (
+    HOLD_OUT_SEED,
+    Part,
+    Role,
+    SourceBase,
+    Splits,
+    mask_of_classes,
+    random_generator,
+    to_part,
+)
 from immunize.errors import DataError
 
 LABELS: dict[Role, int] = {"pretrain": 0, "harmful": 1}
@@ -182,9 +191,6 @@ PIXEL_MAX = 16.0
 
 DIGITS_OF: dict[Role, tuple[int, ...]] = {"pretrain": (0, 1, 2, 3, 4), "harmful": (5, 6, 7, 8, 9)}
 """The digits of each role where they are two tasks of five classes; a label is a digit's position here."""
-
-HOLD_OUT_SEED = 0
-"""Constant, so that no choice of the user can turn a test image into a training image."""
 
 
 @functools.cache

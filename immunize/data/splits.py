@@ -164,6 +164,10 @@ def hash_of(names: Mapping[Role, str], splits: Mapping[Role, Splits]) -> str:
     return digest.hexdigest()
 
 
+HOLD_OUT_SEED = 0
+"""Constant, so that no choice of the user can turn a test image into a training image."""
+
+
 def mask_of_classes(
     labels: np.ndarray[Any, np.dtype[Any]], count: Callable[[int], int], seed: int, *stream: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -33,6 +33,8 @@ from immunize.report.loading import leaves
 from immunize.threads import cpu_threads, threads_in_force
 from immunize.training.loggers import close_loggers, log_results
 
+log = logging.getLogger(__name__)
+
 
 def new_record(settings: dict[str, Any], method: Objective, given: Iterable[str] = ()) -> dict[str, Any]:
     """A record with everything that is known before training; the peak of memory is counted from here.
@@ -113,7 +115,7 @@ def save(record: dict[str, Any], folder: Path, loggers: list[Logger], step: int,
                 log_results(loggers, numbers, result_rows(record), curves, drawn if drawn.exists() else None, step=step)
         close_loggers(loggers, success=done)
     except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe
-        logging.getLogger(__name__).warning("the record is written, but not the figure or the log: %s", error)
+        log.warning("the record is written, but not the figure or the log: %s", error)
 
 
 def _of_sets(record: dict[str, Any], what: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
@@ -163,9 +165,6 @@ def flat_curves(record: dict[str, Any]) -> dict[str, tuple[list[int], list[float
         for which, curve in extractors.items()
         if curve is not None
     }
-
-
-log = logging.getLogger(__name__)
 
 
 class Model(Protocol):

@@ -19,7 +19,7 @@ import numpy as np
 
 from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import FileImages
-from immunize.data.splits import mask_of_classes, share_of
+from immunize.data.splits import HOLD_OUT_SEED, mask_of_classes, share_of
 from immunize.errors import DataError, some
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
@@ -27,9 +27,6 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("val", "test", "valid", "validation", "testing")
 """Usual names of split folders, the first that is there is taken."""
-
-HOLD_OUT_SEED = 0
-"""Constant, so that no choice of the user can turn a test image into a training image."""
 
 HELD_OUT = 0.2
 """The share that is held out unless somebody says another one."""

@@ -40,14 +40,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from immunize.data.images.image_set import ImageSet, ImageSplits, Transform
 from immunize.data.images.source import as_image_source, rows_of_sets
-from immunize.data.pair import Pair, as_is, set_aside
+from immunize.data.pair import Pair, Rows, as_is, set_aside
 from immunize.data.splits import ROLES, Role, random_generator
 from immunize.errors import DataError
 
 ORDER_STREAM, AUGMENTATION_STREAM = 1, 2
 
-
-Rows = np.ndarray[Any, np.dtype[np.int64]]
 Place = tuple[int, int]
 
 
