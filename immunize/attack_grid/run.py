@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
-from immunize.attack_grid.target import EXTRACTORS, GridPlan, Target, Task
+from immunize.attack_grid.target import EXTRACTORS, Target, Task
 from immunize.evaluation.attacks import TIERS, AttackData, Budget
 from immunize.evaluation.attacks.curves import RESOURCES, Curve, horizon_of
 from immunize.evaluation.attacks.grid import Entry, Store, attack_all, in_tier
@@ -60,13 +60,12 @@ class _Part:
 
 
 def run_grid(
-    plan: GridPlan, target: Target, entries: Sequence[Entry], store: Store | None, tell: Callable[[str], None]
+    target: Target, entries: Sequence[Entry], store: Store | None, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Attack.
 
     Args:
-        plan: seeds, budget, threads and processes.
-        target: what is attacked.
+        target: what is attacked, and the plan: seeds, budget, threads and processes.
         entries: the attacks.
         store: of finished cells; None keeps none. A process writes each when it has it.
         tell: gets a line for every cell.
@@ -78,15 +77,14 @@ def run_grid(
     Raises:
         UserError: what an attack or the data raise.
     """
-    budget = plan.budget
-    work = _Work(plan, target, entries, tell)
+    plan, work = target.plan, _Work(target, entries, tell)
     processes = work.processes()
     peaks = []
     for part in work.parts(work.stays if processes > 1 else lambda entry: True):
-        work.done(part, part.run(budget, store, functools.partial(work.say, part)))
+        work.done(part, part.run(plan.budget, store, functools.partial(work.say, part)))
     if processes > 1:
         others = work.parts(lambda entry: not work.stays(entry))
-        with contextlib.closing(_side_by_side(others, processes, plan.threads, budget, store)) as finished:
+        with contextlib.closing(_side_by_side(others, processes, plan.threads, plan.budget, store)) as finished:
             for part, (cells, lines, own_peak) in finished:
                 for line in lines:
                     work.say(part, line)
@@ -103,12 +101,12 @@ def run_grid(
 class _Work:
     """What there is to do, and what is done."""
 
-    def __init__(self, plan: GridPlan, target: Target, entries: Sequence[Entry], tell: Callable[[str], None]) -> None:
-        self.plan, self.target, self.tell = plan, target, tell
-        self.seed = plan.seeds[0]
+    def __init__(self, target: Target, entries: Sequence[Entry], tell: Callable[[str], None]) -> None:
+        self.plan, self.target, self.tell = target.plan, target, tell
+        self.seed = self.plan.seeds[0]
         self.tasks = target.tasks(self.seed)  # of one seed at a time: they are large
         self.tried = {name: [one for one in entries if _fits(one, task)] for name, task in self.tasks.items()}
-        self.places = list(itertools.product(plan.seeds, self.tried, EXTRACTORS))
+        self.places = list(itertools.product(self.plan.seeds, self.tried, EXTRACTORS))
         self.total = sum(len(self.tried[name]) for _, name, _ in self.places)
         self.found: dict[Place, Cells] = {}
         self.of_task = {name: _facts(task) for name, task in self.tasks.items()}
