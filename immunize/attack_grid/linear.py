@@ -23,7 +23,7 @@ from torch import Tensor
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Target, Task, random_rotation
 from immunize.checkpoints import load_checkpoint
 from immunize.data.loading import LoadedPair, load_pair
-from immunize.data.splits import ROLES, Splits
+from immunize.data.splits import ROLES, Role, Splits
 from immunize.errors import DataError, UserError
 from immunize.evaluation.attacks import AttackData, Rows
 from immunize.spectrum.ranges import within_span
@@ -125,14 +125,16 @@ def _measured(loaded: LoadedPair, pointed: Pointed) -> tuple[Splits, Splits]:
 
     In their place are then those of `fit` that the run had set aside, and of another digit as many, drawn likewise.
     """
-    splits = loaded.splits
-    if pointed.selection is not None:
-        from immunize.data.pair import set_aside  # Lightning is long to load
+    if pointed.selection is None:
+        return loaded.splits["pretrain"], loaded.splits["harmful"]
+    from immunize.data.pair import set_aside  # Lightning is long to load
 
-        for role, of in splits.items():
-            rows = set_aside(len(of.fit), **pointed.aside, role=role, what=f"{len(of.fit)} rows ({role})")
-            splits = splits | {role: Splits(*(of.fit.take(torch.from_numpy(which)) for which in rows))}
-    return splits["pretrain"], splits["harmful"]
+    def within_fit(role: Role) -> Splits:
+        fit = loaded.splits[role].fit
+        rows = set_aside(len(fit), **pointed.aside, role=role, what=f"{len(fit)} rows ({role})")
+        return Splits(*(fit.take(torch.from_numpy(which)) for which in rows))
+
+    return within_fit("pretrain"), within_fit("harmful")
 
 
 def seen_by(theta: Tensor | None, raw: AttackData) -> AttackData:

@@ -175,12 +175,14 @@ class FailureSignatures:
 
     def state_dict(self) -> dict[str, Any]:
         """For a training that goes on later: what was recognized, and what trends are judged by."""
-        seen = [vars(one) for one in self._warned.values()]
-        return {"warned": seen, "rising": self._rising, "before": self._before, "best": self._best}
+        warned, present = [vars(one) for one in self._warned.values()], list(self._present)
+        trends = {"rising": self._rising, "before": self._before, "best": self._best}
+        return {"warned": warned, "present": present, **trends}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take it over."""
         self._warned = {(one.name, one.role): one for one in (Warned(**of) for of in state_dict["warned"])}
+        self._present = set(state_dict["present"])
         self._rising, self._before, self._best = (state_dict[name] for name in ("rising", "before", "best"))
 
     def facts(self) -> list[dict[str, Any]]:
