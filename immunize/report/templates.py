@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from importlib.resources import files
 from typing import Any
@@ -10,8 +11,9 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoesca
 from jinja2.utils import missing
 from markupsafe import Markup, escape
 
-from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIO_HEADS
-from immunize.report.table import NOTHING, in_cell, short, summary_text
+from immunize.report.loading import infinite, with_infinities
+from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, PROTOCOLS, RATIO_HEADS, part_words
+from immunize.report.table import NOTHING, in_cell, share, short, summary_text
 
 _CODE = re.compile(r"`([^`]*)`")
 
@@ -30,8 +32,8 @@ def asset(name: str) -> str:
     return files("immunize.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def filled_in(name: str, /, **values: Any) -> str:
-    """A template with its values; in HTML every text is escaped, and code where it stands between backticks."""
+@functools.cache
+def _templates() -> Environment:
     templates = Environment(
         autoescape=select_autoescape(["html"]),
         loader=FunctionLoader(asset),
@@ -40,8 +42,14 @@ def filled_in(name: str, /, **values: Any) -> str:
         keep_trailing_newline=True,
         undefined=_Lacking,
     )
-    templates.globals |= {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}", "short": short}
-    templates.globals |= {"parts": PARTS, "heads": RATIO_HEADS, "nothing": NOTHING, "summary_text": summary_text}
+    templates.globals |= {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}", "parts": PARTS}
+    templates.globals |= {"heads": RATIO_HEADS, "nothing": NOTHING, "protocols": PROTOCOLS}
+    templates.globals |= {of.__name__: of for of in (infinite, part_words, share, short, summary_text, with_infinities)}
     templates.filters["cell"] = in_cell
     templates.filters["coded"] = lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
-    return templates.get_template(name).render(**values)
+    return templates
+
+
+def filled_in(name: str, /, **values: Any) -> str:
+    """A template with its values; in HTML every text is escaped, and code where it stands between backticks."""
+    return _templates().get_template(name).render(**values)

@@ -148,57 +148,36 @@ def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
 
 def verdict_sentence(record: dict[str, Any], task: str) -> str:
     """The verdict of one task in words, from its numbers."""
+    from immunize.report.templates import filled_in  # what fills them in takes some time to import
+
     verdict, results = record["verdicts"][task]["immunized"], record["results"][task]["immunized"]
-    highest, unbroken, broken = (verdict[name] for name in ("highest_tier", "unbroken_up_to", "first_broken"))
     undecided = [tier for tier, held in verdict["held"].items() if held is None]
-    lowest = TIERS[0]
-    told = {False: "not slowed down", None: f"{lowest} is not decided", True: ""}
-    nothing = told[verdict["held"][lowest]] if lowest in verdict["held"] else f"{lowest} was not tried"
-    parts = [f"held off up to {unbroken}" if unbroken else nothing]
-    if highest and highest != unbroken:
-        parts.append(f"the highest tier that held is {highest}")
-    if broken:
-        found = results[broken]
-        parts.append(
-            f"{broken} gets through: score {score_text(found['score'])} instead of "
-            f"{score_text(found['score_reference'])}, {_difference(found)}steps "
-            + " instead of ".join(
-                paid_text("steps", where_known(found, found[name]["steps"]))
-                for name in ("to_target", "to_target_reference")
-            )
-        )
-    if undecided:
-        reasons = {reason for tier in undecided for reason in results[tier]["undecided"]}
-        parts.append(f"not decided in {', '.join(undecided)} ({'; '.join(sorted(reasons))})")
-    moved = record["tasks"][task].get("rows_moved", {})  # records of before have none
-    if any(map(any, moved.values())):
-        counts = " and ".join(f"{', '.join(map(str, rows))} {part}" for part, rows in moved.items())
-        parts.append(f"rows outside the span of the training rows were trained on instead, by seed {counts} rows")
-    return "; ".join(parts)
+    told = filled_in(
+        "verdict.txt",
+        tiers=TIERS,
+        verdict=verdict,
+        results=results,
+        undecided=undecided,
+        reasons=sorted({reason for tier in undecided for reason in results[tier]["undecided"]}),
+        moved=record["tasks"][task].get("rows_moved", {}),  # records of before have none
+        **{of.__name__: of for of in (interval_text, paid_text, score_text, where_known)},
+    )
+    return "; ".join(told.splitlines())
 
 
 def not_tried(record: dict[str, Any]) -> list[str]:
     """Rows that are not the usual ones, and what was left out: tiers, attacks and why, benign tasks, further steps."""
-    config, subject = record["config"], record["subject"]
-    rows = {
-        "the attacker has rows that the immunization never saw (own_rows)": config.get("own_rows"),
-        "measured on rows set aside from the training (selection=validation)": subject.get("selection"),
-    }
-    by_reason: dict[str, list[str]] = {}
-    for name, of in record["attacks"]["harmful"]["immunized"].items():
+    from immunize.report.templates import filled_in
+
+    attacks = record["attacks"]["harmful"]["immunized"]
+    known = {of["tier"] for of in attacks.values()}
+    skipped: dict[str, list[str]] = {}
+    for name, of in attacks.items():
         if of["status"] == "skipped":
-            by_reason.setdefault(of["reason"], []).append(f"{name} ({of['tier']})")
-    lines = [line for line, there in rows.items() if there]
-    lines += [f"not tried: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-    known = {of["tier"] for of in record["attacks"]["harmful"]["immunized"].values()}
-    if absent := [tier for tier in TIERS if tier not in known]:
-        lines.append(f"no attack of {', '.join(absent)} was tried: what holds there is not known")
-    if isinstance(reason := record["subject"].get("benign"), str):
-        lines.append(f"no benign third task: {reason}")
-    moved = record["results"]["harmful"]["immunized"].get("T4", {}).get("longest_by_attack", {})
-    if moved:  # its own budget, which a large network uses up in a few steps
-        lines.append(f"T4 took at most {', '.join(f'{max(steps):,} steps of {name}' for name, steps in moved.items())}")
-    return lines
+            skipped.setdefault(of["reason"], []).append(f"{name} ({of['tier']})")
+    absent = [tier for tier in TIERS if tier not in known]
+    longest = record["results"]["harmful"]["immunized"].get("T4", {}).get("longest_by_attack", {})
+    return filled_in("not_tried.txt", record=record, skipped=skipped, absent=absent, longest=longest).splitlines()
 
 
 def held_text(found: dict[str, Any]) -> str:
@@ -221,12 +200,6 @@ def paid_text(resource: str, values: Sequence[float | None]) -> str:
     if math.isinf(found):
         return "never"
     return f"{found:.1e}" if resource == "flops" else f"{found:,.0f}"
-
-
-def _difference(found: dict[str, Any]) -> str:
-    """The interval that the verdict goes by; records from before it have none."""
-    text = interval_text(found.get("difference"))
-    return "" if text == NOTHING else f"a difference of {text}, "
 
 
 def score_text(found: dict[str, Any]) -> str:
