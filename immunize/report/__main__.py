@@ -29,25 +29,22 @@ def _tables(runs: str, experiment: str | None, out: str | None, keep: bool, publ
     folder, to = Path(runs), None if out is None else Path(out)
     if keep and (to is None or experiment not in ("table_attacks", "table1", "table2")):
         raise UserError("keep=true belongs to experiment=table_attacks, table1 or table2 with out=<what has results>")
-    try:
-        with lacking_is_told(f"a record below {folder}"):
-            if experiment is not None:
-                from immunize.report.experiments import Request, report_experiment
+    with lacking_is_told(f"a record below {folder}"):
+        if experiment is not None:
+            from immunize.report.experiments import Request, report_experiment
 
-                text = report_experiment(Request(experiment, folder, to, Path(published), keep))
-                # Wide tables are read in the page; without a folder for it they are Markdown to be passed on.
-                print(text.rstrip("\n") if to is None else to / "README.md")
-                return
-            from immunize.report.summary import show_summary, write_summary
+            text = report_experiment(Request(experiment, folder, to, Path(published), keep))
+            # Wide tables are read in the page; without a folder for it they are Markdown to be passed on.
+            print(text.rstrip("\n") if to is None else to / "README.md")
+            return
+        from immunize.report.summary import show_summary, write_summary
 
-            records, note = load_finished(folder)
-            if to is not None:
-                write_summary(records, to, note)
-            show_summary(records)
-            if note:
-                print(note)
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(str(error)) from None
+        records, note = load_finished(folder)
+        if to is not None:
+            write_summary(records, to, note)
+        show_summary(records)
+        if note:
+            print(note)
 
 
 @command("report/card", values=True)

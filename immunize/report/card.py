@@ -20,7 +20,6 @@ from immunize.records import diverged_cross_fit
 from immunize.report.attacks.one_run import grid_parts, not_tried, verdict_sentence
 from immunize.report.loading import (
     check_same_checkpoint,
-    check_same_run,
     lacking_is_told,
     read_sources,
     verdict_on,
@@ -42,15 +41,13 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
 
     Args:
         record: of `immunize.train`, finished.
-        attack: of `immunize.attack` on that run; None leaves the attacks out, and the card says so.
+        attack: of `immunize.attack` on that same run; None leaves the attacks out, and the card says so.
 
     Raises:
-        UserError: a run that did not finish, or an attack record of another run.
+        UserError: a run that did not finish.
     """
     if record.get("status") != "finished":
         raise UserError(f"the run is '{record.get('status')}': a card needs a finished one")
-    if attack is not None:
-        check_same_run(record, attack)
     parts = [part for part in record["metrics"] if part != "validation"]
     again = [] if attack is None else [attack["command"]]
     return {
@@ -99,7 +96,6 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
         CARD_MD,
         card=card,
         front_matter=front_matter(card),
-        with_infinities=with_infinities,
         separability=separability_lines(card["separability"]),
         other_measure=other_measure(card),
         each_set=sets_shown(card.get("harmful_sets")),
@@ -113,10 +109,10 @@ def write_card(folder: Path, out: Path) -> Path:
     Raises:
         UserError: no record, one that cannot be read, or records that do not go together.
     """
-    record, attack = read_sources(folder)
-    if attack is not None:
-        check_same_checkpoint(folder, attack)
     with lacking_is_told(f"the record or attack record in {folder}"):
+        record, attack = read_sources(folder)
+        if attack is not None:
+            check_same_checkpoint(folder, attack)
         card = card_of(record, attack)
         text = card_text(card, attack)
     try:

@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from immunize.files import whole, write_text
-from immunize.report.naming import PARTS, in_order, run_title
+from immunize.report.naming import PARTS, in_order, part_words, run_title
 from immunize.report.runs import Runs, measured_on
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def _panels(
         for extractor in reversed(order):
             _draw(axis, bands[(bands["data_set"] == role) & (bands["extractor"] == extractor)], opacity)
         axis.set_title(TASKS[role])
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
+        frameless(axis, alpha=0.3)
     handles = {str(line.get_label()): line for axis in figure.axes for line in axis.lines}
     labels = [label for one in order for label in handles if label.split(",")[0] == _SAID.get(one, one)]
     figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=4)
@@ -287,9 +286,7 @@ TASKS = {"pretrain": "pre-training task $D_P$", "harmful": "harmful task $D_H$"}
 
 def norm_ratio_figure(record: dict[str, Any], path: Path) -> None:
     """Write :func:`draw_norm_ratio` as a PNG."""
-    figure = draw_norm_ratio(record)
-    with whole(path) as partial:
-        figure.savefig(partial, format="png", dpi=150)
+    save_as(draw_norm_ratio(record), path, dpi=150)
 
 
 def draw_norm_ratio(record: dict[str, Any]) -> Figure:
@@ -306,7 +303,7 @@ def draw_norm_ratio(record: dict[str, Any]) -> Figure:
         for part, style in (("fit", "-"), ("held_out", "--"), ("validation", "--")):
             for which, curve in curves.get(part, {}).get(name, {}).items():
                 if curve is not None:
-                    label = f"{which}, {part.replace('_', ' ')}"
+                    label = f"{which}, {part_words(part)}"
                     axis.plot(curve["steps"], curve["ratio"], style, color=_COLOURS[which], label=label)
         axis.set_title(title)
         axis.grid(alpha=0.3)
@@ -326,6 +323,17 @@ def save_figures(figures: Mapping[str, Figure], out: Path) -> None:
 
 def save_figure(figure: Figure, stem: Path) -> None:
     """Write a figure as `<stem>.png` and `<stem>.pdf`; the same figure gives the same bytes."""
-    for kind, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
-        with whole(stem.with_suffix(f".{kind}")) as partial:
-            figure.savefig(partial, format=kind, dpi=150 if kind == "png" else "figure", metadata=metadata)
+    save_as(figure, stem.with_suffix(".png"), dpi=150, metadata={"Software": None})
+    save_as(figure, stem.with_suffix(".pdf"), metadata={"CreationDate": None})
+
+
+def save_as(figure: Figure, path: Path, **how: Any) -> None:
+    """Write a figure whole or not at all, in the format that the name ends in."""
+    with whole(path) as partial:
+        figure.savefig(partial, format=path.suffix[1:], **how)
+
+
+def frameless(axis: Axes, /, **grid: Any) -> None:
+    """A grid, and no frame but the two axes."""
+    axis.grid(**grid)
+    axis.spines[["top", "right"]].set_visible(False)

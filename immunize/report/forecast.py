@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from immunize.files import whole
+from immunize.report.curves import frameless, save_as
 from immunize.report.loading import infinite, with_infinities
-from immunize.report.naming import RATIO_HEADS, RATIOS, pair_title
+from immunize.report.naming import RATIO_HEADS, RATIOS, pair_title, part_words
 from immunize.report.table import Table, short, to_print, to_read
 from immunize.report.templates import filled_in
 
@@ -57,12 +57,10 @@ def forecast_figure(record: dict[str, Any], path: Path) -> None:
     _draw_alignment(axes[2], record)
     for axis in axes:
         axis.title.set_fontsize(10)
-        axis.grid(alpha=0.25, linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
+        frameless(axis, alpha=0.25, linewidth=0.6)
     sentence = "\n".join(textwrap.wrap(record["verdict"]["sentence"], 140))
     figure.suptitle(f"{pair_title(record)}\n{sentence}", fontsize=10)
-    with whole(path) as partial:
-        figure.savefig(partial, format="png", dpi=150)
+    save_as(figure, path, dpi=150)
 
 
 def _data_table(record: dict[str, Any]) -> Table:
@@ -88,7 +86,7 @@ def _ratio_table(record: dict[str, Any]) -> Table:
             ratios = with_infinities(m)
             rho = m["facts"]["kappa_pretrain"]["rho"]
             name = estimator if rho is None else f"{estimator}, ρ {rho:g}"
-            left = [part.replace("_", " "), fitted, _rho(one["shrinkage"]), measured, name]
+            left = [part_words(part), fitted, _rho(one["shrinkage"]), measured, name]
             rows.append([*left, *(short(ratios[key]) for key in RATIOS)])
     title = f"The closed form with budget {record['maps']['fit']['budget']:g}, measured"
     return Table(title, (*_MAPPED, *RATIO_HEADS.values()), rows)

@@ -18,7 +18,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from immunize.report.published import Published, find
 from immunize.report.results import pair_means
 from immunize.report.runs import Runs
-from immunize.report.table import share
 from immunize.report.templates import filled_in
 
 _PAD = 0.1  # inches, so that titles keep clear of the ticks above them
@@ -122,7 +121,6 @@ def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequ
         runs=runs,
         wheres=wheres,
         cells=lambda method, where: log_means(runs, method, *where).values(),
-        share=share,
         against_paper={method: _against_paper(runs, method, published) for method in runs.methods},
         mean_exp=lambda cells: float(np.mean(np.exp(cells))),
         published=published,

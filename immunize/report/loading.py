@@ -143,16 +143,19 @@ def _check(record: Mapping[str, Any], path: Path, kind: str, needed: Sequence[st
 
 @contextmanager
 def lacking_is_told(where: str) -> Iterator[None]:
-    """Make a message of what a record lacks.
+    """Make a message of what a record lacks, or of why records cannot be read or do not go together.
 
     Args:
         where: the record is: "the record in outputs/demo".
 
     Raises:
-        UserError: within, something was asked of a record that it does not hold.
+        UserError: within, something was asked of a record that it does not hold, or another error came up that says
+            what is wrong.
     """
     try:
         yield
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(str(error)) from None
     except KeyError as error:
         raise UserError(f"{where} lacks {error}: it is of another version, or not of a run") from None
 
@@ -165,9 +168,10 @@ def read_sources(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The record of a run and its attack record, None where it was not attacked.
 
     Raises:
-        UserError: no record, or one that cannot be read.
+        UserError: no record, one that cannot be read, or an attack record of another run.
     """
-    return read_run(folder), read_attack(folder)
+    record = read_run(folder)
+    return record, read_attack(folder, record)
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -182,13 +186,16 @@ def read_run(folder: Path) -> dict[str, Any]:
     return record
 
 
-def read_attack(folder: Path) -> dict[str, Any] | None:
-    """The attack record of a run; None where it was not attacked.
+def read_attack(folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
+    """The attack record of the run that a record is of; None where it was not attacked.
 
     Raises:
-        UserError: as :func:`read_run`.
+        UserError: as :func:`read_run`, or it is of another run.
     """
-    return _read(folder / ATTACK_RECORD, _ATTACK[0], *_ATTACK)
+    attack = _read(folder / ATTACK_RECORD, _ATTACK[0], *_ATTACK)
+    if attack is not None:
+        check_same_run(record, attack)
+    return attack
 
 
 def _read(path: Path, what: str, kind: str, needed: Sequence[str]) -> dict[str, Any] | None:

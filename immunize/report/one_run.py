@@ -12,7 +12,7 @@ from rich.text import Text
 from immunize.records import diverged_cross_fit
 from immunize.report.loading import by_harmful_set, infinite, judged, measured, verdict_on, with_infinities
 from immunize.report.naming import PROTOCOLS, RATIO_HEADS, RATIOS, part_words, run_title
-from immunize.report.table import Table, short, to_print, to_read, under
+from immunize.report.table import Table, percent, short, to_print, to_read, under
 
 EXACT = 1e-9
 """A best possible loss below this share of the targets' mean square is zero up to rounding."""
@@ -78,8 +78,6 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
         "run.txt",
         record=record,
         network=network,
-        protocols=PROTOCOLS,
-        part_words=part_words,
         loss_text=loss_text,
         lost=diverged_cross_fit(record),
         judged=judged(record),
@@ -123,7 +121,7 @@ def loss_text(v: dict[str, Any], of: str = "the network, or of a ridge probe,") 
         of: whose accuracy it is, where it is one.
     """
     if "accuracy_before" in v:
-        return f"accuracy of {of} {v['accuracy_before']:.2f} % before, {v['accuracy_after']:.2f} % after"
+        return f"accuracy of {of} {percent(v['accuracy_before'])} before, {percent(v['accuracy_after'])} after"
     if v["loss_plain"] <= EXACT * v["loss_zero"]:
         return "says little: any features fit these targets exactly"
     return f"optimal loss {short(v['loss_immunized'])}, best possible {short(v['loss_plain'])}"
@@ -247,5 +245,5 @@ def separability_lines(found: dict[str, Any]) -> list[str]:
         told = {role: of for role, of in roles.items() if of["before"] or of["after"]}
         if told:
             words = ", ".join(f"{role} {of['before']:.3f} → {of['after']:.3f}" for role, of in told.items())
-            lines.append(f"{part.replace('_', ' ')}: {words}")
+            lines.append(f"{part_words(part)}: {words}")
     return [f"{ABOUT}, θ_0 → θ:", *lines] if lines else []

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from immunize.files import write_text
 from immunize.report.loading import write_results
-from immunize.report.naming import data_name, pair_title, run_title
+from immunize.report.naming import data_name, pair_title, part_words, run_title
 from immunize.report.one_run import carried_over
 from immunize.report.results import verdict_counts
 from immunize.report.runs import flat_settings, held_out_text, theta_0_of
@@ -45,7 +45,7 @@ def summary_tables(records: Iterable[dict[str, Any]], *, wide: bool = False) -> 
     tables = []
     for data, of_data in itertools.groupby(groups, lambda of: _data(of[-1][0])):
         rows = [
-            [name, held_out_text(runs), part.replace("_", " ")]
+            [name, held_out_text(runs), part_words(part)]
             + [summary_text([_numbers(runs, part, *number)]) for number in _COLUMNS.values()]
             + [summary_text([numbers(runs, part)]) for numbers in more.values()]
             + [verdict_counts(runs, part)]

@@ -106,6 +106,11 @@ def short(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def percent(value: float) -> str:
+    """An accuracy, such as "98.25 %"."""
+    return f"{value:.2f} %"
+
+
 def share(count: int, total: int) -> str:
     """Such as "4/5"; `NOTHING` of none."""
     return f"{count:,}/{total:,}" if total else NOTHING

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from immunize.report.loading import infinite, with_infinities
 from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, PROTOCOLS, RATIO_HEADS, part_words
-from immunize.report.table import NOTHING, in_cell, share, short, summary_text
+from immunize.report.table import NOTHING, in_cell, percent, share, short, summary_text
 
 _CODE = re.compile(r"`([^`]*)`")
 
@@ -44,7 +44,8 @@ def _templates() -> Environment:
     )
     templates.globals |= {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}", "parts": PARTS}
     templates.globals |= {"heads": RATIO_HEADS, "nothing": NOTHING, "protocols": PROTOCOLS}
-    templates.globals |= {of.__name__: of for of in (infinite, part_words, share, short, summary_text, with_infinities)}
+    templates.globals |= {of.__name__: of for of in (infinite, part_words, percent, share)}
+    templates.globals |= {of.__name__: of for of in (short, summary_text, with_infinities)}
     templates.filters["cell"] = in_cell
     templates.filters["coded"] = lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
     return templates

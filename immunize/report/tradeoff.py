@@ -22,7 +22,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from immunize.records import merged, whole_config
 from immunize.report.loading import infinite
-from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIOS
+from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIOS, part_words
 from immunize.report.results import verdict_counts
 from immunize.report.runs import FAST, Runs, experiment_of, measured_on, swept
 from immunize.report.templates import filled_in
@@ -182,7 +182,7 @@ def tradeoff_figure(trade: TradeOff) -> Figure:
             for part, marker in MARKERS.items():
                 shown = of[(of["estimator"] == estimator) & (of["part"] == part)]
                 colours = shown["lambda_ratio"].clip(scale.vmin, scale.vmax)
-                name = part.replace("_", " ") if ink else None
+                name = part_words(part) if ink else None
                 axis.scatter(
                     shown[_II], shown[_I], s=size, c=colours, marker=marker, norm=scale, label=name, zorder=3, **ink
                 )

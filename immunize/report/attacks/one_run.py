@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from immunize.report.table import NOTHING, Table, short, to_print, to_read
+from immunize.report.templates import filled_in
 
 TIERS = ("T0", "T1", "T2", "T3", "T4", "T5")
 NAMES = {"theta_0": "θ_0", "immunized": "immunized", "random_orthogonal": "random rotation"}
@@ -126,8 +127,6 @@ def grid_parts(record: dict[str, Any]) -> dict[str, Any]:
 
 def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
     """Print the grid of the immunized model and the verdict of every task."""
-    from immunize.report.templates import filled_in  # what fills them in takes some time to import
-
     console = to_read(console)
     subject = record["subject"]
     name = subject["method"] or "checkpoint"
@@ -148,8 +147,6 @@ def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
 
 def verdict_sentence(record: dict[str, Any], task: str) -> str:
     """The verdict of one task in words, from its numbers."""
-    from immunize.report.templates import filled_in  # what fills them in takes some time to import
-
     verdict, results = record["verdicts"][task]["immunized"], record["results"][task]["immunized"]
     undecided = [tier for tier, held in verdict["held"].items() if held is None]
     told = filled_in(
@@ -167,8 +164,6 @@ def verdict_sentence(record: dict[str, Any], task: str) -> str:
 
 def not_tried(record: dict[str, Any]) -> list[str]:
     """Rows that are not the usual ones, and what was left out: tiers, attacks and why, benign tasks, further steps."""
-    from immunize.report.templates import filled_in
-
     attacks = record["attacks"]["harmful"]["immunized"]
     known = {of["tier"] for of in attacks.values()}
     skipped: dict[str, list[str]] = {}
@@ -206,6 +201,4 @@ def score_text(found: dict[str, Any]) -> str:
     """Mean ± standard deviation over the seeds."""
     if found["mean"] is None:
         return NOTHING
-    return f"{found['mean']:.3f}" + (
-        "" if found["std"] is None else f" ± {short(found['std']) if found['std'] else '0'}"
-    )
+    return f"{found['mean']:.3f}" + ("" if found["std"] is None else f" ± {short(found['std'])}")

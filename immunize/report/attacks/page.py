@@ -28,7 +28,7 @@ from immunize.report.attacks.records import (
     with_earlier,
 )
 from immunize.report.attacks.tables import KIND_WORDS, attack_tables, unbroken_counts
-from immunize.report.curves import save_figures, style_of
+from immunize.report.curves import frameless, save_figures, style_of
 from immunize.report.loading import write_results
 from immunize.report.provenance import made_with, versions_of
 from immunize.report.templates import filled_in
@@ -233,8 +233,7 @@ def horizon_figure(attacks: Attacks) -> Figure | None:
         for axis in row:
             axis.set(xscale="log")
             axis.set_ylim(bottom=0)
-            axis.grid(alpha=0.25, linewidth=0.6)
-            axis.spines[["top", "right"]].set_visible(False)
+            frameless(axis, alpha=0.25, linewidth=0.6)
     for attack, column in zip(columns, axes.T, strict=True):
         column[0].set_title(attack, fontsize=9)
         drawn = [axis for axis in column if axis.lines]  # honest users may have fewer attacks than the harmful task
@@ -291,9 +290,8 @@ def _bars(axis: Axes, group: Group, kind: str, among: Sequence[str]) -> None:
         axis.axhline(mean(chances), color="#444444", linewidth=0.8, linestyle=":")
     axis.set(xticks=range(len(tiers)), xticklabels=tiers, xlim=(-0.6, len(tiers) - 0.4))
     axis.set_ylim(bottom=0)
-    axis.grid(axis="y", alpha=0.25, linewidth=0.6)
+    frameless(axis, axis="y", alpha=0.25, linewidth=0.6)
     axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _points(axis: Axes, group: Group, tier: str, among: Sequence[str]) -> None:
@@ -310,5 +308,4 @@ def _points(axis: Axes, group: Group, tier: str, among: Sequence[str]) -> None:
     axis.axhline(1, color="#888888", linewidth=0.6, linestyle=":")
     axis.axvline(1, color="#888888", linewidth=0.6, linestyle=":")
     axis.set(xlim=_LIMITS, ylim=_LIMITS, aspect="equal")
-    axis.grid(alpha=0.2, linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
+    frameless(axis, alpha=0.2, linewidth=0.6)

@@ -20,8 +20,6 @@ from immunize.report.html.page import page, write_page
 from immunize.report.loading import (
     METRICS,
     check_same_checkpoint,
-    check_same_run,
-    infinite,
     judged,
     lacking_is_told,
     measured,
@@ -99,13 +97,11 @@ def run_page(
         judged=list(judged(record)),
         holds={True: "holds", False: "fails"},
         about=ABOUT,
-        part_words=part_words,
         loss_text=loss_text,
         lost=diverged_cross_fit(record),
         other_measure=other_measure(record),
         warnings=warning_lines(record),
         numbers=list(measured(record)),
-        infinite=infinite,
         curves=_training(log),
         singular=_spectra(record),
         probes=_probes(record, of_one),
@@ -140,9 +136,8 @@ def read_log(folder: Path) -> pd.DataFrame | None:
 def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
     """The attack record, or None and why it is not shown: the page of a run does not depend on its attackers."""
     try:
-        attack = read_attack(folder)
+        attack = read_attack(folder, record)
         if attack is not None:
-            check_same_run(record, attack)
             check_same_checkpoint(folder, attack)
         elif (folder / ATTACK_CELLS).is_dir():
             return None, "An attack on this run was begun and has not ended; the same command goes on where it stopped."

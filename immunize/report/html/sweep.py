@@ -48,15 +48,14 @@ def write_sweep_page(folder: Path, out: Path) -> Path:
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder")
-    try:
-        records = load_records(folder, _STATUSES)
-        with lacking_is_told(f"a record below {folder}"):
-            text = sweep_page(records, folder.resolve().name, count_missing(folder, records))
-    except FileNotFoundError as error:
-        raise UserError(f"{error}; a folder of runs that have ended is needed, html run=<folder> is for one") from None
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return write_page(text, out)
+    with lacking_is_told(f"a record below {folder}"):
+        try:
+            records = load_records(folder, _STATUSES)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{error}; a folder of runs that have ended is needed, html run=<folder> is for one"
+            ) from None
+        return write_page(sweep_page(records, folder.resolve().name, count_missing(folder, records)), out)
 
 
 def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
