@@ -24,8 +24,7 @@ from immunize.files import write_text
 from immunize.processes import KEPT_MEMORY, closing_pool
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.attacks.page import best_figure
-from immunize.report.attacks.records import THETA_0, Attacks, collected
-from immunize.report.attacks.tables import KIND_WORDS, scores_of, wanted_columns
+from immunize.report.attacks.records import KINDS, THETA_0, Attacks, collected
 from immunize.report.curves import save_figure
 from immunize.report.loading import write_results
 from immunize.report.table import Table, short, to_print, to_read
@@ -94,18 +93,18 @@ def table_of(attacks: Attacks) -> Table:
     (group,) = attacks.groups
     chance = mean(group.chances("harmful"))
     rows = [
-        [f"`{method}`", *(cell for kind in group.kinds for cell in scores_of(group, method, kind))]
+        [f"`{method}`", *(cell for kind in group.kinds for cell in group.scores(method, kind))]
         for method in [THETA_0, *METHODS]
     ]
     title = f"Best accuracy by tier of attackers; of the best constant answer {chance:.2f}"
-    return Table(title, ["method", *wanted_columns(group)], rows)
+    return Table(title, ["method", *group.wanted_columns], rows)
 
 
 def rows_of(attacks: Attacks) -> Table:
     """The same numbers, a row a task and method, as narrow as a terminal."""
     (group,) = attacks.groups
     rows = [
-        [f"{KIND_WORDS[kind]} {'↓' if kind == 'harmful' else '↑'}", method, *scores_of(group, method, kind)]
+        [f"{KINDS[kind]} {'↓' if kind == 'harmful' else '↑'}", method, *group.scores(method, kind)]
         for kind in group.kinds
         for method in [THETA_0, *METHODS]
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from immunize.report.loading import load_records
 from immunize.report.naming import in_order
-from immunize.report.published import cell, read_published
+from immunize.report.published import read_published
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs
 from immunize.report.table import NOTHING, Groups, Table, short, summary_of, with_spread
 
@@ -42,7 +42,7 @@ def summary_table(sources: Mapping[str, Path]) -> Table:
     for method in methods:
         row = [f"`{method}`"]
         for title, of in runs.items():
-            row.append(cell(published[title], method, "rir"))
+            row.append(published[title].cell(method, "rir"))
             row += [_cell(list(of.numbers(method, part, estimator, "rir").values())) for estimator, part in COLUMNS]
         rows.append(row)
     kinds = ("paper", *(f"`{estimator}`, {part}" for estimator, part in COLUMNS))

@@ -94,11 +94,8 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
     """
     return filled_in(
         CARD_MD,
+        *(front_matter, other_measure, separability_lines, sets_shown),
         card=card,
-        front_matter=front_matter(card),
-        separability=separability_lines(card["separability"]),
-        other_measure=other_measure(card),
-        each_set=sets_shown(card.get("harmful_sets")),
         **({} if attack is None else grid_parts(attack)),
     )
 

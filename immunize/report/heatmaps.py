@@ -15,8 +15,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from immunize.report.published import Published, find
-from immunize.report.results import pair_means
+from immunize.report.published import Publications
 from immunize.report.runs import Runs
 from immunize.report.templates import filled_in
 
@@ -104,11 +103,11 @@ def log_means(runs: Runs, method: str, part: str, estimator: str) -> dict[str, f
     That the paper's Fig. 2 shows the logarithm of the mean follows from its own numbers: the mean of exp(cell) over
     the 90 cells is the mean RIR of its Table 2, for all four methods.
     """
-    means = pair_means(runs, method, part, estimator)
+    means = runs.pair_means(method, part, estimator)
     return {pair: math.log(mean) if mean > 0 else -math.inf for pair, mean in means.items()}
 
 
-def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequence[Published]) -> str:
+def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Publications) -> str:
     """Pairs with a mean RIR over seeds of at least 1, by method; notes on the paper's cells where there are any.
 
     Args:
@@ -127,7 +126,7 @@ def success_table(runs: Runs, wheres: Sequence[tuple[str, str]], published: Sequ
     )
 
 
-def _against_paper(runs: Runs, method: str, published: Sequence[Published]) -> dict[str, Any]:
+def _against_paper(runs: Runs, method: str, published: Publications) -> dict[str, Any]:
     """The paper's cells of a method and how many of them its text calls failures; rank correlations of ours with them.
 
     Ours are by `released` on `fit`, also with D_P and D_H of the paper's exchanged.
@@ -138,7 +137,7 @@ def _against_paper(runs: Runs, method: str, published: Sequence[Published]) -> d
     swapped = ["→".join(reversed(pair.split("→"))) for pair in common]
     return {
         "cells": list(cells.values()),
-        "failed": find(published, method, "failed_pairs"),
+        "failed": published.find(method, "failed_pairs"),
         "correlations": [
             _rank_correlation([ours[pair] for pair in common], [cells[pair] for pair in of])
             for of in (common, swapped)

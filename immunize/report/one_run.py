@@ -76,12 +76,9 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
     console.print(to_print(Table(title, columns, rows), left))
     told = filled_in(
         "run.txt",
+        *(diverged_cross_fit, judged, loss_text, other_measure),
         record=record,
         network=network,
-        loss_text=loss_text,
-        lost=diverged_cross_fit(record),
-        judged=judged(record),
-        other_measure=other_measure(record),
         separability=separability_lines(carried_over(record, record["metrics"])),
     )
     if told:

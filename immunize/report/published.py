@@ -44,21 +44,69 @@ class Published:
     std: float | None
 
 
-def read_published(path: Path) -> list[Published]:
+Compared = tuple[str, Sequence[Published], Sequence[float], bool, bool]
+"""A method, its published RIR and (ii), ours, and whether it succeeds there, and here."""
+
+
+class Publications(list[Published]):
+    """What a `published.csv` holds."""
+
+    @property
+    def sources(self) -> str:
+        """Where the ratios stand."""
+        return ", ".join(dict.fromkeys(one.source for one in self if one.quantity in RATIOS))
+
+    def find(self, method: str, quantity: str, pair: str = "") -> Published | None:
+        """The number of a method over all data, or on a pair; None where nothing was published."""
+        return next((p for p in self if (p.method, p.quantity, p.pair) == (method, quantity, pair)), None)
+
+    def cell(self, method: str, quantity: str, pair: str = "") -> str:
+        """The same as text."""
+        found = self.find(method, quantity, pair)
+        return NOTHING if found is None else with_spread(found.value, found.std)
+
+    def elsewhere(self, runs: Runs) -> list[str]:
+        """What others report on this network and D_H by methods that are not here."""
+        names = {"rir": "RIR", ACCURACY: "D_P accuracy in %", **dict(zip(RATIOS, ("(i)", "(ii)"), strict=False))}
+        by_source: dict[str, list[str]] = {}
+        for p in self:
+            if p.pair == network_pair(runs) and p.method not in (THETA_0, *runs.methods):
+                by_source.setdefault(f"{p.name} ({p.source})", []).append(f"{names[p.quantity]} {short(p.value)}")
+        where = " on ".join(network_pair(runs).split("→"))
+        return [f"Also published for {where}: {source}, {', '.join(told)}." for source, told in by_source.items()]
+
+    def compared(self, runs: Runs) -> list[Compared]:
+        """Of every method that was published: its RIR and (ii), ours, and whether it succeeds there, and here.
+
+        A method succeeds where its mean RIR is above 1 and its mean (ii) is not, so that the pre-training task became
+        no harder. Ours are by `released` on `fit`, as the published numbers are.
+        """
+        found: list[Compared] = []
+        for method in runs.methods:
+            theirs = [one for name in _JUDGED if (one := self.find(method, name)) is not None]
+            groups = [list(runs.numbers(method, "fit", "released", name).values()) for name in _JUDGED]
+            ours = [summary.mean for of in groups if (summary := summary_of(of)) is not None]
+            if len(theirs) == len(ours) == len(_JUDGED):
+                then, now = (rir > 1 and ratio <= 1 for rir, ratio in ([one.value for one in theirs], ours))
+                found.append((method, theirs, ours, then, now))
+        return found
+
+
+def read_published(path: Path) -> Publications:
     """The rows of a `published.csv`; none where the file is missing.
 
     Raises:
         ValueError: other columns, or a row with a value that is not a number, by the number of its line.
     """
     if not path.is_file():
-        return []
+        return Publications()
     import pandas as pd
 
     rows = pd.read_csv(path, dtype=str, na_filter=False)
     sides = next((own for own in _OWN if {*_ALL, *own} == {*rows.columns}), None)
     if sides is None:
         raise ValueError(f"{path} needs the columns {', '.join(_ALL)}, and {' or '.join(map(' and '.join, _OWN))}")
-    found = []
+    found = Publications()
     for line, row in enumerate(rows.to_dict("records"), start=2):
         pair = "→".join(filter(None, (row.pop(side) for side in sides)))
         if row["quantity"] not in _QUANTITIES:
@@ -71,51 +119,8 @@ def read_published(path: Path) -> list[Published]:
     return found
 
 
-def find(published: Sequence[Published], method: str, quantity: str, pair: str = "") -> Published | None:
-    """The number of a method over all data, or on a pair; None where nothing was published."""
-    return next((p for p in published if (p.method, p.quantity, p.pair) == (method, quantity, pair)), None)
-
-
-def cell(published: Sequence[Published], method: str, quantity: str, pair: str = "") -> str:
-    """The same as text."""
-    found = find(published, method, quantity, pair)
-    return NOTHING if found is None else with_spread(found.value, found.std)
-
-
 def network_pair(runs: Runs) -> str:
     """What a network and D_H are called among published numbers."""
     first = runs.records[0]
     architecture = (first.get("network") or {}).get("architecture", first["model"])  # in timm, or a module's class
     return f"{architecture}→{first['harmful']}"
-
-
-def elsewhere(runs: Runs, published: Sequence[Published]) -> list[str]:
-    """What others report on this network and D_H by methods that are not here."""
-    names = {"rir": "RIR", ACCURACY: "D_P accuracy in %", **dict(zip(RATIOS, ("(i)", "(ii)"), strict=False))}
-    by_source: dict[str, list[str]] = {}
-    for p in published:
-        if p.pair == network_pair(runs) and p.method not in (THETA_0, *runs.methods):
-            by_source.setdefault(f"{p.name} ({p.source})", []).append(f"{names[p.quantity]} {short(p.value)}")
-    where = " on ".join(network_pair(runs).split("→"))
-    return [f"Also published for {where}: {source}, {', '.join(told)}." for source, told in by_source.items()]
-
-
-Compared = tuple[str, Sequence[Published], Sequence[float], bool, bool]
-"""A method, its published RIR and (ii), ours, and whether it succeeds there, and here."""
-
-
-def compared(runs: Runs, published: Sequence[Published]) -> list[Compared]:
-    """Of every method that was published: its RIR and (ii), ours, and whether it succeeds there, and here.
-
-    A method succeeds where its mean RIR is above 1 and its mean (ii) is not, so that the pre-training task became no
-    harder. Ours are by `released` on `fit`, as the published numbers are.
-    """
-    found: list[Compared] = []
-    for method in runs.methods:
-        theirs = [one for name in _JUDGED if (one := find(published, method, name)) is not None]
-        groups = [list(runs.numbers(method, "fit", "released", name).values()) for name in _JUDGED]
-        ours = [summary.mean for of in groups if (summary := summary_of(of)) is not None]
-        if len(theirs) == len(ours) == len(_JUDGED):
-            then, now = (rir > 1 and ratio <= 1 for rir, ratio in ([one.value for one in theirs], ours))
-            found.append((method, theirs, ours, then, now))
-    return found

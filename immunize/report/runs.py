@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,21 +11,25 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Transformer
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import NOT_HASHED, config_dir
 from immunize.records import diverged_cross_fit, whole_config
-from immunize.report.loading import SEPARATOR, leaves, verdict_on
+from immunize.report.loading import SEPARATOR, infinite, leaves, verdict_on
 from immunize.report.naming import in_order, pair_label, pair_title, side_label
-from immunize.report.table import span, summary_text
+from immunize.report.table import NOTHING, share, short, span, summary_text
 
 EXPERIMENT_STATUSES = ("finished", "diverged")
 """A diverged run is an outcome of its method; an interrupted one is a missing run."""
 
 FAST = "_fast"
 """What the presets of reduced experiments are called by, after the experiment's name."""
+
+THRESHOLD = "0.1"
+"""The norm ratio of Eq. (16) that the probe has to reach."""
 
 RunId = tuple[str, str, int]
 """Pair, method, seed."""
@@ -149,6 +154,10 @@ class Runs(Collection):
         """Definition 3.1 on a part, one a run that was measured there."""
         return [found for run in self.of_method(method, part) if (found := verdict_on(run, part, kind)) is not None]
 
+    def held(self, method: str, part: str, kind: str = "metrics") -> list[str]:
+        """In how many of these each of (a), (b) and (c) holds, and all."""
+        return held_text(self.verdicts(method, part, kind))
+
     def numbers(
         self, method: str, part: str, estimator: str, name: str, kind: str = "metrics"
     ) -> dict[str, list[float | None]]:
@@ -166,9 +175,36 @@ class Runs(Collection):
             found[pair_label(run)].append(run[kind][part][estimator][name])
         return dict(sorted(found.items()))
 
+    def pair_means(self, method: str, part: str, estimator: str) -> dict[str, float]:
+        """The mean RIR over seeds, by pair; infinite where that of a run is: κ of D_H beyond floating point."""
+        found = self.numbers(method, part, estimator, "rir")
+        return {pair: float(np.mean([infinite(v) for v in numbers])) for pair, numbers in found.items()}
+
     def text(self, method: str, part: str, estimator: str, name: str, kind: str = "metrics") -> str:
         """The same as a cell of a table."""
         return summary_text(list(self.numbers(method, part, estimator, name, kind).values()))
+
+    def middle_steps(self, method: str, part: str, role: str, which: str) -> str:
+        """After how many steps a probe of one data set has reached `THRESHOLD`, in the median run."""
+        steps, limits = [], set()
+        for run in self.of_method(method, part):
+            if found := run["steps_to_norm_ratio"][part][role][which]:  # empty where there is nothing to learn
+                steps.append(infinite(found[THRESHOLD]))
+                limits.add(run["config"]["probe_steps"])
+        if not steps:
+            return NOTHING
+        middle = float(np.median(steps))
+        return f"{middle:,.0f}" if math.isfinite(middle) else f"> {max(limits):,}"
+
+    def interval(self, method: str, kind: str, estimator: str) -> str:
+        """Geometric means over the runs of the ends of the held-out interval of RIR."""
+        ends = [run[kind]["held_out"][estimator]["interval"]["rir"] for run in self.of_method(method)]
+        if not ends:
+            return NOTHING
+        if any(low is None or high is None or not low > 0 for low, high in ends):
+            return "unbounded"
+        low, high = (math.exp(sum(math.log(end[side]) for end in ends) / len(ends)) for side in (0, 1))
+        return f"{short(low)} to {short(high)}"
 
     def count_text(self, method: str) -> str:
         """How many runs a row stands for: "5", "3 + 2 diverged", or "5 (4 held out)" where a cross-fit diverged."""
@@ -208,6 +244,18 @@ def held_out_text(records: Sequence[dict[str, Any]]) -> str:
     """How many finished runs there are, and how many of them have held-out numbers if not all: "5 (4 held out)"."""
     held_out = len(measured_on(records, "held_out"))
     return f"{len(records):,}" + (f" ({held_out:,} held out)" if held_out < len(records) else "")
+
+
+def held_text(found: Sequence[dict[str, Any]]) -> list[str]:
+    """In how many of the verdicts each of (a), (b) and (c) holds, and all."""
+    counts = [*(sum(v[name] for v in found) for name in "abc"), sum(all(v[name] for name in "abc") for v in found)]
+    return [share(count, len(found)) for count in counts]
+
+
+def verdict_counts(records: Iterable[dict[str, Any]], part: str) -> str:
+    """In how many of the runs that were measured on a part (a), (b) and (c) hold: "3/3 2/3 3/3"."""
+    found = [of for record in records if (of := verdict_on(record, part)) is not None]
+    return " ".join(held_text(found)[:3]) if found else NOTHING
 
 
 def count_text(records: Sequence[dict[str, Any]]) -> str:

@@ -16,8 +16,7 @@ from immunize.files import write_text
 from immunize.report.loading import write_results
 from immunize.report.naming import data_name, pair_title, part_words, run_title
 from immunize.report.one_run import carried_over
-from immunize.report.results import verdict_counts
-from immunize.report.runs import flat_settings, held_out_text, theta_0_of
+from immunize.report.runs import flat_settings, held_out_text, theta_0_of, verdict_counts
 from immunize.report.table import Table, markdown_of, summary_of, summary_text, to_print, to_read
 
 _COLUMNS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
@@ -51,6 +52,12 @@ def _templates() -> Environment:
     return templates
 
 
-def filled_in(name: str, /, **values: Any) -> str:
-    """A template with its values; in HTML every text is escaped, and code where it stands between backticks."""
-    return _templates().get_template(name).render(**values)
+def filled_in(name: str, /, *functions: Callable[..., Any], **values: Any) -> str:
+    """A template with its values; in HTML every text is escaped, and code where it stands between backticks.
+
+    Args:
+        name: of a file in `assets/`.
+        functions: that it calls by their names, beside those that all may call.
+        values: its own.
+    """
+    return _templates().get_template(name).render({of.__name__: of for of in functions}, **values)

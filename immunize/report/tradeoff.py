@@ -23,8 +23,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from immunize.records import merged, whole_config
 from immunize.report.loading import infinite
 from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIOS, part_words
-from immunize.report.results import verdict_counts
-from immunize.report.runs import FAST, Runs, experiment_of, measured_on, swept
+from immunize.report.runs import FAST, Runs, experiment_of, measured_on, swept, verdict_counts
 from immunize.report.templates import filled_in
 
 NAME = "sweep_lambda"

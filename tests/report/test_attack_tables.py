@@ -15,9 +15,8 @@ from immunize.evaluation.attacks.curves import RESOURCES
 from immunize.records import ATTACK_RECORD
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import interval_text, middle, verdict_sentence
-from immunize.report.attacks.page import best_figure, horizon_figure, plane_figure, report_attacks
+from immunize.report.attacks.page import attack_tables, best_figure, horizon_figure, plane_figure, report_attacks
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks, with_earlier
-from immunize.report.attacks.tables import attack_tables, held_counts, unbroken_counts
 from immunize.report.tidy import frame_of
 from tests.commands import Called
 from tests.report.making import Record, tables_of, with_change
@@ -77,11 +76,11 @@ def test_counts_and_middles_are_those_of_the_runs(attack: Record) -> None:
     assert group.methods == ["ours", "none"]
     tried = group.tried("ours", "harmful", "T0")
     assert tried.score == {"synthetic→synthetic harmful": [0.8, 0.6, 0.7]}
-    assert held_counts(tried) == "3/3"
-    assert held_counts(group.tried("ours", "harmful", "T1")) == "1/2 (1 undecided)"
-    assert held_counts(group.tried("ours", "harmful", "T4")) == "–"
-    assert unbroken_counts(group, "ours") == "T0 in 2, T1 in 1"
-    assert unbroken_counts(group, "none") == "none"
+    assert tried.counts == "3/3"
+    assert group.tried("ours", "harmful", "T1").counts == "1/2 (1 undecided)"
+    assert group.tried("ours", "harmful", "T4").counts == "–"
+    assert group.unbroken("ours") == "T0 in 2, T1 in 1"
+    assert group.unbroken("none") == "none"
     assert middle([90, None, 50]) == 90
     text = attack_tables(attacks_of(*records))
     assert cells(text, "synthetic: which")["ours"][:3] == ["3", "3/3", "1/2 (1 undecided)"]

@@ -151,13 +151,13 @@ def verdict_sentence(record: dict[str, Any], task: str) -> str:
     undecided = [tier for tier, held in verdict["held"].items() if held is None]
     told = filled_in(
         "verdict.txt",
+        *(interval_text, paid_text, score_text, where_known),
         tiers=TIERS,
         verdict=verdict,
         results=results,
         undecided=undecided,
         reasons=sorted({reason for tier in undecided for reason in results[tier]["undecided"]}),
         moved=record["tasks"][task].get("rows_moved", {}),  # records of before have none
-        **{of.__name__: of for of in (interval_text, paid_text, score_text, where_known)},
     )
     return "; ".join(told.splitlines())
 

@@ -9,19 +9,22 @@ Imports no other room and no torch.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from immunize.records import ATTACK_RECORD, check_versions, read_file, whole_config
-from immunize.report.attacks.one_run import NAMES, TIERS, where_known
+from immunize.report.attacks.one_run import NAMES, TIERS, middle, where_known
 from immunize.report.loading import RESULTS, load_records
 from immunize.report.naming import pair_label
 from immunize.report.runs import Collection, check_once
+from immunize.report.table import share, summary_text, under
 
 Record = dict[str, Any]
 Run = tuple[str, str, str, int]
@@ -45,11 +48,14 @@ Numbers = list[float | None]
 """A number a run, task and attacker's seed; None for never, or where there is none."""
 Alone = dict[tuple[str, str, str], dict[str, list[Any]]]
 """What each attack reaches by itself, by task, tier and name: `score` and `horizon`."""
-KINDS = ("harmful", "pretrain", "benign")
-"""Kinds of tasks: to be made costly, and the two that are not."""
+KINDS = {"harmful": "harmful", "pretrain": "pre-training", "benign": "benign"}
+"""Kinds of tasks, to be made costly, and the two that are not, to what tables call them."""
 
 THETA_0, CONTROL = NAMES["theta_0"], NAMES["random_orthogonal"]
 """Rows of the tables that are no methods."""
+
+REPAIRS = ("T3", "T5")
+"""Tiers in which something is mended before the probe: the features, or the way back to θ_0's."""
 
 _RULES = ("attack", "tiers", "validation_fraction", "own_rows", "test_fraction", "images", "benign_digits")
 """Settings of the grid that have to agree within one table."""
@@ -146,6 +152,19 @@ class Tried:
     undecided: set[str]
     retention: Mapping[str, Numbers]
 
+    @property
+    def counts(self) -> str:
+        """In how many of the decided cases the tier held: "16/18", with those that are not decided."""
+        left = self.held.count(None)
+        text = share(self.held.count(True), len(self.held) - left)
+        return f"{text} ({left} undecided)" if left else text
+
+    @property
+    def share_held(self) -> float:
+        """The same as a number; NaN where no case is decided."""
+        decided = [held for held in self.held if held is not None]
+        return sum(decided) / len(decided) if decided else math.nan
+
 
 def extractor_of(method: str) -> str:
     """Where a record has the numbers of a method or of `CONTROL`; those of `THETA_0` stand beside the first ones."""
@@ -201,6 +220,55 @@ class Group(Collection):
         """Kinds of tasks that were attacked."""
         there = {kind for _, _, kind, *_ in _cells(self.records)}
         return [kind for kind in KINDS if kind in there]
+
+    @property
+    def wanted_columns(self) -> list[str]:
+        """A column a kind of task and tier, and whether its scores are to be small."""
+        arrows = {"harmful": "↓"}
+        return [c for kind in self.kinds for c in under(f"{KINDS[kind]} {arrows.get(kind, '↑')}", self.tiers)]
+
+    @property
+    def undecided(self) -> list[str]:
+        """Why some case of a method is not decided, in a few words each."""
+        places = itertools.product(self.methods, self.kinds, self.tiers)
+        return sorted({reason for place in places for reason in self.tried(*place).undecided})
+
+    def scores(self, method: str, kind: str) -> list[str]:
+        """The best score of every tier on the tasks of a kind."""
+        return [summary_text(list(self.tried(method, kind, tier).score.values())) for tier in self.tiers]
+
+    def unbroken(self, method: str) -> str:
+        """Up to which tier the harmful tasks of a run were unbroken, in how many runs: "T1", or "T1 in 16, none in 2".
+
+        Args:
+            method: a method or `CONTROL`.
+        """
+        counts: Counter[str] = Counter()
+        for record in self.of_method(method):
+            reached = [
+                record["verdicts"][task][extractor_of(method)]["unbroken_up_to"]
+                for task, facts in record["tasks"].items()
+                if facts["kind"] == "harmful"
+            ]
+            counts["none" if None in reached or not reached else min(reached)] += 1
+        if len(counts) == 1:
+            return next(iter(counts))
+        return ", ".join(f"{tier} in {n}" for tier, n in counts.most_common())
+
+    @property
+    def repairs(self) -> tuple[dict[str, dict[tuple[str, str], Numbers]], list[tuple[str, str]], float]:
+        """FLOPs of each repair in all by method, its tiers and names, and those of gradient descent from θ_0."""
+        costs = {method: self.flops_by_attack(method, REPAIRS) for method in [*self.methods, CONTROL]}
+        base = middle(self.tried(THETA_0, "harmful", TIERS[0]).paid.get("flops", []))
+        return costs, sorted({key for of in costs.values() for key in of}) if 0 < base < math.inf else [], base
+
+    @property
+    def alone(self) -> tuple[dict[str, Alone], list[tuple[str, str, str]]]:
+        """What each attack reaches by itself, by method, and their tasks, tiers and names, task by task."""
+        each = {method: self.by_attack(method) for method in [THETA_0, *self.methods, CONTROL]}
+        there = dict.fromkeys(key for of in each.values() for key in of)
+        tasks = list(dict.fromkeys(task for task, *_ in there))
+        return each, sorted(there, key=lambda key: (tasks.index(key[0]), key))
 
     def of_method(self, method: str) -> list[Record]:
         """Its records; for θ_0 and the control those of one method, where the methods' are the same."""

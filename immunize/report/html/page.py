@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,17 +69,18 @@ Block = str | list[str] | Table | Picture
 """A paragraph, a list, or one of the others; in texts code stands between backticks."""
 
 
-def page(name: str, **values: Any) -> str:
+def page(name: str, *functions: Callable[..., Any], **values: Any) -> str:
     """The whole document.
 
     Args:
         name: of the template that extends `page.html`.
+        functions: that it calls.
         values: its own, `title`, and `reduced`, whether its numbers are not to be reported.
     """
     style, script = (asset(name) for name in ("report.css", "report.js"))
     allowed = f"style-src {_hash(style)}; script-src {_hash(script)}"
     code = {"style": Markup(style), "script": Markup(script), "allowed": allowed}
-    return filled_in(name, picture=Picture, replace=replace, **code, **values)
+    return filled_in(name, *functions, replace, picture=Picture, **code, **values)
 
 
 def write_page(text: str, out: Path) -> Path:

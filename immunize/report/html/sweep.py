@@ -23,8 +23,7 @@ from immunize.report.html.run import ABOUT
 from immunize.report.loading import count_missing, lacking_is_told, load_records, measured, verdict_on
 from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIO_HEADS, RATIOS, in_order, pair_label, part_words
 from immunize.report.provenance import provenance_rows, settings_table, validity_notes
-from immunize.report.results import held_text
-from immunize.report.runs import Runs, count_text, experiment_of, measured_on
+from immunize.report.runs import Runs, count_text, experiment_of, held_text, measured_on
 from immunize.report.summary import named_groups
 from immunize.report.table import Table, short, summary_of, summary_text, under
 from immunize.report.tradeoff import draw_fronts, with_front
