@@ -17,14 +17,9 @@ from omegaconf import OmegaConf
 from immunize.errors import UserError
 from immunize.files import write_text
 from immunize.records import diverged_cross_fit
+from immunize.report import loading
 from immunize.report.attacks.one_run import grid_parts, not_tried, verdict_sentence
-from immunize.report.loading import (
-    check_same_checkpoint,
-    lacking_is_told,
-    read_sources,
-    verdict_on,
-    with_infinities,
-)
+from immunize.report.loading import verdict_on, with_infinities
 from immunize.report.naming import RATIOS, data_name, fit_rows, run_title
 from immunize.report.one_run import aims_at_kappa, carried_over, each_set, other_measure, separability_lines, sets_shown
 from immunize.report.provenance import machine_name
@@ -106,10 +101,10 @@ def write_card(folder: Path, out: Path) -> Path:
     Raises:
         UserError: no record, one that cannot be read, or records that do not go together.
     """
-    with lacking_is_told(f"the record or attack record in {folder}"):
-        record, attack = read_sources(folder)
+    with loading.lacking_is_told(f"the record or attack record in {folder}"):
+        record, attack = loading.read_sources(folder)
         if attack is not None:
-            check_same_checkpoint(folder, attack)
+            loading.check_same_checkpoint(folder, attack)
         card = card_of(record, attack)
         text = card_text(card, attack)
     try:

@@ -126,16 +126,12 @@ def loss_text(v: dict[str, Any], of: str = "the network, or of a ridge probe,") 
 
 def _say_what_to_do(record: dict[str, Any], console: Console) -> None:
     """The last line where θ does not immunize on the very rows it was made for."""
+    from immunize.report.templates import filled_in
+
     v = record["verdicts"]
-    if record["method"] == "none" or not aims_at_kappa(record) or (v["a"] and v["b"]):
-        return
-    ratios = with_infinities(record["metrics"]["fit"][v["estimator"]])
-    failed = [f"(a) fails with (i) = {short(ratios['ratio_harmful'])}"] if not v["a"] else []
-    failed += [f"(b) fails with (ii) = {short(ratios['ratio_pretrain'])}"] if not v["b"] else []
-    console.print(
-        f"NOT IMMUNIZED on fit, {' and '.join(failed)}: `python -m immunize.forecast` with the same data says what a "
-        f"linear map can reach, and method=closed_form reaches it"
-    )
+    if record["method"] != "none" and aims_at_kappa(record) and not (v["a"] and v["b"]):
+        ratios = with_infinities(record["metrics"]["fit"][v["estimator"]])
+        console.print(filled_in("not_immunized.txt", verdict=v, ratios=ratios).rstrip("\n"))
 
 
 _ESTIMATOR = "spectrum"

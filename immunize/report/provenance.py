@@ -114,37 +114,26 @@ def validity_notes(runs: Runs) -> list[str]:
 
     A last one counts the failure signatures that the trainings on `fit` showed, where they showed any.
     """
-    notes = [_note(measured, part) for part in PARTS if (measured := measured_on(runs.finished, part))]
     shown: Counter[tuple[str, str]] = Counter()
     for record in runs.records:
         warnings = record.get("training", {}).get("fit", {}).get("warnings", [])
         shown.update((name, record["method"]) for name in {warning["name"] for warning in warnings})
-    counts = [
-        f"`{name}` in " + ", ".join(f"{shown[name, m]} of `{m}`" for m in runs.methods if shown[name, m])
-        for name in sorted({name for name, _ in shown})
-    ]
-    return [*notes, *([f"Failure signatures while training on `fit`, by runs: {'; '.join(counts)}."] if counts else [])]
+    signatures = {name: {m: shown[name, m] for m in runs.methods if shown[name, m]} for name, _ in sorted(shown)}
+    metrics = {part: [run["metrics"][part] for run in measured_on(runs.finished, part)] for part in PARTS}
+    told = filled_in("validity.txt", conditioning, span, sides=_SIDES, metrics=metrics, signatures=signatures)
+    return told.splitlines()
 
 
-def _note(records: Sequence[dict[str, Any]], part: str) -> str:
-    metrics = [record["metrics"][part] for record in records]
-    sides = []
-    for name, key in _SIDES:
-        facts = [of["spectrum"]["facts"][key] for of in metrics]
-        floors = sum(of["released"]["facts"][key]["floor_hit"] for of in metrics)
-        tops, bottoms = (
-            sum(f[gap] is not None and f[gap] - 1 < TIED for f in facts) for gap in ("gap_top", "gap_bottom")
-        )
-        below = sum(f.get("numerical_rank", f["rank"]) < f["rank"] for f in facts)
-        ranks, sizes = (span((f[size] for f in facts), "{}") for size in ("rank", "n_features"))
-        cut = min(infinite(of["spectrum"]["facts"][f"{key}_baseline"]["gap_cut"]) for of in metrics)
-        sides.append(
-            f"{name} has numerical rank {ranks} of {sizes}, σ₁ tied in {tops:,} and the smallest σ in {bottoms:,} "
-            f"runs, a gap of at least {short(cut)} at the raw data's rank cut, and `released` hits its floor in "
-            f"{floors:,} runs"
-            + (f" (in {below:,} runs θ pushes some of the data's singular values below the cut)" if below else "")
-        )
-    return f"`{part}`, {len(records):,} runs: {'; '.join(sides)}."
+def conditioning(metrics: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
+    """In how many runs something is the matter with the κ of a key, and its `facts` in all of them."""
+    facts = [of["spectrum"]["facts"][key] for of in metrics]
+    return {
+        "facts": facts,
+        **{gap: sum(f[gap] is not None and f[gap] - 1 < TIED for f in facts) for gap in ("gap_top", "gap_bottom")},
+        "below": sum(f.get("numerical_rank", f["rank"]) < f["rank"] for f in facts),
+        "floors": sum(of["released"]["facts"][key]["floor_hit"] for of in metrics),
+        "cut": min(infinite(of["spectrum"]["facts"][f"{key}_baseline"]["gap_cut"]) for of in metrics),
+    }
 
 
 def _weight(name: str, records: Sequence[dict[str, Any]]) -> str:

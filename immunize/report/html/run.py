@@ -12,20 +12,13 @@ from matplotlib.figure import Figure
 
 from immunize.errors import UserError
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, diverged_cross_fit
+from immunize.report import loading
 from immunize.report.attacks.one_run import grid_parts, interval_text, verdict_sentence
 from immunize.report.attacks.page import best_figure
 from immunize.report.attacks.records import Attacks, collected
 from immunize.report.curves import draw_norm_ratio, probe_bands, probe_figure
 from immunize.report.html.page import page, write_page
-from immunize.report.loading import (
-    METRICS,
-    check_same_checkpoint,
-    judged,
-    lacking_is_told,
-    measured,
-    read_attack,
-    read_run,
-)
+from immunize.report.loading import METRICS, judged, measured
 from immunize.report.naming import data_name, part_words, run_title
 from immunize.report.one_run import each_set, loss_text, other_measure, sets_shown, warning_lines
 from immunize.report.provenance import provenance_rows
@@ -52,8 +45,8 @@ def write_run_page(folder: Path, out: Path) -> Path:
     Raises:
         UserError: no record, or one that cannot be read or lacks what every record has.
     """
-    record, log = read_run(folder), read_log(folder)
-    with lacking_is_told(f"the record in {folder}"):
+    record, log = loading.read_run(folder), read_log(folder)
+    with loading.lacking_is_told(f"the record in {folder}"):
         try:
             attack, problem = _attack_of(folder, record)
             if attack is not None:
@@ -129,9 +122,9 @@ def read_log(folder: Path) -> pd.DataFrame | None:
 def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
     """The attack record, or None and why it is not shown: the page of a run does not depend on its attackers."""
     try:
-        attack = read_attack(folder, record)
+        attack = loading.read_attack(folder, record)
         if attack is not None:
-            check_same_checkpoint(folder, attack)
+            loading.check_same_checkpoint(folder, attack)
         elif (folder / ATTACK_CELLS).is_dir():
             return None, "An attack on this run was begun and has not ended; the same command goes on where it stopped."
     except UserError as error:  # a run that was done again leaves the attacks on the one before
