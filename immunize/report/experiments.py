@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -16,7 +17,7 @@ from immunize.report.curves import LINES, read_bands, save_figures, write_bands
 from immunize.report.heatmaps import heatmap, log_means, success_table
 from immunize.report.loading import RESULTS, load_records, sort_key, write_results
 from immunize.report.provenance import provenance_rows, settings_table
-from immunize.report.published import read_published
+from immunize.report.published import Publications, read_published
 from immunize.report.results import SCALES, by_setting, completeness, linear_tables, network_tables
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs, expected_runs
 from immunize.report.templates import filled_in
@@ -46,6 +47,16 @@ class Request:
     published: Path
     keep: bool = False
 
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Those of runs that have an outcome."""
+        return load_records(self.folder, EXPERIMENT_STATUSES)
+
+    @property
+    def paper(self) -> Publications:
+        """The paper's numbers."""
+        return read_published(self.published)
+
     def place(self, runs: Runs) -> Path | None:
         """Where to write.
 
@@ -73,8 +84,8 @@ def report_experiment(request: Request) -> str:
 
 
 def _table(request: Request) -> str:
-    runs, published = _runs(request, request.name, keep=request.keep), read_published(request.published)
-    return _write(request, [runs], linear_tables(runs, published), kept=True)
+    runs = _runs(request, request.name, keep=request.keep)
+    return _write(request, [runs], linear_tables(runs, request.paper), kept=True)
 
 
 def _curves(request: Request) -> str:
@@ -83,7 +94,7 @@ def _curves(request: Request) -> str:
     if request.out is not None and drawn_before.is_file() and not (request.folder / RESULTS).is_file():
         save_figures(draw(read_bands(drawn_before, columns)), request.out)
         return f"drawn again from {drawn_before}\n"
-    of = [_runs(request, "table1")] if request.name == "fig1" else _settings(request)
+    of = [_runs(request, "table1")] if request.name == "fig1" else by_setting(request.records)
     bands = bands_of(of)
     if (out := request.place(of[0])) is None:
         curves = bands.groupby(list(columns[: columns.index("runs")]))
@@ -93,7 +104,7 @@ def _curves(request: Request) -> str:
 
 
 def _fig2(request: Request) -> str:
-    runs, published = _runs(request, "table2"), read_published(request.published)
+    runs = _runs(request, "table2")
     runs.check_finished()
     papers = [method for method in _PAPERS if method in runs.methods]
     groups = {"": papers, "_more": [method for method in runs.methods if method not in papers]}
@@ -108,20 +119,16 @@ def _fig2(request: Request) -> str:
                 figures[f"log_rir_{estimator}_{part}{suffix}"] = heatmap(panels, title, sides=sides)
         return figures
 
-    return _write(request, [runs], success_table(runs, _PANELS, published), draw)
+    return _write(request, [runs], success_table(runs, _PANELS, request.paper), draw)
 
 
 def _table3(request: Request) -> str:
-    settings = _settings(request)
-    return _write(request, settings, network_tables(settings, read_published(request.published)), kept=True)
-
-
-def _settings(request: Request) -> list[Runs]:
-    return by_setting(load_records(request.folder, EXPERIMENT_STATUSES))
+    settings = by_setting(request.records)
+    return _write(request, settings, network_tables(settings, request.paper), kept=True)
 
 
 def _tradeoff(request: Request) -> str:
-    trade = TradeOff.of(load_records(request.folder, EXPERIMENT_STATUSES))
+    trade = TradeOff.of(request.records)
     text = tradeoff_tables(trade)
     if (out := request.place(trade.runs)) is not None:
         # Further digits are the processor's.
@@ -131,7 +138,7 @@ def _tradeoff(request: Request) -> str:
 
 
 def _runs(request: Request, experiment: str, keep: bool = False) -> Runs:
-    records = load_records(request.folder, EXPERIMENT_STATUSES)
+    records = request.records
     if keep and request.out is not None:
         again = {record["method"] for record in records}
         earlier = load_records(request.out, EXPERIMENT_STATUSES)

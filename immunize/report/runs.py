@@ -220,19 +220,13 @@ class Runs(Collection):
 
     def completeness(self) -> str:
         """One sentence: how many runs there are, which are missing, which diverged, and which have no held-out part."""
-        present, total = len(self.records), len(self.records) + len(self.missing)
-        text = f"{present:,} of {total:,} runs"
-        if self.missing:
-            shown = ", ".join(f"`{m}` {p} seed {s}" for p, m, s in self.missing[:_MOST_NAMED])
-            more = len(self.missing) - _MOST_NAMED
-            text += f"; missing: {shown}" + (f" and {more:,} more" if more > 0 else "")
-        if diverged := {m: self.diverged(m) for m in self.methods if self.diverged(m)}:
-            text += "; diverged: " + ", ".join(f"{count} of `{m}`" for m, count in diverged.items())
+        from immunize.report.templates import filled_in  # what fills them in takes some time to import
+
+        lost = {m: self.diverged(m) for m in self.methods if self.diverged(m)}
         halves = {m: len(self.of_method(m)) - len(self.of_method(m, "held_out")) for m in self.methods}
-        if any(halves.values()):
-            text += "; no held-out numbers, as the cross-fit diverged: "
-            text += ", ".join(f"{count} of `{m}`" for m, count in halves.items() if count)
-        return text + "."
+        halves = {method: count for method, count in halves.items() if count}
+        told = filled_in("completeness.txt", runs=self, most=_MOST_NAMED, diverged=lost, halves=halves)
+        return told.rstrip("\n")
 
 
 def measured_on(records: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:

@@ -28,7 +28,6 @@ from immunize.report.summary import named_groups
 from immunize.report.table import Table, short, summary_of, summary_text, under
 from immunize.report.tradeoff import draw_fronts, with_front
 
-_STATUSES = ("finished", "diverged", "interrupted")
 _ORDER = ("fit", "held_out", "validation")
 MAP_FROM = 3
 """Pairs of data sets from which on a heat map shows more than a table."""
@@ -49,7 +48,7 @@ def write_sweep_page(folder: Path, out: Path) -> Path:
         raise UserError(f"{folder} is no folder")
     with lacking_is_told(f"a record below {folder}"):
         try:
-            records = load_records(folder, _STATUSES)
+            records = load_records(folder, ("finished", "diverged", "interrupted"))
         except FileNotFoundError as error:
             raise UserError(
                 f"{error}; a folder of runs that have ended is needed, html run=<folder> is for one"
@@ -70,9 +69,6 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
     """
     settings = settings_of(records)
     numbers = _numbers(settings)
-    counts = Counter(record["status"] for record in records)
-    parts = [f"{counts[status]:,} {status}" for status in _STATUSES if counts[status]]
-    parts += [f"{missing:,} without a record yet"] if missing else []
     views = {} if numbers.empty else {str(view): of for view, of in numbers.groupby("view", sort=False)}
     different = not numbers.empty and (numbers.groupby("setting")["data"].agg(frozenset).nunique() > 1)
     names = sorted({experiment_of(record)[0] for record in records})
@@ -83,10 +79,9 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
         "sweep.html",
         title=f"Sweep {name}",
         reduced=runs.reduced,
-        total=len(records) + missing,
-        parts=parts,
-        pairs=pairs,
-        seeds=len(runs.seeds),
+        runs=runs,
+        counts=Counter(record["status"] for record in records),
+        missing=missing,
         names=", ".join(one for one in names if one != "none"),
         judged=_verdicts(numbers, settings) if views else None,
         different=different,
@@ -98,7 +93,6 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
         facts=[f"{name}: {text}" for name, text in provenance_rows(runs) if name != "runs"],
         hyper_parameters=settings_table(runs) if len(settings) == len(runs.methods) else None,
         validity=validity_notes(runs) if known else [],
-        commands=list(dict.fromkeys(str(record.get("command")) for record in records)),
     )
 
 
