@@ -25,7 +25,7 @@ from immunize import records, train
 from immunize.checkpoints import load_checkpoint
 from immunize.config import config_hash
 from immunize.errors import CheckpointError
-from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, read_record, whole_config, write_record
+from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, merged, read_record, whole_config, write_record
 from immunize.report.naming import pair_label
 from immunize.report.one_run import show_record
 from immunize.settings import refuse_finished
@@ -313,3 +313,13 @@ def test_commit_is_dirty_by_code_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert re.fullmatch(r"[0-9a-f]{40}", records.provenance()["git_commit"])
     script.write_text("2", encoding="utf-8")
     assert re.fullmatch(r"[0-9a-f]{40}-dirty", records.provenance()["git_commit"])
+
+
+def test_merged_shares_nothing() -> None:
+    one: dict[str, Any] = {"a": {"b": [1]}}
+    over: dict[str, Any] = {"a": {"c": [2]}}
+    result = merged(one, over)
+    assert result == {"a": {"b": [1], "c": [2]}}
+    result["a"]["b"].append(3)
+    result["a"]["c"].append(3)
+    assert (one, over) == ({"a": {"b": [1]}}, {"a": {"c": [2]}})

@@ -404,8 +404,8 @@ def _text(value: Any) -> str:
 
 @functools.cache
 def _quoted(value: str) -> str:
-    """As it is where it would be read as itself."""
-    return value if value and _value(value) == value else _as_json(value)
+    """As it is where it would be read as itself: a carriage return would end the line."""
+    return value if value and "\r" not in value and _value(value) == value else _as_json(value)
 
 
 def _value(cell: str) -> Any:

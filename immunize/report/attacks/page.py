@@ -102,6 +102,8 @@ def failures(group: Group) -> str:
 
 
 def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> str:
+    # The command is read off the folder's name, <table>_<scale>[_<model>][_<D_H, or a word of the methods>]: a record
+    # says of which run, grid and data it is, but neither the scale nor what was asked for of its runs.
     table = next((one for one in OWN_SCALES if name.startswith(one)), "attacks")
     scale, _, some = name.removeprefix(f"{table}_").partition("_")
     models = {record["model"] for record in attacks.records}
