@@ -54,27 +54,33 @@ def provenance_rows(runs: Runs) -> list[tuple[str, str]]:
         *made_with(records),
         ("data", _data(runs)),
         ("data hash", _data_hash(runs)),
-        ("held out", _counted(str(record.get("held_out_protocol")) for record in records)),
+        ("held out", counted(record.get("held_out_protocol") for record in records)),
         versions_of(records),
     ]
 
 
 def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Commits, dates, machines, threads, wall time and memory of any records, a row of the README's head each."""
-    return [
-        ("commit", _counted(str(record.get("git_commit")) for record in records)),
-        ("date", span((record["started"][:10] for record in records), "{}")),
-        ("machine", _counted(machine_name(record["hardware"]) for record in records)),
-        ("threads a run", _counted(str(record["hardware"]["threads"]) for record in records)),
-        ("wall time", _wall_time(records)),
-        ("largest peak memory of a process", _memory(records)),
-    ]
+    timed = [record for record in records if "seconds" in record]
+    starts = [datetime.fromisoformat(record["started"]) for record in timed]
+    ends = [start + timedelta(seconds=record["seconds"]) for start, record in zip(starts, timed, strict=True)]
+    told = filled_in(
+        "made_with.txt",
+        *(counted, duration, span),
+        records=records,
+        dates=[record["started"][:10] for record in records],
+        machines=[machine_name(record["hardware"]) for record in records],
+        timed=timed,
+        whole=(max(ends) - min(starts)).total_seconds() if timed else None,
+        peaks=[peak for record in records if (peak := record.get("peak_memory_mib")) is not None],
+    )
+    return [(name, text) for name, _, text in (line.partition(": ") for line in told.splitlines())]
 
 
 def versions_of(records: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """The row of the README's head that names the versions."""
     told = (", ".join(f"{name} {record['versions'].get(name)}" for name in _SHOWN) for record in records)
-    return "versions", _counted(told)
+    return "versions", counted(told)
 
 
 def settings_table(runs: Runs) -> Table:
@@ -157,9 +163,9 @@ def _optimizer(target: str, clip: float | None) -> str:
     return name if clip is None else f"{name}, gradients clipped to norm {clip:g}"
 
 
-def _counted(texts: Iterable[str]) -> str:
+def counted(texts: Iterable[Any]) -> str:
     """Different texts with the number of their runs; the number is left out where there is one text."""
-    counts = Counter(texts)
+    counts = Counter(map(str, texts))
     if len(counts) == 1:
         return next(iter(counts))
     return "; ".join(f"{text} ({count:,} runs)" for text, count in counts.most_common())
@@ -172,29 +178,11 @@ def machine_name(hardware: dict[str, Any]) -> str:
     return f"{text}, {accelerators}" if accelerators else text
 
 
-def _wall_time(records: Sequence[dict[str, Any]]) -> str:
-    timed = [record for record in records if "seconds" in record]
-    if not timed:
-        return NOTHING
-    total = sum(record["seconds"] for record in timed)
-    starts = [datetime.fromisoformat(record["started"]) for record in timed]
-    ends = [start + timedelta(seconds=r["seconds"]) for start, r in zip(starts, timed, strict=True)]
-    span = (max(ends) - min(starts)).total_seconds()
-    return (
-        f"{_duration(total)} summed over {len(timed):,} runs; from the start of the first to the end of the last "
-        f"{_duration(span)}"
-    )
-
-
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """In the unit that it is told in best."""
     if seconds < 600:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"
-
-
-def _memory(records: Sequence[dict[str, Any]]) -> str:
-    peaks = [record["peak_memory_mib"] for record in records if record.get("peak_memory_mib") is not None]
-    return f"{max(peaks):,.0f} MiB" if peaks else NOTHING
 
 
 def _data(runs: Runs) -> str:
