@@ -208,44 +208,47 @@ def front_matter(card: dict[str, Any]) -> str:
     """
     data, attack = card["data"], card["attack"]
     part = "held_out" if "held_out" in card["ratios"] else "fit"
-    own = [
-        _metric("relative-immunization-ratio", f"{name} by {estimator}, {part}", with_infinities(of)[key])
+    own = {
+        f"{name} by {estimator}, {part}": with_infinities(of)[key]
         for estimator, of in card["ratios"][part].items()
         for key, name in _TOLD.items()
-    ]
+    }
+    measures = [("relative-immunization-ratio", own)]
     if "pretrain_accuracy" in card:
-        own.append(_metric("accuracy", "accuracy on D_P, %", card["pretrain_accuracy"]["after"]))
-    results = [_result(card, "pretrain", "its own task, D_P", own)]
+        measures.append(("accuracy", {"accuracy on D_P, %": card["pretrain_accuracy"]["after"]}))
+    results = [_result(card, "pretrain", "its own task, D_P", measures)]
     if attack is not None and not attack["reduced"]:
         kind = "r_squared" if data["harmful"]["task"] == "regression" else "accuracy"
         tiers = attack["tasks"]["harmful"]["tiers"].items()
-        told = "best attacker of {}, the lower the better"
-        best = [_metric(kind, told.format(tier), of["score"]["mean"]) for tier, of in tiers]
-        results.append(_result(card, "harmful", "the harmful task, D_H", best))
+        best = {f"best attacker of {tier}, the lower the better": of["score"]["mean"] for tier, of in tiers}
+        results.append(_result(card, "harmful", "the harmful task, D_H", [(kind, best)]))
     head = {
         "library_name": "immunize",
         "tags": ["model-immunization", card["method"], card["model"]],
         "datasets": list(dict.fromkeys(_slug(data[role]["name"]) for role in ("pretrain", "harmful"))),
-        "metrics": ["relative-immunization-ratio", *(["accuracy"] if "pretrain_accuracy" in card else [])],
+        "metrics": [kind for kind, _ in measures],
         "model-index": [{"name": card["title"], "results": results}],
     }
     return OmegaConf.to_yaml(OmegaConf.create(head)).rstrip("\n")
 
 
-def _result(card: dict[str, Any], role: str, name: str, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+def _result(card: dict[str, Any], role: str, name: str, measures: list[tuple[str, Any]]) -> dict[str, Any]:
     data = card["data"][role]
     rows = "tabular-regression" if data["task"] == "regression" else "tabular-classification"
     return {
         "task": {"type": "image-classification" if "groups" in card else rows, "name": name},
         "dataset": {"type": _slug(data["name"]), "name": data["name"]},
-        "metrics": metrics,
+        "metrics": [
+            {"type": kind, "name": of, "value": _number(value)}
+            for kind, found in measures
+            for of, value in found.items()
+        ],
     }
 
 
-def _metric(kind: str, name: str, value: float | None) -> dict[str, Any]:
-    """A value that is no number is left out of YAML's numbers: hubs refuse it."""
-    known = value is not None and math.isfinite(value)
-    return {"type": kind, "name": name, "value": float(f"{value:.4g}") if known else str(value)}
+def _number(value: float | None) -> float | str:
+    """As text where it is none: hubs refuse it."""
+    return str(value) if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
 def _slug(name: str) -> str:

@@ -89,25 +89,21 @@ def settings_table(runs: Runs) -> Table:
     for method in runs.methods:
         found = [record for record in runs.records if record["method"] == method]
         config = found[0]["config"]
-        objective, method_config = config["objective"], config["method"]
-        steps = "learning_rate" in objective  # else it has no effect
-        clip = config.get("trainer", {}).get("gradient_clip_val")
-        extras = [f"{k}={v}" for k, v in sorted(method_config.items()) if k not in _NOT_SETTINGS]
+        objective, clip = config["objective"], config.get("trainer", {}).get("gradient_clip_val")
+        extras = [f"{k}={v}" for k, v in sorted(config["method"].items()) if k not in _NOT_SETTINGS]
         balance = next(filter(None, map(_balance, found)), {})
         extras += [f"balance_{name}={balance[name]:g}" for name in ("multiplier", "every") if name in balance]
-        rows.append(
-            [
-                f"`{method}`",
-                short(objective["learning_rate"]) if steps else NOTHING,
-                *(_weight(name, found) for name in LAMBDAS),
-                f"{objective['epochs']:,}" if steps else NOTHING,
-                ("all rows" if (size := objective["batch_size"]) is None else f"{size:,}") if steps else NOTHING,
-                _optimizer(objective["optimizer"]["_target_"], clip) if steps else NOTHING,
-                ", ".join(f"`{extra}`" for extra in extras) or NOTHING,
-                _median(record["training"]["fit"]["steps"] for record in found if "training" in record),
-                _median(record["seconds"] for record in found if "seconds" in record),
-            ]
-        )
+        rate, epochs, size, optimizer = (NOTHING,) * 4
+        if "learning_rate" in objective:  # else it takes no steps
+            rate, epochs = short(objective["learning_rate"]), f"{objective['epochs']:,}"
+            size = "all rows" if objective["batch_size"] is None else f"{objective['batch_size']:,}"
+            optimizer = objective["optimizer"]["_target_"].rpartition(".")[2]
+            optimizer += "" if clip is None else f", gradients clipped to norm {clip:g}"
+        weights = (_weight(name, found) for name in LAMBDAS)
+        own = ", ".join(f"`{extra}`" for extra in extras) or NOTHING
+        steps = _median(record["training"]["fit"]["steps"] for record in found if "training" in record)
+        seconds = _median(record["seconds"] for record in found if "seconds" in record)
+        rows.append([f"`{method}`", rate, *weights, epochs, size, optimizer, own, steps, seconds])
     columns = ("method", "η", "λ_P", "λ_H", "epochs", "batch", "optimizer", "own settings", "steps", "seconds a run")
     notes = ["Epochs as configured, steps as done; steps and seconds are medians over the runs."]
     if any(map(_balance, runs.records)):
@@ -155,12 +151,6 @@ def _balance(record: dict[str, Any]) -> dict[str, Any]:
     """The balance of gradient norms in a run, with the `weights` that it set, by term; none where it set none."""
     found: dict[str, Any] = record.get("training", {}).get("fit", {}).get("balance", {})
     return found if found.get("weights") else {}
-
-
-def _optimizer(target: str, clip: float | None) -> str:
-    """Its name, and the norm that gradients are clipped to."""
-    name = target.rpartition(".")[2]
-    return name if clip is None else f"{name}, gradients clipped to norm {clip:g}"
 
 
 def counted(texts: Iterable[Any]) -> str:

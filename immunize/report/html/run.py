@@ -29,14 +29,14 @@ ABOUT = {"metrics_groups": ", groups", "metrics": ""}
 """What is said behind a part, by a key of `PROTOCOLS`."""
 _NOT_OF_ONE_RUN = ("runs", "methods", "seeds")
 _TRAINING = {
-    "loss and its terms": ("loss", "term/"),
-    "RIR, (i) and (ii), spectrum": ("RIR", "ratio_harmful", "ratio_pretrain"),
-    "condition numbers, spectrum": ("kappa_pretrain", "kappa_harmful"),
-    "D_P's accuracy, percent": ("accuracy_pretrain",),
-    "what a ridge probe can learn (correlation)": ("separability_",),
-    "regularizers of the whole data": ("R_well", "R_ill"),
+    "loss and its terms": "^loss$|^term/",
+    "RIR, (i) and (ii), spectrum": "^(RIR|ratio_harmful|ratio_pretrain)$",
+    "condition numbers, spectrum": "^kappa_(pretrain|harmful)$",
+    "D_P's accuracy, percent": "^accuracy_pretrain$",
+    "what a ridge probe can learn (correlation)": "^separability_",
+    "regularizers of the whole data": "^R_(well|ill)$",
 }
-"""Panels, and what the names of their columns begin with."""
+"""Panels, and the names of their columns."""
 
 
 def write_run_page(folder: Path, out: Path) -> Path:
@@ -135,11 +135,11 @@ def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | N
 def _kept(attacks: Attacks) -> Table:
     """Retention by tier of the one run that was attacked, a row a task."""
     (record,), (group,) = attacks.records, attacks.groups
-    rows = []
-    for task, facts in record["tasks"].items():
-        found = record["results"][task]["immunized"]
-        cells = [interval_text(found.get(tier, {}).get("retention")) for tier in group.tiers]
-        rows.append([f"`{task}`", "near 0" if facts["kind"] == "harmful" else "near 1", *cells])
+    rows = [
+        [f"`{task}`", "near 0" if record["tasks"][task]["kind"] == "harmful" else "near 1"]
+        + [interval_text(found["immunized"].get(tier, {}).get("retention")) for tier in group.tiers]
+        for task, found in record["results"].items()
+    ]
     return Table(attacks.mark("Retention by tier"), ("task", "wanted", *group.tiers), rows)
 
 
@@ -147,22 +147,19 @@ def _training(log: pd.DataFrame | None) -> Figure | None:
     if log is None:
         return None
     by_step = log.set_index("step").dropna(axis="columns", how="all")
-    panels = {
-        title: [n for n in map(str, by_step) if any(n == s or (s[-1] in "/_" and n.startswith(s)) for s in starts)]
-        for title, starts in _TRAINING.items()
-    }
-    panels = {title: names for title, names in panels.items() if names}
+    panels = {title: by_step.filter(regex=names) for title, names in _TRAINING.items()}
+    panels = {title: shown for title, shown in panels.items() if not shown.empty}
     if not panels:
         return None
     rows, columns = math.ceil(len(panels) / 3), min(len(panels), 3)
     figure = Figure(figsize=(4.6 * columns, 3.2 * rows), layout="constrained")
-    for index, (title, names) in enumerate(panels.items(), start=1):
+    for index, (title, shown) in enumerate(panels.items(), start=1):
         axis = figure.add_subplot(rows, columns, index)
-        for name in names:
-            line = by_step[name].dropna()
-            axis.plot(line.index.to_list(), line.to_list(), label=name.removeprefix("term/"))
-        below = (by_step[names] <= 0).any(axis=None)
-        axis.set(title=title, xlabel="optimizer steps", yscale="linear" if below else "log")
+        for name, line in shown.items():
+            known = line.dropna()
+            axis.plot(known.index.to_list(), known.to_list(), label=str(name).removeprefix("term/"))
+        scale = "linear" if (shown <= 0).any(axis=None) else "log"
+        axis.set(title=title, xlabel="optimizer steps", yscale=scale)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
     return figure
