@@ -99,11 +99,11 @@ def tradeoff_tables(trade: TradeOff) -> str:
     """One table an estimator: (i), (ii) and RIR on both parts, the front, and how often Definition 3.1 holds."""
     return filled_in(
         "tradeoff.md",
+        verdict_counts,
         trade=trade,
         points=trade.points().set_index(_PLACE).to_dict("index"),
         estimators=ESTIMATORS,
         verdicts_by=VERDICTS_BY,
-        verdict_counts=verdict_counts,
     )
 
 

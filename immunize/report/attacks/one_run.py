@@ -80,20 +80,11 @@ def attack_rows(record: dict[str, Any]) -> list[list[str]]:
     rows = []
     for task, of in record["results"].items():
         for tier, found in of["immunized"].items():
-            rows.append(
-                [
-                    task,
-                    tier,
-                    score_text(found["score_reference"]),
-                    score_text(found["score"]),
-                    interval_text(found.get("retention")),
-                    paid_text("steps", where_known(found, found["to_target_reference"]["steps"])),
-                    paid_text("steps", where_known(found, found["to_target"]["steps"])),
-                    paid_text("flops", where_known(found, found["to_target"]["flops"])),
-                    next((label for label in found["best"] if label), NOTHING),
-                    held_text(found),
-                ]
-            )
+            scores = [score_text(found["score_reference"]), score_text(found["score"])]
+            sides = (("to_target_reference", "steps"), ("to_target", "steps"), ("to_target", "flops"))
+            paid = [paid_text(resource, where_known(found, found[side][resource])) for side, resource in sides]
+            best = next((label for label in found["best"] if label), NOTHING)
+            rows.append([task, tier, *scores, interval_text(found.get("retention")), *paid, best, held_text(found)])
     return rows
 
 
@@ -140,9 +131,8 @@ def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
     columns = ("task", "tier", "best attack", "score: θ_0 → θ", "retention", "steps: θ_0 → θ", "held")
     title = f"{mark}attack={grid['name']}: {name}, {subject['pretrain']} against {subject['harmful']}"
     console.print(to_print(Table(title, columns, rows), [column for column in columns if ":" not in column]))
-    sentences = {task: verdict_sentence(record, task) for task in record["tasks"]}
-    told = {"record": record, "extractors": NAMES, "sentences": sentences, "not_tried": not_tried(record)}
-    console.print(filled_in("attack.txt", **told).rstrip("\n"))
+    told = filled_in("attack.txt", not_tried, verdict_sentence, record=record, extractors=NAMES)
+    console.print(told.rstrip("\n"))
 
 
 def verdict_sentence(record: dict[str, Any], task: str) -> str:

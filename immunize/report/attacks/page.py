@@ -172,10 +172,9 @@ def best_figure(attacks: Attacks) -> Figure:
             else:
                 axis.set_axis_off()
         row[0].set_ylabel("best score of the tier", fontsize=9)
-    _legend(figure, [THETA_0, *attacks.methods], attacks.methods)
     honest = ", and the best honest user" if len(kinds) > 1 else ""
-    figure.suptitle(attacks.mark(f"What the best attacker of each tier reaches{honest}"), fontsize=12)
-    return figure
+    title = f"What the best attacker of each tier reaches{honest}"
+    return _titled(figure, attacks, [THETA_0, *attacks.methods], title, fontsize=12)
 
 
 def plane_figure(attacks: Attacks) -> Figure | None:
@@ -204,9 +203,8 @@ def plane_figure(attacks: Attacks) -> Figure | None:
     for axis in axes[-1]:
         axis.set_xlabel("harmful retention", fontsize=9)
     shapes = [f"{'circle' if kind == 'pretrain' else 'square'}: {KINDS[kind]} task" for kind in _MARKERS]
-    _legend(figure, [*attacks.methods, CONTROL], attacks.methods)
-    figure.suptitle(attacks.mark(f"What is left of what θ$_0$ teaches\n({', '.join(shapes)})"), fontsize=11)
-    return figure
+    title = f"What is left of what θ$_0$ teaches\n({', '.join(shapes)})"
+    return _titled(figure, attacks, [*attacks.methods, CONTROL], title)
 
 
 def horizon_figure(attacks: Attacks) -> Figure | None:
@@ -254,9 +252,7 @@ def horizon_figure(attacks: Attacks) -> Figure | None:
             axis.set_axis_off()
         drawn[-1].set_xlabel("steps", fontsize=9)
         drawn[-1].xaxis.set_tick_params(labelbottom=True)
-    _legend(figure, [THETA_0, *attacks.methods], attacks.methods)
-    figure.suptitle(attacks.mark("Best score so far of attackers who fine-tune"), fontsize=11)
-    return figure
+    return _titled(figure, attacks, [THETA_0, *attacks.methods], "Best score so far of attackers who fine-tune")
 
 
 FIGURES: dict[str, tuple[str, Callable[[Attacks], Figure | None]]] = {
@@ -281,12 +277,15 @@ def _colour(method: str, among: Sequence[str]) -> str:
     return {THETA_0: "#000000", CONTROL: "#BBBBBB"}.get(method) or style_of(method, among)[0]
 
 
-def _legend(figure: Figure, names: Sequence[str], among: Sequence[str]) -> None:
-    handles = [Patch(color=_colour(name, among), label=name.replace("θ_0", "θ$_0$")) for name in names]
+def _titled(figure: Figure, attacks: Attacks, names: Sequence[str], title: str, fontsize: float = 11) -> Figure:
+    """The same with a title, and a legend of these methods that makes room for itself."""
+    handles = [Patch(color=_colour(name, attacks.methods), label=name.replace("θ_0", "θ$_0$")) for name in names]
     width, height = figure.get_size_inches()
     columns = min(len(names), max(1, int(width / (_LETTER * max(map(len, names)) + _PATCH))))
     figure.set_size_inches(width, height + _LINE * (-(-len(names) // columns) - 1))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    figure.suptitle(attacks.mark(title), fontsize=fontsize)
+    return figure
 
 
 def _bars(axis: Axes, group: Group, kind: str, among: Sequence[str]) -> None:
