@@ -73,10 +73,10 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
     different = not numbers.empty and (numbers.groupby("setting")["data"].agg(frozenset).nunique() > 1)
     names = sorted({experiment_of(record)[0] for record in records})
     runs = Runs(tuple(records), " and ".join(names), any(experiment_of(record)[1] for record in records), ())
-    pairs = len(runs.pairs)
     known = runs.finished and all(part in r["metrics"] for part in PARTS for r in measured_on(runs.finished, part))
     return page(
         "sweep.html",
+        *(front, log_maps, results),
         title=f"Sweep {name}",
         reduced=runs.reduced,
         runs=runs,
@@ -85,11 +85,9 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
         names=", ".join(one for one in names if one != "none"),
         judged=_verdicts(numbers, settings) if views else None,
         different=different,
-        means={view: [_results(view, of, settings, ["setting"])] for view, of in views.items()},
-        fronts={view: _front(view, of) for view, of in views.items()},
-        maps={view: _map(view, of) for view, of in views.items()} if pairs >= MAP_FROM else {},
+        views=views,
+        settings=settings,
         map_from=MAP_FROM,
-        every={v: [_results(v, of, settings, ["setting", "pair"])] for v, of in views.items()} if pairs > 1 else {},
         facts=[f"{name}: {text}" for name, text in provenance_rows(runs) if name != "runs"],
         hyper_parameters=settings_table(runs) if len(settings) == len(runs.methods) else None,
         validity=validity_notes(runs) if known else [],
@@ -147,7 +145,7 @@ def _verdicts(numbers: pd.DataFrame, settings: Settings) -> Table:
     return Table(f"In how many finished runs each verdict of Definition 3.1 holds, by {by}", columns, rows)
 
 
-def _results(view: str, numbers: pd.DataFrame, settings: Settings, keys: Sequence[str]) -> Table:
+def results(view: str, numbers: pd.DataFrame, settings: Settings, keys: Sequence[str]) -> Table:
     """A row a setting, or a setting and pair: how many runs it has, and its means."""
     found = dict(list(numbers.groupby([*keys], sort=False)))
     rows = []
@@ -163,7 +161,7 @@ def _results(view: str, numbers: pd.DataFrame, settings: Settings, keys: Sequenc
     return Table(f"Mean ± standard deviation{' of every pair' * (len(keys) > 1)}: {view}", columns, rows)
 
 
-def _front(view: str, numbers: pd.DataFrame) -> list[Block]:
+def front(view: str, numbers: pd.DataFrame) -> list[Block]:
     """(i) against (ii): every run, or pair, a small dot, every setting a large one; what no other beats is joined."""
     i, ii, _ = RATIOS
     several = numbers["pair"].nunique() > 1
@@ -193,10 +191,10 @@ def _front(view: str, numbers: pd.DataFrame) -> list[Block]:
     return [Picture(figure, caption), Table("Geometric means", columns, rows)]
 
 
-def _map(view: str, numbers: pd.DataFrame) -> list[Block]:
+def log_maps(view: str, numbers: pd.DataFrame) -> Picture:
     """log(RIR) of every pair, one map a setting on one scale."""
     with np.errstate(divide="ignore"):
         logs = np.log(numbers.groupby(["setting", "pair"], sort=False)["rir"].mean())
     panels = {str(name): of.droplevel("setting").to_dict() for name, of in logs.groupby("setting", sort=False)}
     caption = "Natural logarithm of the mean RIR over the seeds. Blue: RIR ≥ 1, red: below. One scale for all maps."
-    return [Picture(heatmap(panels, f"log(RIR), {view}", sides=("D_P", "D_H")), caption)]
+    return Picture(heatmap(panels, f"log(RIR), {view}", sides=("D_P", "D_H")), caption)
