@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from immunize.errors import UserError
 from immunize.report.curves import style_of
 from immunize.report.heatmaps import heatmap
-from immunize.report.html.page import Block, Picture, page, write_page
+from immunize.report.html.page import page, write_page
 from immunize.report.html.run import ABOUT
 from immunize.report.loading import count_missing, lacking_is_told, load_records, measured, verdict_on
-from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, RATIO_HEADS, RATIOS, in_order, pair_label, part_words
+from immunize.report.naming import PARTS, RATIO_HEADS, RATIOS, in_order, pair_label, part_words
 from immunize.report.provenance import provenance_rows, settings_table, validity_notes
 from immunize.report.runs import Runs, count_text, experiment_of, held_text, measured_on
 from immunize.report.summary import named_groups
@@ -161,7 +161,7 @@ def results(view: str, numbers: pd.DataFrame, settings: Settings, keys: Sequence
     return Table(f"Mean ± standard deviation{' of every pair' * (len(keys) > 1)}: {view}", columns, rows)
 
 
-def front(view: str, numbers: pd.DataFrame) -> list[Block]:
+def front(view: str, numbers: pd.DataFrame) -> tuple[Figure, Table]:
     """(i) against (ii): every run, or pair, a small dot, every setting a large one; what no other beats is joined."""
     i, ii, _ = RATIOS
     several = numbers["pair"].nunique() > 1
@@ -181,20 +181,13 @@ def front(view: str, numbers: pd.DataFrame) -> list[Block]:
     draw_fronts(axis, points, "model")  # networks of different kinds begin elsewhere
     axis.set(xlabel="(ii), to be small", ylabel="(i), to be large", title=view)
     rows = [[p["setting"], short(p[i]), short(p[ii]), "yes" if p["on_front"] else ""] for _, p in points.iterrows()]
-    caption = (
-        f"Large dots: geometric means over {'pairs and ' if several else ''}seeds, joined where no other setting of "
-        f"the same network has an (i) as large and an (ii) as small; small ones: {'pairs' if several else 'runs'}. "
-        f"Shaded: (i) ≥ {HARDER_BY:g} and (ii) ≤ {NO_HARDER:g}, as verdicts (a) and (b) ask. Infinite ratios are in "
-        "the table only."
-    )
     columns = ("setting", RATIO_HEADS[i], RATIO_HEADS[ii], "on the front")
-    return [Picture(figure, caption), Table("Geometric means", columns, rows)]
+    return figure, Table("Geometric means", columns, rows)
 
 
-def log_maps(view: str, numbers: pd.DataFrame) -> Picture:
+def log_maps(view: str, numbers: pd.DataFrame) -> Figure:
     """log(RIR) of every pair, one map a setting on one scale."""
     with np.errstate(divide="ignore"):
         logs = np.log(numbers.groupby(["setting", "pair"], sort=False)["rir"].mean())
     panels = {str(name): of.droplevel("setting").to_dict() for name, of in logs.groupby("setting", sort=False)}
-    caption = "Natural logarithm of the mean RIR over the seeds. Blue: RIR ≥ 1, red: below. One scale for all maps."
-    return Picture(heatmap(panels, f"log(RIR), {view}", sides=("D_P", "D_H")), caption)
+    return heatmap(panels, f"log(RIR), {view}", sides=("D_P", "D_H"))
