@@ -88,19 +88,6 @@ def times(flops: Sequence[float | None], base: float) -> str:
     return f"never ({there})" if math.isinf(cost) else f"{short(cost / base)} × ({there})"
 
 
-def failures(group: Group) -> str:
-    """In which tiers no method held always, and which methods made other tasks as hard as the harmful ones."""
-    held = {t: [m for m in group.methods if group.tried(m, "harmful", t).share_held == 1] for t in group.tiers}
-    broken = [tier for tier, methods in held.items() if not methods]
-    where = f"No method held in every run in {', '.join(broken)}" if broken else "In every tier some method held always"
-    lowest = group.tiers[0]
-    for kind in group.kinds[1:]:
-        harmed = [method for method in group.methods if group.tried(method, kind, lowest).share_held > 0.5]
-        names = ", ".join(f"`{method}`" for method in harmed) or "no method"
-        where += f", and in {lowest} the {KINDS[kind]} task was made as hard, in most runs, by {names}"
-    return f"{where}."
-
-
 def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> str:
     # The command is read off the folder's name, <table>_<scale>[_<model>][_<D_H, or a word of the methods>]: a record
     # says of which run, grid and data it is, but neither the scale nor what was asked for of its runs.
@@ -119,7 +106,6 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
         whole = whole and Path(config_dir(), "experiment", f"{scale}.yaml").is_file()  # or another target has its runs
     return filled_in(
         "attacks.md",
-        failures,
         attacks=attacks,
         name=name,
         scale=scale,

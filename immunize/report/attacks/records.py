@@ -228,6 +228,16 @@ class Group(Collection):
         return [c for kind in self.kinds for c in under(f"{KINDS[kind]} {arrows.get(kind, '↑')}", self.tiers)]
 
     @property
+    def broken(self) -> list[str]:
+        """Tiers in which no method held in every run."""
+        always = {t for t in self.tiers for m in self.methods if self.tried(m, "harmful", t).share_held == 1}
+        return [tier for tier in self.tiers if tier not in always]
+
+    def harming(self, kind: str) -> list[str]:
+        """Methods that made the tasks of a kind as hard, in most runs and the lowest tier."""
+        return [method for method in self.methods if self.tried(method, kind, self.tiers[0]).share_held > 0.5]
+
+    @property
     def undecided(self) -> list[str]:
         """Why some case of a method is not decided, in a few words each."""
         places = itertools.product(self.methods, self.kinds, self.tiers)

@@ -65,10 +65,6 @@ class Picture:
         return tables
 
 
-Block = str | list[str] | Table | Picture
-"""A paragraph, a list, or one of the others; in texts code stands between backticks."""
-
-
 def page(name: str, *functions: Callable[..., Any], **values: Any) -> str:
     """The whole document.
 
