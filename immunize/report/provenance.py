@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -46,17 +46,21 @@ def readme(
 
 def provenance_rows(runs: Runs) -> list[tuple[str, str]]:
     """Runs, commits, dates, machines, wall time, memory, data, versions: names, and texts with code in backticks."""
-    records = runs.records
-    return [
-        ("runs", runs.completeness()),
-        ("methods", ", ".join(f"`{method}`" for method in runs.methods)),
-        ("seeds", ", ".join(map(str, runs.seeds))),
-        *made_with(records),
-        ("data", _data(runs)),
-        ("data hash", _data_hash(runs)),
-        ("held out", counted(record.get("held_out_protocol") for record in records)),
-        versions_of(records),
-    ]
+    hashes = sorted({str(record["data_hash"]) for record in runs.records})
+    return _facts(
+        "provenance.txt",
+        *(counted, data_name, made_with, rows_in_fit, versions_of),
+        runs=runs,
+        names=sorted({f"{record['pretrain']} and {record['harmful']}" for record in runs.records}),
+        hashes=hashes,
+        digest=hashlib.sha256("".join(hashes).encode()).hexdigest(),
+    )
+
+
+def _facts(name: str, *functions: Callable[..., Any], **values: Any) -> list[tuple[str, str]]:
+    """The lines of a template, "name: text"."""
+    lines = (line.partition(": ") for line in filled_in(name, *functions, **values).splitlines())
+    return [(name, text) for name, _, text in lines]
 
 
 def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -64,7 +68,7 @@ def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     timed = [record for record in records if "seconds" in record]
     starts = [datetime.fromisoformat(record["started"]) for record in timed]
     ends = [start + timedelta(seconds=record["seconds"]) for start, record in zip(starts, timed, strict=True)]
-    told = filled_in(
+    return _facts(
         "made_with.txt",
         *(counted, duration, span),
         records=records,
@@ -74,7 +78,6 @@ def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         whole=(max(ends) - min(starts)).total_seconds() if timed else None,
         peaks=[peak for record in records if (peak := record.get("peak_memory_mib")) is not None],
     )
-    return [(name, text) for name, _, text in (line.partition(": ") for line in told.splitlines())]
 
 
 def versions_of(records: Sequence[dict[str, Any]]) -> tuple[str, str]:
@@ -175,26 +178,9 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"
 
 
-def _data(runs: Runs) -> str:
-    if len(runs.pairs) > 1:
-        names = sorted({f"{record['pretrain']} and {record['harmful']}" for record in runs.records})
-        return f"{len(runs.pairs)} pairs of {', '.join(names)}; {_rows(runs, 'pretrain')} rows in `fit`"
-    record = runs.records[0]
-    return ", ".join(
-        f"{name} = {data_name(record, role)} ({_rows(runs, role)} rows)"
-        for name, role in (("D_P", "pretrain"), ("D_H", "harmful"))
-    )
-
-
-def _rows(runs: Runs, role: str) -> str:
+def rows_in_fit(runs: Runs, role: str) -> str:
+    """How many each run was immunized with of D_P or D_H."""
     return span(fit_rows(record["data"][role]) for record in runs.records)
-
-
-def _data_hash(runs: Runs) -> str:
-    hashes = sorted({str(record["data_hash"]) for record in runs.records})
-    if len(hashes) == 1:
-        return f"`{hashes[0]}`"
-    return f"`{hashlib.sha256(''.join(hashes).encode()).hexdigest()}`, SHA-256 of the {len(hashes)} sorted hashes"
 
 
 def _median(values: Iterable[float]) -> str:

@@ -16,6 +16,7 @@ from immunize.report.curves import IDENTITY, NORM_RATIOS, norm_ratio_bands, read
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.heatmaps import log_means
 from immunize.report.loading import load_records
+from immunize.report.provenance import provenance_rows
 from immunize.report.published import read_published
 from immunize.report.runs import Runs, expected_runs, flat_settings, swept
 from immunize.report.table import short, summary_text
@@ -149,6 +150,13 @@ def test_one_seed_has_no_spread_and_what_is_not_written_leaves_no_file(base: Rec
     assert not any("±" in cell for cell in row(tables_of(text), "by `spectrum`, one run", "ours").values())
     assert "32 curves" in curves
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_older_records_lack_is_none_in_the_head_of_a_page(table1: list[Record]) -> None:
+    for record in table1:
+        del record["git_commit"], record["held_out_protocol"]
+    head = dict(provenance_rows(Runs.of(table1, "table1")))
+    assert head["commit"] == head["held out"] == "None"
 
 
 def test_a_setting_that_is_null_is_one_that_was_not_there_yet() -> None:
