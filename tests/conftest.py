@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
+import multiprocessing
 import os
 import re
 import shutil
@@ -98,6 +100,15 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.composing import empty_figure
 
     monkeypatch.setattr(Figure, "savefig", empty_figure)
+
+
+@pytest.fixture
+def forked_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a pool are forks of this one, for a test of what they do: new ones import for seconds."""
+    import loky
+
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(loky, "ProcessPoolExecutor", functools.partial(loky.ProcessPoolExecutor, context=fork))
 
 
 @pytest.fixture

@@ -164,6 +164,7 @@ def test_only_wanted_tasks_are_computed_and_they_are_the_same(folder: Path, tmp_
     assert timeless(alone["results"]["harmful"]) == timeless(together["results"]["harmful"])
 
 
+@pytest.mark.usefixtures("forked_pool")
 def test_t4_moves_weights_of_all_three_and_resumes(folder: Path, tmp_path: Path) -> None:
     grid = (*TINY_T4, f"out={tmp_path / 't4'}", f"features={folder / FEATURES}")
     record = attack.run(compose_attack(f"run={folder}", *grid))

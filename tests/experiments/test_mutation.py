@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("mutmut", reason="needs pip install -e '.[dev]'")
 
 from experiments.mutation.mutants import Mutant, mutants_of, sample
-from tests.commands import fresh
+from tests.commands import run
 from tests.tampering import csv_rows
 
 ROOT = Path(__file__).parents[2]
@@ -112,12 +112,11 @@ def test_a_sample_has_every_file_and_a_larger_one_holds_it(tmp_path: Path) -> No
 
 def test_a_run_tells_noticed_from_unnoticed_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     root = toy(tmp_path)
+    script = "import sys\nfrom pathlib import Path\nfrom experiments.mutation.__main__ import run\n"
+    (root / "mutate.py").write_text(f"{script}run(sys.argv[1:], Path.cwd())\n")
 
     def mutate(*arguments: str) -> tuple[str, dict[str, dict[str, str]]]:
-        code = (
-            f"from pathlib import Path\nfrom experiments.mutation.__main__ import run\nrun({[*arguments]}, Path.cwd())"
-        )
-        done = fresh("-c", code, cwd=root)
+        done = run("mutate.py", *arguments, cwd=root)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout, {row["after"]: row for row in csv_rows(tmp_path / "out" / "mutants.csv")}
 
