@@ -32,11 +32,12 @@ from immunize.errors import UserError
 from immunize.evaluation.attacks import scoring
 from immunize.evaluation.attacks.protocol import Array, AttackData, Rows
 from immunize.evaluation.attacks.scoring import shares
-from immunize.features import load_weights
+from immunize.features import DeepExtractor, load_weights
 from immunize.instantiate import sources_of
 from immunize.pipeline.network import NetworkModel
 from immunize.records import CHECKPOINT, differences, plain, without
 from immunize.settings import check_settings
+from immunize.training import DeepModule
 from tests.attacking import timeless
 from tests.composing import compose_config
 from tests.test_deep_several import write_images
@@ -124,19 +125,31 @@ Numbers = dict[str, Any]
 
 
 class OtherWeightsError(Exception):
-    """Training has led to other weights, which are numbers enough: nothing needs to be measured."""
+    """Training leads to other weights, which are numbers enough: it need not go on, and nothing to be measured."""
 
 
 def train_numbers(cfg: DictConfig, folder: Path, before: Numbers) -> tuple[dict[str, Any], Numbers]:
-    measure, weights = NetworkModel.numbers, dict[str, float]()
+    step, measure = DeepModule.optimizer_step, NetworkModel.numbers
+    weights: dict[str, dict[str, float]] = {}
+
+    def look(when: str, net: DeepExtractor) -> None:
+        weights[when] = norms_of(net.full_state_dict())
+        if before and differences(before["weights"].get(when), weights[when], ""):
+            raise OtherWeightsError
+
+    def stepped(module: DeepModule, *arguments: Any) -> None:
+        step(module, *arguments)
+        if "first step" not in weights:
+            look("first step", module.net)
 
     def numbers(model: NetworkModel, *arguments: Any) -> dict[str, Any]:
-        weights.update(norms_of(model.net.full_state_dict()))
-        if before and differences(before["weights"], weights, ""):
-            raise OtherWeightsError
+        look("end", model.net)
         return measure(model, *arguments)
 
-    with mock.patch.object(NetworkModel, "numbers", numbers):
+    with (
+        mock.patch.object(DeepModule, "optimizer_step", stepped),
+        mock.patch.object(NetworkModel, "numbers", numbers),
+    ):
         try:
             record = train.run(cfg, folder, quiet=True)
         except OtherWeightsError:
