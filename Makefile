@@ -30,7 +30,7 @@ demo: $(STAMP) ## the paper's method and erasure against all tiers of attackers,
 sanity: $(STAMP) ## one MNIST pair, three checks and every named warning (docs/sanity_check.md); needs MNIST
 	@$(BIN)/python -m experiments.sanity_mnist
 
-# COVERAGE=1: fails where the tests of these rooms run less than 90 % of their branches; in other tests they are not counted.
+# COVERAGE=1: fails where the quick tests of these rooms run less than 90 % of their branches; in others they are not counted.
 rooms := spectrum objective evaluation
 branches := outputs/coverage.json
 cover := $(rooms:%=--cov=immunize.%) --cov-branch --cov-report=term:skip-covered --cov-report=json:$(branches)

@@ -38,9 +38,10 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """With `--cov=immunize.<room>` branches are counted in that room's tests alone: others are slowed down by it."""
+    """With `--cov=immunize.<room>` branches are counted in that room's quick tests: others are slowed down by it."""
     rooms = [name.rpartition(".")[2] for name in item.config.getoption("cov_source", None) or []]
-    if not rooms or any(item.path.is_relative_to(Path(__file__).parent / room) for room in rooms):
+    of_rooms = any(item.path.is_relative_to(Path(__file__).parent / room) for room in rooms)
+    if not rooms or (of_rooms and item.get_closest_marker("slow") is None):
         return (yield)
     counting = item.config.pluginmanager.get_plugin("_cov").cov_controller
     counting.pause()

@@ -164,7 +164,7 @@ def test_forecast_is_kept_unless_overwritten(refused: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.data
-def test_forecast_of_mnist_is_quick(data_root: Path, tmp_path: Path) -> None:
+def test_forecast_is_quick(data_root: Path, tmp_path: Path) -> None:
     """Less than ten seconds with what is imported: the default run, a command of its own, has a limit for that."""
     forecast.run(composed(*SMALL), tmp_path / "imported")
     cfg = composed("harmful=mnist", "harmful.pair=[3,8]", f"data_root={data_root}")

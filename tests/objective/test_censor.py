@@ -149,6 +149,7 @@ def test_a_probe_no_longer_learns_held_out_digits_and_d_p_stays() -> None:
     assert own(found.backbone, found.head) > own(backbone, head) - 0.02
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shorter = ("objective.max_steps=5", "objective.cache_frozen=true")
     words = ("method=censor", *shorter, "method.depths=[layer4.0]", "method.erased=true")

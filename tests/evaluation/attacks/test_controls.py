@@ -53,6 +53,7 @@ def tuned_by_scikit_learn(data: AttackData) -> float:
     return float(best.score(data.test.x, data.test.y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["T0", "T1", "T2", "T3", "T5"])
 def test_undefended_model_gives_every_tier_what_scikit_learn_gets(name: str) -> None:
     expected = tuned_by_scikit_learn(classes())
@@ -60,6 +61,7 @@ def test_undefended_model_gives_every_tier_what_scikit_learn_gets(name: str) -> 
     assert in_tier(cells_of("plain"), name).curve.best.test == pytest.approx(expected, abs=ONE_POINT)
 
 
+@pytest.mark.slow
 def test_planted_ill_conditioned_map_stops_t0_and_not_t2() -> None:
     results = {
         name: [compare(in_tier(cells_of("planted"), name), in_tier(cells_of("plain"), name))]
@@ -75,6 +77,7 @@ def test_planted_ill_conditioned_map_stops_t0_and_not_t2() -> None:
     assert verdict["first_broken"] in ("T1", "T2")
 
 
+@pytest.mark.slow
 def test_pure_rescale_changes_no_scale_free_score() -> None:
     free = {entry.name for entry in entries() if entry.attack.scale_free}
     assert free == {entry.name for entry in entries()} - {"sgd_raw", "adam_raw"}
@@ -106,6 +109,7 @@ def test_diverging_attack_is_not_a_success_of_the_defence() -> None:
     assert broken.held is False  # one attack that succeeds is enough
 
 
+@pytest.mark.slow
 def test_of_20_random_rotations_at_most_one_holds_though_single_scores_would_hold_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
