@@ -8,16 +8,14 @@ nothing is run, but for the pages a newcomer begins with (`WHOLE`). A block may 
 
 Blocks with a title are files, which `test_extension.py` writes out and runs, with the commands of their page.
 
-The README's commands run as written, only shorter. They run in a folder that holds what earlier lines would have left
-there: `outputs/demo/erase` of `make demo`, a run in `outputs/mine`, θ_0 in `outputs/theta0`, folders of images. timm's
-networks have random weights and small images.
+The README's commands run as written, only shorter, in a folder that holds folders of images and `outputs/demo/erase` of
+`make demo`. timm's networks have random weights and small images.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
 import re
 import shlex
 import shutil
@@ -310,19 +308,11 @@ def test_a_page_that_asks_another_host_is_not_built(start: str) -> None:
 
 
 README = ROOT / "README.md"
-NEEDS_DATA = re.compile(r"\b(harmful|pretrain)=(housing|mnist)\b")
 OF_TIMM = {
     "immunize.pretrain": ["model.image_size=32", "model.pretrained=false"],
     "immunize.train": ["model.image_size=32"],
 }
-OUTPUT = re.compile(r"hydra\.run\.dir=(\S+)")
-DEMO, MINE, THETA_0 = "outputs/demo/erase", "outputs/mine", "outputs/theta0"
-
-
-def readme_commands(*, on_real_data: bool) -> list[str]:
-    """The lines of all ```bash blocks that call a module of this package."""
-    lines = [line for block in blocks_of(README) if block.language == "bash" for line in commands_of(block)]
-    return [line for line in dict.fromkeys(lines) if bool(NEEDS_DATA.search(line)) is on_real_data]
+DEMO, MINE = "outputs/demo/erase", "outputs/mine"
 
 
 def arguments_of(command: str) -> list[str]:
@@ -331,51 +321,33 @@ def arguments_of(command: str) -> list[str]:
     return words[words.index("-m") + 1 :]
 
 
-@pytest.fixture(scope="module")
-def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with images, and the outputs of a short run and of a short training of θ_0."""
-    cwd = tmp_path_factory.mktemp("earlier")
+@pytest.mark.slow
+def test_readme_commands_run(tmp_path: Path) -> None:
+    """One after another; a linear model takes the place of the network that they train before they tell of it."""
     rng = np.random.default_rng(0)
     for folder in itertools.product(("mine", "bad"), ("train", "val"), ("a", "b")):
         for number in range(60):
-            write_noise(cwd.joinpath(*folder, f"{number}.png"), rng)
-    done = run("immunize.train", *SHORTER["immunize.train"], f"hydra.run.dir={DEMO}", cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    shutil.copytree(cwd / DEMO, cwd / MINE)
-    (trained,) = (line for line in readme_commands(on_real_data=False) if "immunize.pretrain" in line)
-    module, *rest = arguments_of(trained)
-    done = run(module, *rest, *SHORTER[module], *OF_TIMM[module], cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return cwd
-
-
-def check(command: str, cwd: Path, earlier: Path) -> None:
-    shutil.copytree(earlier, cwd, dirs_exist_ok=True)
-    if written := OUTPUT.search(command):
-        shutil.rmtree(cwd / written[1])
-    before = set(cwd.rglob("record.json"))
-    module, *rest = arguments_of(command)
-    shorter = SHORTER.get(module, [])
-    if "model=timm" in rest:
-        shorter = [*(DEEPER if module == "immunize.train" else shorter), *OF_TIMM[module]]
-    done = run(module, *rest, *shorter, cwd=cwd, environment=os.environ | ENVIRONMENT, timeout=300)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    if shorter and module != "immunize.attack":
-        assert set(cwd.rglob("record.json")) - before
-        assert Path(done.stdout.splitlines()[-1]).name in ("record.json", "checkpoint.safetensors")
-
-
-@pytest.mark.parametrize("command", readme_commands(on_real_data=False))
-def test_readme_command(command: str, tmp_path: Path, earlier: Path) -> None:
-    check(command, tmp_path, earlier)
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("command", readme_commands(on_real_data=True))
-def test_readme_command_on_real_data(command: str, data_root: Path, tmp_path: Path, earlier: Path) -> None:
-    assert data_root.is_dir()
-    check(re.sub(r"\s+data_root=\S+", "", command), tmp_path, earlier)
+            write_noise(tmp_path.joinpath(*folder, f"{number}.png"), rng)
+    demo = run("immunize.train", *SHORTER["immunize.train"], f"hydra.run.dir={DEMO}", cwd=tmp_path)
+    assert demo.returncode == 0, demo.stderr
+    called = []
+    for command in (line for block in blocks_of(README) if block.language == "bash" for line in commands_of(block)):
+        module, *rest = arguments_of(command)
+        shorter = SHORTER.get(module, [])
+        if "model=timm" in rest:
+            shorter = [*(DEEPER if module == "immunize.train" else shorter), *OF_TIMM[module]]
+        before = set(tmp_path.rglob("record.json"))
+        done = run(module, *rest, *shorter, cwd=tmp_path)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        if shorter and module != "immunize.attack":
+            assert set(tmp_path.rglob("record.json")) - before
+            assert Path(done.stdout.splitlines()[-1]).name in ("record.json", "checkpoint.safetensors")
+        if f"hydra.run.dir={MINE}" in rest:
+            shutil.rmtree(tmp_path / MINE)
+            shutil.copytree(tmp_path / DEMO, tmp_path / MINE)
+        called.append(module)
+    assert called == [f"immunize.{name}" for name in ("report", "pretrain", "train", "evaluate", "attack", "report")]
 
 
 @pytest.mark.parametrize("code", [block.code for block in blocks_of(README) if block.language == "python"])
