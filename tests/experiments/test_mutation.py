@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("mutmut", reason="needs pip install -e '.[dev]'")
 
+from experiments.mutation.__main__ import run
+from experiments.mutation.forks import in_fork
 from experiments.mutation.mutants import Mutant, mutants_of, sample
-from tests.commands import run
 from tests.tampering import csv_rows
 
 ROOT = Path(__file__).parents[2]
@@ -112,13 +119,23 @@ def test_a_sample_has_every_file_and_a_larger_one_holds_it(tmp_path: Path) -> No
 
 def test_a_run_tells_noticed_from_unnoticed_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     root = toy(tmp_path)
-    script = "import sys\nfrom pathlib import Path\nfrom experiments.mutation.__main__ import run\n"
-    (root / "mutate.py").write_text(f"{script}run(sys.argv[1:], Path.cwd())\n")
 
     def mutate(*arguments: str) -> tuple[str, dict[str, dict[str, str]]]:
-        done = run("mutate.py", *arguments, cwd=root)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout, {row["after"]: row for row in csv_rows(tmp_path / "out" / "mutants.csv")}
+        def work(write: Callable[[str], None]) -> int:
+            os.chdir(root)
+            sys.path.insert(0, str(root))
+            with contextlib.redirect_stdout(io.StringIO()) as told:
+                try:
+                    run(arguments, root)
+                except BaseException:
+                    write(traceback.format_exc())
+                    raise
+            write(told.getvalue())
+            return 0
+
+        code, told = in_fork(work)
+        assert code == 0, told
+        return told, {row["after"]: row for row in csv_rows(tmp_path / "out" / "mutants.csv")}
 
     _, rows = mutate("out=out")
     assert rows["return x * 2"]["status"] == "killed"
