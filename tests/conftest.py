@@ -25,6 +25,14 @@ start_quickly()  # as the commands do, before any test imports Lightning
 records._runs = itertools.repeat(0)  # type: ignore[assignment]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """In a process of pytest-xdist pytest-cov begins to count twice; the first count is nobody's, and never paused."""
+    first = getattr(session.config.pluginmanager.get_plugin("_cov"), "cov_controller", None)
+    if first is not None and hasattr(session.config, "workerinput"):
+        first.cov.stop()
+
+
 def pytest_collection_finish() -> None:
     """What imports have left is not searched when garbage is collected."""
     gc.collect()
