@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -33,3 +34,7 @@ def test_a_room_that_is_tested_less_is_not_made_up_for(
     assert gate.main([str(path), "spectrum", "objective"]) == code
     with pytest.raises(ValueError, match="immunize/evaluation"):  # a room that is not there
         gate.main([str(path), "spectrum", "evaluation"])
+
+
+def test_nothing_is_counted_in_tests_of_no_room() -> None:
+    assert "coverage" not in type(sys.gettrace()).__module__  # which `make test COVERAGE=1` would be slowed down by
