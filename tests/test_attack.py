@@ -183,7 +183,9 @@ def test_a_run_that_was_judged_by_rows_set_aside_is_attacked_with_those(tmp_path
     """No held-out row is looked at, and the attacker has none of those that the run was judged by."""
     run_tiny(tmp_path, "selection=validation", "objective.validation_fraction=0.25")
     rows = {"train": 22, "validation": 8, "test": 10}  # of 40; the attacker tunes on a quarter of its own
-    for task in target_of(f"run={tmp_path}").tasks(0).values():
+    target = target_of(f"run={tmp_path}")
+    assert (target.facts["selection"], target.facts["benign_rows"]) == ("validation", "fit")
+    for task in target.tasks(0).values():
         assert {part: len(getattr(task.data, part)) for part in rows} == rows
 
 

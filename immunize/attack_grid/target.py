@@ -190,7 +190,7 @@ class Pointed:
             **{role: source.name for role, source in sources.items()},
             "run_seed": self.record.get("seed"),
             "run_config_hash": self.record.get("config_hash"),
-            **({} if self.selection is None else {"selection": self.selection}),
+            **({} if self.selection is None else {"selection": self.selection, "benign_rows": "fit"}),
             **{name: self.record[name] for name in ("pretrain_accuracy",) if name in self.record},  # of networks
             "data": {role: source.describe() for role, source in sources.items()},
             "data_hash": data_hash,

@@ -200,6 +200,16 @@ def test_report_is_the_same_from_what_it_left(attack: Record, tmp_path: Path) ->
     assert str(tmp_path) not in readme + gzip.decompress((tmp_path / "out" / "results.csv.gz").read_bytes()).decode()
 
 
+@pytest.mark.parametrize("facts", [{}, {"benign_rows": "fit"}])
+def test_the_page_says_on_what_honest_tasks_are_measured(attack: Record, tmp_path: Path, facts: dict[str, str]) -> None:
+    """Earlier records of runs with selection=validation have them on held-out rows, and do not say so."""
+    record = changed(attack, "ours", 0)
+    record["subject"] |= {"selection": "validation"} | facts
+    report_attacks(write(record, tmp_path / "run"), tmp_path / "out")
+    told = next(line for line in (tmp_path / "out" / "README.md").read_text().splitlines() if "set aside" in line)
+    assert ("held-out" in told) == (not facts)
+
+
 def write(record: Record, folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / ATTACK_RECORD).write_text(json.dumps(record))

@@ -366,8 +366,9 @@ def _cells(records: Sequence[Record], extractor: str = "immunized") -> Iterator[
 
 def _rules_of(record: Record) -> str:
     """What has to agree within one table."""
+    rows = [record["subject"].get(name) for name in ("selection", "benign_rows")]
     grid = [record["config"].get(name, False) for name in _RULES]
-    return json.dumps([record.get("attack_versions"), record["subject"].get("selection"), *grid], sort_keys=True)
+    return json.dumps([record.get("attack_versions"), *rows, *grid], sort_keys=True)
 
 
 @dataclass(frozen=True)
