@@ -342,6 +342,20 @@ def test_a_checkpoint_of_another_configuration_is_not_gone_on_with(
     assert record["training"]["fit"]["steps"] == 3
 
 
+def test_a_training_of_before_its_file_held_what_the_record_counts_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed(monkeypatch, "immunize.pipeline.fit.Progress", 2):
+        run_tiny_deep(tmp_path, "resume=true")
+    checkpoint = torch.load(tmp_path / TRAINING)
+    del checkpoint["attackers_diverged"]
+    torch.save(checkpoint, tmp_path / TRAINING)
+    before = (tmp_path / TRAINING).read_bytes()
+    with pytest.raises(UserError, match=f"{TRAINING} was written before such files held what the record counts"):
+        run_tiny_deep(tmp_path, "resume=true")
+    assert (tmp_path / TRAINING).read_bytes() == before
+
+
 # The paper's configurations, on generated images in the real layouts.
 
 

@@ -339,7 +339,16 @@ class DeepModule(ImmunizationModule):
         checkpoint["attackers_diverged"] = dict(self.objective.diverged)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the weights of the terms back, and the counts."""
+        """Put the weights of the terms back, and the counts.
+
+        Raises:
+            UserError: the file has none.
+        """
+        if "attackers_diverged" not in checkpoint:
+            raise UserError(
+                f"{self.trainer.ckpt_path} was written before such files held what the record counts: go on with the "
+                "version that wrote it, or delete it, and the training begins anew"
+            )
         self.objective.weights.update(checkpoint["objective_weights"])
         self.objective.diverged.update(checkpoint["attackers_diverged"])
 

@@ -6,6 +6,7 @@ Early stopping: on rows that are neither fitted nor reported, and with the best 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -213,7 +214,12 @@ def test_a_step_of_several_batches_is_looked_at_once() -> None:
         def look(self, trainer: Any, module: Any) -> None:
             self.seen += 1
 
-    watch = Counting(2, None)
-    for step in (1, 1, 2, 2, 3, 3, 4, 4):
-        watch.on_train_batch_end(SimpleNamespace(global_step=step), None, None, None, 0)  # type: ignore[arg-type]
-    assert watch.seen == 2
+    def looks(steps: Sequence[int], watch: Counting) -> int:
+        for step in steps:
+            watch.on_train_batch_end(SimpleNamespace(global_step=step), None, None, None, 0)  # type: ignore[arg-type]
+        return watch.seen
+
+    assert looks((1, 1, 2, 2, 3, 3, 4, 4), Counting(2, None)) == 2
+    going_on, cfg = Counting(2, None), tiny()
+    going_on.on_train_start(SimpleNamespace(global_step=2), module_of(cfg, data_of(cfg)))  # type: ignore[arg-type]
+    assert looks((2, 3, 3, 4, 4), going_on) == 1

@@ -64,6 +64,7 @@ class BestLook(Callback):
             UserError: it does.
         """
         assert isinstance(pl_module, ImmunizationModule)
+        self._looked_at = trainer.global_step  # before a training that goes on was interrupted
         if self.patience is not None and pl_module.steps < self.every:
             raise UserError(
                 f"objective.check_every={self.every} looks at none of the {pl_module.steps} steps of this training; "
