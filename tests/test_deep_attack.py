@@ -219,6 +219,11 @@ def test_appended_map_is_part_of_what_is_attacked(tmp_path: Path) -> None:
     with torch.no_grad():
         features = data.network.whole()(data.network.images.at(data.network.test[:3])).double().numpy()
     assert np.allclose(features, data.test.x[:3], rtol=1e-3, atol=1e-4 * np.abs(data.test.x).max())
+    weights, other = found.networks["theta_0"].net.full_state_dict(), tmp_path / "other.safetensors"
+    could_move = read_record(tmp_path)["network"]["trained"][0]  # by a method that trains
+    save_weights(other, weights | {could_move: weights[could_move] + 1})
+    with pytest.raises(CheckpointError, match=f"not the one that the run started from: {could_move} differs"):
+        target(f"run={tmp_path}", f"reference={other}")
 
 
 @pytest.fixture(scope="module")

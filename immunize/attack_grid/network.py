@@ -214,7 +214,7 @@ def _immunized(theta_0: DeepExtractor, pointed: Pointed) -> Released:
     if not pointed.record:
         return immunized
     check_owner(pointed.path, pointed.record["config_hash"])
-    if (name := theta_0.moved_weight(state)) is not None:
+    if (name := theta_0.moved_weight(state, tail=immunized.map is None)) is not None:
         raise CheckpointError(
             f"this θ_0 is not the one that the run started from: {name} differs in {pointed.path}, though it was "
             f"never trained; give the right weights with reference=<file>"
