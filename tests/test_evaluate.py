@@ -204,9 +204,13 @@ def test_other_kinds_of_runs_agree_too(overrides: list[str], tmp_path: Path) -> 
     assert record["metrics"].keys() == {"fit", "validation" if "selection=validation" in overrides else "held_out"}
 
 
-def test_a_checkpoint_of_a_method_that_appends_a_map_has_one(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_method_that_appends_a_map_has_one_and_the_weights_of_theta_0(tmp_path: Path) -> None:
     record = run_tiny_deep(tmp_path, "method=closed_form", "method.budget=10", "method.shrinkage=0.1")
     state = load_weights(tmp_path / CHECKPOINT)
+    could_move = record["network"]["trained"][0]  # by a method that trains
+    rewrite(tmp_path, lambda weights: weights[could_move].add_(1))
+    with pytest.raises(CheckpointError, match=f"{could_move} was not trained, but is not θ_0's"):
+        evaluate.run(tmp_path)
     del state["fc.map.weight"]
     plain = {name.replace("fc.head", "fc"): value for name, value in state.items()}
     save_weights(tmp_path / CHECKPOINT, plain, {"config_hash": record["config_hash"]})

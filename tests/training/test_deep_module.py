@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -128,6 +129,15 @@ def test_a_watch_sees_kappa_accuracy_and_what_can_be_learned_on_the_same_images_
         assert list(logged) == [2, 4, 5]  # the last step always
         for step, value in logged.items():
             assert value == pytest.approx(seen[int(step or 0)][name], rel=1e-9), name
+
+
+def test_a_watch_judges_the_start_and_not_where_a_training_goes_on() -> None:
+    module, judged = module_of(), list[int]()
+    watch = NetworkMonitor(module.net.reference(), watched(), every=2)
+    watch.signatures.see = lambda look: judged.append(look.step)  # type: ignore[method-assign, assignment, misc]
+    for step in (0, 3):
+        watch.on_train_start(SimpleNamespace(global_step=step, should_stop=False), module)  # type: ignore[arg-type]
+    assert judged == [0]
 
 
 def in_turn(module: DeepModule, looks: list[tuple[float, float]], patience: int = 2) -> NetworkMonitor:

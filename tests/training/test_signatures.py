@@ -210,6 +210,13 @@ def test_kappa_of_pretraining_that_rises_for_several_looks_or_is_above_its_basel
     assert found == ([] if step is None else [("kappa_pretrain_rising", "pretrain", step, at_end)])
     assert all(fact["values"]["ratio_pretrain"] == pytest.approx(ratios[step // 100]) for fact in facts)  # type: ignore[operator]
     assert rising(Watched(), *ratios, terms=("task",), end=end).found() == []  # which does not claim to immunize
+    going_on = Watched()
+    for index, ratio in enumerate(ratios, 1):  # interrupted after every look
+        interrupted = rising(going_on, ratio, end=end and index == len(ratios))
+        going_on = Watched()
+        going_on.step = interrupted.step
+        going_on.signatures.load_state_dict(interrupted.signatures.state_dict())
+    assert going_on.signatures.facts() == facts
 
 
 @pytest.mark.parametrize("terms", [("adversary", "features"), ("solved",)])
