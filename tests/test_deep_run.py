@@ -47,6 +47,8 @@ from tests.tampering import csv_rows
 
 CLOSED_FORM = ["method=closed_form", "method.shrinkage=0.1", "method.budget=10"]  # few images, a map for float32
 NUMBERS = ("metrics", "metrics_groups", "verdicts", "pretrain_accuracy", "curves")
+COUNTED = ("warnings", "watched", "early_stopping")
+LAST_IS_NOT_BEST = ("objective.early_stopping=true", "objective.check_every=1", "objective.patience=20")
 LOGGED = ("logger=csv", "log_every=1", "monitor_every=2", "guard=warn")
 
 
@@ -275,8 +277,13 @@ class Copied(Resuming):
         (3.0, ["objective.epochs_on=longest"]),
         (3.5, ["method=imma", "+trainer.gradient_clip_val=1"]),
         (2.5, ["objective.balance=true", "objective.balance_every=2", "objective.cache_frozen=true"]),
+        (3.0, ["method=censor"]),
+        (3.0, ["objective.validation_fraction=0.3", *LAST_IS_NOT_BEST]),
     ],
-    ids=["with the last epoch", "after the last epoch", "within the last epoch, λ balanced again"],
+    ids=[
+        *("with the last epoch", "after the last epoch", "within the last epoch, λ balanced again"),
+        *("what is watched is kept", "the best look is put back"),
+    ],
 )
 def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
     epochs: float,
@@ -302,6 +309,8 @@ def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
         assert record["training"]["fit"]["steps"] == max(copies), f"gone on with from {steps}"
         assert same_weights(folder, tmp_path / "alone"), f"gone on with from {steps}"
         assert all(record[key] == alone[key] for key in NUMBERS)
+        facts, of_alone = (of["training"]["fit"] for of in (record, alone))
+        assert all(facts.get(name) == of_alone.get(name) for name in COUNTED), f"gone on with from {steps}"
 
 
 @pytest.mark.slow
@@ -348,7 +357,7 @@ def test_a_training_of_before_its_file_held_what_the_record_counts_is_not_gone_o
     with killed(monkeypatch, "immunize.pipeline.fit.Progress", 2):
         run_tiny_deep(tmp_path, "resume=true")
     checkpoint = torch.load(tmp_path / TRAINING)
-    del checkpoint["attackers_diverged"]
+    del checkpoint["watched"]
     torch.save(checkpoint, tmp_path / TRAINING)
     before = (tmp_path / TRAINING).read_bytes()
     with pytest.raises(UserError, match=f"{TRAINING} was written before such files held what the record counts"):

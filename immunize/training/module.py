@@ -337,20 +337,22 @@ class DeepModule(ImmunizationModule):
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in trained}
         checkpoint["objective_weights"] = dict(self.objective.weights)
         checkpoint["attackers_diverged"] = dict(self.objective.diverged)
+        checkpoint["watched"] = {name: value.detach().cpu() for name, value in self.objective.watched.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the weights of the terms back, and the counts.
+        """Put the weights of the terms back, and what the record counts.
 
         Raises:
-            UserError: the file has none.
+            UserError: the file does not hold it.
         """
-        if "attackers_diverged" not in checkpoint:
+        if "watched" not in checkpoint:  # the last of what was added
             raise UserError(
                 f"{self.trainer.ckpt_path} was written before such files held what the record counts: go on with the "
                 "version that wrote it, or delete it, and the training begins anew"
             )
         self.objective.weights.update(checkpoint["objective_weights"])
         self.objective.diverged.update(checkpoint["attackers_diverged"])
+        self.objective.watched.update(checkpoint["watched"])
 
 
 class SupervisedModule(LightningModule):

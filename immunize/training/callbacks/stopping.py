@@ -227,7 +227,7 @@ class Resuming(Callback):
     def __init__(self, path: Path, config_hash: str, *, resume: bool) -> None:
         self.path, self.config_hash = path, config_hash
         self.place = _place_in(path, config_hash) if resume else None
-        self._steps, self._asked = 0, False
+        self._steps, self._asked, self._started = 0, False, False
 
     @property
     def begins_with(self) -> Path | None:
@@ -240,12 +240,26 @@ class Resuming(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take SIGTERM over from Lightning, which gives it back in the end; and the curves of before."""
+        self._started = True
+        self._go_on_with_curves(trainer)
+        if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_asked", True))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Of a training that has no epoch left Lightning calls neither start nor end: the others are owed both."""
+        if not self._started:
+            self._go_on_with_curves(trainer)
+            others = [one for one in trainer.callbacks if one is not self]  # type: ignore[attr-defined]
+            for callback in others:
+                callback.on_train_start(trainer, pl_module)
+            for callback in others:
+                callback.on_train_end(trainer, pl_module)
+
+    def _go_on_with_curves(self, trainer: Trainer) -> None:
         if self.place is not None and trainer.is_global_zero:
             for logger in trainer.loggers:
                 if isinstance(logger, CurveLogger):
                     logger.go_on(trainer.global_step)
-        if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_asked", True))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """End, if any process was told to.
