@@ -336,14 +336,16 @@ def read_results(path: Path) -> list[_Record]:
     try:
         text = gzip.decompress(path.read_bytes()).decode()
         csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-        head, *rows = csv.reader(io.StringIO(text, newline=""))
+        head, *rows = list(csv.reader(io.StringIO(text, newline=""), strict=True)) or [[]]
+        if not head or any(len(row) != len(head) for row in rows):
+            raise ValueError("not every row has a cell for every column")
         columns = [(name.split(SEPARATOR), _values(cells)) for name, *cells in zip(head, *rows, strict=True)]
     except (OSError, EOFError, ValueError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as results: {error}. It was cut off or damaged") from None
     alike = defaultdict(list)  # records with the same keys, which are put together at once
     for index, row in enumerate(rows):
         alike[tuple(map(bool, row))].append(index)
-    records: dict[int, _Record] = {}
+    records: dict[int, _Record] = {index: {} for index in alike.pop((False,) * len(head), [])}
     for there, of in alike.items():
         tree: dict[str, Any] = {}
         for (*outer, last), column in compress(columns, there):

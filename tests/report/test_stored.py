@@ -110,9 +110,14 @@ def test_frame_of_an_attacked_run_has_both(attacked_run: Path) -> None:
     [
         (b"{", "cannot be read as results"),
         (gzip.compress(b"a" * 100)[:20], "cannot be read as results"),
+        (gzip.compress(b""), "not every row has a cell for every column"),
+        (gzip.compress(b"status,seed\nfinished\n"), "not every row has a cell for every column"),
+        (gzip.compress(b'status,method\nfinished,"ou'), "cannot be read as results: unexpected end of data"),
         (gzip.compress(b"status\nfinished\n"), "is not a record of immunize.train: it has no 'method'"),
+        (gzip.compress(b"status,seed\n,\n"), "is not a record of immunize.train: it has no 'method'"),
     ],
-    ids=["no gzip", "cut off", "no record"],  # a gzip has the time in it, and every worker another one
+    # a gzip has the time in it, and every worker another one
+    ids=["no gzip", "cut off", "nothing", "cut row", "cut cell", "no record", "empty row"],
 )
 def test_damaged_files_are_named(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / RESULTS).write_bytes(content)
