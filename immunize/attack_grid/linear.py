@@ -127,12 +127,11 @@ def _measured(loaded: LoadedPair, pointed: Pointed) -> tuple[Splits, Splits]:
     """
     if pointed.selection is None:
         return loaded.splits["pretrain"], loaded.splits["harmful"]
-    from immunize.data.pair import set_aside  # Lightning is long to load
+    from immunize.data.pair import part_in_two  # Lightning is long to load
 
     def within_fit(role: Role) -> Splits:
         fit = loaded.splits[role].fit
-        rows = set_aside(len(fit), **pointed.aside, role=role, what=f"{len(fit)} rows ({role})")
-        return Splits(*(fit.take(torch.from_numpy(which)) for which in rows))
+        return Splits(*part_in_two(fit, **pointed.aside, role=role, what=f"{len(fit)} rows ({role})"))
 
     return within_fit("pretrain"), within_fit("harmful")
 

@@ -149,6 +149,12 @@ def set_aside(n: int, validation_fraction: float, *, seed: int, role: Role, what
     return np.sort(order[n_aside:]), np.sort(order[:n_aside])
 
 
+def part_in_two(part: Part, validation_fraction: float, *, seed: int, role: Role, what: str) -> tuple[Part, Part]:
+    """The rows of a part that stay, and those that are for validation; see :func:`set_aside`."""
+    stays, aside = set_aside(len(part), validation_fraction, seed=seed, role=role, what=what)
+    return part.take(torch.from_numpy(stays)), part.take(torch.from_numpy(aside))
+
+
 class PairedData(Pair):
     """Both data sets of an experiment, checked, hashed and batched; read when `setup` or one of its rows is asked for.
 
@@ -192,12 +198,11 @@ class PairedData(Pair):
         self._check_sizes({role: len(fit.of(role)) for role in ROLES})
         if self.validation_fraction == 0:
             return fit, None
-        parts: list[list[Part]] = []
+        parts: list[tuple[Part, Part]] = []
         for role in ROLES:
             part = fit.of(role)
             what = f"{len(part)} rows of {self.sources[role].name} ({role})"
-            rows = set_aside(len(part), self.validation_fraction, seed=self.seed, role=role, what=what)
-            parts.append([part.take(torch.from_numpy(which)) for which in rows])
+            parts.append(part_in_two(part, self.validation_fraction, seed=self.seed, role=role, what=what))
         stays, aside = (PairParts(*both) for both in zip(*parts, strict=True))
         return stays, aside
 
