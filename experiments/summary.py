@@ -1,21 +1,23 @@
-"""The main table of the README: RIR of every method on House Prices and MNIST beside the paper's, by record.
+"""The main tables: RIR of every method beside the paper's, and what fine-tuning brings back of the harmful task.
 
     python -m experiments.summary
 
-Reads the records that `make table1` and `make table2` committed, and the published numbers; writes
-`experiments/summary.md`. `python -m experiments.readme_tables` puts it into the README.
+Reads committed records and the published numbers; writes `experiments/summary.md`, from where
+`python -m experiments.readme_tables` puts the tables into the README and the pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from immunize.report.attacks.one_run import horizon_cells
+from immunize.report.attacks.records import Group, load_attacks
 from immunize.report.loading import load_records
 from immunize.report.naming import in_order
 from immunize.report.published import read_published
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs
-from immunize.report.table import NOTHING, Groups, Table, short, summary_of, with_spread
+from immunize.report.table import NOTHING, Groups, Table, markdown_of, short, summary_of, with_spread
 
 ROOT = Path(__file__).parent
 PATH = ROOT / "summary.md"
@@ -23,6 +25,24 @@ SOURCES = {"House Prices": ROOT / "table1", "MNIST, 90 pairs": ROOT / "table2"}
 """Title to the folder with its records."""
 COLUMNS = (("released", "fit"), ("spectrum", "held_out"))
 """Estimator and part: the paper's protocol, and its definition of κ on unseen rows."""
+
+MOVED = {"last_block": "last block", "lora": "LoRA", "full_finetune": "all weights"}
+"""Attacks that move weights to what the table calls them."""
+HORIZONS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "A small ResNet, digits": {
+        "last_block": ("t4_rates_digits", "t4_rates_digits_peers"),
+        "lora": ("t4_lora_digits_peers", "t4_lora_digits"),
+        "full_finetune": ("t4_full_digits_peers", "t4_full_digits"),
+    },
+    "ResNet18 at 64 pixels, Caltech-101": {
+        "last_block": ("t4_small_deep", "t4_small", "t4_peers_deep"),
+        "lora": ("t4_lora_deep",),
+        "full_finetune": ("t4_full_deep",),
+    },
+}
+"""Title to the folders of each attack, 1,000 steps at up to 10⁻²; a method's runs are in the first that has it."""
+SEEDS = 3
+"""Other numbers of runs are told."""
 
 
 def summary_table(sources: Mapping[str, Path]) -> Table:
@@ -55,6 +75,32 @@ def summary_table(sources: Mapping[str, Path]) -> Table:
     return Table("RIR of every method", columns, rows, notes)
 
 
+def horizon_table(title: str, sources: Mapping[str, Sequence[Path]]) -> Table:
+    """One row a method: of every attack the share of what θ_0 teaches that comes back, and the step at which half has.
+
+    Args:
+        title: of the table.
+        sources: attack to committed folders of attacks; a method's numbers are from the first folder that has it.
+
+    Raises:
+        FileNotFoundError: no record in a folder.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for attack, folders in sources.items():
+        for folder in folders:
+            runs = Group(folder.name, tuple(load_attacks(folder)))
+            for method in runs.methods:
+                alone = {(task, name): of["horizon"] for (task, _, name), of in runs.by_attack(method).items()}
+                if curves := alone.get(("harmful", attack)):
+                    _, end, _, half, _ = horizon_cells(curves)
+                    runs_told = "" if len(curves) == SEEDS else f" ({len(curves)} run{'s' * (len(curves) > 1)})"
+                    found.setdefault(method, {}).setdefault(attack, f"{end}, {half}{runs_told}")
+    told = {method: [cells.get(attack, NOTHING) for attack in sources] for method, cells in found.items()}
+    rows = [[f"`{method}`", *told[method]] for method in in_order(told.keys())]
+    columns = ("method", *(MOVED[attack] for attack in sources))
+    return Table(title, columns, rows)
+
+
 def _cell(groups: Groups) -> str:
     """Mean and spread; the middle where outliers make the mean."""
     summary = summary_of(groups)
@@ -63,9 +109,18 @@ def _cell(groups: Groups) -> str:
     return f"*{short(summary.median)}*" if summary.outlying else with_spread(summary.mean, summary.spread)
 
 
+def text() -> str:
+    """All tables, in Markdown."""
+    horizons = [
+        horizon_table(title, {attack: [ROOT / name for name in folders] for attack, folders in of.items()})
+        for title, of in HORIZONS.items()
+    ]
+    return markdown_of([summary_table(SOURCES), *horizons])
+
+
 def main() -> None:
-    """Write the table."""
-    PATH.write_text(summary_table(SOURCES).markdown(), encoding="utf-8")
+    """Write them."""
+    PATH.write_text(text(), encoding="utf-8")
     print(PATH)
 
 

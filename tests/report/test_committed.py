@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import json
+import math
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import pandas as pd
 import pytest
 
+from experiments import summary
 from immunize.report import loading
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
@@ -45,6 +50,21 @@ def test_the_committed_page_is_what_its_records_make(name: str, tmp_path: Path) 
     for path in (tmp_path / name).iterdir():
         if path.suffix not in (".png", ".pdf"):
             assert path.read_bytes() == (EXPERIMENTS / name / path.name).read_bytes(), path.name
+
+
+def test_the_main_tables_are_what_the_records_make() -> None:
+    assert summary.text() == summary.PATH.read_text(encoding="utf-8")
+
+
+def test_of_fine_tuning_the_mean_share_that_comes_back_and_the_median_step_are_told() -> None:
+    folder = EXPERIMENTS / "t4_small_deep"
+    runs = pd.read_csv(folder / "results.csv.gz").query("method == 'censor_deep'")
+    curves = [json.loads(of)[0] for of in runs["by_attack/harmful/immunized/last_block/horizon"]]
+    cell = f"{statistics.fmean(one['end'] for one in curves):.3g}, never"
+    assert statistics.median(math.inf if (half := one["steps"][0]) is None else half for one in curves) == math.inf
+    table = summary.horizon_table("", {"last_block": [folder], "lora": [EXPERIMENTS / "t4_lora_deep"]})
+    assert next(row for row in table.rows if row[0] == "`censor_deep`")[1] == cell
+    assert next(row for row in table.rows if row[0] == "`censor`")[1:] == ["1.02, 19 (1 run)", "–"]
 
 
 def test_seeds_stand_together_where_each_has_its_own_theta_0() -> None:
