@@ -1,4 +1,4 @@
-"""House Prices: a regressionpair from Kaggle's table (Table 1, Fig. 1; §5.1 "Linear regression task", C.2).
+"""House Prices: a pair of regressions from Kaggle's table (Table 1, Fig. 1; §5.1 "Linear regression task", C.2).
 
 Rows with MSZoning = RL form D_H (1,151 rows, target SalePrice), the others D_P (309 rows, target LotArea). Per
 data set:
