@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from immunize.spectrum import (
+    Spectrum,
     condition_number,
     kappa,
     kappa_of_features,
@@ -25,75 +30,67 @@ from tests import reference as ref
 from tests.reference import error, gradient
 from tests.spectrum.making import properties
 
-MATRIX = {
-    "well": (r_well, ref.r_well, ref.r_well_gradient),
-    "ill": (r_ill, ref.r_ill, ref.r_ill_gradient),
-    "kappa": (kappa, ref.kappa, ref.kappa_gradient),
-}
+
+class Term(NamedTuple):
+    """One regularizer: of a matrix, of features (its H = FᵀF), of a spectrum; as the reference has it; its degree."""
+
+    matrix: Callable[..., Tensor]
+    features: Callable[..., Tensor]
+    spectrum: Callable[[Spectrum], float]
+    value: Callable[..., float]
+    slope: Callable[..., Tensor]
+    degree: int
 
 
-FEATURES = {
-    "well": (r_well_of_features, ref.r_well, ref.r_well_gradient),
-    "ill": (r_ill_of_features, ref.r_ill, ref.r_ill_gradient),
-    "kappa": (kappa_of_features, ref.kappa, ref.kappa_gradient),
-}
+WELL = Term(r_well, r_well_of_features, r_well_of_spectrum, ref.r_well, ref.r_well_gradient, 2)
+ILL = Term(r_ill, r_ill_of_features, r_ill_of_spectrum, ref.r_ill, ref.r_ill_gradient, -2)
+KAPPA = Term(kappa, kappa_of_features, lambda of: condition_number(of).value, ref.kappa, ref.kappa_gradient, 0)
 
-
-SPECTRUM = {
-    "well": r_well_of_spectrum,
-    "ill": r_ill_of_spectrum,
-    "kappa": lambda spectrum: condition_number(spectrum).value,
-}
-
-
-every_function = pytest.mark.parametrize("name", list(MATRIX))
+every_term = pytest.mark.parametrize("term", [WELL, ILL, KAPPA], ids=["well", "ill", "kappa"])
 every_shape = pytest.mark.parametrize(("rows", "columns"), [(4, 9), (9, 4), (6, 6)])
 
 
 # --- against the reference ----------------------------------------------------------------------------------------
 
 
-@every_function
+@every_term
 @every_shape
 @pytest.mark.parametrize("drop", [0, 2])
-def test_matrix_value_and_gradient_are_the_reference(name: str, rows: int, columns: int, drop: int) -> None:
-    function, value, slope = MATRIX[name]
+def test_matrix_value_and_gradient_are_the_reference(term: Term, rows: int, columns: int, drop: int) -> None:
     sigma = torch.logspace(1, -2, min(rows, columns) - drop, dtype=torch.float64)
     s = ref.matrix_with_singular_values(sigma, rows, columns, seed=1)
-    assert float(function(s)) == pytest.approx(value(s), rel=1e-11)
-    assert error(gradient(function, s), slope(s)) < 1e-11
+    assert float(term.matrix(s)) == pytest.approx(term.value(s), rel=1e-11)
+    assert error(gradient(term.matrix, s), term.slope(s)) < 1e-11
 
 
-@every_function
+@every_term
 @every_shape
 @pytest.mark.parametrize("drop", [0, 2])
 def test_feature_value_and_gradient_are_those_of_the_explicit_hessian(
-    name: str, rows: int, columns: int, drop: int
+    term: Term, rows: int, columns: int, drop: int
 ) -> None:
-    function, value, slope = FEATURES[name]
     sigma = torch.logspace(2, -2, min(rows, columns) - drop, dtype=torch.float64)
     f = ref.features_with_eigenvalues(sigma, rows, columns, seed=2)
     h = f.T @ f
-    assert float(function(f)) == pytest.approx(value(h), rel=1e-9)
-    assert SPECTRUM[name](spectrum_of(f)) == pytest.approx(value(h), rel=1e-9)
-    assert error(gradient(function, f), 2 * f @ slope(h)) < 1e-9
+    assert float(term.features(f)) == pytest.approx(term.value(h), rel=1e-9)
+    assert term.spectrum(spectrum_of(f)) == pytest.approx(term.value(h), rel=1e-9)
+    assert error(gradient(term.features, f), 2 * f @ term.slope(h)) < 1e-9
 
 
-@every_function
+@every_term
 @pytest.mark.parametrize(("size", "exponent"), [(5, -12), (5, 12), (200, -12), (200, 12)])
-def test_value_and_gradient_scale_with_the_units(name: str, size: int, exponent: int) -> None:
+def test_value_and_gradient_scale_with_the_units(term: Term, size: int, exponent: int) -> None:
     """At about 10^exponent·F."""
-    function, scale = FEATURES[name][0], 2.0 ** (exponent * 10 // 3)  # a power of two scales without rounding
-    degree = {"well": 4, "ill": -4, "kappa": 0}[name]
+    scale, degree = 2.0 ** (exponent * 10 // 3), 2 * term.degree  # a power of two scales without rounding
     f = ref.gaussian(size, size + 100, seed=37)
-    assert error(function(scale * f) / scale**degree, function(f)) < 1e-9
-    assert error(scale ** (1 - degree) * gradient(function, scale * f), gradient(function, f)) < 1e-9
+    assert error(term.features(scale * f) / scale**degree, term.features(f)) < 1e-9
+    assert error(scale ** (1 - degree) * gradient(term.features, scale * f), gradient(term.features, f)) < 1e-9
 
 
-@every_function
+@every_term
 @pytest.mark.parametrize(("rows", "columns"), [(4, 9), (9, 4), (30, 9)])
 def test_only_the_smaller_gram_matrix_is_decomposed(
-    name: str, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+    term: Term, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
 
@@ -102,38 +99,28 @@ def test_only_the_smaller_gram_matrix_is_decomposed(
         return gram_ends(gram, tolerance)
 
     monkeypatch.setattr("immunize.spectrum.regularizers.gram_ends", recording)
-    gradient(FEATURES[name][0], ref.gaussian(rows, columns, seed=38))
+    gradient(term.features, ref.gaussian(rows, columns, seed=38))
     assert sizes == [(min(rows, columns), min(rows, columns))]
 
 
-@pytest.mark.parametrize("name", ["ill", "kappa"])
-def test_a_rank_cut_of_the_caller_is_kept(name: str) -> None:
-    s = ref.matrix_with_singular_values([3.0, 2.0, 0.1], 3, 4, seed=39)
-    matrix, reference, _ = MATRIX[name]
-    assert float(matrix(s, tolerance=0.1)) == pytest.approx(reference(s, 0.1), rel=1e-12)
-    assert float(FEATURES[name][0](s, tolerance=0.1)) == pytest.approx(reference(s.T @ s, 0.1), rel=1e-12)
+@every_term
+def test_below_a_rank_cut_of_the_caller_the_value_is_the_references_and_the_gradient_that_of_finite_differences(
+    term: Term,
+) -> None:
+    s = ref.matrix_with_singular_values([3.0, 2.0, 0.1], 3, 3, seed=20)
+    for function, tolerance, of in ((term.matrix, 0.1, s), (term.features, 0.01, s.T @ s)):
+        cut = partial(function, tolerance=tolerance)
+        if term is not WELL:  # which has no k
+            assert float(cut(s)) == pytest.approx(term.value(of, tolerance), rel=1e-12)
+        assert error(gradient(cut, s), ref.finite_difference_gradient(cut, s)) < 1e-8
 
 
-@every_function
-def test_upstream_gradient_multiplies(name: str) -> None:
-    matrix, features = MATRIX[name][0], FEATURES[name][0]
+@every_term
+def test_upstream_gradient_multiplies(term: Term) -> None:
     f, theta = ref.gaussian(5, 7, seed=9), ref.extractor(7, seed=10)
-    for function, at in ((matrix, f), (features, f), (lambda t: features(f @ theta, t), theta)):
+    for function, at in ((term.matrix, f), (term.features, f), (lambda t: term.features(f @ theta, t), theta)):
         plain, scaled = gradient(function, at), gradient(lambda t, function=function: -3 * function(t), at)
         assert error(scaled, -3 * plain) < 1e-14
-
-
-# --- against finite differences -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["well", "ill", "kappa"])
-def test_gradient_agrees_with_the_value_about_singular_values_below_the_cut(name: str) -> None:
-    s = ref.matrix_with_singular_values([3.0, 2.0, 0.1], 3, 3, seed=20)
-    matrix, features = MATRIX[name][0], FEATURES[name][0]
-    expected = ref.finite_difference_gradient(lambda t: matrix(t, tolerance=0.1), s)
-    assert error(gradient(lambda t: matrix(t, tolerance=0.1), s), expected) < 1e-8
-    expected = ref.finite_difference_gradient(lambda t: features(t, tolerance=0.01), s)
-    assert error(gradient(lambda t: features(t, tolerance=0.01), s), expected) < 1e-8
 
 
 # --- ties, zeros, duplicates --------------------------------------------------------------------------------------
@@ -155,16 +142,15 @@ DEGENERATE = {
 
 
 @pytest.mark.parametrize("case", DEGENERATE)
-@every_function
-def test_gradient_is_finite_and_moderate_where_the_spectrum_is_degenerate(case: str, name: str) -> None:
+@every_term
+def test_gradient_is_finite_and_moderate_where_the_spectrum_is_degenerate(case: str, term: Term) -> None:
     s = DEGENERATE[case]
-    for function, tolerance in ((MATRIX[name][0], 1e-8), (FEATURES[name][0], None)):
+    # Euler: φ is homogeneous in S (degree 2, -2, 0; twice that in features), so <∇φ, S> is known at ties too.
+    for function, tolerance, degree in ((term.matrix, 1e-8, term.degree), (term.features, None, 2 * term.degree)):
         value = function(s, tolerance=tolerance)
         slope = gradient(lambda t, f=function, tol=tolerance: f(t, tolerance=tol), s)
         assert torch.isfinite(value)
         assert torch.isfinite(slope).all()
-        # Euler: φ is homogeneous in S (degree 2, -2, 0; twice that in features), so <∇φ, S> is known at ties too.
-        degree = {"well": 2, "ill": -2, "kappa": 0}[name] * (1 if function is MATRIX[name][0] else 2)
         assert float((slope * s).sum()) == pytest.approx(degree * float(value), abs=1e-9 * float(value))
         assert float(slope.norm()) < 100 * float(value)
 
@@ -197,20 +183,19 @@ def test_r_ill_at_kappa_one_is_infinite_up_to_rounding(seed: int, n: int, scale:
 # --- preconditioned: theta given ----------------------------------------------------------------------------------
 
 
-@every_function
+@every_term
 @pytest.mark.parametrize(("rows", "columns", "k"), [(12, 5, 5), (5, 5, 5), (4, 9, 4), (12, 7, 3), (4, 9, 2)])
-def test_given_theta_the_gradient_is_2_theta_g(name: str, rows: int, columns: int, k: int) -> None:
-    function, _, slope = FEATURES[name]
+def test_given_theta_the_gradient_is_2_theta_g(term: Term, rows: int, columns: int, k: int) -> None:
     x = ref.features_with_eigenvalues(torch.logspace(1, -1, k), rows, columns, seed=26)
     theta = ref.extractor(columns, seed=27)
-    result = gradient(lambda t: function(x @ theta, t), theta)
-    assert error(result, 2 * theta @ slope(ref.hessian(x, theta), tolerance=1e-12)) < 1e-9
+    result = gradient(lambda t: term.features(x @ theta, t), theta)
+    assert error(result, 2 * theta @ term.slope(ref.hessian(x, theta), tolerance=1e-12)) < 1e-9
 
 
-@every_function
-def test_given_theta_nothing_flows_into_the_features(name: str) -> None:
+@every_term
+def test_given_theta_nothing_flows_into_the_features(term: Term) -> None:
     f, theta = ref.gaussian(4, 6, seed=32).requires_grad_(), ref.extractor(6, seed=33).requires_grad_()
-    FEATURES[name][0](f, theta).backward()
+    term.features(f, theta).backward()
     assert f.grad is None
     assert theta.grad is not None
 
@@ -218,20 +203,20 @@ def test_given_theta_nothing_flows_into_the_features(name: str) -> None:
 # --- contracts ----------------------------------------------------------------------------------------------------
 
 
-@every_function
-def test_second_derivatives_are_refused(name: str) -> None:
+@every_term
+def test_second_derivatives_are_refused(term: Term) -> None:
     s = ref.gaussian(4, 5, seed=34).requires_grad_()
     theta = ref.extractor(5, seed=35).requires_grad_()
-    terms = ((MATRIX[name][0](s), s), (FEATURES[name][0](s), s), (FEATURES[name][0](s.detach() @ theta, theta), theta))
-    for value, at in terms:
+    at_theta = term.features(s.detach() @ theta, theta)
+    for value, at in ((term.matrix(s), s), (term.features(s), s), (at_theta, theta)):
         (slope,) = torch.autograd.grad(value.square(), at, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             slope.sum().backward()
 
 
-@every_function
+@every_term
 @pytest.mark.parametrize("size", [3, 200])
-def test_zeros_have_no_regularizer(name: str, size: int) -> None:
-    for function in (MATRIX[name][0], FEATURES[name][0]):
+def test_zeros_have_no_regularizer(term: Term, size: int) -> None:
+    for function in (term.matrix, term.features):
         with pytest.raises(ValueError, match="zeros"):
             function(torch.zeros(size, size + 1, dtype=torch.float64))

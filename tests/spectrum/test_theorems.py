@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from tests.reference import gradient
 from tests.spectrum.making import column, properties
 
 TRIALS = 100
+many = settings(properties, max_examples=TRIALS)
 
 
 def kappa(matrix: Tensor, k: int) -> float:
@@ -57,16 +58,27 @@ class General(NamedTuple):
 
 
 @st.composite
-def general_matrices(draw: st.DrawFn, least: int = 1) -> General:
-    """κ up to 1e3; ties among the singular values happen, and are what shrinking looks for."""
-    logs = draw(st.lists(st.integers(0, 30), min_size=least, max_size=6))
-    sigma = 10 ** (torch.tensor(sorted(logs, reverse=True), dtype=torch.float64) / 10 - 1)
-    rows, columns = (len(logs) + draw(st.integers(0, 3)) for _ in range(2))
-    seed = draw(st.integers(0, 10**6))
-    return General(ref.matrix_with_singular_values(sigma, rows, columns, seed), sigma)
+def spectra(draw: st.DrawFn, least: int = 1) -> Tensor:
+    """κ up to 2.5 or up to 1e3, in several units; ties happen, and are what shrinking looks for."""
+    logs = draw(st.lists(st.integers(0, draw(st.sampled_from([4, 30]))), min_size=least, max_size=6))
+    return 10 ** (torch.tensor(sorted(logs, reverse=True), dtype=torch.float64) / 10 + draw(st.integers(-4, 2)))
 
 
-@given(general_matrices())
+seeds, more = st.integers(0, 10**6), st.integers(0, 3)
+TOP_APART = spectra(2).filter(lambda sigma: bool(sigma[0] > sigma[1]))
+END_APART = spectra(2).filter(lambda sigma: bool(sigma[-2] > sigma[-1]))
+NOT_ALL_TIED = spectra(2).filter(lambda sigma: bool(sigma[0] > sigma[-1]))
+
+
+def matrices(of: st.SearchStrategy[Tensor]) -> st.SearchStrategy[General]:
+    def made(sigma: Tensor, rows: int, columns: int, seed: int) -> General:
+        shape = len(sigma) + rows, len(sigma) + columns
+        return General(ref.matrix_with_singular_values(sigma, *shape, seed), sigma)
+
+    return st.builds(made, of, more, more, seeds)
+
+
+@given(matrices(spectra()))
 @properties
 def test_a1_1_r_well_is_zero_only_for_full_rank_and_kappa_one(case: General) -> None:
     value, top = float(r_well(case.matrix)), float(case.sigma[0])
@@ -79,43 +91,39 @@ def test_a1_1_r_well_is_zero_only_for_full_rank_and_kappa_one(case: General) -> 
         assert value > 1e-3 * top**2
 
 
-@given(general_matrices())
+@given(matrices(spectra()))
 @properties
 def test_a1_2_r_well_bounds_log_kappa(case: General) -> None:
     bound = case.p * float(r_well(case.matrix)) / float(case.sigma[-1]) ** 2
     assert math.log(float(case.sigma[0] / case.sigma[-1])) <= bound + 1e-9
 
 
-@given(general_matrices(least=2), st.floats(0.02, 0.98))
+@given(matrices(TOP_APART), st.floats(0.02, 0.98))
 @properties
 def test_a1_4_a_step_below_the_bound_lowers_kappa(case: General, fraction: float) -> None:
-    assume(case.sigma[0] > case.sigma[1])
     before = float(case.sigma[0] / case.sigma[-1])
     eta = fraction * (before - 1) / ((1 - 1 / case.p) * before + 1 / case.p)
     assert kappa(case.matrix - eta * gradient(r_well, case.matrix), case.k) < before
 
 
-@given(general_matrices(least=2))
+@given(matrices(NOT_ALL_TIED))
 @properties
 def test_41_1_r_ill_is_positive_and_vanishes_as_kappa_grows(case: General) -> None:
     # The two bounds of the proof: 2k/(k-1) ≤ R_ill·(κ² - 1)σ_k² ≤ 2k
-    assume(case.sigma[0] > case.sigma[-1])
     scaled = float(r_ill(case.matrix)) * float(case.sigma[0] ** 2 - case.sigma[-1] ** 2)
     assert 2 * case.k / (case.k - 1) * (1 - 1e-9) <= scaled <= 2 * case.k * (1 + 1e-9)
 
 
-@given(general_matrices(least=2))
+@given(matrices(NOT_ALL_TIED))
 @properties
 def test_41_2_r_ill_bounds_the_inverse_of_log_kappa(case: General) -> None:
-    assume(case.sigma[0] > case.sigma[-1])
     log_kappa = math.log(float(case.sigma[0] / case.sigma[-1]))
     assert 1 / log_kappa <= float(case.sigma[0]) ** 2 * float(r_ill(case.matrix))
 
 
-@given(general_matrices(least=2), st.floats(0.02, 0.98))
+@given(matrices(END_APART), st.floats(0.02, 0.98))
 @properties
 def test_41_4_a_step_below_the_bound_raises_kappa(case: General, fraction: float) -> None:
-    assume(case.sigma[-2] > case.sigma[-1])
     eta = fraction * case.k / (case.k - 1) * ref.ill_denominator(case.sigma) ** 2
     after = kappa(case.matrix - eta * gradient(r_ill, case.matrix), case.k)
     assert after > float(case.sigma[0] / case.sigma[-1])
@@ -125,50 +133,27 @@ def test_41_4_a_step_below_the_bound_raises_kappa(case: General, fraction: float
 
 
 class Trial(NamedTuple):
-    """X and θ with the prescribed non-zero eigenvalues of H(θ), and a uniform random number."""
+    """X and θ with the prescribed non-zero eigenvalues of H(θ)."""
 
     x: Tensor
     theta: Tensor
     sigma: Tensor
-    uniform: float
 
-    @property
-    def k(self) -> int:
-        return len(self.sigma)
-
-    @property
-    def d(self) -> int:
-        return len(self.theta)
-
-    def kappa_after(self, theta: Tensor) -> float:
-        return kappa(self.x @ theta, self.k) ** 2
+    def kappa_after(self, step: Tensor) -> float:
+        return kappa(self.x @ (self.theta - step), len(self.sigma)) ** 2
 
     @property
     def kappa_before(self) -> float:
         return float(self.sigma[0] / self.sigma[-1])
 
 
-def trial(seed: int, full_rank: bool) -> Trial:
-    """D in 2…7, κ(H) from about 1 to 1e4; σ_1 and σ_k unique, ties in between in every third trial."""
-    source = ref.generator(seed)
-    draws = torch.rand(12, dtype=torch.float64, generator=source).tolist()
-    k = 2 + int(draws[0] * 4)
-    d = k if full_rank else k + 1 + int(draws[1] * 2)
-    n = (d if full_rank else k) + int(draws[2] * 4)
-    logs = torch.tensor(draws[3 : 3 + k], dtype=torch.float64).sort(descending=True).values
-    if seed % 3 == 0 and k > 3:
-        logs[2] = logs[1]
-    # 2 % between neighbours at both ends, so that a strict change is visible above rounding
-    decades = 10 ** (2 * draws[9] - 0.5) * logs + torch.linspace(0.02 * k, 0, k, dtype=torch.float64)
-    decades[1:-1] = decades[1:-1].clamp(float(decades[-1]) + 0.01, float(decades[0]) - 0.01)
-    sigma = 10 ** (decades.clamp(max=float(decades[-1]) + 4) + 6 * draws[10] - 3)
-    sigma[0] *= 1.02
-    theta = ref.extractor(d, seed + 1)
-    x = ref.features_with_eigenvalues(sigma, n, d, seed + 2) @ torch.linalg.inv(theta)
-    return Trial(x, theta, sigma, draws[11])
+def trial(sigma: Tensor, n: int, d: int) -> Trial:
+    theta = ref.extractor(d, seed=3)
+    return Trial(ref.features_with_eigenvalues(sigma, n, d, seed=4) @ torch.linalg.inv(theta), theta, sigma)
 
 
-both_contracts = pytest.mark.parametrize("full_rank", [True, False])
+def trials(of: st.SearchStrategy[Tensor]) -> st.SearchStrategy[Trial]:
+    return st.builds(lambda sigma, n, d: trial(sigma, len(sigma) + n, len(sigma) + d), of, more, more)
 
 
 REGULARIZERS = {"well": (r_well_of_features, ref.r_well_gradient), "ill": (r_ill_of_features, ref.r_ill_gradient)}
@@ -179,47 +164,34 @@ def direction(name: str, case: Trial) -> Tensor:
     return gradient(lambda t: REGULARIZERS[name][0](case.x @ case.theta, t), case.theta)
 
 
-@both_contracts
-def test_43_1_a_well_step_below_the_bound_lowers_kappa(full_rank: bool) -> None:
-    failures = 0
-    for seed in range(TRIALS):
-        case = trial(seed, full_rank)
-        eta = (0.01 + 0.98 * case.uniform) * well_step_bound(case.sigma, case.d)
-        failures += not case.kappa_after(case.theta - eta * direction("well", case)) < case.kappa_before
-    assert failures == 0
+@given(trials(TOP_APART), st.floats(0.01, 0.99))
+@many
+def test_43_1_a_well_step_below_the_bound_lowers_kappa(case: Trial, fraction: float) -> None:
+    eta = fraction * well_step_bound(case.sigma, len(case.theta))
+    assert case.kappa_after(eta * direction("well", case)) < case.kappa_before
 
 
-@both_contracts
-def test_43_2_an_ill_step_below_the_bound_raises_kappa(full_rank: bool) -> None:
-    failures = unbounded = 0
-    for seed in range(TRIALS):
-        case = trial(seed, full_rank)
-        eta = (0.01 + 0.98 * case.uniform) * ill_step_bound(case.sigma)
-        if math.isinf(eta):
-            unbounded += 1
-            eta = 10 ** (5 * case.uniform - 3) * ref.ill_denominator(case.sigma) ** 2 / float(case.sigma[0])
-        failures += not case.kappa_after(case.theta - eta * direction("ill", case)) > case.kappa_before
-    assert failures == 0
-    assert 0 < unbounded < TRIALS  # both cases of the bound were tried
+@given(trials(END_APART), st.floats(0.01, 0.99))
+@many
+def test_43_2_an_ill_step_below_the_bound_raises_kappa(case: Trial, fraction: float) -> None:
+    eta = fraction * ill_step_bound(case.sigma)
+    if math.isinf(eta):
+        eta = 10 ** (5 * fraction - 3) * ref.ill_denominator(case.sigma) ** 2 / float(case.sigma[0])
+    assert case.kappa_after(eta * direction("ill", case)) > case.kappa_before
 
 
-@both_contracts
-def test_exact_maps_give_the_eigenvalues_of_the_updated_hessian(full_rank: bool) -> None:
-    for seed in range(60):
-        case = trial(seed, full_rank)
-        f = ref.ill_denominator(case.sigma)
-        steps = {"well": case.uniform / float(case.sigma[0]), "ill": case.uniform * f**2 / float(case.sigma[0])}
-        for name, eta in steps.items():
-            mapped = (
-                ref.eigenvalues_after_well_step(case.sigma, case.d, eta)
-                if name == "well"
-                else ref.eigenvalues_after_ill_step(case.sigma, eta)
-            )
-            h = ref.hessian(case.x, case.theta - eta * direction(name, case))
-            actual = ref.eigenvalues(h)
-            expected = torch.zeros(case.d, dtype=torch.float64)
-            expected[: case.k] = mapped.sort(descending=True).values
-            assert float((actual - expected).abs().max()) < 1e-10 * float(case.sigma[0])
+@given(trials(NOT_ALL_TIED), st.floats(0.01, 0.99))
+@properties
+def test_exact_maps_give_the_eigenvalues_of_the_updated_hessian(case: Trial, fraction: float) -> None:
+    eta, d = fraction / float(case.sigma[0]), len(case.theta)
+    eta_ill = eta * ref.ill_denominator(case.sigma) ** 2
+    for step, mapped in (
+        (eta * direction("well", case), ref.eigenvalues_after_well_step(case.sigma, d, eta)),
+        (eta_ill * direction("ill", case), ref.eigenvalues_after_ill_step(case.sigma, eta_ill)),
+    ):
+        expected = torch.cat([mapped.sort(descending=True).values, torch.zeros(d - len(mapped), dtype=torch.float64)])
+        actual = ref.eigenvalues(ref.hessian(case.x, case.theta - step))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10 * float(case.sigma[0]))
 
 
 def test_well_bound_is_sharp() -> None:
@@ -246,21 +218,15 @@ def test_ill_bound_is_sharp_where_only_sigma_k_is_far_from_the_rest() -> None:
 # --- what the paper prints ----------------------------------------------------------------------------------------
 
 
-def with_spectrum(sigma: Tensor) -> Trial:
-    """Of three features."""
-    theta = ref.extractor(3, seed=3)
-    return Trial(ref.features_with_eigenvalues(sigma, 5, 3, seed=4) @ torch.linalg.inv(theta), theta, sigma, 0.5)
-
-
 def test_printed_bound_of_part_1_admits_the_step_that_sends_sigma_1_to_zero() -> None:
     sigma, d = column(10.0, 1.0, 0.5), 3
     printed = min(1 / ((1 - 1 / d) * 10), (math.sqrt(10) - 1) / (2 / d))
     eta = 1 / (2 * (1 - 1 / d) * 10)
     assert well_step_bound(sigma, d) < eta < printed
-    case = with_spectrum(sigma)
+    case = trial(sigma, 5, 3)
     step = eta * direction("well", case)
     assert float(ref.eigenvalues(ref.hessian(case.x, case.theta - step))[-1]) < 1e-13
-    assert case.kappa_after(case.theta - 0.9999 * step) > 1e6  # a hair beside it, where κ was 20
+    assert case.kappa_after(0.9999 * step) > 1e6  # a hair beside it, where κ was 20
 
 
 def test_printed_bound_of_part_2_admits_a_step_that_lowers_kappa() -> None:
@@ -269,8 +235,8 @@ def test_printed_bound_of_part_2_admits_a_step_that_lowers_kappa() -> None:
     printed, in_units = (ref.ill_denominator(s) ** 2 / (1 - 2 * float(s[-1]) / 3) for s in (sigma, sigma / 1.2))
     eta = 1.1 * ill_step_bound(sigma)
     assert in_units * 1.2**3 < eta < printed
-    case = with_spectrum(sigma)
-    assert case.kappa_after(case.theta - eta * direction("ill", case)) < 0.99 * 1.21
+    case = trial(sigma, 5, 3)
+    assert case.kappa_after(eta * direction("ill", case)) < 0.99 * 1.21
 
 
 def test_literal_figure_4_moves_kappa_the_wrong_way_and_algorithm_1_never() -> None:
