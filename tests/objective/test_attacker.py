@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -100,24 +101,42 @@ def _over(head: Head, step: DeepStep, *, second_order: bool) -> Tensor:
     return step.loss("harmful", after, theta)
 
 
+def along(
+    step: DeepStep, attacker: Attacker, loss_of: Any = functional.cross_entropy
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """After each step: θ in one piece, ℓ and ∇ℓ on the images that it does not see, ∇ℓ on all that it sees."""
+    judged, path = attack(step, attacker, CLASSES)
+    for theta, head in path:
+        there = {name: value.detach().requires_grad_() for name, value in theta.items()}
+
+        def on(rows: Tensor, there: Any = there, head: Any = head) -> tuple[Tensor, Tensor]:
+            mine = step.of_harmful(rows.nonzero().squeeze(1))
+            loss = loss_of(mine.logits("harmful", head.detach(), there), mine.harmful.y)
+            return loss.detach(), flat(torch.autograd.grad(loss, list(there.values())))
+
+        yield flat(there.values()).detach(), *on(judged), on(~judged)[1]
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([one.flatten() for one in tensors])
+
+
+def suppressed(logits: Tensor, labels: Tensor) -> Tensor:
+    return suppression("inverse", logits, labels).mean()
+
+
 def test_first_order_gradient_is_that_at_the_attackers_weights(step: DeepStep) -> None:
     """Of a loss of the images that the attacker does not see: `simulated` takes its mean, `contract` what is gained."""
     cases: tuple[tuple[Any, str, Any], ...] = (
-        (made(), "suppressed", lambda logits, y: suppression("inverse", logits, y).mean()),
+        (made(), "suppressed", suppressed),
         (contract(first_gain=0.0, contraction=0.0), "gain", functional.cross_entropy),
     )
     for objective, name, loss_of in cases:
-        judged, path = attack(step, objective.attacker, CLASSES)
-        unseen, values, slopes = step.of_harmful(judged.nonzero().squeeze(1)), [], []
-        for theta, head in path:
-            there = {key: value.detach().requires_grad_() for key, value in theta.items()}
-            loss = loss_of(unseen.logits("harmful", head.detach(), there), unseen.harmful.y)
-            values.append(loss.item())
-            slopes.append(torch.cat([slope.flatten() for slope in torch.autograd.grad(loss, list(there.values()))]))
+        _, values, slopes, _ = zip(*along(step, objective.attacker, loss_of), strict=True)
         gains = [here - there for k, (here, there) in enumerate(pairwise(slopes)) if values[k] > values[k + 1]]
         expected = torch.stack(slopes).mean(0) if name == "suppressed" else torch.stack(gains).sum(0)
         mine = torch.autograd.grad(objective.terms(step.again())[name], list(step.parameters().values()))
-        torch.testing.assert_close(torch.cat([slope.flatten() for slope in mine]), expected)
+        torch.testing.assert_close(flat(mine), expected)
 
 
 @pytest.mark.parametrize(
@@ -164,12 +183,8 @@ def test_a_probe_has_the_networks_precision() -> None:
 
 def test_without_steps_the_probe_of_theta_is_suppressed(step: DeepStep) -> None:
     objective = made(attack_steps=0)
-    judged, path = attack(step, objective.attacker, CLASSES)
-    unseen = step.of_harmful(judged.nonzero().squeeze(1))
-    ((theta, head),) = path
-    assert theta.keys() == step.parameters().keys()
-    wanted = suppression("inverse", unseen.logits("harmful", head), unseen.harmful.y).mean()
-    torch.testing.assert_close(objective.terms(step)["suppressed"], wanted)
+    ((_, wanted, *_),) = along(step, objective.attacker, suppressed)
+    torch.testing.assert_close(objective.terms(step)["suppressed"].detach(), wanted)
     assert "attack_learning_rate" in objective.unused
 
 
@@ -222,29 +237,11 @@ def contract(**options: Any) -> Contract:
     return objective
 
 
-def by_hand(step: DeepStep, objective: Contract) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """ℓ on what the attacker does not see, θ in one piece, and ∇ℓ on all that it sees, after each step."""
-    judged, path = attack(step, objective.attacker, CLASSES)
-    losses, places, slopes = [], [], []
-    for theta, head in path:
-        there = {name: value.detach().requires_grad_() for name, value in theta.items()}
-
-        def loss(rows: Tensor, there: Any = there, head: Any = head) -> Tensor:
-            mine = step.of_harmful(rows.nonzero().squeeze(1))
-            return functional.cross_entropy(mine.logits("harmful", head, there), mine.harmful.y)
-
-        losses.append(loss(judged).detach())
-        found = torch.autograd.grad(loss(~judged), list(there.values()))
-        places.append(torch.cat([value.detach().flatten() for value in there.values()]))
-        slopes.append(torch.cat([slope.flatten() for slope in found]))
-    return losses, places, slopes
-
-
 @pytest.mark.parametrize("options", [{}, {"attack_optimizer": "sgd", "second_order": True}])
 def test_terms_are_their_formulas(step: DeepStep, options: dict[str, Any]) -> None:
     objective = contract(**options)
     terms = objective.terms(step.again())
-    losses, places, slopes = by_hand(step, objective)
+    places, losses, _, slopes = zip(*along(step, objective.attacker), strict=True)
     gain = sum(max(0.0, float(losses[k] - losses[k + 1]) - 1e-4 * FACTOR**k) for k in range(K))
     assert gain > 0
     assert terms["gain"].item() == pytest.approx(gain, rel=1e-9)

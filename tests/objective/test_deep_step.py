@@ -18,35 +18,23 @@ from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
 from immunize.spectrum import default_tolerance
 from tests import reference as ref
+from tests.objective.tiny import CLASSES, D, network
 
-WIDTH, D, CLASSES, HARMFUL_CLASSES = 6, 10, 3, 4
-
-
-def network(dtype: torch.dtype = torch.float64) -> DeepExtractor:
-    torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Linear(5, WIDTH), nn.Tanh(), nn.Linear(WIDTH, D), nn.Tanh()).to(dtype)
-    return DeepExtractor.from_module(
-        backbone, nn.Linear(D, CLASSES).to(dtype), ["2"], example=torch.rand(2, 5, dtype=dtype)
-    )
+HARMFUL_CLASSES = 4
 
 
 def make_step(n: int = 8, net: DeepExtractor | None = None) -> DeepStep:
     net, sides = net or network(), []
     for seed, classes in ((1, CLASSES), (2, HARMFUL_CLASSES)):
-        h = net.trunk(ref.gaussian(n, 5, seed=seed).to(net.dtype))
+        h = net.trunk(ref.gaussian(n, 6, seed=seed).to(net.dtype))
         sides.append(DeepSide(h, torch.arange(n) % classes))
     return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1))
 
 
-def tail_weight(step: DeepStep) -> nn.Parameter:
-    return step.parameters()["2.weight"]  # type: ignore[return-value]
-
-
 def features_by_hand(step: DeepStep, role: str) -> Tensor:
-    layer = step.net.network["backbone"][2]  # type: ignore[attr-defined]
-    h = (step.pretrain if role == "pretrain" else step.harmful).h
-    h = h.to(layer.weight.dtype)
-    return torch.tanh(h @ layer.weight.T + layer.bias)
+    inner, last = step.net.network["backbone"][2:]  # type: ignore[index,misc]
+    h = (step.pretrain if role == "pretrain" else step.harmful).h.to(last.weight.dtype)
+    return torch.tanh(h @ inner[0].weight.T + inner[0].bias) @ last.weight.T + last.bias
 
 
 def test_terms_are_those_of_the_features_by_hand() -> None:
@@ -67,7 +55,7 @@ def test_terms_are_those_of_the_features_by_hand() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_spectra_are_float64_and_outside_mixed_precision(dtype: torch.dtype) -> None:
-    net = network(dtype)
+    net = network().to(dtype)
     plain = make_step(net=net).spectral_view("harmful", "none").features
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = make_step(net=net)
@@ -158,13 +146,13 @@ def test_a_deep_step_has_the_networks_head_and_the_batchs_tolerance() -> None:
     step = make_step()
     assert torch.equal(step.omega.weight, step.net.head.weight.T)
     assert step.omega.bias is step.net.head.bias
-    assert list(step.parameters()) == ["2.weight", "2.bias"]
+    assert list(step.parameters()) == ["2.0.weight", "2.0.bias", "3.weight", "3.bias"]
     assert step.tolerance("pretrain") == step.tolerance("harmful") == default_tolerance(8, D)
     features = step.features("pretrain")
     assert step.features("pretrain") is features
     assert step.again().features("pretrain") is not features
     assert torch.equal(step.again().features("pretrain"), features)
-    doubled = step.parameters() | {"2.weight": 2 * tail_weight(step)}
+    doubled = step.parameters() | {"3.weight": 2 * step.parameters()["3.weight"]}
     assert not torch.equal(step.features("pretrain", doubled), features)
     gradients = [torch.ones(2), torch.zeros(1)]
     assert all(torch.equal(a, b) for a, b in zip(step.averaged(gradients), gradients, strict=True))

@@ -113,8 +113,8 @@ def test_a_smaller_rank_takes_the_strongest_directions() -> None:
     def strengths(matrix: Tensor) -> Tensor:
         return torch.linalg.eigvalsh(root @ matrix.T @ between @ matrix @ root).flip(0)[:3]
 
-    left = [strengths(erase(x_p, x_h, y, rank=k).matrix) for k in (1, 2, 3)]
-    assert [int((one > 1e-9).sum()) for one in left] == [2, 1, 0]
+    found = [strengths(erase(x_p, x_h, y, rank=k).matrix) for k in (1, 2, 3)]
+    assert [int((one > 1e-9).sum()) for one in found] == [2, 1, 0]
     assert erase(x_p, x_h, y, rank=8).rank == 3  # there are no more
 
 
