@@ -70,32 +70,32 @@ def refused(message: str, source: ImageSource) -> None:
         source.splits(None, None)
 
 
-def test_class_folders_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
-    for number, (names, message) in enumerate(
-        [
-            (["train", "test"], "train has no class folders"),
-            (["train/a", "train/b", "test/a"], "class folders but no image in any of them"),
-            (["a", "b"], "class folders but no image in any of them"),
-            ([], "imagefolder was not found"),
-        ]
-    ):
-        for name in names:
-            (tmp_path / f"{number}" / name).mkdir(parents=True)
-        refused(message, sets.ImageFolder("harmful", tmp_path / f"{number}"))
-    write_two_splits(tmp_path / "one", classes=["lonely"])
-    refused(r"all images in .* are of one class \(lonely\)", sets.ImageFolder("harmful", tmp_path / "one"))
-    two = tmp_path / "two"
-    write_two_splits(two)
-    with_share = sets.ImageFolder("harmful", two, held_out_fraction=0.4)
-    refused(r"harmful\.held_out_fraction has no effect: .* folder of their own; leave", with_share)
-    (two / "train" / "empty").mkdir()
-    refused("no image in empty; remove empty class folders", sets.ImageFolder("harmful", two))
-    (two / "train" / "empty").rename(two / "test" / "z")
-    refused(r"has 1 class folders that .*train has not, such as z", sets.ImageFolder("harmful", two))
-    for name in ("train", "dev"):
-        write_classes(tmp_path / "three" / name, {"a": 3, "b": 3})
-    unnamed = r"dev has classes of .*train and would not be used: say harmful\.test=dev, or"
-    refused(unnamed, sets.ImageFolder("harmful", tmp_path / "three"))
+BOTH = {f"{split}/{name}": 3 for split in ("train", "test") for name in ("a", "b")}
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        ({"train": 0, "test": 0}, "train has no class folders"),
+        ({"train/a": 0, "train/b": 0, "test/a": 0}, "class folders but no image in any of them"),
+        ({"a": 0, "b": 0}, "class folders but no image in any of them"),
+        ({}, "imagefolder was not found"),
+        ({"train/lonely": 4, "test/lonely": 2}, r"all images in .* are of one class \(lonely\)"),
+        (BOTH | {"train/empty": 0}, "no image in empty; remove empty class folders"),
+        (BOTH | {"test/z": 0}, r"has 1 class folders that .*train has not, such as z"),
+        (
+            {"train/a": 3, "train/b": 3, "dev/a": 3, "dev/b": 3},
+            r"dev has classes of .*train and would not be used: say harmful\.test=dev, or",
+        ),
+    ],
+)
+def test_class_folders_that_cannot_be_used_are_explained(tmp_path: Path, folders: dict[str, int], message: str) -> None:
+    """So many images in each."""
+    for name, count in folders.items():
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(count):
+            files.write_image(tmp_path / name / f"{number}.png", colour(0, number))
+    refused(message, sets.ImageFolder("harmful", tmp_path))
 
 
 def test_published_sets_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
@@ -125,6 +125,9 @@ def test_settings_that_cannot_be_are_explained(tmp_path: Path) -> None:
         sets.Cars("harmful", tmp_path).require()
     with pytest.raises(MissingDataError, match="cannot be downloaded by this program"):
         sets.ImageNet("pretrain", tmp_path, download=True).require()
+    write_two_splits(tmp_path)
+    with_share = sets.ImageFolder("harmful", tmp_path, held_out_fraction=0.4)
+    refused(r"harmful\.held_out_fraction has no effect: .* folder of their own; leave", with_share)
     for fraction in (0.0, 1.0):
         with pytest.raises(DataError, match=r"harmful.held_out_fraction=.* between 0 and 1"):
             sets.ImageFolder("harmful", tmp_path, held_out_fraction=fraction)

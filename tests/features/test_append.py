@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from immunize.errors import CheckpointError
 from immunize.features import (
     AppendedHead,
-    DeepExtractor,
     Released,
     StageOutputs,
     append_map,
@@ -26,6 +24,7 @@ from immunize.features import (
 )
 from immunize.features.append import MAP_OFF
 from tests import reference as ref
+from tests.features.test_deep import build
 
 timm = pytest.importorskip("timm")
 
@@ -169,17 +168,13 @@ def test_a_second_map_joins_the_first_in_one_layer() -> None:
 @torch.no_grad()
 def test_heads_of_plain_modules() -> None:
     maps, x = map_of(5, 10), ref.gaussian(9, 6, seed=16)
-    alone = nn.Linear(5, 3).double()
     f = ref.gaussian(9, 5, seed=17)
-    assert relative(append_map(alone, *maps)(f), alone(f)) < 1e-13
+    for linear in (nn.Linear(5, 3), nn.Sequential(nn.Linear(5, 3, bias=False)), timm.layers.Linear(5, 3)):
+        assert relative(append_map(linear.double(), *maps)(f), linear(f)) < 1e-13
     numbered = nn.Sequential(*two_layers())
     with pytest.raises(ValueError, match=r"give head=, one of '0', '2'"):
         append_map(numbered, *maps)
     assert relative(append_map(numbered, *maps, head="2")(x), numbered(x)) < 1e-13
-    without_bias = nn.Sequential(nn.Linear(5, 3, bias=False)).double()
-    assert relative(append_map(without_bias, *maps)(f), without_bias(f)) < 1e-13
-    timms = timm.layers.Linear(5, 3).double()
-    assert relative(append_map(timms, *maps)(f), timms(f)) < 1e-13
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
@@ -255,35 +250,27 @@ def test_a_head_that_is_not_used_once_has_no_released_features() -> None:
 
 
 def test_a_map_without_inverse_is_appended_and_leaves_the_head_as_it_is() -> None:
-    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).double()
+    model, x = two_layers(), ref.gaussian(4, 6, seed=18)
     theta = torch.eye(5, dtype=torch.float64)
     theta[0, 0] = 0
-    x = torch.randn(4, 6, dtype=torch.float64)
-    released = append_map(model, theta, None, head="1")
-    features = released_features(released, x, head="1")
-    torch.testing.assert_close(features, model[0](x) @ theta)
-    torch.testing.assert_close(released(x), model[1](features))
-    twice = append_map(released, 2 * theta, None, head="1")
-    torch.testing.assert_close(released_features(twice, x, head="1"), 2 * features)
+    released = append_map(model, theta, None)
+    features = released_features(released, x)
+    torch.testing.assert_close(features, released_features(model, x) @ theta)
+    torch.testing.assert_close(released(x), model[2](features))
+    twice = append_map(released, 2 * theta, None)
+    torch.testing.assert_close(released_features(twice, x), 2 * features)
 
 
-D = 12
-THETA, INVERSE = map_of(D, 1e-2, orthogonal_columns=True)
-
-
-def small(seed: int = 0, trainable: Sequence[str] = ("layer4",)) -> DeepExtractor:
-    return DeepExtractor.from_timm(
-        "resnet18", trainable=trainable, n_classes=5, image_size=32, kwargs={"channels": [4, 8, 8, D]}, seed=seed
-    )
+THETA, INVERSE = map_of(16, 1e-2, orthogonal_columns=True)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_features_are_those_of_the_network_whose_weights_they_are(mapped: bool) -> None:
-    other, x = small(seed=1), torch.rand(3, 3, 32, 32)
+    other, x = build(seed=1), torch.rand(3, 3, 32, 32)
     network = append_map(other.network, THETA, INVERSE) if mapped else other.network
     with torch.no_grad():
         expected = released_features(network, x)
-        template = small()
+        template = build()
         released = released_network(template, network.state_dict(), "a file")
         assert (released.map is not None) == (released.appended is not None) == mapped
         if released.appended is not None:
@@ -291,11 +278,11 @@ def test_features_are_those_of_the_network_whose_weights_they_are(mapped: bool) 
         torch.testing.assert_close(released.mapped(released.net(x)), expected)
         torch.testing.assert_close(released.whole()(x), expected)
         torch.testing.assert_close(released.tail()(released.net.trunk(x)), expected)
-    assert torch.equal(template.network.fc.weight, small().network.fc.weight)  # the template is not changed
+    assert torch.equal(template.network.fc.weight, build().network.fc.weight)  # the template is not changed
 
 
 def test_copies_are_trained_without_changing_what_was_released() -> None:
-    released = Released(small(), THETA.float())
+    released = Released(build(), THETA.float())
     before = released.key
     for module, inputs in ((released.whole(), torch.rand(4, 3, 32, 32)), (released.tail(), None)):
         x = released.net.trunk(torch.rand(4, 3, 32, 32)) if inputs is None else inputs
@@ -310,7 +297,7 @@ def test_copies_are_trained_without_changing_what_was_released() -> None:
 
 
 def test_stages_are_those_of_the_architecture_averaged_over_places() -> None:
-    net, x = small(), torch.rand(3, 3, 32, 32)
+    net, x = build(), torch.rand(3, 3, 32, 32)
     before = Released(net).key
     stages = StageOutputs(Released(net), x[:1])
     assert list(stages.columns) == ["act1", "layer1", "layer2", "layer3", "layer4"]
@@ -322,30 +309,27 @@ def test_stages_are_those_of_the_architecture_averaged_over_places() -> None:
         torch.testing.assert_close(outputs[:, stages.columns["layer1"]], first.mean((2, 3)))
         torch.testing.assert_close(outputs[:, stages.columns["layer4"]], net(x))
     assert Released(net).key == before
-    shape = {"depth": 2, "embed_dim": 24, "num_heads": 2}
-    vit = DeepExtractor.from_timm(
-        "vit_tiny_patch16_224", trainable=["blocks.1"], n_classes=5, image_size=32, kwargs=shape
-    )
+    vit = build("vit_tiny_patch16_224")
     stages = StageOutputs(Released(vit, torch.eye(24)), x[:1])
     widths = {name: of.stop - of.start for name, of in stages.columns.items()}
-    assert widths == {"blocks.0": 24, "blocks.1": 24, MAP_OFF: 24}
+    assert widths == {"blocks.0": 24, "blocks.1": 24, "blocks.2": 24, MAP_OFF: 24}
     with torch.no_grad():
         torch.testing.assert_close(stages(x)[:, stages.columns[MAP_OFF]], vit(x))
 
 
 def test_key_follows_weights_map_and_what_may_be_trained_but_not_the_classifier() -> None:
-    released = (Released(small()), Released(small(1)), Released(small(), THETA), Released(small(), -THETA))
-    more = Released(small(trainable=["layer3", "layer4"]))
+    released = (Released(build()), Released(build(seed=1)), Released(build(), THETA), Released(build(), -THETA))
+    more = Released(build(trainable=["layer3", "layer4"]))
     assert len({one.key for one in (*released, more)}) == 5
-    other = small()
+    other = build()
     with torch.no_grad():
         other.head.weight += 1
-    assert Released(other).key == Released(small()).key
+    assert Released(other).key == Released(build()).key
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
-    state = small().full_state_dict()
+    state = build().full_state_dict()
     with pytest.raises(CheckpointError, match="does not fit"):
-        released_network(small(), {name: value for name, value in state.items() if "layer4" not in name}, "a file")
+        released_network(build(), {name: value for name, value in state.items() if "layer4" not in name}, "a file")
     with pytest.raises(CheckpointError, match=r"map is \(3, 3\)"):
-        released_network(small(), state | {"fc.map.weight": torch.eye(3)}, "a file")
+        released_network(build(), state | {"fc.map.weight": torch.eye(3)}, "a file")

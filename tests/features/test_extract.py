@@ -17,6 +17,8 @@ from torch.utils.data import Dataset, TensorDataset
 from immunize.errors import UserError
 from immunize.features import DeepExtractor, cached_trunk, extract
 from immunize.features.extract import Once
+from tests.features.test_deep import build, images
+from tests.reference import gaussian
 
 N, BATCH = 11, 4
 KEY = {"data": "squares", "split": "fit"}
@@ -48,15 +50,12 @@ EXPECTED = 2 * torch.stack([Squares()[i][0] for i in range(N)])
 
 @pytest.fixture(scope="module")
 def extractor() -> DeepExtractor:
-    return DeepExtractor.from_timm(
-        "resnet18", trainable=["layer4"], n_classes=5, image_size=32, kwargs={"channels": [8, 8, 16, 16]}
-    )
+    return build()
 
 
 @pytest.fixture(scope="module")
 def pictures() -> TensorDataset:
-    generator = torch.Generator().manual_seed(1)
-    return TensorDataset(torch.rand(10, 3, 32, 32, generator=generator), torch.arange(10) % 5)
+    return TensorDataset(images(10), torch.arange(10) % 5)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -181,9 +180,8 @@ def test_stored_trunk_outputs_are_the_trunks(extractor: DeepExtractor, pictures:
 
 
 def test_network_in_one_piece_is_refused(pictures: Any) -> None:
-    whole = DeepExtractor.from_timm("resnet18", trainable=["*"], n_classes=5, image_size=32)
     with pytest.raises(UserError, match=r"cannot be cut off \(.*\); set it to false"):
-        cached_trunk(whole, pictures)
+        cached_trunk(build(trainable=["*"]), pictures)
 
 
 def test_more_than_the_memory_is_refused(
@@ -203,21 +201,21 @@ def trunk() -> nn.Module:
     return nn.Linear(6, 4).requires_grad_(False)
 
 
-def images(n: int, seed: int = 1) -> Tensor:
-    return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
+def rows(n: int, seed: int = 1) -> Tensor:
+    return gaussian(n, 6, seed=seed).float()
 
 
 def test_outputs_are_the_trunks_in_every_order_and_each_is_computed_once() -> None:
-    plain, x = trunk(), images(20)
+    plain, x = trunk(), rows(20)
     once = Once(plain, 20)
-    for rows in (range(10), range(5, 15), range(19, -1, -1), [3, 3, 7], range(20)):
-        batch = x[list(rows)]
+    for chosen in (range(10), range(5, 15), range(19, -1, -1), [3, 3, 7], range(20)):
+        batch = x[list(chosen)]
         torch.testing.assert_close(once(batch), plain(batch), rtol=1e-6, atol=1e-6)
     assert once.computed == 20
 
 
 def test_an_image_twice_in_a_batch_and_one_of_other_bytes() -> None:
-    once, x = Once(trunk(), 10), images(2)
+    once, x = Once(trunk(), 10), rows(2)
     assert torch.equal(*once(torch.stack([x[0], x[0]])))
     other = x[0].clone()
     other[0] = torch.nextafter(other[0], torch.tensor(9.0))  # the next number: another image
@@ -226,7 +224,7 @@ def test_an_image_twice_in_a_batch_and_one_of_other_bytes() -> None:
 
 
 def test_no_more_is_kept_than_the_limit() -> None:
-    x = images(8)
+    x = rows(8)
     once = Once(trunk(), 8, limit=3 * 4 * 4)  # three rows of four float32
     once(x)
     once(x)
@@ -236,7 +234,7 @@ def test_no_more_is_kept_than_the_limit() -> None:
 def test_images_that_change_each_time_are_not_kept() -> None:
     once, plain = Once(trunk(), 4), trunk()
     for seed in range(20):
-        x = images(4, seed)
+        x = rows(4, seed)
         assert torch.equal(once(x), plain(x))
     once(x)
     assert once.computed == 21 * 4
@@ -244,7 +242,7 @@ def test_images_that_change_each_time_are_not_kept() -> None:
 
 
 def test_what_is_kept_is_no_part_of_what_was_handed_out_and_the_same_for_a_copy_of_the_network() -> None:
-    once, x = Once(trunk(), 4), images(4)
+    once, x = Once(trunk(), 4), rows(4)
     once(x).zero_()
     assert once(x).any()
     assert copy.deepcopy(nn.Sequential(once))[0] is once

@@ -5,23 +5,13 @@ from __future__ import annotations
 import copy
 
 import pytest
-import timm
 import torch
 from torch import nn
 
 from immunize.errors import UserError
 from immunize.features import add_lora
 from immunize.features.lora import LoraLayer
-
-
-def resnet() -> nn.Module:
-    return timm.create_model("resnet18", num_classes=0, channels=[4, 8, 8, 12]).eval()
-
-
-def vit() -> nn.Module:
-    return timm.create_model(
-        "vit_tiny_patch16_224", num_classes=0, img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2
-    ).eval()
+from tests.features.test_deep import KINDS, build, images
 
 
 def learned(network: nn.Module) -> None:
@@ -33,11 +23,10 @@ def learned(network: nn.Module) -> None:
                 module.b.normal_(0, 0.1, generator=generator)
 
 
-@pytest.mark.parametrize("make", [resnet, vit])
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("rank", [1, 64])
-def test_network_is_what_it_was_at_the_start(make, rank: int) -> None:
-    torch.manual_seed(0)
-    network, x = make(), torch.randn(3, 3, 32, 32)
+def test_network_is_what_it_was_at_the_start(name: str, rank: int) -> None:
+    network, x = build(name).network.eval(), images()
     plain = {name: value.clone() for name, value in network.state_dict().items()}
     with torch.no_grad():
         before = network(x)
@@ -62,9 +51,7 @@ def test_network_is_what_it_was_at_the_start(make, rank: int) -> None:
 )
 def test_update_has_the_rank_it_was_given_and_its_weight_computes_the_same(layer: nn.Module) -> None:
     layer = layer.double()
-    x = torch.randn(4, 6, dtype=torch.double) if isinstance(layer, nn.Linear) else None
-    if x is None:
-        x = torch.randn(2, layer.in_channels, 9, 9, dtype=torch.double)
+    x = torch.randn(4, 6).double() if isinstance(layer, nn.Linear) else torch.randn(2, layer.in_channels, 9, 9).double()
     lora = LoraLayer(layer, 2, alpha=3.0)
     learned(nn.Sequential(lora))
     update = (lora.weight - layer.weight).flatten(1)
