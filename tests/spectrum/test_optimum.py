@@ -30,11 +30,6 @@ def gram(sigma: Tensor, size: int, seed: int) -> Tensor:
     return x.T @ x
 
 
-def falling(seed: int, size: int = 6) -> Tensor:
-    x = ref.gaussian(3 * size, size, seed=seed) * torch.logspace(0, -1, size, dtype=torch.float64)
-    return x.T @ x
-
-
 def random_gram(size: int, seed: int) -> Tensor:
     """Full rank, κ up to 1e3."""
     logs = torch.rand(size, dtype=torch.float64, generator=ref.generator(seed))
@@ -288,7 +283,7 @@ def test_small_negative_eigenvalues_are_rounding_and_larger_ones_are_not() -> No
 
 
 def test_a_forecast_has_every_fact_of_its_pair() -> None:
-    k_p, k = falling(1), falling(2).flip(0, 1)
+    k_p, k = (x.T @ x for x in (ref.rows(1), ref.rows(2)))
     s = generalized_spectrum(k_p, k, shrinkage=(1e-3, 1e-2))
     best = frontier(s, 7.0)
     assert best.shrinkage == (1e-3, 1e-2)
