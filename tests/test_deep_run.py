@@ -502,7 +502,10 @@ def test_a_classifier_behind_a_map_has_the_bias_of_theta_0(bias: bool) -> None:
     assert (mapped({"theta_0": {}, "immunized": {}}, appended).bias is not None) == bias
 
 
-def test_how_many_images_are_measured_changes_no_training(tmp_path: Path) -> None:
-    for images in ("null", "30"):
-        run_tiny_deep(tmp_path / images, "method=censor", "objective.max_steps=2", f"deep.images={images}")
+def test_how_many_images_are_measured_changes_no_training_and_is_the_same_behind_a_kept_trunk(tmp_path: Path) -> None:
+    cached = ("method=censor", "objective.cache_frozen=true", "objective.max_steps=2")
+    run_tiny_deep(tmp_path / "null", *cached)
+    record = run_tiny_deep(tmp_path / "30", *cached, "deep.images=30")
+    facts = [of["spectrum"]["facts"].values() for of in record["metrics"].values()]
+    assert {one["n_samples"] for part in facts for one in part} == {30}
     assert same_weights(tmp_path / "null", tmp_path / "30")

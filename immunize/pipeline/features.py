@@ -28,7 +28,7 @@ Measured = dict[str, dict[str, dict[str, Features]]]
 
 
 def measured_sets(
-    pair: ImagePair, selection: str | None, group_size: int, most: int | None, *, whole: tuple[str, ...] = ()
+    pair: ImagePair, selection: str | None, group_size: int, most: int | None
 ) -> dict[str, dict[Role, Dataset[Any]]]:
     """Part -> role -> images, all through the transform of evaluation.
 
@@ -37,18 +37,14 @@ def measured_sets(
         selection: "validation" puts the images set aside from `fit` in the place of the held-out ones.
         group_size: images in a group of the evaluation.
         most: images of each part and role; None takes all.
-        whole: parts that are not cut to these.
 
     Raises:
         UserError: a part of a data set that has fewer; now, and not after the training.
     """
     sets: dict[str, dict[Role, Any]] = {part: {} for part in PARTS}
     for stream, role in enumerate(ROLES):
-        splits = pair.measured(role, selection)
-        sets["fit"][role], sets["held_out"][role] = splits.fit, splits.held_out
-        for number, part in enumerate(PARTS):
-            if part not in whole:
-                sets[part][role] = sets[part][role].drawn(most, stream, number)
+        for number, (part, images) in enumerate(zip(PARTS, pair.measured(role, selection), strict=True)):
+            sets[part][role] = images.drawn(most, stream, number)
     for part, roles in sets.items():
         check_group_size(len(roles["pretrain"]), part, "pretrain", group_size)
         for rows in rows_of_sets(roles["harmful"].labels.numpy(), pair.harmful_sets.values()):

@@ -112,8 +112,7 @@ class NetworkModel:
         Raises:
             UserError: a part has fewer than a group of the evaluation.
         """
-        whole = ("fit",) if self.cached else ()  # which is trained on
-        return measured_sets(self.pair, self.selection, self.plan.group_size, self.most_images, whole=whole)
+        return measured_sets(self.pair, self.selection, self.plan.group_size, self.most_images)
 
     @cached_property
     def device(self) -> torch.device:
@@ -145,20 +144,28 @@ class NetworkModel:
             return self.images
         if self.training.row.augment:
             raise UserError("objective.cache_frozen computes every image once; set objective.augment=false")
+        return {part: self._behind_trunk(roles) for part, roles in self.images.items()}
+
+    @cached_property
+    def trained(self) -> dict[Role, Any]:
+        """Role -> all of `fit`, likewise, of which :attr:`inputs` may have a part."""
+        if self.cached and self.most_images is None:
+            return self.inputs["fit"]
+        images = {role: self.pair.measured(role).fit for role in ROLES}
+        return self._behind_trunk(images) if self.cached else images
+
+    def _behind_trunk(self, images: dict[Role, Any]) -> dict[Role, Any]:
         return {
-            part: {
-                role: cached_trunk(
-                    self.net,
-                    images,
-                    batch_size=self.batch_size,
-                    workers=self.workers,
-                    device=self.device,
-                    cache_dir=self.cache_dir,
-                    key={"images": images.fingerprint},
-                )
-                for role, images in roles.items()
-            }
-            for part, roles in self.images.items()
+            role: cached_trunk(
+                self.net,
+                of_role,
+                batch_size=self.batch_size,
+                workers=self.workers,
+                device=self.device,
+                cache_dir=self.cache_dir,
+                key={"images": of_role.fingerprint},
+            )
+            for role, of_role in images.items()
         }
 
     # --- fit ------------------------------------------------------------------------------------------------------
@@ -173,13 +180,13 @@ class NetworkModel:
         assert kept is not None
         telling = replace(telling, label=self.training.method)
         seed_everything(self.seed, workers=True, verbose=False)
-        inputs = self.inputs
+        _ = self.inputs  # of θ_0's trunk
         if not self.objective.trains:
             return Fit()
         if self.cached:
             for role in ROLES:
-                pair.replace_fit(role, inputs["fit"][role])
-        self._prepare(inputs["fit"] if self.cached else {role: pair.measured(role).fit for role in ROLES})
+                pair.replace_fit(role, self.trained[role])
+        self._prepare()
         module = self._module()
         training, row = self.training, self.training.row
         resuming = Resuming(kept[0], f"{kept[1]} {self.theta_0['theta_0_sha256']}", resume=training.resume)
@@ -197,8 +204,9 @@ class NetworkModel:
         trainer = training.trainer(loggers, [*callbacks, resuming], pair)
         return train(module, pair, trainer, label=telling.label, checkpoint=resuming.begins_with)
 
-    def _prepare(self, inputs: dict[Role, Any]) -> None:
+    def _prepare(self) -> None:
         """Let the method see what it needs of θ_0 and of D_H's labels, before the first step."""
+        inputs = self.trained
         harmful = inputs["harmful"]
         labels = harmful.tensors[1] if isinstance(harmful, TensorDataset) else harmful.labels
         sets = rows_of_sets(labels.numpy(), self.pair.harmful_sets.values())
@@ -208,7 +216,7 @@ class NetworkModel:
             draw = torch.Generator().manual_seed(self.seed)
             some = torch.randperm(len(inputs["pretrain"]), generator=draw)[:MOST_ROWS]
             sides: list[tuple[Role, Tensor]] = [("pretrain", some), *(("harmful", own) for own in rows)]
-            if self.cached and self._trainer.world_size == 1:  # measured later
+            if self.cached and self.most_images is None and self._trainer.world_size == 1:  # measured later
                 measured = self._features(None, {"fit": inputs})
                 assert measured is not None
                 fit = measured["theta_0"]["fit"]
@@ -247,8 +255,7 @@ class NetworkModel:
         found: dict[Role, Dataset[Any]] = {}
         for role in ROLES:
             aside = self.pair.validation(role)
-            fit = self.inputs["fit"][role] if self.cached else self.pair.measured(role).fit
-            images = fit if aside is None else aside
+            images = self.trained[role] if aside is None else aside
             drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))[:most]
             found[role] = Subset(images, drawn.tolist())
         return found
