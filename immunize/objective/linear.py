@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.func import functional_call
 
@@ -64,7 +65,7 @@ class LinearStep(Step):
             scores = self.extractor(side.x, head.weight)
         else:
             scores = functional_call(self.extractor, parameters, (side.x, head.weight))
-        return self.task_loss(scores.squeeze(-1), side.y)
+        return self.task_loss(scores if side.y.dtype == torch.int64 else scores.squeeze(-1), side.y)
 
     def spectral_view(self, role: str, precondition: Precondition) -> SpectralView:
         """Features of the side's rows, (≤N, D); see :meth:`LinearExtractor.spectral_view`."""

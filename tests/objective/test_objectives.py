@@ -269,6 +269,15 @@ def make(loss: str, inner_steps: int = 1) -> tuple[Imma, LinearStep]:
     return objective, replace(step, task_loss=task_loss(loss), **sides)
 
 
+def test_nothing_is_to_be_learned_of_a_classification_with_one_class() -> None:
+    objective, step = make("mse")
+    labels = {"pretrain": torch.arange(9) % 3, "harmful": torch.zeros(7, dtype=torch.int64)}
+    sides = {role: replace(getattr(step, role), y=y) for role, y in labels.items()}
+    terms = objective.terms(replace(step, head=ref.gaussian(D, 3, seed=2), task_loss=task_loss("ce"), **sides))
+    scores = step.pretrain.x @ step.extractor.theta @ ref.gaussian(D, 3, seed=2)
+    torch.testing.assert_close(terms["outer"], torch.nn.functional.cross_entropy(scores, labels["pretrain"]))
+
+
 def loss_by_hand(loss: str, side: Side, theta: Tensor, head: Tensor) -> Tensor:
     z = side.x @ theta @ head.squeeze(1)
     if loss == "mse":
