@@ -171,7 +171,6 @@ def _fit(
         task_loss("ce", cfg.label_smoothing),
         learning_rate=cfg.learning_rate,
         weight_decay=cfg.weight_decay,
-        steps=cfg.epochs * batches,
     )
     callbacks = [Progress("pre-training", quiet=quiet), resuming]
     own = {"max_epochs": cfg.epochs, "gradient_clip_val": cfg.clip}

@@ -174,9 +174,10 @@ def fit_module(
     *callbacks: pl.Callback,
     loggers: Sequence[Logger] = (),
     epochs: int = 1,
+    **settings: Any,
 ) -> pl.Trainer:
     """Train with the given callbacks alone, in their order."""
-    own = {"accelerator": "cpu", "max_epochs": epochs, "log_every_n_steps": 1, "limit_val_batches": 0}
+    own = {"accelerator": "cpu", "max_epochs": epochs, "log_every_n_steps": 1, "limit_val_batches": 0} | settings
     trainer = new_trainer(pl.Trainer, list(loggers), list(callbacks), **own)
     trainer.fit(module, datamodule=data)
     return trainer

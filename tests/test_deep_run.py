@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -260,6 +261,18 @@ def test_sigterm_within_an_epoch_then_resume_is_bit_equal(
     assert same_weights(tmp_path, whole[0])
     assert all(record[key] == whole[1][key] for key in NUMBERS)
     assert logged(tmp_path) == logged(whole[0])
+
+
+def test_nothing_is_kept_within_a_step_of_several_batches_whose_gradients_no_file_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Resuming, "_save", lambda resuming, trainer: saved.append(trainer.global_step))
+    resuming, saved = Resuming(tmp_path / TRAINING, "hash", resume=False), []
+    for batch, step in enumerate((0, 1, 1, 2)):
+        trainer: Any = SimpleNamespace(global_step=step)
+        resuming.on_train_batch_end(trainer, nn.Identity(), None, None, batch)  # type: ignore[arg-type]
+        resuming.on_exception(trainer, nn.Identity(), SystemExit())  # type: ignore[arg-type]
+    assert saved == [1, 2]
 
 
 class Copied(Resuming):

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from omegaconf import DictConfig
 from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from immunize import pretrain
 from immunize.data.digits import DigitImages
@@ -17,8 +21,11 @@ from immunize.data.images.pair import ImagePair, stream_loader
 from immunize.data.splits import ROLES
 from immunize.errors import UserError
 from immunize.features import load_weights
+from immunize.objective import task_loss
+from immunize.pipeline.assemble import new_trainer
 from immunize.pipeline.fit import TRAINING
 from immunize.records import CHECKPOINT, read_record
+from immunize.training.module import SupervisedModule
 from tests.composing import Run, compose_config, killed, run_tiny_deep, same_weights
 
 SMALL = ("model.kwargs.channels=[8,8,16,16]", "augment=false", "epochs=6", "batch_size=64")
@@ -86,6 +93,16 @@ def test_sigterm_then_resume_is_bit_equal(
     assert resumed["accuracy"] == alone["accuracy"]
     assert same_weights(folder, tmp_path / "ended")
     assert not (tmp_path / "ended" / TRAINING).exists()
+
+
+def test_the_learning_rate_falls_to_its_end_also_where_a_step_is_made_of_several_batches() -> None:
+    module, rates = SupervisedModule(nn.Linear(4, 3), task_loss("ce"), learning_rate=1.0, weight_decay=0.0), []
+    look = LambdaCallback(on_before_optimizer_step=lambda *of: rates.append(of[2].param_groups[0]["lr"]))
+    loader = DataLoader(TensorDataset(torch.randn(24, 4), torch.arange(24) % 3), batch_size=4)
+    trainer = new_trainer(Trainer, [], [look], accelerator="cpu", max_epochs=2, accumulate_grad_batches=2)
+    trainer.fit(module, loader)
+    assert len(rates) == module.steps == 6
+    assert rates[-1] < 1e-4 * rates[0]
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -37,6 +37,11 @@ OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 
 MOMENTUM = (0.85, 0.95)
 """Nesterov's, of θ_0: the one-cycle schedule lowers it to the first while η rises, and raises it again."""
+
+
+def begins_step(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether a batch is the first of its step, of which `trainer.accumulate_grad_batches` may make one of several."""
+    return batch_idx % trainer.accumulate_grad_batches == 0
 
 
 class ImmunizationModule(LightningModule):
@@ -69,6 +74,7 @@ class ImmunizationModule(LightningModule):
         self.log_every, self.lr_decay, self.max_steps = log_every, lr_decay, max_steps
         self.last_finite: dict[str, Tensor] = {}
         self._latest: Step | None = None
+        self._logged_at = -1
 
     @abstractmethod
     def step_of(self, batch: Batch) -> Step:
@@ -136,7 +142,8 @@ class ImmunizationModule(LightningModule):
             broken = [(name, term.item()) for name, term in terms.items() if not bool(torch.isfinite(term))]
             raise DivergedError(self.global_step, *(broken or [("loss", loss.item())])[0])
         self.keep(self.last_finite)
-        if self.global_step % self.log_every == 0:
+        if self.global_step % self.log_every == 0 and self.global_step != self._logged_at:
+            self._logged_at = self.global_step  # by the first batch, where a step has several
             named = {f"term/{name}": term for name, term in terms.items()} | self.objective.watched
             self.log_now({"loss": loss.item(), **{name: value.item() for name, value in named.items()}})
         return loss
@@ -365,15 +372,17 @@ class SupervisedModule(LightningModule):
         loss: (logits, labels (N,)) to a scalar.
         learning_rate: the highest of the schedule.
         weight_decay: of every parameter with more than one dimension; biases and norms have none.
-        steps: of the whole training.
     """
 
-    def __init__(
-        self, network: nn.Module, loss: TaskLoss, *, learning_rate: float, weight_decay: float, steps: int
-    ) -> None:
+    def __init__(self, network: nn.Module, loss: TaskLoss, *, learning_rate: float, weight_decay: float) -> None:
         super().__init__()
         self.network, self.loss = network, loss
-        self.learning_rate, self.weight_decay, self.steps = learning_rate, weight_decay, steps
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+
+    @property
+    def steps(self) -> int:
+        """Of the whole training."""
+        return int(self.trainer.estimated_stepping_batches)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of one batch.

@@ -6,6 +6,7 @@ Early stopping: on rows that are neither fitted nor reported, and with the best 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from immunize.data import Part
 from immunize.data.pair import PairParts
 from immunize.objective import Objective, Step
 from immunize.spectrum import folds_of
-from immunize.training.callbacks import ImmunityMonitor, ValidationStop
+from immunize.training.callbacks import GradientBalance, ImmunityMonitor, Progress, TheoremGuard, ValidationStop
 from immunize.training.callbacks.stopping import BestLook
 from tests import reference as ref
 from tests.composing import (
@@ -223,3 +224,22 @@ def test_a_step_of_several_batches_is_looked_at_once() -> None:
     going_on, cfg = Counting(2, None), tiny()
     going_on.on_train_start(SimpleNamespace(global_step=2), module_of(cfg, data_of(cfg)))  # type: ignore[arg-type]
     assert looks((2, 3, 3, 4, 4), going_on) == 1
+
+
+def test_a_step_of_several_batches_is_counted_logged_and_balanced_once(capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = tiny("objective.epochs=6", "objective.batch_size=8")
+    data, seen, logged = data_of(cfg), Trajectory(), MemoryLogger()
+    guard, watch = TheoremGuard(), Progress("a training")
+    balance = GradientBalance(1, every=2)
+    trainer = fit_module(
+        module_of(cfg, data), data, balance, guard, watch, seen, loggers=[logged], epochs=2, accumulate_grad_batches=2
+    )
+    batches, steps = len(seen.batches), trainer.global_step
+    assert steps < batches
+    assert guard.counts["steps"] == steps
+    assert len(logged.of("loss")) == len([row for _, row in logged.rows if "loss" in row]) == steps
+    weights = [of["ill"] for of in seen.weights]
+    assert len(set(weights)) == math.ceil(steps / 2)
+    told = [int(step) for step in re.findall(rf"step (\d+)/{steps} ", capsys.readouterr().err)]
+    assert told == sorted(set(told))
+    assert told[-1] == steps

@@ -36,7 +36,7 @@ from immunize.files import whole
 from immunize.objective import LinearStep, Side
 from immunize.spectrum import immunization_ratio, spectrum_of
 from immunize.training.loggers import CurveLogger
-from immunize.training.module import ImmunizationModule, LinearModule, SupervisedModule
+from immunize.training.module import ImmunizationModule, LinearModule, SupervisedModule, begins_step
 
 
 class BestLook(Callback):
@@ -167,30 +167,29 @@ class Progress(Callback):
         lines: int = 10,
     ) -> None:
         self.label, self.said, self.quiet, self.lines = label, said, quiet, lines
-        self._images = self._steps = 0
+        self._images = self._begun = self._done = 0
         self._started = self._seconds = self._told_at = 0.0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count; the first step, which sets everything up, only starts the clock."""
-        now = time.perf_counter()
+        now, before, self._done = time.perf_counter(), self._done, trainer.global_step
         if not self._started:
-            self._started = now
+            self._started, self._begun = now, self._done
             return
         self._seconds = now - self._started
-        self._steps += 1
         sides = batch.values() if isinstance(batch, dict) else [batch]
         self._images += trainer.world_size * sum(len(y) for _, y in sides)
-        if self.quiet or not trainer.is_global_zero:
+        if self.quiet or not trainer.is_global_zero or self._done == before:
             return
         assert isinstance(pl_module, ImmunizationModule | SupervisedModule)
-        total, done = pl_module.steps, trainer.global_step
+        total, done = pl_module.steps, self._done
         terminal, kept = sys.stderr.isatty(), done == total or not done % max(1, total // self.lines)
         if not (kept or (terminal and now - self._told_at >= REDRAWN)):
             return
         self._told_at = now
-        left = self._seconds / self._steps * (total - done)
+        left = self._seconds / (done - self._begun) * (total - done)
         said = f"{self.rate:.0f} images/s" if self.said is None else self.said()
         text = "   ".join(filter(None, (f"{self.label}: step {done}/{total}", said, f"{left:.0f} s left")))
         print(CLEAR * terminal + text, end="\n" if kept else "\r", file=sys.stderr, flush=True)
@@ -228,6 +227,7 @@ class Resuming(Callback):
         self.path, self.config_hash = path, config_hash
         self.place = _place_in(path, config_hash) if resume else None
         self._steps, self._asked, self._started = 0, False, False
+        self._done, self._within = 0, False
 
     @property
     def begins_with(self) -> Path | None:
@@ -240,7 +240,7 @@ class Resuming(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take SIGTERM over from Lightning, which gives it back in the end; and the curves of before."""
-        self._started = True
+        self._started, self._done = True, trainer.global_step
         self._go_on_with_curves(trainer)
         if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_asked", True))
@@ -267,7 +267,7 @@ class Resuming(Callback):
         Raises:
             SystemExit: in all processes before the same step.
         """
-        if trainer.world_size > 1:
+        if trainer.world_size > 1 and begins_step(trainer, batch_idx):
             asked = torch.tensor(float(self._asked), device=pl_module.device)
             distributed.all_reduce(asked, distributed.ReduceOp.MAX)
             if bool(asked):
@@ -276,8 +276,9 @@ class Resuming(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the steps of this epoch."""
-        self._steps = batch_idx + 1
+        """Count the batches of this epoch."""
+        self._steps, self._within = batch_idx + 1, trainer.global_step == self._done
+        self._done = trainer.global_step
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Every epoch."""
@@ -285,8 +286,8 @@ class Resuming(Callback):
         self._save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """SIGTERM ends a training between two steps; anything else may come within one, and keeps the last epoch's."""
-        if self._steps and isinstance(exception, SystemExit):
+        """SIGTERM ends a training between two batches; what comes within a step keeps the last epoch's."""
+        if self._steps and not self._within and isinstance(exception, SystemExit):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
