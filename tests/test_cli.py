@@ -7,6 +7,7 @@ imported (`tests.commands`).
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -199,9 +200,12 @@ def test_a_process_that_was_killed_is_one_line(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("error: a process was killed, ")
 
 
-def test_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m immunize.train --help | head -n 1"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "Traceback" not in done.stderr
+def test_a_pipe_that_nobody_reads_any_more_is_no_error(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `| head` does once it has enough
+    command = [sys.executable, "-m", "immunize.train", "--help"]
+    with open(writer, "w") as stdout:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=ENVIRONMENT, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "")

@@ -13,7 +13,7 @@ from hydra.errors import MissingConfigException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import SCHEMAS, config_hash, data_folder, folder_name, settings_of
+from immunize.config import SCHEMAS, data_folder, folder_name, settings_of
 from immunize.evaluation import evaluate_part
 from immunize.evaluation.attacks import TIERS, Attack
 from immunize.instantiate import NOT_ARGUMENTS, build
@@ -310,27 +310,6 @@ def test_data_folder_is_the_option_or_the_variable_and_an_empty_one_is_none(monk
         assert resolved(compose_config())["data_root"] == "data"
 
 
-def test_an_empty_data_folder_takes_no_slash_off_a_path() -> None:
-    config = {"data_root": "", "file": "/a/b", "name": ""}
-    assert config_hash(config) != config_hash(config | {"file": "<data_root>a/b"})
-    assert config_hash(config) != config_hash(config | {"file": "a/b"})
-    assert config_hash(config) != config_hash(config | {"name": "<data_root>"})
-
-
-@pytest.mark.parametrize(
-    ("group", "setting", "value", "words"),
-    [("objective", "lr_decay", 0.25, ()), ("deep", "images", 9, ("model=resnet_small", "harmful=digits"))],
-)
-def test_what_came_later_changes_the_hash_only_where_it_is_set(
-    group: str, setting: str, value: float, words: tuple[str, ...]
-) -> None:
-    config = resolved(compose_config(*words))
-    assert config[group][setting] is None
-    before = {key: one for key, one in config[group].items() if key != setting}
-    assert config_hash(config | {group: before}) == config_hash(config)
-    assert config_hash(config | {group: {**before, setting: value}}) != config_hash(config)
-
-
 def test_weights_below_the_data_folder_move_with_it() -> None:
     config = {"data_root": "/old", "model": {"checkpoint": "/old/weights/w.safetensors"}, "other": "/older/x"}
     assert settings_of({"config": config}, "/new") == {
@@ -367,8 +346,3 @@ def test_one_setting_says_how_ours_is_preconditioned(words: tuple[str, ...], exp
     config = resolved(compose_config(*words))
     assert {group for group, node in config.items() if isinstance(node, dict) and "precondition" in node} == {"method"}
     assert config["method"]["precondition"] == expected
-
-
-def test_records_of_before_that_was_one_setting_keep_their_hash() -> None:
-    config = resolved(compose_config())
-    assert config_hash(config | {"objective": config["objective"] | {"precondition": None}}) == config_hash(config)

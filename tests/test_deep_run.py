@@ -17,8 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from safetensors.torch import load_file
 from torch import nn
 
-from immunize import evaluate, threads, train
-from immunize.config import config_hash, hash_of_run, resolved
+from immunize import evaluate, train
 from immunize.errors import CheckpointError, UserError
 from immunize.features import AppendedHead, DeepExtractor, Features, append_map, extract, save_weights
 from immunize.features.boundary import Trunk
@@ -40,7 +39,6 @@ from tests.composing import (
     killed,
     run_tiny_deep,
     same_weights,
-    tiny,
     tiny_deep,
 )
 from tests.data.image_files import break_inside, write_noisy_classes
@@ -464,47 +462,6 @@ def test_mistakes_are_named(overrides: list[str], words: str, tmp_path: Path) ->
         run_tiny_deep(tmp_path, "objective.max_steps=1", *overrides)
     assert not (tmp_path / "record.json").exists()
     assert words.lower() in str(error.value).lower()
-
-
-# Hashes.
-
-
-def test_settings_of_deep_nets_change_no_hash_of_a_linear_run() -> None:
-    assert hash_of_run(tiny("deep.groups=3")) == hash_of_run(tiny())
-    config = resolved(tiny())
-    del config["deep"]
-    for name in ("cache_frozen", "max_steps"):
-        del config["objective"][name]
-    assert config_hash(config) == hash_of_run(tiny())
-
-
-def test_hash_of_a_deep_run_follows_what_changes_numbers() -> None:
-    base = hash_of_run(tiny_deep())
-    for override in ("deep.workers=3", "deep.cache_dir=/x", "data_root=/y", "trainer=ddp"):
-        changed = hash_of_run(tiny_deep(override)) != base
-        assert changed == (override == "trainer=ddp"), override
-    for override in ("deep.groups=3", "objective.max_steps=5", "method.precondition=features", "seed=1"):
-        assert hash_of_run(tiny_deep(override)) != base, override
-
-
-def test_threads_are_part_of_a_deep_runs_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: 4)
-    two = hash_of_run(tiny_deep("threads=2"))
-    assert two != hash_of_run(tiny_deep("threads=1"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert resolved(tiny_deep("threads=null"))["threads"] == 2  # what it comes to here
-    assert hash_of_run(tiny_deep("threads=null")) == two
-    assert config_hash(resolved(tiny_deep("threads=null"), 3)) == hash_of_run(tiny_deep("threads=3"))
-    of_theta_0 = [resolved(compose_config(f"threads={count}", primary="pretrain_theta")) for count in (1, 2, "null")]
-    hashes = list(map(config_hash, of_theta_0))
-    assert hashes[0] != hashes[1] == hashes[2]
-
-
-def test_weights_below_the_data_folder_have_the_same_hash_elsewhere() -> None:
-    overrides = ("model=resnet18_64px", "harmful=cars", "pretrain=tiny_imagenet")
-    assert hash_of_run(compose_config(*overrides, "data_root=/a")) == hash_of_run(
-        compose_config(*overrides, "data_root=/b")
-    )
 
 
 @pytest.mark.parametrize("bias", [True, False])

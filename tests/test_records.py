@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
@@ -23,7 +22,6 @@ from rich.console import Console
 import immunize
 from immunize import records, train
 from immunize.checkpoints import load_checkpoint
-from immunize.config import config_hash
 from immunize.errors import CheckpointError
 from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, merged, read_record, whole_config, write_record
 from immunize.report.naming import pair_label
@@ -178,46 +176,6 @@ def test_same_seed_same_numbers_in_every_mode(extra: list[str], tmp_path: Path) 
     for key in NUMBERS:
         assert records[0][key] == records[1][key]
     assert records[0]["training"]["fit"]["steps"] == records[1]["training"]["fit"]["steps"]
-
-
-# Hashes.
-
-
-def hash_of(*overrides: str) -> str:
-    config = OmegaConf.to_container(compose_config("harmful=housing", *overrides), resolve=True, enum_to_str=True)
-    return config_hash({str(key): value for key, value in config.items()})
-
-
-def test_config_hash_ignores_what_changes_no_number() -> None:
-    base = hash_of()
-    assert re.fullmatch(r"[0-9a-f]{16}", base)
-    for override in (
-        "data_root=/somewhere/else", "logger=none", "logger=wandb", "overwrite=true", "threads=2", "log_every=3",
-        "monitor_every=7", "resume=true", "figure=false", "experiment.name=table1", "seed=0",
-    ):  # fmt: skip
-        assert hash_of(override) == base, override
-
-
-def test_config_hash_follows_what_changes_numbers() -> None:
-    seen = {hash_of()}
-    for override in (
-        "seed=1", "objective.lambda_well=2", "objective.lambda_ill=3", "objective.epochs=7", "method=ill_only",
-        "method=none", "objective.learning_rate=0.5", "harmful.rows=200", "rho=0.1", "probe_steps=9",
-        "objective.batch_size=32", "guard=warn", "model.init=identity", "method.precondition=dummy",
-        "objective.balance=true", "objective.early_stopping=true", "harmful=synthetic", "pairing=min_size",
-    ):  # fmt: skip
-        value = hash_of(override)
-        assert value not in seen, override
-        seen.add(value)
-
-
-def test_config_hash_is_of_values_not_of_their_order() -> None:
-    config = OmegaConf.to_container(tiny(), resolve=True, enum_to_str=True)
-    backwards = dict(reversed(list(config.items())))
-    assert config_hash(backwards) == config_hash(config)  # type: ignore[arg-type]
-    before = copy.deepcopy(config)
-    config_hash(config)  # type: ignore[arg-type]
-    assert config == before
 
 
 def test_data_hash_is_of_the_data(record: dict[str, Any]) -> None:
