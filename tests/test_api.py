@@ -55,20 +55,24 @@ def network() -> Network:
     return Backbone(), nn.Linear(D, CLASSES)
 
 
-def loader(seed: int, classes: int = CLASSES, n: int = 160) -> DataLoader[Any]:
+def loader(seed: int, classes: int = CLASSES, n: int = 160, **options: Any) -> DataLoader[Any]:
     draws = torch.Generator().manual_seed(seed)
     scale = torch.logspace(0, -1, 20)
     x = torch.randn(n, 20, generator=draws) * scale[torch.randperm(20, generator=draws)]
-    return DataLoader(TensorDataset(x, torch.randint(classes, (n,), generator=draws)), batch_size=40)
+    return DataLoader(TensorDataset(x, torch.randint(classes, (n,), generator=draws)), **{"batch_size": 40} | options)
+
+
+def loaders(**options: Any) -> list[DataLoader[Any]]:
+    """Of D_P, and of D_H with its five classes."""
+    return [loader(seed, classes, **options) for seed, classes in ((1, CLASSES), (2, 5))]
 
 
 X, Y = loader(1).dataset.tensors  # type: ignore[attr-defined]
 
 
 def immunized(network: Network, **options: Any) -> immunize.Immunized:
-    backbone, head = network
     settings: dict[str, Any] = {"trainable": ["last"], "steps": 60, "learning_rate": 3e-3} | options
-    return immunize.immunize(backbone, head, loader(1), loader(2, classes=5), **settings)
+    return immunize.immunize(*network, *loaders(), **settings)
 
 
 def test_ours_raises_rir_and_leaves_the_network_alone(network: Network) -> None:
@@ -111,7 +115,7 @@ class Moving(TensorDataset):
 
 def test_a_loader_that_moves_its_images_is_noticed(network: Network, caplog: pytest.LogCaptureFixture) -> None:
     moving = DataLoader(Moving(*loader(1).dataset.tensors), batch_size=40, shuffle=True)  # type: ignore[attr-defined]
-    still = DataLoader(loader(1).dataset, batch_size=40, shuffle=True, drop_last=True)
+    still = loader(1, shuffle=True, drop_last=True)
     for given, noticed in ((still, False), (moving, True)):
         caplog.clear()
         immunize.immunize(*network, given, loader(2), trainable=["last"], steps=2)
@@ -139,11 +143,11 @@ def test_bfloat16_is_measured(network: Network) -> None:
 
 @pytest.mark.parametrize("method", ["ours", "censor"])
 def test_lists_of_batches_with_labels_of_any_integer_type_are_loaders(method: str, network: Network) -> None:
-    loaders = loader(1), loader(2, classes=5)
-    typed = [[[(x, y.to(kind)) for x, y in of] for of in loaders] for kind in (torch.int64, torch.int32, torch.uint8)]
+    kinds = (torch.int64, torch.int32, torch.uint8)
+    typed = [[[(x, y.to(kind)) for x, y in of] for of in loaders()] for kind in kinds]
     first, *others = (
         immunize.immunize(*network, *of, trainable=["last"], steps=6, method=method).backbone.last.weight  # type: ignore
-        for of in (loaders, *typed)
+        for of in (loaders(), *typed)
     )
     assert all(torch.equal(first, other) for other in others)
 
@@ -171,11 +175,11 @@ def learnable(seed: int, classes: int, n: int = 160) -> DataLoader[Any]:
 def test_a_method_that_does_not_aim_at_kappa_is_told_by_what_can_be_learned(
     network: Network, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loaders = {"pretrain": learnable(1, CLASSES), "harmful": learnable(5, 4)}
-    found = immunize.immunize(*network, *loaders.values(), method=method, trainable=["last"], steps=10)
+    told_apart = {"pretrain": learnable(1, CLASSES), "harmful": learnable(5, 4)}
+    found = immunize.immunize(*network, *told_apart.values(), method=method, trainable=["last"], steps=10)
     assert found.separability is not None
     with torch.no_grad():
-        for role, rows in loaders.items():
+        for role, rows in told_apart.items():
             x, y = rows.dataset.tensors  # type: ignore[attr-defined]
             for which, body in (("before", network[0]), ("after", found.backbone)):
                 wanted = max(separability(body.eval()(x), y)["cross_fitted"].values())
@@ -196,8 +200,8 @@ def test_a_method_that_does_not_aim_at_kappa_is_told_by_what_can_be_learned(
 def test_what_can_be_learned_is_told_of_every_method_whose_harmful_loader_has_two_labels(
     network: Network, classes: tuple[int, int], told: set[str] | None
 ) -> None:
-    loaders = (learnable(seed, count) for seed, count in zip((1, 5), classes, strict=True))
-    found = immunize.immunize(*network, *loaders, trainable=["last"], steps=2)
+    both = (learnable(seed, count) for seed, count in zip((1, 5), classes, strict=True))
+    found = immunize.immunize(*network, *both, trainable=["last"], steps=2)
     assert found.aims_at_kappa
     assert (found.separability and found.separability.keys()) == told
     assert ("(c): D_H 0." in str(found)) is (told is not None)
@@ -254,10 +258,10 @@ def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data() -> 
     (body, head, means), draws = trained(), torch.Generator().manual_seed(1)
     sample = drawn(means[0], 300, draws, 0.6 ** torch.arange(10.0))
     rest, harmful = drawn(means[0], 5000, draws), drawn(means[1], 400, draws)
-    loaders = DataLoader(sample, 50), DataLoader(harmful, 50)
+    both = DataLoader(sample, 50), DataLoader(harmful, 50)
     gained: dict[str, list[float]] = {}
     for keep in ("answers", "labels"):
-        found = immunize.immunize(body, head, *loaders, trainable="2", steps=60, learning_rate=1e-2, keep=keep)
+        found = immunize.immunize(body, head, *both, trainable="2", steps=60, learning_rate=1e-2, keep=keep)
         gained[keep] = [accuracy(found.backbone, found.head, of) - accuracy(body, head, of) for of in (sample, rest)]
         assert found.verdicts.b
         assert found.ratios["spectrum"].intervals["rir"][0] > 2
@@ -273,20 +277,17 @@ def test_ratios_are_those_of_the_features_of_both_loaders(network: Network) -> N
         spectra = [
             immunize.spectrum_of(body.eval()(data.dataset.tensors[0]).double())  # type: ignore[attr-defined]
             for body in (found.backbone, network[0])
-            for data in (loader(1), loader(2, classes=5))
+            for data in loaders()
         ]
-    expected = immunize.immunization_ratio(spectra[0], spectra[1], spectra[2], spectra[3])
+    expected = immunize.immunization_ratio(*spectra)
     assert found.ratios["spectrum"].ratio.rir == pytest.approx(expected.rir, rel=1e-6)
     assert found.ratios["spectrum"].ratio.ratio_harmful == pytest.approx(expected.ratio_harmful, rel=1e-6)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_both_networks_see_the_same_rows_of_a_loader_that_shuffles(network: Network, drop_last: bool) -> None:
-    loaders = [
-        DataLoader(loader(seed, classes).dataset, batch_size=50, shuffle=True, drop_last=drop_last)
-        for seed, classes in ((1, CLASSES), (2, 5))
-    ]
-    found = immunize.immunize(*network, *loaders, method="none", trainable=["last"], steps=1, learning_rate=1e-9)
+    both = loaders(batch_size=50, shuffle=True, drop_last=drop_last)
+    found = immunize.immunize(*network, *both, method="none", trainable=["last"], steps=1, learning_rate=1e-9)
     assert found.ratios["spectrum"].ratio.rir == pytest.approx(1, rel=1e-4)
     assert found.ratios["spectrum"].intervals["rir"] == pytest.approx((1, 1), rel=1e-4)  # row by row the same
 
@@ -301,11 +302,8 @@ def test_frozen_part_is_computed_once_an_image_and_changes_nothing(
     monkeypatch.setattr(Once, "__init__", lambda self, *given: (made.append(self), init(self, *given))[1])
 
     def found() -> immunize.Immunized:
-        loaders = [
-            DataLoader(loader(seed, classes).dataset, 40, shuffle=shuffle, generator=torch.Generator().manual_seed(0))
-            for seed, classes in ((1, CLASSES), (2, 5))
-        ]
-        return immunize.immunize(*network, *loaders, trainable=["last"], steps=30, learning_rate=3e-3)
+        both = loaders(shuffle=shuffle, generator=torch.Generator().manual_seed(0))
+        return immunize.immunize(*network, *both, trainable=["last"], steps=30, learning_rate=3e-3)
 
     once = found()
     assert [part.computed for part in made] == [2 * 160, 2 * 160]  # of the trunk, and of θ_0 as a whole
@@ -360,26 +358,24 @@ def test_the_callers_process_is_left_as_it_was(network: Network, mode: Any, monk
     monkeypatch.delenv("PL_SEED_WORKERS", raising=False)
     backbone, head = network
     backbone.train()
-    loaders = loader(1), loader(2, classes=5)
+    both = loaders()
     immunized(network, steps=1)  # imports and Hydra's registrations are over
     logging.getLogger("lightning.pytorch").setLevel(logging.DEBUG)
     for options in ({}, {"method": "closed_form"}, {"trainable": ["nothing"]}):
         with mode():
             before = state_of_the_process()
             with pytest.raises(UserError) if options.get("trainable") else contextlib.nullcontext():
-                immunize.immunize(backbone, head, *loaders, **({"trainable": ["last"], "steps": 2} | options))
+                immunize.immunize(backbone, head, *both, **({"trainable": ["last"], "steps": 2} | options))
             assert state_of_the_process() == before
     assert backbone.training
     assert all(module.training for module in backbone.modules())
-    assert [one.worker_init_fn for one in loaders] == [None, None]
+    assert [one.worker_init_fn for one in both] == [None, None]
 
 
 def test_a_seed_gives_the_same_whatever_the_callers_state(network: Network) -> None:
-    backbone, head = network
-
     def once(seed: int) -> immunize.Immunized:
-        shuffled = [DataLoader(loader(i, n).dataset, batch_size=40, shuffle=True) for i, n in ((1, CLASSES), (2, 5))]
-        return immunize.immunize(backbone, head, *shuffled, method="imma", trainable=["last"], steps=6, seed=seed)
+        shuffled = loaders(shuffle=True)
+        return immunize.immunize(*network, *shuffled, method="imma", trainable=["last"], steps=6, seed=seed)
 
     one = once(0)
     random.seed(5)
@@ -456,7 +452,7 @@ def test_data_that_cannot_be_told_apart_or_judged_are_refused(network: Network) 
     few = learnable(1, CLASSES, n=2), learnable(5, 4)
     with pytest.raises(UserError, match="D_P has too few rows, 2, to judge a map"):
         immunize.immunize(*network, *few, method="erase", trainable="last")
-    shuffled = DataLoader(loader(1).dataset, batch_size=50, shuffle=True)
+    shuffled = loader(1, batch_size=50, shuffle=True)
     same = DataLoader(TensorDataset(torch.ones(70, 20), torch.arange(70) % 4), batch_size=40)
     for method in ("ours", "closed_form", "erase", "censor"):
         options: dict[str, Any] = {"method": method, "trainable": ["last"], "steps": 1}
@@ -506,8 +502,8 @@ def test_the_rows_that_judge_d_p_are_none_that_a_classifier_was_fitted_to() -> N
     (body, head, means), draws = trained(), torch.Generator().manual_seed(0)
     lost = []
     for _ in range(5):
-        loaders = (DataLoader(drawn(of, n, draws), batch_size=100) for n, of in zip((300, 400), means, strict=True))
-        found = immunize.immunize(body, head, *loaders, method="erase", options={"rank": 19, "shrinkage": 0.01})
+        both = (DataLoader(drawn(of, n, draws), batch_size=100) for n, of in zip((300, 400), means, strict=True))
+        found = immunize.immunize(body, head, *both, method="erase", options={"rank": 19, "shrinkage": 0.01})
         fresh = drawn(means[0], 5000, draws)
         of_fresh = accuracy(body, head, fresh) - accuracy(found.backbone, found.head, fresh)
         lost.append((found.accuracy["before"] - found.accuracy["after"], of_fresh))

@@ -21,7 +21,6 @@ from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import GradientDescent
 from immunize.instantiate import sources_of
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD
-from immunize.report.attacks.one_run import verdict_sentence
 from tests.attacking import TINY_GRID, attack_tiny, compose_attack, timeless
 from tests.commands import Called
 from tests.composing import D, compose_config, run_tiny
@@ -300,7 +299,6 @@ def test_no_tier_holds_by_a_category_that_the_attacker_could_not_know(seed: int,
     facts = record["tasks"]["harmful"]
     assert facts["rows_moved"] == {"validation": [0, 0], "test": [4, 4]}
     assert facts["rows"] == {"train": 116, "validation": 38, "test": 46}
-    assert "trained on instead, by seed 0, 0 validation and 4, 4 test rows" in verdict_sentence(record, "harmful")
 
 
 def test_rows_that_are_all_outside_the_span_are_refused(tmp_path: Path) -> None:

@@ -93,16 +93,19 @@ def test_lines_that_come_by_the_hundred_are_told_now_and_then(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("command", "harmful", "file"),
-    [("train", "mnist", "MNIST/raw/train-images-idx3-ubyte"), ("forecast", "housing", "house_prices/train.csv")],
+    ("command", "setting", "told"),
+    [
+        ("train", "harmful=mnist", "nowhere/MNIST/raw/train-images-idx3-ubyte"),
+        ("forecast", "harmful=housing", "nowhere/house_prices/train.csv"),
+        ("train", "objective.lambda_ill=-1", "objective.lambda_ill has to be"),
+    ],
 )
-def test_missing_data_is_reported_before_anything_heavy_is_imported(
-    command: str, harmful: str, file: str, tmp_path: Path
+def test_missing_data_and_wrong_numbers_are_reported_before_anything_heavy_is_imported(
+    command: str, setting: str, told: str, tmp_path: Path
 ) -> None:
-    words = (f"harmful={harmful}", "data_root=nowhere")
-    done, loaded, seconds = loaded_by(f"immunize.{command}", *words, cwd=tmp_path)
+    done, loaded, seconds = loaded_by(f"immunize.{command}", setting, "data_root=nowhere", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"nowhere/{file}" in done.stderr
+    assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert not loaded & {"torch", "lightning", "scipy"}
     assert seconds < 3

@@ -78,17 +78,18 @@ def dropped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return folder, pretrain.run(composed(*FEW, *DROPPING), folder, quiet=True)
 
 
-@pytest.mark.parametrize(("epoch", "step"), [(1, 0), (1, 2)])
-def test_sigterm_then_resume_is_bit_equal(
-    epoch: int, step: int, dropped: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("at", "workers"), [({"epoch": 1, "step": 0}, 0), ({"epoch": 1, "step": 2}, 1)])
+def test_sigterm_then_resume_is_bit_equal_whatever_processes_read_the_images(
+    at: dict[str, int], workers: int, dropped: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, alone = dropped
-    after = epoch * alone["steps"] // 3 + step
+    after = at["epoch"] * alone["steps"] // 3 + at["step"]
     with killed(monkeypatch, "immunize.training.callbacks.Progress", after):
         pretrain.run(composed(*FEW, *DROPPING), tmp_path / "ended", quiet=True)
     assert read_record(tmp_path / "ended")["status"] == "interrupted"
-    resumed = pretrain.run(composed(*FEW, *DROPPING, "resume=true"), tmp_path / "ended", quiet=True)
-    assert resumed["training"]["resumed"] == {"epoch": epoch, "step": step}
+    again = composed(*FEW, *DROPPING, "resume=true", f"workers={workers}")
+    resumed = pretrain.run(again, tmp_path / "ended", quiet=True)
+    assert resumed["training"]["resumed"] == at
     assert resumed["steps"] == alone["steps"]
     assert resumed["accuracy"] == alone["accuracy"]
     assert same_weights(folder, tmp_path / "ended")
@@ -113,21 +114,13 @@ def test_the_accuracy_is_taken_in_the_trainers_precision(precision: str, tmp_pat
     assert kept == {"64-true": torch.float64, "bf16-true": torch.bfloat16}[precision]
 
 
-def test_a_finished_training_is_not_done_again_but_another_is(tmp_path: Path) -> None:
-    first = pretrain.run(composed(*FEW, "epochs=1", "resume=true"), tmp_path, quiet=True)
-    assert first["training"]["resumed"] is None
-    assert pretrain.run(composed(*FEW, "epochs=1", "resume=true", "workers=1"), tmp_path, quiet=True) == first
+def test_a_finished_training_is_not_done_again_but_another_is(dropped: Run) -> None:
+    folder, record = dropped
+    again = (*FEW, *DROPPING, "resume=true")
+    assert record["training"]["resumed"] is None
+    assert pretrain.run(composed(*again, "workers=1"), folder, quiet=True) == record
     with pytest.raises(UserError, match="overwrite=true"):
-        pretrain.run(composed(*FEW, "epochs=2", "resume=true"), tmp_path, quiet=True)
-
-
-def test_an_interrupted_training_goes_on_with_other_processes_for_its_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with killed(monkeypatch, "immunize.training.callbacks.Progress", 3):
-        pretrain.run(composed(*FEW, "epochs=1"), tmp_path, quiet=True)
-    record = pretrain.run(composed(*FEW, "epochs=1", "resume=true", "workers=1"), tmp_path, quiet=True)
-    assert record["training"]["resumed"] == {"epoch": 0, "step": 3}
+        pretrain.run(composed(*again, "epochs=2"), folder, quiet=True)
 
 
 def test_it_does_not_train_on_the_images_that_a_run_is_judged_by(

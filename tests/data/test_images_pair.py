@@ -258,7 +258,6 @@ def test_a_batch_holds_as_many_images_of_each_set(folders: Path) -> None:
 def test_processes_share_every_set_and_a_resumed_epoch_goes_on() -> None:
     def draws(rank: int, world: int, epoch: int = 0, done: int = 0) -> list[Any]:
         sampler = StreamSampler([range(8), range(8, 20)], 4, 5, seed=3, stream=1, place=(rank, world))
-        sampler.set_epoch(epoch)
         sampler.leave_out(epoch, done)
         return list(sampler)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests import reference as ref
 
 D = 6
 TASKS = {"pretrain": "regression", "harmful": "regression"}
+STEPS_TO = (0.1, 0.01)
 
 
 def pair(n: int = 40, rank: int = D) -> PairParts:
@@ -46,10 +48,19 @@ def test_every_estimator_equals_its_definition(n: int, rho: float) -> None:
             for role in ("pretrain", "harmful"):
                 expected = ref.kappa_by(name, ref.hessian(getattr(parts, role).x, t), n, rho)
                 assert ratio[f"kappa_{role}{of}"] == pytest.approx(expected, rel=1e-9)
-    for role in ("pretrain", "harmful"):
-        for which, t in (("immunized", theta), ("identity", None)):
-            values = ref.eigenvalues(ref.hessian(getattr(parts, role).x, t))
-            assert found["spectra"][role][which]["sigma"] == pytest.approx(values.tolist(), rel=1e-9)
+    ratio, verdicts = found["metrics"]["spectrum"], found["verdicts"]
+    told = [verdicts[name] for name in ("estimator", "ratio_harmful", "ratio_pretrain")]
+    assert told == ["spectrum", ratio["ratio_harmful"], ratio["ratio_pretrain"]]
+    for role, which in itertools.product(("pretrain", "harmful"), ("immunized", "identity")):
+        part = getattr(parts, role)
+        features = part.x @ theta if which == "immunized" else part.x
+        values = ref.eigenvalues(ref.hessian(features))
+        assert found["spectra"][role][which]["sigma"] == pytest.approx(values.tolist(), rel=1e-9)
+        naive = ref.norm_ratio_curve(features, part.y, 50).tolist()
+        curve = found["curves"][role][which]
+        assert curve["ratio"] == pytest.approx([naive[step] for step in curve["steps"]], rel=1e-9)
+        passed = {bound: next((step for step, value in enumerate(naive) if value <= bound), None) for bound in STEPS_TO}
+        assert found["steps_to_norm_ratio"][role][which] == {str(bound): step for bound, step in passed.items()}
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5, 1e5])

@@ -83,8 +83,11 @@ class StreamSampler(Sampler[Draw]):
         self.epoch = epoch
 
     def leave_out(self, epoch: int, steps: int) -> None:
-        """Begin one epoch after so many of its batches, which a training that goes on has seen already."""
-        self.done = (epoch, steps)
+        """Begin with this epoch, after so many of its batches, which a training that goes on has seen already.
+
+        Lightning calls `set_epoch` only once a loader with workers has asked for its first batches.
+        """
+        self.epoch, self.done = epoch, (epoch, steps)
 
     def __len__(self) -> int:
         return self.steps
