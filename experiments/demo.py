@@ -25,9 +25,9 @@ from immunize.processes import KEPT_MEMORY, closing_pool
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.attacks.page import best_figure
 from immunize.report.attacks.records import KINDS, THETA_0, Attacks, collected
-from immunize.report.curves import save_figure
 from immunize.report.loading import write_results
 from immunize.report.table import Table, short, to_print, to_read
+from immunize.report.writing import save_figure
 from immunize.threads import cores
 
 METHODS = ("ours", "erase")

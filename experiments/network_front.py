@@ -22,11 +22,11 @@ import pandas as pd
 from experiments.reporting import key_values
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
-from immunize.report.curves import save_figure
 from immunize.report.loading import load_records, write_results
 from immunize.report.naming import RATIOS, pair_title
 from immunize.report.provenance import made_with, readme, versions_of
 from immunize.report.table import Table, short
+from immunize.report.writing import save_figure
 
 COLUMNS = ("trained", "η", "λ_P ×", "λ_H ×", "runs", "RIR ↑", "(i) ↑", "(ii) ↓", "D_P accuracy, points ↑", "front")
 SETTING = ["trained", "η", "λ_P ×", "λ_H ×"]

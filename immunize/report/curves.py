@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from immunize.files import whole, write_text
 from immunize.report.naming import PARTS, in_order, part_words, run_title
 from immunize.report.runs import Runs, measured_on
+from immunize.report.writing import save_as
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -230,14 +230,14 @@ LINES: dict[str, tuple[str, Sequence[str], Callable[[Sequence[Runs]], pd.DataFra
 """The file with the numbers of a figure's lines, its columns, what gathers and what draws them."""
 
 
-def write_bands(bands: pd.DataFrame, path: Path) -> None:
+def csv_of(bands: pd.DataFrame) -> str:
     """The numbers of a figure, a line a point."""
     told = bands.assign(reduced=bands["reduced"].map(lambda reduced: str(reduced).lower()))
-    write_text(path, told.to_csv(index=False, lineterminator="\n"))
+    return str(told.to_csv(index=False, lineterminator="\n"))
 
 
 def read_bands(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """What :func:`write_bands` wrote.
+    """What :func:`csv_of` told.
 
     Args:
         path: of the CSV.
@@ -313,24 +313,6 @@ def draw_norm_ratio(record: dict[str, Any]) -> Figure:
         drawn[-1].legend(loc="lower left", fontsize=8)
     figure.suptitle(run_title(record))
     return figure
-
-
-def save_figures(figures: Mapping[str, Figure], out: Path) -> None:
-    """Write each as :func:`save_figure` does, by its name, into a folder."""
-    for name, figure in figures.items():
-        save_figure(figure, out / name)
-
-
-def save_figure(figure: Figure, stem: Path) -> None:
-    """Write a figure as `<stem>.png` and `<stem>.pdf`; the same figure gives the same bytes."""
-    save_as(figure, stem.with_suffix(".png"), dpi=150, metadata={"Software": None})
-    save_as(figure, stem.with_suffix(".pdf"), metadata={"CreationDate": None})
-
-
-def save_as(figure: Figure, path: Path, **how: Any) -> None:
-    """Write a figure whole or not at all, in the format that the name ends in."""
-    with whole(path) as partial:
-        figure.savefig(partial, format=path.suffix[1:], **how)
 
 
 def frameless(axis: Axes, /, **grid: Any) -> None:

@@ -10,18 +10,18 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from immunize.files import write_text
 from immunize.records import whole_config
 from immunize.report.attacks.page import report_attacks
-from immunize.report.curves import LINES, read_bands, save_figures, write_bands
+from immunize.report.curves import LINES, csv_of, read_bands
 from immunize.report.heatmaps import heatmap, log_means, success_table
-from immunize.report.loading import RESULTS, load_records, sort_key, write_results
+from immunize.report.loading import RESULTS, load_records, sort_key
 from immunize.report.provenance import provenance_rows, settings_table
 from immunize.report.published import Publications, read_published
 from immunize.report.results import SCALES, by_setting, completeness, linear_tables, network_tables
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs, expected_runs
 from immunize.report.templates import filled_in
 from immunize.report.tradeoff import TradeOff, tradeoff_figure, tradeoff_tables
+from immunize.report.writing import write_report
 
 _PANELS = (("fit", "spectrum"), ("fit", "released"), ("held_out", "ridge"))
 """What the heat maps are drawn for."""
@@ -57,18 +57,6 @@ class Request:
         """The paper's numbers."""
         return read_published(self.published)
 
-    def place(self, runs: Runs) -> Path | None:
-        """Where to write.
-
-        Raises:
-            ValueError: reduced runs would be written over the committed results.
-        """
-        if self.out is None:
-            return None
-        if runs.reduced and self.out.resolve() == self.published.parent.resolve():
-            raise ValueError(f"reduced runs are not written into {self.out}, where the full results are; choose out=")
-        return self.out
-
 
 def report_experiment(request: Request) -> str:
     """Write the report and return what to print.
@@ -92,15 +80,14 @@ def _curves(request: Request) -> str:
     file, columns, bands_of, draw = LINES[request.name]
     drawn_before = request.folder / file
     if request.out is not None and drawn_before.is_file() and not (request.folder / RESULTS).is_file():
-        save_figures(draw(read_bands(drawn_before, columns)), request.out)
+        write_report(request.out, {}, figures=draw(read_bands(drawn_before, columns)))
         return f"drawn again from {drawn_before}\n"
     of = [_runs(request, "table1")] if request.name == "fig1" else by_setting(request.records)
     bands = bands_of(of)
-    if (out := request.place(of[0])) is None:
+    if request.out is None:
         curves = bands.groupby(list(columns[: columns.index("runs")]))
         return f"{len(curves)} curves; out=<folder> draws them\n"
-    write_bands(bands, out / file)
-    return _write(request, of, "", lambda: draw(bands))
+    return _write(request, of, "", lambda: draw(bands), more={file: csv_of(bands)})
 
 
 def _fig2(request: Request) -> str:
@@ -130,11 +117,9 @@ def _table3(request: Request) -> str:
 def _tradeoff(request: Request) -> str:
     trade = TradeOff.of(request.records)
     text = tradeoff_tables(trade)
-    if (out := request.place(trade.runs)) is not None:
-        # Further digits are the processor's.
-        told = trade.points().to_csv(index=False, float_format="%.12g", lineterminator="\r\n")
-        write_text(out / "tradeoff.csv", told)
-    return _write(request, [trade.runs], text, lambda: {"tradeoff": tradeoff_figure(trade)}, kept=True)
+    # Further digits are the processor's.
+    more = {"tradeoff.csv": trade.points().to_csv(index=False, float_format="%.12g", lineterminator="\r\n")}
+    return _write(request, [trade.runs], text, lambda: {"tradeoff": tradeoff_figure(trade)}, kept=True, more=more)
 
 
 def _runs(request: Request, experiment: str, keep: bool = False) -> Runs:
@@ -153,6 +138,7 @@ def _write(
     draw: Callable[[], Mapping[str, Figure]] = lambda: {},
     *,
     kept: bool = False,
+    more: Mapping[str, str] = {},
 ) -> str:
     """Figures, README.md and, where they are `kept`, records and `table.md`; returns the text.
 
@@ -162,15 +148,17 @@ def _write(
         text: tables.
         draw: the figures, by the names of their files without suffix.
         kept: whether the records belong to this experiment, and not to the one that its runs are of.
+        more: further files.
+
+    Raises:
+        ValueError: reduced runs would be written over the committed results.
     """
-    runs = of[0]
-    if (out := request.place(runs)) is None:
+    runs, out = of[0], request.out
+    if out is None:
         return text
-    if kept:
-        write_results([record for one in of for record in one.records], out)
-        write_text(out / "table.md", text)
+    if runs.reduced and out.resolve() == request.published.parent.resolve():
+        raise ValueError(f"reduced runs are not written into {out}, where the full results are; choose out=")
     figures = draw()
-    save_figures(figures, out)
     page = filled_in(
         "experiment.md",
         name=request.name,
@@ -184,7 +172,9 @@ def _write(
         facts_of=provenance_rows,
         settings_of=lambda one: settings_table(one).markdown(),
     )
-    write_text(out / "README.md", page)
+    texts = {**more, **({"table.md": text} if kept else {}), "README.md": page}
+    records = [record for one in of for record in one.records] if kept else None
+    write_report(out, texts, records=records, figures=figures)
     return text
 
 

@@ -11,11 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from immunize.report.curves import frameless, save_as
+from immunize.report.curves import frameless
 from immunize.report.loading import infinite, with_infinities
 from immunize.report.naming import RATIO_HEADS, RATIOS, pair_title, part_words
 from immunize.report.table import Table, short, to_print, to_read
 from immunize.report.templates import filled_in
+from immunize.report.writing import save_as
 
 # Of the Okabe-Ito palette: distinct in print and for colour-blind readers.
 _COLOURS = {"pretrain": "#0072B2", "harmful": "#D55E00"}

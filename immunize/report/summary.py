@@ -12,12 +12,11 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from immunize.files import write_text
-from immunize.report.loading import write_results
 from immunize.report.naming import data_name, pair_title, part_words, run_title
 from immunize.report.one_run import carried_over
 from immunize.report.runs import flat_settings, held_out_text, theta_0_of, verdict_counts
 from immunize.report.table import Table, markdown_of, summary_of, summary_text, to_print, to_read
+from immunize.report.writing import write_report
 
 _COLUMNS = {
     "(i) ↑": ("spectrum", "ratio_harmful"),
@@ -91,10 +90,9 @@ def _of_one_theta_0_a_seed(group: list[dict[str, Any]]) -> list[list[dict[str, A
 
 
 def write_summary(records: Sequence[dict[str, Any]], out: Path, note: str = "") -> None:
-    """Write `results.csv.gz`, see :func:`write_results`, and `table.md`, which ends with a note, into `out`."""
+    """Write `results.csv.gz`, and `table.md`, which ends with a note, into `out`."""
     text = markdown_of(summary_tables(records, wide=True)) + (f"\n- {note}\n" if note else "")
-    write_results(records, out)
-    write_text(out / "table.md", text)
+    write_report(out, {"table.md": text}, records=records)
 
 
 def _data(record: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from immunize.evaluation import deep, numbers
 from immunize.report import experiments, naming
 from immunize.report.__main__ import main
-from immunize.report.curves import IDENTITY, NORM_RATIOS, norm_ratio_bands, read_bands, write_bands
+from immunize.report.curves import IDENTITY, NORM_RATIOS, csv_of, norm_ratio_bands, read_bands
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.heatmaps import log_means
 from immunize.report.loading import load_records
@@ -242,7 +242,7 @@ def test_fig1_curves_are_means_over_the_seeds(table1: list[Record], tmp_path: Pa
         for name, expected in (("mean", ratios.mean(0)), ("low", ratios.min(0)), ("high", ratios.max(0))):
             np.testing.assert_allclose(band[name], expected, rtol=1e-12)
     assert bands.groupby(["part", "data_set", "extractor"]).ngroups == 2 * 2 * (len(METHODS) + 1)
-    write_bands(bands, tmp_path / "curves.csv")
+    (tmp_path / "curves.csv").write_text(csv_of(bands))
     pd.testing.assert_frame_equal(read_bands(tmp_path / "curves.csv", NORM_RATIOS), bands)
 
 

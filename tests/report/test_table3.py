@@ -16,7 +16,7 @@ from rich.console import Console
 
 from immunize.records import read_record
 from immunize.report import results
-from immunize.report.curves import PROBE_ACCURACIES, PROBES, THETA_0, probe_bands, read_bands, write_bands
+from immunize.report.curves import PROBE_ACCURACIES, PROBES, THETA_0, csv_of, probe_bands, read_bands
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
 from immunize.report.naming import PARTS, RATIOS
@@ -147,7 +147,7 @@ def test_bands_are_means_and_ranges_and_read_as_they_were_written(curves: list[R
         assert np.abs(band["mean"] - accuracy.mean(0)).max() < 1e-12
         assert (band["low"] == accuracy.min(0)).all()
         assert (band["high"] == accuracy.max(0)).all()
-    write_bands(bands, tmp_path / PROBES)
+    (tmp_path / PROBES).write_text(csv_of(bands))
     pd.testing.assert_frame_equal(read_bands(tmp_path / PROBES, PROBE_ACCURACIES), bands)
 
 

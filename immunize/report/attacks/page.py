@@ -16,15 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from immunize.config import config_dir
-from immunize.files import write_text
 from immunize.report.attacks import one_run
 from immunize.report.attacks.one_run import interval_of, middle
 from immunize.report.attacks.records import CONTROL, KINDS, THETA_0, Attacks, Group, load_attacks, with_earlier
-from immunize.report.curves import frameless, save_figures, style_of
-from immunize.report.loading import write_results
+from immunize.report.curves import frameless, style_of
 from immunize.report.provenance import made_with, versions_of
 from immunize.report.table import NOTHING, short
 from immunize.report.templates import filled_in
+from immunize.report.writing import write_report
 
 OWN_SCALES = ("defence", "t4")
 """First words of the pages of `make table_defence` and `make table_t4`, whose runs have scales of their own."""
@@ -53,13 +52,10 @@ def report_attacks(folder: Path, out: Path | None, *, keep: bool = False) -> str
     records = load_attacks(folder)
     attacks = Attacks.of(with_earlier(records, load_attacks(out)) if keep and out is not None else records)
     text = attack_tables(attacks)
-    if out is None:
-        return text
-    write_results(attacks.records, out)
-    write_text(out / "table.md", text)
-    figures = {name: figure for name, (_, draw) in FIGURES.items() if (figure := draw(attacks)) is not None}
-    save_figures(figures, out)
-    write_text(out / "README.md", _readme(attacks, out.name, text, {name: FIGURES[name][0] for name in figures}))
+    if out is not None:
+        figures = {name: figure for name, (_, draw) in FIGURES.items() if (figure := draw(attacks)) is not None}
+        page = _readme(attacks, out.name, text, {name: FIGURES[name][0] for name in figures})
+        write_report(out, {"table.md": text, "README.md": page}, records=attacks.records, figures=figures)
     return text
 
 

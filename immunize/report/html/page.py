@@ -18,10 +18,9 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from immunize.errors import UserError
-from immunize.files import write_text
 from immunize.report.table import Table
 from immunize.report.templates import asset, filled_in
+from immunize.report.writing import write_report
 
 REPORT = "report.html"
 _MOST_NUMBERS = 400
@@ -85,12 +84,8 @@ def write_page(text: str, out: Path) -> Path:
     Raises:
         UserError: it cannot be written there.
     """
-    try:
-        return write_text(out / REPORT, text)
-    except OSError as error:
-        raise UserError(
-            f"{out / REPORT} cannot be written ({error.strerror}); choose another folder with out="
-        ) from None
+    write_report(out, {REPORT: text})
+    return out / REPORT
 
 
 def _hash(text: str) -> str:
