@@ -15,15 +15,15 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from immunize.errors import UserError
-from immunize.files import write_text
 from immunize.records import diverged_cross_fit
 from immunize.report import loading
 from immunize.report.attacks.one_run import grid_parts, not_tried, verdict_sentence
 from immunize.report.loading import verdict_on, with_infinities
 from immunize.report.naming import RATIOS, data_name, fit_rows, run_title
-from immunize.report.one_run import aims_at_kappa, carried_over, each_set, other_measure, separability_lines, sets_shown
+from immunize.report.one_run import aims_at_kappa, carried_over, each_set, separability_lines, sets_shown
 from immunize.report.provenance import machine_name
 from immunize.report.templates import asset, filled_in
+from immunize.report.writing import write_report
 
 CARD_JSON, CARD_MD = "card.json", "CARD.md"
 CARD_VERSION = 1
@@ -89,7 +89,7 @@ def card_text(card: dict[str, Any], attack: dict[str, Any] | None) -> str:
     """
     return filled_in(
         CARD_MD,
-        *(front_matter, other_measure, separability_lines, sets_shown),
+        *(front_matter, separability_lines, sets_shown),
         card=card,
         **({} if attack is None else grid_parts(attack)),
     )
@@ -107,11 +107,7 @@ def write_card(folder: Path, out: Path) -> Path:
             loading.check_same_checkpoint(folder, attack)
         card = card_of(record, attack)
         text = card_text(card, attack)
-    try:
-        write_text(out / CARD_JSON, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
-        write_text(out / CARD_MD, text)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written into ({error.strerror}); choose another folder with out=") from None
+    write_report(out, {CARD_JSON: json.dumps(card, indent=1, ensure_ascii=False) + "\n", CARD_MD: text})
     return out / CARD_MD
 
 

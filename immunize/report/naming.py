@@ -23,9 +23,9 @@ def data_name(record: dict[str, Any], role: str) -> str:
     return str(record[role]) if which is None else f"{record[role]} {which}"
 
 
-def part_words(part: str) -> str:
-    """A part of the data in a sentence: "held out"."""
-    return part.replace("_", " ")
+def part_words(part: str, protocol: str = "metrics") -> str:
+    """A part of the data in a sentence, and a key of `PROTOCOLS`: "held out", "held out, groups"."""
+    return part.replace("_", " ") + ("" if protocol == "metrics" else f", {PROTOCOLS[protocol]}")
 
 
 def fit_rows(facts: dict[str, Any]) -> int:

@@ -12,10 +12,8 @@ from rich.text import Text
 from immunize.records import diverged_cross_fit
 from immunize.report.loading import by_harmful_set, infinite, judged, measured, verdict_on, with_infinities
 from immunize.report.naming import PROTOCOLS, RATIO_HEADS, RATIOS, part_words, run_title
-from immunize.report.table import Table, percent, short, to_print, to_read, under
-
-EXACT = 1e-9
-"""A best possible loss below this share of the targets' mean square is zero up to rounding."""
+from immunize.report.table import Table, short, to_print, to_read, under
+from immunize.report.templates import filled_in
 
 COLUMNS = {
     "(i) harmful ↑": "ratio_harmful",
@@ -53,12 +51,10 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
         for line in lines:
             console.print(Padding(Text(line), (0, 0, 0, 2)))
     if evaluated and "metrics_groups" not in record:
-        _say_what_to_do(record, console)
+        console.print(filled_in("not_immunized.txt", aims_at_kappa, record=record), end="")
 
 
 def _show_numbers(record: dict[str, Any], console: Console) -> None:
-    from immunize.report.templates import filled_in  # what fills them in takes some time to import
-
     network = "metrics_groups" in record
     rows = []
     for protocol, part, estimator, m in sorted(measured(record), key=lambda of: list(record["metrics"]).index(of[1])):
@@ -76,7 +72,7 @@ def _show_numbers(record: dict[str, Any], console: Console) -> None:
     console.print(to_print(Table(title, columns, rows), left))
     told = filled_in(
         "run.txt",
-        *(diverged_cross_fit, judged, loss_text, other_measure),
+        *(aims_at_kappa, diverged_cross_fit, judged),
         record=record,
         network=network,
         separability=separability_lines(carried_over(record, record["metrics"])),
@@ -90,16 +86,6 @@ def aims_at_kappa(record: dict[str, Any]) -> bool:
     return bool(record.get("aims_at_kappa", record["method"] != "erase"))
 
 
-def other_measure(record: dict[str, Any]) -> tuple[str, str] | None:
-    """What a run is to be judged by whose method does not aim at κ; None of the others."""
-    if aims_at_kappa(record):
-        return None
-    return (
-        f"(i), (ii) and RIR are not the measure of method={record['method']}; these two are:",
-        "c, what a ridge probe can learn (below), and `python -m immunize.attack`",
-    )
-
-
 def warning_lines(record: dict[str, Any]) -> list[str]:
     """The failure signatures that the trainings of a run showed, a line each."""
     return [
@@ -108,30 +94,6 @@ def warning_lines(record: dict[str, Any]) -> list[str]:
         for name, facts in (record.get("training") or {}).items()
         for one in facts.get("warnings", [])
     ]
-
-
-def loss_text(v: dict[str, Any], of: str = "the network, or of a ridge probe,") -> str:
-    """What verdict (c) rests on.
-
-    Args:
-        v: a verdict.
-        of: whose accuracy it is, where it is one.
-    """
-    if "accuracy_before" in v:
-        return f"accuracy of {of} {percent(v['accuracy_before'])} before, {percent(v['accuracy_after'])} after"
-    if v["loss_plain"] <= EXACT * v["loss_zero"]:
-        return "says little: any features fit these targets exactly"
-    return f"optimal loss {short(v['loss_immunized'])}, best possible {short(v['loss_plain'])}"
-
-
-def _say_what_to_do(record: dict[str, Any], console: Console) -> None:
-    """The last line where θ does not immunize on the very rows it was made for."""
-    from immunize.report.templates import filled_in
-
-    v = record["verdicts"]
-    if record["method"] != "none" and aims_at_kappa(record) and not (v["a"] and v["b"]):
-        ratios = with_infinities(record["metrics"]["fit"][v["estimator"]])
-        console.print(filled_in("not_immunized.txt", verdict=v, ratios=ratios).rstrip("\n"))
 
 
 _ESTIMATOR = "spectrum"
@@ -200,9 +162,6 @@ def _numbers(of: dict[str, Any]) -> dict[str, Any]:
     return {**ratios, "definition_3_1": {part: {v: judged[part][v] for v in "abc"} for part in parts}}
 
 
-ABOUT = "what a ridge probe can learn (correlation on rows that it was not fitted on, 0 to 1, the best of three ρ)"
-
-
 def carried_over(record: dict[str, Any], parts: Iterable[str]) -> dict[str, Any]:
     """The best cross-fitted correlation over ρ, before immunizing and after.
 
@@ -233,10 +192,4 @@ def separability_lines(found: dict[str, Any]) -> list[str]:
     Args:
         found: from :func:`carried_over`. A task of one label, with nothing to tell apart, has 0 and no line.
     """
-    lines = []
-    for part, roles in found.items():
-        told = {role: of for role, of in roles.items() if of["before"] or of["after"]}
-        if told:
-            words = ", ".join(f"{role} {of['before']:.3f} → {of['after']:.3f}" for role, of in told.items())
-            lines.append(f"{part_words(part)}: {words}")
-    return [f"{ABOUT}, θ_0 → θ:", *lines] if lines else []
+    return filled_in("separability.txt", found=found).splitlines()

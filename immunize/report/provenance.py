@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from immunize.report.loading import infinite
 from immunize.report.naming import LAMBDAS, PARTS, data_name, fit_rows
 from immunize.report.runs import Runs, measured_on
 from immunize.report.table import NOTHING, Table, short, span
-from immunize.report.templates import filled_in
+from immunize.report.templates import facts_in, filled_in
 
 _SHOWN = ("python", "immunize", "torch", "lightning", "numpy", "hydra-core")
 TIED = 1e-6
@@ -47,7 +47,7 @@ def readme(
 def provenance_rows(runs: Runs) -> list[tuple[str, str]]:
     """Runs, commits, dates, machines, wall time, memory, data, versions: names, and texts with code in backticks."""
     hashes = sorted({str(record["data_hash"]) for record in runs.records})
-    return _facts(
+    return facts_in(
         "provenance.txt",
         *(counted, data_name, made_with, rows_in_fit, versions_of),
         runs=runs,
@@ -57,18 +57,12 @@ def provenance_rows(runs: Runs) -> list[tuple[str, str]]:
     )
 
 
-def _facts(name: str, *functions: Callable[..., Any], **values: Any) -> list[tuple[str, str]]:
-    """The lines of a template, "name: text"."""
-    lines = (line.partition(": ") for line in filled_in(name, *functions, **values).splitlines())
-    return [(name, text) for name, _, text in lines]
-
-
 def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Commits, dates, machines, threads, wall time and memory of any records, a row of the README's head each."""
     timed = [record for record in records if "seconds" in record]
     starts = [datetime.fromisoformat(record["started"]) for record in timed]
     ends = [start + timedelta(seconds=record["seconds"]) for start, record in zip(starts, timed, strict=True)]
-    return _facts(
+    return facts_in(
         "made_with.txt",
         *(counted, duration, span),
         records=records,

@@ -23,7 +23,6 @@ SCALES = {"table3": "", "table3_small": "small", "table3_digits": "digits"}
 """`experiment.name` of the presets of Table 3 to their SCALE."""
 MOST_POINTS = 1
 """Points of D_P accuracy that (c) lets go, as :mod:`immunize.evaluation` has it."""
-KINDS = {"metrics_groups": "20 × 100 groups", "metrics": "pooled"}
 _PROBES = {"gd": ("30", "300", "1000"), "sgd": ("300", "1000"), "adam": ("300",), "least_squares": ("1000", "end")}
 """Optimizers, and the steps after which accuracies are shown."""
 
@@ -125,7 +124,6 @@ def network_tables(settings: Sequence[Runs], published: Publications) -> str:
         *(completeness, network_pair, won),
         settings=settings,
         scale=SCALES[settings[0].name],
-        kinds=KINDS,
         cuts=cuts,
         gaps=[infinite(of["gap_cut"]) for of in cuts],
         published=published,
@@ -149,7 +147,7 @@ def probed(runs: Runs, method: str, role: str, optimizer: str, step: str) -> lis
 
 
 def won(runs: Runs, kind: str) -> dict[str, list[bool]]:
-    """By other method, whether `ours` has the larger held-out RIR, a seed each; by a key of `KINDS`."""
+    """By other method, whether `ours` has the larger held-out RIR, a seed each; by a key of `PROTOCOLS`."""
     rir = {
         method: {run["seed"]: infinite(run[kind]["held_out"]["spectrum"]["rir"]) for run in runs.of_method(method)}
         for method in runs.methods

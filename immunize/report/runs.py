@@ -21,6 +21,7 @@ from immunize.records import diverged_cross_fit, whole_config
 from immunize.report.loading import SEPARATOR, infinite, leaves, verdict_on
 from immunize.report.naming import in_order, pair_label, pair_title, side_label
 from immunize.report.table import NOTHING, share, short, span, summary_text
+from immunize.report.templates import filled_in
 
 EXPERIMENT_STATUSES = ("finished", "diverged")
 """A diverged run is an outcome of its method; an interrupted one is a missing run."""
@@ -150,13 +151,9 @@ class Runs(Collection):
         """How many of its runs diverged."""
         return sum(r["method"] == method and r["status"] == "diverged" for r in self.records)
 
-    def verdicts(self, method: str, part: str, kind: str = "metrics") -> list[dict[str, Any]]:
-        """Definition 3.1 on a part, one a run that was measured there."""
-        return [found for run in self.of_method(method, part) if (found := verdict_on(run, part, kind)) is not None]
-
     def held(self, method: str, part: str, kind: str = "metrics") -> list[str]:
-        """In how many of these each of (a), (b) and (c) holds, and all."""
-        return held_text(self.verdicts(method, part, kind))
+        """In how many of its runs that were measured on a part each of (a), (b) and (c) holds there, and all."""
+        return held_text(verdict_on(run, part, kind) for run in self.of_method(method, part))
 
     def numbers(
         self, method: str, part: str, estimator: str, name: str, kind: str = "metrics"
@@ -220,8 +217,6 @@ class Runs(Collection):
 
     def completeness(self) -> str:
         """One sentence: how many runs there are, which are missing, which diverged, and which have no held-out part."""
-        from immunize.report.templates import filled_in  # what fills them in takes some time to import
-
         lost = {m: self.diverged(m) for m in self.methods if self.diverged(m)}
         halves = {m: len(self.of_method(m)) - len(self.of_method(m, "held_out")) for m in self.methods}
         halves = {method: count for method, count in halves.items() if count}
@@ -240,8 +235,9 @@ def held_out_text(records: Sequence[dict[str, Any]]) -> str:
     return f"{len(records):,}" + (f" ({held_out:,} held out)" if held_out < len(records) else "")
 
 
-def held_text(found: Sequence[dict[str, Any]]) -> list[str]:
-    """In how many of the verdicts each of (a), (b) and (c) holds, and all."""
+def held_text(verdicts: Iterable[dict[str, Any] | None]) -> list[str]:
+    """In how many of the verdicts that there are each of (a), (b) and (c) holds, and all."""
+    found = [verdict for verdict in verdicts if verdict is not None]
     counts = [*(sum(v[name] for v in found) for name in "abc"), sum(all(v[name] for name in "abc") for v in found)]
     return [share(count, len(found)) for count in counts]
 

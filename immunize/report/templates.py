@@ -6,26 +6,16 @@ import functools
 import re
 from collections.abc import Callable
 from importlib.resources import files
-from typing import Any
-
-from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
-from jinja2.utils import missing
-from markupsafe import Markup, escape
+from typing import TYPE_CHECKING, Any
 
 from immunize.report.loading import infinite, with_infinities
 from immunize.report.naming import HARDER_BY, NO_HARDER, PARTS, PROTOCOLS, RATIO_HEADS, part_words
 from immunize.report.table import NOTHING, in_cell, percent, share, short, summary_text
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 _CODE = re.compile(r"`([^`]*)`")
-
-
-class _Lacking(StrictUndefined):
-    """What a record does not hold is a KeyError, as anywhere else that it is read."""
-
-    def __init__(self, hint: str | None = None, obj: Any = missing, name: str | None = None, exc: Any = None) -> None:
-        super().__init__(hint, obj, name, lambda _: KeyError(name))  # type: ignore[arg-type]
-
-    __format__ = StrictUndefined._fail_with_undefined_error
 
 
 def asset(name: str) -> str:
@@ -35,13 +25,25 @@ def asset(name: str) -> str:
 
 @functools.cache
 def _templates() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape  # which takes some time
+    from jinja2.utils import missing
+    from markupsafe import Markup, escape
+
+    class Lacking(StrictUndefined):
+        """What a record does not hold is a KeyError, as anywhere else that it is read."""
+
+        def __init__(self, hint: Any = None, obj: Any = missing, name: Any = None, exc: Any = None) -> None:
+            super().__init__(hint, obj, name, lambda _: KeyError(name))  # type: ignore[arg-type]
+
+        __format__ = StrictUndefined._fail_with_undefined_error
+
     templates = Environment(
         autoescape=select_autoescape(["html"]),
         loader=FunctionLoader(asset),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        undefined=_Lacking,
+        undefined=Lacking,
     )
     templates.globals |= {"harder": f"{HARDER_BY:g}", "no_harder": f"{NO_HARDER:g}", "parts": PARTS}
     templates.globals |= {"heads": RATIO_HEADS, "nothing": NOTHING, "protocols": PROTOCOLS}
@@ -61,3 +63,16 @@ def filled_in(name: str, /, *functions: Callable[..., Any], **values: Any) -> st
         values: its own.
     """
     return _templates().get_template(name).render({of.__name__: of for of in functions}, **values)
+
+
+def facts_in(name: str, /, *functions: Callable[..., Any], **values: Any) -> list[tuple[str, str]]:
+    """What a template sets as `facts`: names and texts, for rows of a page's head.
+
+    Args:
+        name: of a file in `assets/`.
+        functions: that it calls by their names.
+        values: its own.
+    """
+    module = _templates().get_template(name).make_module({of.__name__: of for of in functions} | values)
+    found: list[tuple[str, str]] = module.__dict__["facts"]
+    return found

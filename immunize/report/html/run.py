@@ -20,13 +20,11 @@ from immunize.report.curves import draw_norm_ratio, probe_bands, probe_figure
 from immunize.report.html.page import page, write_page
 from immunize.report.loading import METRICS, judged, measured
 from immunize.report.naming import data_name, part_words, run_title
-from immunize.report.one_run import each_set, loss_text, other_measure, sets_shown, warning_lines
+from immunize.report.one_run import aims_at_kappa, each_set, sets_shown, warning_lines
 from immunize.report.provenance import provenance_rows
 from immunize.report.runs import Runs, experiment_of
 from immunize.report.table import Table
 
-ABOUT = {"metrics_groups": ", groups", "metrics": ""}
-"""What is said behind a part, by a key of `PROTOCOLS`."""
 _NOT_OF_ONE_RUN = ("runs", "methods", "seeds")
 _TRAINING = {
     "loss and its terms": "^loss$|^term/",
@@ -82,12 +80,11 @@ def run_page(
         grid = grid_parts(attack) | {"sentences": sentences, "best": best_figure(attacks), "kept": _kept(attacks)}
     return page(
         "run.html",
-        *(data_name, diverged_cross_fit, judged, loss_text, measured, other_measure, warning_lines),
+        *(aims_at_kappa, data_name, diverged_cross_fit, judged, measured, warning_lines),
         title=run_title(record),
         reduced=of_one.reduced,
         record=record,
         sets=sets_shown(each_set(record)),
-        about=ABOUT,
         curves=_training(log),
         singular=_spectra(record),
         probes=_probes(record, of_one),

@@ -19,7 +19,6 @@ from immunize.errors import UserError
 from immunize.report.curves import style_of
 from immunize.report.heatmaps import heatmap
 from immunize.report.html.page import page, write_page
-from immunize.report.html.run import ABOUT
 from immunize.report.loading import count_missing, lacking_is_told, load_records, measured, verdict_on
 from immunize.report.naming import PARTS, RATIO_HEADS, RATIOS, in_order, pair_label, part_words
 from immunize.report.provenance import provenance_rows, settings_table, validity_notes
@@ -115,7 +114,7 @@ def _numbers(settings: Settings) -> pd.DataFrame:
     """(i), (ii) and RIR, and the verdict that is of them: a row a setting, run and view, by part, `spectrum` first."""
     rows = [
         {"setting": name, "method": run["method"], "model": run["model"], "pair": pair_label(run)}
-        | {"data": run["data_hash"], "where": (where := f"{part_words(part)}{ABOUT[protocol]}")}
+        | {"data": run["data_hash"], "where": (where := part_words(part, protocol))}
         | {"view": f"{where}, {estimator}", "order": (_ORDER.index(part), estimator != "spectrum")}
         | {"verdict": verdict if verdict and verdict["estimator"] == estimator else None}
         | {ratio: of[ratio] for ratio in RATIOS}
