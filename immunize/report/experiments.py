@@ -17,8 +17,8 @@ from immunize.report.heatmaps import heatmap, log_means, success_table
 from immunize.report.loading import RESULTS, load_records, sort_key
 from immunize.report.provenance import provenance_rows, settings_table
 from immunize.report.published import Publications, read_published
-from immunize.report.results import SCALES, by_setting, completeness, linear_tables, network_tables
-from immunize.report.runs import EXPERIMENT_STATUSES, Runs, expected_runs
+from immunize.report.results import SCALES, by_setting, linear_tables, network_tables
+from immunize.report.runs import EXPERIMENT_STATUSES, Runs, expected_runs, swept
 from immunize.report.templates import filled_in
 from immunize.report.tradeoff import TradeOff, tradeoff_figure, tradeoff_tables
 from immunize.report.writing import write_report
@@ -164,7 +164,7 @@ def _write(
         name=request.name,
         runs=runs,
         networks=of if runs.name in SCALES else [],
-        completeness=completeness,
+        swept=swept,
         scale=SCALES.get(runs.name, ""),
         figures=figures,
         text=text,

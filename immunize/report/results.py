@@ -95,16 +95,6 @@ def by_setting(records: Sequence[dict[str, Any]]) -> list[Runs]:
     return [Runs.of(of, name, expected_runs(name, of)) for _, of in sorted(groups.items())]
 
 
-def completeness(settings: Sequence[Runs]) -> list[str]:
-    """One sentence a setting on its runs, and one on settings of the preset of which there is none."""
-    notes = [f"{runs.model}, {runs.title}: {runs.completeness()}" for runs in settings]
-    params = swept(settings[0].preset)
-    meant = max(len(params.get("model", [])), 1) * max(len(params.get("harmful", [])), 1)
-    if meant > len(settings):
-        notes.append(f"There are runs of {len(settings)} of {meant} pairs of network and D_H.")
-    return notes
-
-
 def network_tables(settings: Sequence[Runs], published: Publications) -> str:
     """Groups and pooled by `spectrum`, the comparison with the paper, both by `ridge`, verdicts, probes.
 
@@ -121,7 +111,7 @@ def network_tables(settings: Sequence[Runs], published: Publications) -> str:
     ]
     return filled_in(
         "networks.md",
-        *(completeness, network_pair, won),
+        *(network_pair, swept, won),
         settings=settings,
         scale=SCALES[settings[0].name],
         cuts=cuts,

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Transformer
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from immunize.config import NOT_HASHED, config_dir
+from immunize.errors import some
 from immunize.records import diverged_cross_fit, whole_config
 from immunize.report.loading import SEPARATOR, infinite, leaves, verdict_on
 from immunize.report.naming import in_order, pair_label, pair_title, side_label
@@ -217,11 +218,7 @@ class Runs(Collection):
 
     def completeness(self) -> str:
         """One sentence: how many runs there are, which are missing, which diverged, and which have no held-out part."""
-        lost = {m: self.diverged(m) for m in self.methods if self.diverged(m)}
-        halves = {m: len(self.of_method(m)) - len(self.of_method(m, "held_out")) for m in self.methods}
-        halves = {method: count for method, count in halves.items() if count}
-        told = filled_in("completeness.txt", runs=self, most=_MOST_NAMED, diverged=lost, halves=halves)
-        return told.rstrip("\n")
+        return filled_in("completeness.txt", runs=self, most=_MOST_NAMED).rstrip("\n")
 
 
 def measured_on(records: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:
@@ -325,9 +322,7 @@ def flat_settings(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = len(ordered) - _MOST_NAMED
-    return ", ".join(ordered[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return some(sorted(names), _MOST_NAMED)
 
 
 def expected_runs(name: str, records: Sequence[dict[str, Any]]) -> list[RunId] | None:
@@ -355,14 +350,12 @@ def swept(preset: str) -> dict[str, list[Any]]:
     if not path.is_file():
         return {}
     content = OmegaConf.load(path)
-    assert isinstance(content, DictConfig)
     found: dict[str, list[Any]] = {}
-    for base in content.get("defaults", []):
+    for base in OmegaConf.select(content, "defaults") or []:
         if isinstance(base, str) and base != "_self_":
             found |= swept(base)
-    parser = OverridesParser.create()
-    for key, value in (OmegaConf.select(content, "hydra.sweeper.params") or {}).items():
-        override = parser.parse_override(f"{key}={value}")
-        sweeps = override.is_sweep_override()
-        found[str(key)] = list(override.sweep_iterator(Transformer.identity)) if sweeps else [override.value()]
+    params = OmegaConf.select(content, "hydra.sweeper.params") or {}
+    for one in OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()]):
+        sweeps = one.is_sweep_override()
+        found[one.key_or_group] = list(one.sweep_iterator(Transformer.identity)) if sweeps else [one.value()]
     return found

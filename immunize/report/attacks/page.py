@@ -109,7 +109,6 @@ def _readme(attacks: Attacks, name: str, text: str, figures: dict[str, str]) -> 
         part=part,
         target=f" `make table_{table}{of_scale}`, that is" if whole else "",
         paired=all(record["config"]["seeds"] == [record["seed"]] for record in attacks.records),
-        by_tier=_by_tier(attacks),
         made_with=[*made_with(attacks.records), *_cells(attacks), versions_of(attacks.records)],
         **{"control": CONTROL, "words": KINDS},
         figures=figures,
@@ -125,13 +124,6 @@ def _cells(attacks: Attacks) -> list[tuple[str, str]]:
     known: Counter[str] = sum((Counter(of["known"]) for of in origins), Counter())
     found = "".join(f"; {n:,} known, of commit {commit}, not in the wall time" for commit, n in known.items())
     return [("cells", f"{sum(of['computed'] for of in origins):,} computed{found}")]
-
-
-def _by_tier(attacks: Attacks) -> dict[str, dict[str, Any]]:
-    """The settings of the attacks of each tier that something was attacked in, by name."""
-    each = sorted(attacks.grid["attacks"].items())
-    tried = sorted({tier for group in attacks.groups for tier in group.tiers})
-    return {tier: {name: settings for name, settings in each if settings["tier"] == tier} for tier in tried}
 
 
 def best_figure(attacks: Attacks) -> Figure:

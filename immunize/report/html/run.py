@@ -25,6 +25,7 @@ from immunize.report.provenance import provenance_rows
 from immunize.report.runs import Runs, experiment_of
 from immunize.report.table import Table
 
+_NOT_ENDED = "An attack on this run was begun and has not ended; the same command goes on where it stopped."
 _NOT_OF_ONE_RUN = ("runs", "methods", "seeds")
 _TRAINING = {
     "loss and its terms": "^loss$|^term/",
@@ -44,14 +45,17 @@ def write_run_page(folder: Path, out: Path) -> Path:
         UserError: no record, or one that cannot be read or lacks what every record has.
     """
     record, log = loading.read_run(folder), read_log(folder)
+    begun = (folder / ATTACK_CELLS).is_dir()
     with loading.lacking_is_told(f"the record in {folder}"):
         try:
-            attack, problem = _attack_of(folder, record)
-            if attack is not None:
-                return write_page(run_page(record, attack, log), out)
-        except KeyError as error:  # where it is the record that lacks it, the page without attacks lacks it too
-            problem = f"{ATTACK_RECORD} lacks {error}: it is of another version."
-        return write_page(run_page(record, None, log, problem), out)
+            with loading.lacking_is_told(ATTACK_RECORD):
+                attack = loading.read_attack(folder, record)
+                if attack is not None:
+                    loading.check_same_checkpoint(folder, attack)
+                text = run_page(record, attack, log, _NOT_ENDED if begun else None)
+        except UserError as error:  # also of a run that was done again; what the record lacks is lacking again
+            text = run_page(record, None, log, f"{error}.".removeprefix(f"{folder}/"))
+        return write_page(text, out)
 
 
 def run_page(
@@ -114,19 +118,6 @@ def read_log(folder: Path) -> pd.DataFrame | None:
     if "step" not in log:
         raise UserError(f"{path} is not the log of a training: it has no column 'step'")
     return log.replace([math.inf, -math.inf], math.nan)
-
-
-def _attack_of(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
-    """The attack record, or None and why it is not shown: the page of a run does not depend on its attackers."""
-    try:
-        attack = loading.read_attack(folder, record)
-        if attack is not None:
-            loading.check_same_checkpoint(folder, attack)
-        elif (folder / ATTACK_CELLS).is_dir():
-            return None, "An attack on this run was begun and has not ended; the same command goes on where it stopped."
-    except UserError as error:  # a run that was done again leaves the attacks on the one before
-        return None, f"{error}.".removeprefix(f"{folder}/")
-    return attack, None
 
 
 def _kept(attacks: Attacks) -> Table:
