@@ -149,15 +149,19 @@ def lacking_is_told(where: str) -> Iterator[None]:
         where: the record is: "the record in outputs/demo".
 
     Raises:
-        UserError: within, something was asked of a record that it does not hold, or another error came up that says
-            what is wrong.
+        UserError: within, something was asked of a record that it does not hold, or holds otherwise, or another error
+            came up that says what is wrong.
     """
     try:
         yield
     except (FileNotFoundError, ValueError) as error:
-        raise UserError(str(error)) from None
+        raise UserError(str(error)) from error
     except KeyError as error:
-        raise UserError(f"{where} lacks {error}: it is of another version, or not of a run") from None
+        raise UserError(f"{where} lacks {error}: it is of another version, or not of a run") from error
+    except (AttributeError, TypeError) as error:  # null, or a text, where a dictionary belongs
+        raise UserError(
+            f"{where} holds what no run writes ({error}): it was changed, or is of another version"
+        ) from error
 
 
 METRICS = "metrics.csv"

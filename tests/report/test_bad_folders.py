@@ -63,11 +63,10 @@ def test_every_report_says_that_there_is_no_run_or_what_a_record_lacks(
     """Without a file left behind; what else is wrong with records is told where all reports read them, below."""
     write = (RUN | MANY)[name]
     assert re.search("holds no |is no folder", refusal(write, tmp_path / "nowhere", tmp_path / "out"))
-    for record in table1:
-        del record["config"]
-    folder = written(table1, tmp_path / "runs")
-    told = refusal(write, folder / "run0000" if name in RUN else folder, tmp_path / "out")
-    assert "lacks 'config': it is of another version, or not of a run" in told
+    lacking = [{key: of for key, of in record.items() if key != "config"} for record in table1]
+    for config, message in (({}, "lacks 'config': it is of another version"), ({"config": None}, "holds what no run")):
+        folder = written([record | config for record in lacking], tmp_path / "runs")
+        assert message in refusal(write, folder / "run0000" if name in RUN else folder, tmp_path / "out")
 
 
 def test_folders_without_a_run(tmp_path: Path) -> None:
