@@ -119,9 +119,9 @@ def _panels(
     bands: pd.DataFrame, before: str, opacity: float, title: str, roles: Sequence[str] = ("pretrain", "harmful")
 ) -> Figure:
     """A panel a task: the methods, ours on top, over what the probe makes of the features before any of them."""
-    figure = Figure(figsize=(9.5, 4.6), layout="constrained")
+    figure, axes = panels((9.5, 4.6), 1, 2)
     order = [*in_order(set(bands["extractor"]) - {before}), before]
-    for axis, role in zip(figure.subplots(1, 2), roles, strict=True):
+    for axis, role in zip(axes.flat, roles, strict=True):
         for extractor in reversed(order):
             _draw(axis, bands[(bands["data_set"] == role) & (bands["extractor"] == extractor)], opacity)
         axis.set_title(TASKS[role])
@@ -313,6 +313,12 @@ def draw_norm_ratio(record: dict[str, Any]) -> Figure:
         drawn[-1].legend(loc="lower left", fontsize=8)
     figure.suptitle(run_title(record))
     return figure
+
+
+def panels(size: tuple[float, float], rows: int, columns: int, **shared: Any) -> tuple[Figure, npt.NDArray[Any]]:
+    """A figure of so many inches, and its axes by row and column."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
 def frameless(axis: Axes, /, **grid: Any) -> None:

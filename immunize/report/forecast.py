@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.console import Console
 
-from immunize.report.curves import frameless
+from immunize.report.curves import frameless, panels
 from immunize.report.loading import infinite, with_infinities
 from immunize.report.naming import RATIO_HEADS, RATIOS, pair_title, part_words
 from immunize.report.table import Table, short, to_print, to_read
@@ -51,8 +50,7 @@ def forecast_figure(record: dict[str, Any], path: Path) -> None:
         record: of `immunize.forecast`.
         path: the PNG to write.
     """
-    figure = Figure(figsize=(11, 4.0), layout="constrained")
-    axes = figure.subplots(1, 3)
+    figure, (axes,) = panels((11, 4.0), 1, 3)
     _draw_spectra(axes[0], record)
     _draw_generalized(axes[1], record)
     _draw_alignment(axes[2], record)
@@ -82,7 +80,7 @@ def _ratio_table(record: dict[str, Any]) -> Table:
     rows = []
     for part, estimators in record["metrics"].items():
         one = record["maps"][part]
-        fitted, measured = (_counts(one[key]) for key in ("fitted_on", "measured_on"))
+        fitted, measured = ("{:,} and {:,}".format(*one[key]) for key in ("fitted_on", "measured_on"))
         for estimator, m in estimators.items():
             ratios = with_infinities(m)
             rho = m["facts"]["kappa_pretrain"]["rho"]
@@ -136,10 +134,6 @@ def _bound(record: dict[str, Any]) -> dict[str, str]:
     """κ_gen, κ(K_P), κ(K_H) and RIR*, which are infinite where null."""
     names = ("kappa_gen", "kappa_pretrain", "kappa_harmful", "rir_star")
     return {name: short(infinite(record["bound"][name])) for name in names}
-
-
-def _counts(pair: list[int]) -> str:
-    return f"{pair[0]:,} and {pair[1]:,}"
 
 
 def _rho(pair: list[float]) -> str:

@@ -178,5 +178,4 @@ def rows_in_fit(runs: Runs, role: str) -> str:
 
 
 def _median(values: Iterable[float]) -> str:
-    found = list(values)
-    return short(float(np.median(found))) if found else NOTHING
+    return short(float(np.median(found)) if (found := list(values)) else None)

@@ -21,6 +21,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from immunize.records import merged, whole_config
+from immunize.report.curves import panels
 from immunize.report.loading import infinite
 from immunize.report.naming import HARDER_BY, LAMBDAS, NO_HARDER, PARTS, RATIOS, part_words
 from immunize.report.runs import FAST, Runs, experiment_of, measured_on, swept, verdict_counts
@@ -174,8 +175,7 @@ def tradeoff_figure(trade: TradeOff) -> Figure:
     each, points = (of[np.isfinite(of[[_I, _II]]).all(axis=1)] for of in (trade.each(), trade.points()))
     known = [ratio for ratio in trade.weights if 0 < ratio < math.inf] or [1.0]
     scale = LogNorm(min(known), max(known))
-    figure = Figure(figsize=(11.5, 5.4), layout="constrained")
-    axes = figure.subplots(1, len(PANELS))
+    figure, (axes,) = panels((11.5, 5.4), 1, len(PANELS))
     for axis, estimator in zip(axes, PANELS, strict=True):
         for of, size, ink in ((each, 4, {}), (points, 55, {"edgecolors": "#222222", "linewidths": 0.6})):
             for part, marker in MARKERS.items():

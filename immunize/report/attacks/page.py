@@ -19,7 +19,7 @@ from immunize.config import config_dir
 from immunize.report.attacks import one_run
 from immunize.report.attacks.one_run import interval_of, middle
 from immunize.report.attacks.records import CONTROL, KINDS, THETA_0, Attacks, Group, load_attacks, with_earlier
-from immunize.report.curves import frameless, style_of
+from immunize.report.curves import frameless, panels, style_of
 from immunize.report.provenance import made_with, versions_of
 from immunize.report.table import NOTHING, short
 from immunize.report.templates import filled_in
@@ -136,8 +136,7 @@ def best_figure(attacks: Attacks) -> Figure:
     """
     kinds = [kind for kind in KINDS if any(kind in group.kinds for group in attacks.groups)]
     size = (4.6 * len(kinds) + 0.4, 2.9 * len(attacks.groups) + 0.7)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(attacks.groups), len(kinds), squeeze=False)
+    figure, axes = panels(size, len(attacks.groups), len(kinds))
     for row, group in zip(axes, attacks.groups, strict=True):
         for axis, kind in zip(row, kinds, strict=True):
             if kind in group.kinds:
@@ -167,8 +166,7 @@ def plane_figure(attacks: Attacks) -> Figure | None:
     if not honest or not all(group.judged_by_intervals for group in attacks.groups):
         return None
     size = (max(4.4, 1.7 * len(honest) + 0.8), 1.9 * len(attacks.groups) + 1.5)  # the title needs so much
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(attacks.groups), len(honest), squeeze=False, sharex=True, sharey=True)
+    figure, axes = panels(size, len(attacks.groups), len(honest), sharex=True, sharey=True)
     for row, group in zip(axes, attacks.groups, strict=True):
         for axis, tier in zip(row, sorted(honest), strict=True):
             _points(axis, group, tier, attacks.methods)
@@ -203,8 +201,7 @@ def horizon_figure(attacks: Attacks) -> Figure | None:
     if not rows:
         return None
     size = (max(4.4, 2.4 * len(columns) + 0.6), 2.1 * len(rows) + 1.0)  # the title needs so much
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey="row")
+    figure, axes = panels(size, len(rows), len(columns), sharex=True, sharey="row")
     for group, method, of in each:
         for (task, attack), found in of.items():
             axis = axes[rows.index((group.name, task)), columns.index(attack)]

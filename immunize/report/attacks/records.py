@@ -38,10 +38,9 @@ _KEPT = (
 _LATER = ("attack_versions", "cells")
 """What older records lack."""
 _EXTRACTORS = ("immunized", "random_orthogonal")
-_SETTINGS = (
-    *("attack", "tiers", "tasks", "seeds", "validation_fraction", "own_rows", "test_fraction", "benign_digits"),
-    *("images", "threads"),
-)
+_RULES = ("attack", "tiers", "validation_fraction", "own_rows", "test_fraction", "images", "benign_digits")
+"""Settings of the grid that have to agree within one table."""
+_SETTINGS = (*_RULES, "tasks", "seeds", "threads")
 """What of the configuration is kept, as far as it is there: what changes numbers, and no place on a disk."""
 
 Numbers = list[float | None]
@@ -56,9 +55,6 @@ THETA_0, CONTROL = NAMES["theta_0"], NAMES["random_orthogonal"]
 
 REPAIRS = ("T3", "T5")
 """Tiers in which something is mended before the probe: the features, or the way back to θ_0's."""
-
-_RULES = ("attack", "tiers", "validation_fraction", "own_rows", "test_fraction", "images", "benign_digits")
-"""Settings of the grid that have to agree within one table."""
 
 
 def load_attacks(folder: Path) -> list[Record]:
@@ -197,8 +193,7 @@ class Group(Collection):
     @property
     def tiers(self) -> list[str]:
         """Those that some task was attacked in."""
-        there = {tier for *_, tier, _ in _cells(self.records)}
-        return [tier for tier in TIERS if tier in there]
+        return sorted({tier for *_, tier, _ in _cells(self.records)}, key=TIERS.index)
 
     @property
     def judged_by_intervals(self) -> bool:
@@ -218,8 +213,7 @@ class Group(Collection):
     @property
     def kinds(self) -> list[str]:
         """Kinds of tasks that were attacked."""
-        there = {kind for _, _, kind, *_ in _cells(self.records)}
-        return [kind for kind in KINDS if kind in there]
+        return sorted({kind for _, _, kind, *_ in _cells(self.records)}, key=[*KINDS].index)
 
     @property
     def wanted_columns(self) -> list[str]:

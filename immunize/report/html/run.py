@@ -16,7 +16,7 @@ from immunize.report import loading
 from immunize.report.attacks.one_run import grid_parts, interval_text, verdict_sentence
 from immunize.report.attacks.page import best_figure
 from immunize.report.attacks.records import Attacks, collected
-from immunize.report.curves import draw_norm_ratio, probe_bands, probe_figure
+from immunize.report.curves import draw_norm_ratio, panels, probe_bands, probe_figure
 from immunize.report.html.page import page, write_page
 from immunize.report.loading import METRICS, judged, measured
 from immunize.report.naming import data_name, part_words, run_title
@@ -135,13 +135,13 @@ def _training(log: pd.DataFrame | None) -> Figure | None:
     if log is None:
         return None
     by_step = log.set_index("step").dropna(axis="columns", how="all")
-    panels = {title: by_step.filter(regex=names) for title, names in _TRAINING.items()}
-    panels = {title: shown for title, shown in panels.items() if not shown.empty}
-    if not panels:
+    groups = {title: by_step.filter(regex=names) for title, names in _TRAINING.items()}
+    groups = {title: shown for title, shown in groups.items() if not shown.empty}
+    if not groups:
         return None
-    rows, columns = math.ceil(len(panels) / 3), min(len(panels), 3)
+    rows, columns = math.ceil(len(groups) / 3), min(len(groups), 3)
     figure = Figure(figsize=(4.6 * columns, 3.2 * rows), layout="constrained")
-    for index, (title, shown) in enumerate(panels.items(), start=1):
+    for index, (title, shown) in enumerate(groups.items(), start=1):
         axis = figure.add_subplot(rows, columns, index)
         for name, line in shown.items():
             known = line.dropna()
@@ -157,8 +157,7 @@ def _spectra(record: dict[str, Any]) -> Figure | None:
     found = record.get("spectra", {})
     if not found:
         return None
-    figure = Figure(figsize=(9.2, 3.2 * len(found)), layout="constrained")
-    grid = figure.subplots(len(found), 2, squeeze=False)
+    figure, grid = panels((9.2, 3.2 * len(found)), len(found), 2)
     for axes, (part, roles) in zip(grid, found.items(), strict=True):
         for axis, (role, side) in zip(axes, (("pretrain", "H_P"), ("harmful", "H_H")), strict=True):
             for which, of in roles[role].items():

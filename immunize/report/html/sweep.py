@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
-from immunize.report.curves import style_of
+from immunize.report.curves import panels, style_of
 from immunize.report.heatmaps import heatmap
 from immunize.report.html.page import page, write_page
 from immunize.report.loading import count_missing, lacking_is_told, load_records, measured, verdict_on
@@ -43,8 +43,6 @@ def write_sweep_page(folder: Path, out: Path) -> Path:
     Raises:
         UserError: no runs, or records that cannot be read or do not go together.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder} is no folder")
     with lacking_is_told(f"a record below {folder}"):
         try:
             records = load_records(folder, ("finished", "diverged", "interrupted"))
@@ -168,8 +166,7 @@ def front(view: str, numbers: pd.DataFrame) -> tuple[Figure, Table]:
     keys = ["model", "method", "setting"]
     small = np.exp(logs.groupby([*keys, "pair"], sort=False)[[i, ii]].mean()).reset_index() if several else numbers
     points = with_front(np.exp(logs.groupby(keys, sort=False)[[i, ii]].mean()).reset_index(), ["model"])
-    figure = Figure(figsize=(7, 4.6), layout="constrained")
-    axis = figure.subplots()
+    figure, ((axis,),) = panels((7, 4.6), 1, 1)
     for (method, name), of in small.groupby(["method", "setting"], sort=False):
         axis.plot(of[ii], of[i], ".", color=style_of(method)[0], markersize=3, alpha=0.4)
         mean = points[points["setting"] == name].iloc[0]
