@@ -41,7 +41,7 @@ from immunize.spectrum import closed_form, compress_rows
 from tests import reference as ref
 from tests.composing import run_tiny
 from tests.objective.tiny import reached
-from tests.reference import error, rows
+from tests.reference import error, gradient, rows
 
 D = 5
 
@@ -286,18 +286,12 @@ def loss_by_hand(loss: str, side: Side, theta: Tensor, head: Tensor) -> Tensor:
     return -(side.y * p.log() + (1 - side.y) * (1 - p).log()).sum() / len(z)
 
 
-def gradient_by_hand(loss: str, side: Side, theta: Tensor, head: Tensor) -> Tensor:
-    """∇_θ L: Xᵀ(∂L/∂z)headᵀ."""
-    z = side.x @ theta @ head.squeeze(1)
-    residual = 2 * (z - side.y) if loss == "mse" else 1 / (1 + torch.exp(-z)) - side.y
-    return torch.outer(side.x.T @ residual, head.squeeze(1)) / len(z)
-
-
 def outer_by_hand(loss: str, objective: Imma, step: LinearStep, theta: Tensor) -> Tensor:
     """L(D_P, ω, θ*) - L(D_H, w, θ*), θ* after the inner steps."""
     w, omega = objective.harmful_head.detach(), step.head.detach()
+    inner = partial(loss_by_hand, loss, step.harmful, head=w)
     for _ in range(objective.attacker.steps):
-        theta = theta - objective.attacker.learning_rate * gradient_by_hand(loss, step.harmful, theta, w)
+        theta = theta - objective.attacker.learning_rate * gradient(inner, theta)
     return loss_by_hand(loss, step.pretrain, theta, omega) - loss_by_hand(loss, step.harmful, theta, w)
 
 
