@@ -64,18 +64,13 @@ def test_held_out_is_a_fresh_draw_of_the_same_population() -> None:
     assert not set(map(tuple, x[:100])) & set(map(tuple, splits.fit.x.numpy()[:100]))
 
 
-def test_both_parts_share_one_linear_target() -> None:
-    splits = Synthetic("pretrain", n_samples=50, n_features=6, noise=0.0).load()
+@pytest.mark.parametrize(("noise", "atol"), [(0.0, 1e-24), (2.0, 0.02)])
+def test_both_parts_share_one_linear_target_with_noise_relative_to_it(noise: float, atol: float) -> None:
+    splits = Synthetic("pretrain", n_samples=100_000, n_features=6, noise=noise).load()
     w = torch.linalg.lstsq(splits.fit.x, splits.fit.y[:, None]).solution
-    assert torch.allclose((splits.fit.x @ w)[:, 0], splits.fit.y, atol=1e-10)
-    assert torch.allclose((splits.held_out.x @ w)[:, 0], splits.held_out.y, atol=1e-9)
-
-
-def test_noise_is_relative_to_the_signal() -> None:
-    splits = Synthetic("pretrain", n_samples=100_000, n_features=3, noise=2.0).load()
-    w = torch.linalg.lstsq(splits.fit.x, splits.fit.y[:, None]).solution
-    residual = splits.fit.y - (splits.fit.x @ w)[:, 0]
-    assert float(residual.var()) == pytest.approx(4 / 5, abs=0.02)
+    for part in (splits.fit, splits.held_out):
+        residual = part.y - (part.x @ w)[:, 0]
+        assert float(residual.square().mean()) == pytest.approx(noise**2 / (1 + noise**2), abs=atol)
 
 
 def test_seed_decides_everything_and_roles_differ() -> None:
