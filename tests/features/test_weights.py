@@ -145,16 +145,17 @@ def test_digest_is_of_names_types_and_values(state: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "kwargs", "words"),
+    ("architecture", "options", "words"),
     [
         ("resnet19", {}, "no model 'resnet19'; did you mean resnet18"),
         ("zzz", {}, r"timm\.list_models"),
-        ("resnet18", {"width": 3}, r"model\.kwargs do not suit timm's resnet18.*width"),
+        ("resnet18", {"kwargs": {"width": 3}}, r"model\.kwargs do not suit timm's resnet18.*width"),
+        ("vit_base_patch16_18x2_224", {"pretrained": True}, "no pretrained weights for vit_base_patch16_18x2_224"),
     ],
 )
-def test_architecture_that_timm_does_not_have(architecture: str, kwargs: dict[str, Any], words: str) -> None:
+def test_architecture_that_timm_does_not_have(architecture: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        build_network(architecture, kwargs=kwargs)
+        build_network(architecture, **options)
 
 
 def test_classifier_that_is_not_linear() -> None:
@@ -237,12 +238,6 @@ def test_weights_in_the_cache_need_no_network(cache: Path, monkeypatch: pytest.M
 def test_checkpoint_goes_before_pretrained(state: dict[str, Tensor], tmp_path: Path, cache: Path) -> None:
     save_weights(tmp_path / "own.safetensors", state)
     assert same(network(checkpoint=tmp_path / "own.safetensors", pretrained=True), state)
-
-
-def test_model_without_pretrained_weights() -> None:
-    assert timm.get_pretrained_cfg("vit_base_patch16_18x2_224").hf_hub_id is None
-    with pytest.raises(UserError, match=r"timm has no pretrained weights for vit_base_patch16_18x2_224"):
-        build_network("vit_base_patch16_18x2_224", pretrained=True)
 
 
 def refuse(*_: Any, **__: Any) -> None:
