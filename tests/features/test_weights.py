@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import timm
@@ -211,14 +212,22 @@ def test_nobody_there_is_an_error_at_once(cache: Path, monkeypatch: pytest.Monke
     assert time.monotonic() - started < hub.WAIT
 
 
-def test_told_to_stay_offline_nobody_is_asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Counts who asks the network, from whatever thread, and answers nobody."""
+    mock = Mock(side_effect=OSError)
+    monkeypatch.setattr(hub.urllib.request, "urlopen", mock)
+    return mock
+
+
+def test_told_to_stay_offline_nobody_is_asked(cache: Path, monkeypatch: pytest.MonkeyPatch, asked: Mock) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub.urllib.request, "urlopen", refuse)
     with pytest.raises(UserError, match="does not answer"):
         build_network("resnet18", pretrained=True)
+    asked.assert_not_called()
 
 
-def test_weights_in_the_cache_need_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_in_the_cache_need_no_network(cache: Path, asked: Mock) -> None:
     config = timm.get_pretrained_cfg("test_resnet")
     source = timm.create_model("test_resnet")  # 0.5 million parameters
     folder = cache / f"models--{config.hf_hub_id.replace('/', '--')}"
@@ -226,19 +235,15 @@ def test_weights_in_the_cache_need_no_network(cache: Path, monkeypatch: pytest.M
     (folder / "refs" / "main").write_text("abc")
     (folder / "snapshots" / "abc").mkdir(parents=True)
     save_file(source.state_dict(), folder / "snapshots" / "abc" / "model.safetensors")
-    monkeypatch.setattr(hub.urllib.request, "urlopen", refuse)
     assert same(build_network("test_resnet", pretrained=True), source.state_dict())
     assert build_network("test_resnet", pretrained=True, n_classes=1000).num_classes == 1000
     with pytest.raises(UserError, match="the pretrained test_resnet has 1000 classes, the data have 3"):
         build_network("test_resnet", pretrained=True, n_classes=3)
     fresh = build_network("test_resnet", pretrained=True, n_classes=3, fresh_head=True)
     assert torch.equal(fresh.conv1[0].weight, source.conv1[0].weight)
+    asked.assert_not_called()
 
 
 def test_checkpoint_goes_before_pretrained(state: dict[str, Tensor], tmp_path: Path, cache: Path) -> None:
     save_weights(tmp_path / "own.safetensors", state)
     assert same(network(checkpoint=tmp_path / "own.safetensors", pretrained=True), state)
-
-
-def refuse(*_: Any, **__: Any) -> None:
-    raise AssertionError("the network was asked")
