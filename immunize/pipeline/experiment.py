@@ -312,9 +312,10 @@ def run(experiment: Experiment, record: dict[str, Any], folder: Path, clock: flo
     pair, say = experiment.pair, teller(quiet)
     names: dict[str, Any] = {role: pair.sources[role].name for role in ROLES}
     fits: dict[str, Fit] = {}
-    with cpu_threads(threads_in_force(experiment.threads)):
+    with cpu_threads(threads_in_force(experiment.threads)), contextlib.ExitStack() as unfinished:
         record |= experiment.facts
         loggers = experiment.new_loggers(folder, logged_run(record, list(names.values())))
+        unfinished.callback(close_loggers, loggers, success=False)
         try:
             with contextlib.closing(experiment.fit_each(folder, record["config_hash"], loggers, quiet=quiet)) as each:
                 fits.update(each)
@@ -340,6 +341,7 @@ def run(experiment: Experiment, record: dict[str, Any], folder: Path, clock: flo
             peak_memory_mib=peak_memory_mib(),
         )
         record["hardware"]["threads"] = torch.get_num_threads()  # those that were used, see `threads`
+        unfinished.pop_all()  # of a run that is recorded `save` closes them
         if is_first():
             folder.mkdir(parents=True, exist_ok=True)
             experiment.model.write(folder / CHECKPOINT, fits, record["config_hash"])

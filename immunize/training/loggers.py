@@ -86,7 +86,7 @@ def log_results(
 
 
 def close_loggers(loggers: Iterable[Logger], *, success: bool) -> None:
-    """Close every logger. A W&B run left open would be continued by the next run of a multirun.
+    """Close every logger. A W&B run left open would be continued by the next run of a multirun; none is begun for it.
 
     Args:
         loggers: those of the run.
@@ -94,7 +94,7 @@ def close_loggers(loggers: Iterable[Logger], *, success: bool) -> None:
     """
     for logger in loggers:
         logger.finalize("success" if success else "failed")
-        if isinstance(logger, WandbLogger):
+        if isinstance(logger, WandbLogger) and logger._experiment is not None:
             logger.experiment.finish(exit_code=0 if success else 1)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from immunize.errors import UserError
 from immunize.pipeline.experiment import flat_curves, flat_metrics, logged_run
 from immunize.records import read_record
 from immunize.report import result_rows
@@ -197,6 +198,16 @@ def test_runs_of_one_process_are_runs_of_their_own(tmp_path: Path, told: list[To
         assert f"λ_H={weight:g}" in run.settings["name"]
         assert f"seed={seed}" in run.settings["name"]
     assert told[0].settings["name"] != told[1].settings["name"]
+
+
+def test_a_run_that_is_refused_leaves_none_open_and_begins_none(tmp_path: Path, told: list[Told]) -> None:
+    for setting, words, begun in (
+        ("model.columns=some", "columns", 0),
+        ("objective.early_stopping=true", "looks at", 1),
+    ):
+        with pytest.raises(UserError, match=words):
+            run_tiny(tmp_path / words, *STEPS, "logger=wandb", setting)
+        assert [run.exits for run in told] == [[1]] * begun
 
 
 def test_a_network_s_numbers_and_fine_tune_curves_have_names(finished_network: Path) -> None:
