@@ -13,7 +13,7 @@ from immunize.cli import command, tell
 from immunize.config import config_hash, data_folder, settings_of
 from immunize.errors import CheckpointError, DivergedError
 from immunize.instantiate import sources_of
-from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, read_record, whole_config, without
+from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, plain, read_record, whole_config, without
 from immunize.threads import cpu_threads
 
 OF_SEVERAL_SETS = ("weakest", "harmful_sets")
@@ -53,10 +53,9 @@ def run(
     with cpu_threads(record["hardware"]["threads"]):  # another number of them rounds differently
         experiment = assemble(cfg, sources, record)
         try:
-            again = experiment.again(path, record)
+            again = plain(experiment.again(path, record) | {"data": experiment.pair.describe()})
         except (DivergedError, ZeroMatrixError) as error:  # or infinite: nothing counts beside the largest eigenvalue
             raise CheckpointError(f"{path} gives no numbers any more: {error}") from None
-        again["data"] = experiment.pair.describe()
     compared = [key for key in again if key in record or key not in WHERE_KEPT]
     compared += [key for key in OF_SEVERAL_SETS if key in record and key not in again]
     if missing := [key for key in compared if key not in record and key not in OF_SEVERAL_SETS]:

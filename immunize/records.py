@@ -221,7 +221,12 @@ def file_digest(path: Path) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The same with everything that JSON cannot hold replaced: NaN and infinities by null, tuples by lists."""
+    """The same with everything that JSON cannot hold replaced: NaN and infinities by null, tuples and arrays by lists.
+
+    Whatever holds numbers in a way of its own, such as what somebody's method says of its map, is asked for plain ones.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -326,7 +331,7 @@ RELATIVE_TOLERANCE = 1e-6
 
 
 def differences(old: Any, new: Any, name: str) -> list[str]:
-    """One line for each number that is not the same again.
+    """One line for each number that is not the same again, both as :func:`plain` gives them.
 
     Args:
         old: as in the record.
@@ -338,13 +343,11 @@ def differences(old: Any, new: Any, name: str) -> list[str]:
         for key in old.keys() & new.keys():
             lines += differences(old[key], new[key], f"{name}.{key}")
         return lines
-    if isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new):
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = enumerate(zip(old, new, strict=True))
         return [line for i, (one, other) in pairs for line in differences(one, other, f"{name}[{i}]")]
     if isinstance(old, float) and isinstance(new, float):
         same = math.isclose(old, new, rel_tol=RELATIVE_TOLERANCE)
-    elif old is None and isinstance(new, float):
-        same = not math.isfinite(new)  # records store infinities as null
     else:
         same = old == new
     return [] if same else [f"{name}: {old} in the record, {new} now"]

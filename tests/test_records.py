@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -24,7 +25,17 @@ from immunize import records, train
 from immunize.checkpoints import load_checkpoint
 from immunize.errors import CheckpointError
 from immunize.evaluation import evaluate_part, part_numbers
-from immunize.records import CHECKPOINT, RECORD, SCHEMA_VERSION, merged, read_record, whole_config, write_record
+from immunize.records import (
+    CHECKPOINT,
+    RECORD,
+    SCHEMA_VERSION,
+    differences,
+    merged,
+    plain,
+    read_record,
+    whole_config,
+    write_record,
+)
 from immunize.report.naming import pair_label
 from immunize.report.one_run import show_record
 from immunize.settings import refuse_finished
@@ -173,6 +184,19 @@ def test_data_hash_is_of_the_data(record: dict[str, Any]) -> None:
 
 
 # Reading and writing.
+
+
+def test_numbers_of_arrays_and_tensors_such_as_a_method_of_others_tells_are_written() -> None:
+    of_others = {
+        "rank": np.int64(3),
+        "ratio": np.float32(0.5),
+        "kept": torch.tensor([1.0, torch.inf]),
+        "at": (np.eye(1),),
+    }
+    assert plain(of_others) == {"rank": 3, "ratio": 0.5, "kept": [1.0, None], "at": [[[1.0]]]}
+    assert not differences(
+        {"rank": 3, "kept": [1.0, None]}, plain({"rank": 3, "kept": torch.tensor([1, torch.inf])}), ""
+    )
 
 
 def test_infinities_and_nan_become_null(tmp_path: Path) -> None:
