@@ -59,7 +59,6 @@ def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = No
 
     try:
         with safe_open(path, "pt") as file:
-            stored = (file.metadata() or {}).get("config_hash")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist: the run did not get as far as a checkpoint") from None
@@ -80,7 +79,7 @@ def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = No
                 f"{path}: theta.{name} is {tuple(theta.shape)}, the data need ({n_features}, {n_features})"
             )
     if config_hash is not None:
-        _check_hashes(path, stored, config_hash)
+        check_owner(path, config_hash)
     return thetas
 
 
@@ -109,10 +108,7 @@ def check_owner(path: Path, config_hash: str) -> None:
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
-        _check_hashes(path, (file.metadata() or {}).get("config_hash"), config_hash)
-
-
-def _check_hashes(path: Path, stored: str | None, config_hash: str) -> None:
+        stored = (file.metadata() or {}).get("config_hash")
     if stored != config_hash:
         raise CheckpointError(
             f"{path} belongs to another run than the record beside it: it was written by the configuration "

@@ -58,7 +58,7 @@ def run(folder: Path, *, out: Path | None = None, overwrite: bool = False) -> Pa
     from immunize.features.weights import build_network, network_arguments
 
     state = load_weights(folder / CHECKPOINT)
-    if mapped := [name for name in state if name.endswith("map.weight")]:
+    if mapped := [name for name in state if f".{name}".endswith(".map.weight")]:
         raise UserError(
             f"the run in {folder} appended a linear layer ({mapped[0]}), which no network of timm has; build the "
             f"network with timm, append the layer with immunize.features.append_map, and load {folder / CHECKPOINT}"
