@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from immunize.errors import CheckpointError
-from immunize.files import whole
+from immunize.files import write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,14 +32,11 @@ def save_checkpoint(
         config_hash: stored beside them.
         columns: mean (D,) and scale (D,) by which the rows were standardized.
     """
-    from safetensors.torch import save_file
-
     tensors = {f"theta.{name}": theta.contiguous() for name, theta in thetas.items()}
     tensors |= {f"head.{name}": head.contiguous() for name, head in heads.items()}
     if columns is not None:
         tensors |= {"columns.mean": columns[0], "columns.scale": columns[1]}
-    with whole(path) as partial:
-        save_file(tensors, partial, metadata={"format": "immunize.linear.1", "config_hash": config_hash})
+    write_tensors(path, tensors, {"format": "immunize.linear.1", "config_hash": config_hash})
 
 
 def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = None) -> dict[str, Tensor]:
@@ -55,11 +52,11 @@ def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = No
         CheckpointError: the file is missing, damaged, not ours, of another run, of another shape or dtype, or not
             finite.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        tensors: dict[str, Tensor] = load_file(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist: the run did not get as far as a checkpoint") from None
     except (SafetensorError, OSError) as error:

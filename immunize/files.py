@@ -6,9 +6,12 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @contextlib.contextmanager
@@ -45,6 +48,32 @@ def write_text(path: Path, text: str) -> Path:
     with whole(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="")
     return path
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file: the same bytes for the same content, to be read by whom other files are read.
+
+    Args:
+        path: the file; its folder is made.
+        tensors: by name, contiguous, of any device, none of which share memory.
+        metadata: stored beside them.
+
+    Raises:
+        OSError, SafetensorError: it cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    with whole(path) as partial:
+        partial.touch()
+        mode = partial.stat().st_mode  # which safetensors makes the owner's alone
+        save_file(dict(tensors), partial, metadata=dict(metadata))
+        partial.chmod(mode)
+        with partial.open("r+b") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+            header["__metadata__"] = dict(sorted(metadata.items()))  # they come in an order of chance
+            file.seek(8)
+            file.write(json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size))
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

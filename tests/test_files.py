@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
 
-from immunize.files import whole, write_text
+from immunize.files import whole, write_tensors, write_text
 from immunize.records import RECORD, write_record
 
 ROOT = Path(__file__).parents[1]
@@ -65,4 +67,14 @@ def test_what_is_put_in_place_is_written_as_any_file(tmp_path: Path) -> None:
     plain.touch()
     path = write_text(tmp_path / "a.txt", "é\r\n\n")
     assert path.read_bytes() == "é\r\n\n".encode()
-    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+    facts = {"key": '{"a": "é\n\\ \u0001/"}', "format": "pt", "b": "2"}
+    tensors = {"β.fit": torch.arange(6.0).view(2, 3), "head": torch.eye(2, dtype=torch.float64)}
+    weights = [tmp_path / str(number) for number in range(8)]
+    for file in weights:
+        write_tensors(file, tensors, facts)
+    assert len({file.read_bytes() for file in weights}) == 1  # safetensors has metadata in an order of chance
+    with safe_open(weights[0], "pt") as stored:
+        assert stored.metadata() == facts
+        assert all(torch.equal(stored.get_tensor(name), tensors[name]) for name in tensors)
+    for written in (path, weights[0]):
+        assert stat.S_IMODE(written.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from immunize.errors import UserError
-from immunize.files import whole
+from immunize.files import write_tensors
 
 if TYPE_CHECKING:
     from immunize.features.deep import DeepExtractor
@@ -62,11 +62,9 @@ class Place(NamedTuple):
     def save(self, features: Features) -> None:
         """Write the file whole or not at all; where that cannot be done (a full disk) the run goes on without."""
         from safetensors import SafetensorError
-        from safetensors.torch import save_file
 
         try:
-            with whole(self.path) as partial:
-                save_file(features._asdict(), partial, metadata={"key": self.text})
+            write_tensors(self.path, features._asdict(), {"key": self.text})
         except (OSError, SafetensorError) as error:
             logger.warning("features could not be kept in %s: %s", self.path.parent, error)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from immunize.errors import CheckpointError, UserError, some
-from immunize.files import whole
+from immunize.files import write_tensors
 
 SHOWN = 3
 """How many keys of each kind a message names."""
@@ -136,15 +136,9 @@ def save_weights(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str,
         state: tensors by name, of any device.
         metadata: stored beside them.
     """
-    from safetensors.torch import save_file
-
     # Clones, since safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
-    with whole(path) as partial:  # "pt" is what other loaders look for
-        partial.touch()
-        mode = partial.stat().st_mode  # which safetensors makes the owner's alone
-        save_file(tensors, partial, metadata=dict(metadata or {}) | {"format": "pt"})
-        partial.chmod(mode)
+    write_tensors(path, tensors, dict(metadata or {}) | {"format": "pt"})  # which is what other loaders look for
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
