@@ -23,7 +23,7 @@ from immunize.cli import teller
 from immunize.data import ROLES
 from immunize.data.pair import Pair
 from immunize.effects import Run, refuse_idle, told
-from immunize.errors import CheckpointError, DivergedError
+from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.objective import Objective
 from immunize.pipeline.fit import TRAINING, Fit, Telling, quiet_lightning
 from immunize.processes import beside, can_fork, is_first
@@ -36,7 +36,7 @@ from immunize.training.loggers import close_loggers, log_results
 log = logging.getLogger(__name__)
 
 
-def new_record(settings: dict[str, Any], method: Objective, given: Iterable[str] = ()) -> dict[str, Any]:
+def new_record(settings: dict[str, Any], method: Any, given: Iterable[str] = ()) -> dict[str, Any]:
     """A record with everything that is known before training; the peak of memory is counted from here.
 
     Args:
@@ -45,8 +45,10 @@ def new_record(settings: dict[str, Any], method: Objective, given: Iterable[str]
         given: names of settings that have to have an effect.
 
     Raises:
-        UserError: one of them has none.
+        UserError: one of them has none, or the method is none.
     """
+    if not isinstance(method, Objective):
+        raise UserError(f"method._target_ has to make an Objective, it makes a {type(method).__name__}")
     reset_peak_memory()
     idle = Run(settings, method).idle
     refuse_idle(given, idle)
