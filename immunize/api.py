@@ -428,7 +428,7 @@ def _as_it_came(copied: nn.Module, original: nn.Module) -> None:
 def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, multiplier: int | None) -> int:
     """Train in place; returns the steps taken."""
     callbacks: list[Callback] = []
-    if multiplier is not None and {"well", "ill"} & module.objective.weights.keys():
+    if multiplier is not None:
         callbacks.append(GradientBalance(multiplier, BALANCE_EVERY, lower=True))
     where = "cpu" if torch.backends.mps.is_available() else "auto"  # MPS has no float64, which spectra are in
     trainer = new_trainer(Trainer, [], callbacks, max_steps=steps, max_epochs=-1, devices=1, accelerator=where)
