@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -34,11 +35,11 @@ def ill_bound(x: Tensor, theta: Tensor) -> float:
     return ill_step_bound(ref.eigenvalues(ref.hessian(x, theta)))
 
 
-def counted(seen: Trajectory, data: PairedData, eta: float) -> dict[str, int]:
-    """What the guard has to count, from the trajectory."""
-    counts = Counter(dict.fromkeys(COUNTED, 0))
+def counted(seen: Trajectory, data: PairedData, eta: float) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """What the guard has to count, from the trajectory; and steps that break a promise, with where ηλ was."""
+    counts, told = Counter(dict.fromkeys(COUNTED, 0)), []
     p, h = data.fit.pretrain.x, data.fit.harmful.x
-    for before, after, weights in zip(seen.thetas, seen.thetas[1:], seen.weights, strict=False):
+    for step, (before, after, weights) in enumerate(zip(seen.thetas, seen.thetas[1:], seen.weights, strict=False)):
         met, kept = [], {}
         if "well" in weights:
             met.append(eta * weights["well"] < well_bound(p, before))
@@ -49,7 +50,9 @@ def counted(seen: Trajectory, data: PairedData, eta: float) -> dict[str, int]:
         broken = all(met) and not all(kept.values())
         counts.update(kept, steps=1, eta_lambda_within_bounds=all(met), promises_kept=all(kept.values()))
         counts["broken_within_bounds"] += broken
-    return counts
+        if not all(kept.values()):
+            told.append((str(step), "within" if all(met) else "outside"))
+    return counts, told
 
 
 def watched(*overrides: str) -> tuple[TheoremGuard, Trajectory, PairedData]:
@@ -70,62 +73,42 @@ BROKEN = (*SGD, "objective.lambda_well=1e-6", "objective.lambda_ill=1e-6", "obje
 
 
 @pytest.mark.parametrize(
-    ("overrides", "eta"),
-    [
-        (("objective.lambda_ill=1e4", "objective.lambda_well=1e-3", "objective.learning_rate=0.02"), 0.02),
-        ((*SGD, "objective.lambda_ill=3e4", "objective.lambda_well=1", "objective.learning_rate=1e-3"), 1e-3),
-        (("method=ill_only", *SGD, "objective.lambda_ill=1e3", "objective.learning_rate=0.1"), 0.1),
-        (("method=well_only", "objective.lambda_well=1", "objective.learning_rate=0.3"), 0.3),
-        *((single(method, eta), eta) for method in ("well_only", "ill_only") for eta in (1e-9, 1e-3)),
-        (BROKEN, 0.1),
-    ],
-)
-def test_counts_equal_those_of_the_trajectory(
-    overrides: tuple[str, ...], eta: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    guard, seen, data = watched(*overrides)
-    expected = counted(seen, data, eta)
-    facts = guard.facts(None)["guard"]
-    assert {name: facts[name] for name in expected} == expected
-    broken = expected["steps"] - expected["promises_kept"]
-    wrong = [record.message for record in caplog.records if "wrong way" in record.message]
-    assert len(wrong) == min(broken, 1)  # of the steps that break a promise the first alone is told
-
-
-def test_a_step_outside_the_bounds_is_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
-    facts = watched(*single("well_only", 1e-2))[0].facts(None)["guard"]
-    assert (facts["eta_lambda_within_bounds"], facts["broken_within_bounds"]) == (0, 0)
-    assert facts["promises_kept"] < facts["steps"]
-    (wrong,) = (record.message for record in caplog.records if "wrong way" in record.message)
-    assert "moved a condition number the wrong way (ηλ outside the theorem's bounds);" in wrong
-
-
-def test_some_promises_are_broken_although_the_conditions_hold() -> None:
-    facts = watched(*BROKEN)[0].facts(None)["guard"]
-    assert facts["eta_lambda_within_bounds"] == facts["steps"] == 30
-    assert 0 < facts["broken_within_bounds"] == 30 - facts["promises_kept"]
-
-
-@pytest.mark.parametrize(
     ("overrides", "exact"),
     [
-        (single("well_only", 1e-3), True),
-        (single("ill_only", 1e-3), True),
-        (("method=well_only", *SGD), False),  # not preconditioned
+        (("objective.lambda_ill=1e4", "objective.lambda_well=1e-3", "objective.learning_rate=0.02"), False),
+        ((*SGD, "objective.lambda_ill=3e4", "objective.lambda_well=1", "objective.learning_rate=1e-3"), False),
+        (("method=ill_only", *SGD, "objective.lambda_ill=1e3", "objective.learning_rate=0.1"), False),
+        (("method=well_only", "objective.lambda_well=1", "objective.learning_rate=0.3"), False),
+        *((single(method, eta), True) for method in ("well_only", "ill_only") for eta in (1e-9, 1e-3)),
+        (single("well_only", 1e-2), True),
+        (BROKEN, False),  # two regularizers and the task loss
+        (("method=well_only", *SGD, "objective.learning_rate=1e-9"), False),  # not preconditioned
         ((*single("well_only", 1e-3), "method.precondition=dummy"), False),  # with its ε
         ((*single("well_only", 1e-3), "+objective.optimizer.momentum=0.9"), False),
         ((*single("well_only", 1e-3), "+objective.optimizer.weight_decay=0.1"), False),
         (("method=well_only", "method.precondition=inverse_free"), False),  # Adam
-        (SGD, False),  # two regularizers and the task loss
     ],
 )
-def test_guard_says_whether_the_bounds_are_the_conditions_of_the_theorem(
+def test_counts_are_those_of_the_trajectory_and_it_is_said_whether_the_bounds_are_conditions_of_the_theorem(
     overrides: tuple[str, ...], exact: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guard, _, _ = watched(*overrides, "objective.epochs=2")
-    assert guard.facts(None)["guard"]["theorem_step"] is exact
-    wrong = [record.message for record in caplog.records if "wrong way" in record.message]
-    assert all(("which do not cover this kind of step" in message) != exact for message in wrong)
+    guard, seen, data = watched(*overrides)
+    expected, broken = counted(seen, data, tiny(*overrides).objective.learning_rate)
+    facts = guard.facts(None)["guard"]
+    assert {name: facts[name] for name in expected} == expected
+    assert facts["theorem_step"] is exact
+    warned = r"guard: step (\d+) moved a condition number the wrong way \(ηλ (\w+) the theorem's bounds(.*)\);"
+    found = [re.match(warned, record.message) for record in caplog.records if "wrong way" in record.message]
+    cover = "" if exact else ", which do not cover this kind of step"
+    assert [match.groups() for match in found] == [(*one, cover) for one in broken[:1]]  # the first alone is told
+
+
+def test_promises_are_broken_outside_the_bounds_and_within_them_where_these_are_no_conditions() -> None:
+    outside, within = (watched(*words)[0].facts(None)["guard"] for words in (single("well_only", 1e-2), BROKEN))
+    assert (outside["eta_lambda_within_bounds"], outside["broken_within_bounds"]) == (0, 0)
+    assert outside["promises_kept"] < outside["steps"]
+    assert within["eta_lambda_within_bounds"] == within["steps"] == 30
+    assert 0 < within["broken_within_bounds"] == 30 - within["promises_kept"]
 
 
 def test_methods_without_regularizers_are_not_counted() -> None:
