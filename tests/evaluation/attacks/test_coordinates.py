@@ -20,6 +20,7 @@ from immunize.evaluation.attacks import (
     AttackData,
     Budget,
     ConjugateGradient,
+    Cost,
     GradientDescent,
     Lbfgs,
     LinearMap,
@@ -203,7 +204,7 @@ def test_conjugate_gradients_are_the_plain_iteration(name: str) -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_nearest_neighbours_are_scikit_learns(name: str) -> None:
     data, ks = TASKS[name](), (1, 4)
-    traces = NearestNeighbours(tier="T3", neighbours=ks).run(data, Budget(1), 0).traces
+    traces = NearestNeighbours(tier="T3", neighbours=(*ks, 500)).run(data, Budget(1), 0).traces  # more than there are
     mean, spread = data.train.x.mean(axis=0), data.train.x.std(axis=0)
     standardized = data.mapped(lambda x: np.where(spread > 1e-9, (x - mean) / np.where(spread > 1e-9, spread, 1), 0))
     kind = KNeighborsClassifier if data.n_classes else KNeighborsRegressor
@@ -217,6 +218,8 @@ def test_nearest_neighbours_are_scikit_learns(name: str) -> None:
         else:
             answers = model.predict(seen.test.x)[:, None]
         assert trace.points[0].test == pytest.approx(score(data, data.test, answers), abs=1e-12), metric
+        cost = Cost(1, trace.spent.seconds, len(data.train), 2 * len(data.test) * data.train.x.size)
+        assert trace.spent == cost
 
 
 @pytest.mark.parametrize("rows", [(None,), (40,)])

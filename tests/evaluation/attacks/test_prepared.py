@@ -13,7 +13,6 @@ from immunize.errors import UserError
 from immunize.evaluation.attacks import (
     AttackData,
     Budget,
-    Cost,
     FirstOrder,
     GradientDescent,
     ImagesAlone,
@@ -28,7 +27,7 @@ from immunize.evaluation.attacks import (
     StageProbes,
 )
 from immunize.evaluation.attacks.prepared import REPAIRS
-from tests.evaluation.attacks.making import C, D, classes, ill_conditioned, regression
+from tests.evaluation.attacks.making import D, classes, ill_conditioned, regression
 
 GD = GradientDescent(tier="T3", step="fixed", multipliers=(1.0,))
 PLANTED = ill_conditioned(1e4)
@@ -122,16 +121,6 @@ def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_a
     assert all(trace.points[0].test == whole[trace.label] for trace in raced[-3:])
     numbers = attack.run(regression(sizes=(400, 100, 100)), Budget(1), 0)
     assert max(trace.points[0].test for trace in numbers.traces) > 0.6
-
-
-def test_nearest_neighbours_remember_their_own_rows() -> None:
-    data = classes(sizes=(50, 20, 30))
-    own = type(data)(data.train, data.train, data.train, C)
-    attack = NearestNeighbours(tier="T3", neighbours=(1, 500))
-    traces = attack.run(own, Budget(1), 0).traces
-    assert len(traces) == 4  # k = 500 is more than there are
-    assert all(trace.points[0].test == 1 for trace in traces)
-    assert traces[0].spent == Cost(1, traces[0].spent.seconds, 50, 2 * 50 * 50 * D)
 
 
 @pytest.mark.parametrize(
