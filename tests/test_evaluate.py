@@ -38,26 +38,42 @@ def test_what_a_card_says_of_the_run_is_what_its_configuration_says(folder: Path
     assert sorted(evaluate.run(folder)[1]) == lines
 
 
-TAMPERED: dict[tuple[str, ...], Callable[[Any], Any]] = {
-    ("metrics", "fit", "spectrum", "rir"): lambda old: old * (1 + 1e-4),
-    ("metrics", "held_out", "ridge", "ratio_pretrain"): lambda old: -old,
-    ("metrics", "fit", "released", "kappa_pretrain_baseline"): lambda old: None,
-    ("metrics", "fit", "spectrum", "facts", "kappa_harmful", "rank"): lambda old: old - 1,
-    ("metrics", "held_out", "spectrum", "facts", "kappa_pretrain", "gap_bottom"): lambda old: old * 2,
-    ("verdicts", "b"): lambda old: not old,
-    ("verdicts", "loss_immunized"): lambda old: old * 0.99,
-    ("verdicts", "held_out", "a"): lambda old: not old,
-    ("steps_to_norm_ratio", "fit", "harmful", "immunized", "0.1"): lambda old: 1,
-    ("steps_to_norm_ratio", "held_out", "pretrain", "identity", "0.01"): lambda old: 3,
-    # what figures are drawn from
-    ("curves", "norm_ratio", "fit", "harmful", "immunized", "ratio"): lambda old: [old[0], 0.999, *old[2:]],
-    ("spectra", "held_out", "harmful", "immunized", "sigma"): lambda old: [*old[:-1], old[-1] / 2],
+TAMPERED: dict[str, dict[tuple[str, ...], Callable[[Any], Any]]] = {
+    "finished_run": {
+        ("metrics", "fit", "spectrum", "rir"): lambda old: old * (1 + 1e-4),
+        ("metrics", "held_out", "ridge", "ratio_pretrain"): lambda old: -old,
+        ("metrics", "fit", "released", "kappa_pretrain_baseline"): lambda old: None,
+        ("metrics", "fit", "spectrum", "facts", "kappa_harmful", "rank"): lambda old: old - 1,
+        ("metrics", "held_out", "spectrum", "facts", "kappa_pretrain", "gap_bottom"): lambda old: old * 2,
+        ("verdicts", "b"): lambda old: not old,
+        ("verdicts", "loss_immunized"): lambda old: old * 0.99,
+        ("verdicts", "held_out", "a"): lambda old: not old,
+        ("steps_to_norm_ratio", "fit", "harmful", "immunized", "0.1"): lambda old: 1,
+        ("steps_to_norm_ratio", "held_out", "pretrain", "identity", "0.01"): lambda old: 3,
+        # what figures are drawn from
+        ("curves", "norm_ratio", "fit", "harmful", "immunized", "ratio"): lambda old: [old[0], 0.999, *old[2:]],
+        ("spectra", "held_out", "harmful", "immunized", "sigma"): lambda old: [*old[:-1], old[-1] / 2],
+    },
+    "finished_network": {
+        ("metrics", "fit", "spectrum", "rir"): lambda old: old * (1 + 1e-4),
+        ("metrics", "held_out", "ridge", "facts", "kappa_harmful", "sigma_min"): lambda old: old * 2,
+        ("metrics_groups", "held_out", "released", "kappa_pretrain_baseline"): lambda old: old * 2,
+        ("verdicts", "held_out", "ratio_harmful"): lambda old: old * 2,
+        ("verdicts_groups", "accuracy_after"): lambda old: old + 1,
+        ("pretrain_accuracy", "after"): lambda old: old + 1,
+        ("probe_accuracy", "gd", "harmful", "immunized", "end"): lambda old: old + 1,
+    },
 }
 
 
-def test_tampered_numbers_are_named_and_no_other_nor_what_is_rounding(folder: Path) -> None:
+@pytest.mark.parametrize("run", TAMPERED)
+def test_tampered_numbers_are_named_and_no_other_nor_what_is_rounding(
+    run: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(request.getfixturevalue(run), tmp_path / "copy"))
+
     def change(record: dict[str, Any]) -> None:
-        for keys, value in TAMPERED.items():
+        for keys, value in TAMPERED[run].items():
             change_at(record, keys, value)
         record["metrics"]["held_out"]["spectrum"]["rir"] *= 1 + 1e-9
         record["metrics"]["fit"]["spectrum"]["kappa_extra"] = 3.0
@@ -68,7 +84,7 @@ def test_tampered_numbers_are_named_and_no_other_nor_what_is_rounding(folder: Pa
     differing = set(evaluate.run(folder)[1])
     assert one_sided <= differing
     named = [re.split(r": |\[", line)[0] for line in differing - one_sided]
-    assert sorted(named) == sorted(".".join(path) for path in TAMPERED)
+    assert sorted(named) == sorted(".".join(path) for path in TAMPERED[run])
 
 
 def test_other_data_are_refused(folder: Path) -> None:
@@ -216,26 +232,6 @@ def test_a_checkpoint_of_a_method_that_appends_a_map_has_one_and_the_weights_of_
     save_weights(tmp_path / CHECKPOINT, plain, {"config_hash": record["config_hash"]})
     with pytest.raises(CheckpointError, match="has no appended map"):
         evaluate.run(tmp_path)
-
-
-TAMPERED_NETWORK = (
-    "metrics.fit.spectrum.rir",
-    "metrics.held_out.ridge.facts.kappa_harmful.sigma_min",
-    "metrics_groups.held_out.released.kappa_pretrain_baseline",
-    "verdicts.held_out.ratio_harmful",
-    "verdicts_groups.accuracy_after",
-    "pretrain_accuracy.after",
-    "probe_accuracy.gd.harmful.immunized.end",
-)
-
-
-def test_tampered_numbers_are_named_and_no_other(network: Path) -> None:
-    def change(record: dict[str, Any]) -> None:
-        for path in TAMPERED_NETWORK:
-            change_at(record, path.split("."), lambda old: 1.5 * old + 1)
-
-    edit_json(network / RECORD, change)
-    assert sorted(line.partition(": ")[0] for line in evaluate.run(network)[1]) == sorted(TAMPERED_NETWORK)
 
 
 def test_numbers_come_from_the_checkpoint(network: Path) -> None:
