@@ -24,6 +24,7 @@ from immunize.objective.ill_only import IllOnly
 from immunize.objective.imma import Imma
 from immunize.objective.ours import Ours
 from immunize.objective.simulated import SimulatedFineTuning
+from immunize.pipeline.assemble import new_trainer
 from immunize.spectrum import condition_number, cross_fitted_correlation, folds_of, spectrum_of
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance, NetworkMonitor, Progress, TheoremGuard
@@ -55,10 +56,8 @@ def fit(module: DeepModule, *callbacks: pl.Callback, steps: int = 3, logger: Mem
     for stream, role in enumerate(("pretrain", "harmful")):
         data = TensorDataset(torch.randn(40, 5, generator=g), torch.arange(40) % CLASSES)
         loaders[role] = stream_loader(data, StreamSampler([range(40)], BATCH, steps, seed=0, stream=stream))
-    trainer = pl.Trainer(
-        accelerator="cpu", max_epochs=1, logger=logger or False, callbacks=list(callbacks), enable_checkpointing=False,
-        enable_model_summary=False, enable_progress_bar=False, use_distributed_sampler=False,
-    )  # fmt: skip
+    own = {"accelerator": "cpu", "max_epochs": 1}
+    trainer = new_trainer(pl.Trainer, [logger] if logger else [], list(callbacks), **own)
     trainer.fit(module, pl.utilities.CombinedLoader(loaders, "max_size_cycle"))
     return trainer
 
