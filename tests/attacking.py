@@ -36,6 +36,11 @@ def compose_attack(*overrides: str) -> DictConfig:
     return compose_config(*overrides, primary="attack")
 
 
+def target_of(*overrides: str) -> Any:
+    """What a grid would attack, with its data."""
+    return attack.assemble(compose_attack(*overrides)).new_target(None, print)
+
+
 def attack_tiny(folder: Path, *overrides: str) -> dict[str, Any]:
     """The attack record of a run."""
     return attack.run(compose_attack(f"run={folder}", *TINY_GRID, *overrides))

@@ -21,7 +21,7 @@ from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import GradientDescent
 from immunize.instantiate import sources_of
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD
-from tests.attacking import TINY_GRID, attack_tiny, compose_attack, timeless
+from tests.attacking import TINY_GRID, attack_tiny, compose_attack, target_of, timeless
 from tests.commands import Called
 from tests.composing import D, compose_config, run_tiny
 from tests.tampering import rewrite_record
@@ -154,10 +154,6 @@ def test_data_that_no_attack_can_use_are_refused_before_the_first_one(tmp_path: 
     sets = ("harmful=synthetic", f"harmful.n_features={D}", "pretrain.n_features=8")
     with pytest.raises(DataError, match=f"8 features and D_H .* has {D}"):
         attack.run(compose_attack(f"checkpoint={tmp_path / CHECKPOINT}", "model=linear", *sets, *TINY_GRID))
-
-
-def target_of(*overrides: str) -> LinearTarget:
-    return attack.assemble(compose_attack(*overrides)).new_target(None, print)
 
 
 def test_digit_pairs_are_told_apart_and_third_digits_are_benign(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 from immunize import attack
 from immunize.attack import FEATURES, assemble
-from immunize.attack_grid.network import NetworkTarget
 from immunize.attack_grid.run import RESULTS
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.evaluation.attacks import Attack, AttackData, Budget, ImagesAlone, Ridge, StageProbes
@@ -27,7 +26,7 @@ from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, read_recor
 from immunize.report.attacks.one_run import not_tried
 from immunize.report.card import card_of, card_text
 from immunize.report.one_run import show_record
-from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, compose_attack, timeless
+from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, compose_attack, target_of, timeless
 from tests.composing import FEW_DIGITS, run_tiny_deep
 from tests.data.image_files import write_noisy_classes
 from tests.tampering import rewrite_record
@@ -52,10 +51,6 @@ def folder(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "copy"))
 
 
-def target(*overrides: str) -> NetworkTarget:
-    return assemble(compose_attack(*overrides)).new_target(None, print)
-
-
 def test_record_has_both_data_sets_and_says_what_was_attacked(original: Path) -> None:
     record = json.loads((original / ATTACK_RECORD).read_text())
     assert record["tasks"].keys() == {"harmful", "pretrain"}
@@ -72,7 +67,7 @@ def test_record_has_both_data_sets_and_says_what_was_attacked(original: Path) ->
 
 def test_features_are_those_that_the_run_itself_was_measured_on(folder: Path) -> None:
     """The network's own head on them gives the accuracies of the record."""
-    found = target(f"run={folder}")
+    found = target_of(f"run={folder}")
     weights, record = load_file(folder / CHECKPOINT), read_record(folder)
     held = found.image_tasks["pretrain"].features["immunized"][1]
     logits = held.x @ weights["fc.weight"].T + weights["fc.bias"]
@@ -96,7 +91,7 @@ def test_a_run_that_was_judged_by_images_set_aside_is_attacked_with_those(folder
     show_record(judged, console)
     assert "D_P accuracy on validation images: " in console.export_text()
     third = ("benign=[caltech101]", f"data_root={tmp_path}")
-    tasks, all_tasks = (target(f"run={run}", *third).image_tasks for run in (tmp_path / "run", folder))
+    tasks, all_tasks = (target_of(f"run={run}", *third).image_tasks for run in (tmp_path / "run", folder))
     assert list(tasks) == ["harmful", "pretrain", "benign_caltech101"]
     for name, task in tasks.items():
         has, aside, every = (
@@ -112,7 +107,7 @@ def test_a_run_that_was_judged_by_images_set_aside_is_attacked_with_those(folder
 
 
 def test_an_attacker_with_images_of_its_own_has_none_that_the_immunization_saw(folder: Path) -> None:
-    own = target(f"run={folder}", "own_rows=true", "test_fraction=0.5")
+    own = target_of(f"run={folder}", "own_rows=true", "test_fraction=0.5")
     task, network = own.image_tasks["harmful"], own.tasks(0)["harmful"].seen_by("immunized").network
     numbers = np.sort(np.concatenate([network.train, network.validation, network.test]))
     assert np.array_equal(numbers, len(task.fit) + np.arange(len(task.held_out)))
@@ -121,7 +116,7 @@ def test_an_attacker_with_images_of_its_own_has_none_that_the_immunization_saw(f
 
 def test_network_shows_the_features_that_the_rows_are(folder: Path) -> None:
     """T4's copies give the features of a row for its image: the whole network, and the tail behind the trunk."""
-    views = target(f"run={folder}").tasks(0)["harmful"]
+    views = target_of(f"run={folder}").tasks(0)["harmful"]
     for extractor in ("theta_0", "immunized", "random_orthogonal"):
         data = views.seen_by(extractor)
         network = data.network
@@ -195,7 +190,7 @@ def test_t4_moves_weights_of_all_three_and_resumes(folder: Path, tmp_path: Path)
 
 
 def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Path) -> None:
-    target_of_run = target(f"run={folder}")
+    target_of_run = target_of(f"run={folder}")
     save_weights(tmp_path / "theta_0.safetensors", target_of_run.networks["theta_0"].net.full_state_dict())
     file = Path(shutil.copy(folder / CHECKPOINT, tmp_path / "weights.safetensors"))
     given = (f"checkpoint={file}", *NETWORK, f"reference={tmp_path / 'theta_0.safetensors'}", *TINY_NETWORK_GRID)
@@ -210,7 +205,7 @@ def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Pa
 
 def test_appended_map_is_part_of_what_is_attacked(tmp_path: Path) -> None:
     run_tiny_deep(tmp_path, "method=closed_form", "method.shrinkage=0.1")
-    found = target(f"run={tmp_path}")
+    found = target_of(f"run={tmp_path}")
     assert found.facts["appended_map"] is True
     theta = load_weights(tmp_path / CHECKPOINT)["fc.map.weight"].T
     before, after = (found.image_tasks["harmful"].features[name][0].x for name in ("theta_0", "immunized"))
@@ -223,7 +218,7 @@ def test_appended_map_is_part_of_what_is_attacked(tmp_path: Path) -> None:
     could_move = read_record(tmp_path)["network"]["trained"][0]  # by a method that trains
     save_weights(other, weights | {could_move: weights[could_move] + 1})
     with pytest.raises(CheckpointError, match=f"not the one that the run started from: {could_move} differs"):
-        target(f"run={tmp_path}", f"reference={other}")
+        target_of(f"run={tmp_path}", f"reference={other}")
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +226,7 @@ def erased(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The harmful task of a network with an appended map that erases it."""
     folder = tmp_path_factory.mktemp("erased")
     run_tiny_deep(folder, "method=erase", "method.rank=4")
-    return target(f"run={folder}").tasks(0)["harmful"]
+    return target_of(f"run={folder}").tasks(0)["harmful"]
 
 
 def test_an_appended_map_is_taken_off_and_every_stage_read(erased: Any) -> None:
@@ -291,7 +286,7 @@ def test_benign_data_set_goes_through_the_same_grid(folder: Path, tmp_path: Path
 
 def test_benign_data_that_cannot_be_used_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match="benign=cifar10: cifar10 was not found"):
-        target(f"run={folder}", "benign=[cifar10]", f"data_root={tmp_path}")
+        target_of(f"run={folder}", "benign=[cifar10]", f"data_root={tmp_path}")
     for part in ("pretrain", "harmful"):
         write_images(tmp_path / part, shift=len(part))
     data = (
@@ -299,11 +294,11 @@ def test_benign_data_that_cannot_be_used_are_refused(folder: Path, tmp_path: Pat
         f"checkpoint={folder / CHECKPOINT}", f"reference={folder / CHECKPOINT}",
     )  # fmt: skip
     with pytest.raises(DataError, match="is the harmful data set itself"):
-        target(*NETWORK[:2], *data, "benign=[imagefolder]", f"benign.imagefolder.root={tmp_path / 'harmful'}")
+        target_of(*NETWORK[:2], *data, "benign=[imagefolder]", f"benign.imagefolder.root={tmp_path / 'harmful'}")
 
 
 def test_large_data_sets_are_drawn_from_once(folder: Path) -> None:
-    some = target(f"run={folder}", "images=50")
+    some = target_of(f"run={folder}", "images=50")
     data = some.tasks(0)["harmful"].data
     assert [len(rows) for rows in data.parts.values()] == [38, 12, 50]
     other = some.tasks(1)["harmful"].data

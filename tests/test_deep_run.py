@@ -62,14 +62,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return folder, run_tiny_deep(folder, *LOGGED)
 
 
-def test_record_has_every_number_and_the_network_only_what_moved(whole: Run) -> None:
+def test_record_says_how_it_was_trained_and_the_checkpoint_holds_only_what_moved(whole: Run) -> None:
     folder, record = whole
     assert read_record(folder)["status"] == record["status"] == "finished"
-    for group in ("metrics", "metrics_groups"):
-        assert record[group].keys() == {"fit", "held_out"}
-        for estimators in record[group].values():
-            assert estimators.keys() == {"spectrum", "released", "ridge"}
-            assert all(of["rir"] > 0 for of in estimators.values())
     facts = record["training"]["fit"]
     assert facts["balance"]["weights"]["task"] == 1
     assert facts["resumed"] is None

@@ -22,8 +22,6 @@ from tests.commands import Called
 from tests.composing import compose_config, run_tiny, run_tiny_deep, theta_of
 from tests.tampering import change_at, edit_json
 
-NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
-
 
 @pytest.fixture
 def folder(finished_run: Path, tmp_path: Path) -> Path:
