@@ -31,7 +31,7 @@ from immunize.report.table import WIDTH, short
 from immunize.spectrum import ESTIMATORS
 from tests.commands import Called
 from tests.composing import run_tiny
-from tests.report.making import without_held_out
+from tests.report.pages import check
 
 PARTS, PAIR = ("fit", "held_out"), ("pretrain", "harmful")
 
@@ -65,40 +65,33 @@ def test_each_verdict_is_its_own_word(verdict: str, base: dict[str, Any]) -> Non
     lines = [line for line in shown(base).splitlines() if line.strip().startswith(("(a)", "(b)", "(c)"))]
     assert [line.strip()[1] for line in lines if " yes " in line] == [verdict] * 2
     assert len(lines) == 6
+    table = check(run_page(base, None, None)).table("Definition 3.1")
+    assert [row[1:4] for row in table.rows] == [["holds" if one == verdict else "fails" for one in "abc"]] * 2
 
 
 def test_infinite_numbers_and_unreached_thresholds(base: dict[str, Any]) -> None:
     base["metrics"]["fit"]["spectrum"] |= {"rir": None, "ratio_harmful": None}  # infinite, as records store it
-    base["metrics"]["held_out"]["ridge"] |= {"rir": None, "ratio_harmful": None, "ratio_pretrain": None}  # RIR: ∞/∞
     base["steps_to_norm_ratio"]["fit"]["harmful"]["immunized"]["0.1"] = None
     base["steps_to_norm_ratio"]["fit"]["harmful"]["identity"]["0.1"] = 12345
     text = shown(base)
     assert "12,345 → > 2,000" in text
     assert "(i) = ∞" in text
-    found = (re.search(rf"({'|'.join(ESTIMATORS)})  .*", line) for line in text.splitlines())
-    rows = [match[0].split() for match in found if match]
     ratio = short(base["metrics"]["fit"]["spectrum"]["ratio_pretrain"])
-    assert rows[0][:4] == ["spectrum", "∞", ratio, "∞"]
-    assert rows[-1][:4] == ["ridge", "∞", "∞", "–"]
+    assert re.search(rf"spectrum +∞ +{ratio} +∞ ", text)
 
 
 def test_where_kappa_is_not_the_measure_it_is_said_what_is(base: dict[str, Any]) -> None:
     base["verdicts"]["a"] = False
     assert "NOT IMMUNIZED" in (text := shown(base))
     assert "not the measure" not in text
+    assert "not the measure" not in run_page(base, None, None) + card_text(card_of(base, None), None)
     base |= {"aims_at_kappa": False, "method": "mine"}
-    text = " ".join(shown(base).split())
-    assert "(i), (ii) and RIR are not the measure of method=mine; these two are: c, what a ridge probe can" in text
-    assert "NOT IMMUNIZED" not in text
+    for text in (shown(base), check(run_page(base, None, None)).text, card_text(card_of(base, None), None)):
+        told = " ".join(text.split())
+        assert "(i), (ii) and RIR are not the measure of method=mine; these two are: c, what a ridge probe can" in told
+    assert "NOT IMMUNIZED" not in shown(base)
     del base["aims_at_kappa"]  # a record of an earlier version
     assert "NOT IMMUNIZED" in shown(base)
-
-
-@pytest.mark.parametrize("status", ["diverged", "interrupted"])
-def test_run_without_numbers_says_so(status: str, base: dict[str, Any]) -> None:
-    del base["metrics"]
-    base["status"] = status
-    assert shown(base) == f"ours: synthetic against synthetic, seed 0: {status}, not evaluated\n"
 
 
 @pytest.mark.usefixtures("drawn")
@@ -164,6 +157,7 @@ def test_a_card_goes_by_the_class_of_the_method_and_not_by_its_name(record: dict
 
 
 def test_card_has_the_numbers_of_both_records(record: dict[str, Any], attack: dict[str, Any]) -> None:
+    attack["results"]["harmful"]["immunized"]["T0"]["retention"] = {"values": [0.125], "errors": [0.05]}
     card = card_of(record, attack)
     for part in ("fit", "held_out"):
         for estimator, numbers in card["ratios"][part].items():
@@ -171,6 +165,7 @@ def test_card_has_the_numbers_of_both_records(record: dict[str, Any], attack: di
     for task, of in card["attack"]["tasks"].items():
         verdict = attack["verdicts"][task]["immunized"]
         assert (of["highest_tier"], of["first_broken"]) == (verdict["highest_tier"], verdict["first_broken"])
+        assert of["rows_moved"] == attack["tasks"][task]["rows_moved"]
         for tier, numbers in of["tiers"].items():
             assert numbers["score"] == attack["results"][task]["immunized"][tier]["score"]
     assert "seconds" not in json.dumps(card)
@@ -181,8 +176,9 @@ def test_card_has_the_numbers_of_both_records(record: dict[str, Any], attack: di
     assert record["hardware"]["processor"] in text
     assert f"- threads: {record['hardware']['threads']}\n" in text
     assert "of the attack" not in text.partition("## Provenance")[2]
-    for row in attack_rows(attack):
-        assert f"| `{row[0]}` | {row[1]} |" in text
+    for task, *cells in attack_rows(attack):
+        assert f"| `{task}` | {' | '.join(cells)} |" in text
+    assert "| 0.12 (0.03 to 0.22) |" in text
     json.dumps(card, allow_nan=False)
 
 
@@ -224,12 +220,6 @@ def test_card_begins_as_hubs_of_models_read_it(record: dict[str, Any], attack: d
     assert len(yaml.safe_load(front_matter(card_of(record, None)))["model-index"][0]["results"]) == 1
 
 
-def test_card_of_a_run_whose_cross_fit_diverged_says_why_it_has_no_more(record: dict[str, Any]) -> None:
-    card = card_of(without_held_out(record), None)
-    assert card["ratios"].keys() == {"fit"}
-    assert "- No held-out numbers: the cross-fit diverged in step 17: ill became inf\n" in card_text(card, None)
-
-
 def test_card_names_what_an_attack_elsewhere_was_made_with(record: dict[str, Any], attack: dict[str, Any]) -> None:
     record["network"] = {"theta_0_sha256": "f00d"}
     attack["hardware"] |= {"processor": "another", "threads": 77}
@@ -238,12 +228,6 @@ def test_card_names_what_an_attack_elsewhere_was_made_with(record: dict[str, Any
     assert "- machine of the attack: another, " in text
     assert "- threads of the attack: 77\n" in text
     assert "git commit of the attack" not in text
-
-
-def test_card_says_what_is_left_of_a_tier(record: dict[str, Any], attack: dict[str, Any]) -> None:
-    attack["results"]["harmful"]["immunized"]["T0"]["retention"] = {"values": [0.125], "errors": [0.05]}
-    (row,) = [line for line in card_text(card_of(record, attack), attack).splitlines() if "| `harmful` | T0 |" in line]
-    assert "0.12 (0.03 to 0.22)" in row
 
 
 def test_card_says_how_far_attackers_on_the_weights_got(record: dict[str, Any], attack: dict[str, Any]) -> None:
@@ -276,19 +260,6 @@ def test_card_and_page_have_the_numbers_of_long_fine_tuning(record: dict[str, An
     assert "<td>0.375</td>" in re.sub(r"<td[^>]*>", "<td>", page)
 
 
-def test_card_says_how_many_rows_the_attacker_was_given(record: dict[str, Any], attack: dict[str, Any]) -> None:
-    task = attack["tasks"]["harmful"]
-    assert task["rows_moved"] == {"validation": [0, 0], "test": [0, 0]}
-    assert "trained on instead" not in card_text(card_of(record, attack), attack)
-    task["rows_moved"]["test"] = [3, 1]
-    card = card_of(record, attack)
-    assert card["attack"]["tasks"]["harmful"]["rows_moved"] == task["rows_moved"]
-    assert "trained on instead, by seed 0, 0 validation and 3, 1 test rows." in card_text(card, attack)
-    for of in attack["tasks"].values():
-        del of["rows_moved"]  # a record of before
-    assert "trained on instead" not in card_text(card_of(record, attack), attack)
-
-
 def test_run_that_was_not_attacked_says_so(record: dict[str, Any]) -> None:
     text = card_text(card_of(record, None), None)
     assert "This run was not attacked" in text
@@ -308,6 +279,8 @@ def without_differences(attack: dict[str, Any]) -> dict[str, Any]:
     for tiers in other["results"]["harmful"].values():
         for found in tiers.values():
             del found["difference"]
+    for facts in other["tasks"].values():
+        del facts["rows_moved"]
     return other
 
 
@@ -343,11 +316,6 @@ def test_printed_tables_fit_a_hundred_columns(attack: dict[str, Any]) -> None:
     assert max(map(len, table.splitlines())) <= WIDTH == 100
     assert table.count(" nearest_neighbours ") == sum(len(task["immunized"]) for task in attack["results"].values())
     assert told.partition("): ")[2].startswith(verdict_sentence(attack, "harmful")[:15])
-
-
-def test_failed_control_is_told(record: dict[str, Any], attack: dict[str, Any]) -> None:
-    attack["control"] = {"held": {"harmful": ["T0"]}, "passed": False}
-    assert "distrust this grid" in card_text(card_of(record, attack), attack)
 
 
 def test_a_run_that_did_not_finish_has_no_card(record: dict[str, Any]) -> None:

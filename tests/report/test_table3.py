@@ -112,18 +112,14 @@ def test_an_interval_without_ends_is_unbounded(records: list[Record], tmp_path: 
         ({"metrics_groups": None}, "Table 3 is of deep networks; there is a run of 'resnet_small'"),
     ],
 )
-def test_records_that_do_not_belong_together_are_refused(
-    changes: Record, message: str, records: list[Record], tmp_path: Path
-) -> None:
+def test_records_that_do_not_belong_together_are_refused(changes: Record, message: str, records: list[Record]) -> None:
     for record in records:
         record["network"] = record["network"] if "network__theta_0_sha256" in changes else None
     with_change(records[0], **changes)
     if "metrics_groups" in changes:
         del records[0]["metrics_groups"]
-    for name in ("table3", "fig3"):
-        with pytest.raises(ValueError, match=message):
-            reported(name, records, tmp_path / name)
-        assert not (tmp_path / name / "out").exists()
+    with pytest.raises(ValueError, match=message):
+        by_setting(records)
 
 
 def test_settings_without_any_run_are_told(records: list[Record], tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from immunize.report.experiments import Request, report_experiment
 from immunize.report.tradeoff import ESTIMATORS, TradeOff, on_front, tradeoff_figure, tradeoff_tables
-from tests.report.making import Record, tables_of, with_change, written
+from tests.report.making import Record, reported, tables_of, with_change
 
 NUMBER = st.floats(0.01, 100)
 
@@ -66,7 +65,7 @@ def test_infinite_number_of_one_seed_makes_the_mean_infinite(records: list[Recor
     records[4]["metrics"]["fit"]["spectrum"]["ratio_harmful"] = None  # as records store it
     trade = TradeOff.of(records)
     assert points_of(trade)["ratio_harmful"].iloc[2] == math.inf
-    text = report(written(records, tmp_path / "runs"), tmp_path / "out", tmp_path)
+    text, _ = reported("sweep_lambda", records, tmp_path)
     assert "| 1e+05 | 2 | ∞ | 0.3 | ∞ | yes |" in text
     assert (tmp_path / "out" / "tradeoff.pdf").read_bytes().startswith(b"%PDF")
 
@@ -128,27 +127,13 @@ def test_records_that_do_not_belong_together_are_refused(changes: Record, messag
         TradeOff.of(records)
 
 
-# The files.
+# The report.
 
 
-def report(folder: Path, out: Path | None, committed: Path) -> str:
-    return report_experiment(Request("sweep_lambda", folder, out, committed / "published.csv"))
-
-
-def test_report_is_marked_where_runs_are_reduced_and_made_again_from_its_files(
-    records: list[Record], tmp_path: Path
-) -> None:
+def test_report_is_marked_where_runs_are_reduced(records: list[Record]) -> None:
     for record in records:
         with_change(record, config__experiment__reduced=True)
-    out, again = tmp_path / "out", tmp_path / "again"
-    text = report(written(records, tmp_path / "runs"), out, tmp_path)
-    assert text.count("## REDUCED ") == len(ESTIMATORS)
-    assert report(out, again, tmp_path) == report(out, None, tmp_path) == text
-    for name in ("README.md", "table.md", "tradeoff.csv"):
-        assert (again / name).read_bytes() == (out / name).read_bytes(), name
-    readme = (out / "README.md").read_text(encoding="utf-8")
-    assert readme.startswith("# REDUCED ")
-    assert "make sweep_lambda FAST=1" in readme
+    assert tradeoff_tables(TradeOff.of(records)).count("## REDUCED ") == len(ESTIMATORS)
 
 
 def test_the_colour_of_a_point_is_its_weight(records: list[Record]) -> None:
