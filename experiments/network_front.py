@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.reporting import key_values
+from experiments.reporting import key_values, readme
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.report.loading import load_records, write_results
 from immunize.report.naming import RATIOS, pair_title
-from immunize.report.provenance import made_with, readme, versions_of
+from immunize.report.provenance import made_with, versions_of
 from immunize.report.table import Table, short
 from immunize.report.writing import save_figure
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from immunize.errors import UserError
+from immunize.report.templates import filled_in
 
 SHOWN = ("python", "immunize", "torch", "numpy", "scipy")
 
@@ -49,6 +50,26 @@ def digit_pairs(text: str) -> list[tuple[int, int]]:
         if len(word) != 2 or not word.isdecimal() or word[0] == word[1]:
             raise UserError(f"pairs={text}: write two different digits a pair, as in pairs=01,38")
     return [(int(word[0]), int(word[1])) for word in words]
+
+
+def readme(
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    body: Iterable[str],
+    *,
+    target: str = "",
+    commands: Sequence[str] = (),
+) -> str:
+    """README.md of an experiment: what it is, how and when it was made, and what came of it.
+
+    Args:
+        title: of the page.
+        facts: names and texts of the table at its head.
+        body: lines below it.
+        target: what stands behind "Rebuilt by".
+        commands: that made it.
+    """
+    return filled_in("page.md", title=title, facts=facts, body=body, notes=[], target=target, commands=commands)
 
 
 def machine_of(record: Record) -> str:

@@ -24,11 +24,10 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reporting import key_values, machine_of
+from experiments.reporting import key_values, machine_of, readme
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.report.naming import HARDER_BY, NO_HARDER
-from immunize.report.provenance import readme
 from immunize.report.table import Table
 
 ROOT = Path(__file__).parents[1]

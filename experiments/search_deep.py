@@ -25,12 +25,11 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reporting import machine_of
+from experiments.reporting import machine_of, readme
 from experiments.search import RESULTS, asked, earlier_results, facts_of
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 from immunize.records import whole_config
-from immunize.report.provenance import readme
 from immunize.report.table import NOTHING, Table
 
 LIMITS = {"search_table3": 1.0, "search_table3_small": 1.0, "search_table3_digits": 2.0}

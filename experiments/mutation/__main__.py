@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from experiments.reporting import key_values, made_now
+from experiments.reporting import key_values, made_now, readme
 from immunize.cli import entry_point, explain_errors
 from immunize.errors import UserError
 
@@ -202,8 +202,6 @@ def _write(settings: Settings, everything: Sequence[Mutant], rows: Rows, argumen
     ]
     command = " ".join(["python -m experiments.mutation", *arguments])
     body = [table.rstrip(), "", "## Survivors", "", left]
-    from immunize.report.provenance import readme
-
     (settings.out / "README.md").write_text(
         readme("Mutation testing", [*made_now(command), *facts], body), encoding="utf-8"
     )

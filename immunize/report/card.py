@@ -28,6 +28,7 @@ from immunize.report.writing import write_report
 CARD_JSON, CARD_MD = "card.json", "CARD.md"
 CARD_VERSION = 1
 
+_OF_A_TIER = ("held", "difference", "retention", "best", "diverged")
 _VERSIONS = ("python", "immunize", "torch", "numpy", "scipy", "scikit-learn")
 
 
@@ -48,9 +49,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
     return {
         "card_version": CARD_VERSION,
         "title": run_title(record),
-        "method": record["method"],
-        "model": record["model"],
-        "seed": record["seed"],
+        **{name: record[name] for name in ("method", "model", "seed")},
         "data": {
             role: {"name": data_name(record, role), "task": facts["task"], "rows": fit_rows(facts)}
             for role in ("pretrain", "harmful")
@@ -70,8 +69,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
         "attack": None if attack is None else _attack(attack),
         "threat_model": threat_model(_kind(record), record["config"]["method"]["_target_"]),
         "provenance": {
-            "config_hash": record["config_hash"],
-            "data_hash": record["data_hash"],
+            **{name: record[name] for name in ("config_hash", "data_hash")},
             "checkpoint_sha256": None if attack is None else attack["subject"]["checkpoint_sha256"],
             **_theta_0(record),
             **_made_with(record),
@@ -153,10 +151,7 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
                     "steps": found["to_target"]["steps"],
                     "steps_theta_0": found["to_target_reference"]["steps"],
                     "flops": found["to_target"]["flops"],
-                    "held": found["held"],
-                    **{name: found[name] for name in ("difference", "retention") if name in found},
-                    "best": found["best"],
-                    "diverged": found["diverged"],
+                    **{name: found[name] for name in _OF_A_TIER if name in found},
                 }
                 for tier, found in of.items()
             },

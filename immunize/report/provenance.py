@@ -24,26 +24,6 @@ _SIDES = (("H_P", "kappa_pretrain"), ("H_H", "kappa_harmful"))
 _NOT_SETTINGS = ("_target_", "name", "seed", *LAMBDAS)
 
 
-def readme(
-    title: str,
-    facts: Sequence[tuple[str, str]],
-    body: Iterable[str],
-    *,
-    target: str = "",
-    commands: Sequence[str] = (),
-) -> str:
-    """README.md of an experiment: what it is, how and when it was made, and what came of it.
-
-    Args:
-        title: of the page.
-        facts: names and texts of the table at its head.
-        body: lines below it.
-        target: what stands behind "Rebuilt by".
-        commands: that made it.
-    """
-    return filled_in("page.md", title=title, facts=facts, body=body, notes=[], target=target, commands=commands)
-
-
 def provenance_rows(runs: Runs) -> list[tuple[str, str]]:
     """Runs, commits, dates, machines, wall time, memory, data, versions: names, and texts with code in backticks."""
     hashes = sorted({str(record["data_hash"]) for record in runs.records})

@@ -87,7 +87,7 @@ class TradeOff:
 
     def points(self) -> pd.DataFrame:
         """A row a weight that has finished runs, part and estimator, by ascending λ_H/λ_P, as `tradeoff.csv` has it."""
-        several = {"": _geometric_mean, "_min": "min", "_max": "max"}
+        several = {"": lambda values: np.exp(np.log(values.to_numpy()).mean()), "_min": "min", "_max": "max"}
         columns = {f"{name}{of}": (name, how) for name in (_I, _II) for of, how in several.items()}
         points = self.each().groupby(_PLACE, sort=False).agg(runs=(_I, "size"), **columns).reset_index()
         lost = {ratio: self.by_weight.diverged(weight) for ratio, weight in self.weights.items()}
@@ -160,10 +160,6 @@ def _preset_grid(records: Sequence[dict[str, Any]]) -> tuple[list[float], list[i
 
 def _weight(ratio: float) -> str:
     return f"λ_H/λ_P = {ratio:g}"
-
-
-def _geometric_mean(values: pd.Series[float]) -> float:
-    return float(np.exp(np.log(values.to_numpy()).mean()))
 
 
 PANELS = ("spectrum", "ridge")

@@ -66,10 +66,9 @@ def attack_tables(attacks: Attacks) -> str:
     costly (and ten steps) or five points less accurate than from θ_0, by more than the accident of the test rows
     (docs/attacks.md). On harmful tasks that is the aim; on all others it is damage, measured by the same rule.
     """
-    told = (fmean, times, one_run.horizon_cells, one_run.interval_text, one_run.paid_text)
     return filled_in(
         "attack_tables.md",
-        *told,
+        *(fmean, times, one_run.horizon_cells, one_run.interval_text, one_run.paid_text),
         attacks=attacks,
         **{"words": KINDS, "theta_0": THETA_0, "control": CONTROL, "quantities": one_run.HORIZON_COLUMNS},
     )

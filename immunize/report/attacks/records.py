@@ -249,15 +249,11 @@ class Group(Collection):
         """
         counts: Counter[str] = Counter()
         for record in self.of_method(method):
-            reached = [
-                record["verdicts"][task][extractor_of(method)]["unbroken_up_to"]
-                for task, facts in record["tasks"].items()
-                if facts["kind"] == "harmful"
-            ]
-            counts["none" if None in reached or not reached else min(reached)] += 1
-        if len(counts) == 1:
-            return next(iter(counts))
-        return ", ".join(f"{tier} in {n}" for tier, n in counts.most_common())
+            harmful = [task for task, facts in record["tasks"].items() if facts["kind"] == "harmful"]
+            reached = {record["verdicts"][task][extractor_of(method)]["unbroken_up_to"] for task in harmful}
+            counts["none" if None in reached else min(reached, default="none")] += 1
+        told = [f"{tier} in {n}" for tier, n in counts.most_common()]
+        return ", ".join(told if len(told) > 1 else counts)
 
     @property
     def repairs(self) -> tuple[dict[str, dict[tuple[str, str], Numbers]], list[tuple[str, str]], float]:
@@ -402,9 +398,3 @@ class Attacks(Collection):
             by_name[run_of(record)[0]].append(record)
         groups = tuple(Group(name, tuple(of)) for name, of in by_name.items())
         return cls(tuple(records), groups, bool(records[0]["config"]["attack"].get("reduced")))
-
-    @property
-    def grid(self) -> Record:
-        """The grid's configuration, the same in all records."""
-        found: Record = self.records[0]["config"]["attack"]
-        return found

@@ -6,7 +6,7 @@ All of it from one frame: a row a run, and place that it was measured at (part, 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,13 +98,11 @@ def settings_of(records: Sequence[Record]) -> dict[str, list[Record]]:
     """
     methods = in_order(record["method"] for record in records)
 
-    def place(of: tuple[str, Any, list[Record]]) -> tuple[Any, ...]:
-        _, values, (first, *_) = of
-        return first["model"], methods.index(first["method"]), values
-
-    found: dict[str, list[Record]] = {}
-    for name, _, runs in sorted(named_groups(records), key=place):
-        found.setdefault(name, []).extend(runs)
+    found: dict[str, list[Record]] = defaultdict(list)
+    for name, _, runs in sorted(
+        named_groups(records), key=lambda of: (of[2][0]["model"], methods.index(of[2][0]["method"]), of[1])
+    ):
+        found[name] += runs
     return found
 
 
