@@ -12,6 +12,7 @@ import pytest
 from experiments.sweep_lambda.study import PARETO, run_study
 from immunize.errors import UserError
 from immunize.records import RECORD, read_record
+from immunize.report.tradeoff import on_front
 from tests.tampering import csv_rows
 
 TINY = ["harmful=synthetic", "harmful.n_features=6", "harmful.n_samples=40", "objective.epochs=5", "probe_steps=50"]
@@ -59,16 +60,8 @@ def test_trials_are_real_runs_and_the_same_command_again_goes_on(stopped_and_con
 def test_front_is_that_of_the_records(stopped_and_continued: Twice) -> None:
     out, _ = stopped_and_continued
     numbers = {name: record["metrics"]["validation"]["ridge"] for name, record in records_of(out).items()}
-    best = {
-        name
-        for name, one in numbers.items()
-        if not any(
-            other["ratio_harmful"] >= one["ratio_harmful"]
-            and other["ratio_pretrain"] <= one["ratio_pretrain"]
-            and other is not one
-            for other in numbers.values()
-        )
-    }
+    front = on_front([(one["ratio_harmful"], one["ratio_pretrain"]) for one in numbers.values()])
+    best = {name for name, there in zip(numbers, front, strict=True) if there}
     rows = csv_rows(out / PARETO)
     assert {row["folder"] for row in rows} == best
     for row in rows:

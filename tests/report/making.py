@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import json
 import random
 import re
@@ -11,6 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from immunize.report import show_record
 from immunize.report.experiments import Request, report_experiment
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -116,6 +120,12 @@ def tables_of(markdown: str) -> Tables:
         head, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
         found[title] = [dict(zip(head, row, strict=True)) for row in rows]
     return found
+
+
+def shown(record: Record) -> str:
+    """What is printed of one run."""
+    show_record(record, Console(file=(out := io.StringIO()), highlight=False))
+    return out.getvalue()
 
 
 def reported(name: str, records: list[Record], folder: Path, published: Path | None = None) -> tuple[str, Path]:

@@ -258,16 +258,17 @@ def test_what_is_no_attack_record_of_a_run_is_refused(attack: Record, tmp_path: 
     with pytest.raises(FileNotFoundError, match=r"immunize\.attack"):
         load_attacks(tmp_path)
     path = tmp_path / ATTACK_RECORD
-    path.write_text(json.dumps({"status": "finished"}))
-    with pytest.raises(ValueError, match="has no 'subject'"):
-        load_attacks(tmp_path)
-    path.write_text(json.dumps(attack | {"schema_version": 2}))
-    with pytest.raises(ValueError, match="has schema version 2, this version of immunize reads 1"):
-        load_attacks(tmp_path)
-    attack["subject"]["method"] = None  # of a bare checkpoint
-    path.write_text(json.dumps(attack))
-    with pytest.raises(ValueError, match=r"has no 'subject\.method'"):
-        load_attacks(tmp_path)
+    for found, message in (  # the last of a bare checkpoint
+        ({"status": "finished"}, "has no 'subject'"),
+        (attack | {"schema_version": 2}, "has schema version 2, this version of immunize reads 1"),
+        (
+            attack | {"subject": attack["subject"] | {"method": None}},
+            r"has no 'subject\.method'",
+        ),
+    ):
+        path.write_text(json.dumps(found))
+        with pytest.raises(ValueError, match=message):
+            load_attacks(tmp_path)
     path.write_text("{")
     told = called(main, "experiment=table_attacks", f"runs={tmp_path}").err
     assert "cannot be read as an attack record" in told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import statistics
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from immunize.errors import UserError
 from immunize.records import SWEEP, read_record
-from immunize.report import show_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.card import card_of, card_text
@@ -33,6 +30,7 @@ from tests.report.making import (
     Record,
     diverged,
     record_of,
+    shown,
     table1_records,
     table2_records,
     without_held_out,
@@ -164,8 +162,7 @@ def test_run_without_numbers_says_so(status: str, record: Record) -> None:
     assert f"This run is '{status}': nothing was evaluated" in text
     assert ("diverged in step 17: ill became inf" in text) == (status == "diverged")
     assert "Condition numbers, before" not in text
-    show_record(lost, Console(file=(told := io.StringIO())))
-    assert told.getvalue() == f"ours: synthetic against synthetic, seed 0: {status}, not evaluated\n"
+    assert shown(lost) == f"ours: synthetic against synthetic, seed 0: {status}, not evaluated\n"
 
 
 def test_run_whose_cross_fit_diverged_shows_its_fit_and_says_why_no_more(record: Record) -> None:

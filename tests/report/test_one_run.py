@@ -21,7 +21,6 @@ from immunize.data import Part, Splits
 from immunize.data.synthetic import Synthetic
 from immunize.errors import UserError
 from immunize.records import read_record
-from immunize.report import show_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
 from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, front_matter, threat_model
@@ -31,15 +30,10 @@ from immunize.report.table import WIDTH, short
 from immunize.spectrum import ESTIMATORS
 from tests.commands import Called
 from tests.composing import run_tiny
+from tests.report.making import shown
 from tests.report.pages import check
 
 PARTS, PAIR = ("fit", "held_out"), ("pretrain", "harmful")
-
-
-def shown(record: dict[str, Any]) -> str:
-    out = io.StringIO()
-    show_record(record, Console(file=out))
-    return out.getvalue()
 
 
 def test_table_shows_numbers_verdicts_and_steps(base: dict[str, Any]) -> None:

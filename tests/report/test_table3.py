@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import random
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.image import imread
-from rich.console import Console
 
 from immunize.records import read_record
 from immunize.report import results
@@ -20,11 +18,10 @@ from immunize.report.curves import PROBE_ACCURACIES, PROBES, THETA_0, csv_of, pr
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
 from immunize.report.naming import PARTS, RATIOS
-from immunize.report.one_run import show_record
 from immunize.report.results import by_setting
 from immunize.report.table import short
 from immunize.spectrum import ACCURACY_SLACK
-from tests.report.making import EXPERIMENTS, Record, reported, row, tables_of, with_change
+from tests.report.making import EXPERIMENTS, Record, reported, row, shown, tables_of, with_change
 
 DIGITS = EXPERIMENTS / "table3_digits"
 
@@ -174,18 +171,12 @@ def test_probes_of_different_lengths_are_not_averaged(curves: list[Record]) -> N
 # One run.
 
 
-def shown_of(record: Record) -> str:
-    text = io.StringIO()
-    show_record(record, Console(file=text, width=160, highlight=False))
-    return text.getvalue()
-
-
 def test_one_run_is_shown(records: list[Record]) -> None:
     record = records[0]
-    shown = shown_of(record)
-    assert short(record["metrics_groups"]["held_out"]["spectrum"]["rir"]) in shown
-    assert f"{record['pretrain_accuracy']['before']:.2f} % → " in shown
-    assert f"300: {record['probe_accuracy']['gd']['harmful']['theta_0']['300']:.1f} → " in shown
-    assert shown.count("(a)") == shown.count("Definition 3.1 on ") == 4
-    assert "accuracy of a linear probe" in shown
-    assert "accuracy of a linear probe" not in shown_of(record | {"probe_accuracy": {}})
+    text = shown(record)
+    assert short(record["metrics_groups"]["held_out"]["spectrum"]["rir"]) in text
+    assert f"{record['pretrain_accuracy']['before']:.2f} % → " in text
+    assert f"300: {record['probe_accuracy']['gd']['harmful']['theta_0']['300']:.1f} → " in text
+    assert text.count("(a)") == text.count("Definition 3.1 on ") == 4
+    assert "accuracy of a linear probe" in text
+    assert "accuracy of a linear probe" not in shown(record | {"probe_accuracy": {}})

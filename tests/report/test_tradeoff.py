@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from immunize.report.tradeoff import ESTIMATORS, TradeOff, on_front, tradeoff_figure, tradeoff_tables
-from tests.report.making import Record, reported, tables_of, with_change
+from tests.report.making import Record, diverged, reported, tables_of, with_change, without_held_out
 
 NUMBER = st.floats(0.01, 100)
 
@@ -71,9 +71,7 @@ def test_infinite_number_of_one_seed_makes_the_mean_infinite(records: list[Recor
 
 
 def test_diverged_runs_are_counted_and_have_no_point(records: list[Record]) -> None:
-    for record in records[2:4]:
-        record["status"] = "diverged"
-        del record["metrics"], record["verdicts"]
+    records[2:4] = map(diverged, records[2:4])
     trade = TradeOff.of(records)
     assert points_of(trade)["lambda_ratio"].tolist() == [10.0, 1e5]
     row = row_of(trade)
@@ -83,9 +81,7 @@ def test_diverged_runs_are_counted_and_have_no_point(records: list[Record]) -> N
 
 
 def test_a_cross_fit_that_diverged_costs_a_point_of_held_out_alone(records: list[Record]) -> None:
-    for record in records[2:4]:
-        record["training"] = {"cross_fit": {"diverged": {"step": 1, "term": "ill", "value": "inf"}}}
-        del record["metrics"]["held_out"], record["verdicts"]["held_out"]
+    records[2:4] = map(without_held_out, records[2:4])
     trade = TradeOff.of(records)
     assert points_of(trade)["lambda_ratio"].tolist() == [10.0, 1e3, 1e5]
     assert points_of(trade, "held_out")["lambda_ratio"].tolist() == [10.0, 1e5]
