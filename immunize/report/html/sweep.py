@@ -98,10 +98,12 @@ def settings_of(records: Sequence[Record]) -> dict[str, list[Record]]:
     """
     methods = in_order(record["method"] for record in records)
 
+    def place(of: tuple[str, Any, list[Record]]) -> tuple[Any, ...]:
+        _, values, (first, *_) = of
+        return first["model"], methods.index(first["method"]), values
+
     found: dict[str, list[Record]] = defaultdict(list)
-    for name, _, runs in sorted(
-        named_groups(records), key=lambda of: (of[2][0]["model"], methods.index(of[2][0]["method"]), of[1])
-    ):
+    for name, _, runs in sorted(named_groups(records), key=place):
         found[name] += runs
     return found
 
