@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from immunize.data.images.image_set import ImageSet
-    from immunize.features import DeepExtractor
     from immunize.pipeline.fit import Fit
 
 ALL_OF_IT = {"trainable": ["*"]}
@@ -91,7 +90,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
 
     from immunize.data.images.pair import without_aside
     from immunize.features import save_weights
-    from immunize.pipeline.assemble import theta_0_facts
+    from immunize.pipeline.assemble import as_extractor, theta_0_facts
     from immunize.pipeline.fit import TRAINING
 
     clock = time.perf_counter()
@@ -108,7 +107,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
         own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
         node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})
         assert isinstance(node, DictConfig)
-        net: DeepExtractor = build(node, leave_out=NOT_ARGUMENTS, n_classes=source.n_classes, seed=cfg.seed)
+        net = as_extractor(build(node, leave_out=NOT_ARGUMENTS, n_classes=source.n_classes, seed=cfg.seed))
         record["network"] = theta_0_facts(net, node.get("checkpoint"))
         splits = source.splits(net.transform(train=cfg.augment), net.transform())
         if cfg.validation_fraction > 0:

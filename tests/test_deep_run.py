@@ -230,6 +230,22 @@ def test_balance_without_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     assert not warned("method=ill_only")
 
 
+def in_double(**settings: Any) -> DeepExtractor:
+    return DeepExtractor.from_timm(**settings).double()
+
+
+def without_extractor(**settings: Any) -> nn.Module:
+    return DeepExtractor.from_timm(**settings).network
+
+
+def test_a_network_of_others_is_taken_in_float32_and_has_to_be_an_extractor(tmp_path: Path) -> None:
+    settings = ("method=none", "objective.max_steps=1", "model._target_=tests.test_deep_run")
+    run_tiny_deep(tmp_path / "double", *settings[:2], f"{settings[2]}.in_double")
+    assert {value.dtype for value in weights(tmp_path / "double").values()} == {torch.float32, torch.int64}
+    with pytest.raises(UserError, match=r"model._target_ has to make a DeepExtractor.*, it makes a ResNet"):
+        run_tiny_deep(tmp_path / "module", *settings[:2], f"{settings[2]}.without_extractor")
+
+
 # Interruption.
 
 

@@ -45,6 +45,7 @@ from immunize.features import (
     released_network,
     state_digest,
 )
+from immunize.pipeline.assemble import as_extractor
 
 BATCH_SIZE = 256
 """Images at once when features are computed; halved where memory does not suffice."""
@@ -138,7 +139,7 @@ def network_target(
     pointed: Pointed,
     plan: GridPlan,
     *,
-    new_theta_0: Callable[..., DeepExtractor],
+    new_theta_0: Callable[..., Any],
     benign: Mapping[str, Callable[[], SourceBase]],
     images: int | None,
     workers: int,
@@ -164,7 +165,7 @@ def network_target(
     sources = {role: as_image_source(pointed.new_source(role)) for role in ROLES}
     for source in sources.values():
         source.require()
-    theta_0 = new_theta_0(n_classes=sources["pretrain"].n_classes if pointed.record else None)
+    theta_0 = as_extractor(new_theta_0(n_classes=sources["pretrain"].n_classes if pointed.record else None))
     transform = theta_0.transform()
     both = (sources["pretrain"], sources["harmful"])
     pair = ImagePair(*both, batch_size=2, transform_eval=transform, **pointed.aside)

@@ -105,7 +105,7 @@ def _network(
 ) -> NetworkModel:
     """θ_0, the images through its transform, and the method bound to both."""
     images, settings = [as_image_source(source) for source in sources], cfg.deep
-    net: DeepExtractor = build(cfg.model, leave_out=NOT_ARGUMENTS, n_classes=images[0].n_classes, seed=cfg.seed)
+    net = as_extractor(build(cfg.model, leave_out=NOT_ARGUMENTS, n_classes=images[0].n_classes, seed=cfg.seed))
     net.check_classes(images[0].n_classes, f"D_P ({images[0].name})")
     pair = ImagePair(
         *images,
@@ -173,6 +173,17 @@ def _linear(
         rho=cfg.rho,
         probe_steps=cfg.probe_steps,
     )
+
+
+def as_extractor(built: Any) -> DeepExtractor:
+    """A network as its configuration has made it, in float32 as images are.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not isinstance(built, DeepExtractor):
+        raise UserError(f"model._target_ has to make a DeepExtractor (from_module), it makes a {type(built).__name__}")
+    return built.float()
 
 
 def theta_0_facts(net: DeepExtractor, checkpoint: str | None) -> dict[str, str | None]:
