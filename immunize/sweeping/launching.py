@@ -13,7 +13,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -259,21 +259,22 @@ class PoolLauncher(SerialLauncher):
     def outcomes(self, jobs: Iterator[Job]) -> Iterable[tuple[Job, Outcome]]:
         """Side by side. A process that dies (killed, out of memory) ends the pool: what was handed out has failed."""
         running: dict[Future[Outcome], Job] = {}
-        while (job := next(jobs, None)) is not None:  # what needs a pool, or another one where one has died
+        job = next(jobs, None)
+        while job is not None:  # it needs a pool, or another one where one has died
             with closing_pool(self.n_jobs, self.threads, _enter, self.jobs) as pool:
                 died: BaseException | None = None
-                while died is None:
-                    if job is not None:
-                        # inherited by the processes, which the first run starts
-                        with signals_handled({signal.SIGINT: signal.SIG_IGN}):
-                            running[pool.submit(_run, job)] = job
-                    job = next(jobs, None) if len(running) < self.n_jobs * (1 + QUEUED) else None
-                    if job is not None:
-                        continue
-                    if not running:
-                        break
-                    done = wait(running, return_when=FIRST_COMPLETED).done
-                    died = next((error for future in done if (error := future.exception()) is not None), None)
+                while died is None and (job is not None or running):
+                    done: set[Future[Outcome]] = set()
+                    try:
+                        while job is not None and len(running) < self.n_jobs * (1 + QUEUED):
+                            # inherited by the processes, which the first run starts
+                            with signals_handled({signal.SIGINT: signal.SIG_IGN}):
+                                running[pool.submit(_run, job)] = job
+                            job = next(jobs, None)
+                        done = wait(running, return_when=FIRST_COMPLETED).done
+                        died = next((error for future in done if (error := future.exception()) is not None), None)
+                    except BrokenExecutor as error:  # it died while the next run was looked for
+                        died = error
                     for future in list(done if died is None else running):
                         ran = running.pop(future)
                         if future.done() and future.exception() is None:

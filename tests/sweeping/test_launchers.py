@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 
+from immunize.processes import closing_pool
+from immunize.sweeping import launching
 from immunize.sweeping.job import Outcome
 from immunize.sweeping.launching import Job, PoolLauncher
 from tests.commands import fresh
@@ -83,6 +88,31 @@ class Runs:
         if number == DEADLY:
             os.kill(os.getpid(), signal.SIGKILL)
         return Outcome("finished", float(number))
+
+
+def test_a_death_while_the_next_run_is_looked_for_fails_what_was_handed_out_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[Any] = []
+
+    @contextlib.contextmanager
+    def pool(*of: Any) -> Iterator[Any]:
+        with closing_pool(*of) as made:
+            pools.append(made)
+            yield made
+
+    def jobs() -> Iterator[Job]:
+        yield Job(DEADLY, ())
+        (tmp_path / str(LONG)).touch()
+        while not pools[0]._flags.broken:
+            time.sleep(0.01)
+        yield from (Job(number, ()) for number in (2, 3))
+
+    monkeypatch.setattr(launching, "closing_pool", pool)
+    launcher = PoolLauncher(n_jobs=1)
+    launcher.jobs = Runs(tmp_path)  # type: ignore[assignment]
+    found = {job.number: outcome.status for job, outcome in launcher.outcomes(jobs())}
+    assert found == {DEADLY: "failed", 2: "finished", 3: "finished"}
 
 
 def test_a_death_fails_what_was_handed_out_and_nothing_else(tmp_path: Path) -> None:
