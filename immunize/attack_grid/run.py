@@ -139,7 +139,8 @@ class _Work:
                 yield _Part(place, chosen, replace(data, network=network, reference=reference))
 
     def _all(self) -> Iterator[tuple[Place, AttackData, list[Entry]]]:
-        for place in self.places:
+        # Of a seed the immunized rows first, whose attackers take longest: what a pool ends with is short.
+        for place in sorted(self.places, key=lambda of: (self.plan.seeds.index(of[0]), of[2] != "immunized")):
             seed, name, extractor = place
             if seed != self.seed:
                 self.seed, self.tasks = seed, self.target.tasks(seed)

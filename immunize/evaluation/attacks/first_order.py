@@ -9,12 +9,11 @@ Hessian, for Adam one in units of 1/√σ_1; the result does not change when the
 Without it the learning rates are used as they come, as most users do.
 
 All candidates of a lap are trained in lockstep. They see the same mini-batches in the same order. So those that are at
-the same step take it together: the rows are gathered once, one product of matrices gives the outputs of all heads, the
-losses are summed, and one optimizer of PyTorch has a parameter group for each. The gradient of the sum is for each
-head that of its own loss, and a head that diverges moves no other: every candidate goes the way that it would go
-alone, up to rounding. It has its own schedule, looks and costs; steps, samples and FLOPs are those of a run alone.
-Seconds are the time that a step of all took, in equal parts: their sum is what the attacker waited, and one candidate
-alone would have taken longer.
+the same step take it together: the rows are gathered once, one product of matrices gives the outputs of all heads, and
+one optimizer of PyTorch has a parameter group for each. Each head's gradient is that of its own loss, and a head that
+diverges moves no other: every candidate goes the way that it would go alone, up to rounding. It has its own schedule,
+looks and costs; steps, samples and FLOPs are those of a run alone. Seconds are the time that a step of all took, in
+equal parts: their sum is what the attacker waited, and one candidate alone would have taken longer.
 
 The heads are linear, linear behind BatchNorm, or have one hidden layer. Attackers who train more than a head share what
 is no head's own: one learning rate and schedule on its way (`Candidate`), and the mini-batches.
@@ -194,12 +193,23 @@ class HeadTask:
         head = new_head(self.attack.head, self.data.n_features, self.data.n_outputs, self.attack.hidden, self.seed)
         return list(head.to(self.dtype).parameters())
 
-    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The sum of the heads' mean losses, of outputs (R, C, B) and targets (B,) or (B, C)."""
+    def gradients(self, stacked: Sequence[Tensor], x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        """Of every head's mean loss, with respect to `stacked`, for rows (B, D) and targets (B,) or (B, C)."""
+        kind = self.attack.head
+        outputs = outputs_of(kind, [parameter.requires_grad_(kind != "linear") for parameter in stacked], x)
+        slopes = self._slopes(outputs.detach(), y)
+        if kind == "linear":  # what autograd finds, to the bit, in half its time
+            return [(slopes.flatten(0, 1) @ x).view_as(stacked[0]), slopes.sum(dim=2)]
+        return torch.autograd.grad(outputs, stacked, slopes)
+
+    def _slopes(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """How the mean loss of each head grows with its outputs, both (R, C, B)."""
         heads, width, rows = outputs.shape
-        if self.data.n_classes:
-            return nn.functional.cross_entropy(outputs, y.expand(heads, -1), reduction="sum") / rows
-        return nn.functional.mse_loss(outputs, y.T.expand_as(outputs), reduction="sum") / (rows * width)
+        if not self.data.n_classes:
+            return (outputs - y.T) * (2 / (rows * width))
+        log_p = outputs.log_softmax(dim=1)
+        own = torch.zeros_like(log_p).scatter_(1, y.expand(heads, 1, rows), -1 / rows)
+        return torch.ops.aten._log_softmax_backward_data(own, log_p, 1, log_p.dtype)  # type: ignore[no-any-return]
 
 
 class _Head(Candidate):
@@ -270,19 +280,17 @@ class Lockstep:
     def _train(self, walk: _Walk, live: Sequence[_Head], steps: int) -> None:
         started = time.perf_counter()
         self._optimizer.param_groups = [head.group for head in live]  # an idle one costs as much as a small one
+        stacked = _stacked(live)
         for _ in range(steps):
             if live:
-                self._update(live, *walk.next())
+                self._update(live, self.task.gradients(stacked, *walk.next()))
             else:
                 walk.skip()
         seconds = time.perf_counter() - started
         for head in live:
             head.meter.charge(head.step, seconds / len(live))
 
-    def _update(self, live: Sequence[_Head], x: Tensor, y: Tensor) -> None:
-        stacked = [parameter.requires_grad_() for parameter in _stacked(live)]
-        loss = self.task.loss(outputs_of(self.task.attack.head, stacked, x), y)
-        gradients = torch.autograd.grad(loss, stacked)
+    def _update(self, live: Sequence[_Head], gradients: Sequence[Tensor]) -> None:
         for head, *own in zip(live, *gradients, strict=True):
             head.set_rates()
             for parameter, gradient in zip(head.parameters, own, strict=True):
@@ -332,9 +340,13 @@ class _Walk:
 
 
 def _stacked(heads: Sequence[_Head]) -> list[Tensor]:
-    """Their parameters side by side, (R, ...), as new tensors without history."""
+    """Their parameters side by side, (R, ...), without history; from then on theirs are views of these."""
     with torch.no_grad():
-        return [torch.stack(alike) for alike in zip(*(head.parameters for head in heads), strict=True)]
+        stacked = [torch.stack(alike) for alike in zip(*(head.parameters for head in heads), strict=True)]
+    for head, *own in zip(heads, *stacked, strict=True):
+        for parameter, view in zip(head.parameters, own, strict=True):
+            parameter.data = view
+    return stacked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from immunize.evaluation.attacks import AttackData, Budget, FirstOrder
 from immunize.evaluation.attacks.curves import look_steps
-from immunize.evaluation.attacks.first_order import HEADS, HeadTask, Lockstep, flops_per_row, new_head
+from immunize.evaluation.attacks.first_order import HEADS, HeadTask, Lockstep, flops_per_row, new_head, outputs_of
 from immunize.evaluation.attacks.scoring import target_matrix
 from tests.evaluation.attacks.making import classes, regression, score
 
@@ -114,6 +114,24 @@ def test_every_kind_of_head_is_its_module(head: str, task: str) -> None:
     race.advance(race.candidates[1:], 30)  # joins a walk from the first mini-batch at its seventh
     assert_same(race.candidates[0], *alone(data, make, 0.01, 6, head=head))
     assert_same(race.candidates[1], *alone(data, make, 0.1, 30, head=head))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("head", HEADS)
+def test_gradients_are_those_of_autograd_to_the_bit(head: str, task: str) -> None:
+    data = TASKS[task]
+    about = HeadTask(attack(head=head, hidden=HIDDEN), data, SEED)
+    draws = torch.Generator().manual_seed(SEED)
+    starts = [torch.randn(3, *parameter.shape, generator=draws) for parameter in about.start()]
+    x, y = about.x[:BATCH], about.y[:BATCH]
+    outputs = outputs_of(head, [parameter.requires_grad_() for parameter in starts], x)
+    if data.n_classes:
+        loss = nn.functional.cross_entropy(outputs, y.expand(3, -1), reduction="sum") / BATCH
+    else:
+        loss = nn.functional.mse_loss(outputs, y.T.expand_as(outputs), reduction="sum") / BATCH
+    expected = torch.autograd.grad(loss, starts)
+    found = about.gradients([parameter.detach() for parameter in starts], x, y)
+    assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("head", HEADS)
